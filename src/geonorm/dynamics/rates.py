@@ -1,0 +1,56 @@
+"""How fast a scheme turns a token and changes its radius: d/dh of its `write` at h = 0.
+
+For particles theta_j = x_j / r_j the paper writes theta' = P_theta(A) / s and r' = ..., with a speed factor s and a radius
+law per scheme. Both follow from the definition that trains: in the frame of x (u = c x + v, v tangent) a
+rotation-equivariant write is x' = rho x + tau v, so s = r / (dtau/dh) and r' = r drho/dh. Equivariance also means that the
+same write, run on the 2-vectors (r, 0) and (c r, |v|), gives both numbers at cost n x 2 whatever the dimension.
+N is unit here: radius 1, eps 0, no gains.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import sphere
+from ..errors import ConfigError
+from ..norms import NormSpec
+from ..schemes import Scheme, Site, parse, restore
+
+
+def rates(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor]:
+    """(drho/dh, dtau/dh) at h = 0 for tokens x and updates u, both (..., dim); each of shape (...).
+
+    Raises ConfigError for a scheme without such a law (several streams, or a step that leaves span{x, u}).
+    """
+    rule = parse(scheme).resolve(site)
+    if not rule.planar:
+        raise ConfigError(f"{rule} has no (rho, tau) law: its step does not stay in the plane of x and u")
+    c, v = sphere.frame(x, u)
+    radius, height = sphere.radius(x), sphere.radius(v)
+    flat = torch.cat((radius, torch.zeros_like(radius)), dim=-1)
+    update = torch.cat((c * radius, height), dim=-1)
+    own = rule.params(site, NormSpec("unit", 2, gains=False, eps=0.0)).to(x.device, x.dtype)
+    restore(own)
+
+    def step(h: Tensor) -> Tensor:
+        _, carry = rule.read(flat, own, site)
+        return rule.write(flat, update, carry, own, site, h)
+
+    zero = torch.zeros((), dtype=x.dtype, device=x.device)
+    _, velocity = torch.func.jvp(step, (zero,), (torch.ones_like(zero),))
+    drho = sphere.safe_divide(velocity[..., :1], radius)
+    dtau = sphere.safe_divide(velocity[..., 1:], height)
+    return drho.squeeze(-1).detach(), dtau.squeeze(-1).detach()
+
+
+def speed(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> Tensor:
+    """Speed factor s of shape (...): theta' = P_theta(u) / s. Infinite where u has no tangential part: nothing moves."""
+    _, dtau = rates(scheme, x, u, site)
+    return torch.where(dtau == 0, torch.inf, sphere.radius(x).squeeze(-1) / dtau)
+
+
+def radial_rate(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> Tensor:
+    """r' of shape (...): the rate at which |x| grows."""
+    drho, _ = rates(scheme, x, u, site)
+    return sphere.radius(x).squeeze(-1) * drho

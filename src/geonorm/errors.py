@@ -1,0 +1,35 @@
+"""Errors that a user can act on: one line with problem and remedy; the command line then exits with 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class GeonormError(ValueError):
+    """Base of all errors that geonorm raises on purpose."""
+
+
+class ConfigError(GeonormError):
+    """A setting, scheme or option that does not exist or does not fit."""
+
+
+class DataError(GeonormError):
+    """A data source, tokenizer or token cache that cannot be used."""
+
+
+class CheckpointError(GeonormError):
+    """A run or checkpoint that is missing, damaged or does not fit."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Return ``did you mean 'books-small'?`` for the closest valid name, or an empty string."""
+    matches = get_close_matches(name, list(valid), n=1)
+    return f"did you mean '{matches[0]}'?" if matches else ""
+
+
+def unknown(what: str, name: str, valid: Iterable[str]) -> str:
+    """The one sentence for a name that does not exist: what it was meant to be, the nearest valid one, and all of them."""
+    valid = sorted(valid)
+    guess = nearest(name, valid)
+    return f"unknown {what} {name!r}" + (f": {guess}" if guess else "") + f" (valid: {', '.join(valid)})"

@@ -1,0 +1,1 @@
+"""The laboratory: data, training, comparison."""

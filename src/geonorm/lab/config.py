@@ -1,0 +1,257 @@
+"""Every setting of a run, as plain typed dataclasses. No torch here: the command line reads this file.
+
+What people set most is a field of the config itself (`--steps`), the rest is grouped (`--optim.weight_decay`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass
+from typing import Any, Literal, Optional, get_type_hints
+
+from ..errors import ConfigError, unknown
+from ..nn.config import DecoderConfig, preset
+
+
+def overrides() -> type:
+    """Every field of the model but the scheme, optional: what is not given comes from the preset."""
+    hints = get_type_hints(DecoderConfig)
+    optional = [(f.name, Optional[hints[f.name]], field(default=None)) for f in fields(DecoderConfig) if f.name != "scheme"]
+    model = make_dataclass("Model", optional, frozen=True)
+    model.__module__ = __name__
+    model.__doc__ = "Shape of the model; what is not given comes from the preset."
+    return model
+
+
+Model = overrides()
+
+
+@dataclass(frozen=True)
+class Optim:
+    """The optimizer and its schedule."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """muon: orthogonalised momentum for matrices inside blocks, AdamW for the rest."""
+    weight_decay: float = 0.1
+    """Decoupled, on matrices but not on the embedding, norms and scalars."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's averages."""
+    eps: float = 1e-8
+    """AdamW's epsilon."""
+    clip: float = 1.0
+    """Largest norm of the whole gradient; 0 switches clipping off."""
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    """After warm-up: cosine to the floor, constant with a linear decay at the end (wsd), or constant."""
+    warmup: float = 0.1
+    """Share of the steps in which the learning rate rises linearly."""
+    cooldown: float = 0.2
+    """Share of the steps in which wsd decays."""
+    floor: float = 0.1
+    """Last learning rate as a share of the highest."""
+
+    def __post_init__(self) -> None:
+        limits = {"warmup": (0, 1), "cooldown": (0, 1), "floor": (0, 1), "weight_decay": (0, float("inf"))}
+        for name, (low, high) in {**limits, "clip": (0, float("inf"))}.items():
+            within(f"optim.{name}", getattr(self, name), low, high)
+        for beta in self.betas:
+            within("optim.betas", beta, 0, 0.999999)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """How text becomes tokens."""
+
+    tokenizer: str = "bpe"
+    """byte, bpe (trained on the training text, as many tokens as model.vocab_size), or a tokenizer.json."""
+    cache: str | None = None
+    """Folder of prepared tokens; $GEONORM_CACHE or ~/.cache/geonorm when not given."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Measurements during training, on held-out text that never changes."""
+
+    every: int | None = None
+    """Steps between evaluations; a tenth of the run when not given. The last step is always evaluated."""
+    tokens: int = 65536
+    """Held-out tokens, from the start of the validation text."""
+    trace_tokens: int = 1024
+    """Tokens on which the geometry of every site is measured; 0 switches the trace off."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What survives a crash."""
+
+    every: int | None = None
+    """Steps between checkpoints; a fifth of the run when not given. The last step is always saved."""
+    keep: int = 2
+    """Newest checkpoints kept."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where and how fast."""
+
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu, cuda."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """bf16: matrix products in bfloat16 under autocast; weights, norms and the residual stream stay fp32."""
+    threads: int = 1
+    """CPU threads of one run."""
+    compile: bool = False
+    """torch.compile, block by block."""
+    recompute: bool = False
+    """Activation checkpointing, block by block."""
+    accumulate: int = 1
+    """Micro-batches per step."""
+    tensorboard: bool = True
+    """Whether to write event files."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What every run of a comparison shares."""
+
+    preset: str = "nano"
+    """Size of the model: nano, mini, 125m, paper-125m, 350m, 1.3b, 7b."""
+    data: str = "stdlib"
+    """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, or stdlib (built in)."""
+    steps: int = 400
+    """Optimizer steps."""
+    batch_size: int = 4
+    """Sequences per step."""
+    objective: Literal["causal"] = "causal"
+    """What is trained."""
+    recipe: Literal["shared", "own"] = "shared"
+    """own: each scheme departs from the shared recipe as its paper asks (`geonorm schemes NAME`)."""
+    model: Model = field(default_factory=Model)  # type: ignore[valid-type]
+    optim: Optim = field(default_factory=Optim)
+    tokens: Tokens = field(default_factory=Tokens)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    runtime: Runtime = field(default_factory=Runtime)
+
+    def __post_init__(self) -> None:
+        within("steps", self.steps, 1)
+        within("batch_size", self.batch_size, 1)
+        within("runtime.threads", self.runtime.threads, 1)
+        within("runtime.accumulate", self.runtime.accumulate, 1)
+        within("checkpoint.keep", self.checkpoint.keep, 1)
+        within("evaluation.tokens", self.evaluation.tokens, 1)
+        within("evaluation.trace_tokens", self.evaluation.trace_tokens, 0)
+        for name, every in (("evaluation", self.evaluation.every), ("checkpoint", self.checkpoint.every)):
+            if every is not None:
+                within(f"{name}.every", every, 1)
+        if self.batch_size % self.runtime.accumulate:
+            raise ConfigError(
+                f"batch_size {self.batch_size} must be a multiple of runtime.accumulate {self.runtime.accumulate}"
+            )
+
+    def decoder(self, scheme: str) -> DecoderConfig:
+        """The model under a scheme: the preset with the given fields replaced."""
+        changes = {key: value for key, value in asdict(self.model).items() if value is not None}
+        return preset(self.preset, scheme=scheme, **changes)
+
+
+@dataclass(frozen=True)
+class TrainConfig(Recipe):
+    """One run."""
+
+    scheme: str = "geonorm"
+    """Residual scheme, as in `geonorm schemes`."""
+    lr: float = 5e-3
+    """Highest learning rate."""
+    seed: int = 0
+    """Seed of weights and of the data order."""
+    out: str = "runs/train"
+    """Run directory."""
+    resume: Literal["auto", "never"] = "auto"
+    """auto: go on from the newest checkpoint in --out; never: refuse a directory that holds a run."""
+    phase: Literal["final", "tune"] = "final"
+    """What a comparison uses the run for."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within("lr", self.lr, 0)
+        within("seed", self.seed, 0)
+
+
+@dataclass(frozen=True)
+class CompareConfig(Recipe):
+    """A grid of schemes, seeds and learning rates under one recipe."""
+
+    schemes: list[str] = field(default_factory=lambda: ["pre", "geonorm", "post", "peri"])
+    """Residual schemes; differences are paired to the first."""
+    lrs: list[float] = field(default_factory=lambda: [5e-3])
+    """Learning rates. Several are tried with one seed on a shorter run and the best is kept for each scheme."""
+    seeds: int = 3
+    """Seeds of the final runs."""
+    tune: bool = False
+    """Extend the learning rates of a scheme by the grid's own ratio until its best is not at an end."""
+    tune_steps: int | None = None
+    """Steps of a tuning run; half of --steps when not given."""
+    out: str = "runs/compare"
+    """Directory of the comparison."""
+    jobs: int | None = None
+    """Runs at a time; as many as the machine has cores for (CPU) or devices (GPU) when not given."""
+    launcher: Literal["local"] = "local"
+    """Where runs are started."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within("seeds", self.seeds, 1)
+        if not self.schemes or not self.lrs:
+            raise ConfigError("compare needs at least one scheme and one learning rate")
+        if len(set(self.schemes)) < len(self.schemes):
+            raise ConfigError("--schemes names a scheme twice")
+        if len(set(self.lrs)) < len(self.lrs):
+            raise ConfigError("--lrs names a learning rate twice")
+        for lr in self.lrs:
+            within("lrs", lr, 0)
+        if self.tune and len(self.lrs) < 2:
+            raise ConfigError("--tune needs at least two learning rates in --lrs, to know the ratio of the grid")
+        if self.tune_steps is not None:
+            within("tune_steps", self.tune_steps, 1)
+        if self.jobs is not None:
+            within("jobs", self.jobs, 1)
+
+
+def within(name: str, value: float, low: float, high: float = float("inf")) -> None:
+    if not low <= value <= high:
+        bound = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
+        raise ConfigError(f"{name} must be {bound}, got {value:g}")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain nested dict for YAML."""
+    return {
+        f.name: to_dict(value) if is_dataclass(value) else list(value) if isinstance(value, tuple) else value
+        for f in fields(config)
+        for value in [getattr(config, f.name)]
+    }
+
+
+def from_dict(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
+    """The dataclass of a nested dict; ConfigError names unknown keys and the nearest valid one."""
+    known = {f.name: f for f in fields(kind)}
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            raise ConfigError(unknown("setting", prefix + str(key), [prefix + name for name in known]))
+        group = GROUPS.get(key)
+        if group is not None and isinstance(value, dict):
+            value = from_dict(group, value, f"{prefix}{key}.")
+        elif isinstance(value, list) and key == "betas":
+            value = tuple(value)
+        result[key] = value
+    return kind(**result)
+
+
+GROUPS: dict[str, type] = {
+    "model": Model,
+    "optim": Optim,
+    "tokens": Tokens,
+    "evaluation": Evaluation,
+    "checkpoint": Checkpoint,
+    "runtime": Runtime,
+}

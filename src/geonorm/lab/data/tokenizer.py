@@ -1,0 +1,268 @@
+"""Text to token ids and back: bytes, an own byte-level BPE, or any ``tokenizer.json``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geonorm.errors import DataError, nearest
+from geonorm.lab.data.files import read_bytes
+from geonorm.lab.data.optional import require
+from geonorm.lab.data.sources import Source
+from geonorm.lab.data.store import default_cache, new_folder, write_errors
+
+END = "<|endoftext|>"
+END_NAMES = (END, "<|end_of_text|>", "<|end|>", "<eos>", "</s>", "[SEP]", "<|im_end|>", "<|eot_id|>")
+BPE_FORMAT = 1  # raise it whenever the training below changes
+BPE_CHARACTERS = 16_000_000  # of train text that the own BPE is trained on
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+TokenIds = NDArray[np.unsignedinteger[Any]]
+
+
+class Tokenizer(ABC):
+    """What geonorm needs of a tokenizer.
+
+    `eos` is the id put after each document; text never encodes to it, not even text that spells its name.
+    `fingerprint` is the SHA-256 (hex) of the tokenizer's canonical JSON.
+    """
+
+    name: str
+    vocab_size: int
+    eos: int
+    json: str
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(_canonical(json.loads(self.json)).encode()).hexdigest()
+
+    @property
+    def dtype(self) -> type[np.uint16] | type[np.uint32]:
+        """Return the smallest type that holds every id."""
+        return np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
+
+    def save(self, path: Path) -> None:
+        """Write a ``tokenizer.json`` that `load_tokenizer` and the tokenizers library read."""
+        path.write_text(self.json, encoding="utf-8")
+
+    @abstractmethod
+    def encode(self, texts: list[str]) -> list[TokenIds]:
+        """Return the ids (1-d, `dtype`) of each text, without special tokens."""
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids`; special tokens vanish, broken UTF-8 becomes U+FFFD."""
+
+    @abstractmethod
+    def token_bytes(self) -> NDArray[np.int64]:
+        """Return the UTF-8 length in bytes of each id's text, shape (vocab_size,); 0 for special tokens."""
+
+
+class ByteTokenizer(Tokenizer):
+    """Ids 0-255 are the bytes of UTF-8, 256 ends a document. Needs no library."""
+
+    def __init__(self) -> None:
+        self.name, self.vocab_size, self.eos, self.json = "byte", 257, 256, BYTE_JSON
+
+    def encode(self, texts: list[str]) -> list[TokenIds]:
+        return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(i for i in ids if i < self.eos).decode(errors="replace")
+
+    def token_bytes(self) -> NDArray[np.int64]:
+        return np.array([1] * 256 + [0], dtype=np.int64)
+
+
+class FileTokenizer(Tokenizer):
+    """A ``tokenizer.json`` run by the tokenizers library."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name, self.json = name, text
+        self._tokenizer: Any = require("tokenizers", f"tokenizer '{name}'", "train").Tokenizer.from_str(text)
+        # A training stream is not a batch of requests: nothing is cut, filled up, or taken for a control
+        # token.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        self._ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not self._ids:
+            raise DataError(f"{name}: the tokenizer has an empty vocabulary")
+        self.vocab_size = max(self._ids.values()) + 1
+        ends = [token for token in END_NAMES if token in self._ids]
+        if not ends:
+            raise DataError(
+                f"{name}: no end-of-document token: add one of {' '.join(END_NAMES)} to the tokenizer"
+            )
+        self.eos = self._ids[ends[0]]
+
+    def encode(self, texts: list[str]) -> list[TokenIds]:
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return str(self._tokenizer.decode([int(i) for i in ids]))
+
+    def token_bytes(self) -> NDArray[np.int64]:
+        content = json.loads(self.json)
+        byte_level = '"ByteLevel"' in _canonical([content.get("pre_tokenizer"), content.get("decoder")])
+        added = {entry["id"]: entry for entry in content.get("added_tokens", [])}
+        lengths = np.zeros(self.vocab_size, dtype=np.int64)
+        for token, i in self._ids.items():
+            if i == self.eos or (i in added and added[i]["special"]):
+                continue
+            if i in added:
+                lengths[i] = len(token.encode())
+            elif byte_level:
+                lengths[i] = len(token)  # each character of the byte-level alphabet stands for one byte
+            elif BYTE_TOKEN.fullmatch(token):
+                lengths[i] = 1
+            else:
+                lengths[i] = self._decoded_bytes(i)
+        return lengths
+
+    def _decoded_bytes(self, i: int) -> int:
+        """Measure a token behind itself: decoders drop the space in front of a text's first token."""
+        once, twice = self._tokenizer.decode([i]), self._tokenizer.decode([i, i])
+        return len(twice.encode()) - len(once.encode())
+
+
+def load_tokenizer(spec: str, source: Source, vocab_size: int, cache: Path | None = None) -> Tokenizer:
+    """Load ``byte``, ``bpe`` (trained on the train text of `source`, cached) or a ``tokenizer.json``.
+
+    `vocab_size` is the model's: ``bpe`` fills it exactly, the others must not exceed it (`DataError`). A file
+    may be compressed (``.gz``, ``.xz``).
+    """
+    if spec == "bpe":
+        tokenizer = _own_bpe(source, vocab_size, cache or default_cache())
+    elif spec == "byte":
+        tokenizer = ByteTokenizer()
+    else:
+        tokenizer = _from_file(Path(spec).expanduser())
+    if tokenizer.vocab_size > vocab_size:
+        raise DataError(
+            f"tokenizer has {tokenizer.vocab_size} ids but the model's vocabulary is {vocab_size}: "
+            f"set --model.vocab_size {tokenizer.vocab_size}"
+        )
+    return tokenizer
+
+
+def _from_file(path: Path) -> Tokenizer:
+    if path.is_dir() and (path / "tokenizer.json").is_file():
+        path = path / "tokenizer.json"
+    if not path.exists():
+        hint = nearest(str(path), ["byte", "bpe"]) or "give byte, bpe or the path of a tokenizer.json"
+        raise DataError(f"no tokenizer '{path}': {hint}")
+    try:
+        text = read_bytes(path).decode()
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{path}: not a tokenizer.json (no valid JSON): give the file of a fast tokenizer"
+        ) from error
+    if content == json.loads(BYTE_JSON):
+        return ByteTokenizer()
+    return _parsed(str(path), path.name.split(".")[0], text)
+
+
+def _parsed(place: str, name: str, text: str) -> FileTokenizer:
+    try:
+        return FileTokenizer(name, text)
+    except DataError:
+        raise
+    except Exception as error:  # the library raises plain Exception for whatever it cannot parse
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise DataError(
+            f"{place}: not a tokenizer.json ({reason}): give the file of a fast tokenizer"
+        ) from error
+
+
+def _own_bpe(source: Source, vocab_size: int, cache: Path) -> Tokenizer:
+    key = hashlib.sha256(f"bpe {BPE_FORMAT} {source.fingerprint} {vocab_size}".encode()).hexdigest()
+    folder = cache / "tokenizers" / key
+    name = f"bpe-{vocab_size}"
+    if not (folder / "tokenizer.json").is_file():
+        text = _train_bpe(source, vocab_size)
+        with write_errors(cache), new_folder(folder) as temporary:
+            (temporary / "tokenizer.json").write_text(text, encoding="utf-8")
+    path = folder / "tokenizer.json"
+    return _parsed(str(path), name, read_bytes(path).decode(errors="replace"))
+
+
+def _train_bpe(source: Source, vocab_size: int) -> str:
+    """Train a byte-level BPE with GPT-2's pre-tokenizer; return its JSON, a function of the text."""
+    if vocab_size < 257:
+        raise DataError(
+            f"a byte-level BPE needs at least 257 ids: set --model.vocab_size 257 or more, not {vocab_size}"
+        )
+    library = require("tokenizers", "tokenizer 'bpe'", "train")
+    pre_tokenizers = library.pre_tokenizers
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=[END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    tokenizer.train_from_iterator(_first_characters(source.documents("train"), BPE_CHARACTERS), trainer)
+    found = tokenizer.get_vocab_size()
+    if found != vocab_size:
+        raise DataError(
+            f"{source.name}: too little text for {vocab_size} BPE ids (it gives {found}): "
+            f"set --model.vocab_size {found} or give more text"
+        )
+    return str(tokenizer.to_str())
+
+
+def _first_characters(texts: Iterable[str], limit: int) -> Iterator[str]:
+    for text in texts:
+        yield text[:limit]
+        limit -= len(text)
+        if limit <= 0:
+            return
+
+
+def _canonical(content: object) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"))
+
+
+def _byte_alphabet() -> list[str]:
+    """Return the printable character that byte-level tokenizers write for each byte 0-255."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    codes = {byte: byte for byte in printable} | {byte: 256 + n for n, byte in enumerate(others)}
+    return [chr(codes[byte]) for byte in range(256)]
+
+
+def _byte_json() -> str:
+    """Write the byte tokenizer as the ``tokenizer.json`` of a byte-level BPE without merges."""
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    vocabulary = {character: byte for byte, character in enumerate(_byte_alphabet())}
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": 256, "content": END, **flags}],
+        "normalizer": None,
+        "pre_tokenizer": level,
+        "post_processor": None,
+        "decoder": level,
+        "model": {"type": "BPE", "vocab": {**vocabulary, END: 256}, "merges": []},
+    }
+    return json.dumps(content)
+
+
+BYTE_JSON = _byte_json()

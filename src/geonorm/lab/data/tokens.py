@@ -1,0 +1,155 @@
+"""Tokenize a source once, into memory-mapped arrays that every later run shares."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geonorm.errors import DataError
+from geonorm.lab.data.sources import SPLITS, Source
+from geonorm.lab.data.split import Split
+from geonorm.lab.data.store import default_cache, discard, new_folder, write_errors
+from geonorm.lab.data.tokenizer import TokenIds, Tokenizer
+
+FORMAT = 1
+PIECE = 1 << 18  # characters encoded at once: a long document is cut, so that memory stays bounded
+BATCH = 1 << 20  # characters encoded in one call
+# Between these two, GPT-2's pre-tokenizer (and most others) separates anyway: a cut here changes no token.
+SAFE_CUT = re.compile(r"(?<=\S)\n(?=\S)")
+
+Progress = Callable[[Split, int], None]
+
+
+@dataclass(frozen=True)
+class TokenData:
+    """The tokens of a source, documents separated by eos.
+
+    `train` and `validation` are read-only maps, 1-d, uint16 (uint32 above 65536 ids). `token_bytes` (int64,
+    one per id) is the UTF-8 length of each token. `meta` holds names, fingerprints, and documents, tokens and
+    UTF-8 bytes per split. `sha256` is the hash (hex) of the token files.
+    """
+
+    train: np.memmap[Any, Any]
+    validation: np.memmap[Any, Any]
+    meta: dict[str, Any]
+    token_bytes: NDArray[np.int64]
+    sha256: str
+
+
+def prepare(
+    source: Source, tokenizer: Tokenizer, cache: Path | None = None, *, progress: Progress | None = None
+) -> TokenData:
+    """Return the tokens of `source`, from the cache or written to it.
+
+    `cache` defaults to ``$GEONORM_CACHE`` or ``~/.cache/geonorm``. Processes that prepare the same data at
+    the same time all succeed. `progress(split, tokens so far)` is called after each chunk. Raises `DataError`
+    where the source cannot be read, a split holds no text, or the cache cannot be written.
+    """
+    cache = cache or default_cache()
+    key = hashlib.sha256(f"{source.fingerprint} {tokenizer.fingerprint} {FORMAT}".encode()).hexdigest()
+    folder = cache / "tokens" / key
+    for _ in range(3):  # a second round where another process removed what it took for damaged
+        found = _load(folder, tokenizer)
+        if found is not None:
+            return found
+        with write_errors(cache):
+            if folder.exists():
+                discard(folder)
+            with new_folder(folder) as temporary:
+                _write(temporary, source, tokenizer, progress or _silent)
+    raise DataError(
+        f"cannot read back the token cache {folder}: remove it or set GEONORM_CACHE to another folder"
+    )
+
+
+def _load(folder: Path, tokenizer: Tokenizer) -> TokenData | None:
+    """Map the token files, or return None where they are missing or do not fit their description."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        dtype = np.dtype(meta["dtype"])
+        sizes = {split: meta["splits"][split]["tokens"] for split in SPLITS}
+        if any((folder / f"{split}.bin").stat().st_size != sizes[split] * dtype.itemsize for split in SPLITS):
+            return None
+        train, validation = (np.memmap(folder / f"{split}.bin", dtype=dtype, mode="r") for split in SPLITS)
+        return TokenData(train, validation, meta, tokenizer.token_bytes(), meta["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(folder: Path, source: Source, tokenizer: Tokenizer, progress: Progress) -> None:
+    digest = hashlib.sha256()
+    splits = {}
+    for split in SPLITS:
+        counts = {"documents": 0, "tokens": 0, "bytes": 0}
+        with (folder / f"{split}.bin").open("wb") as file:
+            for batch in pieces_in_batches(source.documents(split)):
+                for (text, ends), ids in zip(
+                    batch, tokenizer.encode([text for text, _ in batch]), strict=True
+                ):
+                    data = _with_eos(ids, tokenizer) if ends else ids
+                    file.write(data.tobytes())
+                    digest.update(data.tobytes())
+                    counts["documents"] += ends
+                    counts["tokens"] += len(data)
+                    counts["bytes"] += len(text.encode())
+                progress(split, counts["tokens"])
+        if counts["documents"] == 0:
+            raise DataError(
+                f"{source.name}: no {split} text: give a larger source or validation text of its own"
+            )
+        splits[split] = counts
+    meta = {
+        "format": FORMAT,
+        "source": source.name,
+        "source_sha256": source.fingerprint,
+        "tokenizer": tokenizer.name,
+        "tokenizer_sha256": tokenizer.fingerprint,
+        "vocab_size": tokenizer.vocab_size,
+        "eos": tokenizer.eos,
+        "dtype": np.dtype(tokenizer.dtype).str,
+        "splits": splits,
+        "sha256": digest.hexdigest(),
+    }
+    (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+
+
+def _silent(split: Split, tokens: int) -> None:
+    """Report nothing."""
+
+
+def _with_eos(ids: TokenIds, tokenizer: Tokenizer) -> TokenIds:
+    return np.append(ids, ids.dtype.type(tokenizer.eos))
+
+
+def pieces_in_batches(documents: Iterator[str]) -> Iterator[list[tuple[str, bool]]]:
+    """Group pieces of documents, each with whether it ends its document, to about `BATCH` characters."""
+    batch: list[tuple[str, bool]] = []
+    size = 0
+    for document in documents:
+        for piece in _pieces(document):
+            batch.append(piece)
+            size += len(piece[0])
+            if size >= BATCH:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _pieces(document: str) -> Iterator[tuple[str, bool]]:
+    start = 0
+    while len(document) - start > PIECE:
+        end = start + PIECE
+        cuts = [match.end() for match in SAFE_CUT.finditer(document, end - PIECE // 4, end)]
+        end = cuts[-1] if cuts else end
+        yield document[start:end], False
+        start = end
+    yield document[start:], True

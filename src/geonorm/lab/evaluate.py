@@ -1,0 +1,47 @@
+"""Loss on held-out text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import exp, log
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..nn.decoder import Decoder
+
+
+@torch.no_grad()
+def held_out(
+    model: Decoder, batches: Iterable[tuple[Tensor, Tensor]], token_bytes: NDArray[np.int64], device: torch.device
+) -> dict[str, float]:
+    """val_loss in nats per token, val_bpb in bits per byte of UTF-8 (comparable between tokenizers), and counts.
+
+    token_bytes: bytes of each token (vocabulary,); special tokens count 0.
+    """
+    was_training = model.training
+    model.eval()
+    nats = torch.zeros((), dtype=torch.float64, device=device)
+    tokens = size = 0
+    for ids, targets in batches:
+        nats += model.loss(ids.to(device), targets.to(device), reduction="sum").double()
+        tokens += targets.numel()
+        size += int(token_bytes[targets.numpy()].sum())
+    model.train(was_training)
+    total = nats.item()
+    return {"val_loss": total / tokens, "val_bpb": total / log(2) / max(1, size), "tokens": tokens, "bytes": size}
+
+
+def with_perplexity(result: dict[str, float]) -> dict[str, Any]:
+    """What `geonorm eval` reports."""
+    loss = result["val_loss"]
+    return {
+        "loss": loss,
+        "perplexity": exp(loss) if loss < 700 else None,
+        "bits_per_byte": result["val_bpb"],
+        "tokens": result["tokens"],
+        "bytes": result["bytes"],
+    }

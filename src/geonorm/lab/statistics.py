@@ -1,0 +1,268 @@
+"""The statistics of the comparison protocol: pure functions over numbers and run summaries.
+
+Runs that share a seed share their data order and their initialisation, so schemes are compared by the
+*paired* difference of each seed. Nothing here imports torch, and a run that did not finish is counted,
+never dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import nctdtr, stdtrit
+
+LEVEL = 0.95
+SEED_CAP = 1000  # seeds_needed answers SEED_CAP + 1 for "more than SEED_CAP"
+MIN_SPIKE_WINDOW = 20
+
+Summary = Mapping[str, Any]
+Row = dict[str, Any]
+
+
+class Interval(NamedTuple):
+    """A mean with its two-sided 95 % interval; the ends are None where one value gives no spread."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    std: float | None
+    n: int
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the interval leaves 0 outside."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+def paired(differences: ArrayLike) -> Interval:
+    """Student-t interval of the mean of paired per-seed differences (or of any independent values)."""
+    values = np.asarray(differences, dtype=float)
+    n = values.size
+    if n == 0:
+        return Interval(math.nan, None, None, None, 0)
+    mean = float(values.mean())
+    if n == 1:
+        return Interval(mean, None, None, None, 1)
+    std = float(values.std(ddof=1))
+    half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * std / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half, std, n)
+
+
+def seeds_needed(differences: ArrayLike, power: float = 0.8) -> int | None:
+    """Seeds with which a two-sided 5 % paired t-test finds a difference of the observed size with this power.
+
+    The answer takes the observed mean and spread for the true ones: with few seeds it is an order of
+    magnitude. None where they say nothing (fewer than two values, no spread, mean 0); SEED_CAP + 1 means
+    "more than SEED_CAP".
+    """
+    mean, _, _, std, _ = paired(differences)
+    if not std or not mean or not math.isfinite(mean / std):
+        return None
+    effect = abs(mean / std)
+    low, high = 2, SEED_CAP + 1
+    while low < high:  # power grows with the number of seeds
+        middle = (low + high) // 2
+        if _power(effect, middle) >= power:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _power(effect: float, n: int) -> float:
+    """Power of the two-sided 5 % paired t-test with n pairs, for a mean of `effect` standard deviations."""
+    critical = float(stdtrit(n - 1, (1 + LEVEL) / 2))
+    shift = effect * math.sqrt(n)
+    if shift > critical + 30:  # far in the tails nctdtr is inaccurate or NaN
+        return 1.0
+    wrong_sign = nctdtr(n - 1, shift, -critical) if shift < 5 else 0.0
+    return float(1 - nctdtr(n - 1, shift, critical) + wrong_sign)
+
+
+def ratio_interval(ratios: ArrayLike) -> tuple[float, float | None, float | None]:
+    """Median of timing ratios with the 95 % interval of the median that order statistics give.
+
+    It assumes nothing about the distribution: the median lies between the k-th smallest and the k-th largest
+    value with probability 1 - 2 P(Binomial(n, 1/2) < k) at least. Fewer than 6 values give no such interval.
+    """
+    values = np.sort(np.asarray(ratios, dtype=float))
+    n = values.size
+    if n == 0:
+        return math.nan, None, None
+    rank, tail = 0, 1  # tail: number of the 2^n outcomes with at most `rank` successes
+    while 2 * tail <= (1 - LEVEL) * 2**n:
+        rank += 1
+        tail += math.comb(n, rank)
+    median = float(np.median(values))
+    return (median, float(values[rank - 1]), float(values[n - rank])) if rank else (median, None, None)
+
+
+def spikes(values: Iterable[float], window: int = 100, sigmas: float = 6.0) -> list[int]:
+    """Indices of values above mean + `sigmas` std of the trailing window of values that were not flagged.
+
+    NaN and infinity are spikes. Judgement starts at 20 values. After a whole window of flagged values in a
+    row the level has moved for good, and the window starts again.
+    """
+    enough = min(MIN_SPIKE_WINDOW, window)
+    ring = np.empty(window)
+    kept = streak = 0
+    found: list[int] = []
+    for index, value in enumerate(values):
+        spike = not math.isfinite(value)
+        if not spike and kept >= enough:
+            recent = ring[: min(kept, window)]
+            mean = float(recent.mean())
+            spike = value > mean + sigmas * float(recent.std()) + 1e-9 * abs(mean)
+        if spike:
+            found.append(index)
+            streak += 1
+            if streak == window:
+                kept = 0
+        else:
+            ring[kept % window] = value
+            kept, streak = kept + 1, 0
+    return found
+
+
+def usable(summary: Summary) -> bool:
+    """Whether a run finished with a finite validation loss."""
+    loss = summary.get("val_loss")
+    return summary.get("status") == "finished" and loss is not None and math.isfinite(loss)
+
+
+def ending(summary: Summary) -> str:
+    """The status of a run; one that finished without a finite validation loss has diverged."""
+    status = str(summary.get("status", "failed"))
+    return "diverged" if status == "finished" and not usable(summary) else status
+
+
+class Choice(NamedTuple):
+    """The learning rate a scheme is judged at, the grid it was chosen from, and the runs that count."""
+
+    lr: float | None
+    lrs: dict[float | None, float | None]
+    interior: bool | None
+    runs: list[Summary]
+
+
+def choose(summaries: Sequence[Summary]) -> Choice:
+    """Pick the learning rate of one scheme and the finished runs that enter its mean.
+
+    Runs of phase "tune", where there are any, make the table of learning rates; the others enter the mean. A
+    rate at which a run diverged comes after every rate at which none did, and ends the grid like any other
+    rate that was tried.
+    """
+    tune = [run for run in summaries if run.get("phase") == "tune"]
+    final = [run for run in summaries if run.get("phase") != "tune"]
+    counted = final or tune
+    deciding = tune or final
+    grid = sorted({run.get("lr") for run in summaries}, key=lambda lr: (lr is None, lr))
+    means = {lr: _mean_loss(deciding, lr) for lr in grid}
+    finals = {lr: _mean_loss(counted, lr) for lr in grid}
+    lrs = {lr: finals[lr] if means[lr] is None else means[lr] for lr in grid}
+    candidates = [lr for lr in grid if finals[lr] is not None]
+    if not candidates:
+        return Choice(None, lrs, None, [])
+
+    def merit(lr: float | None) -> tuple[bool, float]:
+        diverged = any(run.get("status") == "diverged" and run.get("lr") == lr for run in summaries)
+        loss = lrs[lr]
+        return diverged, math.inf if loss is None else loss
+
+    best = min(candidates, key=merit)
+    interior = None if len(grid) < 2 else best not in (grid[0], grid[-1])
+    return Choice(best, lrs, interior, [run for run in counted if usable(run) and run.get("lr") == best])
+
+
+def _mean_loss(summaries: Sequence[Summary], lr: float | None) -> float | None:
+    losses = [run["val_loss"] for run in summaries if usable(run) and run.get("lr") == lr]
+    return float(np.mean(losses)) if losses else None
+
+
+def aggregate(summaries: Sequence[Summary], baseline: str | None = None) -> list[Row]:
+    """One row per scheme, in order of first appearance, each at its best learning rate.
+
+    Differences are to `baseline` (default: the first scheme), paired by seed. `failed` counts every run that
+    did not finish, and `statuses` says how each ended.
+    """
+    groups: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        groups.setdefault(summary["scheme"], []).append(summary)
+    if not groups:
+        return []
+    reference = next(iter(groups)) if baseline is None else baseline
+    if reference not in groups:
+        raise ValueError(f"no run of the baseline {reference!r}; there are {', '.join(groups)}")
+    choices = {scheme: choose(group) for scheme, group in groups.items()}
+    base = choices[reference].runs
+    return [_row(scheme, groups[scheme], choices[scheme], reference, base) for scheme in groups]
+
+
+def _row(scheme: str, group: list[Summary], choice: Choice, reference: str, base: list[Summary]) -> Row:
+    runs = choice.runs
+    loss = paired([run["val_loss"] for run in runs])
+    own, other = _by_seed(runs), _by_seed(base)
+    differences = [own[seed] - other[seed] for seed in own if seed in other]
+    difference = paired(differences)
+    is_reference = scheme == reference
+    compared = bool(differences) and not is_reference
+    speed, base_speed = _median(runs, "tokens_per_second"), _median(base, "tokens_per_second")
+    bpb = _finite(runs, "val_bpb")
+    return {
+        "scheme": scheme,
+        "baseline": reference,
+        "n": loss.n,
+        "lr": choice.lr,
+        "lr_interior": choice.interior,
+        "lrs": choice.lrs,
+        "val_loss_mean": loss.mean if runs else None,
+        "val_loss_std": loss.std,
+        "val_loss_low": loss.low,
+        "val_loss_high": loss.high,
+        "val_bpb_mean": float(np.mean(bpb)) if bpb else None,
+        "difference": difference.mean if compared else 0.0 if is_reference and runs else None,
+        "difference_low": difference.low if compared else None,
+        "difference_high": difference.high if compared else None,
+        "difference_std": difference.std if compared else None,
+        "pairs": len(differences) if compared else 0,
+        "resolved": compared and difference.resolved,
+        "seeds_needed": seeds_needed(differences) if compared else None,
+        "tokens_per_second": speed,
+        "step_cost": base_speed / speed if speed and base_speed else None,
+        "peak_memory_bytes": max(_finite(runs, "peak_memory_bytes"), default=None),
+        "parameters": _largest(group, "parameters"),
+        "matmul_parameters": _largest(group, "matmul_parameters"),
+        "spikes": int(sum(_finite(runs, "spikes"))),
+        "grad_spikes": int(sum(_finite(runs, "grad_spikes"))),
+        "failed": sum(not usable(run) for run in group),
+        "statuses": dict(Counter(ending(run) for run in group)),
+        "tokens": _largest(runs or group, "tokens"),
+    }
+
+
+def _by_seed(runs: Sequence[Summary]) -> dict[Any, float]:
+    """Validation loss of each seed; a seed that was run twice counts once, with its mean."""
+    losses: dict[Any, list[float]] = {}
+    for run in runs:
+        losses.setdefault(run.get("seed"), []).append(run["val_loss"])
+    return {seed: float(np.mean(values)) for seed, values in losses.items()}
+
+
+def _finite(runs: Sequence[Summary], key: str) -> list[float]:
+    values = (run.get(key) for run in runs)
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def _median(runs: Sequence[Summary], key: str) -> float | None:
+    values = _finite(runs, key)
+    return float(np.median(values)) if values else None
+
+
+def _largest(runs: Sequence[Summary], key: str) -> int | None:
+    values = _finite(runs, key)
+    return int(max(values)) if values else None

@@ -1,0 +1,105 @@
+"""Causal self-attention with rotary positions and grouped queries, and its key-value cache."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..norms import RMSNorm
+from ..schemes import Scheme, Site
+from .config import DecoderConfig
+from .roles import linear
+
+Rope = tuple[Tensor, Tensor]
+
+
+def rope(positions: Tensor, head_dim: int, theta: float) -> Rope:
+    """(cos, sin) of shape (..., tokens, head_dim) in fp32 for integer positions (..., tokens)."""
+    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+    angles = positions.float().unsqueeze(-1) * theta**-exponents
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, positions: Rope) -> Tensor:
+    """Rotary encoding of (batch, heads, tokens, head_dim): the two halves of a head are the two coordinates."""
+    cos, sin = positions
+    first, second = x.chunk(2, dim=-1)
+    return x * cos.to(x.dtype) + torch.cat((-second, first), dim=-1) * sin.to(x.dtype)
+
+
+class LayerCache:
+    """Keys and values of the tokens so far for one layer: (batch, kv_heads, room, head_dim), filled from the left."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.length = room, 0
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Appends (batch, kv_heads, new, head_dim) and returns everything so far."""
+        if self.keys is None or self.values is None:
+            batch, heads, _, dim = k.shape
+            self.keys = k.new_empty(batch, heads, self.room, dim)
+            self.values = v.new_empty(batch, heads, self.room, dim)
+        end = self.length + k.shape[2]
+        self.keys[:, :, self.length : end] = k
+        self.values[:, :, self.length : end] = v
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+class Attention(nn.Module):
+    """(batch, tokens, width) to the same. Schemes may put modules on q, k, v (before RoPE) and q_rope, k_rope (after)."""
+
+    def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
+        super().__init__()
+        c = config
+        self.heads, self.groups, self.head_dim = c.heads, c.groups, c.head_dim
+        self.q = linear("q", c.width, c.heads * c.head_dim, c.bias)
+        self.k = linear("k", c.width, c.groups * c.head_dim, c.bias)
+        self.v = linear("v", c.width, c.groups * c.head_dim, c.bias)
+        self.o = linear("o", c.heads * c.head_dim, c.width, c.bias)
+        self.norms = nn.ModuleDict()
+        if c.qk_norm != "none":
+            for name, heads in (("q", c.heads), ("k", c.groups)):
+                self.norms[name] = RMSNorm(c.head_dim * (heads if c.qk_norm == "full" else 1), c.gains, c.eps)
+        self.whole = c.qk_norm == "full"
+        self.slots = nn.ModuleDict()
+        for name in ("q", "k", "v", "q_rope", "k_rope"):
+            heads = c.heads if name.startswith("q") else c.groups
+            slot = scheme.slot(name, (heads, c.head_dim), c.width, site)
+            if slot is not None:
+                self.slots[name] = slot
+
+    def split(self, name: str, y: Tensor, heads: int) -> Tensor:
+        """(batch, tokens, heads * head_dim) to (batch, tokens, heads, head_dim), through the norm and slot of that name."""
+        if name in self.norms and self.whole:
+            y = self.norms[name](y)
+        y = y.unflatten(-1, (heads, self.head_dim))
+        if name in self.norms and not self.whole:
+            y = self.norms[name](y)
+        return self.slots[name](y) if name in self.slots else y
+
+    def turn(self, name: str, y: Tensor, positions: Rope) -> Tensor:
+        """RoPE and the slot behind it; returns (batch, heads, tokens, head_dim)."""
+        y = rotate(y.transpose(1, 2), positions)
+        return self.slots[name](y.transpose(1, 2)).transpose(1, 2) if name in self.slots else y
+
+    def forward(self, y: Tensor, positions: Rope, cache: LayerCache | None = None) -> Tensor:
+        q = self.turn("q_rope", self.split("q", self.q(y), self.heads), positions)
+        k = self.turn("k_rope", self.split("k", self.k(y), self.groups), positions)
+        v = self.split("v", self.v(y), self.groups).transpose(1, 2)
+        mask = None
+        if cache is not None:
+            past = cache.length
+            k, v = cache.extend(k, v)
+            if past and q.shape[2] > 1:
+                mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(past)
+        causal = mask is None and q.shape[2] > 1
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=self.groups != self.heads
+        )
+        result: Tensor = self.o(out.transpose(1, 2).flatten(-2))
+        return result

@@ -1,0 +1,90 @@
+"""Shape of a decoder and the named sizes. No torch here: the command line reads this file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from ..errors import ConfigError, unknown
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """A causal decoder. Everything but `scheme` is shared by all schemes that are compared."""
+
+    scheme: str = "geonorm"
+    """Residual scheme, as in `geonorm schemes`."""
+    layers: int = 4
+    """Number of blocks L; each has an attention and an MLP residual."""
+    width: int = 128
+    """Dimension of the residual stream."""
+    heads: int = 4
+    """Query heads."""
+    kv_heads: int | None = None
+    """Key and value heads (grouped-query attention); as many as heads when not given."""
+    hidden: int = 344
+    """Hidden units of the MLP."""
+    vocab_size: int = 1024
+    """Rows of the embedding."""
+    context: int = 128
+    """Tokens of a training sequence."""
+    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    """Gated SiLU (three matrices) or GELU (two)."""
+    norm: Literal["rms", "layer", "dyt", "none"] = "rms"
+    """What N is in the scheme's equation."""
+    gains: bool = True
+    """Whether norms have learned gains."""
+    eps: float = 1e-6
+    """Added to the mean square inside norms."""
+    qk_norm: Literal["none", "head", "full"] = "none"
+    """RMSNorm on queries and keys before RoPE: per head, or over all heads as in OLMo 2."""
+    bias: bool = False
+    """Whether linear layers have biases."""
+    tied: bool = False
+    """Whether the head shares the embedding's weights."""
+    rope_theta: float = 10000.0
+    """Base of the rotary position encoding."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "hidden", "vocab_size", "context"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} must be at least 1, got {getattr(self, name)}")
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise ConfigError(
+                f"model.width {self.width} must be an even multiple of model.heads {self.heads} (rotary pairs)"
+            )
+        if self.heads % self.groups:
+            raise ConfigError(f"model.heads {self.heads} must be a multiple of model.kv_heads {self.kv_heads}")
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def groups(self) -> int:
+        """Key and value heads."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+
+PRESETS: dict[str, DecoderConfig] = {
+    "nano": DecoderConfig(),
+    "mini": DecoderConfig(layers=12, width=192, heads=6, hidden=512, vocab_size=4096, context=256),
+    "125m": DecoderConfig(layers=12, width=768, heads=12, hidden=2048, vocab_size=50304, context=1024),
+    "paper-125m": DecoderConfig(
+        layers=12, width=768, heads=12, hidden=3072, vocab_size=50304, context=512, mlp="gelu", norm="layer", bias=True
+    ),
+    "350m": DecoderConfig(layers=24, width=1024, heads=16, hidden=2736, vocab_size=50304, context=1024),
+    "1.3b": DecoderConfig(layers=24, width=2048, heads=16, hidden=5464, vocab_size=50304, context=2048),
+    "7b": DecoderConfig(layers=32, width=4096, heads=32, hidden=11008, vocab_size=50304, context=2048),
+}
+
+
+def preset(name: str, **changes: Any) -> DecoderConfig:
+    """The named size with fields replaced; ConfigError names the nearest preset or field."""
+    if name not in PRESETS:
+        raise ConfigError(unknown("preset", name, PRESETS))
+    known = {f.name for f in fields(DecoderConfig)}
+    for key in changes:
+        if key not in known:
+            raise ConfigError(unknown("field of model", key, known))
+    return replace(PRESETS[name], **changes)

@@ -1,0 +1,149 @@
+"""A causal language model whose residual scheme is a string.
+
+    embedding -> enter -> L x (attention residual, MLP residual) -> exit -> head
+
+RoPE, grouped queries, SwiGLU or GELU, SDPA; no layer knows which scheme it runs under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..norms import NormSpec
+from ..residual import Residual
+from ..schemes import Scheme, Site, parse
+from .attention import Attention, LayerCache, rope
+from .config import DecoderConfig
+from .mlp import MLP
+from .roles import ROLES, base_std, linear
+
+
+class End(nn.Module):
+    """Entry to or exit from the residual stream, as the scheme at that end defines it."""
+
+    def __init__(self, scheme: Scheme, site: Site, norm: NormSpec) -> None:
+        super().__init__()
+        self.scheme = scheme.resolve(site)
+        self.site = site
+        self.own = self.scheme.params(site, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        move = self.scheme.enter if self.site.kind == "entry" else self.scheme.exit
+        return move(x, self.own, self.site)
+
+
+class Block(nn.Module):
+    """One layer: an attention residual, then an MLP residual."""
+
+    def __init__(self, config: DecoderConfig, scheme: Scheme, layer: int) -> None:
+        super().__init__()
+        for name, make in (("attn", Attention), ("mlp", MLP)):
+            site = Site(layer, name, config.layers)
+            branch = make(config, scheme.resolve(site), site)
+            residual = Residual(branch, scheme, site, config.width, config.norm, config.gains, config.eps)
+            self.add_module(name, residual)
+
+    def forward(self, x: Tensor, **attention: Any) -> Tensor:
+        x = self.attn(x, **attention)
+        x = self.mlp(x)
+        return x
+
+
+class Decoder(nn.Module):
+    """(batch, tokens) of ids to logits (batch, tokens, vocab_size).
+
+    Weights are drawn at construction from torch's global generator, in one order for all schemes, so that one seed gives
+    every scheme the same draws; biases start at 0.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = c = config
+        self.scheme = parse(c.scheme)
+        norm = NormSpec(c.norm, c.width, c.gains, c.eps)
+        self.embed = nn.utils.skip_init(nn.Embedding, c.vocab_size, c.width)
+        self.embed.role = "embed"
+        self.entry = End(self.scheme, Site(0, "entry", c.layers), norm)
+        self.blocks = nn.ModuleList(Block(c, self.scheme, layer) for layer in range(c.layers))
+        self.exit = End(self.scheme, Site(c.layers - 1, "exit", c.layers), norm)
+        self.head = linear("head", c.width, c.vocab_size)
+        if c.tied:
+            self.head.weight = self.embed.weight
+        self.logits_slot = self.exit.scheme.slot("logits", (c.vocab_size,), c.width, self.exit.site)
+        self.reset_parameters()
+
+    def forward(self, ids: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
+        past = cache[0].length if cache else 0
+        positions = torch.arange(past, past + ids.shape[1], device=ids.device)
+        turns = rope(positions, self.config.head_dim, self.config.rope_theta)
+        x = self.entry(self.embed(ids))
+        for layer, block in enumerate(self.blocks):
+            x = block(x, positions=turns, cache=cache[layer] if cache else None)
+        logits: Tensor = self.head(self.exit(x).to(self.head.weight.dtype))
+        return logits if self.logits_slot is None else self.logits_slot(logits)
+
+    def loss(self, ids: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        """Cross entropy in nats of targets (batch, tokens), computed in fp32."""
+        logits = self(ids).flatten(0, 1)
+        if logits.dtype in (torch.bfloat16, torch.float16):
+            logits = logits.float()
+        return F.cross_entropy(logits, targets.flatten(), reduction=reduction)
+
+    def new_cache(self, room: int) -> list[LayerCache]:
+        """An empty key-value cache for up to `room` tokens."""
+        return [LayerCache(room) for _ in self.blocks]
+
+    def residuals(self) -> Iterator[tuple[Site, Residual]]:
+        """Every residual site from input to output, with plain integers for layers."""
+        for module in self.modules():
+            if isinstance(module, Residual):
+                yield Site(module.index, module.kind, module.depth), module
+
+    def weights(self) -> Iterator[tuple[str, nn.Parameter, Scheme, Site]]:
+        """Every weight with a role: (role, weight, the scheme it stands under, its site)."""
+        yield "embed", self.embed.weight, self.entry.scheme, self.entry.site
+        for site, residual in self.residuals():
+            for module in residual.branch.modules():
+                if hasattr(module, "role"):
+                    yield module.role, module.weight, residual.scheme, site
+        if not self.config.tied:
+            yield "head", self.head.weight, self.exit.scheme, self.exit.site
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draws all weights anew and restores every norm, scalar and buffer."""
+        for module in self.modules():
+            if module is not self and hasattr(module, "reset_parameters") and not hasattr(module, "role"):
+                module.reset_parameters()
+        for role, weight, scheme, site in self.weights():
+            fan_out, fan_in = weight.shape
+            std = scheme.init_std(role, fan_in, fan_out, site, base_std(fan_in))
+            weight.normal_(0.0, std)
+        for module in self.modules():
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
+        self.constrain()
+
+    @torch.no_grad()
+    def constrain(self) -> None:
+        """Applies each scheme's constraint to the weights that stand under it: at the start and after every step."""
+        groups: dict[Scheme, dict[str, list[Tensor]]] = {}
+        for role, weight, scheme, _ in self.weights():
+            groups.setdefault(scheme, {}).setdefault(role, []).append(weight)
+        for scheme, weights in groups.items():
+            scheme.constrain(weights)
+
+    def parameter_count(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    def matmul_parameter_count(self) -> int:
+        """Parameters of matrices, the embedding included: equal for all schemes at one size."""
+        return sum(weight.numel() for _, weight, _, _ in self.weights())
+
+
+assert set(ROLES) == {"embed", "q", "k", "v", "o", "up", "gate", "down", "head"}

@@ -1,0 +1,35 @@
+"""The position-wise sub-layer: SwiGLU or GELU."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..schemes import Scheme, Site
+from .config import DecoderConfig
+from .roles import linear
+
+
+class MLP(nn.Module):
+    """(..., width) to the same: down(silu(gate y) * up y), or down(gelu(up y)). Schemes may put modules on up and gate."""
+
+    def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
+        super().__init__()
+        c = config
+        self.up = linear("up", c.width, c.hidden, c.bias)
+        self.gate = linear("gate", c.width, c.hidden, c.bias) if c.mlp == "swiglu" else None
+        self.down = linear("down", c.hidden, c.width, c.bias)
+        self.slots = nn.ModuleDict()
+        for name in ("up", "gate"):
+            slot = scheme.slot(name, (c.hidden,), c.width, site) if name == "up" or self.gate else None
+            if slot is not None:
+                self.slots[name] = slot
+
+    def forward(self, y: Tensor) -> Tensor:
+        up = self.slot("up", self.up(y))
+        hidden = F.gelu(up) if self.gate is None else F.silu(self.slot("gate", self.gate(y))) * up
+        out: Tensor = self.down(hidden)
+        return out
+
+    def slot(self, name: str, y: Tensor) -> Tensor:
+        return self.slots[name](y) if name in self.slots else y

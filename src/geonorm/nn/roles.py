@@ -1,0 +1,44 @@
+"""What each weight matrix is for. One table serves initialisation, constraints, weight decay and parallel plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Role:
+    decay: bool
+    """Whether AdamW's weight decay applies."""
+    split: Literal["rows", "columns"]
+    """Which dimension of the (out, in) matrix a tensor-parallel plan cuts: rows shard outputs, columns shard inputs."""
+    hidden: bool
+    """Whether it is a matrix inside a block, for optimizers that treat those apart (Muon)."""
+
+
+ROLES = {
+    "embed": Role(decay=False, split="rows", hidden=False),
+    "q": Role(decay=True, split="rows", hidden=True),
+    "k": Role(decay=True, split="rows", hidden=True),
+    "v": Role(decay=True, split="rows", hidden=True),
+    "o": Role(decay=True, split="columns", hidden=True),
+    "up": Role(decay=True, split="rows", hidden=True),
+    "gate": Role(decay=True, split="rows", hidden=True),
+    "down": Role(decay=True, split="columns", hidden=True),
+    "head": Role(decay=True, split="rows", hidden=False),
+}
+
+
+def linear(role: str, inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
+    """A linear layer that knows its role. Its weights are drawn by the model, not here."""
+    layer = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias)
+    layer.role = role
+    return layer
+
+
+def base_std(fan_in: int) -> float:
+    """The base standard deviation of every weight, 1/sqrt(fan_in) (for the embedding: 1/sqrt(width)), so that a matrix
+    keeps the mean square of what it reads. Schemes state their own initialisation against it."""
+    return float(fan_in) ** -0.5

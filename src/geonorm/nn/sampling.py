@@ -1,0 +1,51 @@
+"""Sampling from a decoder, one token at a time, with a key-value cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from .decoder import Decoder
+
+
+@torch.no_grad()
+def generate(
+    model: Decoder,
+    ids: Tensor,
+    tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    generator: torch.Generator | None = None,
+    cached: bool = True,
+) -> Iterator[Tensor]:
+    """Yields `tokens` new ids of shape (batch, 1) after the prompt ids (batch, length).
+
+    temperature 0 is greedy. Without a cache every step runs the whole sequence again: the slow twin.
+    Raises ConfigError for an empty prompt or a negative temperature.
+    """
+    if ids.shape[1] == 0:
+        raise ConfigError("the prompt has no tokens; give at least one")
+    if temperature < 0 or (top_k is not None and top_k < 1):
+        raise ConfigError("temperature must be at least 0 and top_k at least 1")
+    model.eval()
+    cache = model.new_cache(ids.shape[1] + tokens) if cached else None
+    fresh = ids
+    for _ in range(tokens):
+        logits = model(fresh if cached else ids, cache)[:, -1].float()
+        token = sample(logits, temperature, top_k, generator)
+        ids = torch.cat((ids, token), dim=1)
+        fresh = token
+        yield token
+
+
+def sample(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
+    """One id per row of logits (batch, vocab_size), shape (batch, 1)."""
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    if top_k is not None and top_k < logits.shape[-1]:
+        threshold = logits.topk(top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < threshold, -torch.inf)
+    return torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)

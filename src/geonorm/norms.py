@@ -1,0 +1,142 @@
+"""The normaliser N, in every kind that a scheme may ask for.
+
+All kinds compute in fp32 (fp64 for fp64 inputs), multiply by their gains in that precision and cast once at the end to
+the dtype of the input. `eps` is added to the mean square (rms, layer), never to a root.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import get_args, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .errors import ConfigError, unknown
+
+Kind = Literal["rms", "layer", "dyt", "unit", "none"]
+
+
+def upcast(x: Tensor) -> Tensor:
+    """x in the precision of the maths: fp64 stays, everything else becomes fp32."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps), times gains (arXiv:1910.07467): radius sqrt(dim)."""
+
+    def __init__(self, dim: int, gains: bool = True, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+        self.weight = nn.Parameter(torch.ones(dim)) if gains else None
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = upcast(x)
+        weight = None if self.weight is None else self.weight.to(wide.dtype)
+        return F.rms_norm(wide, (self.dim,), weight, self.eps).to(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / sqrt(var + eps), times gains plus bias (arXiv:1607.06450)."""
+
+    def __init__(self, dim: int, gains: bool = True, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+        self.weight = nn.Parameter(torch.ones(dim)) if gains else None
+        self.bias = nn.Parameter(torch.zeros(dim)) if gains else None
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None and self.bias is not None:
+            nn.init.ones_(self.weight)
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = upcast(x)
+        weight = None if self.weight is None else self.weight.to(wide.dtype)
+        bias = None if self.bias is None else self.bias.to(wide.dtype)
+        return F.layer_norm(wide, (self.dim,), weight, bias, self.eps).to(x.dtype)
+
+
+class DyT(nn.Module):
+    """tanh(a x) times gains plus bias, with one learned scalar a = 0.5 at the start (arXiv:2503.10622)."""
+
+    def __init__(self, dim: int, gains: bool = True, eps: float = 0.0) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.tensor(0.5))
+        self.weight = nn.Parameter(torch.ones(dim)) if gains else None
+        self.bias = nn.Parameter(torch.zeros(dim)) if gains else None
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.slope, 0.5)
+        if self.weight is not None and self.bias is not None:
+            nn.init.ones_(self.weight)
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = upcast(x)
+        y = torch.tanh(self.slope.to(wide.dtype) * wide)
+        if self.weight is not None and self.bias is not None:
+            y = torch.addcmul(self.bias.to(wide.dtype), y, self.weight.to(wide.dtype))
+        return y.to(x.dtype)
+
+
+class UnitNorm(nn.Module):
+    """x / |x|: radius 1. With eps = 0 a zero row stays zero; eps is added to |x|^2."""
+
+    def __init__(self, dim: int, gains: bool = False, eps: float = 0.0) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+        self.weight = nn.Parameter(torch.ones(dim)) if gains else None
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = upcast(x)
+        squared = (wide * wide).sum(-1, keepdim=True) + self.eps
+        zero = squared == 0
+        y = wide * torch.where(zero, 0.0, torch.rsqrt(torch.where(zero, 1.0, squared)))
+        if self.weight is not None:
+            y = y * self.weight.to(wide.dtype)
+        return y.to(x.dtype)
+
+
+class NoNorm(nn.Module):
+    """The identity: what is left of a scheme when its normaliser is taken away."""
+
+    def __init__(self, dim: int = 0, gains: bool = False, eps: float = 0.0) -> None:
+        super().__init__()
+
+    def reset_parameters(self) -> None:
+        pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+NORMS = {"rms": RMSNorm, "layer": LayerNorm, "dyt": DyT, "unit": UnitNorm, "none": NoNorm}
+assert tuple(NORMS) == get_args(Kind)
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """What N means in a model. Called, it builds one: `norm()`, `norm(gains=False)`, `norm(kind="unit")`."""
+
+    kind: str
+    dim: int
+    gains: bool = True
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.kind not in NORMS:
+            raise ConfigError(unknown("norm", self.kind, NORMS))
+
+    def __call__(self, **changes: object) -> nn.Module:
+        spec = replace(self, **changes)  # type: ignore[arg-type]
+        return NORMS[spec.kind](spec.dim, gains=spec.gains, eps=spec.eps)

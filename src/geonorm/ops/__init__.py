@@ -1,0 +1,5 @@
+"""Tensor operations with a slow twin and a fast path. They know tensors, not schemes."""
+
+from .geodesic import AngleMap, backends, geodesic_step, geodesic_update
+
+__all__ = ["AngleMap", "backends", "geodesic_step", "geodesic_update"]

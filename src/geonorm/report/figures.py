@@ -1,0 +1,217 @@
+"""Figures for a README or a paper: PNG and SVG by matplotlib, caption inside, the same bytes every time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from geonorm.report import series
+from geonorm.report.page import summary_line
+from geonorm.report.runs import Comparison
+from geonorm.report.style import Look, looks, rate, si
+from geonorm.report.tables import difference, spread, unfinished
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MARKERS = {
+    "circle": "o", "square": "s", "triangle": "^", "diamond": "D", "down": "v", "cross": "P", "hexagon": "h",
+    "star": "*",
+}  # fmt: skip
+STYLE: dict[str, Any] = {
+    "svg.hashsalt": "geonorm", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 9,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#5c5c5c", "axes.titlesize": 10,
+    "axes.titlelocation": "left", "axes.grid": True, "axes.axisbelow": True, "grid.color": "#ececec",
+    "xtick.color": "#5c5c5c", "ytick.color": "#5c5c5c", "lines.linewidth": 1.6, "lines.markersize": 4.5,
+    "legend.frameon": False, "figure.constrained_layout.use": True, "savefig.dpi": 160,
+}  # fmt: skip
+
+
+def draw(comparison: Comparison, out_dir: Path) -> list[Path]:
+    """Write each figure that has something to show, as NAME.png and NAME.svg."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    out_dir.mkdir(parents=True, exist_ok=True)
+    rc: Any = STYLE  # matplotlib types the keys as literals
+    written = []
+    with mpl.rc_context(rc):
+        for name, paint in FIGURES.items():
+            figure = Figure(figsize=(8.4, 3.6))
+            FigureCanvasAgg(figure)
+            if not paint(comparison, figure):
+                continue
+            figure.supxlabel(summary_line(comparison), x=0.01, ha="left", fontsize=8, color="#5c5c5c")
+            for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+                path = out_dir / f"{name}.{suffix}"
+                figure.savefig(path, metadata=metadata)
+                written.append(path)
+    return written
+
+
+def final_loss(comparison: Comparison, figure: Figure) -> bool:
+    """Strip chart of the final losses: one dot per run, mean and 95 % interval per scheme."""
+    if not any(row["n"] for row in comparison.rows):
+        return False
+    figure.set_figheight(1.5 + 0.42 * len(comparison.rows))
+    axes = figure.subplots()
+    styles = looks(comparison.schemes)
+    right = axes.get_yaxis_transform()
+    for place, row in enumerate(comparison.rows):
+        look = styles[row["scheme"]]
+        losses = [run.summary["val_loss"] for run in comparison.counted(row["scheme"])]
+        axes.plot(
+            losses, [place] * len(losses), linestyle="none", marker=MARKERS[look.marker], color=look.light
+        )
+        if row["val_loss_low"] is not None:
+            ends = [row["val_loss_low"], row["val_loss_high"]]
+            axes.plot(ends, [place, place], color=look.light, alpha=0.22, linewidth=8, solid_capstyle="butt")
+        if losses:
+            axes.plot([row["val_loss_mean"]], [place], marker="|", markersize=13, color=look.light)
+        compared = difference(row)
+        note = f"{spread(row)}\n{compared}" if losses else unfinished(row)
+        axes.text(1.02, place, note, transform=right, va="center", fontsize=8, parse_math=False)
+    axes.set_yticks(range(len(comparison.rows)), [_label(s) for s in comparison.schemes], color="#1c1c1c")
+    axes.set_ylim(len(comparison.rows) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("final validation loss (nats per token)")
+    axes.set_title(
+        "One mark per run; bar: 95 % interval of the mean; "
+        f"right: difference to {_label(comparison.baseline)}"
+    )
+    return True
+
+
+def loss_curves(comparison: Comparison, figure: Figure) -> bool:
+    """Loss against tokens and against wall time, side by side."""
+    panels = [
+        (key, [series.losses(comparison, s, key) for s in comparison.schemes])
+        for key in ("tokens", "seconds")
+    ]
+    panels = [(key, drawn) for key, drawn in panels if any(train or valid for train, valid in drawn)]
+    if not panels:
+        return False
+    grid: Sequence[Axes] = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (key, drawn) in zip(grid, panels, strict=True):
+        for (scheme, look), (train, valid) in zip(looks(comparison.schemes).items(), drawn, strict=True):
+            if train:
+                axes.plot(train.x, train.mean, color=look.light, linewidth=0.6, alpha=0.5)
+            if valid:
+                _plot(axes, valid.x, valid, look, scheme)
+        frame = series.frame(comparison, drawn)
+        if frame:
+            axes.set_ylim(*frame)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("tokens seen" if key == "tokens" else "wall time, seconds")
+        if key == "tokens":
+            axes.xaxis.set_major_formatter(lambda value, _: si(value))
+    grid[0].set_ylabel("loss (nats per token)")
+    grid[0].set_title("Validation loss with markers, training loss thin")
+    _legend(grid[-1])
+    return True
+
+
+def geometry(comparison: Comparison, figure: Figure) -> bool:
+    """Radius and angle at each site, at the last evaluation."""
+    panels = []
+    for measure, title in (
+        ("radius", "Radius |x| entering each site"),
+        ("angle", "Angle of each write, radians"),
+    ):
+        profiles = [series.profile(comparison.drawn(scheme), measure) for scheme in comparison.schemes]
+        if any(profiles):
+            panels.append((title, profiles))
+    if not panels:
+        return False
+    grid: Sequence[Axes] = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (title, profiles) in zip(grid, panels, strict=True):
+        sites = series.all_sites(profiles)
+        for (scheme, look), profile in zip(looks(comparison.schemes).items(), profiles, strict=True):
+            places = [place for place, site in enumerate(sites) if site in profile]
+            if not places:
+                continue
+            mean, low, high = zip(*(profile[sites[place]] for place in places), strict=True)
+            axes.plot(places, mean, color=look.light, linestyle=_dash(look))
+            axes.plot(
+                [], [], MARKERS[look.marker], linestyle=_dash(look), color=look.light, label=_label(scheme)
+            )
+            axes.fill_between(places, low, high, color=look.light, alpha=0.15, linewidth=0)
+            for place, value in zip(places, mean, strict=True):
+                face = look.light if sites[place].kind == "mlp" else "white"
+                axes.plot(place, value, MARKERS[look.marker], color=look.light, markerfacecolor=face)
+        if series.wide(value for profile in profiles for triple in profile.values() for value in triple):
+            axes.set_yscale("log")
+        starts = [
+            place for place, site in enumerate(sites) if not place or site.layer != sites[place - 1].layer
+        ]
+        starts = starts[:: math.ceil(len(starts) / 12)]
+        axes.set_xticks(starts, [f"{sites[place].layer:g}" for place in starts])
+        axes.set_xlabel("layer (attention hollow, MLP filled)")
+        axes.set_title(title)
+    _legend(grid[-1])
+    return True
+
+
+def learning_rates(comparison: Comparison, figure: Figure) -> bool:
+    """Final loss against learning rate; a ring marks the rate a scheme is judged at."""
+    tables = [(row, {lr: loss for lr, loss in row["lrs"].items() if lr}) for row in comparison.rows]
+    tried = sorted({lr for _, table in tables for lr in table})
+    if len(tried) < 2 or all(loss is None for _, table in tables for loss in table.values()):
+        return False
+    figure.set_figwidth(5.6)
+    axes = figure.subplots()
+    styles = looks(comparison.schemes)
+    for row, table in tables:
+        look = styles[row["scheme"]]
+        losses = [math.nan if loss is None else loss for loss in table.values()]
+        label = _label(row["scheme"])
+        axes.plot(
+            list(table), losses, MARKERS[look.marker], linestyle=_dash(look), color=look.light, label=label
+        )
+        if row["lr"] in table:
+            axes.plot(
+                row["lr"], table[row["lr"]], "o", markersize=10, markerfacecolor="none", color=look.light
+            )
+    axes.set_ylim(
+        *series.rate_window([loss for _, table in tables for loss in table.values() if loss is not None])
+    )
+    axes.set_xscale("log")
+    axes.set_xticks(tried, [rate(lr) for lr in tried])
+    axes.minorticks_off()
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("validation loss (nats per token)")
+    axes.set_title("Ringed: the rate a scheme is judged at")
+    _legend(axes)
+    return True
+
+
+FIGURES: dict[str, Callable[[Comparison, Figure], bool]] = {
+    "final_loss": final_loss,
+    "loss_curves": loss_curves,
+    "geometry": geometry,
+    "learning_rates": learning_rates,
+}
+
+
+def _plot(axes: Axes, x: Any, curve: series.Curve, look: Look, scheme: str) -> None:
+    """A mean over seeds with markers, and the range of the seeds."""
+    label = _label(scheme)
+    axes.plot(x, curve.mean, MARKERS[look.marker], linestyle=_dash(look), color=look.light, label=label)
+    axes.fill_between(x, curve.low, curve.high, color=look.light, alpha=0.15, linewidth=0)
+
+
+def _legend(axes: Axes) -> None:
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+
+
+def _dash(look: Look) -> Any:
+    return (0, tuple(float(part) / 1.6 for part in look.dash.split())) if look.dash else "-"
+
+
+def _label(scheme: str) -> str:
+    """The scheme's name, cut to fit, that matplotlib does not read as mathematics."""
+    return (scheme if len(scheme) <= 30 else scheme[:29] + "…").replace("$", r"\$")

@@ -1,0 +1,242 @@
+"""Read run directories as they are: complete, failed, or cut off in the middle of a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from geonorm.lab.statistics import Row, aggregate, choose
+
+Record = dict[str, Any]
+AnyPath = str | PathLike[str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory. `damaged` counts unreadable lines other than a last one that was being written."""
+
+    path: Path
+    summary: Record
+    config: Record
+    config_text: str
+    environment: Record
+    metrics: list[Record]
+    trace: list[Record]
+    damaged: int
+
+    @property
+    def scheme(self) -> str:
+        return str(self.summary["scheme"])
+
+    @property
+    def label(self) -> str:
+        """The run in a few words, for a reader who points at it."""
+        lr = self.summary.get("lr")
+        return f"{self.scheme} · seed {self.summary.get('seed', '?')}" + (f" · lr {lr:g}" if lr else "")
+
+    def setting(self, *names: str) -> Any:
+        """The first of these names that the configuration has, at any depth; None where it has none."""
+        return _lookup(self.config, names)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs of several schemes with the rows that `aggregate` makes of them."""
+
+    runs: list[Run]
+    rows: list[Row]
+    source: str
+    command: str | None = None
+
+    @property
+    def baseline(self) -> str:
+        return str(self.rows[0]["baseline"])
+
+    @property
+    def schemes(self) -> list[str]:
+        return [row["scheme"] for row in self.rows]
+
+    def row(self, scheme: str) -> Row:
+        return next(row for row in self.rows if row["scheme"] == scheme)
+
+    def of(self, scheme: str) -> list[Run]:
+        """Every run of the scheme, however it ended."""
+        return [run for run in self.runs if run.scheme == scheme]
+
+    @cached_property
+    def _counted(self) -> dict[str, list[Run]]:
+        """Runs at the best learning rate that finished: those the table is made of."""
+        counted = {}
+        for scheme in self.schemes:
+            runs = self.of(scheme)
+            chosen = {id(summary) for summary in choose([run.summary for run in runs]).runs}
+            counted[scheme] = [run for run in runs if id(run.summary) in chosen]
+        return counted
+
+    def counted(self, scheme: str) -> list[Run]:
+        """The runs behind the scheme's row: finished, at its best learning rate."""
+        return self._counted[scheme]
+
+    def drawn(self, scheme: str) -> list[Run]:
+        """The runs to draw as curves: the counted ones, or all of them where none finished."""
+        return self._counted[scheme] or self.of(scheme)
+
+    @property
+    def depth(self) -> int | None:
+        """Number of blocks, as the trace shows it or the configuration says it."""
+        layers = [row["layer"] for run in self.runs for row in run.trace if row.get("layer") is not None]
+        if layers:
+            return int(max(layers)) + 1
+        found = self.runs[0].setting("layers", "depth", "num_layers", "n_layers", "blocks")
+        return found if isinstance(found, int) else None
+
+    @property
+    def data(self) -> str | None:
+        """The corpus as the configuration names it."""
+        found = self.runs[0].setting("data")
+        if isinstance(found, Mapping):
+            found = _lookup(found, ("source", "name", "path", "train"))
+        return None if found is None else Path(str(found)).name or str(found)
+
+
+def load(dirs: Sequence[AnyPath] | AnyPath) -> Comparison:
+    """Read every run under these directories. Raises FileNotFoundError where there is none."""
+    roots = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
+    paths = list(dict.fromkeys(path for root in roots for path in _run_paths(root)))
+    if not paths:
+        raise FileNotFoundError(f"no run directory in {', '.join(map(str, roots))}")
+    results = [_json(root / "results.json") for root in roots]
+    order = [str(row["scheme"]) for found in results for row in found.get("schemes", ()) if row.get("scheme")]
+    order.append("pre")  # the usual baseline leads where nothing else is on record
+    runs = sorted(map(read_run, paths), key=lambda run: _place(run.scheme, order))
+    named = [row.get("baseline") for found in results for row in found.get("schemes", ())]
+    baseline = next((name for name in named if any(run.scheme == name for run in runs)), None)
+    command = next((found["command"] for found in results if found.get("command")), None)
+    return Comparison(
+        runs=runs,
+        rows=aggregate([run.summary for run in runs], baseline),
+        source=", ".join(dict.fromkeys(_source(root.resolve()) for root in roots)),
+        command=" ".join(command) if isinstance(command, list) else command,
+    )
+
+
+def read_run(path: Path) -> Run:
+    """Read one run directory; what is missing is empty, and a run without a summary was interrupted."""
+    config_text = _text(path / "config.yaml")
+    config = _yaml(config_text)
+    metrics, damaged_metrics = _jsonl(path / "metrics.jsonl")
+    trace, damaged_trace = _jsonl(path / "trace.jsonl")
+    last = metrics[-1] if metrics else {}
+    fallback = {
+        "status": "interrupted",
+        "scheme": _lookup(config, ("scheme",)) or (trace[0].get("scheme") if trace else None) or path.name,
+        "seed": _lookup(config, ("seed",)),
+        "lr": _lookup(config, ("lr", "learning_rate")),
+        "tokens": last.get("tokens"),
+    }
+    return Run(
+        path=path,
+        summary=fallback | _json(path / "summary.json"),
+        config=config,
+        config_text=config_text,
+        environment=_json(path / "environment.json"),
+        metrics=_latest(metrics, ("step",)),
+        trace=_latest(trace, ("step", "layer", "kind")),
+        damaged=damaged_metrics + damaged_trace,
+    )
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves of a nested configuration as ("optim.lr", value)."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _run_paths(root: Path) -> list[Path]:
+    """Run directories at `root`, in root/runs, or directly below root."""
+    if _is_run(root):
+        return [root]
+    for parent in (root / "runs", root):
+        children = sorted(filter(_is_run, parent.iterdir())) if parent.is_dir() else []
+        if children:
+            return children
+    return []
+
+
+def _source(root: Path) -> str:
+    """The name of a comparison, for a run that of the directory it lies in."""
+    parent = root.parent if _is_run(root) else root
+    return (parent.parent if parent.name == "runs" else parent).name
+
+
+def _is_run(path: Path) -> bool:
+    markers = ("config.yaml", "metrics.jsonl", "trace.jsonl")
+    return path.is_dir() and not (path / "runs").is_dir() and any((path / name).exists() for name in markers)
+
+
+def _place(scheme: str, order: Sequence[str]) -> tuple[int, str]:
+    return (order.index(scheme), "") if scheme in order else (len(order), scheme)
+
+
+def _latest(records: list[Record], keys: tuple[str, ...]) -> list[Record]:
+    """One record per key, the last one written (a resumed run repeats steps), in order of step."""
+    unique = {tuple(record.get(key) for key in keys): record for record in records}
+    return sorted(unique.values(), key=lambda record: record.get("step") or 0)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _json(path: Path) -> Record:
+    try:
+        found = json.loads(_text(path) or "{}")
+    except json.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _jsonl(path: Path) -> tuple[list[Record], int]:
+    """Records of a JSON-lines file and the number of damaged lines before the last one."""
+    records: list[Record] = []
+    damaged = 0
+    lines = _text(path).splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            damaged += number < len(lines) and bool(line.strip())
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records, damaged
+
+
+def _yaml(text: str) -> Record:
+    import yaml
+
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _lookup(config: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Breadth-first search, so that `data` at the top wins over `model.data`."""
+    levels = [config]
+    while levels:
+        for name in names:
+            for level in levels:
+                if level.get(name) is not None:
+                    return level[name]
+        levels = [value for level in levels for value in level.values() if isinstance(value, Mapping)]
+    return None

@@ -1,0 +1,201 @@
+"""Curves and profiles out of runs: what the charts of the page and the figures for print both draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geonorm.lab.statistics import paired, spikes
+from geonorm.report.runs import Comparison, Record, Run
+
+Array = NDArray[np.float64]
+KINDS = ("attn", "cross", "mlp", "parallel")
+
+
+class Curve(NamedTuple):
+    """A mean over seeds with the range of the seeds."""
+
+    x: Array
+    mean: Array
+    low: Array
+    high: Array
+
+    def thinned(self, bins: int) -> Curve:
+        """Means of at most `bins` neighbouring groups of points: less noise, and less to draw."""
+        if len(self.x) <= bins:
+            return self
+        edges = np.linspace(0, len(self.x), bins + 1).astype(int)[:-1]
+        sizes = np.diff(np.append(edges, len(self.x)))
+        return Curve(*(np.add.reduceat(values, edges) / sizes for values in self))
+
+
+class Site(NamedTuple):
+    """A place where a residual stands, as a trace names it."""
+
+    layer: float
+    kind: str
+
+
+def number(record: Record, key: str) -> float:
+    """A value as a float, NaN where it is missing or null."""
+    value = record.get(key)
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def clock(run: Run) -> dict[float, float]:
+    """Wall seconds since the start, by step. Where recorded seconds drop, a resumed run started anew."""
+    total = previous = 0.0
+    passed = {}
+    for record in run.metrics:
+        now = number(record, "seconds")
+        if math.isnan(now):
+            continue
+        total += now - previous if now >= previous else now
+        previous = now
+        passed[number(record, "step")] = total
+    return passed
+
+
+def curve(runs: Sequence[Run], key: str, x: str = "tokens") -> Curve | None:
+    """A measurement of metrics.jsonl over tokens, seconds or steps; None where no run has it."""
+    points: dict[float, list[tuple[float, float]]] = {}
+    for run in runs:
+        seconds = clock(run) if x == "seconds" else {}
+        for record in run.metrics:
+            step = number(record, "step")
+            at = seconds.get(step, math.nan) if x == "seconds" else number(record, x)
+            value = number(record, key)
+            if math.isfinite(at) and math.isfinite(value):
+                points.setdefault(step, []).append((at, value))
+    return _summarise(points)
+
+
+def gap(runs: Sequence[Run], base: Sequence[Run], key: str = "val_loss") -> Curve | None:
+    """Mean difference to the baseline over tokens, paired by seed at each step, with its 95 % interval."""
+    others = {
+        run.summary.get("seed"): {number(r, "step"): number(r, key) for r in run.metrics} for run in base
+    }
+    points: dict[float, list[tuple[float, float]]] = {}
+    for run in runs:
+        other = others.get(run.summary.get("seed"), {})
+        for record in run.metrics:
+            step, tokens = number(record, "step"), number(record, "tokens")
+            difference = number(record, key) - other.get(step, math.nan)
+            if math.isfinite(tokens) and math.isfinite(difference):
+                points.setdefault(step, []).append((tokens, difference))
+    found = _summarise(points)
+    if found is None:
+        return None
+    intervals = [paired([difference for _, difference in group]) for group in _complete(points)]
+    low = [i.mean if i.low is None else i.low for i in intervals]
+    high = [i.mean if i.high is None else i.high for i in intervals]
+    return found._replace(low=np.array(low), high=np.array(high))
+
+
+def course(runs: Sequence[Run], measure: str) -> Curve | None:
+    """The mean over all sites of a traced measurement, over tokens."""
+    points: dict[float, list[tuple[float, float]]] = {}
+    for run in runs:
+        sites: dict[float, list[float]] = {}
+        for record in run.trace:
+            sites.setdefault(number(record, "step"), []).append(number(record, measure))
+        for step, values in sites.items():
+            finite = [value for value in values if math.isfinite(value)]
+            if finite:
+                points.setdefault(step, []).append((step * _tokens_per_step(run), float(np.mean(finite))))
+    return _summarise(points)
+
+
+def profile(runs: Sequence[Run], measure: str) -> dict[Site, tuple[float, float, float]]:
+    """Mean, lowest and highest value over seeds at each site, at the last evaluation of each run."""
+    values: dict[Site, list[float]] = {}
+    for run in runs:
+        last = max((number(record, "step") for record in run.trace), default=0.0)
+        for record in run.trace:
+            value = number(record, measure)
+            if number(record, "step") == last and math.isfinite(value):
+                site = Site(number(record, "layer"), str(record.get("kind")))
+                values.setdefault(site, []).append(value)
+    return {site: (float(np.mean(v)), min(v), max(v)) for site, v in values.items()}
+
+
+def all_sites(profiles: Iterable[dict[Site, tuple[float, float, float]]]) -> list[Site]:
+    """Sites in the order in which the stream meets them."""
+    sites = {site for found in profiles for site in found}
+    return sorted(sites, key=lambda site: (site.layer, KINDS.index(site.kind) if site.kind in KINDS else 9))
+
+
+def events(runs: Sequence[Run], key: str) -> list[tuple[Run, float, float]]:
+    """Logged spikes of a measurement: the run, the tokens seen by then, and the value."""
+    found = []
+    for run in runs:
+        records = [record for record in run.metrics if key in record]
+        for index in spikes(number(record, key) for record in records):
+            found.append((run, number(records[index], "tokens"), number(records[index], key)))
+    return found
+
+
+def wide(values: Iterable[float], factor: float = 30.0) -> bool:
+    """Whether positive values span more than `factor`, so that a logarithmic scale reads better."""
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) / min(finite) > factor
+
+
+def frame(
+    comparison: Comparison, drawn: Sequence[tuple[Curve | None, Curve | None]], share: float = 0.15
+) -> tuple[float, float] | None:
+    """Range of losses worth the space: the first `share` of training and what never finished may leave it."""
+    finished = [
+        curves for scheme, curves in zip(comparison.schemes, drawn, strict=True) if comparison.counted(scheme)
+    ]
+    curves = [curve for pair in finished or drawn for curve in pair if curve]
+    if not curves:
+        return None
+    values = np.concatenate([curve.mean[curve.x >= share * curve.x[-1]] for curve in curves])
+    low, high = float(values.min()), float(values.max())
+    margin = 0.04 * (high - low) or 0.05
+    return low - margin, high + margin
+
+
+def rate_window(losses: Sequence[float]) -> tuple[float, float]:
+    """Range of losses over learning rates in which the valleys are seen; hopeless rates leave the frame."""
+    low, middle = min(losses), float(np.median(losses))
+    high = min(max(losses), low + 4 * max(middle - low, 0.02))
+    margin = 0.1 * (high - low) or 0.01
+    return low - margin, high + margin
+
+
+def losses(comparison: Comparison, scheme: str, x: str) -> tuple[Curve | None, Curve | None]:
+    """Thinned training loss and validation loss of a scheme, over tokens or seconds."""
+    runs = comparison.drawn(scheme)
+    train = curve(runs, "loss", x)
+    return (train.thinned(120) if train else None), curve(runs, "val_loss", x)
+
+
+def _tokens_per_step(run: Run) -> float:
+    last = run.metrics[-1] if run.metrics else run.summary
+    steps = number(last, "step") if run.metrics else number(last, "steps")
+    tokens = number(last, "tokens")
+    return tokens / steps if steps and math.isfinite(tokens / steps) else 1.0
+
+
+def _summarise(points: dict[float, list[tuple[float, float]]]) -> Curve | None:
+    """Mean, lowest and highest value at each complete step."""
+    full = [np.array(group) for group in _complete(points)]
+    if not full:
+        return None
+    x = np.array([group[:, 0].mean() for group in full])
+    values = [group[:, 1] for group in full]
+    reduce = (np.mean, np.min, np.max)
+    mean, low, high = (np.array([function(group) for group in values], dtype=float) for function in reduce)
+    return Curve(x, mean, low, high)
+
+
+def _complete(points: dict[float, list[tuple[float, float]]]) -> list[list[tuple[float, float]]]:
+    """Steps that as many runs as possible share, in order, so that no seed enters or leaves on the way."""
+    most = max(map(len, points.values()), default=0)
+    return [points[step] for step in sorted(points) if len(points[step]) == most]

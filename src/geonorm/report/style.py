@@ -1,0 +1,102 @@
+"""How schemes look and numbers read, everywhere in a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# (on light, on dark), after Okabe and Ito; the yellow is darkened to be legible on white.
+COLOURS = {
+    "ink": ("#2b2b2b", "#e6e6e6"),
+    "vermilion": ("#d55e00", "#ff8a3c"),
+    "blue": ("#0072b2", "#4aa8e0"),
+    "green": ("#009e73", "#35cfa0"),
+    "purple": ("#b9659a", "#e39cc6"),
+    "orange": ("#e69f00", "#ffc247"),
+    "sky": ("#56b4e9", "#9bd6ff"),
+    "olive": ("#8a7a00", "#e5da4b"),
+}
+USUAL = {
+    "pre": "ink", "geonorm": "vermilion", "post": "blue", "peri": "green",
+    "olmo2": "purple", "deepnorm": "orange", "ngpt": "sky", "lns": "olive",
+}  # fmt: skip
+DASHES = ("", "6 3", "2 3", "8 3 2 3")
+MARKERS = ("circle", "square", "triangle", "diamond", "down", "cross", "hexagon", "star")
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour, dash pattern and marker of one scheme; the marker alone tells schemes apart without colour."""
+
+    light: str
+    dark: str
+    dash: str
+    marker: str
+
+
+def looks(schemes: Sequence[str]) -> dict[str, Look]:
+    """One look per scheme: well-known names keep theirs, the rest take free colours, then dashes."""
+    names = {scheme: USUAL[scheme] for scheme in schemes if scheme in USUAL}
+    free = [colour for colour in COLOURS if colour != "ink" and colour not in names.values()]
+    for scheme in schemes:
+        if scheme not in names and free:
+            names[scheme] = free.pop(0)
+    rounds = dict.fromkeys(schemes, 0)
+    cycle = [colour for colour in COLOURS if colour != "ink"]
+    for extra, scheme in enumerate(scheme for scheme in schemes if scheme not in names):
+        names[scheme] = cycle[extra % len(cycle)]
+        rounds[scheme] = 1 + extra // len(cycle)
+    return {
+        scheme: Look(
+            *COLOURS[names[scheme]], DASHES[rounds[scheme] % len(DASHES)], MARKERS[index % len(MARKERS)]
+        )
+        for index, scheme in enumerate(schemes)
+    }
+
+
+def si(value: float | None, unit: str = "") -> str:
+    """Three figures with a metric prefix: 1.05M."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    for factor, prefix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor * 0.9995:
+            return f"{value / factor:.3g}{prefix}{unit}"
+    return f"{value:.3g}{unit}"
+
+
+def memory(value: float | None) -> str:
+    """Bytes as MiB or GiB."""
+    if value is None:
+        return "–"
+    return f"{value / 2**30:.3g} GiB" if value >= 2**30 else f"{value / 2**20:.3g} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that reads best."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
+def figures(value: float | None) -> str:
+    """Four significant figures, without an exponent where one can be avoided."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value and not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.3g}".replace("-", "−")
+    return f"{value:.4g}".replace("-", "−")
+
+
+def rate(lr: float | None) -> str:
+    """A learning rate as people write it: 3e-4."""
+    if lr is None:
+        return "–"
+    mantissa, exponent = f"{lr:.2e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def signed(value: float, digits: int = 3) -> str:
+    """A difference with its sign, with a true minus."""
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", "−") if float(text) else f"{0:.{digits}f}"

@@ -1,0 +1,184 @@
+"""The result of a comparison in words and tables: one wording for terminal, README and page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from geonorm.lab.statistics import SEED_CAP, Row
+from geonorm.report.style import memory, rate, si, signed
+
+WIDTH = 100
+
+
+class Column(NamedTuple):
+    """A column of the comparison: its heading, its cell, and whether the narrow terminal table shows it."""
+
+    title: str
+    cell: Callable[[Row], str]
+    terminal: bool = True
+
+
+def headline(row: Row) -> str:
+    """What was found about this scheme, in one plain sentence."""
+    scheme, baseline, n = row["scheme"], row["baseline"], row["n"]
+    if not n:
+        return f"{scheme}: {unfinished(row)}"
+    if scheme == baseline:
+        return f"{scheme} is the baseline: validation loss {spread(row)} nats at {count(n, 'seed')}"
+    difference, pairs = row["difference"], row["pairs"]
+    if difference is None:
+        return (
+            f"{scheme} shares no finished seed with {baseline}: validation loss {spread(row)}, nothing paired"
+        )
+    side = "below" if difference < 0 else "above"
+    digits = _digits(row)
+    if row["difference_low"] is None:
+        return (
+            f"{scheme} is {abs(difference):.{digits}f} nats {side} {baseline} in one seed: "
+            "not resolved, one seed gives no interval"
+        )
+    if row["resolved"]:
+        near, far = sorted((abs(row["difference_low"]), abs(row["difference_high"])))
+        return (
+            f"{scheme} is {abs(difference):.{digits}f} ({near:.{digits}f} to {far:.{digits}f}) nats {side} "
+            f"{baseline} at {count(pairs, 'seed')}"
+        )
+    return (
+        f"{scheme} against {baseline} is not resolved at {count(pairs, 'seed')}: the interval of "
+        f"{signed(difference, digits)} ({between(row)}) nats holds 0{_outlook(row)}"
+    )
+
+
+def _outlook(row: Row) -> str:
+    needed = row["seeds_needed"]
+    if needed is None or needed <= row["pairs"]:
+        return ""
+    amount = f"more than {SEED_CAP}" if needed > SEED_CAP else f"about {needed}"
+    return f"; {amount} seeds would resolve a difference of this size"
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table for a README, with the sentence of each scheme below it."""
+    columns = [column for column in COLUMNS if any(column.cell(row) != "–" for row in rows)]
+    lines = ["| " + " | ".join(column.title for column in columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_cell(column.cell(row)) for column in columns) + " |" for row in rows]
+    return "\n".join([*lines, "", *(f"- {headline(row)}" for row in rows)]) + "\n"
+
+
+def terminal(rows: Sequence[Row]) -> list[str]:
+    """Lines of at most 100 columns: the table, then one sentence per scheme."""
+    columns = [column for column in COLUMNS if column.terminal]
+    table = [
+        [column.title for column in columns],
+        *([column.cell(row) for column in columns] for row in rows),
+    ]
+    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+    widths[0] = max(6, min(widths[0], WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1)))
+    lines = []
+    for first, *others in table:
+        cells = [_fit(first, widths[0]).ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "-" * max(map(len, lines)))
+    return [*lines, "", *(line for row in rows for line in _wrap(headline(row)))]
+
+
+def count(n: int, noun: str) -> str:
+    """1 seed, 2 seeds."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def endings(row: Row) -> str:
+    """How the runs that did not finish ended: "2 diverged, 1 failed"."""
+    return ", ".join(f"{n} {status}" for status, n in row["statuses"].items() if status != "finished")
+
+
+def unfinished(row: Row) -> str:
+    """That a scheme has no result, and why: its tuning runs may have finished."""
+    return f"no {'final ' if 'finished' in row['statuses'] else ''}run finished ({endings(row)})"
+
+
+def spread(row: Row) -> str:
+    """Mean and standard deviation of the validation loss."""
+    mean, std = row["val_loss_mean"], row["val_loss_std"]
+    if mean is None:
+        return "–"
+    return f"{mean:.4f}" if std is None else f"{mean:.4f} ± {std:.4f}"
+
+
+def between(row: Row) -> str:
+    """The interval of the paired difference: "−0.030 to −0.012"."""
+    digits = _digits(row)
+    return f"{signed(row['difference_low'], digits)} to {signed(row['difference_high'], digits)}"
+
+
+def difference(row: Row) -> str:
+    """Paired difference with its interval."""
+    if row["scheme"] == row["baseline"]:
+        return "baseline" if row["n"] else "–"
+    if row["difference"] is None:
+        return "–"
+    value = signed(row["difference"], _digits(row))
+    return value if row["difference_low"] is None else f"{value} ({between(row)})"
+
+
+def verdict(row: Row) -> str:
+    """Whether the difference is told apart from 0."""
+    if row["scheme"] == row["baseline"] or row["difference"] is None:
+        return "–"
+    return "resolved" if row["resolved"] else "not resolved"
+
+
+def learning_rate(row: Row) -> str:
+    """Best learning rate and where it lies in the grid that was tried."""
+    if row["lr"] is None:
+        return "–"
+    return f"{rate(row['lr'])} " + {True: "interior", False: "edge", None: "untuned"}[row["lr_interior"]]
+
+
+def _digits(row: Row) -> int:
+    """Decimals that leave two figures of a narrow interval."""
+    low, high = row["difference_low"], row["difference_high"]
+    width = abs(row["difference"] or 0) if low is None else high - low
+    return 3 if width >= 0.01 else 4 if width >= 0.001 else 5
+
+
+def _number(row: Row, key: str, form: str) -> str:
+    return "–" if row[key] is None else format(row[key], form)
+
+
+def _events(row: Row) -> str:
+    return f"{row['spikes']} / {row['grad_spikes']}" if row["n"] else "–"
+
+
+COLUMNS = (
+    Column("scheme", lambda row: str(row["scheme"])),
+    Column("n", lambda row: str(row["n"])),
+    Column("val loss", spread),
+    Column("difference (95 %)", difference),
+    Column("verdict", verdict, terminal=False),
+    Column("lr", learning_rate),
+    Column("bits/byte", lambda row: _number(row, "val_bpb_mean", ".4f"), terminal=False),
+    Column("tokens/s", lambda row: si(row["tokens_per_second"])),
+    Column("cost", lambda row: _number(row, "step_cost", ".2f") + ("×" if row["step_cost"] else "")),
+    Column("memory", lambda row: memory(row["peak_memory_bytes"]), terminal=False),
+    Column("parameters", lambda row: si(row["parameters"]), terminal=False),
+    Column("spikes", _events, terminal=False),
+    Column("not finished", lambda row: endings(row) or "0", terminal=False),
+)
+
+
+def _cell(text: str) -> str:
+    """Text that cannot break out of a cell of a Markdown table."""
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def _fit(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _wrap(text: str) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ")

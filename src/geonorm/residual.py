@@ -1,0 +1,74 @@
+"""The drop-in module: a sub-layer under a residual scheme."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .norms import NormSpec
+from .schemes import Scheme, Site, parse, restore
+
+
+class Residual(nn.Module):
+    """Runs `branch` under `scheme` at `site`: read, branch, write.
+
+        self.attention = Residual(Attention(...), "geonorm", Site(layer, "attn", depth), dim)
+        x = self.attention(x, mask=mask)
+
+    branch: any module from (..., dim) to (..., dim); keyword arguments of the forward pass go to it. If it returns a
+    tuple, its first entry is the update and the rest is handed back beside the new stream. x is the residual stream,
+    (..., dim), or (..., streams, dim) for schemes with several; it keeps its dtype. The branch reads the dtype of its own
+    parameters. norm, gains, eps say what N is (see norms.py). Raises ConfigError for an unknown scheme or norm.
+    """
+
+    layer: Tensor
+
+    def __init__(
+        self,
+        branch: nn.Module,
+        scheme: str | Scheme,
+        site: Site,
+        dim: int,
+        norm: str = "rms",
+        gains: bool = True,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        self.branch = branch
+        self.scheme = parse(scheme).resolve(site)
+        self.index, self.kind, self.depth = int(site.layer), site.kind, site.depth
+        self.own = self.scheme.params(site, NormSpec(norm, dim, gains, eps))
+        # a tensor, so that all layers share one compiled graph; persistent, so that it survives loading and to_empty
+        self.register_buffer("layer", torch.tensor(self.index))
+
+    def reset_parameters(self) -> None:
+        """Restores the scheme's norms, scalars and the layer index; the branch is not touched."""
+        self.layer.fill_(self.index)
+        restore(self.own)
+
+    @property
+    def site(self) -> Site:
+        return Site(self.layer, self.kind, self.depth)
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Any:
+        site = self.site
+        y, carry = self.scheme.read(x, self.own, site)
+        out = self.branch(y.to(compute_dtype(self.branch, y)), **kwargs)
+        if isinstance(out, tuple):
+            return self.scheme.write(x, out[0], carry, self.own, site), *out[1:]
+        return self.scheme.write(x, out, carry, self.own, site)
+
+    def extra_repr(self) -> str:
+        return f"{self.scheme}, layer={self.index}, kind={self.kind}, depth={self.depth}"
+
+
+def compute_dtype(branch: nn.Module, y: Tensor) -> torch.dtype:
+    """What the branch's matrix products want to read: autocast's dtype, else that of its first floating parameter."""
+    if torch.is_autocast_enabled(y.device.type):
+        return torch.get_autocast_dtype(y.device.type)
+    for parameter in branch.parameters():
+        if parameter.is_floating_point():
+            return parameter.dtype
+    return y.dtype

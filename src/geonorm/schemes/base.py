@@ -1,0 +1,168 @@
+"""What a residual scheme is: where it stands (`Site`), what it does (`Scheme`), and how its depth-wise step is written.
+
+A scheme says what a sub-layer reads and how its output is written back to the residual stream, with an explicit step
+size h (h = 1 is the layer; d/dh at 0 is the velocity of the particle system). It is frozen data and maths: it owns no
+tensor, its string is its name everywhere, and no code outside this package asks which scheme it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from ..norms import NormSpec
+
+Number = float | Tensor
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a residual stands. layer: 0-based block, an int when a model is built, a 0-d tensor inside a compiled
+    forward pass, a float for simulated time. kind: attn | mlp | cross | parallel (entry, exit at the ends). depth: L."""
+
+    layer: Any
+    kind: str
+    depth: int
+
+    @property
+    def t(self) -> Any:
+        """Depth-time layer + 1, the only one."""
+        return self.layer + 1
+
+
+Schedule = Literal["harmonic", "sqrt", "linear", "constant"]
+
+
+def schedule(kind: str, alpha: Number, t: Any, depth: int) -> Number:
+    """Step size at depth-time t = 1..depth: harmonic alpha/t, sqrt alpha/sqrt(t), linear alpha (depth-t+1)/depth."""
+    if kind == "harmonic":
+        return alpha / t
+    if kind == "sqrt":
+        return alpha / t**0.5
+    if kind == "linear":
+        return alpha * (depth - t + 1) / depth
+    return alpha
+
+
+def add(x: Tensor, u: Tensor, step: Number, h: Number = 1.0) -> Tensor:
+    """x + h step u in the dtype of x; a step of exactly 1 costs one addition."""
+    u = u.to(x.dtype)
+    if isinstance(step, float) and isinstance(h, float):
+        return x + u if step * h == 1.0 else torch.add(x, u, alpha=step * h)
+    return x + (h * step) * u
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Base of all schemes. A new one is a frozen dataclass with `read` and `write`; everything else has a default.
+
+    Shapes: x is (..., dim), or (..., streams, dim); y and u are (..., dim). `p` is what `params` returned for the site.
+    """
+
+    streams = 1
+    planar = True
+    """One stream that stays in span{x, u}: with unit norms, write is a law of two numbers (rho, tau)."""
+    equation: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+
+    def params(self, site: Site, norm: NormSpec) -> nn.Module:
+        """The norms and scalars of this site. Only what the scheme uses: no parameter without a gradient."""
+        return nn.ModuleDict()
+
+    def resolve(self, site: Site) -> Scheme:
+        """The scheme at this site: combinators choose, everything else is itself. Called when a Residual is built."""
+        return self
+
+    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        """Embedding (..., dim) to the start of the stream."""
+        return x
+
+    def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        """End of the stream to what the head reads, (..., dim)."""
+        return x
+
+    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
+        """What the sub-layer reads, and what `write` needs from the same look at x."""
+        raise NotImplementedError(f"{type(self).__name__} must define read(x, p, site) -> (y, carry)")
+
+    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        """The stream after the sub-layer proposed u. h a tensor: differentiable forward and backward in h."""
+        raise NotImplementedError(f"{type(self).__name__} must define write(x, u, carry, p, site, h)")
+
+    def clamped(self, x: Tensor, u: Tensor, p: Any, site: Site) -> Tensor | None:
+        """Which tokens meet the scheme's ceiling on the step, boolean (...); None where there is no ceiling."""
+        return None
+
+    def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
+        """A module inside branch or head, applied to q k v q_rope k_rope up gate logits. shape: of the last axes it
+        sees ((heads, head_dim) for attention, (hidden,) for the MLP, (vocabulary,) for the logits); dim: model width."""
+        return None
+
+    def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
+        """Initial standard deviation of a weight by role (embed q k v o up gate down head), stated against the base."""
+        return base
+
+    def constrain(self, weights_by_role: Mapping[str, list[Tensor]]) -> None:
+        """Projects weights in place, at initialisation and after each optimizer step, under no_grad."""
+
+    def recipe(self) -> dict[str, float]:
+        """Departures from the shared recipe that the scheme's paper asks for: weight_decay, warmup, lr, clip."""
+        return {}
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raises ConfigError when a field is outside its range; Literal fields are checked by the parser."""
+        from .parse import check_fields
+
+        check_fields(self)
+
+    def __str__(self) -> str:
+        from .parse import format_scheme
+
+        return format_scheme(self)
+
+
+@dataclass(frozen=True)
+class Placement(Scheme):
+    """A scheme with the usual ends: a gain-free N after the embedding, a gained N before the head."""
+
+    entry: Literal["sphere", "embedding"] = field(default="sphere", kw_only=True)
+    """sphere: the stream starts as the gain-free N of the embedding; embedding: as the raw embedding."""
+    final: Literal["norm", "none"] = field(default="norm", kw_only=True)
+    """Whether the stream is normalised once more before the language model's head."""
+
+    def params(self, site: Site, norm: NormSpec) -> nn.Module:
+        if site.kind == "entry":
+            return nn.ModuleDict({"norm": norm(gains=False)} if self.entry == "sphere" else {})
+        if site.kind == "exit":
+            return nn.ModuleDict({"norm": norm()} if self.final == "norm" else {})
+        return nn.ModuleDict(self.norms(site, norm))
+
+    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
+        """The norms and scalars of a residual inside a block, by name."""
+        return {}
+
+    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        return p["norm"](x) if self.entry == "sphere" else x
+
+    def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        return p["norm"](x) if self.final == "norm" else x
+
+
+def restore(own: nn.Module) -> None:
+    """Gives every norm and scalar of a site its initial value, in the dtype it has."""
+    for module in own.modules():
+        if module is not own and hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)

@@ -1,0 +1,110 @@
+"""GeoNorm: the residual is a geodesic step on the sphere through the token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf, pi
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .. import sphere
+from ..norms import NormSpec, upcast
+from ..ops import AngleMap, geodesic_step
+from .base import Number, Placement, Schedule, Site, require, schedule
+from .parse import register
+
+POWERS = {"exp": inf, "projection": 1.0, "cayley": 2.0}
+
+
+@register("geonorm")
+@dataclass(frozen=True)
+class GeoNorm(Placement):
+    """Geodesic step: the tangential part of the update turns the token by at most max_angle, less with depth.
+
+    Without fields this is the paper's rule as far as it is known. The order of clamp and decay is from a third-party
+    port of its Appendix D; no official code exists.
+    """
+
+    equation = "cos(a) x + sin(a) |x| v/|v|, a = (alpha/t) min(|v|/|x|, pi/4)"
+    source = "Zheng et al. 2026, arXiv:2601.22095"
+
+    decay: Schedule = field(default="harmonic", kw_only=True)
+    alpha: float = field(default=1.0, kw_only=True)
+    max_angle: float = field(default=pi / 4, kw_only=True)
+    decay_on: Literal["angle", "update"] = field(default="angle", kw_only=True)
+    """angle: decay after the clamp, so the ceiling shrinks with depth; update: v is scaled before the clamp."""
+    index: Literal["block", "sublayer"] = field(default="block", kw_only=True)
+    """block: attention and MLP share t = l + 1; sublayer: they count apart, t = 2l + 1, 2l + 2 of 2L."""
+    input: Literal["raw", "norm"] = field(default="raw", kw_only=True)
+    """Whether the sub-layer reads the stream as it is or N of it."""
+    update: Literal["raw", "norm"] = field(default="raw", kw_only=True)
+    """Whether the step is made with the sub-layer's output or N of it (the geodesic Peri-LN)."""
+    retraction: Literal["exp", "projection", "cayley"] | float = field(default="exp", kw_only=True)
+    """How a tangent vector becomes a step; a number p is phi_p(t) = p atan(t/p) (arXiv:2608.02668, inferred)."""
+    learn: Literal["none", "gain", "affine", "step"] = field(default="none", kw_only=True)
+    """Learned scalars per site: gain on the angle, gain and bias on the angle, or the step size alpha itself."""
+
+    def check(self) -> None:
+        super().check()
+        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
+        require(0 < self.max_angle <= pi, f"max_angle must lie in (0, pi], got {self.max_angle}")
+        if not isinstance(self.retraction, str):
+            require(self.retraction > 0, f"retraction p must be positive, got {self.retraction}")
+
+    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
+        parts: dict[str, nn.Module] = {}
+        if self.input == "norm":
+            parts["input"] = norm()
+        if self.update == "norm":
+            parts["output"] = norm()
+        if self.learn != "none":
+            parts["angle"] = AngleScalars(self.learn, self.alpha)
+        return parts
+
+    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
+        return (p["input"](x) if self.input == "norm" else x), None
+
+    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        return geodesic_step(x, self.proposal(u, p), self.angles(p, site), h)
+
+    def proposal(self, u: Tensor, p: Any) -> Tensor:
+        out: Tensor = p["output"](u) if self.update == "norm" else u
+        return out
+
+    def angles(self, p: Any, site: Site) -> AngleMap:
+        """The angle map of a site: depth enters as one number, before or after the clamp."""
+        scalars = p["angle"].by_name() if self.learn != "none" else {}
+        alpha = scalars.pop("step", self.alpha)
+        t, depth = site.t, site.depth
+        if self.index == "sublayer":
+            t, depth = 2 * site.layer + (2 if site.kind == "mlp" else 1), 2 * depth
+        rate = schedule(self.decay, alpha, t, depth)
+        power = POWERS[self.retraction] if isinstance(self.retraction, str) else self.retraction
+        place = {"angle": "post", "update": "pre"}[self.decay_on]
+        return AngleMap(max_angle=self.max_angle, power=power, **{place: rate}, **scalars)
+
+    def clamped(self, x: Tensor, u: Tensor, p: Any, site: Site) -> Tensor | None:
+        wide = upcast(x)
+        _, v = sphere.frame(wide, self.proposal(u, p).to(wide.dtype))
+        ratio = sphere.safe_divide(sphere.radius(v), sphere.radius(wide))
+        return self.angles(p, site).clamped(ratio).squeeze(-1)
+
+
+class AngleScalars(nn.Module):
+    """Learned scalars on the angle of one site, 0-d fp32: gain = 1, bias = 0, step = alpha at the start."""
+
+    def __init__(self, learn: str, alpha: float) -> None:
+        super().__init__()
+        start = {"gain": {"gain": 1.0}, "affine": {"gain": 1.0, "bias": 0.0}, "step": {"step": alpha}}[learn]
+        self.start = start
+        for name, value in start.items():
+            self.register_parameter(name, nn.Parameter(torch.tensor(value)))
+
+    def reset_parameters(self) -> None:
+        for name, value in self.start.items():
+            nn.init.constant_(getattr(self, name), value)
+
+    def by_name(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in self.start}

@@ -1,0 +1,103 @@
+"""Geometry of the sphere: pure functions of tensors of shape (..., dim), row by row over the last axis.
+
+The sphere is the one through the point: a point x of radius |x| stays at radius |x|. Nothing here knows about networks.
+All functions keep the dtype of their input, are differentiable forward and backward, and follow one convention at
+degenerate points: a zero tangent vector moves nothing, a zero point has no tangent space and stays where it is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """Inner product of rows, shape (..., 1)."""
+    return (x * y).sum(-1, keepdim=True)
+
+
+def radius(x: Tensor) -> Tensor:
+    """|x|, shape (..., 1), with gradient 0 (not NaN) at x = 0."""
+    return safe_sqrt(dot(x, x))
+
+
+def safe_sqrt(squared: Tensor) -> Tensor:
+    """Square root whose derivative at 0 is 0 instead of infinite."""
+    zero = squared == 0
+    return torch.where(zero, 0.0, torch.sqrt(torch.where(zero, 1.0, squared)))
+
+
+def safe_divide(a: Tensor, b: Tensor) -> Tensor:
+    """a / b where b is not 0, and 0 with zero gradient where it is. NaN passes through."""
+    zero = b == 0
+    return torch.where(zero, 0.0, a / torch.where(zero, 1.0, b))
+
+
+def sinc(angle: Tensor) -> Tensor:
+    """sin(angle) / angle, smooth through 0 (series below 1e-2, exact to 1e-16 in value and gradient)."""
+    squared = angle * angle
+    small = squared < 1e-4
+    series = 1 - squared / 6 * (1 - squared / 20 * (1 - squared / 42))
+    safe = torch.where(small, 1.0, angle)
+    return torch.where(small, series, torch.sin(safe) / safe)
+
+
+def frame(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Splits u = c x + v with v tangent at x: returns c of shape (..., 1) and v of shape (..., dim).
+
+    v is orthogonalised twice, so that <x, v> is rounding error even where u is nearly parallel to x; the shorter
+    formula <u,u> - <x,u>^2/<x,x> for |v|^2 loses the angle to cancellation.
+    """
+    squared = dot(x, x)
+    c = safe_divide(dot(x, u), squared)
+    v = u - c * x
+    correction = safe_divide(dot(x, v), squared)
+    return c + correction, v - correction * x
+
+
+def tangent(x: Tensor, u: Tensor) -> Tensor:
+    """Part of u in the tangent space at x."""
+    return frame(x, u)[1]
+
+
+def exp(x: Tensor, v: Tensor) -> Tensor:
+    """Exponential map: from x along the geodesic of the tangent vector v, by the arc length |v|."""
+    angle = safe_divide(radius(v), radius(x))
+    return torch.cos(angle) * x + torch.where(radius(x) == 0, 0.0, sinc(angle)) * v
+
+
+def log(x: Tensor, y: Tensor) -> Tensor:
+    """Inverse of exp: the tangent vector at x that reaches y (of the same radius), at most half a turn away.
+
+    At antipodal points the direction is undefined and 0 is returned.
+    """
+    v = tangent(x, y)
+    return safe_divide(angle(x, y) * radius(x), radius(v)) * v
+
+
+def retract(x: Tensor, v: Tensor, power: float = float("inf")) -> Tensor:
+    """Moves from x along v by the angle p atan(t / p) with t = |v| / |x|: every retraction that stays in span{x, v}.
+
+    p = 1 is metric projection of x + v, p = 2 the Cayley transform, p = infinity the exponential map
+    (arXiv:2608.02668; the closed form is our inference from its limits).
+    """
+    ratio = safe_divide(radius(v), radius(x))
+    turn = retraction_angle(ratio, power)
+    return torch.cos(turn) * x + safe_divide(torch.sin(turn), ratio) * v
+
+
+def retraction_angle(ratio: Tensor, power: float) -> Tensor:
+    """Angle of the step for |v| / |x| = ratio, in radians."""
+    return ratio if power == float("inf") else power * torch.atan(ratio / power)
+
+
+def transport(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    """Parallel transport of the tangent vector w at x to y along the geodesic between them (undefined at y = -x)."""
+    return w - safe_divide(dot(y, w), dot(x, x) + dot(x, y)) * (x + y)
+
+
+def angle(x: Tensor, y: Tensor) -> Tensor:
+    """Angle between rows in radians, shape (..., 1), accurate near 0 and pi (Kahan's form of two norms)."""
+    a = safe_divide(x, radius(x))
+    b = safe_divide(y, radius(y))
+    return 2 * torch.atan2(radius(a - b), radius(a + b))

@@ -1,0 +1,216 @@
+"""Token caches: the text is all there, work is done once, concurrent or damaged caches are no trouble."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from geonorm.errors import DataError
+from geonorm.lab.data import describe, load_tokenizer, open_source, prepare, tokens
+from geonorm.lab.data.store import default_cache
+from geonorm.lab.data.tokenizer import ByteTokenizer
+
+DOCUMENTS = [f"{n} Grüße, 世界 🌍\n\n  indented\n" * (n + 1) for n in range(60)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
+    return path
+
+
+def write_nothing(monkeypatch):
+    monkeypatch.setattr(tokens, "_write", lambda *args: pytest.fail("written again"))
+
+
+@pytest.mark.parametrize("spec", ["byte", "bpe"])
+def test_tokens_are_the_documents_with_eos(path, tmp_path, spec):
+    if spec == "bpe":
+        pytest.importorskip("tokenizers")
+    source = open_source(str(path))
+    tokenizer = load_tokenizer(spec, source, 280, tmp_path / "cache")
+    calls = []
+    data = prepare(source, tokenizer, tmp_path / "cache", progress=lambda *args: calls.append(args))
+    for split, array in (("train", data.train), ("validation", data.validation)):
+        documents = list(source.documents(split))
+        ends = np.flatnonzero(array == tokenizer.eos)
+        pieces = np.split(array, ends + 1)
+        assert [tokenizer.decode(piece.tolist()) for piece in pieces] == [*documents, ""]
+        assert array.dtype == np.uint16
+        assert not array.flags.writeable
+        size = len("".join(documents).encode())
+        assert data.token_bytes[array].sum() == size
+        counts = {"documents": len(documents), "tokens": len(array), "bytes": size}
+        assert data.meta["splits"][split] == counts
+        inspected = describe(source, tokenizer)["splits"][split]
+        assert {key: inspected[key] for key in counts} == counts
+        assert inspected["bytes_per_token"] == pytest.approx(size / len(array))
+        assert (split, len(array)) in calls
+    assert data.meta["source_sha256"] == source.fingerprint
+    assert data.meta["tokenizer_sha256"] == tokenizer.fingerprint
+    assert data.sha256 == data.meta["sha256"]
+
+
+def test_long_documents_are_cut_without_changing_a_token(tmp_path, monkeypatch):
+    pytest.importorskip("tokenizers")
+    path = tmp_path / "a.txt"
+    path.write_text("a line of words, then\nanother\n\n    indented   more\n" * 400)
+    source = open_source(str(path))
+    tokenizer = load_tokenizer("bpe", source, 285, tmp_path)
+    (text,) = source.documents("train")
+    whole = prepare(source, tokenizer, tmp_path / "whole")
+    assert np.array_equal(whole.train[:-1], tokenizer.encode([text])[0])
+    monkeypatch.setattr(tokens, "PIECE", 500)
+    monkeypatch.setattr(tokens, "BATCH", 1300)
+    cut = prepare(source, tokenizer, tmp_path / "cut")
+    assert cut.sha256 == whole.sha256
+    assert np.array_equal(cut.train, whole.train)
+
+
+def test_text_without_line_breaks_is_cut_anywhere(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_text("🌍x" * 2000, encoding="utf-8")
+    monkeypatch.setattr(tokens, "PIECE", 64)
+    data = prepare(open_source(str(path)), ByteTokenizer(), tmp_path)
+    assert ByteTokenizer().decode([*data.train.tolist(), *data.validation.tolist()]) == "🌍x" * 2000
+
+
+def test_second_time_reads_the_cache(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
+    assert default_cache() == tmp_path / "cache"
+    first = prepare(open_source(str(path)), ByteTokenizer())
+    write_nothing(monkeypatch)
+    second = prepare(open_source(str(path)), ByteTokenizer())
+    assert second.sha256 == first.sha256
+    assert np.array_equal(second.validation, first.validation)
+
+
+def test_other_source_or_tokenizer_is_other_data(path, tmp_path):
+    source = open_source(str(path))
+    other = tmp_path / "b.jsonl"
+    other.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS[1:]))
+    pytest.importorskip("tokenizers")
+    bpe = load_tokenizer("bpe", source, 270, tmp_path)
+    hashes = {
+        prepare(source, ByteTokenizer(), tmp_path).sha256,
+        prepare(open_source(str(other)), ByteTokenizer(), tmp_path).sha256,
+        prepare(source, bpe, tmp_path).sha256,
+    }
+    assert len(hashes) == 3
+
+
+@pytest.mark.parametrize("damage", ["truncate", "meta", "remove"])
+def test_damaged_cache_is_rebuilt(path, tmp_path, damage):
+    source = open_source(str(path))
+    first = prepare(source, ByteTokenizer(), tmp_path)
+    expected = first.validation.copy()
+    (file,) = tmp_path.glob("tokens/*/validation.bin")
+    if damage == "truncate":
+        os.truncate(file, 10)
+    elif damage == "meta":
+        (file.parent / "meta.json").write_text("{")
+    else:
+        file.unlink()
+    again = prepare(source, ByteTokenizer(), tmp_path)
+    assert again.sha256 == first.sha256
+    assert np.array_equal(again.validation, expected)
+    assert len(list((tmp_path / "tokens").iterdir())) == 1
+
+
+PREPARE = """
+import sys
+from pathlib import Path
+from geonorm.lab.data import open_source, prepare
+from geonorm.lab.data.tokenizer import ByteTokenizer
+source = open_source(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+data = prepare(source, ByteTokenizer(), Path(sys.argv[2]))
+print(data.sha256, len(data.train))
+"""
+
+
+def test_processes_that_prepare_at_once_all_succeed(path, tmp_path):
+    command = [sys.executable, "-c", PREPARE, str(path), str(tmp_path / "cache")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "PYTHONPATH": str(Path(tokens.__file__).parents[3])}
+    with ExitStack() as stack:
+        workers = [stack.enter_context(subprocess.Popen(command, env=environment, **pipes)) for _ in range(3)]
+        assert [worker.stdout.readline() for worker in workers] == ["ready\n"] * 3
+        for worker in workers:
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        results = [worker.communicate(timeout=60)[0] for worker in workers]
+        assert [worker.returncode for worker in workers] == [0, 0, 0]
+    data = prepare(open_source(str(path)), ByteTokenizer(), tmp_path / "cache")
+    assert set(results) == {f"{data.sha256} {len(data.train)}\n"}
+    assert len(list((tmp_path / "cache" / "tokens").iterdir())) == 1
+
+
+def test_the_slower_of_two_keeps_the_result_of_the_faster(path, tmp_path, monkeypatch):
+    source, write = open_source(str(path)), tokens._write
+
+    def overtaken(*args):
+        monkeypatch.setattr(tokens, "_write", write)
+        prepare(source, ByteTokenizer(), tmp_path)
+        write(*args)
+
+    monkeypatch.setattr(tokens, "_write", overtaken)
+    slower = prepare(source, ByteTokenizer(), tmp_path)
+    assert len(slower.train) == slower.meta["splits"]["train"]["tokens"]
+    assert len(list((tmp_path / "tokens").iterdir())) == 1
+
+
+def test_interrupted_preparation_leaves_nothing(path, tmp_path):
+    def interrupt(split, count):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(open_source(str(path)), ByteTokenizer(), tmp_path, progress=interrupt)
+    assert list((tmp_path / "tokens").iterdir()) == []
+
+
+def test_unwritable_cache_is_one_line(path, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    source = open_source(str(path))
+    with pytest.raises(DataError, match=r"cannot write to the cache .* set GEONORM_CACHE") as caught:
+        prepare(source, ByteTokenizer(), tmp_path / "file" / "cache")
+    assert "\n" not in str(caught.value)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tokens, "_write", full)
+    with pytest.raises(DataError, match="no space left on device"):
+        prepare(source, ByteTokenizer(), tmp_path / "cache")
+    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+
+
+def test_empty_split_is_one_line(path, tmp_path):
+    source = open_source(str(path))
+    object.__setattr__(source, "splits", {"train": lambda: iter(DOCUMENTS), "validation": lambda: iter(())})
+    with pytest.raises(DataError, match="no validation text"):
+        prepare(source, ByteTokenizer(), tmp_path)
+
+
+def test_large_vocabularies_take_four_bytes(path, tmp_path):
+    class Wide(ByteTokenizer):
+        def __init__(self):
+            super().__init__()
+            self.vocab_size, self.eos = 70_000, 69_999
+
+        def encode(self, texts):
+            return [np.full(len(text), 66_000, dtype=self.dtype) for text in texts]
+
+        def token_bytes(self):
+            return np.ones(self.vocab_size, dtype=np.int64)
+
+    data = prepare(open_source(str(path)), Wide(), tmp_path)
+    assert data.train.dtype == np.uint32
+    assert set(np.unique(data.train)) == {66_000, 69_999}

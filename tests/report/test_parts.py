@@ -1,0 +1,213 @@
+"""The parts of a report: reading, curves, words, axes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geonorm.lab.statistics import SEED_CAP, aggregate
+from geonorm.report import series
+from geonorm.report.runs import load, read_run
+from geonorm.report.style import COLOURS, duration, figures, looks, memory, rate, si, signed
+from geonorm.report.svg import Axis, Chart
+from geonorm.report.tables import headline, markdown, terminal
+
+MakeRun = Callable[..., Path]
+
+
+def rows(pre: list[float], other: list[float], scheme: str = "geonorm") -> list[dict[str, Any]]:
+    losses = {"pre": pre, scheme: other}
+    return aggregate(
+        [
+            {"scheme": name, "seed": seed, "lr": 1e-3, "status": "finished", "val_loss": loss}
+            for name, values in losses.items()
+            for seed, loss in enumerate(values)
+        ]
+    )
+
+
+def test_a_half_written_last_line_is_normal_and_an_earlier_one_is_counted(make_run: MakeRun) -> None:
+    path = make_run("pre", parts={"cut": True})
+    complete = read_run(path)
+    assert complete.damaged == 0 and len(complete.metrics) == 199
+    (path / "metrics.jsonl").write_text('{"step": 1, "lo\n{"step": 2, "loss": 3.0}\n{"step": 3')
+    broken = read_run(path)
+    assert broken.damaged == 1 and [row["step"] for row in broken.metrics] == [2]
+
+
+def test_a_run_without_a_summary_was_interrupted(make_run: MakeRun) -> None:
+    run = read_run(make_run("geonorm", seed=4, status="interrupted"))
+    assert run.summary["status"] == "interrupted"
+    assert (run.scheme, run.summary["seed"], run.summary["lr"]) == ("geonorm", 4, 0.003)
+
+
+def test_files_that_are_not_what_they_should_be_are_empty(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "config.yaml").write_text("{unclosed: [")
+    (path / "summary.json").write_text('{"status": "fin')
+    (path / "metrics.jsonl").write_bytes(b'[1, 2]\n"text"\n\xff\xfe')
+    run = read_run(path)
+    assert run.config == {} and run.metrics == [] and run.scheme == "run"
+
+
+def test_a_resumed_run_keeps_the_last_record_of_each_step(make_run: MakeRun) -> None:
+    path = make_run("pre", parts={"trace": False})
+    lines = [
+        {"step": 1, "seconds": 1},
+        {"step": 2, "seconds": 2},
+        {"step": 2, "seconds": 0.5},
+        {"step": 3, "seconds": 1},
+    ]
+    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    run = read_run(path)
+    assert [row["seconds"] for row in run.metrics] == [1, 0.5, 1]
+    assert series.clock(run) == {1: 1.0, 2: 1.5, 3: 2.0}
+
+
+def test_order_and_baseline_come_from_the_results(comparison_dir: Path) -> None:
+    comparison = load(comparison_dir)
+    assert comparison.schemes == ["pre", "geonorm", "post", "peri"] and comparison.baseline == "pre"
+    assert comparison.depth == 4 and comparison.data == "books-small"
+    assert [len(comparison.counted(scheme)) for scheme in comparison.schemes] == [5, 5, 5, 5]
+    assert len(comparison.of("peri")) == 10
+
+
+def test_pre_leads_where_nothing_else_is_on_record(make_run: MakeRun, tmp_path: Path) -> None:
+    for scheme in ("geonorm", "pre", "deepnorm"):
+        make_run(scheme, parts={"metrics": False, "trace": False})
+    assert load([tmp_path]).schemes == ["pre", "deepnorm", "geonorm"]
+    both = load([tmp_path / "runs" / "000", tmp_path / "runs" / "001", tmp_path])
+    assert len(both.runs) == 3 and both.source == tmp_path.name
+
+
+def test_curves_are_means_over_the_steps_all_seeds_share(make_run: MakeRun) -> None:
+    paths = [make_run("pre", seed) for seed in range(2)]
+    for path, values in zip(paths, ([1.0, 2.0], [3.0, 4.0, 9.0]), strict=True):
+        lines = [{"step": s, "tokens": 10 * s, "loss": v, "seconds": s} for s, v in enumerate(values, 1)]
+        (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    curve = series.curve([read_run(path) for path in paths], "loss")
+    assert curve is not None
+    np.testing.assert_array_equal(curve, [[10, 20], [2, 3], [1, 2], [3, 4]])
+
+
+def test_gap_pairs_the_seeds(make_run: MakeRun) -> None:
+    values = {("pre", 0): 3.0, ("pre", 1): 5.0, ("geonorm", 0): 2.5, ("geonorm", 1): 4.4}
+    runs = {}
+    for (scheme, seed), loss in values.items():
+        path = make_run(scheme, seed)
+        (path / "metrics.jsonl").write_text(json.dumps({"step": 1, "tokens": 10, "val_loss": loss}))
+        runs[scheme, seed] = read_run(path)
+    gap = series.gap([runs["geonorm", 1], runs["geonorm", 0]], [runs["pre", 0], runs["pre", 1]])
+    assert gap is not None and gap.mean[0] == pytest.approx(-0.55)
+    assert gap.high[0] - gap.mean[0] == pytest.approx(12.7062 * 0.05, rel=1e-3)  # t(0.975, 1) * std / sqrt(2)
+
+
+def test_profiles_take_the_last_evaluation_and_leave_nulls_out(make_run: MakeRun) -> None:
+    run = read_run(make_run("pre"))
+    radius = series.profile([run], "radius")
+    assert list(map(tuple, series.all_sites([radius]))) == [
+        (layer, k) for layer in range(4) for k in ("attn", "mlp")
+    ]
+    assert radius[series.Site(0, "attn")][0] == pytest.approx(11.3)
+    assert series.profile([run], "clamped") == {}
+
+
+def test_thinning_keeps_the_mean_and_the_number_of_points_asked_for() -> None:
+    values = np.arange(1000.0)
+    thin = series.Curve(values, values, values, values).thinned(10)
+    assert len(thin.x) == 10 and thin.mean.mean() == pytest.approx(values.mean())
+
+
+def test_a_wide_range_asks_for_a_logarithm() -> None:
+    assert series.wide([1.0, 31.0]) and not series.wide([1.0, 29.0]) and not series.wide([0.0, 1e3])
+    assert not series.wide([])
+
+
+def test_sentences_say_what_was_and_was_not_found() -> None:
+    assert headline(rows([3.0, 3.1, 3.2], [2.98, 3.079, 3.178])[1]) == (
+        "geonorm is 0.0210 (0.0185 to 0.0235) nats below pre at 3 seeds"
+    )
+    unclear = headline(rows([3.0, 3.1, 3.2], [2.99, 3.11, 3.17])[1])
+    assert unclear.startswith("geonorm against pre is not resolved at 3 seeds: the interval of −0.010 (")
+    assert "seeds would resolve a difference of this size" in unclear and "holds 0" in unclear
+    assert "no interval" in headline(rows([3.0], [2.9])[1])
+    tiny = rows([3.0, 3.1], [3.1, 3.0001])[1]
+    assert tiny["seeds_needed"] == SEED_CAP + 1 and "more than 1000 seeds" in headline(tiny)
+
+
+def test_terminal_lines_fit_100_columns() -> None:
+    lines = terminal(
+        rows([3.0, 3.1, 3.2], [2.99, 3.11, 3.17], "geonorm(decay=sqrt, max_angle=pi/8, " + "x" * 90)
+    )
+    assert max(map(len, lines)) <= 100
+    assert "geonorm(decay" in lines[3] and any("not resolved" in line for line in lines)
+
+
+def test_markdown_cells_cannot_break_the_table() -> None:
+    table = markdown(rows([3.0, 3.1], [3.0, 3.2], "a|b<script>")).splitlines()
+    columns = table[0].count("|")
+    assert all(line.replace("\\|", "").count("|") == columns for line in table[:4])
+    assert "a\\|b&lt;script>" in table[3] and "bits/byte" not in table[0]
+    assert all(line.startswith("- ") for line in table[5:])
+
+
+def test_looks_are_distinct_and_stay_with_their_scheme() -> None:
+    names = ["pre", "geonorm", *(f"x{i}" for i in range(20))]
+    found = looks(names)
+    assert found["pre"].light == COLOURS["ink"][0] and [
+        s for s in names if found[s].light == COLOURS["ink"][0]
+    ] == ["pre"]
+    assert len({(look.light, look.dash) for look in found.values()}) == len(names)
+    assert looks(["geonorm", "pre"])["geonorm"].light == found["geonorm"].light
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.booleans())
+def test_ticks_are_few_and_inside(low: float, span: float, log: bool) -> None:
+    axis = Axis(abs(low) + 1e-3, abs(low) + 1e-3 + span, True) if log else Axis(low, low + span)
+    ticks = axis.ticks()
+    assert 1 <= len(ticks) <= 12 and ticks == sorted(set(ticks))
+    assert all(-1e-6 <= axis.place(tick) <= 1 + 1e-6 for tick in ticks)
+
+
+def test_lines_break_where_a_value_is_missing_and_marks_outside_are_left_out() -> None:
+    chart = Chart(Axis(0, 4), Axis(0, 1), "test")
+    chart.line(0, [0, 1, 2, 3, 4], [0.1, 0.2, math.nan, 0.4, 0.5])
+    chart.mark(0, 1, 50.0, "far above", "circle")
+    chart.mark(0, 1, math.nan, "nowhere", "circle")
+    assert chart.clipped[0].count("M") == 2 and chart.above == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (si(1_050_000), "1.05M"),
+        (si(999.9), "1k"),
+        (si(None), "–"),
+        (si(12), "12"),
+        (memory(3 * 2**30), "3 GiB"),
+        (memory(None), "–"),
+        (duration(90), "90 s"),
+        (duration(600), "10 min"),
+        (rate(3e-4), "3e-4"),
+        (rate(None), "–"),
+        (rate(0.00125), "1.25e-3"),
+        (signed(-0.0210), "−0.021"),
+        (signed(-1e-9), "0.000"),
+        (signed(0.5), "+0.500"),
+        (figures(math.nan), "–"),
+        (figures(0.0), "0"),
+        (figures(1e-7), "1e−07"),
+        (figures(3.14159), "3.142"),
+    ],
+)
+def test_numbers_read_well(text: str, expected: str) -> None:
+    assert text == expected
