@@ -24,7 +24,7 @@ PUBLIC = {
 }
 MODULES = ("dynamics", "errors", "lab", "nn", "norms", "ops", "probes", "report", "residual", "schemes", "sphere")
 
-__all__ = [*PUBLIC, *MODULES]  # noqa: PLE0604
+__all__ = [*PUBLIC, *MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,9 @@ def entry(name: str) -> dict[str, Any]:
         "source": cls.source,
         "streams": scheme.streams,
         "planar": scheme.planar,
-        "fields": {f.name: {"default": plain(getattr(scheme, f.name)), "values": values(cls, f.name)} for f in fields(cls)},
+        "fields": {
+            f.name: {"default": plain(getattr(scheme, f.name)), "values": values(cls, f.name)} for f in fields(cls)
+        },
         "own_recipe": scheme.recipe(),
     }
 

@@ -29,7 +29,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def unknown(what: str, name: str, valid: Iterable[str]) -> str:
-    """The one sentence for a name that does not exist: what it was meant to be, the nearest valid one, and all of them."""
+    """The one sentence for a name that does not exist: what it was, the nearest valid one, and all of them."""
     valid = sorted(valid)
     guess = nearest(name, valid)
     return f"unknown {what} {name!r}" + (f": {guess}" if guess else "") + f" (valid: {', '.join(valid)})"

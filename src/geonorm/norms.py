@@ -7,7 +7,7 @@ the dtype of the input. `eps` is added to the mean square (rms, layer), never to
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import get_args, Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F

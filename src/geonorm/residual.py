@@ -19,8 +19,8 @@ class Residual(nn.Module):
 
     branch: any module from (..., dim) to (..., dim); keyword arguments of the forward pass go to it. If it returns a
     tuple, its first entry is the update and the rest is handed back beside the new stream. x is the residual stream,
-    (..., dim), or (..., streams, dim) for schemes with several; it keeps its dtype. The branch reads the dtype of its own
-    parameters. norm, gains, eps say what N is (see norms.py). Raises ConfigError for an unknown scheme or norm.
+    (..., dim), or (..., streams, dim) for schemes with several; it keeps its dtype. The branch reads the dtype of its
+    own parameters. norm, gains, eps say what N is (see norms.py). Raises ConfigError for an unknown scheme or norm.
     """
 
     layer: Tensor

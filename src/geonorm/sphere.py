@@ -83,7 +83,9 @@ def retract(x: Tensor, v: Tensor, power: float = float("inf")) -> Tensor:
     """
     ratio = safe_divide(radius(v), radius(x))
     turn = retraction_angle(ratio, power)
-    return torch.cos(turn) * x + safe_divide(torch.sin(turn), ratio) * v
+    # sin(turn) / ratio, whose limit at v = 0 is 1: a retraction is the identity to first order
+    pull = torch.where(ratio == 0, 1.0, safe_divide(turn, ratio)) * sinc(turn)
+    return torch.cos(turn) * x + torch.where(radius(x) == 0, 0.0, pull) * v
 
 
 def retraction_angle(ratio: Tensor, power: float) -> Tensor:

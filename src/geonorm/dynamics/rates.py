@@ -1,9 +1,9 @@
 """How fast a scheme turns a token and changes its radius: d/dh of its `write` at h = 0.
 
-For particles theta_j = x_j / r_j the paper writes theta' = P_theta(A) / s and r' = ..., with a speed factor s and a radius
-law per scheme. Both follow from the definition that trains: in the frame of x (u = c x + v, v tangent) a
-rotation-equivariant write is x' = rho x + tau v, so s = r / (dtau/dh) and r' = r drho/dh. Equivariance also means that the
-same write, run on the 2-vectors (r, 0) and (c r, |v|), gives both numbers at cost n x 2 whatever the dimension.
+For particles theta_j = x_j / r_j the paper writes theta' = P_theta(A) / s and r' = ..., with a speed factor s and a
+radius law per scheme. Both follow from the definition that trains: in the frame of x (u = c x + v, v tangent) a
+rotation-equivariant write is x' = rho x + tau v, so s = r / (dtau/dh) and r' = r drho/dh. Equivariance also means that
+the same write, run on the 2-vectors (r, 0) and (c r, |v|), gives both numbers at cost n x 2 whatever the dimension.
 N is unit here: radius 1, eps 0, no gains.
 """
 
@@ -38,14 +38,14 @@ def rates(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> tuple[Tenso
         return rule.write(flat, update, carry, own, site, h)
 
     zero = torch.zeros((), dtype=x.dtype, device=x.device)
-    _, velocity = torch.func.jvp(step, (zero,), (torch.ones_like(zero),))
+    velocity = torch.func.jvp(step, (zero,), (torch.ones_like(zero),))[1]
     drho = sphere.safe_divide(velocity[..., :1], radius)
     dtau = sphere.safe_divide(velocity[..., 1:], height)
     return drho.squeeze(-1).detach(), dtau.squeeze(-1).detach()
 
 
 def speed(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> Tensor:
-    """Speed factor s of shape (...): theta' = P_theta(u) / s. Infinite where u has no tangential part: nothing moves."""
+    """Speed factor s of shape (...): theta' = P_theta(u) / s. Infinite where u has no tangential part."""
     _, dtau = rates(scheme, x, u, site)
     return torch.where(dtau == 0, torch.inf, sphere.radius(x).squeeze(-1) / dtau)
 

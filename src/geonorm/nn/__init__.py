@@ -5,9 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-PUBLIC = {"DecoderConfig": "config", "PRESETS": "config", "preset": "config", "Decoder": "decoder", "generate": "sampling"}
+PUBLIC = {
+    "DecoderConfig": "config",
+    "PRESETS": "config",
+    "preset": "config",
+    "Decoder": "decoder",
+    "generate": "sampling",
+}
 
-__all__ = list(PUBLIC)  # noqa: PLE0605
+__all__ = list(PUBLIC)
 
 
 def __getattr__(name: str) -> Any:

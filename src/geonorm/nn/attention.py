@@ -51,7 +51,7 @@ class LayerCache:
 
 
 class Attention(nn.Module):
-    """(batch, tokens, width) to the same. Schemes may put modules on q, k, v (before RoPE) and q_rope, k_rope (after)."""
+    """(batch, tokens, width) to the same. Schemes may put modules on q, k, v (before RoPE), q_rope, k_rope (after)."""
 
     def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Attention(nn.Module):
                 self.slots[name] = slot
 
     def split(self, name: str, y: Tensor, heads: int) -> Tensor:
-        """(batch, tokens, heads * head_dim) to (batch, tokens, heads, head_dim), through the norm and slot of that name."""
+        """(batch, tokens, heads * head_dim) to (batch, tokens, heads, head_dim), through norm and slot of that name."""
         if name in self.norms and self.whole:
             y = self.norms[name](y)
         y = y.unflatten(-1, (heads, self.head_dim))

@@ -38,7 +38,10 @@ class End(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: an attention residual, then an MLP residual."""
+    """One layer: an attention residual, then an MLP residual. Keyword arguments go to the attention."""
+
+    attn: Residual
+    mlp: Residual
 
     def __init__(self, config: DecoderConfig, scheme: Scheme, layer: int) -> None:
         super().__init__()
@@ -46,19 +49,17 @@ class Block(nn.Module):
             site = Site(layer, name, config.layers)
             branch = make(config, scheme.resolve(site), site)
             residual = Residual(branch, scheme, site, config.width, config.norm, config.gains, config.eps)
-            self.add_module(name, residual)
+            setattr(self, name, residual)
 
     def forward(self, x: Tensor, **attention: Any) -> Tensor:
-        x = self.attn(x, **attention)
-        x = self.mlp(x)
-        return x
+        return self.mlp(self.attn(x, **attention))
 
 
 class Decoder(nn.Module):
     """(batch, tokens) of ids to logits (batch, tokens, vocab_size).
 
-    Weights are drawn at construction from torch's global generator, in one order for all schemes, so that one seed gives
-    every scheme the same draws; biases start at 0.
+    Weights are drawn at construction from torch's global generator, in one order for all schemes, so that one seed
+    gives every scheme the same draws; biases start at 0.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -104,13 +105,13 @@ class Decoder(nn.Module):
             if isinstance(module, Residual):
                 yield Site(module.index, module.kind, module.depth), module
 
-    def weights(self) -> Iterator[tuple[str, nn.Parameter, Scheme, Site]]:
+    def weights(self) -> Iterator[tuple[str, Tensor, Scheme, Site]]:
         """Every weight with a role: (role, weight, the scheme it stands under, its site)."""
         yield "embed", self.embed.weight, self.entry.scheme, self.entry.site
         for site, residual in self.residuals():
             for module in residual.branch.modules():
-                if hasattr(module, "role"):
-                    yield module.role, module.weight, residual.scheme, site
+                if isinstance(module, nn.Linear) and hasattr(module, "role"):
+                    yield str(module.role), module.weight, residual.scheme, site
         if not self.config.tied:
             yield "head", self.head.weight, self.exit.scheme, self.exit.site
 
@@ -118,8 +119,9 @@ class Decoder(nn.Module):
     def reset_parameters(self) -> None:
         """Draws all weights anew and restores every norm, scalar and buffer."""
         for module in self.modules():
-            if module is not self and hasattr(module, "reset_parameters") and not hasattr(module, "role"):
-                module.reset_parameters()
+            reset = getattr(module, "reset_parameters", None)
+            if reset is not None and module is not self and not hasattr(module, "role"):
+                reset()
         for role, weight, scheme, site in self.weights():
             fan_out, fan_in = weight.shape
             std = scheme.init_std(role, fan_in, fan_out, site, base_std(fan_in))

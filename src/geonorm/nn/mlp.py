@@ -11,7 +11,7 @@ from .roles import linear
 
 
 class MLP(nn.Module):
-    """(..., width) to the same: down(silu(gate y) * up y), or down(gelu(up y)). Schemes may put modules on up and gate."""
+    """(..., width) to the same: down(silu(gate y) * up y), or down(gelu(up y)). Schemes may put modules on up, gate."""
 
     def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
         super().__init__()

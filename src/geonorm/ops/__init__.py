@@ -1,5 +1,6 @@
 """Tensor operations with a slow twin and a fast path. They know tensors, not schemes."""
 
-from .geodesic import AngleMap, backends, geodesic_step, geodesic_update
+from .angle import AngleMap
+from .geodesic import backends, geodesic_step, geodesic_update
 
 __all__ = ["AngleMap", "backends", "geodesic_step", "geodesic_update"]

@@ -3,7 +3,6 @@
     angle = min(post * (gain * min(R(pre * ratio), max_angle) + bias), max_angle),   ratio = |v| / |x|
 
 R is the angle of the retraction. The decay of a scheme stands in `post` (after the clamp) or in `pre` (before it).
-Everything here has one number per token; the (..., dim) work is in `geodesic` and `closed_form`.
 """
 
 from __future__ import annotations
@@ -35,77 +34,18 @@ class AngleMap:
 
     def __call__(self, ratio: Tensor) -> Tensor:
         """Angle in radians for ratio >= 0 of any shape: plain differentiable PyTorch, the definition."""
-        turn = sphere.retraction_angle(self.pre * ratio, self.power).clamp(max=self.max_angle)
-        turn = self.gain * turn
+        turn = self.gain * self.unclamped(ratio).clamp(max=self.max_angle)
         if isinstance(self.bias, Tensor) or self.bias != 0:
             turn = turn + self.bias * ratio * torch.rsqrt(ratio * ratio + BIAS_SOFTNESS**2)
         return (self.post * turn).clamp(max=self.max_angle)
 
+    def unclamped(self, ratio: Tensor) -> Tensor:
+        return sphere.retraction_angle(self.pre * ratio, self.power)
+
     def clamped(self, ratio: Tensor) -> Tensor:
         """Whether either minimum binds, boolean, same shape as ratio."""
-        inner = sphere.retraction_angle(self.pre * ratio, self.power) >= self.max_angle
-        return inner | (self(ratio) >= self.max_angle)
+        return (self.unclamped(ratio) >= self.max_angle) | (self(ratio) >= self.max_angle)
 
-
-@dataclass
-class Slopes:
-    """An angle map at given ratios, in the three forms its derivatives need; none of them divides by a vanishing ratio.
-
-    quotient  = angle / ratio
-    slope     = d angle / d ratio
-    curvature = (slope - quotient) / ratio^2
-    """
-
-    quotient: Tensor
-    slope: Tensor
-    curvature: Tensor
-
-    def times(self, factor: float | Tensor) -> Slopes:
-        if isinstance(factor, float) and factor == 1.0:
-            return self
-        return Slopes(factor * self.quotient, factor * self.slope, factor * self.curvature)
-
-    def plus(self, other: Slopes) -> Slopes:
-        return Slopes(
-            self.quotient + other.quotient, self.slope + other.slope, self.curvature + other.curvature
-        )
-
-    def clamp(self, ratio: Tensor, ceiling: float) -> Slopes:
-        """min(angle, ceiling): where it binds the angle is constant. NaN compares false and passes through."""
-        binds = self.quotient * ratio >= ceiling
-        level = ceiling / torch.where(binds, ratio, 1.0)
-        return Slopes(
-            torch.where(binds, level, self.quotient),
-            torch.where(binds, 0.0, self.slope),
-            torch.where(binds, -level / ratio / ratio, self.curvature),
-        )
-
-
-def retraction_slopes(ratio: Tensor, pre: float | Tensor, power: float) -> Slopes:
-    """Slopes of R(pre * ratio)."""
-    if power == inf:
-        constant = torch.zeros_like(ratio) + pre
-        return Slopes(constant, constant, torch.zeros_like(ratio))
-    z = pre * ratio / power
-    squared = z * z
-    small = squared < 1e-2
-    safe = torch.where(small, 1.0, z)
-    slope = 1 / (1 + squared)
-    quotient = torch.where(
-        small,
-        1 - squared * (1 / 3 - squared * (1 / 5 - squared * (1 / 7 - squared * (1 / 9 - squared * (1 / 11 - squared / 13))))),
-        torch.atan(safe) / safe,
-    )
-    bend = torch.where(
-        small,
-        -2 / 3 + squared * (4 / 5 - squared * (6 / 7 - squared * (8 / 9 - squared * (10 / 11 - squared * (12 / 13 - squared * 14 / 15))))),
-        (slope - quotient) / (safe * safe),
-    )
-    return Slopes(pre * quotient, pre * slope, pre * (pre / power) ** 2 * bend)
-
-
-def bias_slopes(ratio: Tensor, bias: float | Tensor) -> Slopes:
-    """Slopes of the softened bias."""
-    root = torch.rsqrt(ratio * ratio + BIAS_SOFTNESS**2)
-    cube = root * root * root
-    return Slopes(bias * root, bias * BIAS_SOFTNESS**2 * cube, -bias * cube)
+    def quotient_at_zero(self) -> float | Tensor:
+        """Limit of angle / ratio as the update vanishes: what carries the gradient to u at u = 0."""
+        return self.post * (self.gain * self.pre + self.bias / BIAS_SOFTNESS)

@@ -42,9 +42,7 @@ def geodesic_update(
     return geodesic_step(x, u, AngleMap(post=decay, max_angle=max_angle), backend=backend)
 
 
-def geodesic_step(
-    x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.0, backend: str = "auto"
-) -> Tensor:
+def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.0, backend: str = "auto") -> Tensor:
     """The update under any angle map. h scales the angle of the step: a tensor h takes the reference twin, which is
     differentiable forward and backward (d/dh at 0 is the velocity of the particle system)."""
     backend = choose(backend)
@@ -63,17 +61,9 @@ def reference(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.0) -
     angle = angles(ratio)
     turn = h * angle
     # sin(turn) |x| v / |v| = turn sinc(turn) v / ratio, and angle / ratio stays finite where v vanishes
-    quotient = torch.where(ratio == 0, quotient_at_zero(angles), sphere.safe_divide(angle, ratio))
+    quotient = torch.where(ratio == 0, angles.quotient_at_zero(), sphere.safe_divide(angle, ratio))
     quotient = torch.where(squared == 0, 0.0, quotient)
     return (torch.cos(turn) * wide + h * quotient * sphere.sinc(turn) * v).to(x.dtype)
-
-
-def quotient_at_zero(angles: AngleMap) -> float | Tensor:
-    """Limit of angle / ratio as the update vanishes: what carries the gradient to u at u = 0."""
-    from .angle import BIAS_SOFTNESS
-
-    limit: float | Tensor = angles.post * (angles.gain * angles.pre + angles.bias / BIAS_SOFTNESS)
-    return limit
 
 
 def choose(backend: str) -> str:

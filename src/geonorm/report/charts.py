@@ -36,9 +36,7 @@ class Strip(NamedTuple):
     high: float | None = None
 
 
-def strips(
-    rows: Sequence[Strip], styles: Sequence[Look], axis: Axis, summary: str, zero: bool = False
-) -> Chart:
+def strips(rows: Sequence[Strip], styles: Sequence[Look], axis: Axis, summary: str, zero: bool = False) -> Chart:
     """One row per scheme: dots are runs, the bar is the 95 % interval, the tick its mean."""
     chart = Chart(axis, None, summary, height=ROW * len(rows) + 60, width=560)
     if zero:
@@ -72,8 +70,7 @@ def noise(comparison: Comparison) -> list[Figure]:
         return []
     axis = Axis.around(values, title="final validation loss (nats per token)")
     note = (
-        "Each mark is one run at its scheme's best learning rate; "
-        "the bar is the 95 % interval of the mean over seeds."
+        "Each mark is one run at its scheme's best learning rate; the bar is the 95 % interval of the mean over seeds."
     )
     styles = list(looks(comparison.schemes).values())
     return [Figure("Noise between seeds", note, strips(rows, styles, axis, "Final loss of every run"))]
@@ -81,9 +78,7 @@ def noise(comparison: Comparison) -> list[Figure]:
 
 def forest(comparison: Comparison) -> list[Figure]:
     """Paired differences to the baseline with their intervals."""
-    base = {
-        run.summary.get("seed"): run.summary["val_loss"] for run in comparison.counted(comparison.baseline)
-    }
+    base = {run.summary.get("seed"): run.summary["val_loss"] for run in comparison.counted(comparison.baseline)}
     rows = []
     for index, row in enumerate(comparison.rows):
         if row["difference"] is None or row["scheme"] == comparison.baseline:
@@ -108,9 +103,7 @@ def forest(comparison: Comparison) -> list[Figure]:
         "The bar is the 95 % interval of their mean: where it touches 0 the difference is not resolved."
     )
     if len(rows) > 1:
-        note += (
-            f" With {len(rows)} comparisons, expect about {0.05 * len(rows):.2g} to miss 0 by chance alone."
-        )
+        note += f" With {len(rows)} comparisons, expect about {0.05 * len(rows):.2g} to miss 0 by chance alone."
     styles = list(looks(comparison.schemes).values())
     return [Figure("Paired differences", note, strips(rows, styles, axis, "Paired differences", zero=True))]
 
@@ -192,9 +185,7 @@ def learning_rates(comparison: Comparison) -> list[Figure]:
         return []
     x = Axis.around(tried, log=True, margin=0.08, form=rate, title="learning rate")
     chart = Chart(x, Axis(*series.rate_window(losses)), "Final loss against learning rate")
-    chart.x_labels = [
-        (lr, rate(lr)) for lr in (tried if len(tried) <= 7 else tried[:: math.ceil(len(tried) / 7)])
-    ]
+    chart.x_labels = [(lr, rate(lr)) for lr in (tried if len(tried) <= 7 else tried[:: math.ceil(len(tried) / 7)])]
     markers = [look.marker for look in looks(comparison.schemes).values()]
     for index, row in enumerate(comparison.rows):
         rates = [lr for lr in row["lrs"] if lr]
@@ -277,9 +268,7 @@ def _profile(comparison: Comparison, measure: Measure) -> Figure | None:
             site = sites[position]
             seeds = "" if low == high else f" (seeds {figures(low)} to {figures(high)})"
             label = f"{comparison.schemes[index]} · layer {site.layer:g} {site.kind}: {figures(mean)}{seeds}"
-            chart.mark(
-                index, position, mean, label, markers[index], "mark" if site.kind == "mlp" else "mark hollow"
-            )
+            chart.mark(index, position, mean, label, markers[index], "mark" if site.kind == "mlp" else "mark hollow")
     return Figure(measure.title, measure.note + (" Logarithmic scale." if log else ""), chart)
 
 
@@ -303,20 +292,14 @@ def gradients(comparison: Comparison) -> list[Figure]:
     raw = [series.curve(comparison.drawn(scheme), "grad_norm") for scheme in comparison.schemes]
     curves = [curve.thinned(120) if curve else None for curve in raw]
     marked = [
-        [
-            (*event, key)
-            for key in ("grad_norm", "loss")
-            for event in series.events(comparison.of(scheme), key)
-        ]
+        [(*event, key) for key in ("grad_norm", "loss") for event in series.events(comparison.of(scheme), key)]
         for scheme in comparison.schemes
     ]
     means = [float(value) for curve in curves if curve for value in curve.mean]
     if not means:
         return []
     x = Axis(0.0, max(float(c.x[-1]) for c in curves if c) * 1.02, form=si, title="tokens seen")
-    peaks = [
-        value for events in marked for *_, value, key in events if key == "grad_norm" and math.isfinite(value)
-    ]
+    peaks = [value for events in marked for *_, value, key in events if key == "grad_norm" and math.isfinite(value)]
     y = Axis.around([*means, *peaks], log=series.wide([*means, *peaks], 10.0))
     chart = Chart(x, y, "Gradient norm and spikes")
     for index, curve in enumerate(curves):

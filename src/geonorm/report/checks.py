@@ -50,9 +50,7 @@ def _unfinished(comparison: Comparison) -> list[str]:
 
 def _ended(runs: Sequence[Run]) -> str:
     """How these runs ended, in words: "2 diverged runs"."""
-    return " and ".join(
-        f"{n} {status} {'run' if n == 1 else 'runs'}" for status, n in _statuses(runs).items()
-    )
+    return " and ".join(f"{n} {status} {'run' if n == 1 else 'runs'}" for status, n in _statuses(runs).items())
 
 
 def _statuses(runs: Sequence[Run]) -> Counter[str]:
@@ -75,8 +73,7 @@ def _rates(comparison: Comparison) -> list[str]:
 
 def _pairs(comparison: Comparison) -> list[str]:
     return [
-        f"{row['scheme']}: only {row['pairs']} of {count(row['n'], 'seed')} have a partner "
-        f"in {comparison.baseline}."
+        f"{row['scheme']}: only {row['pairs']} of {count(row['n'], 'seed')} have a partner in {comparison.baseline}."
         for row in comparison.rows
         if row["scheme"] != comparison.baseline and row["pairs"] < row["n"]
     ]
@@ -86,9 +83,7 @@ def _budget(comparison: Comparison) -> list[str]:
     tokens = sorted({row["tokens"] for row in comparison.rows if row["n"] and row["tokens"]})
     if len(tokens) < 2:
         return []
-    return [
-        f"The budgets differ, from {si(tokens[0])} to {si(tokens[-1])} tokens: these are not one comparison."
-    ]
+    return [f"The budgets differ, from {si(tokens[0])} to {si(tokens[-1])} tokens: these are not one comparison."]
 
 
 def _parameters(comparison: Comparison) -> list[str]:
@@ -97,9 +92,7 @@ def _parameters(comparison: Comparison) -> list[str]:
         sizes = [row[key] for row in comparison.rows if row[key]]
         if sizes and max(sizes) > min(sizes) * (1 + PARAMETER_TOLERANCE):
             gap = 100 * (max(sizes) / min(sizes) - 1)
-            found.append(
-                f"The numbers of {words} differ by {gap:.2g} % ({si(min(sizes))} to {si(max(sizes))})."
-            )
+            found.append(f"The numbers of {words} differ by {gap:.2g} % ({si(min(sizes))} to {si(max(sizes))}).")
     return found
 
 

@@ -64,9 +64,7 @@ def final_loss(comparison: Comparison, figure: Figure) -> bool:
     for place, row in enumerate(comparison.rows):
         look = styles[row["scheme"]]
         losses = [run.summary["val_loss"] for run in comparison.counted(row["scheme"])]
-        axes.plot(
-            losses, [place] * len(losses), linestyle="none", marker=MARKERS[look.marker], color=look.light
-        )
+        axes.plot(losses, [place] * len(losses), linestyle="none", marker=MARKERS[look.marker], color=look.light)
         if row["val_loss_low"] is not None:
             ends = [row["val_loss_low"], row["val_loss_high"]]
             axes.plot(ends, [place, place], color=look.light, alpha=0.22, linewidth=8, solid_capstyle="butt")
@@ -80,18 +78,14 @@ def final_loss(comparison: Comparison, figure: Figure) -> bool:
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("final validation loss (nats per token)")
     axes.set_title(
-        "One mark per run; bar: 95 % interval of the mean; "
-        f"right: difference to {_label(comparison.baseline)}"
+        f"One mark per run; bar: 95 % interval of the mean; right: difference to {_label(comparison.baseline)}"
     )
     return True
 
 
 def loss_curves(comparison: Comparison, figure: Figure) -> bool:
     """Loss against tokens and against wall time, side by side."""
-    panels = [
-        (key, [series.losses(comparison, s, key) for s in comparison.schemes])
-        for key in ("tokens", "seconds")
-    ]
+    panels = [(key, [series.losses(comparison, s, key) for s in comparison.schemes]) for key in ("tokens", "seconds")]
     panels = [(key, drawn) for key, drawn in panels if any(train or valid for train, valid in drawn)]
     if not panels:
         return False
@@ -136,18 +130,14 @@ def geometry(comparison: Comparison, figure: Figure) -> bool:
                 continue
             mean, low, high = zip(*(profile[sites[place]] for place in places), strict=True)
             axes.plot(places, mean, color=look.light, linestyle=_dash(look))
-            axes.plot(
-                [], [], MARKERS[look.marker], linestyle=_dash(look), color=look.light, label=_label(scheme)
-            )
+            axes.plot([], [], MARKERS[look.marker], linestyle=_dash(look), color=look.light, label=_label(scheme))
             axes.fill_between(places, low, high, color=look.light, alpha=0.15, linewidth=0)
             for place, value in zip(places, mean, strict=True):
                 face = look.light if sites[place].kind == "mlp" else "white"
                 axes.plot(place, value, MARKERS[look.marker], color=look.light, markerfacecolor=face)
         if series.wide(value for profile in profiles for triple in profile.values() for value in triple):
             axes.set_yscale("log")
-        starts = [
-            place for place, site in enumerate(sites) if not place or site.layer != sites[place - 1].layer
-        ]
+        starts = [place for place, site in enumerate(sites) if not place or site.layer != sites[place - 1].layer]
         starts = starts[:: math.ceil(len(starts) / 12)]
         axes.set_xticks(starts, [f"{sites[place].layer:g}" for place in starts])
         axes.set_xlabel("layer (attention hollow, MLP filled)")
@@ -169,16 +159,10 @@ def learning_rates(comparison: Comparison, figure: Figure) -> bool:
         look = styles[row["scheme"]]
         losses = [math.nan if loss is None else loss for loss in table.values()]
         label = _label(row["scheme"])
-        axes.plot(
-            list(table), losses, MARKERS[look.marker], linestyle=_dash(look), color=look.light, label=label
-        )
+        axes.plot(list(table), losses, MARKERS[look.marker], linestyle=_dash(look), color=look.light, label=label)
         if row["lr"] in table:
-            axes.plot(
-                row["lr"], table[row["lr"]], "o", markersize=10, markerfacecolor="none", color=look.light
-            )
-    axes.set_ylim(
-        *series.rate_window([loss for _, table in tables for loss in table.values() if loss is not None])
-    )
+            axes.plot(row["lr"], table[row["lr"]], "o", markersize=10, markerfacecolor="none", color=look.light)
+    axes.set_ylim(*series.rate_window([loss for _, table in tables for loss in table.values() if loss is not None]))
     axes.set_xscale("log")
     axes.set_xticks(tried, [rate(lr) for lr in tried])
     axes.minorticks_off()

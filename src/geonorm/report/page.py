@@ -39,9 +39,7 @@ def page(comparison: Comparison) -> str:
         ("Repeat it", _repeat(comparison)),
     ]
     caption = f'<p class="caption">{escape(summary_line(comparison))}</p>'
-    body = "".join(
-        f"<section><h2>{escape(name)}</h2>{caption}{content}</section>" for name, content in sections
-    )
+    body = "".join(f"<section><h2>{escape(name)}</h2>{caption}{content}</section>" for name, content in sections)
     resources = files("geonorm.report")
     css = resources.joinpath("page.css").read_text(encoding="utf-8") + _colours(list(styles.values()))
     script = resources.joinpath("page.js").read_text(encoding="utf-8")
@@ -147,8 +145,7 @@ def _stability(comparison: Comparison) -> str:
     sentences = [
         f"{row['scheme']}: {count(row['spikes'], 'loss spike')} and "
         f"{count(row['grad_spikes'], 'gradient spike')} "
-        f"in {count(row['n'], 'finished run')}"
-        + (f"; {row['failed']} did not finish." if row["failed"] else ".")
+        f"in {count(row['n'], 'finished run')}" + (f"; {row['failed']} did not finish." if row["failed"] else ".")
         for row in comparison.rows
     ]
     rule = "A spike is a value more than 6 standard deviations above the mean of the 100 steps before it."
@@ -168,9 +165,7 @@ def _recipe(comparison: Comparison) -> str:
     if own:
         body = "".join(
             f'<tr><th scope="row">{escape(key)}</th>'
-            + "".join(
-                f"<td>{escape(_values(comparison.of(scheme), key))}</td>" for scheme in comparison.schemes
-            )
+            + "".join(f"<td>{escape(_values(comparison.of(scheme), key))}</td>" for scheme in comparison.schemes)
             + "</tr>"
             for key in own
         )
@@ -222,9 +217,7 @@ def _status(summary: Record, name: str) -> str:
 
 
 def _pairs(pairs: Sequence[tuple[str, Any]]) -> str:
-    items = "".join(
-        f"<div><dt>{escape(key)}</dt><dd>{escape(_plain(value))}</dd></div>" for key, value in pairs
-    )
+    items = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(_plain(value))}</dd></div>" for key, value in pairs)
     return f"<dl>{items}</dl>"
 
 

@@ -76,9 +76,7 @@ def curve(runs: Sequence[Run], key: str, x: str = "tokens") -> Curve | None:
 
 def gap(runs: Sequence[Run], base: Sequence[Run], key: str = "val_loss") -> Curve | None:
     """Mean difference to the baseline over tokens, paired by seed at each step, with its 95 % interval."""
-    others = {
-        run.summary.get("seed"): {number(r, "step"): number(r, key) for r in run.metrics} for run in base
-    }
+    others = {run.summary.get("seed"): {number(r, "step"): number(r, key) for r in run.metrics} for run in base}
     points: dict[float, list[tuple[float, float]]] = {}
     for run in runs:
         other = others.get(run.summary.get("seed"), {})
@@ -149,9 +147,7 @@ def frame(
     comparison: Comparison, drawn: Sequence[tuple[Curve | None, Curve | None]], share: float = 0.15
 ) -> tuple[float, float] | None:
     """Range of losses worth the space: the first `share` of training and what never finished may leave it."""
-    finished = [
-        curves for scheme, curves in zip(comparison.schemes, drawn, strict=True) if comparison.counted(scheme)
-    ]
+    finished = [curves for scheme, curves in zip(comparison.schemes, drawn, strict=True) if comparison.counted(scheme)]
     curves = [curve for pair in finished or drawn for curve in pair if curve]
     if not curves:
         return None

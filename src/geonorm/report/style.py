@@ -48,9 +48,7 @@ def looks(schemes: Sequence[str]) -> dict[str, Look]:
         names[scheme] = cycle[extra % len(cycle)]
         rounds[scheme] = 1 + extra // len(cycle)
     return {
-        scheme: Look(
-            *COLOURS[names[scheme]], DASHES[rounds[scheme] % len(DASHES)], MARKERS[index % len(MARKERS)]
-        )
+        scheme: Look(*COLOURS[names[scheme]], DASHES[rounds[scheme] % len(DASHES)], MARKERS[index % len(MARKERS)])
         for index, scheme in enumerate(schemes)
     }
 

@@ -25,9 +25,7 @@ SHAPES = {
 class Axis:
     """A linear or logarithmic axis over a range of values."""
 
-    def __init__(
-        self, low: float, high: float, log: bool = False, form: Format = figures, title: str = ""
-    ) -> None:
+    def __init__(self, low: float, high: float, log: bool = False, form: Format = figures, title: str = "") -> None:
         if not low < high:
             low, high = (low / 1.5, high * 1.5) if log else (low - 0.5, high + 0.5)
         self.low, self.high, self.log, self.form, self.title = low, high, log, form, title
@@ -127,9 +125,7 @@ class Chart:
 
     def tick(self, scheme: int, x: float, y: float) -> None:
         """The short upright line of a mean."""
-        self.above.append(
-            f'<path class="mean s{scheme}" data-s="{scheme}" d="M{self.at_x(x):.1f},{y - 8:.1f}v16"/>'
-        )
+        self.above.append(f'<path class="mean s{scheme}" data-s="{scheme}" d="M{self.at_x(x):.1f},{y - 8:.1f}v16"/>')
 
     @staticmethod
     def _marker(scheme: int, at_x: float, at_y: float, label: str, shape: str, css: str) -> str:
@@ -141,8 +137,7 @@ class Chart:
     def segment(self, scheme: int, low: float, high: float, y: float, css: str = "bar") -> None:
         """A horizontal interval."""
         self.clipped.append(
-            f'<path class="{css} s{scheme}" data-s="{scheme}" '
-            f'd="M{self.at_x(low):.1f},{y:.1f}H{self.at_x(high):.1f}"/>'
+            f'<path class="{css} s{scheme}" data-s="{scheme}" d="M{self.at_x(low):.1f},{y:.1f}H{self.at_x(high):.1f}"/>'
         )
 
     def text(self, x: float, y: float, text: str, css: str = "", scheme: int | None = None) -> None:
@@ -157,9 +152,7 @@ class Chart:
 
     def level(self, y: float) -> None:
         """A horizontal reference line."""
-        self.clipped.append(
-            f'<path class="zero" d="M{self.left},{self.at_y(y):.1f}H{self.width - self.right}"/>'
-        )
+        self.clipped.append(f'<path class="zero" d="M{self.left},{self.at_y(y):.1f}H{self.width - self.right}"/>')
 
     def __str__(self) -> str:
         floor = self.height - self.bottom
@@ -185,9 +178,7 @@ class Chart:
             parts.append(f'<path class="grid" d="M{at:.1f},{self.top}V{floor}"/>')
             parts.append(f'<text class="tick middle" x="{at:.1f}" y="{floor + 16}">{escape(label)}</text>')
         middle = (self.left + self.width - self.right) / 2
-        parts.append(
-            f'<text class="name middle" x="{middle:.0f}" y="{self.height - 6}">{escape(self.x.title)}</text>'
-        )
+        parts.append(f'<text class="name middle" x="{middle:.0f}" y="{self.height - 6}">{escape(self.x.title)}</text>')
         if self.y:
             for tick in self.y.ticks():
                 at, label = self.at_y(tick), escape(self.y.form(tick))

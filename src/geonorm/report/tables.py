@@ -28,9 +28,7 @@ def headline(row: Row) -> str:
         return f"{scheme} is the baseline: validation loss {spread(row)} nats at {count(n, 'seed')}"
     difference, pairs = row["difference"], row["pairs"]
     if difference is None:
-        return (
-            f"{scheme} shares no finished seed with {baseline}: validation loss {spread(row)}, nothing paired"
-        )
+        return f"{scheme} shares no finished seed with {baseline}: validation loss {spread(row)}, nothing paired"
     side = "below" if difference < 0 else "above"
     digits = _digits(row)
     if row["difference_low"] is None:

@@ -22,8 +22,11 @@ Number = float | Tensor
 
 @dataclass(frozen=True)
 class Site:
-    """Where a residual stands. layer: 0-based block, an int when a model is built, a 0-d tensor inside a compiled
-    forward pass, a float for simulated time. kind: attn | mlp | cross | parallel (entry, exit at the ends). depth: L."""
+    """Where a residual stands.
+
+    layer: 0-based block; an int when a model is built, a 0-d tensor in a forward pass, a float for simulated time.
+    kind: attn | mlp | cross | parallel, and entry, exit at the ends of the stream. depth: number of blocks L.
+    """
 
     layer: Any
     kind: str
@@ -99,8 +102,10 @@ class Scheme:
         return None
 
     def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
-        """A module inside branch or head, applied to q k v q_rope k_rope up gate logits. shape: of the last axes it
-        sees ((heads, head_dim) for attention, (hidden,) for the MLP, (vocabulary,) for the logits); dim: model width."""
+        """A module inside branch or head, applied to q k v q_rope k_rope up gate logits, or None.
+
+        shape: of the last axes it sees, (heads, head_dim) for attention, (hidden,) for the MLP, (vocabulary,) for the
+        logits. dim: width of the model."""
         return None
 
     def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
@@ -159,8 +164,9 @@ class Placement(Scheme):
 def restore(own: nn.Module) -> None:
     """Gives every norm and scalar of a site its initial value, in the dtype it has."""
     for module in own.modules():
-        if module is not own and hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+        reset = getattr(module, "reset_parameters", None)
+        if reset is not None and module is not own:
+            reset()
 
 
 def require(condition: bool, message: str) -> None:

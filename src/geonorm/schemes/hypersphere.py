@@ -18,7 +18,7 @@ from .parse import register
 @register("ngpt")
 @dataclass(frozen=True)
 class NGPT(Placement):
-    """Normalised Transformer: a step of learned size per feature towards the normalised output, then back to the sphere.
+    """Normalised Transformer: a learned step per feature towards the normalised output, then back to the sphere.
 
     Weights are normalised along the model dimension after every optimizer step; queries, keys, MLP units and logits get
     learned scales. Following the official code where it and the text differ (both up and gate times sqrt(dim)).

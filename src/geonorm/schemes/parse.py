@@ -218,7 +218,7 @@ def check_fields(scheme: Scheme) -> None:
             object.__setattr__(scheme, f.name, parse(value))
         elif isinstance(value, Scheme) and takes_scheme(hints[f.name]):
             continue
-        elif value in words and isinstance(value, str):
+        elif isinstance(value, str) and value in words:
             continue
         elif isinstance(value, bool):
             if bool not in accepted:
@@ -241,7 +241,7 @@ def label(scheme: Scheme) -> str:
 
 
 def described(accepted: tuple[Any, ...]) -> str:
-    parts = []
+    parts: list[str] = []
     for option in accepted:
         if get_origin(option) is Literal:
             parts.extend(str(word) for word in get_args(option))

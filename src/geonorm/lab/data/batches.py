@@ -26,9 +26,7 @@ class Batches:
     def __init__(self, tokens: NDArray[Any], batch_size: int, context: int, seed: int) -> None:
         """Take 1-d `tokens` of any integer type; raises `DataError` where they do not fill one batch."""
         if batch_size < 1 or context < 1 or seed < 0:
-            raise DataError(
-                f"batch size {batch_size}, context {context}, seed {seed}: give sizes >= 1 and a seed >= 0"
-            )
+            raise DataError(f"batch size {batch_size}, context {context}, seed {seed}: give sizes >= 1 and a seed >= 0")
         self.tokens, self.batch_size, self.context, self.seed = tokens, batch_size, context, seed
         self.blocks = _blocks(tokens, context)
         if self.blocks < batch_size:
@@ -43,13 +41,9 @@ class Batches:
 
         `rows` picks rows of the global batch, for example one rank's; the other rows are not read.
         """
-        samples = (
-            step * self.batch_size + np.arange(self.batch_size)[rows if rows is not None else slice(None)]
-        )
+        samples = step * self.batch_size + np.arange(self.batch_size)[rows if rows is not None else slice(None)]
         places = ((int(i) // self.blocks, int(i) % self.blocks) for i in samples)
-        return _windows(
-            self.tokens, [int(self._permutation(epoch)[place]) for epoch, place in places], self.context
-        )
+        return _windows(self.tokens, [int(self._permutation(epoch)[place]) for epoch, place in places], self.context)
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._permutations:

@@ -154,9 +154,7 @@ def _read_json_lines(path: Path) -> Iterator[str]:
             if not content:
                 continue
             if not isinstance(record, dict):
-                raise DataError(
-                    f"{place}: a JSON {type(record).__name__}, where an object with a text field is needed"
-                )
+                raise DataError(f"{place}: a JSON {type(record).__name__}, where an object with a text field is needed")
             if field is None:
                 strings = [name for name, value in record.items() if isinstance(value, str)]
                 field = text_field(place, strings, list(record))
@@ -171,9 +169,7 @@ def _without_surrogates(place: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(
-            f"{place}: lone surrogate at character {error.start}: not valid Unicode text"
-        ) from error
+        raise DataError(f"{place}: lone surrogate at character {error.start}: not valid Unicode text") from error
     return text
 
 
@@ -195,9 +191,7 @@ def _read_parquet(path: Path) -> Iterator[str]:
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
-            strings = [
-                f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_large_string(f.type)
-            ]
+            strings = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_large_string(f.type)]
             field = text_field(str(path), strings, schema.names)
             for batch in file.iter_batches(batch_size=256, columns=[field]):
                 yield from (text for text in batch.column(0).to_pylist() if text)

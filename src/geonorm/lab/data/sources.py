@@ -62,9 +62,7 @@ def open_source(spec: str, *, validation: str | None = None, validation_fraction
     if validation is not None:
         other = _find(validation)
         if isinstance(other, str):
-            raise DataError(
-                f"validation source '{validation}' must be local: give a file, folder or corpus name"
-            )
+            raise DataError(f"validation source '{validation}' must be local: give a file, folder or corpus name")
         held_out = other.validation or other.train
         parts = _Parts(parts.name, parts.train, held_out)
     return _local_source(parts, validation_fraction)
@@ -76,9 +74,7 @@ def corpora() -> dict[str, Path]:
     if not root or not os.path.isdir(root):
         return {}
     texts = {path.stem: path for path in sorted(Path(root).rglob("*.txt"), reverse=True)}
-    folders = {
-        path.name: path for path in sorted(Path(root).iterdir()) if path.is_dir() and _split_folder(path)
-    }
+    folders = {path.name: path for path in sorted(Path(root).iterdir()) if path.is_dir() and _split_folder(path)}
     return {**texts, **folders}
 
 
@@ -132,9 +128,7 @@ def _stdlib_parts() -> _Parts:
     train = tuple(path for module, path in found.items() if module not in stdlib.VALIDATION)
     validation = tuple(path for module, path in found.items() if module in stdlib.VALIDATION)
     if not train or not validation:
-        raise DataError(
-            "this Python has no source files of its standard library: give a text file instead of stdlib"
-        )
+        raise DataError("this Python has no source files of its standard library: give a text file instead of stdlib")
     return _Parts("stdlib", train, validation)
 
 
@@ -154,9 +148,7 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
-        raise DataError(
-            f"{folder}: {(error.strerror or 'unreadable').lower()}: check its permissions"
-        ) from error
+        raise DataError(f"{folder}: {(error.strerror or 'unreadable').lower()}: check its permissions") from error
 
 
 def _below(path: Path) -> tuple[Path, ...]:
@@ -165,9 +157,7 @@ def _below(path: Path) -> tuple[Path, ...]:
         return (path,)
     files = tuple(_walk(path))
     if not files:
-        raise DataError(
-            f"{path}: no text, JSONL or Parquet files below this folder: give another folder or a file"
-        )
+        raise DataError(f"{path}: no text, JSONL or Parquet files below this folder: give another folder or a file")
     return files
 
 
@@ -185,9 +175,7 @@ def _local_source(parts: _Parts, fraction: float) -> Source:
         raise DataError(f"{shared[0]}: is both train and validation text: give another validation source")
     for files in filter(None, (parts.train, parts.validation)):
         if next(_read_all(files), None) is None:
-            raise DataError(
-                f"{files[0] if len(files) == 1 else parts.name}: empty: give a file with text in it"
-            )
+            raise DataError(f"{files[0] if len(files) == 1 else parts.name}: empty: give a file with text in it")
     splits: Mapping[Split, Documents]
     if parts.validation:
         splits = {"train": lambda: _read_all(parts.train), "validation": lambda: _read_all(parts.validation)}

@@ -98,9 +98,7 @@ class FileTokenizer(Tokenizer):
         self.vocab_size = max(self._ids.values()) + 1
         ends = [token for token in END_NAMES if token in self._ids]
         if not ends:
-            raise DataError(
-                f"{name}: no end-of-document token: add one of {' '.join(END_NAMES)} to the tokenizer"
-            )
+            raise DataError(f"{name}: no end-of-document token: add one of {' '.join(END_NAMES)} to the tokenizer")
         self.eos = self._ids[ends[0]]
 
     def encode(self, texts: list[str]) -> list[TokenIds]:
@@ -166,9 +164,7 @@ def _from_file(path: Path) -> Tokenizer:
     except (ValueError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(
-            f"{path}: not a tokenizer.json (no valid JSON): give the file of a fast tokenizer"
-        ) from error
+        raise DataError(f"{path}: not a tokenizer.json (no valid JSON): give the file of a fast tokenizer") from error
     if content == json.loads(BYTE_JSON):
         return ByteTokenizer()
     return _parsed(str(path), path.name.split(".")[0], text)
@@ -181,9 +177,7 @@ def _parsed(place: str, name: str, text: str) -> FileTokenizer:
         raise
     except Exception as error:  # the library raises plain Exception for whatever it cannot parse
         reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
-        raise DataError(
-            f"{place}: not a tokenizer.json ({reason}): give the file of a fast tokenizer"
-        ) from error
+        raise DataError(f"{place}: not a tokenizer.json ({reason}): give the file of a fast tokenizer") from error
 
 
 def _own_bpe(source: Source, vocab_size: int, cache: Path) -> Tokenizer:

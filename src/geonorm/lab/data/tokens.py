@@ -65,9 +65,7 @@ def prepare(
                 discard(folder)
             with new_folder(folder) as temporary:
                 _write(temporary, source, tokenizer, progress or _silent)
-    raise DataError(
-        f"cannot read back the token cache {folder}: remove it or set GEONORM_CACHE to another folder"
-    )
+    raise DataError(f"cannot read back the token cache {folder}: remove it or set GEONORM_CACHE to another folder")
 
 
 def _load(folder: Path, tokenizer: Tokenizer) -> TokenData | None:
@@ -91,9 +89,7 @@ def _write(folder: Path, source: Source, tokenizer: Tokenizer, progress: Progres
         counts = {"documents": 0, "tokens": 0, "bytes": 0}
         with (folder / f"{split}.bin").open("wb") as file:
             for batch in pieces_in_batches(source.documents(split)):
-                for (text, ends), ids in zip(
-                    batch, tokenizer.encode([text for text, _ in batch]), strict=True
-                ):
+                for (text, ends), ids in zip(batch, tokenizer.encode([text for text, _ in batch]), strict=True):
                     data = _with_eos(ids, tokenizer) if ends else ids
                     file.write(data.tobytes())
                     digest.update(data.tobytes())
@@ -102,9 +98,7 @@ def _write(folder: Path, source: Source, tokenizer: Tokenizer, progress: Progres
                     counts["bytes"] += len(text.encode())
                 progress(split, counts["tokens"])
         if counts["documents"] == 0:
-            raise DataError(
-                f"{source.name}: no {split} text: give a larger source or validation text of its own"
-            )
+            raise DataError(f"{source.name}: no {split} text: give a larger source or validation text of its own")
         splits[split] = counts
     meta = {
         "format": FORMAT,

@@ -43,9 +43,7 @@ class _Frames(io.RawIOBase):
             self._compressed = self._compressed or self._raw.read(CHUNK)
             if not self._compressed:
                 if self._frame is not None:
-                    raise DataError(
-                        f"{self._path}: broken compression (ends within a frame): fetch the file again"
-                    )
+                    raise DataError(f"{self._path}: broken compression (ends within a frame): fetch the file again")
                 return 0
             self._ready = memoryview(self._decompress())
         target = memoryview(buffer).cast("B")

@@ -1,0 +1,117 @@
+"""Every normaliser against its formula, and the rule of dtypes: fp32 maths, one cast at the end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geonorm.errors import ConfigError
+from geonorm.norms import NORMS, NormSpec
+
+DIM, EPS = 12, 1e-3
+
+
+def formula(kind: str, x: Tensor, p: dict[str, Tensor]) -> Tensor:
+    gain, bias = p.get("weight", torch.tensor(1.0)), p.get("bias", torch.tensor(0.0))
+    if kind == "rms":
+        return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * gain
+    if kind == "layer":
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * gain + bias
+    if kind == "dyt":
+        return torch.tanh(p["slope"] * x) * gain + bias
+    if kind == "unit":
+        return x / (x.pow(2).sum(-1, keepdim=True) + EPS).sqrt() * gain
+    return x
+
+
+def built(kind: str, gains: bool = True) -> nn.Module:
+    """With every parameter moved off its initial value."""
+    norm = NormSpec(kind, DIM, gains, EPS)()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape)
+    return norm
+
+
+def inputs(dtype: torch.dtype) -> Tensor:
+    return (3 * torch.randn(5, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1).to(dtype)
+
+
+@pytest.mark.parametrize("gains", [True, False])
+@pytest.mark.parametrize("kind", NORMS)
+def test_formula_in_fp64(kind: str, gains: bool) -> None:
+    norm = built(kind, gains).double()
+    x = inputs(torch.float64)
+    torch.testing.assert_close(norm(x), formula(kind, x, dict(norm.named_parameters())), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", NORMS)
+def test_maths_in_fp32_and_one_cast_to_the_input(kind: str, dtype: torch.dtype, parameters: torch.dtype) -> None:
+    norm = built(kind).to(parameters)
+    x = inputs(dtype)
+    out = norm(x)
+    exact = formula(kind, x.double(), {name: p.double() for name, p in norm.named_parameters()})
+    assert out.dtype == dtype
+    # half an ulp of the output (and fp32 rounding before it): a second rounding anywhere would break this
+    limit = 0.5 * torch.finfo(dtype).eps * 1.01 if dtype != torch.float32 else 2e-6
+    torch.testing.assert_close(out.double(), exact, rtol=limit, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer", "unit"])
+def test_fp16_inputs_whose_square_overflows_fp16(kind: str) -> None:
+    x = torch.linspace(-3e4, 3e4, DIM).half()
+    out = NormSpec(kind, DIM)()(x)
+    exact = NormSpec(kind, DIM)()(x.double())
+    torch.testing.assert_close(out.double(), exact.double(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_gains_false_leaves_no_gains(kind: str) -> None:
+    names = [name for name, _ in NormSpec(kind, DIM)(gains=False).named_parameters()]
+    assert names == (["slope"] if kind == "dyt" else [])  # DyT's slope is what it is made of
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_reset_parameters_restores_the_start(kind: str) -> None:
+    norm, fresh = built(kind), NormSpec(kind, DIM, eps=EPS)()
+    norm.reset_parameters()  # type: ignore[operator]
+    for (name, found), (_, expected) in zip(norm.named_parameters(), fresh.named_parameters(), strict=True):
+        assert torch.equal(found, expected), name
+        assert torch.equal(expected, torch.full_like(expected, {"weight": 1.0, "bias": 0.0, "slope": 0.5}[name]))
+
+
+def test_every_parameter_has_a_gradient_and_zero_rows_are_finite() -> None:
+    for kind in NORMS:
+        norm = built(kind)
+        x = torch.cat((torch.zeros(1, DIM), inputs(torch.float32))).requires_grad_()
+        norm(x).square().sum().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in norm.parameters()), kind
+        assert x.grad is not None and x.grad.isfinite().all(), kind
+
+
+def test_unit_norm_without_eps_keeps_a_zero_row() -> None:
+    norm = NormSpec("unit", DIM, gains=False, eps=0.0)()
+    x = torch.cat((torch.zeros(1, DIM), inputs(torch.float32))).requires_grad_()
+    out = norm(x)
+    assert out[0].eq(0).all()
+    torch.testing.assert_close(out[1:].norm(dim=-1), torch.ones(5))
+    assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()
+
+
+def test_spec_builds_with_changes() -> None:
+    spec = NormSpec("layer", DIM, gains=False)
+    assert type(spec()) is NORMS["layer"] and type(spec(kind="unit")) is NORMS["unit"]
+    assert spec(gains=True).weight is not None and spec().weight is None
+
+
+def test_unknown_kind_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown norm 'rsm'.*did you mean 'rms'") as error:
+        NormSpec("rsm", DIM)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match="unknown norm"):
+        NormSpec("rms", DIM)(kind="batch")
