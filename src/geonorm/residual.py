@@ -48,12 +48,13 @@ class Residual(nn.Module):
         self.layer.fill_(self.index)
         restore(self.own)
 
-    @property
-    def site(self) -> Site:
-        return Site(self.layer, self.kind, self.depth)
+    def site(self, x: Tensor) -> Site:
+        """Where this stands, with the layer as a 0-d tensor in the precision of the maths on x."""
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        return Site(self.layer.to(dtype), self.kind, self.depth)
 
     def forward(self, x: Tensor, **kwargs: Any) -> Any:
-        site = self.site
+        site = self.site(x)
         y, carry = self.scheme.read(x, self.own, site)
         out = self.branch(y.to(compute_dtype(self.branch, y)), **kwargs)
         if isinstance(out, tuple):

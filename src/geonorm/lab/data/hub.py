@@ -9,7 +9,7 @@ from typing import Any
 from geonorm.errors import DataError
 from geonorm.lab.data.files import text_field
 from geonorm.lab.data.optional import require
-from geonorm.lab.data.sources import Source
+from geonorm.lab.data.source import Source
 from geonorm.lab.data.split import hold_out_stream
 
 

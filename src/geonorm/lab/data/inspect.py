@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from geonorm.lab.data.sources import SPLITS, Source
-from geonorm.lab.data.split import Split
+from geonorm.lab.data.source import SPLITS, Source, Split
 from geonorm.lab.data.tokenizer import Tokenizer
 from geonorm.lab.data.tokens import pieces_in_batches
 

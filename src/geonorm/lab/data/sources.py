@@ -6,38 +6,18 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from geonorm.errors import DataError, nearest
 from geonorm.lab.data import stdlib
 from geonorm.lab.data.files import is_readable_in_folder, kind, read_documents, sha256_of
-from geonorm.lab.data.split import Documents, Split, hold_out
+from geonorm.lab.data.source import SPLITS, Documents, Source, Split
+from geonorm.lab.data.split import hold_out
 
 FORMAT = 1  # of the fingerprint: raise it whenever the same files would give other documents or splits
-SPLITS: tuple[Split, Split] = ("train", "validation")
 HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(:[\w.-]+)?")
-
-
-@dataclass(frozen=True)
-class Source:
-    """Text with a train and a validation split.
-
-    `fingerprint` is the SHA-256 (hex) of the content and of everything that decides the split; `files` are
-    the local files read, empty for a dataset from the Hub.
-    """
-
-    name: str
-    fingerprint: str
-    files: tuple[Path, ...]
-    splits: Mapping[Split, Documents] = field(repr=False, compare=False)
-
-    def documents(self, split: Split) -> Iterator[str]:
-        """Return a fresh lazy iterator over the documents (non-empty strings) of a split."""
-        if split not in SPLITS:
-            raise DataError(f"no split '{split}': choose train or validation")
-        return self.splits[split]()
 
 
 def open_source(spec: str, *, validation: str | None = None, validation_fraction: float = 0.05) -> Source:

@@ -7,15 +7,13 @@ equal documents land on the same side. One document (or one text file): its cont
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 from geonorm.errors import DataError
+from geonorm.lab.data.source import Documents, Split
 
-Split = Literal["train", "validation"]
-Documents = Callable[[], Iterator[str]]
 HASH_RANGE = 1 << 64
 
 

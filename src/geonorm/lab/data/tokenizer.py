@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from geonorm.errors import DataError, nearest
 from geonorm.lab.data.files import read_bytes
 from geonorm.lab.data.optional import require
-from geonorm.lab.data.sources import Source
+from geonorm.lab.data.source import Source
 from geonorm.lab.data.store import default_cache, new_folder, write_errors
 
 END = "<|endoftext|>"

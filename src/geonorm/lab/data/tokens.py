@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geonorm.errors import DataError
-from geonorm.lab.data.sources import SPLITS, Source
-from geonorm.lab.data.split import Split
+from geonorm.lab.data.source import SPLITS, Source, Split
 from geonorm.lab.data.store import default_cache, discard, new_folder, write_errors
 from geonorm.lab.data.tokenizer import TokenIds, Tokenizer
 
