@@ -1,6 +1,7 @@
 """Ratios of training-step times, interleaved in one process.
 
-    python benchmarks/train_step.py [--pairs 60] [--preset nano] [--batch 16] [--only NAME ...] [--out FILE]
+    python benchmarks/train_step.py [--pairs 60] [--preset nano] [--batch 16]
+                                    [--only NAME ... | --schemes S ...] [--out FILE]
 
 Each row times two programs A and B in turn, A B B A A B ..., and reports time(A) / time(B): the median of the paired
 ratios with its 95 % interval. Losses must be finite; that `pre` and Llama are the same function is a test.
@@ -23,6 +24,7 @@ from geonorm.lab.statistics import ratio_interval
 from geonorm.nn import Decoder, preset
 
 Step = Callable[[], float]
+Maker = Callable[[argparse.Namespace], Step]
 
 
 def ours(scheme: str, args: argparse.Namespace, dtype: str = "fp32", compiled: bool = False) -> Step:
@@ -110,7 +112,7 @@ def measure(a: Step, b: Step, pairs: int) -> dict[str, float]:
     }
 
 
-ROWS: dict[str, tuple[Callable[[argparse.Namespace], Step], Callable[[argparse.Namespace], Step]]] = {
+ROWS: dict[str, tuple[Maker, Maker]] = {
     "llama eager / pre eager": (llama, lambda args: ours("pre", args)),
     "llama eager / pre compiled": (llama, lambda args: ours("pre", args, compiled=True)),
     "geonorm / pre eager fp32": (lambda args: ours("geonorm", args), lambda args: ours("pre", args)),
@@ -122,12 +124,21 @@ ROWS: dict[str, tuple[Callable[[argparse.Namespace], Step], Callable[[argparse.N
 }
 
 
+def cost_rows(schemes: list[str]) -> dict[str, tuple[Maker, Maker]]:
+    """What a step costs under each scheme, relative to pre."""
+    return {
+        f"{scheme} / pre eager fp32": (lambda args, scheme=scheme: ours(scheme, args), lambda args: ours("pre", args))
+        for scheme in schemes
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--preset", default="nano")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--only", nargs="*", default=[], help="rows whose name contains one of these words")
+    parser.add_argument("--schemes", nargs="*", default=[], help="time these against pre instead, eager fp32")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -136,7 +147,7 @@ def main() -> None:
     tokens = torch.randint(0, shape.vocab_size, (args.batch, shape.context + 1))
     args.ids, args.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     results = {}
-    for name, (a, b) in ROWS.items():
+    for name, (a, b) in (cost_rows(args.schemes) if args.schemes else ROWS).items():
         if args.only and not any(word in name for word in args.only):
             continue
         torch.compiler.reset()

@@ -153,17 +153,16 @@ class Choice(NamedTuple):
 def choose(summaries: Sequence[Summary]) -> Choice:
     """Pick the learning rate of one scheme and the finished runs that enter its mean.
 
-    Runs of phase "tune", where there are any, make the table of learning rates; the others enter the mean. A
+    Runs of phase "tune", where there are any, make the table of learning rates; only the others enter the mean. A
     rate at which a run diverged comes after every rate at which none did, and ends the grid like any other
     rate that was tried.
     """
     tune = [run for run in summaries if run.get("phase") == "tune"]
     final = [run for run in summaries if run.get("phase") != "tune"]
-    counted = final or tune
     deciding = tune or final
     grid = sorted({run.get("lr") for run in summaries}, key=lambda lr: (lr is None, lr))
     means = {lr: _mean_loss(deciding, lr) for lr in grid}
-    finals = {lr: _mean_loss(counted, lr) for lr in grid}
+    finals = {lr: _mean_loss(final, lr) for lr in grid}
     lrs = {lr: finals[lr] if means[lr] is None else means[lr] for lr in grid}
     candidates = [lr for lr in grid if finals[lr] is not None]
     if not candidates:
@@ -176,7 +175,7 @@ def choose(summaries: Sequence[Summary]) -> Choice:
 
     best = min(candidates, key=merit)
     interior = None if len(grid) < 2 else best not in (grid[0], grid[-1])
-    return Choice(best, lrs, interior, [run for run in counted if usable(run) and run.get("lr") == best])
+    return Choice(best, lrs, interior, [run for run in final if usable(run) and run.get("lr") == best])
 
 
 def _mean_loss(summaries: Sequence[Summary], lr: float | None) -> float | None:
