@@ -19,7 +19,7 @@ from ..schemes import Scheme, Site, parse, restore
 
 
 def rates(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor]:
-    """(drho/dh, dtau/dh) at h = 0 for tokens x and updates u, both (..., dim); each of shape (...).
+    """(drho/dh, dtau/dh) at h = 0 for tokens x and updates u, both (..., dim); each of shape (...), without a graph.
 
     Raises ConfigError for a scheme without such a law (several streams, or a step that leaves span{x, u}).
     """
@@ -47,10 +47,10 @@ def rates(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> tuple[Tenso
 def speed(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> Tensor:
     """Speed factor s of shape (...): theta' = P_theta(u) / s. Infinite where u has no tangential part."""
     _, dtau = rates(scheme, x, u, site)
-    return torch.where(dtau == 0, torch.inf, sphere.radius(x).squeeze(-1) / dtau)
+    return torch.where(dtau == 0, torch.inf, sphere.radius(x.detach()).squeeze(-1) / dtau)
 
 
 def radial_rate(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> Tensor:
     """r' of shape (...): the rate at which |x| grows."""
     drho, _ = rates(scheme, x, u, site)
-    return sphere.radius(x).squeeze(-1) * drho
+    return sphere.radius(x.detach()).squeeze(-1) * drho

@@ -17,7 +17,8 @@ Rope = tuple[Tensor, Tensor]
 def rope(positions: Tensor, head_dim: int, theta: float) -> Rope:
     """(cos, sin) of shape (..., tokens, head_dim) in fp32 for integer positions (..., tokens)."""
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
-    angles = positions.float().unsqueeze(-1) * theta**-exponents
+    # 1 / theta^e and not theta^-e: to the last bit what transformers computes
+    angles = positions.float().unsqueeze(-1) * (1.0 / theta**exponents)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos(), angles.sin()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..errors import ConfigError, unknown
 
@@ -46,8 +46,11 @@ class DecoderConfig:
     """Base of the rotary position encoding."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "hidden", "vocab_size", "context"):
-            if getattr(self, name) < 1:
+        for name, hint in get_type_hints(type(self)).items():
+            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
+                raise ConfigError(unknown(f"model.{name}", getattr(self, name), get_args(hint)))
+        for name in ("layers", "width", "heads", "kv_heads", "hidden", "vocab_size", "context"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} must be at least 1, got {getattr(self, name)}")
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ConfigError(

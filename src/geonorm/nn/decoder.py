@@ -67,7 +67,7 @@ class Decoder(nn.Module):
         self.config = c = config
         self.scheme = parse(c.scheme)
         norm = NormSpec(c.norm, c.width, c.gains, c.eps)
-        self.embed = nn.utils.skip_init(nn.Embedding, c.vocab_size, c.width)
+        self.embed = nn.utils.skip_init(nn.Embedding, c.vocab_size, c.width, device=torch.get_default_device())
         self.embed.role = "embed"
         self.entry = End(self.scheme, Site(0, "entry", c.layers), norm)
         self.blocks = nn.ModuleList(Block(c, self.scheme, layer) for layer in range(c.layers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import nn
 
 
@@ -33,7 +34,8 @@ ROLES = {
 
 def linear(role: str, inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
     """A linear layer that knows its role. Its weights are drawn by the model, not here."""
-    layer = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias)
+    # skip_init does not see `with torch.device(...)` by itself
+    layer = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.get_default_device())
     layer.role = role
     return layer
 

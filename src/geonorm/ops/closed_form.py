@@ -53,7 +53,7 @@ class ClosedForm(torch.autograd.Function):
         # second round: what rounding left along x is measured, and removed in the coefficients, not in memory
         leak = row_dot(wide, t)
         correction = leak * inverse
-        n2 = torch.addcmul(row_square(t), leak, correction, value=-1).clamp_(min=0)
+        n2 = torch.addcmul(row_square(t), leak, correction, value=-1).clamp_(min=0).abs_()  # no -0, whose rsqrt is -inf
         angles = AngleMap(pre, post, gain, bias, max_angle, power)
         rows = (Plain if Plain.fits(angles) else General)(angles, n2 * inverse, dead)
         out = (rows.a - rows.b * correction) * wide

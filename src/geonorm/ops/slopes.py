@@ -131,9 +131,10 @@ class General:
         free = torch.cos(self.angle) * m - torch.sin(self.angle) * ratio * p
         free = free.masked_fill(bound | self.dead, 0.0)
         # each factor is d(angle)/d(parameter) / ratio
-        unclamped = torch.where(self.inner.slope == 0, 0.0, self.turned.slope / angles.pre)
+        slope = 1 / (1 + (angles.pre * ratio / angles.power) ** 2)
+        held = self.turned.quotient * ratio >= angles.max_angle
         factors = (
-            angles.post * angles.gain * unclamped,
+            angles.post * angles.gain * slope.masked_fill(held, 0.0),
             self.total.quotient,
             angles.post * self.inner.quotient,
             angles.post * bias_slopes(ratio, 1.0).quotient,
@@ -150,7 +151,7 @@ class Plain:
         self.post, self.dead, self.ratio2 = angles.post, dead, ratio2
         ceiling = torch.rsqrt(ratio2).mul_(angles.max_angle)  # infinite where nothing moves
         self.quotient = torch.minimum(ceiling.clamp(max=1.0).mul_(angles.post), ceiling)
-        self.free = self.quotient >= angles.post
+        self.free = ceiling >= (post.clamp(min=1.0) if isinstance(post := angles.post, Tensor) else max(post, 1.0))
         self.angle = torch.sqrt(ratio2).mul_(self.quotient)
         self.a = torch.cos(self.angle)
         self.b = torch.sinc(self.angle / torch.pi).mul_(self.quotient).masked_fill_(dead, 0.0)

@@ -42,7 +42,8 @@ class Mix(Scheme):
         return self.a.planar and self.b.planar
 
     def resolve(self, site: Site) -> Scheme:
-        part = self.a if site.layer < floor(self.share * site.depth) else self.b
+        switch = floor(self.share * site.depth + 1e-9)  # 0.58 of 50 blocks is 29, not the 28.999... of the product
+        part = self.a if site.layer < switch else self.b
         part = part.resolve(site)
         if site.kind == "entry" and self.entry != "part" and isinstance(part, Placement):
             return replace(part, entry=self.entry)

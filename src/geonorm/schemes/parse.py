@@ -166,7 +166,7 @@ class Reader:
 
 
 def literal(token: str) -> int | float:
-    return int(token) if re.fullmatch(r"[+-]?\d+", token) else float(token)
+    return int(token) if re.fullmatch(r"[+-]?\d{1,18}", token) else float(token)
 
 
 def build(name: str, arguments: list[Any], keywords: dict[str, Any]) -> Scheme:

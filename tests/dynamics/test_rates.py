@@ -1,0 +1,152 @@
+"""Speed factor and radius law derived from the schemes, against the table of arXiv:2510.22026 and the design page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import pi
+
+import pytest
+import torch
+from torch import Tensor
+
+from geonorm import Site, dynamics, names, parse
+from geonorm.errors import ConfigError
+from geonorm.norms import NormSpec
+
+DIM, DEPTH = 16, 12
+Law = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+PLANAR = [name for name in names() if name != "residual_dual"]
+VARIANTS = [
+    *PLANAR,
+    "pre(decay=sqrt, alpha=0.5)",
+    "post(decay=harmonic)",
+    "peri(decay=linear)",
+    "ngpt(alpha=0.3)",
+    "geonorm(decay=sqrt, alpha=0.7)",
+    "geonorm(decay_on=update)",
+    "geonorm(index=sublayer)",
+    "geonorm(update=norm)",
+    "geonorm(input=norm, retraction=cayley)",
+    "geonorm(retraction=projection, max_angle=pi/8)",
+    "geonorm(learn=affine)",
+    "geonorm(learn=step)",
+]
+
+
+def states(radius: float | None = None, size: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Tokens of the given radius (random radii if None) and updates of about the given size, fp64."""
+    x, u = torch.randn(2, 4, 7, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    unit = x / x.norm(dim=-1, keepdim=True)
+    return unit * (x.norm(dim=-1, keepdim=True) if radius is None else radius), size * u / DIM**0.5
+
+
+def zero(x: Tensor) -> Tensor:
+    return torch.zeros_like(x)
+
+
+# (s, r') from radius r, radial part <theta, A>, |A| and depth-time t
+SPHERE: dict[str, Law] = {
+    "post": lambda r, a, size, t: (torch.ones_like(r), zero(r)),
+    "deepnorm": lambda r, a, size, t: (torch.full_like(r, (2 * DEPTH) ** 0.25), zero(r)),
+    "sqrt": lambda r, a, size, t: (torch.full_like(r, t**0.5), zero(r)),
+    "ngpt": lambda r, a, size, t: (size / 0.05, zero(r)),
+}
+FREE: dict[str, Law] = {
+    "pre": lambda r, a, size, t: (r, a),
+    "pre(entry=embedding)": lambda r, a, size, t: (r, a),
+    "pre(decay=sqrt)": lambda r, a, size, t: (r * t**0.5, a / t**0.5),
+    "peri": lambda r, a, size, t: (r * size, a / size),
+    "olmo2": lambda r, a, size, t: (r * size, a / size),
+    "lns": lambda r, a, size, t: (r, a),
+    "geonorm(max_angle=pi)": lambda r, a, size, t: (r * t, zero(r)),
+    "geonorm(max_angle=pi, decay=sqrt, alpha=0.5)": lambda r, a, size, t: (r * t**0.5 / 0.5, zero(r)),
+    "geonorm(max_angle=pi, decay=linear)": lambda r, a, size, t: (r * DEPTH / (DEPTH - t + 1), zero(r)),
+    "geonorm(max_angle=pi, decay=constant)": lambda r, a, size, t: (r, zero(r)),
+    "geonorm(max_angle=pi, decay_on=update)": lambda r, a, size, t: (r * t, zero(r)),
+}
+
+
+@pytest.mark.parametrize("layer", [0, 3, 2.75, 11.0])
+@pytest.mark.parametrize("scheme", [*SPHERE, *FREE])
+def test_table(scheme: str, layer: float) -> None:
+    x, u = states(radius=1.0 if scheme in SPHERE else None)
+    r, size = x.norm(dim=-1), u.norm(dim=-1)
+    law = (SPHERE | FREE)[scheme]
+    s, drift = law(r, (x * u).sum(-1) / r, size, layer + 1)
+    site = Site(layer, "attn", DEPTH)
+    torch.testing.assert_close(dynamics.speed(scheme, x, u, site), s, rtol=1e-10, atol=0)
+    torch.testing.assert_close(dynamics.radial_rate(scheme, x, u, site), drift, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("max_angle", [pi / 4, 0.2])
+@pytest.mark.parametrize(("decay_on", "decay"), [("angle", 1 / 3), ("update", 1.0)])
+def test_clamped_geonorm(decay_on: str, decay: float, max_angle: float) -> None:
+    """Where the clamp binds the token turns by decay max_angle whatever |v| is: s = |v| / (decay max_angle)."""
+    x, u = states(size=200.0)
+    v = u - (x * u).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True) * x
+    assert (v.norm(dim=-1) / x.norm(dim=-1) > 3 * max_angle).all()
+    scheme = f"geonorm(decay_on={decay_on}, max_angle={max_angle!r})"
+    site = Site(2, "mlp", DEPTH)
+    expected = v.norm(dim=-1) / (decay * max_angle)
+    torch.testing.assert_close(dynamics.speed(scheme, x, u, site), expected, rtol=1e-10, atol=0)
+    assert dynamics.radial_rate(scheme, x, u, site).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("kind", ["attn", "mlp"])
+@pytest.mark.parametrize("radius", [1.0, 3.0])
+@pytest.mark.parametrize("scheme", VARIANTS)
+def test_rates_in_the_plane_equal_the_derivative_in_full_dimension(scheme: str, radius: float, kind: str) -> None:
+    x, u = states(radius, size=0.5)
+    site = Site(3, kind, DEPTH)
+    rule = parse(scheme).resolve(site)
+    own = rule.params(site, NormSpec("unit", DIM, gains=False, eps=0.0)).double()
+
+    def write(h: Tensor) -> Tensor:
+        _, carry = rule.read(x, own, site)
+        return rule.write(x, u, carry, own, site, h)
+
+    at_rest = torch.zeros((), dtype=torch.float64)
+    _, velocity = torch.func.jvp(write, (at_rest,), (torch.ones_like(at_rest),))
+    drho, dtau = dynamics.rates(scheme, x, u, site)
+    v = u - (x * u).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True) * x
+    rebuilt = drho.unsqueeze(-1) * x + dtau.unsqueeze(-1) * v
+    torch.testing.assert_close(rebuilt, velocity.detach(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("scheme", VARIANTS)
+def test_a_token_that_does_not_turn_has_infinite_speed_and_nothing_is_nan(scheme: str) -> None:
+    x, _ = states(1.0)
+    site = Site(1, "attn", DEPTH)
+    for u in (torch.zeros_like(x), 0.5 * x):
+        assert dynamics.speed(scheme, x, u, site).eq(torch.inf).all()
+        assert dynamics.radial_rate(scheme, x, u, site).isfinite().all()
+
+
+def test_shapes_dtypes_and_no_graph() -> None:
+    x, u = states()
+    site = Site(1, "attn", DEPTH)
+    for dtype in (torch.float32, torch.float64):
+        s = dynamics.speed("peri", x.to(dtype).requires_grad_(), u.to(dtype), site)
+        assert s.shape == (4, 7) and s.dtype == dtype and not s.requires_grad
+    assert dynamics.speed("pre", x[0, 0], u[0, 0], site).shape == ()
+
+
+def test_inputs_may_be_scheme_objects() -> None:
+    x, u = states()
+    site = Site(1, "attn", DEPTH)
+    assert torch.equal(dynamics.speed(parse("peri"), x, u, site), dynamics.speed("peri", x, u, site))
+
+
+def test_schemes_outside_the_plane_are_refused() -> None:
+    x, u = states()
+    for scheme in ("residual_dual", "mix(residual_dual, residual_dual)"):
+        with pytest.raises(ConfigError, match=r"no .* law"):
+            dynamics.speed(scheme, x, u, Site(0, "attn", DEPTH))
+
+
+def test_mix_switches_in_continuous_time() -> None:
+    x, u = states(1.0, size=3.0)
+    for layer, part in ((0.0, "post"), (2.999, "post"), (3.0, "pre"), (7.5, "pre")):
+        site = Site(layer, "attn", DEPTH)
+        assert torch.equal(dynamics.radial_rate("mix", x, u, site), dynamics.radial_rate(part, x, u, site))
+    assert not torch.equal(*(dynamics.radial_rate("mix", x, u, Site(t, "attn", DEPTH)) for t in (2.999, 3.0)))

@@ -1,0 +1,341 @@
+"""The one model implementation: every scheme trains in it, caching changes nothing, and `pre` is Llama."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from geonorm import Decoder, DecoderConfig, names
+from geonorm.errors import ConfigError
+from geonorm.nn import generate, preset
+from geonorm.nn.roles import ROLES, base_std
+
+TINY = DecoderConfig(layers=2, width=32, heads=4, hidden=48, vocab_size=61, context=16)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gelu with biases": {"mlp": "gelu", "bias": True},
+    "tied": {"tied": True},
+    "grouped": {"kv_heads": 2},
+    "multi-query": {"kv_heads": 1},
+    "qk head": {"qk_norm": "head", "kv_heads": 2},
+    "qk full": {"qk_norm": "full", "kv_heads": 2},
+    "layer norm": {"norm": "layer"},
+    "dyt": {"norm": "dyt"},
+    "no gains": {"gains": False},
+}
+
+
+def decoder(seed: int = 0, **changes: Any) -> Decoder:
+    torch.manual_seed(seed)
+    return Decoder(replace(TINY, **changes))
+
+
+def ids(batch: int = 2, tokens: int = 12, seed: int = 0) -> Tensor:
+    return torch.randint(61, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def check_trains(model: Decoder) -> None:
+    loss = model.loss(ids(), ids(seed=1))
+    loss.backward()
+    assert 2 < loss.item() < 8  # about log 61 = 4.1
+    assert not [name for name, p in model.named_parameters() if p.grad is None]
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    still = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.any()]
+    assert not still, "parameters that the loss does not see"
+
+
+@pytest.mark.parametrize("scheme", [*names(), "geonorm(learn=affine)", "pre(entry=embedding)", "mix(ngpt, geonorm)"])
+def test_every_scheme_trains(scheme: str) -> None:
+    check_trains(decoder(scheme=scheme))
+
+
+@pytest.mark.parametrize("scheme", ["geonorm", "pre", "ngpt", "residual_dual"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_layout_trains(variant: str, scheme: str) -> None:
+    check_trains(decoder(scheme=scheme, **VARIANTS[variant]))
+
+
+def test_a_few_steps_learn_a_batch() -> None:
+    model = decoder()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    first = model.loss(ids(), ids(seed=1)).item()
+    for _ in range(20):
+        optimizer.zero_grad()
+        model.loss(ids(), ids(seed=1)).backward()
+        optimizer.step()
+    assert model.loss(ids(), ids(seed=1)).item() < first - 1
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_future_tokens_do_not_change_past_logits(scheme: str) -> None:
+    model, text = decoder(scheme=scheme), ids()
+    changed = text.clone()
+    changed[:, 7:] = (changed[:, 7:] + 1) % 61
+    before, after = model(text), model(changed)
+    torch.testing.assert_close(after[:, :7], before[:, :7], rtol=0, atol=1e-6)
+    assert (after[:, 7:] - before[:, 7:]).abs().amax(-1).min() > 1e-3
+
+
+def test_past_tokens_and_their_order_matter() -> None:
+    model, text = decoder(), ids()
+    swapped = text.clone()
+    swapped[:, [0, 1]] = text[:, [1, 0]]
+    assert (model(swapped)[:, -1] - model(text)[:, -1]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("scheme", names())
+@torch.no_grad()
+def test_cache_in_chunks_equals_one_pass(scheme: str) -> None:
+    model, text = decoder(scheme=scheme, kv_heads=2, qk_norm="head").double(), ids()
+    whole = model(text)
+    cache = model.new_cache(12)
+    parts = [model(text[:, a:b], cache) for a, b in ((0, 5), (5, 6), (6, 10), (10, 12))]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_cached_generation_equals_uncached(scheme: str) -> None:
+    model = decoder(scheme=scheme, kv_heads=2)
+
+    def text(**kwargs: Any) -> list[list[int]]:
+        made = generate(model, ids(tokens=4), 8, generator=torch.Generator().manual_seed(1), **kwargs)
+        return torch.cat(list(made), 1).tolist()
+
+    assert text(temperature=0.8) == text(temperature=0.8, cached=False)
+    assert text(temperature=0) == text(temperature=0, cached=False)
+
+
+def test_greedy_takes_the_most_likely_token() -> None:
+    model = decoder()
+    prompt = ids(tokens=4)
+    tokens = torch.cat(list(generate(model, prompt, 3, temperature=0)), 1)
+    text = torch.cat((prompt, tokens), 1)
+    assert tokens.shape == (2, 3)
+    assert torch.equal(model(text)[:, 3:-1].argmax(-1), tokens)
+    assert torch.equal(torch.cat(list(generate(model, prompt, 3, top_k=1)), 1), tokens)
+
+
+def test_top_k_and_temperature() -> None:
+    model, prompt = decoder(), ids(batch=1, tokens=4).expand(400, 4)
+
+    def first(**kwargs: Any) -> set[int]:
+        generator = torch.Generator().manual_seed(0)
+        return set(next(generate(model, prompt, 1, generator=generator, **kwargs)).flatten().tolist())
+
+    likely = set(model(prompt[:1])[0, -1].topk(5).indices.tolist())
+    assert first(top_k=5, temperature=3.0) == likely
+    assert len(first(temperature=5.0)) > 30
+    assert len(first(top_k=100)) == len(first())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"ids": torch.zeros(1, 0, dtype=torch.long)}, "no tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_k": 0}, "top_k"),
+    ],
+)
+def test_sampling_errors(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        next(generate(decoder(), **({"ids": ids(), "tokens": 1} | arguments)))
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_one_seed_draws_the_same_matrices_for_every_scheme(scheme: str) -> None:
+    """Up to the scheme's own standard deviations and, for nGPT, the normalisation after them."""
+    reference, model = decoder(seed=3, scheme="pre"), decoder(seed=3, scheme=scheme)
+    for (role, found, rule, site), (_, drawn, _, _) in zip(model.weights(), reference.weights(), strict=True):
+        fan_out, fan_in = drawn.shape
+        base = base_std(fan_in)
+        expected = drawn * (rule.init_std(role, fan_in, fan_out, site, base) / base)
+        if scheme == "ngpt":
+            expected = F.normalize(drawn, dim=0 if role in ("o", "down") else 1)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_initial_standard_deviation_is_the_base() -> None:
+    for role, weight, _, _ in decoder(width=128, hidden=200, vocab_size=300).weights():
+        assert weight.std().item() == pytest.approx(weight.shape[1] ** -0.5, rel=0.05), role
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_parameter_counts(scheme: str) -> None:
+    model, pre = (decoder_of("nano", s) for s in (scheme, "pre"))
+    matrices = 2 * 1024 * 128 + 4 * (4 * 128**2 + 3 * 128 * 344)
+    assert model.matmul_parameter_count() == pre.matmul_parameter_count() == matrices
+    assert model.parameter_count() == sum(p.numel() for p in set(model.parameters()))
+    slots = sum(p.numel() for name, p in model.named_parameters() if "slot" in name)
+    assert (slots > 0) == (scheme == "ngpt")
+    assert abs(model.parameter_count() - slots - pre.parameter_count()) < 0.002 * pre.parameter_count()
+    assert 1.05e6 < pre.parameter_count() < 1.06e6
+
+
+def decoder_of(name: str, scheme: str) -> Decoder:
+    with torch.device("meta"):
+        return Decoder(preset(name, scheme=scheme))
+
+
+def test_tied_embedding_is_one_parameter_and_drawn_once() -> None:
+    model = decoder(tied=True)
+    assert model.head.weight is model.embed.weight
+    assert [role for role, *_ in model.weights()].count("embed") == 1
+    assert "head" not in [role for role, *_ in model.weights()]
+    assert decoder().matmul_parameter_count() - model.matmul_parameter_count() == 61 * 32
+
+
+def test_weights_name_every_matrix_once() -> None:
+    model = decoder()
+    roles = [role for role, *_ in model.weights()]
+    assert roles == ["embed", *(["q", "k", "v", "o", "up", "gate", "down"] * 2), "head"] and set(roles) == set(ROLES)
+    named = {id(w) for _, w, _, _ in model.weights()}
+    assert {id(p) for p in model.parameters() if p.dim() == 2} == named
+
+
+def test_residuals_are_listed_from_input_to_output() -> None:
+    assert [(s.layer, s.kind, s.depth) for s, _ in decoder().residuals()] == [
+        (0, "attn", 2),
+        (0, "mlp", 2),
+        (1, "attn", 2),
+        (1, "mlp", 2),
+    ]
+
+
+def test_biases_start_at_zero_and_reset_restores_everything() -> None:
+    model = decoder(scheme="geonorm(learn=affine)", bias=True, norm="layer")
+    fresh = {key: value.clone() for key, value in model.state_dict().items()}
+    assert all(not value.any() for key, value in fresh.items() if key.endswith(("q.bias", "up.bias", "o.bias")))
+    for tensor in model.state_dict().values():
+        tensor.fill_(9)
+    torch.manual_seed(0)
+    model.reset_parameters()
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, fresh[key]), key
+
+
+def test_a_meta_model_becomes_the_real_one() -> None:
+    with torch.device("meta"):
+        model = Decoder(TINY)
+    model.to_empty(device="cpu")
+    torch.manual_seed(0)
+    model.reset_parameters()
+    assert torch.equal(model(ids()), decoder()(ids()))
+
+
+def test_constrain_keeps_ngpt_on_the_sphere() -> None:
+    model = decoder(scheme="ngpt")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def off() -> float:
+        rows = [w.norm(dim=0 if role in ("o", "down") else 1) - 1 for role, w, _, _ in model.weights()]
+        return max(row.abs().max().item() for row in rows)
+
+    assert off() < 1e-6
+    model.loss(ids(), ids(seed=1)).backward()
+    optimizer.step()
+    assert off() > 1e-3
+    model.constrain()
+    assert off() < 1e-6
+
+
+def test_constrain_leaves_other_schemes_of_a_mix_alone() -> None:
+    model = decoder(scheme="mix(a=ngpt, b=pre, share=0.5)")
+    norms = {(s.layer, role): w.norm(dim=0 if role in ("o", "down") else 1) for role, w, _, s in model.weights()}
+    assert torch.allclose(norms[0, "q"], torch.ones(32)) and not torch.allclose(
+        norms[1, "q"], torch.ones(32), atol=0.02
+    )
+    assert torch.allclose(norms[0, "embed"], torch.ones(61))
+
+
+def test_loss_is_cross_entropy_in_fp32() -> None:
+    model = decoder()
+    logits = model(ids())
+    losses = -logits.log_softmax(-1).gather(-1, ids(seed=1).unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(model.loss(ids(), ids(seed=1)), losses.mean())
+    torch.testing.assert_close(model.loss(ids(), ids(seed=1), "none"), losses.flatten())
+    assert model.bfloat16().loss(ids(), ids(seed=1)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_autocast_keeps_the_stream_in_fp32(scheme: str) -> None:
+    model = decoder(scheme=scheme)
+    seen: list[torch.dtype] = []
+    for _, residual in model.residuals():
+        residual.register_forward_hook(lambda _module, _inputs, out: seen.append(out.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(ids())
+    assert seen == [torch.float32] * 4
+    torch.testing.assert_close(logits.float(), model(ids()), rtol=0.1, atol=0.15)
+
+
+LLAMA = {
+    "embed.weight": "model.embed_tokens.weight",
+    "exit.own.norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+    **{
+        f"blocks.{{}}.{ours}.weight": f"model.layers.{{}}.{theirs}.weight"
+        for ours, theirs in {
+            "attn.own.input": "input_layernorm",
+            "attn.branch.q": "self_attn.q_proj",
+            "attn.branch.k": "self_attn.k_proj",
+            "attn.branch.v": "self_attn.v_proj",
+            "attn.branch.o": "self_attn.o_proj",
+            "mlp.own.input": "post_attention_layernorm",
+            "mlp.branch.gate": "mlp.gate_proj",
+            "mlp.branch.up": "mlp.up_proj",
+            "mlp.branch.down": "mlp.down_proj",
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize(("tied", "kv_heads"), [(False, 2), (True, 1)])
+def test_pre_equals_llama(
+    tied: bool, kv_heads: int, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    if dtype == torch.float64:  # transformers normalises in fp32 whatever the input; its formula in fp64 instead
+
+        def forward(self: Any, x: Tensor) -> Tensor:
+            return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+        monkeypatch.setattr(transformers.models.llama.modeling_llama.LlamaRMSNorm, "forward", forward)
+    torch.manual_seed(0)
+    llama = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=61,
+            hidden_size=128,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,  # 64 wide: enough frequencies to tell 1/theta^e from theta^-e
+            num_key_value_heads=kv_heads,
+            rms_norm_eps=1e-6,
+            max_position_embeddings=64,
+            tie_word_embeddings=tied,
+            initializer_range=0.15,
+        )
+    )
+    for name, parameter in llama.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    llama = llama.to(dtype).eval()
+    model = decoder(scheme="pre(entry=embedding)", width=128, heads=2, tied=tied, kv_heads=kv_heads).to(dtype)
+    theirs = llama.state_dict()
+    state = model.state_dict()
+    loaded = set()
+    for ours, name in LLAMA.items():
+        for layer in range(2):
+            state[ours.format(layer)].copy_(theirs[name.format(layer)])
+            loaded |= {ours.format(layer), name.format(layer)}
+    assert loaded == set(theirs) | {key for key in state if not key.endswith(".layer")}
+    text = ids(tokens=40)
+    with torch.no_grad():
+        expected = llama(text).logits
+        found = model(text)
+    assert expected.std() > 0.5
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())

@@ -1,0 +1,315 @@
+"""Names of schemes: `str` and `parse` round-trip over the whole registry; everything else is one clear line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from math import pi
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geonorm import errors, names, parse, schemes
+from geonorm.errors import ConfigError
+
+parsing = sys.modules["geonorm.schemes.parse"]
+OURS = ["pre", "post", "peri", "olmo2", "deepnorm", "lns", "sqrt", "mix", "geonorm", "ngpt", "residual_dual"]
+
+
+def value_of(hint: Any, streams: int) -> st.SearchStrategy[Any]:
+    """Any valid value of a field. Numbers in (0, 1] are valid for every field there is."""
+    choices: list[st.SearchStrategy[Any]] = []
+    for option in parsing.options(hint):
+        if get_origin(option) is Literal:
+            choices.append(st.sampled_from(get_args(option)))
+        elif option is float:
+            fractions = st.sampled_from([1.0, 0.5, pi / 4, pi / 8, 3 * pi / 16, 1 / 3, 1e-3, 2**-40])
+            choices.append(fractions | st.floats(1e-9, 1))
+        else:
+            assert option is schemes.Scheme, f"the test does not know fields of type {option}"
+            choices.append(any_scheme(streams))
+    return st.one_of(choices)
+
+
+@st.composite
+def any_scheme(draw: st.DrawFn, streams: int) -> schemes.Scheme:
+    """Any scheme with so many streams, any of its fields set."""
+    cls = schemes.find(draw(st.sampled_from({1: OURS[:-1], 2: ["residual_dual"] * 3 + ["mix"]}[streams])))
+    hints = get_type_hints(cls)
+    chosen = [f.name for f in fields(cls) if parsing.takes_scheme(hints[f.name]) or draw(st.booleans())]
+    return cls(**{name: draw(value_of(hints[name], streams)) for name in chosen})
+
+
+@settings(max_examples=100, deadline=None)
+@given(any_scheme(1) | any_scheme(2))
+def test_str_and_parse_round_trip(scheme: schemes.Scheme) -> None:
+    assert parse(str(scheme)) == scheme
+    assert str(parse(str(scheme))) == str(scheme)
+    assert hash(parse(str(scheme))) == hash(scheme)
+
+
+def test_the_registry_is_what_is_tested() -> None:
+    assert names() == OURS
+    assert [str(parse(name)) for name in OURS] == OURS
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("geonorm()", "geonorm"),
+        ("  geonorm ( decay = sqrt , ) ", "geonorm(decay=sqrt)"),
+        ("geonorm(decay='sqrt')", "geonorm(decay=sqrt)"),
+        ('geonorm(decay="sqrt")', "geonorm(decay=sqrt)"),
+        ("geonorm(decay=harmonic, alpha=1, max_angle=pi/4)", "geonorm"),
+        ("geonorm(alpha=2)", "geonorm(alpha=2)"),
+        ("geonorm(alpha=+2.50)", "geonorm(alpha=2.5)"),
+        ("geonorm(alpha=.5)", "geonorm(alpha=0.5)"),
+        ("geonorm(alpha=5e-1)", "geonorm(alpha=0.5)"),
+        ("geonorm(alpha=1/3)", "geonorm(alpha=0.3333333333333333)"),
+        ("geonorm(alpha=--2)", "geonorm(alpha=2)"),
+        ("geonorm(max_angle=pi)", "geonorm(max_angle=pi)"),
+        ("geonorm(max_angle=pi/8)", "geonorm(max_angle=pi/8)"),
+        ("geonorm(max_angle=pi*0.125)", "geonorm(max_angle=pi/8)"),
+        ("geonorm(max_angle=3*pi/8)", "geonorm(max_angle=3*pi/8)"),
+        ("geonorm(max_angle=pi/2/4)", "geonorm(max_angle=pi/8)"),
+        ("geonorm(retraction=2)", "geonorm(retraction=2)"),
+        ("geonorm(retraction=cayley)", "geonorm(retraction=cayley)"),
+        ("mix(a=peri, b=geonorm(decay=sqrt), share=1/2)", "mix(a=peri, b=geonorm(decay=sqrt), share=0.5)"),
+        ("mix(peri, pre, 0.5)", "mix(a=peri, share=0.5)"),
+        ("mix(post, mix(peri, geonorm))", "mix(b=mix(a=peri, b=geonorm))"),
+        ("mix(sqrt, pre)", "mix(a=sqrt)"),  # a scheme where the field takes schemes,
+        ("pre(decay=sqrt)", "pre(decay=sqrt)"),  # a word where it takes words
+        ("mix(residual_dual, residual_dual)", "mix(a=residual_dual, b=residual_dual)"),
+        ("geonorm.schemes:Pre(entry=embedding)", "pre(entry=embedding)"),
+    ],
+)
+def test_grammar(text: str, canonical: str) -> None:
+    assert str(parse(text)) == canonical
+    assert parse(canonical) == parse(text)
+
+
+def test_a_scheme_passes_through_and_strings_become_schemes() -> None:
+    scheme = schemes.GeoNorm(alpha=2)
+    assert parse(scheme) is scheme and isinstance(scheme.alpha, float)
+    mix = schemes.Mix("peri", "geonorm(alpha=2)")  # type: ignore[arg-type]
+    assert isinstance(mix.a, schemes.Peri) and mix.b == scheme
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("geonrom", "unknown scheme 'geonrom': did you mean 'geonorm'"),
+        ("geonorm(decays=sqrt)", "unknown field of geonorm 'decays': did you mean 'decay'"),
+        ("geonorm(decay=sqr)", "unknown decay 'sqr': did you mean 'sqrt'"),
+        ("geonorm(decay=sqrt(entry=embedding))", "unknown decay"),
+        ("geonorm(decay=pre)", "unknown decay 'pre'"),
+        ("geonorm(decay=2)", "decay must be harmonic"),
+        ("geonorm(alpha=fast)", "alpha must be a number, got 'fast'"),
+        ("geonorm(alpha='2')", "alpha must be a number"),
+        ("geonorm(alpha=true)", "alpha must be a number, got True"),
+        ("geonorm(alpha=inf)", "alpha must be a finite number"),
+        ("geonorm(alpha=1e999)", "alpha must be a finite number"),
+        (f"geonorm(alpha={'1' * 400})", "alpha must be a finite number"),
+        (f"geonorm(alpha={'1' * 400}*pi)", "alpha must be a finite number"),
+        (f"geonorm(alpha={'1' * 5000})", "alpha must be a finite number"),
+        ("geonorm(alpha=0)", "alpha must be positive"),
+        ("geonorm(alpha=-1)", "alpha must be positive"),
+        ("geonorm(max_angle=0)", "max_angle must lie in"),
+        ("geonorm(max_angle=2*pi)", "max_angle must lie in"),
+        ("geonorm(max_angle=-pi/4)", "max_angle must lie in"),
+        ("geonorm(max_angle=pi/0)", "divides by zero"),
+        ("geonorm(max_angle=pi/x)", "'x' is not a number"),
+        ("geonorm(max_angle=pi/)", "is not a number"),
+        ("geonorm(max_angle=-post)", "'post' is not a number"),
+        ("geonorm(retraction=0)", "retraction p must be positive"),
+        ("geonorm(retraction=caley)", "did you mean 'cayley'"),
+        ("geonorm(alpha=1, alpha=2)", "sets 'alpha' twice"),
+        ("mix(post, a=pre)", "got 'a' twice"),
+        ("mix(a=post, pre)", "a bare value after key=value"),
+        ("mix(post, pre, 0.5, embedding)", "at most 3 values without a key"),
+        ("geonorm(sqrt)", "no values without a key"),
+        ("mix(share=1.5)", "share must lie in"),
+        ("mix(a=residual_dual)", "streams"),
+        ("mix(a=3)", "a must be Scheme"),
+        ("mix(a=nonsense)", "unknown scheme 'nonsense'"),
+        ("ngpt(alpha=2)", "alpha must lie in"),
+        ("geonorm(", "found the end"),
+        ("geonorm(alpha", "expected"),
+        ("geonorm(alpha=", "found the end"),
+        ("geonorm(alpha=1", "expected ','"),
+        ("geonorm(alpha=1 beta=2)", "expected ','"),
+        ("geonorm)", "after the end"),
+        ("geonorm pre", "after the end"),
+        ("geonorm(,)", "unexpected ','"),
+        ("pre post", "after the end"),
+        ("3", "is not a name"),
+        ("'pre'", "is not a name"),
+        ("geonorm(alpha=1; decay=sqrt)", "cannot read scheme"),
+        ("geonorm(decay='sqrt)", "cannot read scheme"),
+        ("", "a scheme is a string"),
+        ("  ", "a scheme is a string"),
+        (None, "a scheme is a string"),
+        (3, "a scheme is a string"),
+    ],
+)
+def test_errors_are_one_line_that_says_what_to_do(text: Any, says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(text)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("build", [lambda: schemes.Post(entry="sphre"), lambda: schemes.GeoNorm(alpha=0)])
+def test_constructors_check_as_the_parser_does(build: Any) -> None:
+    with pytest.raises(ConfigError):
+        build()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('touch {0}')",
+        "__import__('os')",
+        "geonorm(alpha=__import__('os'))",
+        "geonorm(alpha=open('{0}', 'w'))",
+        "geonorm(decay=exec('open(chr(120))'))",
+        "os:system",
+        "os:system('touch {0}')",
+        "builtins:eval('1')",
+        "mix(a=builtins:dict)",
+        "(lambda: 0)()",
+        "geonorm(alpha=1 if True else 2)",
+        "geonorm(alpha=2**8)",
+    ],
+)
+def test_nothing_is_evaluated(text: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def caught(*_: object) -> int:
+        raise AssertionError("a scheme string ran a command")
+
+    monkeypatch.setattr(os, "system", caught)
+    with pytest.raises(ConfigError):
+        parse(text.format(tmp_path / "made"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_deep_nesting() -> None:
+    deep = "mix(b=" * 40 + "peri" + ")" * 40
+    assert str(parse(deep)) == deep
+    with pytest.raises(ConfigError, match="nested that deeply"):
+        parse("mix(b=" * 3000 + "peri" + ")" * 3000)
+
+
+ELSEWHERE = """
+from dataclasses import dataclass
+from geonorm.schemes import Scheme
+
+@dataclass(frozen=True)
+class Elsewhere(Scheme):
+    word: str = "plain"
+    count: int = 3
+    flag: bool = False
+
+number = 3
+"""
+MODULE = "scheme_from_elsewhere"
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """An unregistered class outside the package, with the types of fields that ours do not have."""
+    folder = tmp_path_factory.mktemp("outside")
+    (folder / f"{MODULE}.py").write_text(ELSEWHERE)
+    sys.path.insert(0, str(folder))
+    yield importlib.import_module(MODULE).Elsewhere
+    sys.path.remove(str(folder))
+    del sys.modules[MODULE]
+
+
+def test_third_party_scheme_by_module_and_name(elsewhere: Any) -> None:
+    scheme = parse(f"{MODULE}:Elsewhere(word=other, flag=true, count=5)")
+    assert scheme == elsewhere(word="other", flag=True, count=5)
+    assert str(scheme) == f"{MODULE}:Elsewhere(word=other, count=5, flag=true)"
+    assert parse(f"mix({MODULE}:Elsewhere, pre)").a == elsewhere()  # type: ignore[attr-defined]
+
+
+@given(st.text("ab '\"(),=:-+.1e\n", max_size=8) | st.sampled_from(["true", "pi", "inf", "pre", "a.b:C", "1e5", "-"]))
+@settings(max_examples=100, deadline=None)
+def test_any_text_in_a_field_round_trips(elsewhere: Any, text: str) -> None:
+    if "'" in text and '"' in text:
+        return  # the grammar has no escapes
+    assert parse(str(elsewhere(word=text))) == elsewhere(word=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f"{MODULE}:Elsewhat", "has no attribute"),
+        (f"{MODULE}:number", "is not a subclass"),
+        ("no_such_module_here:Rule", "No module named"),
+        (f"{MODULE}:", "cannot read scheme"),
+        (f"{MODULE}:Elsewhere(count=0.5)", "count must be int"),
+        (f"{MODULE}:Elsewhere(flag=1)", "flag must be bool"),
+        (f"{MODULE}:Elsewhere(word=3)", "word must be str"),
+    ],
+)
+def test_third_party_errors(elsewhere: Any, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse(text)
+
+
+class Point:
+    """What importlib.metadata returns for one entry point."""
+
+    def __init__(self, value: str, target: object) -> None:
+        self.value, self.target = value, target
+
+    def load(self) -> object:
+        return self.target
+
+
+def test_entry_points(elsewhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {
+        "elsewhere": Point(f"{MODULE}:Elsewhere", elsewhere),
+        "broken": Point("x:y", 3),
+        "pre": Point("x:z", elsewhere),
+    }
+    monkeypatch.setattr(parsing, "installed", lambda: points)
+    assert names() == [*OURS, "broken", "elsewhere"]
+    assert parse("elsewhere(count=5)") == elsewhere(count=5)
+    assert str(parse("elsewhere(count=5)")) == "elsewhere(count=5)"
+    assert isinstance(parse("pre"), schemes.Pre), "an installed package must not replace a scheme of ours"
+    with pytest.raises(ConfigError, match="is not a subclass"):
+        parse("broken")
+    with pytest.raises(ConfigError, match="did you mean 'elsewhere'"):
+        parse("elswhere")
+
+
+def test_installed_reads_the_entry_point_group() -> None:
+    assert parsing.installed() == {}  # nothing is installed here
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(ConfigError, match="two schemes want the name 'pre'"):
+        schemes.register("pre")(schemes.Post)
+    assert schemes.find("pre") is schemes.Pre
+
+
+@dataclass(frozen=True)
+class Needy(schemes.Scheme):
+    rank: float
+
+
+def test_a_field_without_a_default_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(parsing.REGISTRY, "needy", Needy)
+    assert str(parse("needy(2)")) == "needy(rank=2)"
+    with pytest.raises(ConfigError, match="needs rank"):
+        parse("needy")
+
+
+def test_errors_are_geonorm_errors_and_value_errors() -> None:
+    assert issubclass(ConfigError, errors.GeonormError) and issubclass(errors.GeonormError, ValueError)

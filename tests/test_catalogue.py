@@ -1,0 +1,100 @@
+"""`geonorm schemes`: what the registry says about itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+
+from geonorm import names, parse
+from geonorm.catalogue import catalogue, describe, entry, json_text
+from geonorm.cli import main
+from geonorm.errors import ConfigError
+
+
+def test_one_line_per_scheme() -> None:
+    lines = catalogue().splitlines()
+    for name, line in zip(names(), lines, strict=False):
+        assert line.split()[0] == name and len(line) < 110
+        assert line.removeprefix(name).strip() == type(parse(name)).equation
+    assert "t = layer + 1" in catalogue() and "geonorm schemes NAME" in lines[-1]
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_entry_is_complete_and_its_defaults_parse(name: str) -> None:
+    about = entry(name)
+    assert list(about) == ["name", "title", "equation", "source", "streams", "planar", "fields", "own_recipe"]
+    assert about["title"] and len(about["title"]) < 200
+    assert about["equation"] and "arXiv:" in about["source"]
+    assert list(about["fields"]) == [f.name for f in fields(parse(name))]
+    written = ", ".join(f"{key}={field['default']}" for key, field in about["fields"].items())
+    assert parse(f"{name}({written})") == parse(name)
+    assert all(field["values"] for field in about["fields"].values())
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_word_a_field_lists_is_valid(name: str) -> None:
+    for key, field in entry(name)["fields"].items():
+        for word in field["values"].split(" | "):
+            if word not in ("a number", "a scheme"):
+                assert str(getattr(parse(f"{name}({key}={word})"), key)) == word
+
+
+def test_a_description_says_everything() -> None:
+    text = describe("geonorm")
+    assert text.startswith("geonorm\n") and "arXiv:2601.22095" in text and "cos(a) x" in text
+    assert "max_angle = pi/4    a number" in text
+    assert "decay = harmonic    harmonic | sqrt | linear | constant" in text
+    assert "retraction = exp    exp | projection | cayley | a number" in text
+    assert "own recipe" not in text and "own recipe: {'weight_decay': 0.0" in describe("ngpt")
+    assert "a = post    a scheme" in describe("mix")
+
+
+def test_a_scheme_with_fields_shows_them() -> None:
+    assert entry("geonorm(alpha=2)")["fields"]["alpha"]["default"] == "2"
+
+
+def test_json() -> None:
+    everything = json.loads(json_text(None))
+    assert [about["name"] for about in everything] == names()
+    assert json.loads(json_text("peri")) == next(a for a in everything if a["name"] == "peri")
+    by_name = {about["name"]: about for about in everything}
+    assert by_name["residual_dual"]["streams"] == 2 and not by_name["residual_dual"]["planar"]
+    assert by_name["ngpt"]["own_recipe"] == {"weight_decay": 0.0, "warmup": 0.0}
+    assert by_name["geonorm"]["fields"]["max_angle"]["default"] == "pi/4"
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'peri'"):
+        describe("perri")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], lambda: catalogue()),
+        (["peri"], lambda: describe("peri")),
+        (["--json"], lambda: json_text(None)),
+        (["peri", "--json"], lambda: json_text("peri")),
+        (["--json", "geonorm(decay=sqrt)"], lambda: json_text("geonorm(decay=sqrt)")),
+    ],
+)
+def test_command(arguments: list[str], expected: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert callable(expected)
+    assert main(["schemes", *arguments]) == 0
+    assert capsys.readouterr().out == expected() + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["perri"], "did you mean 'peri'"),
+        (["pre", "post"], "usage: geonorm schemes"),
+        (["--jsn"], "usage: geonorm schemes"),
+    ],
+)
+def test_command_errors(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schemes", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and says in captured.err and captured.err.count("\n") == 1

@@ -1,0 +1,248 @@
+"""Which way the parts depend on each other (design page, section 4), read from the source of every file."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import geonorm
+
+SOURCE = Path(geonorm.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+MATHS = {"errors", "sphere", "norms"}
+RULES = MATHS | {"ops", "schemes"}
+MODELS = RULES | {"residual", "nn"}
+ALLOWED = {
+    "errors": set(),
+    "sphere": {"errors"},
+    "norms": {"errors"},
+    "ops": MATHS,
+    "schemes": MATHS | {"ops"},
+    "residual": RULES,
+    "nn": RULES | {"residual"},
+    "dynamics": MATHS | {"schemes"},
+    "probes": {"errors", "sphere"},
+    "hf": MODELS,
+    "lab": MODELS | {"probes", ""},  # "" is the package itself: its version
+    "report": {"errors", "lab.statistics"},
+    "catalogue": {"errors", "schemes"},
+    "arguments": {"errors", "lab.config"},
+    "__main__": {"cli"},
+    "": set(),  # geonorm/__init__.py loads by name, on use
+}
+FREE_OF_TORCH = ("errors", "arguments", "cli", "nn.config", "lab.config", "lab.statistics", "report")
+EXTRAS = (
+    "transformers",
+    "datasets",
+    "matplotlib",
+    "tensorboard",
+    "rich",
+    "tokenizers",
+    "yaml",
+    "scipy",
+    "ray",
+    "lm_eval",
+)
+PUBLIC = [
+    "parse",
+    "names",
+    "Scheme",
+    "Placement",
+    "Site",
+    "Residual",
+    "geodesic_update",
+    "Decoder",
+    "DecoderConfig",
+    "GeonormError",
+    "dynamics",
+    "errors",
+    "lab",
+    "nn",
+    "norms",
+    "ops",
+    "probes",
+    "report",
+    "residual",
+    "schemes",
+    "sphere",
+]
+
+
+def name_of(file: Path) -> str:
+    """geonorm.nn.config is "nn.config"; a package goes by its folder's name, geonorm itself by the empty string."""
+    parts = file.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(file) for file in FILES}
+
+
+def imports(source: str, name: str, package: bool) -> Iterator[str]:
+    """Every module of geonorm that the source of a module names, also inside functions."""
+    for node in ast.walk(ast.parse(source)):
+        found: list[str] = []
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = f"geonorm.{name}".rstrip(".").split(".")
+                above = above[: len(above) - node.level + package]
+                base = ".".join([*above, *([base] if base else [])])
+            # `from .. import sphere` names a module, `from ..errors import ConfigError` something inside one
+            found = [f"{base}.{a.name}" if f"{base}.{a.name}"[8:] in MODULES else base for a in node.names]
+        for target in found:
+            if target.split(".")[0] == "geonorm":
+                yield target[8:]
+
+
+def edges() -> Iterator[tuple[str, str]]:
+    for file in FILES:
+        for target in imports(file.read_text("utf-8"), name_of(file), file.name == "__init__.py"):
+            yield name_of(file), target
+
+
+def part(module: str) -> str:
+    return module.split(".")[0]
+
+
+def permitted(source: str, target: str) -> bool:
+    if part(source) == "cli":
+        return part(target) != "__main__"
+    allowed = ALLOWED[part(source)]
+    return part(source) == part(target) or part(target) in allowed or target in allowed
+
+
+def test_every_file_has_a_place_in_the_rules() -> None:
+    assert {part(m) for m in MODULES} <= {*ALLOWED, "cli"}
+
+
+def test_import_direction() -> None:
+    found = list(edges())
+    assert len(found) > 100
+    wrong = [
+        f"{source or 'geonorm'} imports {target or 'geonorm'}"
+        for source, target in found
+        if not permitted(source, target)
+    ]
+    assert not wrong
+
+
+def test_nobody_imports_the_command_line() -> None:
+    assert {source for source, target in edges() if part(target) == "cli"} == {"__main__"}
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "package", "expected"),
+    [
+        ("from .. import sphere", "ops.angle", False, ["sphere"]),
+        ("from ..nn.decoder import Decoder", "lab.train", False, ["nn.decoder"]),
+        ("from . import checkpoint, optim", "lab.train", False, ["lab.checkpoint", "lab.optim"]),
+        ("from .base import Site", "schemes", True, ["schemes.base"]),
+        ("def f():\n    from geonorm.cli import main", "lab.data", True, ["cli"]),
+        ("import geonorm.lab.train as t, torch", "sphere", False, ["lab.train"]),
+        ("from geonorm import nn", "sphere", False, ["nn"]),
+        ("from .. import __version__", "lab.environment", False, [""]),
+        ("from ...nn import Decoder", "lab.data.sources", False, ["nn"]),
+    ],
+)
+def test_the_reader_of_imports(source: str, name: str, package: bool, expected: list[str]) -> None:
+    assert list(imports(source, name, package)) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("sphere", "norms"),
+        ("norms", "sphere"),
+        ("ops.geodesic", "schemes"),
+        ("schemes.flat", "residual"),
+        ("schemes.flat", "nn.roles"),
+        ("nn.decoder", "lab.config"),
+        ("dynamics.rates", "nn.decoder"),
+        ("probes.measures", "schemes"),
+        ("report.page", "lab.run"),
+        ("report.page", "nn.config"),
+        ("lab.train", "report"),
+        ("lab.train", "arguments"),
+        ("lab.train", "cli"),
+    ],
+)
+def test_the_rules_refuse(source: str, target: str) -> None:
+    assert not permitted(source, target)
+
+
+def outside(source: str) -> set[str]:
+    """Top-level packages that a module imports when it is loaded, functions left out."""
+    tree = ast.parse(source)
+    inside = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in inside:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").split(".")[0])
+    return found
+
+
+def test_core_files_need_torch_numpy_and_safetensors_only() -> None:
+    core = {"torch", "numpy", "safetensors", "geonorm"} | set(sys.stdlib_module_names)
+    for file in FILES:
+        if part(name_of(file)) not in ("lab", "report", "hf"):
+            assert outside(file.read_text("utf-8")) <= core, file
+
+
+def test_the_report_never_names_torch() -> None:
+    for file in (SOURCE / "report").rglob("*.py"):
+        assert "torch" not in {
+            alias.name.split(".")[0]
+            for node in ast.walk(ast.parse(file.read_text("utf-8")))
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+            for alias in (node.names if isinstance(node, ast.Import) else [ast.alias(node.module or "")])
+        }, file
+
+
+def loaded_by(*statements: str) -> list[set[str]]:
+    """What is in sys.modules after each statement, in a fresh interpreter."""
+    script = "import sys, json\nfound = []\n"
+    script += "".join(f"{s}\nfound.append([m.split('.')[0] for m in sys.modules])\n" for s in statements)
+    script += "print(json.dumps(found))"
+    environment = {"PYTHONPATH": str(SOURCE.parent), "PATH": "", "OMP_NUM_THREADS": "1"}
+    out = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    return [set(modules) for modules in json.loads(out.stdout.splitlines()[-1])]
+
+
+def test_importing_geonorm_is_free_and_names_load_on_use() -> None:
+    light = "; ".join(f"import geonorm.{m}" for m in FREE_OF_TORCH)
+    package, helpers, used = loaded_by("import geonorm; dir(geonorm)", light, "assert geonorm.names()")
+    assert "torch" not in package | helpers
+    assert "torch" in used
+    assert not set(EXTRAS) & (package | used - helpers)
+    assert not {"numpy", "geonorm.schemes"} & package
+
+
+def test_public_names_are_frozen() -> None:
+    assert geonorm.__all__ == PUBLIC
+    assert set(PUBLIC) <= set(dir(geonorm))
+    for name in PUBLIC:
+        assert getattr(geonorm, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        geonorm.nothing  # noqa: B018
+
+
+def test_a_public_name_is_the_thing_it_names() -> None:
+    from geonorm.nn.decoder import Decoder
+    from geonorm.residual import Residual
+    from geonorm.schemes.parse import parse
+
+    assert (geonorm.Decoder, geonorm.Residual, geonorm.parse) == (Decoder, Residual, parse)
+    assert geonorm.__version__.count(".") == 2

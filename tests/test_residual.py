@@ -1,0 +1,171 @@
+"""The drop-in module: dtypes, what it stores, and that it trains under every scheme."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geonorm import Residual, Site, names, parse
+from geonorm.errors import ConfigError
+
+DIM, DEPTH = 8, 4
+VARIANTS = [
+    *names(),
+    "geonorm(learn=gain)",
+    "geonorm(learn=affine)",
+    "geonorm(learn=step)",
+    "geonorm(input=norm, update=norm)",
+    "mix(a=geonorm(learn=step), b=ngpt, share=0.5)",
+]
+STREAMS = (torch.float64, torch.float32, torch.bfloat16)
+
+
+class Watched(nn.Linear):
+    """A branch that remembers what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__(DIM, DIM)
+
+    def forward(self, y: Tensor, **kwargs: Any) -> Tensor:
+        self.seen, self.kwargs = y, kwargs
+        return super().forward(y)
+
+
+def residual(scheme: str, layer: int = 2, kind: str = "attn", **kwargs: Any) -> Residual:
+    torch.manual_seed(0)
+    return Residual(Watched(), scheme, Site(layer, kind, DEPTH), DIM, **kwargs)
+
+
+def stream(module: Residual, dtype: torch.dtype = torch.float32) -> Tensor:
+    shape = (2, 3, DIM) if module.scheme.streams == 1 else (2, 3, module.scheme.streams, DIM)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+@pytest.mark.parametrize("branch", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", STREAMS)
+@pytest.mark.parametrize("scheme", names())
+def test_stream_keeps_its_dtype_and_the_branch_reads_its_own(
+    scheme: str, dtype: torch.dtype, branch: torch.dtype
+) -> None:
+    module = residual(scheme)
+    module.branch.to(branch)
+    out = module(stream(module, dtype))
+    assert out.dtype == dtype and module.branch.seen.dtype == branch
+    assert out.shape == stream(module).shape
+    out.float().square().sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == p.dtype for p in module.parameters())
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_a_bf16_branch_leaves_an_fp32_stream_as_precise_as_its_update(scheme: str) -> None:
+    """Only the update is rounded to bf16: where the branch gives 0, nothing at all is."""
+    module = residual(scheme)
+    module.branch.bfloat16()
+    exact = residual(scheme)
+    for m in (module, exact):
+        nn.init.zeros_(m.branch.weight)
+        nn.init.zeros_(m.branch.bias)
+    assert torch.equal(module(stream(module)), exact(stream(exact)))
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_autocast(scheme: str) -> None:
+    module = residual(scheme)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = module(stream(module))
+    assert out.dtype == torch.float32 and module.branch.seen.dtype == torch.bfloat16
+    torch.testing.assert_close(out, module(stream(module)), rtol=0.05, atol=0.05)
+
+
+def test_a_branch_without_parameters_reads_the_stream() -> None:
+    module = Residual(nn.Identity(), "post", Site(0, "attn", 1), DIM)
+    assert module(torch.randn(3, DIM, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer", "dyt"])
+@pytest.mark.parametrize("scheme", VARIANTS)
+def test_every_parameter_gets_a_gradient(scheme: str, norm: str) -> None:
+    for layer in (0, 3):
+        for kind in ("attn", "mlp"):
+            module = residual(scheme, layer, kind, norm=norm)
+            module(stream(module)).square().sum().add(module(stream(module)).sum()).backward()
+            assert not [name for name, p in module.named_parameters() if p.grad is None]
+            assert all(p.grad.isfinite().all() for p in module.parameters() if p.grad is not None)
+
+
+def test_keyword_arguments_and_tuples_pass_through() -> None:
+    module = residual("pre")
+    module(stream(module), mask="causal")
+    assert module.branch.kwargs == {"mask": "causal"}
+
+    class Pair(Watched):
+        def forward(self, y: Tensor, **kwargs: Any) -> Any:
+            return super().forward(y), kwargs["cache"], "weights"
+
+    pair = Residual(Pair(), "pre", Site(2, "attn", DEPTH), DIM)
+    pair.load_state_dict(module.state_dict())
+    out, cache, weights = pair(stream(pair), cache=7)
+    assert torch.equal(out, module(stream(module))) and (cache, weights) == (7, "weights")
+
+
+def test_layer_is_a_persistent_buffer() -> None:
+    deep, shallow = residual("geonorm", layer=3), residual("geonorm", layer=0)
+    assert deep.state_dict()["layer"].item() == 3 and not deep.layer.is_floating_point()
+    x = stream(deep)
+    assert not torch.allclose(deep(x), shallow(x))
+    shallow.load_state_dict(deep.state_dict())
+    assert torch.equal(deep(x), shallow(x))
+    shallow.reset_parameters()
+    assert shallow.layer.item() == 0
+    assert deep.to(torch.bfloat16).layer.item() == 3, "casting a model must not touch the layer index"
+
+
+@pytest.mark.parametrize("scheme", VARIANTS)
+def test_survives_to_empty_and_reset(scheme: str) -> None:
+    with torch.device("meta"):
+        module = Residual(nn.Linear(DIM, DIM), scheme, Site(2, "attn", DEPTH), DIM)
+    assert all(t.is_meta for t in (*module.parameters(), *module.buffers()))
+    module.to_empty(device="cpu")
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data.fill_(77)  # whatever memory held
+    module.reset_parameters()
+    fresh = residual(scheme)
+    module.branch.load_state_dict(fresh.branch.state_dict())
+    assert module.state_dict().keys() == fresh.state_dict().keys()
+    for key, value in fresh.state_dict().items():
+        assert torch.equal(module.state_dict()[key], value), key
+    assert torch.equal(module(stream(module)), fresh(stream(fresh)))
+
+
+def test_mix_is_resolved_once() -> None:
+    module = residual("mix(a=peri, b=geonorm, share=0.5)", layer=1)
+    assert module.scheme == parse("peri") and set(module.own) == {"input", "output"}
+
+
+def test_repr_says_what_stands_where() -> None:
+    assert "geonorm(decay=sqrt), layer=2, kind=mlp, depth=4" in repr(residual("geonorm(decay=sqrt)", kind="mlp"))
+
+
+def test_norm_arguments_reach_the_scheme() -> None:
+    module = residual("peri", norm="layer", gains=False, eps=0.5)
+    assert {(type(m).__name__, m.eps, m.weight) for m in module.own.values()} == {("LayerNorm", 0.5, None)}
+
+
+@pytest.mark.parametrize(("scheme", "norm"), [("geonrom", "rms"), ("pre", "rsm")])
+def test_unknown_names(scheme: str, norm: str) -> None:
+    with pytest.raises(ConfigError, match="did you mean"):
+        residual(scheme, norm=norm)
+
+
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*:DeprecationWarning")
+def test_all_layers_share_one_compiled_graph() -> None:
+    compiled = torch.compile(Residual.forward, fullgraph=True, backend="aot_eager")
+    modules = [Residual(nn.Linear(DIM, DIM), "geonorm", Site(layer, "attn", DEPTH), DIM) for layer in range(3)]
+    x = torch.randn(2, 3, DIM)
+    torch.testing.assert_close(compiled(modules[0], x), modules[0](x))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for module in modules[1:]:
+            torch.testing.assert_close(compiled(module, x), module(x))
