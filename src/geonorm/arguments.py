@@ -1,166 +1,264 @@
-"""The command line's parser: jsonargparse over the config dataclasses, with the manners this project wants.
+"""The command line's parser: typed options from config dataclasses, with the manners this project wants.
 
-No abbreviations; lists by spaces (`--lrs 1e-3 2e-3`); switches without a value (`--tune`); dashes and underscores are the
-same (`--dry-run`); every error is one line that names the nearest valid choice. No torch here.
+No abbreviations; lists by spaces (`--lrs 1e-3 2e-3`); switches without a value (`--tune`); dashes and underscores are
+the same (`--dry-run`); an option is given once; a YAML file comes first, whatever its place, and options override it;
+every error is one line that names the nearest valid choice. jsonargparse turns text into typed values. No torch here.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import shutil
 import sys
-from dataclasses import dataclass, fields, is_dataclass
+import textwrap
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError, unknown
 
 C = TypeVar("C")
+CONFIG = "YAML file of settings; options override it."
+
+
+class HelpAsked(Exception):
+    """--help was among the arguments; the message is the help."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One leaf of a config: its dotted name, its type, and whether it takes many values or none."""
+    """One leaf of a config: its dotted name, type, default (MISSING: it has to be given), documentation and group."""
 
+    name: str
     hint: Any
-    many: bool
-    switch: bool
+    default: Any = None
+    text: str = ""
+    group: str = ""
+
+    @property
+    def many(self) -> bool:
+        return get_origin(self.hint) in (list, tuple)
+
+    @property
+    def switch(self) -> bool:
+        return self.hint is bool or bool in get_args(self.hint)
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
 
 
-def options(kind: type, prefix: str = "") -> dict[str, Option]:
-    """Every leaf of a dataclass, nested groups by dots."""
-    hints = get_type_hints(kind)
+def options(kind: type, prefix: str = "", group: str = "") -> dict[str, Option]:
+    """Every leaf of a dataclass, nested groups by dots, those that a class adds before those that it inherits."""
+    hints, documented = get_type_hints(kind), docs(kind)
+    classes = [vars(base).get("__annotations__", ()) for base in kind.__mro__]
+    home = {name: place for place, names in reversed(list(enumerate(classes))) for name in names}
     found: dict[str, Option] = {}
-    for f in fields(kind):
-        hint = hints[f.name]
-        if is_dataclass(hint):
-            found.update(options(hint, f"{prefix}{f.name}."))
-        else:
-            many = get_origin(hint) in (list, tuple)
-            switch = hint is bool or bool in get_args(hint)
-            found[prefix + f.name] = Option(hint, many, switch)
+    for f in sorted(fields(kind), key=lambda f: (is_dataclass(hints[f.name]), home[f.name])):
+        name, hint = prefix + f.name, hints[f.name]
+        if is_dataclass(hint) and isinstance(hint, type):
+            found.update(options(hint, f"{name}.", f"{name}: {(hint.__doc__ or '').strip()}"))
+            continue
+        default = f.default_factory() if f.default_factory is not MISSING else f.default
+        found[name] = Option(name, hint, default, documented.get(f.name, ""), group)
     return found
 
 
-def normalise(arguments: list[str], known: dict[str, Option], positional: int) -> list[str]:
-    """Arguments as jsonargparse takes them: `--key=value` with underscores, lists as JSON, switches as true.
+def docs(kind: type) -> dict[str, str]:
+    """The string below each field of a dataclass, which Python itself does not keep."""
+    found: dict[str, str] = {}
+    for base in reversed(getattr(kind, "documented_by", kind).__mro__):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base))) if is_dataclass(base) else None
+        except (OSError, TypeError):  # installed without source files
+            continue
+        for node, below in pairwise(tree.body[0].body if tree and isinstance(tree.body[0], ast.ClassDef) else ()):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(below, ast.Expr):
+                found[node.target.id] = ast.literal_eval(below.value)
+    return found
 
-    ConfigError for an option that does not exist or lacks its value, or for a word that belongs to none.
-    """
-    result: list[str] = []
+
+def read(kind: type[C], program: str, arguments: list[str], words: tuple[str, ...] = ()) -> C:
+    """The config dataclass of a command line. `words` are fields that are given by position, without their name; the
+    last may be a list. ConfigError, one line, for anything wrong; HelpAsked for --help."""
+    from .lab.config import from_dict
+
+    known = options(kind)
+    if "-h" in arguments or "--help" in arguments:
+        raise HelpAsked(help_text(kind, program, known, words))
+    given = split(arguments, {**known, "config": Option("config", str)}, words)
+    settings = from_file(Path(given.pop("config")[0]), known) if "config" in given else {}
+    settings.update(given)
+    for option in known.values():
+        if option.default is MISSING and option.name not in settings:
+            wanted = option.name.upper() if option.name in words else option.flag
+            raise ConfigError(f"{wanted} is missing: {option.text} (see --help)")
+    nested: dict[str, Any] = {}
+    for name, values in settings.items():
+        *groups, leaf = name.split(".")
+        place = nested
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[leaf] = convert(known[name], values)
+    config: C = from_dict(kind, nested)
+    return config
+
+
+def split(arguments: list[str], known: dict[str, Option], words: tuple[str, ...]) -> dict[str, list[str]]:
+    """The texts given for each option. ConfigError for an option that does not exist, is repeated or lacks its value,
+    and for a word that belongs to none."""
+    given: dict[str, list[str]] = {}
+    waiting = list(words)
     at = 0
     while at < len(arguments):
         word = arguments[at]
         at += 1
-        if word in ("-h", "--help", "--print_config"):
-            result.append(word)
-            continue
-        if not word.startswith("--"):
-            positional -= 1
-            if positional < 0:
+        if not word.startswith("-"):
+            if not waiting:
                 raise ConfigError(f"unexpected argument {word!r}; options begin with -- (see --help)")
-            result.append(word)
+            given.setdefault(waiting[0], []).append(word)
+            if not known[waiting[0]].many:
+                del waiting[0]
             continue
-        key, equals, value = word[2:].partition("=")
+        key, equals, value = word.lstrip("-").partition("=")
         key = key.replace("-", "_")
-        if key not in known:
-            raise ConfigError(unknown_option(key, known))
+        if key not in known or not word.startswith("--"):
+            raise ConfigError(unknown_option(word.partition("=")[0], known))
+        if key in given:
+            raise ConfigError(f"{known[key].flag} is given twice")
         option = known[key]
         values = [value] if equals else []
         limit = 0 if equals else sys.maxsize if option.many else 1
         while at < len(arguments) and len(values) < limit and not arguments[at].startswith("--"):
-            if option.switch and arguments[at] not in ("true", "false"):
+            if option.switch and waiting and arguments[at] not in ("true", "false"):
                 break
             values.append(arguments[at])
             at += 1
         if option.switch and not values:
             values = ["true"]
         if not values:
-            raise ConfigError(f"--{key} needs a value")
-        result.append(f"--{key}={as_list(values, option) if option.many else values[0]}")
-    return result
+            raise ConfigError(f"{option.flag} needs a value ({option.flag}=VALUE if it begins with --)")
+        given[key] = values
+    return given
 
 
-def unknown_option(key: str, known: dict[str, Option]) -> str:
+def unknown_option(flag: str, known: dict[str, Option]) -> str:
     """The nearest option, not all of them: there are too many for a line."""
-    text = unknown("option", "--" + key, ["--" + name for name in known])
-    return text.split(" (valid:")[0] + " (see --help)"
+    return unknown("option", flag, [option.flag for option in known.values()]).split(" (valid:")[0] + " (see --help)"
 
 
-def as_list(values: list[str], option: Option) -> str:
-    if len(values) == 1 and values[0].startswith("["):
-        return values[0]
-    member = get_args(option.hint)[0]
-    if member is str:
-        return json.dumps(values)
-    return "[" + ", ".join(values) + "]"
+def from_file(path: Path, known: dict[str, Option]) -> dict[str, list[str]]:
+    """The texts of a YAML file's settings by dotted name, as if they stood on the command line."""
+    import yaml
+
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read --config {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise ConfigError(f"--config {path} is not readable YAML") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"--config {path} is not a mapping of settings")
+    found: dict[str, list[str]] = {}
+    groups = {name.split(".")[0] for name in known if "." in name}
+    for key, value in tree.items():
+        if key in groups and not isinstance(value, dict):
+            raise ConfigError(f"{key} must be a mapping of settings in {path}, got {value!r}")
+        leaves = {f"{key}.{name}": leaf for name, leaf in value.items()} if key in groups else {str(key): value}
+        for name, leaf in leaves.items():
+            if name not in known:
+                raise ConfigError(unknown("setting", name, known).split(" (valid:")[0] + f" in {path}")
+            found[name] = [text_of(each) for each in leaf] if isinstance(leaf, list) else [text_of(leaf)]
+    return found
 
 
-def parser(kind: type, program: str, words: dict[str, str] | None = None) -> Any:
-    """A jsonargparse parser for a config dataclass; `words` are positional arguments with their help."""
+def text_of(value: Any) -> str:
+    """A YAML scalar as it would be typed."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def convert(option: Option, texts: list[str]) -> Any:
+    """The typed value of an option. ConfigError says what it takes."""
     try:
         import jsonargparse
     except ImportError:
         raise ConfigError("the command line needs the train extra: pip install 'geonorm[train]'") from None
 
-    class Parser(jsonargparse.ArgumentParser):  # type: ignore[misc]
+    class Parser(jsonargparse.ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-            raise ConfigError(one_line(message))
+            raise ConfigError(f"{option.flag} takes {takes(option.hint)}, got {' '.join(texts)!r}")
 
-    built = Parser(prog=program, description=(kind.__doc__ or "").strip(), allow_abbrev=False)
-    built.add_argument("--config", action="config", help="YAML file of settings; options after it override it.")
-    for name, text in (words or {}).items():
-        built.add_argument(name, type=str, help=text)
-    built.add_class_arguments(kind, skip=set(words or {}))
-    return built
-
-
-def read(kind: type[C], program: str, arguments: list[str], words: dict[str, str] | None = None) -> C:
-    """The config dataclass of a command line. ConfigError, one line, for anything wrong with it."""
-    from .lab.config import from_dict
-
-    known = {**options(kind), "config": Option(str, many=False, switch=False)}
-    clean = normalise(arguments, known, positional=len(words or {}))
-    for word in clean:
-        if word.startswith("--config="):
-            check_file(Path(word.partition("=")[2]), known)
-    namespace = parser(kind, program, words).parse_args(clean)
-    values = namespace.as_dict()
-    values.pop("config", None)
-    config: C = from_dict(kind, plain(values))
-    return config
+    if option.many:
+        hint = get_args(option.hint)[0]
+        values = [convert(Option(option.name, hint), [text]) for text in texts]
+        if get_origin(option.hint) is tuple and len(values) != len(get_args(option.hint)):
+            raise ConfigError(f"{option.flag} takes {takes(option.hint)}, got {' '.join(texts)!r}")
+        return values if get_origin(option.hint) is list else tuple(values)
+    parser = Parser()
+    parser.add_argument("--value", type=option.hint)
+    if len(texts) > 1:
+        parser.error("a list")
+    return parser.parse_args([f"--value={texts[0]}"]).value
 
 
-def check_file(path: Path, known: dict[str, Option]) -> None:
-    """Every key of a YAML file exists; said with the nearest one otherwise."""
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read --config {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise ConfigError(f"--config {path} is not readable YAML") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"--config {path} is not a mapping of settings")
-    groups = {name.split(".")[0] for name in known if "." in name}
-    for key, value in values.items():
-        leaves = [f"{key}.{name}" for name in value] if key in groups and isinstance(value, dict) else [str(key)]
-        for leaf in leaves:
-            if leaf not in known:
-                raise ConfigError(unknown("setting", leaf, known).split(" (valid:")[0] + f" in {path}")
+PLAIN = {
+    int: ("N", "a whole number"),
+    float: ("X", "a finite number"),
+    str: ("TEXT", "text"),
+    bool: ("true|false", "true or false"),
+}
 
 
-def plain(values: Any) -> Any:
-    """Dataclasses that the parser built become dicts again."""
-    if is_dataclass(values) and not isinstance(values, type):
-        return {f.name: plain(getattr(values, f.name)) for f in fields(values)}
-    if isinstance(values, dict):
-        return {key: plain(value) for key, value in values.items()}
-    return values
+def takes(hint: Any, short: bool = False) -> str:
+    """What an option of this type takes: in words, or as a placeholder for the help."""
+    members = [member for member in get_args(hint) if member is not NoneType]
+    if get_origin(hint) is Literal:
+        return "|".join(members) if short else " or ".join(members)
+    if get_origin(hint) is list:
+        return f"{takes(members[0], short)} ..." if short else f"a list, each {takes(members[0])}"
+    if get_origin(hint) is tuple:
+        return (
+            " ".join(takes(m, short) for m in members) if short else f"{len(members)} values, each {takes(members[0])}"
+        )
+    return PLAIN[hint][not short] if hint in PLAIN else takes(members[0], short)
 
 
-def one_line(message: str) -> str:
-    """jsonargparse explains itself over several lines; the first two hold the key and the reason."""
-    lines = [line.strip(" -") for line in str(message).splitlines() if line.strip()]
-    text = " ".join(lines[:2]).replace("Parser key", "option").replace("typing.Literal", "one of ")
-    return text.replace("<class '", "").replace("'>", "").rstrip(".")
+def help_text(kind: type, program: str, known: dict[str, Option], words: tuple[str, ...]) -> str:
+    """Usage, then every option with its documentation and default, group by group."""
+    width = min(110, shutil.get_terminal_size().columns)
+    rows: dict[str, list[tuple[str, str]]] = {"": []}
+    for word in words:
+        rows[""].append((word.upper(), known[word].text))
+    for option in known.values():
+        if option.name not in words:
+            value = "" if option.default is False else takes(option.hint, short=True)
+            usage = f"{option.flag} {value}".rstrip()
+            rows.setdefault(option.group, []).append((usage, f"{option.text}{default_text(option)}"))
+    rows[""].append(("--config FILE", CONFIG))
+    places = " ".join(word.upper() + (" ..." if known[word].many else "") for word in words)
+    about = textwrap.wrap(" ".join((kind.__doc__ or "").split()), width)
+    lines = [f"usage: {program}{' ' if places else ''}{places} [options]", "", *about]
+    for group, entries in rows.items():
+        lines += ["", group] if group else [""]
+        for usage, text in entries:
+            first = f"  {usage:<28}"
+            if len(usage) > 28:
+                lines.append(first)
+                first = " " * 30
+            lines += textwrap.wrap(text, width, initial_indent=first, subsequent_indent=" " * 30) or [first]
+    return "\n".join(lines)
+
+
+def default_text(option: Option) -> str:
+    """What holds when the option is not given, where the documentation does not say it already."""
+    if option.default is MISSING:
+        return " (required)"
+    if option.default is None or option.default is False or option.default == "":
+        return ""
+    values = option.default if isinstance(option.default, (list, tuple)) else [option.default]
+    words = [value if isinstance(value, str) else json.dumps(value) for value in values]
+    return f" [{' '.join(words)}]" if words else ""

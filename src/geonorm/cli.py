@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
+from .arguments import HelpAsked, read
 from .errors import ConfigError, GeonormError, unknown
 
-HELP = """usage: geonorm VERB [options]      (geonorm VERB --help)
+USAGE = """usage: geonorm VERB [options]      (geonorm VERB --help)
 
 residual schemes for Transformers, trained side by side
 
-verbs:
-"""
+verbs:"""
+STATUS = """
+exit status: 0 done; 2 bad input, a diverged run, or runs of a comparison that failed; 130 interrupted, saved"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 done, 2 bad input or a diverged run (one line on stderr), 130 interrupted with everything saved."""
+    """Runs one verb and returns the exit status. Errors that a user can act on are one line on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(HELP + "\n".join(f"  {name:9} {(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items()))
+        verbs = [f"  {name:9} {(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items()]
+        print("\n".join([USAGE, *verbs, STATUS]))
         return 0
     if arguments[0] == "--version":
         from . import __version__
@@ -34,21 +38,42 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if name not in VERBS:
             raise ConfigError(unknown("verb", name, VERBS))
-        return VERBS[name](rest) or 0
-    except GeonormError as error:
-        print(f"geonorm {name}: {' '.join(str(error).splitlines())}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        sys.stderr.close()
+        return run(VERBS[name], rest)
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (GeonormError, OSError, MemoryError, RuntimeError) as error:
+        print(f"geonorm {name}: {problem(error)}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"geonorm {name}: interrupted", file=sys.stderr)
         return 130
 
 
+def run(verb: Callable[[list[str]], int], arguments: list[str]) -> int:
+    try:
+        status = verb(arguments)
+    except HelpAsked as asked:
+        print(asked)
+        status = 0
+    sys.stdout.flush()
+    return status
+
+
+def problem(error: Exception) -> str:
+    """An error that a user can act on, as one line; raises it again if it is a fault of the program."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    text = " ".join(str(error).splitlines())
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in text):
+        return f"out of memory ({text[:160]}); a smaller batch or model, or --runtime.recompute, needs less"
+    if not isinstance(error, (GeonormError, OSError)):
+        raise error
+    return text
+
+
 def compare(arguments: list[str]) -> int:
     """train several schemes side by side on the same text; ends in a table, figures and a page"""
-    from .arguments import read
     from .lab.config import CompareConfig
 
     config = read(CompareConfig, "geonorm compare", arguments)
@@ -58,24 +83,28 @@ def compare(arguments: list[str]) -> int:
     from .report import tables
 
     try:
-        results = lab.compare(config, live=sys.stdout.isatty())
+        results = lab.compare(config, live=sys.stdout.isatty(), command=["geonorm", "compare", *arguments])
     except Interrupted as stop:
         print(stop, file=sys.stderr)
         return 130
-    out = Path(config.out)
-    page = report.build([out], out / "report.html", figures=out / "figures")
-    print("\n".join(tables.terminal(results["schemes"])))
-    print(f"report: {page}")
+    failed = [run["run"] for run in results["runs"] if run["status"] not in ("finished", "diverged")]
+    if len(failed) < len(results["runs"]):
+        out = Path(config.out)
+        page = report.build([out], out / "report.html", figures=out / "figures")
+        print("\n".join(tables.terminal(results["schemes"])))
+        print(f"report: {page}")
+    if failed:
+        raise GeonormError(f"runs that did not finish: {', '.join(failed)}; the same command tries them again")
     return 0
 
 
 def train(arguments: list[str]) -> int:
     """train one model, or go on with a run that was stopped"""
-    from .arguments import read
+    from .lab.config import TrainCommand
 
-    dry = "--dry-run" in arguments or "--dry_run" in arguments
-    config = read_train([a for a in arguments if a not in ("--dry-run", "--dry_run")], read)
-    if dry:
+    command = read(TrainCommand, "geonorm train", arguments)
+    config = command.run()
+    if command.dry_run:
         from .lab.plan import plan
 
         print(plan(config))
@@ -92,19 +121,14 @@ def train(arguments: list[str]) -> int:
     return 0
 
 
-def read_train(arguments: list[str], read: Callable[..., Any]) -> Any:
-    from .lab.config import TrainConfig
-
-    return read(TrainConfig, "geonorm train [--dry-run]", arguments)
-
-
 @dataclass(frozen=True)
 class Evaluate:
     """Loss, perplexity and bits per byte of a run on any text."""
 
-    run: str = ""
-    data: str = ""
-    """Text to evaluate on, all of it or up to --tokens."""
+    run: str
+    """Run directory."""
+    data: str
+    """Text as for train: its held-out part if it has one or if the run was trained on it, else all of it."""
     tokens: int | None = None
     """Most tokens to read."""
     out: str | None = None
@@ -115,11 +139,7 @@ class Evaluate:
 
 def evaluate(arguments: list[str]) -> int:
     """loss, perplexity and bits per byte of a run on any text"""
-    from .arguments import read
-
-    options = read(Evaluate, "geonorm eval", arguments, {"run": "Run directory."})
-    if not options.data:
-        raise ConfigError("eval needs --data, the text to evaluate on")
+    options = read(Evaluate, "geonorm eval", arguments, ("run",))
     from .lab.use import evaluate_text
 
     result = evaluate_text(Path(options.run), options.data, options.tokens, options.device)
@@ -136,9 +156,10 @@ def evaluate(arguments: list[str]) -> int:
 class Generate:
     """Text from a trained run."""
 
-    run: str = ""
+    run: str
+    """Run directory."""
     prompt: str = ""
-    """Beginning of the text."""
+    """Beginning of the text; without it a new document begins."""
     tokens: int = 100
     """New tokens."""
     temperature: float = 0.8
@@ -153,9 +174,7 @@ class Generate:
 
 def generate(arguments: list[str]) -> int:
     """text from a trained run"""
-    from .arguments import read
-
-    options = read(Generate, "geonorm generate", arguments, {"run": "Run directory."})
+    options = read(Generate, "geonorm generate", arguments, ("run",))
     from .lab.use import generate_text
 
     for piece in generate_text(
@@ -176,7 +195,7 @@ def generate(arguments: list[str]) -> int:
 class Report:
     """A self-contained page from run or comparison directories."""
 
-    dirs: list[str] = field(default_factory=list)
+    dirs: list[str]
     """Comparison or run directories."""
     out: str = "report.html"
     """The page to write."""
@@ -186,34 +205,25 @@ class Report:
 
 def report(arguments: list[str]) -> int:
     """a self-contained page from run or comparison directories"""
-    from .arguments import read
-
-    count = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
-    folders, rest = arguments[:count], arguments[count:]
-    options = read(Report, "geonorm report DIR ...", [*(["--dirs", *folders] if folders else []), *rest])
-    if not options.dirs:
-        raise ConfigError("report needs at least one run or comparison directory")
+    options = read(Report, "geonorm report", arguments, ("dirs",))
     from .report import build
 
     figures = Path(options.figures) if options.figures else None
-    try:
-        print(build([Path(folder) for folder in options.dirs], Path(options.out), figures=figures))
-    except OSError as error:
-        raise ConfigError(str(error)) from None
+    print(build([Path(folder) for folder in options.dirs], Path(options.out), figures=figures))
     return 0
 
 
 def schemes(arguments: list[str]) -> int:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
-    from .catalogue import catalogue, describe, json_text
-
+    usage = "usage: geonorm schemes [NAME] [--json]"
     if "--help" in arguments or "-h" in arguments:
-        print("usage: geonorm schemes [NAME] [--json]")
-        return 0
+        raise HelpAsked(usage)
     as_json = "--json" in arguments
     chosen = [word for word in arguments if word != "--json"]
     if len(chosen) > 1 or any(word.startswith("-") for word in chosen):
-        raise ConfigError("usage: geonorm schemes [NAME] [--json]")
+        raise ConfigError(usage)
+    from .catalogue import catalogue, describe, json_text
+
     if as_json:
         print(json_text(chosen[0] if chosen else None))
     else:
@@ -225,8 +235,10 @@ def schemes(arguments: list[str]) -> int:
 class Data:
     """What a text source holds (inspect), or its tokens written to the cache (prepare)."""
 
-    action: str = ""
-    source: str = ""
+    action: Literal["inspect", "prepare"]
+    """inspect: print a description; prepare: tokenize into the cache."""
+    source: str
+    """Text, as for --data of train."""
     tokenizer: str | None = None
     """byte, bpe or a tokenizer.json; bpe for prepare when not given."""
     vocab_size: int = 1024
@@ -237,12 +249,7 @@ class Data:
 
 def data(arguments: list[str]) -> int:
     """what a text source holds (inspect SOURCE), or its tokens in the cache (prepare SOURCE)"""
-    from .arguments import read
-
-    words = {"action": "inspect or prepare.", "source": "Text, as for --data of train."}
-    options = read(Data, "geonorm data", arguments, words)
-    if options.action not in ("inspect", "prepare"):
-        raise ConfigError(unknown("action", options.action, ["inspect", "prepare"]))
+    options = read(Data, "geonorm data", arguments, ("action", "source"))
     from .lab.data import describe, load_tokenizer, open_source, prepare
 
     cache = Path(options.cache) if options.cache else None

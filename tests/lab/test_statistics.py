@@ -157,9 +157,7 @@ def test_aggregate_chooses_each_schemes_best_learning_rate() -> None:
 
 def test_tuning_runs_decide_the_rate_and_stay_out_of_the_mean() -> None:
     tune = [summary("pre", 0, loss, lr, phase="tune") for lr, loss in [(1e-4, 3.3), (1e-3, 2.9), (1e-2, 3.0)]]
-    final = [
-        summary("pre", s, 3.1, 1e-3, phase="final") for s in range(3)
-    ]  # above the runner-up's tuning run
+    final = [summary("pre", s, 3.1, 1e-3, phase="final") for s in range(3)]  # above the runner-up's tuning run
     row = aggregate(tune + final)[0]
     assert row["lr"] == 1e-3 and row["n"] == 3 and row["val_loss_mean"] == pytest.approx(3.1)
     assert row["lrs"][1e-3] == 2.9 and row["lr_interior"] is True

@@ -133,9 +133,7 @@ def write_comparison(root: Path, seeds: int = 5) -> Path:
                 tuned |= {"status": "diverged", "val_loss": None}
             write_run(root / "runs" / f"tune-{scheme}-{lr:g}", tuned, trace=False)
         for seed in range(seeds):
-            write_run(
-                root / "runs" / f"{scheme}-seed{seed}", run_summary(scheme, seed, best_lr, phase="final")
-            )
+            write_run(root / "runs" / f"{scheme}-seed{seed}", run_summary(scheme, seed, best_lr, phase="final"))
     broken = run_summary("peri", seeds, 3e-3, phase="final", status="interrupted", val_loss=None)
     write_run(root / "runs" / f"peri-seed{seeds}", broken, cut=True, trace=False)
     order = [{"scheme": scheme, "baseline": "pre"} for scheme in BEST]

@@ -164,14 +164,10 @@ def test_there_must_be_a_run(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_figures_come_as_png_and_svg_and_are_the_same_every_time(
-    comparison_dir: Path, tmp_path: Path
-) -> None:
+def test_figures_come_as_png_and_svg_and_are_the_same_every_time(comparison_dir: Path, tmp_path: Path) -> None:
     first = write_figures(comparison_dir, tmp_path / "a")
     names = ["final_loss", "loss_curves", "geometry", "learning_rates"]
-    assert [path.name for path in first] == [
-        f"{name}.{suffix}" for name in names for suffix in ("png", "svg")
-    ]
+    assert [path.name for path in first] == [f"{name}.{suffix}" for name in names for suffix in ("png", "svg")]
     for path, again in zip(first, write_figures(comparison_dir, tmp_path / "b"), strict=True):
         assert path.read_bytes() == again.read_bytes()
     assert all("dc:date" not in path.read_text() for path in first if path.suffix == ".svg")

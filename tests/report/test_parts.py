@@ -114,9 +114,7 @@ def test_gap_pairs_the_seeds(make_run: MakeRun) -> None:
 def test_profiles_take_the_last_evaluation_and_leave_nulls_out(make_run: MakeRun) -> None:
     run = read_run(make_run("pre"))
     radius = series.profile([run], "radius")
-    assert list(map(tuple, series.all_sites([radius]))) == [
-        (layer, k) for layer in range(4) for k in ("attn", "mlp")
-    ]
+    assert list(map(tuple, series.all_sites([radius]))) == [(layer, k) for layer in range(4) for k in ("attn", "mlp")]
     assert radius[series.Site(0, "attn")][0] == pytest.approx(11.3)
     assert series.profile([run], "clamped") == {}
 
@@ -145,9 +143,7 @@ def test_sentences_say_what_was_and_was_not_found() -> None:
 
 
 def test_terminal_lines_fit_100_columns() -> None:
-    lines = terminal(
-        rows([3.0, 3.1, 3.2], [2.99, 3.11, 3.17], "geonorm(decay=sqrt, max_angle=pi/8, " + "x" * 90)
-    )
+    lines = terminal(rows([3.0, 3.1, 3.2], [2.99, 3.11, 3.17], "geonorm(decay=sqrt, max_angle=pi/8, " + "x" * 90))
     assert max(map(len, lines)) <= 100
     assert "geonorm(decay" in lines[3] and any("not resolved" in line for line in lines)
 
@@ -163,9 +159,9 @@ def test_markdown_cells_cannot_break_the_table() -> None:
 def test_looks_are_distinct_and_stay_with_their_scheme() -> None:
     names = ["pre", "geonorm", *(f"x{i}" for i in range(20))]
     found = looks(names)
-    assert found["pre"].light == COLOURS["ink"][0] and [
-        s for s in names if found[s].light == COLOURS["ink"][0]
-    ] == ["pre"]
+    assert found["pre"].light == COLOURS["ink"][0] and [s for s in names if found[s].light == COLOURS["ink"][0]] == [
+        "pre"
+    ]
     assert len({(look.light, look.dash) for look in found.values()}) == len(names)
     assert looks(["geonorm", "pre"])["geonorm"].light == found["geonorm"].light
 

@@ -11,25 +11,30 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
 
+Optimizers = list[torch.optim.Optimizer]
 FILES = ("model.safetensors", "optimizer.safetensors")
 
 
-def save(folder: Path, step: int, model: nn.Module, optimizers: list[torch.optim.Optimizer], state: dict[str, Any], keep: int) -> Path:
+def save(folder: Path, step: int, model: nn.Module, optimizers: Optimizers, state: dict[str, Any], keep: int) -> Path:
     """Writes folder/step-N and removes all but the newest `keep`. On any failure the older ones stay as they were and
-    CheckpointError says so in one line."""
+    CheckpointError says so in one line. Half-written folders of a process that was killed are removed first."""
     target = folder / f"step-{step}"
     aside = folder / f".step-{step}.{os.getpid()}"
+    for left in folder.glob(".step-*"):
+        shutil.rmtree(left, ignore_errors=True)
     try:
-        aside.mkdir(parents=True, exist_ok=True)
+        aside.mkdir(parents=True)
         save_file(tensors_of(model), aside / FILES[0])
         flat, layout = flatten_optimizers(optimizers)
         save_file(flat, aside / FILES[1])
@@ -42,7 +47,7 @@ def save(folder: Path, step: int, model: nn.Module, optimizers: list[torch.optim
             shutil.rmtree(target)
         os.replace(aside, target)
         sync(folder)
-    except (OSError, RuntimeError) as error:  # safetensors reports a full disk as its own RuntimeError
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         kept = steps(folder)
         last = f"step-{kept[-1]} is kept" if kept else "there is no earlier one"
@@ -50,25 +55,28 @@ def save(folder: Path, step: int, model: nn.Module, optimizers: list[torch.optim
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    for old in steps(folder)[:-keep]:
+    kept = [other for other in steps(folder) if other <= step][-keep:]  # later ones were passed over as corrupt
+    for old in set(steps(folder)) - set(kept):
         shutil.rmtree(folder / f"step-{old}", ignore_errors=True)
     return target
 
 
-def load(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer] | None = None) -> dict[str, Any]:
+def load(path: Path, model: nn.Module, optimizers: Optimizers | None = None) -> dict[str, Any]:
     """Restores model (and optimizers) in place from a checkpoint folder and returns its state.
 
-    CheckpointError if a file is missing, its checksum differs, or its tensors do not fit; then nothing was changed in the
-    model.
+    CheckpointError if a file is missing, its checksum differs, or its tensors do not fit; then nothing was changed in
+    the model.
     """
     try:
         state: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        if path.name != f"step-{state['step']}":
+            raise CheckpointError(f"checkpoint {path} is corrupt: it says step {state['step']}")
         for name in FILES:
             if checksum(path / name) != state["sha256"][name]:
                 raise CheckpointError(f"checkpoint {path} is corrupt: the checksum of {name} differs")
         weights = load_file(path / FILES[0])
         moments = load_file(path / FILES[1]) if optimizers is not None else {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"checkpoint {path} is not readable: {reason(error)}") from error
@@ -82,7 +90,9 @@ def load(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer] |
     return state
 
 
-def load_newest(folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer] | None, warn: Any) -> dict[str, Any] | None:
+def load_newest(
+    folder: Path, model: nn.Module, optimizers: Optimizers | None, warn: Callable[[str], None]
+) -> dict[str, Any] | None:
     """The newest checkpoint that is whole; each corrupt one is reported through `warn` and passed over. None if there
     is no checkpoint at all; CheckpointError if there are some and none can be used."""
     failed = None
@@ -112,6 +122,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def aliases(model: nn.Module) -> set[str]:
+    """Second and further names of parameters that have several (tied weights)."""
     seen: dict[int, str] = {}
     again = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -120,8 +131,8 @@ def aliases(model: nn.Module) -> set[str]:
     return again
 
 
-def flatten_optimizers(optimizers: list[torch.optim.Optimizer]) -> tuple[dict[str, Tensor], list[Any]]:
-    """Optimizer states as named tensors, and what is not a tensor as plain JSON. Hyperparameters come from the config."""
+def flatten_optimizers(optimizers: Optimizers) -> tuple[dict[str, Tensor], list[Any]]:
+    """Optimizer states as named tensors, and what is no tensor as plain JSON. Hyperparameters come from the config."""
     flat: dict[str, Tensor] = {}
     layout = []
     for index, optimizer in enumerate(optimizers):
@@ -137,7 +148,7 @@ def flatten_optimizers(optimizers: list[torch.optim.Optimizer]) -> tuple[dict[st
     return flat, layout
 
 
-def restore_optimizers(optimizers: list[torch.optim.Optimizer], flat: dict[str, Tensor], layout: list[Any]) -> None:
+def restore_optimizers(optimizers: Optimizers, flat: dict[str, Tensor], layout: list[Any]) -> None:
     for index, (optimizer, scalars) in enumerate(zip(optimizers, layout, strict=True)):
         state: dict[int, dict[str, Any]] = {int(key): dict(values) for key, values in scalars.items()}
         for name, tensor in flat.items():

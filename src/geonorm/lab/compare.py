@@ -8,7 +8,6 @@ scheme first gets short runs on a seed that no final run uses; `tune` extends th
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -18,14 +17,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigError
 from ..schemes import parse
-from .config import CompareConfig, Recipe, TrainConfig, to_dict
-from .run import Run, read_rows, write_atomic, write_json
+from .config import TUNING_SEED, CompareConfig, Recipe, TrainConfig, to_dict
+from .parallel import pick_device
+from .run import LOCK, Run, difference, locked, rows_of, stored_settings, write_atomic, write_json
 from .statistics import aggregate
 from .train import Interrupted, load_text
 
@@ -34,26 +35,34 @@ EXTENSIONS = 6
 """How often --tune may extend a grid at one end before it gives up and says so."""
 
 
-def compare(config: CompareConfig, say: Say = print, live: bool = False) -> dict[str, Any]:
-    """Runs what is missing and returns the content of results.json.
+def compare(
+    config: CompareConfig, say: Say = print, live: bool = False, command: list[str] | None = None
+) -> dict[str, Any]:
+    """Runs what is missing and returns the content of results.json; `command` is what repeats it.
 
-    Raises GeonormError for bad input before anything is written, Interrupted after Ctrl-C with every run saved.
+    Raises GeonormError for bad input before anything is written, Interrupted after Ctrl-C with every run saved. A run
+    that fails stops no other: its status says so, and the next call tries it again.
     """
+    import yaml
+
     out = Path(config.out)
     schemes = [str(parse(scheme)) for scheme in config.schemes]
     for scheme in schemes:
         config.decoder(scheme)
-    check_directory(out, config, schemes)
+        if schemes.count(scheme) > 1:
+            raise ConfigError(f"--schemes names {scheme} twice")
+    pick_device(config.runtime.device)
+    check_directory(out, config)
     load_text(config)  # once, here: the runs find the tokens in the cache
     with locked(out):
-        import yaml
-
         write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
         team = Team(out, config, say, live)
         best = tune(team, config, schemes) if len(config.lrs) > 1 else dict.fromkeys(schemes, config.lrs[0])
         final = [run_config(config, s, best[s], seed) for seed in range(config.seeds) for s in schemes if s in best]
         team.run(final)
-        return collect(out, schemes[0])
+        return collect(
+            out, schemes, team.asked, command or ["geonorm", "compare", "--config", str(out / "config.yaml")]
+        )
 
 
 def tune(team: Team, config: CompareConfig, schemes: list[str]) -> dict[str, float]:
@@ -67,24 +76,24 @@ def tune(team: Team, config: CompareConfig, schemes: list[str]) -> dict[str, flo
         wanted = [(s, lr) for s in schemes for lr in grids[s] if (s, lr) not in losses]
         if not wanted:
             break
-        runs = [run_config(config, s, lr, config.seeds, tuning=True) for s, lr in wanted]
+        runs = [run_config(config, s, lr, TUNING_SEED, tuning=True) for s, lr in wanted]
         for (scheme, lr), summary in zip(wanted, team.run(runs), strict=True):
             usable = summary["status"] == "finished" and summary["val_loss"] is not None
-            losses[scheme, lr] = summary["val_loss"] if usable else float("inf")
+            losses[scheme, lr] = summary["val_loss"] if usable else inf
         for scheme in schemes if config.tune else ():
-            ranked = sorted(grids[scheme], key=lambda lr: losses[scheme, lr])
+            ranked = sorted(grids[scheme], key=lambda lr: (losses[scheme, lr], lr))  # the lowest, if all diverge
             if ranked[0] == max(grids[scheme]):
                 grids[scheme].append(significant(ranked[0] * ratio))
             elif ranked[0] == min(grids[scheme]):
                 grids[scheme].append(significant(ranked[0] / ratio))
     best = {}
     for scheme in schemes:
-        tried = [lr for lr in grids[scheme] if losses.get((scheme, lr), float("inf")) < float("inf")]
-        if not tried:
+        tried = {lr: losses[scheme, lr] for lr in grids[scheme] if (scheme, lr) in losses}
+        if min(tried.values()) == inf:
             team.say(f"{scheme}: no learning rate finished; it gets no final runs")
             continue
-        best[scheme] = min(tried, key=lambda lr: losses[scheme, lr])
-        edge = "" if min(tried) < best[scheme] < max(grids[scheme]) else " (at the end of the grid)"
+        best[scheme] = min(tried, key=tried.__getitem__)
+        edge = "" if min(tried) < best[scheme] < max(tried) else " (at the end of the grid)"
         team.say(f"{scheme}: best learning rate {best[scheme]:g}{edge}")
     return best
 
@@ -110,36 +119,21 @@ def slug(scheme: str) -> str:
     return plain if plain == scheme else f"{plain[:60]}-{hashlib.sha256(scheme.encode()).hexdigest()[:6]}"
 
 
-def check_directory(out: Path, config: CompareConfig, schemes: list[str]) -> None:
+GRID = ("schemes", "seeds", "lrs", "tune", "jobs", "launcher", "out")
+"""What may differ when a comparison is extended: which runs there are, not what a run is."""
+
+
+def check_directory(out: Path, config: CompareConfig) -> None:
     """CheckpointError, before anything is written, if `out` holds something else or runs with other settings."""
     if out.exists() and not out.is_dir():
         raise CheckpointError(f"{out} is a file; choose another --out")
-    if out.exists() and any(out.iterdir()) and not (out / "config.yaml").exists():
+    if not out.exists() or all(entry.name == LOCK for entry in out.iterdir()):
+        return
+    stored = stored_settings(out) if (out / "config.yaml").exists() else {}
+    if "schemes" not in stored:
         raise CheckpointError(f"{out} is not empty and holds no comparison; choose another --out")
-    if (out / "config.yaml").exists() and not (out / "runs").exists() and (out / "metrics.jsonl").exists():
-        raise CheckpointError(f"{out} holds a single run; choose another --out")
-    for scheme in schemes:
-        for lr in config.lrs:
-            for seed in range(config.seeds + 1):
-                wanted = run_config(config, scheme, lr, seed, tuning=seed == config.seeds)
-                run = Run(Path(wanted.out))
-                if (run.path / "config.yaml").exists():
-                    run.check_same(wanted)
-
-
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        lock = open(out / ".lock", "w")  # noqa: SIM115 held until the comparison ends
-    except OSError as error:
-        raise CheckpointError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise CheckpointError(f"{out} is in use by another comparison; wait for it or choose another --out") from None
-        yield
+    if differs := difference(stored, to_dict(config), but=GRID):
+        raise CheckpointError(f"{out} holds a comparison with {differs}; choose another --out")
 
 
 @dataclass
@@ -157,26 +151,30 @@ class Team:
         self.gpus = gpu_count() if config.runtime.device in ("auto", "cuda") else 0
         self.jobs = config.jobs or self.gpus or max(1, cores() // config.runtime.threads)
         self.stopped = False
+        self.asked: list[TrainConfig] = []
 
     def run(self, configs: list[TrainConfig]) -> list[dict[str, Any]]:
         """Runs what is not finished yet and returns the summaries in order. A run that died has status failed."""
+        self.asked += configs
         waiting = [c for c in configs if not done(c)]
         if skipped := len(configs) - len(waiting):
             self.say(f"{skipped} of {len(configs)} runs are finished already")
         workers: list[Worker] = []
-        with self.watch(waiting, workers) as refresh, self.interruptible(workers):
+        with self.watch(workers) as refresh, self.interruptible(workers):
             while waiting or workers:
                 while waiting and len(workers) < self.jobs and not self.stopped:
                     taken = {worker.device for worker in workers}
                     device = next(i for i in range(self.jobs) if i not in taken)
                     workers.append(self.start(waiting.pop(0), device))
+                    if self.stopped:  # the signal came while the process was being made
+                        workers[-1].process.send_signal(signal.SIGINT)
                 if self.stopped and not workers:
                     break
                 time.sleep(0.2)
                 for worker in [w for w in workers if w.process.poll() is not None]:
                     workers.remove(worker)
                     self.report(worker)
-                refresh()
+                refresh(len(waiting))
         if self.stopped:
             raise Interrupted(f"stopped; every run is saved in {self.out}; the same command goes on from there")
         return [outcome(c) for c in configs]
@@ -231,18 +229,22 @@ class Team:
                 signal.signal(number, handler)
 
     @contextmanager
-    def watch(self, waiting: list[TrainConfig], workers: list[Worker]) -> Iterator[Callable[[], None]]:
+    def watch(self, workers: list[Worker]) -> Iterator[Callable[[int], None]]:
         """A live table of the runs in progress, on a terminal; otherwise lines from `report` only."""
         if not self.live:
-            yield lambda: None
+            yield lambda waiting: None
             return
         from rich.live import Live
 
         with Live(refresh_per_second=2, transient=True) as live:
             say, self.say = self.say, live.console.print
+            shown = 0.0
 
-            def refresh() -> None:
-                live.update(progress_table(workers, len(waiting)))
+            def refresh(waiting: int) -> None:
+                nonlocal shown
+                if time.monotonic() - shown > 1:
+                    live.update(progress_table(workers, waiting))
+                    shown = time.monotonic()
 
             try:
                 yield refresh
@@ -257,15 +259,15 @@ def progress_table(workers: list[Worker], waiting: int) -> Any:
     for name in ("run", "step", "loss", "val loss", "tokens/s"):
         table.add_column(name, justify="left" if name == "run" else "right")
     for worker in workers:
-        rows = list(read_rows(Run(Path(worker.config.out)).metrics))
-        last = rows[-1] if rows else {"step": 0, "loss": None, "tokens_per_second": None}
+        rows = last_rows(Run(Path(worker.config.out)).metrics)
+        last = rows[-1] if rows else {"step": 0}
         val = next((row["val_loss"] for row in reversed(rows) if "val_loss" in row), None)
         table.add_row(
             Path(worker.config.out).name,
             f"{last['step']}/{worker.config.steps}",
-            shown(last["loss"], ".4f"),
+            shown(last.get("loss"), ".4f"),
             shown(val, ".4f"),
-            shown(last["tokens_per_second"], ",.0f"),
+            shown(last.get("tokens_per_second"), ",.0f"),
         )
     return table
 
@@ -275,8 +277,11 @@ def shown(value: float | None, form: str) -> str:
 
 
 def done(config: TrainConfig) -> bool:
-    """Whether a run needs no more work: a divergence is a result, too."""
-    summary = Run(Path(config.out)).summary()
+    """Whether a run needs no more work (a divergence is a result). CheckpointError if its directory holds another."""
+    run = Run(Path(config.out))
+    if (run.path / "config.yaml").exists():
+        run.check_same(config)
+    summary = run.summary()
     return summary is not None and summary["status"] in ("finished", "diverged")
 
 
@@ -291,16 +296,29 @@ def outcome(config: TrainConfig) -> dict[str, Any]:
     return {**known, **empty, **counts, "wall_seconds": 0.0}
 
 
-def collect(out: Path, baseline: str) -> dict[str, Any]:
-    """Reads every run of a comparison and writes results.json."""
-    summaries = []
-    for folder in sorted((out / "runs").iterdir()):
-        run = Run(folder)
-        if (folder / "config.yaml").exists():
-            summaries.append({**outcome(run.config()), "run": folder.name})
-    results = {"runs": summaries, "schemes": aggregate(summaries, baseline)}
+def collect(out: Path, schemes: list[str], wanted: list[TrainConfig], command: list[str]) -> dict[str, Any]:
+    """Reads every run of a comparison, those that left nothing included, and writes results.json. The first scheme is
+    the baseline; runs of schemes that are not asked for this time come last."""
+    runs = {Path(config.out).name: config for config in wanted}
+    for folder in sorted(path.parent for path in (out / "runs").glob("*/config.yaml")):
+        runs[folder.name] = replace(Run(folder).config(), out=str(folder))  # the comparison may have been moved
+    order = {scheme: place for place, scheme in enumerate(schemes)}
+    found = [{**outcome(config), "run": name} for name, config in runs.items()]
+    found.sort(key=lambda run: (order.get(run["scheme"], len(order)), run["run"]))
+    baseline = schemes[0] if any(run["scheme"] == schemes[0] for run in found) else None
+    results = {"command": command, "runs": found, "schemes": aggregate(found, baseline)}
     write_json(out / "results.json", results)
     return results
+
+
+def last_rows(path: Path, size: int = 1 << 16) -> list[dict[str, Any]]:
+    """The rows in the last `size` bytes of a file of metrics."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - size))
+            return list(rows_of(file.read().decode(errors="replace").splitlines()))
+    except OSError:
+        return []
 
 
 def last_line(path: Path) -> str:

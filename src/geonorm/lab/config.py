@@ -6,19 +6,27 @@ What people set most is a field of the config itself (`--steps`), the rest is gr
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass
-from typing import Any, Literal, Optional, get_type_hints
+from math import inf
+from typing import Any, Literal, get_type_hints
 
 from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig, preset
+
+MAX_SEED = 2**63 - 1
+TUNING_SEED = 1_000_000
+"""Seed of the short runs that choose a learning rate: none that a final run uses, however many seeds are added."""
 
 
 def overrides() -> type:
     """Every field of the model but the scheme, optional: what is not given comes from the preset."""
     hints = get_type_hints(DecoderConfig)
-    optional = [(f.name, Optional[hints[f.name]], field(default=None)) for f in fields(DecoderConfig) if f.name != "scheme"]
+    optional = [
+        (f.name, hints[f.name] | None, field(default=None)) for f in fields(DecoderConfig) if f.name != "scheme"
+    ]
     model = make_dataclass("Model", optional, frozen=True)
     model.__module__ = __name__
     model.__doc__ = "Shape of the model; what is not given comes from the preset."
+    model.documented_by = DecoderConfig  # type: ignore[attr-defined]
     return model
 
 
@@ -49,9 +57,10 @@ class Optim:
     """Last learning rate as a share of the highest."""
 
     def __post_init__(self) -> None:
-        limits = {"warmup": (0, 1), "cooldown": (0, 1), "floor": (0, 1), "weight_decay": (0, float("inf"))}
-        for name, (low, high) in {**limits, "clip": (0, float("inf"))}.items():
-            within(f"optim.{name}", getattr(self, name), low, high)
+        for name in ("warmup", "cooldown", "floor"):
+            within(f"optim.{name}", getattr(self, name), 0, 1)
+        for name in ("weight_decay", "clip", "eps"):
+            within(f"optim.{name}", getattr(self, name), 0)
         for beta in self.betas:
             within("optim.betas", beta, 0, 0.999999)
 
@@ -71,11 +80,11 @@ class Evaluation:
     """Measurements during training, on held-out text that never changes."""
 
     every: int | None = None
-    """Steps between evaluations; a tenth of the run when not given. The last step is always evaluated."""
+    """Steps between evaluations; a fifth of the run when not given. The last step is always evaluated."""
     tokens: int = 65536
-    """Held-out tokens, from the start of the validation text."""
+    """Held-out tokens, from the start of the validation text; the whole of it where it is shorter."""
     trace_tokens: int = 1024
-    """Tokens on which the geometry of every site is measured; 0 switches the trace off."""
+    """Held-out tokens on which the geometry of every site is measured; 0 switches the trace off."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +124,13 @@ class Recipe:
     preset: str = "nano"
     """Size of the model: nano, mini, 125m, paper-125m, 350m, 1.3b, 7b."""
     data: str = "stdlib"
-    """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, or stdlib (built in)."""
+    """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
     steps: int = 400
     """Optimizer steps."""
     batch_size: int = 4
     """Sequences per step."""
     objective: Literal["causal"] = "causal"
-    """What is trained."""
+    """What is trained: the next token."""
     recipe: Literal["shared", "own"] = "shared"
     """own: each scheme departs from the shared recipe as its paper asks (`geonorm schemes NAME`)."""
     model: Model = field(default_factory=Model)  # type: ignore[valid-type]
@@ -164,7 +173,7 @@ class TrainConfig(Recipe):
     seed: int = 0
     """Seed of weights and of the data order."""
     out: str = "runs/train"
-    """Run directory."""
+    """Run directory. One that holds this run is resumed from its newest checkpoint."""
     resume: Literal["auto", "never"] = "auto"
     """auto: go on from the newest checkpoint in --out; never: refuse a directory that holds a run."""
     phase: Literal["final", "tune"] = "final"
@@ -172,13 +181,29 @@ class TrainConfig(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        directory(self.out)
         within("lr", self.lr, 0)
-        within("seed", self.seed, 0)
+        within("seed", self.seed, 0, MAX_SEED)
+
+
+@dataclass(frozen=True)
+class TrainCommand(TrainConfig):
+    """Trains one model, or goes on with a run that was stopped: the settings of a run are stored in its directory, and
+    the same command, or --config RUN/config.yaml, repeats or resumes it."""
+
+    dry_run: bool = False
+    """Print the resolved settings and the size of the run; train nothing, write nothing."""
+
+    def run(self) -> TrainConfig:
+        """The settings of the run itself."""
+        return TrainConfig(**{f.name: getattr(self, f.name) for f in fields(TrainConfig)})
 
 
 @dataclass(frozen=True)
 class CompareConfig(Recipe):
-    """A grid of schemes, seeds and learning rates under one recipe."""
+    """Trains schemes side by side: every scheme with every seed, at the best of its learning rates. What is finished is
+    kept, so the same command goes on where it was stopped, and more schemes or seeds extend a comparison. A run that
+    diverges is a result; a run that fails is reported, tried again by the same command, and makes the exit status 2."""
 
     schemes: list[str] = field(default_factory=lambda: ["pre", "geonorm", "post", "peri"])
     """Residual schemes; differences are paired to the first."""
@@ -195,19 +220,18 @@ class CompareConfig(Recipe):
     jobs: int | None = None
     """Runs at a time; as many as the machine has cores for (CPU) or devices (GPU) when not given."""
     launcher: Literal["local"] = "local"
-    """Where runs are started."""
+    """Where runs are started: as processes on this machine, which outlive this one only if it is killed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within("seeds", self.seeds, 1)
+        directory(self.out)
+        within("seeds", self.seeds, 1, TUNING_SEED)
         if not self.schemes or not self.lrs:
             raise ConfigError("compare needs at least one scheme and one learning rate")
-        if len(set(self.schemes)) < len(self.schemes):
-            raise ConfigError("--schemes names a scheme twice")
         if len(set(self.lrs)) < len(self.lrs):
             raise ConfigError("--lrs names a learning rate twice")
         for lr in self.lrs:
-            within("lrs", lr, 0)
+            within("lrs", lr, 1e-12)
         if self.tune and len(self.lrs) < 2:
             raise ConfigError("--tune needs at least two learning rates in --lrs, to know the ratio of the grid")
         if self.tune_steps is not None:
@@ -216,10 +240,16 @@ class CompareConfig(Recipe):
             within("jobs", self.jobs, 1)
 
 
-def within(name: str, value: float, low: float, high: float = float("inf")) -> None:
-    if not low <= value <= high:
-        bound = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
+def within(name: str, value: float, low: float, high: float = inf) -> None:
+    """ConfigError unless low <= value <= high and the value is finite."""
+    if not low <= value <= high or value == inf:
+        bound = f"between {low:g} and {high:g}" if high < inf else "finite" if value == inf else f"at least {low:g}"
         raise ConfigError(f"{name} must be {bound}, got {value:g}")
+
+
+def directory(out: str) -> None:
+    if not out:
+        raise ConfigError("out is empty; give a directory")
 
 
 def to_dict(config: Any) -> dict[str, Any]:

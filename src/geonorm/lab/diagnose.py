@@ -15,21 +15,22 @@ LARGE = 1e4
 
 
 @torch.no_grad()
-def diagnose(model: Decoder, ids: Tensor, step: int) -> str:
-    """One line: the step, the first site that overflows or spikes on the batch ids, the clamp rate, the smallest |x|."""
+def diagnose(model: Decoder, ids: Tensor, step: int, what: str = "loss") -> str:
+    """One line: what is not finite, the step, the first site that overflows or spikes on the batch ids, the clamp rate,
+    the smallest |x|."""
     broken = [name for name, p in model.named_parameters() if not torch.isfinite(p).all()]
     moments: list[tuple[Site, SiteMoments]] = []
     clamped: list[float] = []
 
     def look(site: Site, residual: Residual, x: Tensor, u: Tensor, after: Tensor) -> None:
         moments.append((site, SiteMoments.of(x, u, after)))
-        met = residual.scheme.clamped(x, u, residual.own, residual.site)
+        met = residual.scheme.clamped(x, u, residual.own, residual.site(x))
         if met is not None:
             clamped.append(met.double().mean().item())
 
     with watching(model, look):
         model(ids)
-    parts = [f"loss is not finite at step {step}"]
+    parts = [f"{what} is not finite at step {step}"]
     if broken:
         parts.append(f"{len(broken)} parameters are not finite, first {broken[0]}")
     first = next((site for site, m in moments if not m.finite), None)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..nn.decoder import Decoder
+from .run import finite
 
 
 @torch.no_grad()
@@ -39,9 +40,9 @@ def with_perplexity(result: dict[str, float]) -> dict[str, Any]:
     """What `geonorm eval` reports."""
     loss = result["val_loss"]
     return {
-        "loss": loss,
+        "loss": finite(loss),
         "perplexity": exp(loss) if loss < 700 else None,
-        "bits_per_byte": result["val_bpb"],
+        "bits_per_byte": finite(result["val_bpb"]),
         "tokens": result["tokens"],
         "bytes": result["bytes"],
     }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import cos, pi
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from ..nn.decoder import Decoder
 from ..nn.roles import ROLES
@@ -14,22 +15,23 @@ from ..schemes import parse
 from .config import Optim, TrainConfig
 
 
+def departures(config: TrainConfig) -> dict[str, float]:
+    """What the scheme's own recipe sets, if the run asks for it: keys weight_decay, warmup, lr, clip."""
+    return dict(parse(config.scheme).recipe()) if config.recipe == "own" else {}
+
+
 def own_recipe(config: TrainConfig) -> TrainConfig:
     """The run with its scheme's departures from the shared recipe (weight_decay, warmup, lr, clip) put in place."""
-    if config.recipe == "shared":
-        return config
-    changes = parse(config.scheme).recipe()
+    changes: dict[str, Any] = departures(config)
     lr = changes.pop("lr", config.lr)
     return replace(config, lr=lr, optim=replace(config.optim, **changes))
 
 
 def build(model: Decoder, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
     """AdamW, or Muon for matrices inside blocks with AdamW for the rest. Weight decay follows the table of roles."""
-    decayed: list[nn.Parameter] = []
-    hidden: list[nn.Parameter] = []
-    with_role = set()
+    decayed: list[Tensor] = []
+    hidden: list[Tensor] = []
     for role, weight, _, _ in model.weights():
-        with_role.add(id(weight))
         if config.name == "muon" and ROLES[role].hidden:
             hidden.append(weight)
         elif ROLES[role].decay:

@@ -1,4 +1,4 @@
-"""Puts a model where it runs: device, precision, compilation, recomputation. One process for now; torchrun belongs here."""
+"""Puts a model where it runs: device, precision, compilation, recomputation. One process; torchrun belongs here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pick_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {name!r} is not supported; use auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("runtime.device is cuda, but PyTorch sees no GPU here; use --runtime.device cpu")
+        raise ConfigError(f"device {name!r} is asked for, but PyTorch sees no GPU here; use auto or cpu")
     return device
 
 

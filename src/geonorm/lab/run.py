@@ -5,16 +5,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigError
 from .config import TrainConfig, from_dict, to_dict
 
 # what a resumed run may say differently: nothing here changes the numbers
 VOLATILE = ("out", "resume")
+LOCK = ".lock"
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -34,15 +36,70 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
+def finite(value: Any) -> Any:
+    """The value, or None for a number that is not finite: JSON has none."""
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a JSON-lines file; a last line that a crash cut short ends it."""
-    if not path.exists():
-        return
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            if not line.endswith("\n"):
-                return
-            yield json.loads(line)
+    """Rows of a JSON-lines file, none if there is no file."""
+    if path.exists():
+        with open(path, encoding="utf-8", errors="replace") as file:
+            yield from rows_of(file)
+
+
+def rows_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Rows of JSON lines; lines that a crash cut short or damaged are passed over."""
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Creates a folder and keeps other processes out of it. CheckpointError if it cannot be written or is in use."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / LOCK, "w")  # noqa: SIM115 held to the end
+    except OSError as error:
+        raise CheckpointError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise CheckpointError(
+                f"{folder} is in use by another process; wait for it or choose another --out"
+            ) from None
+        yield
+
+
+def stored_settings(folder: Path) -> dict[str, Any]:
+    """The mapping in folder/config.yaml. CheckpointError if there is none or it cannot be read."""
+    import yaml
+
+    stored = folder / "config.yaml"
+    if not stored.exists():
+        raise CheckpointError(f"{folder} holds no run (no config.yaml)")
+    try:
+        values = yaml.safe_load(stored.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise CheckpointError(f"{stored} is not readable YAML") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{stored} is not a mapping of settings")
+    return values
+
+
+def difference(old: dict[str, Any], new: dict[str, Any], but: Container[str] = ()) -> str | None:
+    """The first setting in which two trees of settings differ, in words; None if they agree."""
+    before, after = flatten(old), flatten(new)
+    for key in after:
+        if key not in but and before.get(key) != after[key]:
+            return f"{key} {before.get(key)}, not {after[key]}"
+    return None
 
 
 class Run:
@@ -69,52 +126,29 @@ class Run:
             if config.resume == "never":
                 raise CheckpointError(f"{run.path} already holds a run; choose another --out or --resume auto")
             run.check_same(config)
-        elif run.path.exists() and any(run.path.iterdir()):
+        elif run.path.exists() and any(entry.name != LOCK for entry in run.path.iterdir()):
             raise CheckpointError(f"{run.path} is not empty and holds no run; choose another --out")
-        try:
-            run.path.mkdir(parents=True, exist_ok=True)
-            lock = open(run.path / ".lock", "w")  # noqa: SIM115 held until the run ends
-        except OSError as error:
-            raise CheckpointError(f"cannot write to {run.path}: {error.strerror}; choose another --out") from None
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise CheckpointError(
-                    f"{run.path} is in use by another process; wait for it or choose another --out"
-                ) from None
+        with locked(run.path):
             if not stored.exists():
                 write_atomic(stored, yaml.safe_dump(to_dict(config), sort_keys=False))
             yield run
 
     def config(self) -> TrainConfig:
-        """The stored settings. CheckpointError if there are none or they cannot be read."""
-        import yaml
-
-        stored = self.path / "config.yaml"
-        if not stored.exists():
-            raise CheckpointError(f"{self.path} holds no run (no config.yaml)")
+        """The stored settings. CheckpointError if there are none or they are not those of a run."""
         try:
-            values = yaml.safe_load(stored.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError):
-            raise CheckpointError(f"{stored} is not readable YAML") from None
-        if not isinstance(values, dict):
-            raise CheckpointError(f"{stored} is not a mapping of settings")
-        config: TrainConfig = from_dict(TrainConfig, values)
+            config: TrainConfig = from_dict(TrainConfig, stored_settings(self.path))
+        except (ConfigError, TypeError) as error:
+            raise CheckpointError(f"{self.path / 'config.yaml'} does not hold the settings of a run: {error}") from None
         return config
 
     def check_same(self, config: TrainConfig) -> None:
         """CheckpointError that names the first setting in which the directory's run differs."""
-        old, new = flatten(to_dict(self.config())), flatten(to_dict(config))
-        for key in new:
-            if key not in VOLATILE and old.get(key) != new[key]:
-                raise CheckpointError(
-                    f"{self.path} holds a run with {key} {old.get(key)}, not {new[key]}; choose another --out"
-                )
+        if differs := difference(to_dict(self.config()), to_dict(config), but=VOLATILE):
+            raise CheckpointError(f"{self.path} holds a run with {differs}; choose another --out")
 
     def append(self, path: Path, rows: list[dict[str, Any]]) -> None:
         with open(path, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.writelines(json.dumps({key: finite(value) for key, value in row.items()}) + "\n" for row in rows)
 
     def truncate(self, step: int) -> None:
         """Drops rows after `step`: they will be written again by the resumed run."""
@@ -124,18 +158,16 @@ class Run:
                 write_atomic(path, "".join(kept))
 
     def summary(self) -> dict[str, Any] | None:
-        """What a finished run left, or None."""
-        path = self.path / "summary.json"
-        if not path.exists():
-            return None
+        """What a run left when it ended, or None."""
         try:
-            summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
+            summary = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
             return None
-        return summary
+        return summary if isinstance(summary, dict) else None
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Leaves of nested settings by dotted name."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):

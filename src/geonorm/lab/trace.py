@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -37,8 +37,12 @@ def watching(model: Decoder, look: Look) -> Iterator[None]:
 
     for site, residual in model.residuals():
         watch(site, residual)
+    compiled = any(block._compiled_call_impl is not None for block in model.blocks)
     try:
-        yield
+        with (
+            torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+        ):  # compiled blocks run no new hooks
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -51,12 +55,12 @@ def first_stream(x: Tensor, residual: Residual) -> Tensor:
 
 @torch.no_grad()
 def trace(model: Decoder, ids: Tensor, step: int, grad_norms: dict[str, float]) -> list[dict[str, Any]]:
-    """One row per site for ids (batch, tokens): see `probes.measures`, plus which tokens are clamped, the rotation by the
-    site's own norm, and the gradient norm of the branch's weights at this step (keys as `site_key`)."""
+    """One row per site for ids (batch, tokens): see `probes.measures`, plus which tokens are clamped, the rotation by
+    the site's own norm, and the gradient norm of the branch's weights at this step (keys as `site_key`)."""
     rows: list[dict[str, Any]] = []
 
     def look(site: Site, residual: Residual, x: Tensor, u: Tensor, after: Tensor) -> None:
-        clamped = residual.scheme.clamped(x, u, residual.own, residual.site)
+        clamped = residual.scheme.clamped(x, u, residual.own, residual.site(x))
         rows.append(
             {
                 "step": step,

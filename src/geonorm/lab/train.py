@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,12 +23,12 @@ from torch import Tensor
 from ..errors import CheckpointError, GeonormError
 from ..nn.decoder import Decoder
 from . import checkpoint, environment, optim, parallel, trace
-from .config import TrainConfig
+from .config import Recipe, TrainConfig
 from .data import TokenData, Tokenizer, load_tokenizer, open_source, prepare
 from .data.batches import Batches, validation_batches
 from .diagnose import diagnose
 from .evaluate import held_out
-from .run import Run, read_rows, write_json
+from .run import Run, finite, read_rows, write_json
 from .statistics import spikes
 
 Say = Callable[[str], None]
@@ -52,12 +52,17 @@ class Text:
     tokenizer: Tokenizer
 
 
-def load_text(config: Any) -> Text:
-    """Tokens for a run or comparison; prepares and caches them on first use. DataError for anything unusable."""
+def load_text(config: Recipe) -> Text:
+    """Tokens for a run or comparison; prepares and caches them on first use. DataError for anything unusable, too few
+    tokens for one batch or one validation window included."""
+    shape = config.decoder("pre")
     cache = Path(config.tokens.cache) if config.tokens.cache else None
     source = open_source(config.data)
-    tokenizer = load_tokenizer(config.tokens.tokenizer, source, config.decoder("pre").vocab_size, cache)
-    return Text(prepare(source, tokenizer, cache), tokenizer)
+    tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache)
+    text = Text(prepare(source, tokenizer, cache), tokenizer)
+    Batches(text.tokens.train, config.batch_size, shape.context, seed=0)
+    next(validation_batches(text.tokens.validation, 1, shape.context))
+    return text
 
 
 def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
@@ -65,14 +70,17 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
     loss that is not finite (summary written, last good checkpoint kept) and Interrupted after a signal (all saved)."""
     config.decoder(config.scheme)
     device = parallel.pick_device(config.runtime.device)
-    text = load_text(config)
     torch.set_num_threads(config.runtime.threads)
-    loop = Loop(config, text, device, say)
+    loop = Loop(config, load_text(config), device, say)
     with Run.opened(config) as run:
-        finished = run.summary()
-        if finished is not None and finished["status"] == "finished":
+        ended = run.summary() or {"status": "new"}
+        if ended["status"] == "finished":
             say(f"{run.path} is already finished")
-            return finished
+            return ended
+        if ended["status"] == "diverged":
+            raise Diverged(
+                f"{run.path} has diverged and would again: {ended.get('diagnosis')}; choose another --out for it"
+            )
         return loop.run(run)
 
 
@@ -81,84 +89,112 @@ class Loop:
 
     def __init__(self, config: TrainConfig, text: Text, device: torch.device, say: Say) -> None:
         self.config = optim.own_recipe(config)
+        self.departures = optim.departures(config)
         self.text, self.device, self.say = text, device, say
         shape = config.decoder(config.scheme)
         self.batches = Batches(text.tokens.train, config.batch_size, shape.context, config.seed)
-        self.held_out = list(
-            validation_batches(
-                text.tokens.validation, max(1, EVALUATION_BATCH // shape.context), shape.context, config.evaluation.tokens
-            )
-        )
+        rows = max(1, EVALUATION_BATCH // shape.context)
+        self.held_out = list(validation_batches(text.tokens.validation, rows, shape.context, config.evaluation.tokens))
         torch.manual_seed(config.seed)
         self.model = parallel.prepare(Decoder(shape), config.runtime, device)
         self.optimizers = optim.build(self.model, self.config.optim, self.config.lr)
+        self.writer = event_writer() if config.runtime.tensorboard else None
         self.evaluate_every = config.evaluation.every or max(1, config.steps // 5)
         self.save_every = config.checkpoint.every or max(1, config.steps // 5)
         # a GPU is asked for its losses seldom, because asking waits for it
         self.log_every = 1 if device.type == "cpu" else 10
-        self.step, self.seconds = 0, 0.0
-        self.pending: list[dict[str, Any]] = []
-        self.saved = 0
+        self.step = 0
+        self.seconds = 0.0  # of training, without evaluations and checkpoints
+        self.begun = time.monotonic()  # less what earlier processes of the run took
+        self.pending: list[dict[str, Any]] = []  # rows since the losses were last read
 
     def run(self, run: Run) -> dict[str, Any]:
+        """From the newest checkpoint to the end."""
         c = self.config
-        begun = time.monotonic()
+        if self.departures:
+            self.say(
+                f"own recipe of {c.scheme}: {', '.join(f'{key} {value:g}' for key, value in self.departures.items())}"
+            )
         state = checkpoint.load_newest(run.checkpoints, self.model, self.optimizers, self.say)
         if state is not None:
             self.step, self.seconds = state["step"], state["seconds"]
-            self.saved = self.step
+            self.begun -= state["wall_seconds"]
             self.say(f"resuming {run.path} at step {self.step} of {c.steps}")
         run.truncate(self.step)
-        wall = state["wall_seconds"] if state else 0.0
-        write_json(run.path / "environment.json", environment.describe(self.device, c.runtime.threads, self.text.tokens.sha256))
+        write_json(
+            run.path / "environment.json", environment.describe(self.device, c.runtime.threads, self.text.tokens.sha256)
+        )
         if not (run.path / "tokenizer.json").exists():
             self.text.tokenizer.save(run.path / "tokenizer.json")
-        board = Board(run.path / "tensorboard", self.step) if c.runtime.tensorboard else None
-        told = time.monotonic()
+        board = self.writer(str(run.path / "tensorboard"), purge_step=self.step + 1) if self.writer else None
+        with stop_signals() as stopped, closing(board) if board else nullcontext():
+            try:
+                self.loop(run, board, stopped)
+            except Diverged as diagnosis:
+                run.append(run.metrics, self.settled())
+                self.finish(run, "diverged", str(diagnosis))
+                raise
+        return self.finish(run, "finished")
 
-        def save() -> None:
-            if self.saved != self.step:
-                elapsed = wall + time.monotonic() - begun
-                progress = {"seconds": self.seconds, "wall_seconds": elapsed, "scheme": c.scheme}
-                checkpoint.save(run.checkpoints, self.step, self.model, self.optimizers, progress, c.checkpoint.keep)
-                self.saved = self.step
+    def loop(self, run: Run, board: Any, stopped: list[int]) -> None:
+        c = self.config
+        told = started = time.monotonic()
+        while self.step < c.steps:
+            step, last = self.step + 1, self.step + 1 == c.steps
+            evaluating = last or step % self.evaluate_every == 0
+            saving = last or step % self.save_every == 0
+            reading = evaluating or saving or step % self.log_every == 0
+            grad_norms = self.update(evaluating, reading)
+            if not (reading or stopped):
+                continue
+            rows = self.settled()
+            self.clock(rows, time.monotonic() - started)
+            if evaluating:
+                rows[-1].update(self.evaluate(run, grad_norms))
+            run.append(run.metrics, rows)
+            self.check(rows)
+            if board:
+                chart(board, rows)
+            if evaluating or time.monotonic() - told > 15:
+                self.say(progress_line(rows[-1], c.steps))
+                told = time.monotonic()
+            if saving or stopped:
+                progress = {"seconds": self.seconds, "wall_seconds": time.monotonic() - self.begun, "scheme": c.scheme}
+                checkpoint.save(run.checkpoints, step, self.model, self.optimizers, progress, c.checkpoint.keep)
+            if stopped and not last:
+                self.finish(run, "interrupted")
+                raise Interrupted(f"stopped at step {step} of {c.steps}; saved in {run.path}")
+            started = time.monotonic()
 
-        with stop_signals() as stopped:
-            while self.step < c.steps:
-                due = (self.step + 1) % self.evaluate_every == 0 or self.step + 1 == c.steps
-                started = time.monotonic()
-                try:
-                    grad_norms = self.update(due)
-                except Diverged:
-                    run.append(run.metrics, self.pending)
-                    self.finish(run, "diverged", wall + time.monotonic() - begun)
-                    raise
-                self.seconds += time.monotonic() - started
-                row = self.pending[-1]
-                row["seconds"] = self.seconds
-                row["tokens_per_second"] = row["tokens"] / self.step / max(1e-9, time.monotonic() - started)
-                if due:
-                    row.update(self.evaluate(run, grad_norms))
-                if self.step % self.log_every == 0 or due or stopped:
-                    rows = [settle(row) for row in self.pending]
-                    run.append(run.metrics, rows)
-                    self.pending.clear()
-                    if board:
-                        board.write(rows)
-                    if due or time.monotonic() - told > 15:
-                        self.say(progress_line(rows[-1], c.steps))
-                        told = time.monotonic()
-                if self.step % self.save_every == 0 or self.step == c.steps or stopped:
-                    save()
-                if stopped and self.step < c.steps:
-                    self.finish(run, "interrupted", wall + time.monotonic() - begun)
-                    raise Interrupted(f"stopped at step {self.step} of {c.steps}; saved in {run.path}")
-        if board:
-            board.close()
-        return self.finish(run, "finished", wall + time.monotonic() - begun)
+    def settled(self) -> list[dict[str, Any]]:
+        """The rows since the last time, tensors as floats; on a GPU this waits for the steps to end."""
+        rows = [{k: finite(v.item() if isinstance(v, Tensor) else v) for k, v in row.items()} for row in self.pending]
+        self.pending.clear()
+        return rows
 
-    def update(self, measure: bool) -> dict[str, float]:
-        """One optimizer step; returns the gradient norm of every site if asked to measure."""
+    def clock(self, rows: list[dict[str, Any]], elapsed: float) -> None:
+        """Spreads the time of the steps since the last reading evenly over their rows."""
+        each = elapsed / len(rows)
+        for row in rows:
+            self.seconds += each
+            row["tokens_per_second"] = row["tokens"] / row["step"] / max(1e-9, each)
+            row["seconds"] = self.seconds
+
+    def check(self, rows: list[dict[str, Any]]) -> None:
+        """Diverged if a number of these steps is not finite: nothing of them may reach a checkpoint."""
+        for row in rows:
+            for key, what in (("loss", "loss"), ("grad_norm", "gradient norm"), ("val_loss", "validation loss")):
+                if row.get(key, 0.0) is None:
+                    ids = self.held_out[0][0] if key == "val_loss" else self.batches.at(row["step"] - 1)[0]
+                    raise Diverged(self.diagnosis(what, ids, row["step"]))
+
+    def diagnosis(self, what: str, ids: Tensor, step: int) -> str:
+        with parallel.precision(self.config.runtime, self.device):
+            return diagnose(self.model, ids.to(self.device), step, what)
+
+    def update(self, measure: bool, check: bool) -> dict[str, float]:
+        """One optimizer step; returns the gradient norm of every site if asked to measure. With `check`, a loss that is
+        not finite is Diverged before it can reach the weights."""
         c = self.config
         ids, targets = self.batches.at(self.step)
         size = c.batch_size // c.runtime.accumulate
@@ -173,8 +209,9 @@ class Loop:
         limit = c.optim.clip if c.optim.clip > 0 else float("inf")
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         step = self.step + 1
-        if (step % self.log_every == 0 or measure) and not (torch.isfinite(total) and torch.isfinite(grad_norm)):
-            raise Diverged(diagnose(self.model, ids.to(self.device), step))
+        if check and not (torch.isfinite(total) and torch.isfinite(grad_norm)):
+            what = "gradient norm" if torch.isfinite(total) else "loss"
+            raise Diverged(self.diagnosis(what, ids, step))
         lr = c.lr * optim.rate(c.optim, step, c.steps)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -194,20 +231,21 @@ class Loop:
             if c.evaluation.trace_tokens:
                 ids = self.trace_ids()
                 run.append(run.trace, trace.trace(self.model, ids, self.step, grad_norms))
-        return {"val_loss": result["val_loss"], "val_bpb": result["val_bpb"]}
+        return {key: finite(result[key]) for key in ("val_loss", "val_bpb")}
 
     def trace_ids(self) -> Tensor:
         """The first whole sequences of the held-out text, at least one."""
-        ids = self.held_out[0][0]
+        ids = torch.cat([ids for ids, _ in self.held_out])
         count = max(1, self.config.evaluation.trace_tokens // ids.shape[1])
         return ids[:count].to(self.device)
 
-    def finish(self, run: Run, status: str, wall: float) -> dict[str, Any]:
-        """Writes summary.json."""
+    def finish(self, run: Run, status: str, diagnosis: str | None = None) -> dict[str, Any]:
+        """Writes summary.json and returns its content."""
         c = self.config
         rows = list(read_rows(run.metrics))
         losses = [row["loss"] if row["loss"] is not None else float("nan") for row in rows]
         norms = [row["grad_norm"] if row["grad_norm"] is not None else float("nan") for row in rows]
+        speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
         evaluated = [row for row in rows if "val_loss" in row]
         tail = losses[-max(1, len(losses) // 10) :]
         summary = {
@@ -224,22 +262,16 @@ class Loop:
             "val_bpb": evaluated[-1]["val_bpb"] if evaluated else None,
             "spikes": len(spikes(losses)),
             "grad_spikes": len(spikes(norms)),
-            "tokens_per_second": median(row["tokens_per_second"] for row in rows) if rows else None,
+            "tokens_per_second": median(speeds) if speeds else None,
             "peak_memory_bytes": peak_memory(self.device),
-            "wall_seconds": wall,
+            "wall_seconds": time.monotonic() - self.begun,
             "phase": c.phase,
+            "own_recipe": self.departures,
+            "diagnosis": diagnosis,
         }
-        write_json(run.path / "summary.json", {k: finite(v) for k, v in summary.items()})
+        summary = {key: finite(value) for key, value in summary.items()}
+        write_json(run.path / "summary.json", summary)
         return summary
-
-
-def settle(row: dict[str, Any]) -> dict[str, Any]:
-    """Tensors to floats; what is not finite becomes null."""
-    return {k: finite(v.item() if isinstance(v, Tensor) else v) for k, v in row.items()}
-
-
-def finite(value: Any) -> Any:
-    return None if isinstance(value, float) and value - value != 0 else value
 
 
 def progress_line(row: dict[str, Any], steps: int) -> str:
@@ -257,24 +289,23 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
 
-class Board:
-    """TensorBoard event files."""
+def event_writer() -> Any:
+    """TensorBoard's class of writers. GeonormError if it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise GeonormError(
+            "TensorBoard is missing: pip install geonorm[train], or --runtime.tensorboard false"
+        ) from None
+    return SummaryWriter
 
-    def __init__(self, folder: Path, step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise GeonormError("TensorBoard is missing: pip install geonorm[train], or --runtime.tensorboard false") from None
-        self.writer = SummaryWriter(str(folder), purge_step=step + 1)
 
-    def write(self, rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            for name, value in row.items():
-                if name not in ("step", "tokens") and value is not None:
-                    self.writer.add_scalar(name, value, row["step"])
-
-    def close(self) -> None:
-        self.writer.close()
+def chart(board: Any, rows: list[dict[str, Any]]) -> None:
+    """Rows of metrics as TensorBoard scalars."""
+    for row in rows:
+        for name, value in row.items():
+            if name not in ("step", "tokens") and value is not None:
+                board.add_scalar(name, value, row["step"])
 
 
 @contextmanager

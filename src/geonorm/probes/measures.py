@@ -25,9 +25,9 @@ def step_measures(x: Tensor, after: Tensor, u: Tensor | None = None) -> dict[str
     """Means over tokens for x, x' of shape (batch, tokens, dim), and the raw branch output u of the same shape if seen.
 
     radius |x|, its coefficient of variation, step |x'-x|, radial <x'-x,x>/|x|, tangential |P_x(x'-x)|, ratio
-    tangential/|x| with its 99th percentile, angle (x to x'), off_plane (share of x' outside span{x, u}), update_norm |u|,
-    |cos| and angle to the uniform vector beside its null (the same |cos| to 64 random directions), and the mean cosine
-    between different tokens of one sequence. Unknown values are None.
+    tangential/|x| with its 99th percentile, angle (x to x'), off_plane (share of x' outside span{x, u}), update_norm
+    |u|, |cos| and angle to the uniform vector beside its null (the same |cos| to 64 random directions), and the mean
+    cosine between different tokens of one sequence. Unknown values are None.
     """
     x, after = wide(x), wide(after)
     radius = sphere.radius(x)
@@ -75,7 +75,7 @@ def null_directions(dim: int, like: Tensor) -> Tensor:
 
 
 def pair_cosine(direction: Tensor) -> Tensor:
-    """Mean cosine between different tokens of one sequence, per sequence: (batch,) from unit rows (batch, tokens, dim)."""
+    """Mean cosine between different tokens of a sequence, shape (batch,), from unit rows (batch, tokens, dim)."""
     n = direction.shape[-2]
     total = direction.sum(-2).square().sum(-1)
     own = direction.square().sum((-1, -2))

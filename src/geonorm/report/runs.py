@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,7 +122,7 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> Comparison:
         runs=runs,
         rows=aggregate([run.summary for run in runs], baseline),
         source=", ".join(dict.fromkeys(_source(root.resolve()) for root in roots)),
-        command=" ".join(command) if isinstance(command, list) else command,
+        command=shlex.join(command) if isinstance(command, list) else command,
     )
 
 

@@ -216,9 +216,7 @@ def check_fields(scheme: Scheme) -> None:
         words = [word for option in accepted if get_origin(option) is Literal for word in get_args(option)]
         if isinstance(value, str) and takes_scheme(hints[f.name]):
             object.__setattr__(scheme, f.name, parse(value))
-        elif isinstance(value, Scheme) and takes_scheme(hints[f.name]):
-            continue
-        elif isinstance(value, str) and value in words:
+        elif (isinstance(value, Scheme) and takes_scheme(hints[f.name])) or (isinstance(value, str) and value in words):
             continue
         elif isinstance(value, bool):
             if bool not in accepted:

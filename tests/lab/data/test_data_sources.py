@@ -193,9 +193,7 @@ def split(documents, fraction=0.05, one_text=False):
     return list(parts["train"]()), list(parts["validation"]())
 
 
-@given(
-    st.lists(st.text(min_size=1, max_size=8), min_size=2, max_size=60), st.floats(0.001, 0.999), st.randoms()
-)
+@given(st.lists(st.text(min_size=1, max_size=8), min_size=2, max_size=60), st.floats(0.001, 0.999), st.randoms())
 @settings(deadline=None, max_examples=60)
 def test_split_is_by_document_disjoint_and_independent_of_order(documents, fraction, shuffler):
     if len(set(documents)) == 1:
@@ -407,10 +405,7 @@ def test_describe(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(jsonl())
     facts = describe(open_source(str(path)))
-    total = {
-        key: sum(part[key] for part in facts["splits"].values())
-        for key in ("documents", "characters", "bytes")
-    }
+    total = {key: sum(part[key] for part in facts["splits"].values()) for key in ("documents", "characters", "bytes")}
     text = "".join(DOCUMENTS)
     assert total == {"documents": 40, "characters": len(text), "bytes": len(text.encode())}
     assert facts["files"] == [str(path)]

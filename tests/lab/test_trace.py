@@ -1,0 +1,108 @@
+"""The trace of our own models: sites join up, gradients add up, clamps are counted, nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from geonorm.lab import trace as lab
+from geonorm.nn import Decoder, DecoderConfig
+from geonorm.residual import Residual
+from geonorm.schemes import names
+
+IDS = torch.arange(3 * 8).view(3, 8) % 32
+
+
+def model(scheme: str, **changes: Any) -> Decoder:
+    torch.manual_seed(0)
+    shape = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8, **changes}
+    return Decoder(DecoderConfig(scheme=scheme, **shape))
+
+
+def hooks(decoder: Decoder) -> int:
+    return sum(len(module._forward_hooks) + len(module._backward_hooks) for module in decoder.modules())
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_every_scheme_has_a_trace_that_joins_up(scheme: str) -> None:
+    decoder = model(scheme)
+    decoder.train()
+    seen = []
+    with lab.watching(decoder, lambda site, residual, x, u, after: seen.append((site, x, u, after))):
+        logits = decoder(IDS)
+    assert [(site.layer, site.kind) for site, *_ in seen] == [(0, "attn"), (0, "mlp"), (1, "attn"), (1, "mlp")]
+    for (_, _, _, after), (_, x, _, _) in pairwise(seen):
+        assert torch.equal(after, x)
+    rows = lab.trace(decoder, IDS, 5, {})
+    assert hooks(decoder) == 0 and decoder.training and torch.equal(decoder(IDS), logits)
+    for row, (_, x, u, after) in zip(rows, seen, strict=True):
+        if x.dim() == 4:  # several streams: measures are of the one that sub-layers read
+            x, after = x[..., 0, :], after[..., 0, :]
+        assert row["radius"] == pytest.approx(x.norm(dim=-1).mean().item(), rel=1e-5)
+        assert row["step_norm"] == pytest.approx((after - x).norm(dim=-1).mean().item(), rel=1e-5)
+        assert row["update_norm"] == pytest.approx(u.norm(dim=-1).mean().item(), rel=1e-5)
+        assert row["step"] == 5 and row["scheme"]
+        json.dumps(row, allow_nan=False)
+
+
+def test_geometry_that_the_schemes_promise() -> None:
+    for row in lab.trace(model("geonorm"), IDS, 1, {}):
+        assert row["radius"] == pytest.approx(4.0, rel=1e-4) and row["off_plane"] == pytest.approx(0, abs=1e-6)
+        assert row["angle"] <= math.pi / 4 + 1e-6 and row["rotation"] is None
+    for row in lab.trace(model("post"), IDS, 1, {}):
+        assert row["clamped"] is None and row["radius"] == pytest.approx(4.0, rel=1e-4)
+    pre = lab.trace(model("pre"), IDS, 1, {})
+    assert pre[-1]["radius"] > 4.1 and pre[0]["rotation"] == pytest.approx(0, abs=1e-3)  # RMS turns nothing
+    layer = lab.trace(model("pre(entry=embedding)", norm="layer"), IDS, 1, {})
+    assert layer[0]["rotation"] > 0.05  # taking off the mean does
+    mixed = lab.trace(model("mix(a=post, b=pre, share=0.5)"), IDS, 1, {})
+    assert [row["scheme"] for row in mixed] == ["post", "post", "pre", "pre"]
+
+
+@pytest.mark.parametrize(("limit", "share"), [("1e-6", 1.0), ("3.0", 0.0)])
+def test_share_of_clamped_tokens(limit: str, share: float) -> None:
+    rows = lab.trace(model(f"geonorm(decay=constant, max_angle={limit}, alpha=1e-3)" if share == 0 else
+                           f"geonorm(decay=constant, max_angle={limit})"), IDS, 1, {})  # fmt: skip
+    assert [row["clamped"] for row in rows] == [share] * 4
+
+
+def test_gradient_norms_add_up() -> None:
+    decoder = model("geonorm")
+    decoder.loss(IDS, IDS).backward()
+    norms = lab.branch_grad_norms(decoder)
+    assert set(norms) == {"0.attn", "0.mlp", "1.attn", "1.mlp"}
+    total = math.sqrt(sum(p.grad.double().square().sum().item() for p in decoder.blocks.parameters()))
+    assert math.sqrt(sum(norm**2 for norm in norms.values())) == pytest.approx(total, rel=1e-12)
+    rows = lab.trace(decoder, IDS, 1, norms)
+    assert [row["grad_norm"] for row in rows] == list(norms.values())
+
+
+def test_hooks_go_when_a_pass_fails() -> None:
+    decoder = model("pre")
+    with pytest.raises(IndexError), lab.watching(decoder, lambda *_: None):
+        decoder(IDS + 10**6)
+    with pytest.raises(IndexError):
+        lab.trace(decoder, IDS + 10**6, 1, {})
+    assert hooks(decoder) == 0 and decoder.training
+
+
+def test_training_is_the_same_with_and_without(train: Any, losses: Any, tmp_path: Path) -> None:
+    for name, tokens in (("with", 96), ("without", 0)):
+        options = ["--steps", 4, "--evaluation.every", 1, "--evaluation.trace_tokens", tokens]
+        assert train(tmp_path / name, *options).status == 0
+    assert losses(tmp_path / "with") == losses(tmp_path / "without")
+    last = "checkpoints/step-4/model.safetensors"
+    assert (tmp_path / "with" / last).read_bytes() == (tmp_path / "without" / last).read_bytes()
+    assert len((tmp_path / "with" / "trace.jsonl").read_text().splitlines()) == 8
+    assert not (tmp_path / "without" / "trace.jsonl").exists()
+
+
+def test_sites_are_residuals() -> None:
+    decoder = model("pre")
+    assert all(isinstance(residual, Residual) for _, residual in decoder.residuals())
