@@ -62,7 +62,7 @@ def add(x: Tensor, u: Tensor, step: Number, h: Number = 1.0) -> Tensor:
 
 @dataclass(frozen=True)
 class Scheme:
-    """Base of all schemes. A new one is a frozen dataclass with `read` and `write`; everything else has a default.
+    """Base of all schemes. A new one is a frozen dataclass with `write`; everything else has a default.
 
     Shapes: x is (..., dim), or (..., streams, dim); y and u are (..., dim). `p` is what `params` returned for the site.
     """
@@ -90,8 +90,9 @@ class Scheme:
         return x
 
     def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-        """What the sub-layer reads, and what `write` needs from the same look at x."""
-        raise NotImplementedError(f"{type(self).__name__} must define read(x, p, site) -> (y, carry)")
+        """What the sub-layer reads, and what `write` needs from the same look at x. The stream itself unless a scheme
+        says otherwise."""
+        return x, None
 
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         """The stream after the sub-layer proposed u. h a tensor: differentiable forward and backward in h."""

@@ -57,9 +57,6 @@ class Post(Decayed):
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"stream": norm()}
 
-    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-        return x, None
-
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         out: Tensor = p["stream"](add(x, u, self.step(site), h))
         return out
@@ -94,9 +91,6 @@ class Olmo2(Placement):
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"output": norm()}
 
-    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-        return x, None
-
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         return add(x, p["output"](u), 1.0, h)
 
@@ -112,9 +106,6 @@ class DeepNorm(Placement):
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"stream": norm()}
-
-    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-        return x, None
 
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         out: Tensor = p["stream"](add((2 * site.depth) ** 0.25 * x, u, 1.0, h))
@@ -153,9 +144,6 @@ class Sqrt(Placement):
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"stream": norm()}
-
-    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-        return x, None
 
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         out: Tensor = p["stream"](add(x, u, schedule("sqrt", 1.0, site.t, site.depth), h))

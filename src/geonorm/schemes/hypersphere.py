@@ -41,9 +41,6 @@ class NGPT(Placement):
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"unit": norm(), "alpha": Scale((norm.dim,), self.alpha, norm.dim**-0.5)}
 
-    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-        return x, None
-
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         step = p["alpha"]().abs()
         target = p["unit"](u.to(x.dtype))
