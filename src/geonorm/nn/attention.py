@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,19 +17,40 @@ Rope = tuple[Tensor, Tensor]
 
 
 def rope(positions: Tensor, head_dim: int, theta: float) -> Rope:
-    """(cos, sin) of shape (..., tokens, head_dim) in fp32 for integer positions (..., tokens)."""
+    """(cos, sin) of shape (..., tokens, head_dim / 2) in fp32 for integer positions (..., tokens)."""
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
     # 1 / theta^e and not theta^-e: to the last bit what transformers computes
     angles = positions.float().unsqueeze(-1) * (1.0 / theta**exponents)
-    angles = torch.cat((angles, angles), dim=-1)
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, positions: Rope) -> Tensor:
     """Rotary encoding of (batch, heads, tokens, head_dim): the two halves of a head are the two coordinates."""
     cos, sin = positions
-    first, second = x.chunk(2, dim=-1)
-    return x * cos.to(x.dtype) + torch.cat((-second, first), dim=-1) * sin.to(x.dtype)
+    out: Tensor = Rotation.apply(x, cos.to(x.dtype), sin.to(x.dtype))
+    return out
+
+
+class Rotation(torch.autograd.Function):
+    """The rotation of RoPE in three passes over memory; its gradient is the rotation back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return turned(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return turned(grad, cos, sin, -1), None, None
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    """(a, b) to (a cos - b sin, a sin + b cos) for the halves a, b of the last axis; sign -1 turns back."""
+    a, b = x.chunk(2, dim=-1)
+    first = (a * cos).addcmul_(b, sin, value=-sign)
+    second = (b * cos).addcmul_(a, sin, value=sign)
+    return torch.cat((first, second), dim=-1)
 
 
 class LayerCache:
