@@ -80,7 +80,7 @@ class Evaluation:
     """Measurements during training, on held-out text that never changes."""
 
     every: int | None = None
-    """Steps between evaluations; a fifth of the run when not given. The last step is always evaluated."""
+    """Steps between evaluations; a third of the run when not given. The last step is always evaluated."""
     tokens: int = 65536
     """Held-out tokens, from the start of the validation text; the whole of it where it is shorter."""
     trace_tokens: int = 1024
@@ -125,7 +125,7 @@ class Recipe:
     """Size of the model: nano, mini, 125m, paper-125m, 350m, 1.3b, 7b."""
     data: str = "stdlib"
     """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
-    steps: int = 400
+    steps: int = 300
     """Optimizer steps."""
     batch_size: int = 4
     """Sequences per step."""

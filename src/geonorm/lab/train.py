@@ -99,7 +99,7 @@ class Loop:
         self.model = parallel.prepare(Decoder(shape), config.runtime, device)
         self.optimizers = optim.build(self.model, self.config.optim, self.config.lr)
         self.writer = event_writer() if config.runtime.tensorboard else None
-        self.evaluate_every = config.evaluation.every or max(1, config.steps // 5)
+        self.evaluate_every = config.evaluation.every or max(1, config.steps // 3)
         self.save_every = config.checkpoint.every or max(1, config.steps // 5)
         # a GPU is asked for its losses seldom, because asking waits for it
         self.log_every = 1 if device.type == "cpu" else 10
