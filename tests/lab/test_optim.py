@@ -87,6 +87,7 @@ def test_own_recipe_takes_effect_and_is_on_record(train: Any, tmp_path: Path) ->
     rates = [json.loads(row)["lr"] for row in (run / "metrics.jsonl").read_text().splitlines()]
     assert rates[0] > rates[1]  # no warm-up
     assert json.loads((run / "summary.json").read_text())["own_recipe"] == {"weight_decay": 0.0, "warmup": 0.0}
+    assert json.loads((run / "summary.json").read_text())["paper_recipe"] == {"weight_decay": 0.0, "warmup": 0.0}
     stored = yaml.safe_load((run / "config.yaml").read_text())
     assert stored["recipe"] == "own" and stored["optim"]["warmup"] == 0.5  # what was asked for
     assert optim.own_recipe(TrainConfig(scheme="ngpt")).optim == Optim()

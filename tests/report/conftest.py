@@ -35,6 +35,7 @@ def run_summary(scheme: str, seed: int, lr: float = 3e-3, **extra: Any) -> dict[
         "parameters": 1_050_000, "matmul_parameters": 787_000, "lr": lr,
         "train_loss": loss - 0.03, "val_loss": loss,
         "val_bpb": loss / 2.1, "spikes": int(own.integers(0, 2)), "grad_spikes": int(own.integers(0, 4)),
+        "paper_recipe": {"warmup": 0.0} if scheme == "post" else {}, "own_recipe": {},
         "tokens_per_second": speed, "peak_memory_bytes": 312_000_000,
         "wall_seconds": STEPS * TOKENS_PER_STEP / speed,
     } | extra  # fmt: skip

@@ -93,6 +93,7 @@ def test_the_page_states_findings_failures_and_departures(full: Page) -> None:
     assert "post: the best learning rate, 1e-3, is an edge of the grid" in full.text
     assert "optim.warmup" in full.text and "geonorm compare --schemes pre geonorm post peri" in full.text
     assert "data_sha256" in full.text and "weight_decay: 0.1" in full.text
+    assert re.search(r"post: its paper asks for warmup 0(\.0)? \(not applied here\)", full.text)
 
 
 def test_each_counted_run_is_a_mark_of_the_first_chart_and_each_scheme_can_be_hidden(full: Page) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError, GeonormError
 from ..nn.decoder import Decoder
+from ..schemes import parse
 from . import checkpoint, environment, optim, parallel, trace
 from .config import Recipe, TrainConfig
 from .data import TokenData, Tokenizer, load_tokenizer, open_source, prepare
@@ -267,6 +268,7 @@ class Loop:
             "wall_seconds": time.monotonic() - self.begun,
             "phase": c.phase,
             "own_recipe": self.departures,
+            "paper_recipe": parse(c.scheme).recipe(),
             "diagnosis": diagnosis,
         }
         summary = {key: finite(value) for key, value in summary.items()}

@@ -173,7 +173,20 @@ def _recipe(comparison: Comparison) -> str:
         parts.append(_grid(["setting", *comparison.schemes], body))
     else:
         parts.append("<p>The runs differ in nothing but scheme, seed and learning rate.</p>")
-    return "".join(parts)
+    return "".join(parts) + _list(_own_recipes(comparison))
+
+
+def _own_recipes(comparison: Comparison) -> list[str]:
+    """What each scheme's paper asks for beside the shared recipe, and whether these runs did it."""
+    sentences = []
+    for scheme in comparison.schemes:
+        for run in comparison.of(scheme)[:1]:
+            asked = run.summary.get("paper_recipe")
+            if asked:
+                settings = ", ".join(f"{key} {_plain(value)}" for key, value in asked.items())
+                used = "applied here" if run.summary.get("own_recipe") else "not applied here"
+                sentences.append(f"{scheme}: its paper asks for {settings} ({used}).")
+    return sentences
 
 
 def _values(runs: Iterable[Run], key: str) -> str:
