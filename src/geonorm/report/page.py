@@ -173,7 +173,8 @@ def _recipe(comparison: Comparison) -> str:
         parts.append(_grid(["setting", *comparison.schemes], body))
     else:
         parts.append("<p>The runs differ in nothing but scheme, seed and learning rate.</p>")
-    return "".join(parts) + _list(_own_recipes(comparison))
+    asked = _own_recipes(comparison)
+    return "".join(parts) + (_list(asked) if asked else "")
 
 
 def _own_recipes(comparison: Comparison) -> list[str]:
