@@ -238,7 +238,7 @@ def test_names_of_runs_are_files_and_unique() -> None:
 
 
 def test_a_run_of_other_settings_in_the_way(tmp_path: Path) -> None:
-    config = lab.run_config(CompareConfig(out=str(tmp_path)), "pre", 1e-3, 0)
+    config = lab.run_config(CompareConfig(out=str(tmp_path), steps=400), "pre", 1e-3, 0)
     with Run.opened(config):
         pass
     assert not lab.done(config)
@@ -249,7 +249,7 @@ def test_a_run_of_other_settings_in_the_way(tmp_path: Path) -> None:
 def test_live_table(tmp_path: Path) -> None:
     from rich.console import Console
 
-    config = lab.run_config(CompareConfig(out=str(tmp_path)), "pre", 1e-3, 0)
+    config = lab.run_config(CompareConfig(out=str(tmp_path), steps=400), "pre", 1e-3, 0)
     worker = lab.Worker(config, None, 0)  # type: ignore[arg-type]
     console = Console(width=100)
     with console.capture() as capture:
