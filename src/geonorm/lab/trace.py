@@ -48,11 +48,6 @@ def watching(model: Decoder, look: Look) -> Iterator[None]:
             handle.remove()
 
 
-def first_stream(x: Tensor, residual: Residual) -> Tensor:
-    """The stream that the sub-layer reads: measures of schemes with several streams are of this one."""
-    return x if residual.scheme.streams == 1 else x.select(-2, 0)
-
-
 @torch.no_grad()
 def trace(model: Decoder, ids: Tensor, step: int, grad_norms: dict[str, float]) -> list[dict[str, Any]]:
     """One row per site for ids (batch, tokens): see `probes.measures`, plus which tokens are clamped, the rotation by
@@ -68,7 +63,7 @@ def trace(model: Decoder, ids: Tensor, step: int, grad_norms: dict[str, float]) 
                 "layer": site.layer,
                 "kind": site.kind,
                 "t": site.t,
-                **step_measures(first_stream(x, residual), first_stream(after, residual), u),
+                **step_measures(residual.scheme.seen(x), residual.scheme.seen(after), u),
                 "clamped": None if clamped is None else clamped.double().mean().item(),
                 "rotation": rotations.pop(id(residual), None),
                 "grad_norm": grad_norms.get(site_key(site)),

@@ -72,6 +72,12 @@ class Scheme:
     """One stream that stays in span{x, u}: with unit norms, write is a law of two numbers (rho, tau)."""
     equation: ClassVar[str] = ""
     source: ClassVar[str] = ""
+    claim: ClassVar[str] = ""
+    """What its source reports, in one sentence."""
+    checked: ClassVar[str] = ""
+    """What the definition was compared with: paper, official code, transformers, notes only."""
+    lawless: ClassVar[str] = ""
+    """Why there is no law (rho, tau), where the step leaves span{x, u} or knows more than x and u."""
 
     def params(self, site: Site, norm: NormSpec) -> nn.Module:
         """The norms and scalars of this site. Only what the scheme uses: no parameter without a gradient."""
@@ -97,6 +103,10 @@ class Scheme:
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         """The stream after the sub-layer proposed u. h a tensor: differentiable forward and backward in h."""
         raise NotImplementedError(f"{type(self).__name__} must define write(x, u, carry, p, site, h)")
+
+    def seen(self, x: Tensor) -> Tensor:
+        """The stream that measurements are about, (..., dim): the one sub-layers read."""
+        return x if self.streams == 1 else x.select(-2, 0)
 
     def clamped(self, x: Tensor, u: Tensor, p: Any, site: Site) -> Tensor | None:
         """Which tokens meet the scheme's ceiling on the step, boolean (...); None where there is no ceiling."""
