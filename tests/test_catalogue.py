@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from geonorm import names, parse
 from geonorm.catalogue import catalogue, describe, entry, json_text
 from geonorm.cli import main
 from geonorm.errors import ConfigError
+
+MARK = "<!-- from here on: geonorm schemes --markdown -->"
 
 
 def test_one_line_per_scheme() -> None:
@@ -24,7 +27,9 @@ def test_one_line_per_scheme() -> None:
 @pytest.mark.parametrize("name", names())
 def test_an_entry_is_complete_and_its_defaults_parse(name: str) -> None:
     about = entry(name)
-    assert list(about) == ["name", "title", "equation", "source", "streams", "planar", "fields", "own_recipe"]
+    described = ["name", "title", "equation", "source", "claim", "checked", "streams", "planar", "fields"]
+    assert list(about) == [*described, "initial_scalars", "initial_std", "motion", "own_recipe"]
+    assert about["claim"] and about["checked"], "say what is reported and what the definition was compared with"
     assert about["title"] and len(about["title"]) < 200
     assert about["equation"] and "arXiv:" in about["source"]
     assert list(about["fields"]) == [f.name for f in fields(parse(name))]
@@ -47,12 +52,36 @@ def test_a_description_says_everything() -> None:
     assert "max_angle = pi/4    a number" in text
     assert "decay = harmonic    harmonic | sqrt | linear | constant" in text
     assert "retraction = exp    exp | projection | cayley | a number" in text
-    assert "own recipe" not in text and "own recipe: {'weight_decay': 0.0" in describe("ngpt")
+    assert "own recipe" not in text and "own recipe: weight_decay = 0.0" in describe("ngpt")
     assert "a = post    a scheme" in describe("mix")
 
 
 def test_a_scheme_with_fields_shows_them() -> None:
     assert entry("geonorm(alpha=2)")["fields"]["alpha"]["default"] == "2"
+
+
+def test_initial_values_are_read_off_the_definition() -> None:
+    assert entry("deepnorm")["initial_std"] == dict.fromkeys(("v", "o", "up", "gate", "down"), 0.3195)  # 96^-1/4
+    assert entry("geonorm(learn=affine)")["initial_scalars"]["mlp.angle.gain"] == "1 (scalar)"
+    assert entry("ngpt")["initial_scalars"]["attn.q_rope.scale.weight"] == "0.125 (4 x 16)"
+    assert "initial standard deviation over the base, block 2 of 12: v = 0.3195" in describe("deepnorm")
+
+
+def test_motion_is_read_off_the_definition() -> None:
+    assert entry("pre")["motion"] == {"s(t=1)": 1.0, "r'(t=1)": 0.3, "s(t=4)": 1.0, "r'(t=4)": 0.3}
+    assert entry("geonorm")["motion"] == {"s(t=1)": 1.0, "r'(t=1)": 0.0, "s(t=4)": 4.0, "r'(t=4)": 0.0}
+    assert isinstance(entry("residual_dual")["motion"], str) and "no law" in describe("residual_dual")
+
+
+def test_the_page_of_schemes_is_what_the_registry_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[1] / "docs" / "schemes.md"
+    assert main(["schemes", "--markdown"]) == 0
+    generated = capsys.readouterr().out
+    written = page.read_text(encoding="utf-8").partition(MARK)
+    assert written[1] and written[2].strip() == generated.strip(), (
+        "geonorm schemes --markdown says something else: put it below the mark in docs/schemes.md"
+    )
+    assert all(f"## {name}\n" in generated for name in names())
 
 
 def test_json() -> None:

@@ -215,16 +215,18 @@ def report(arguments: list[str]) -> int:
 
 def schemes(arguments: list[str]) -> int:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
-    usage = "usage: geonorm schemes [NAME] [--json]"
+    usage = "usage: geonorm schemes [NAME] [--json]      geonorm schemes --markdown"
     if "--help" in arguments or "-h" in arguments:
         raise HelpAsked(usage)
-    as_json = "--json" in arguments
-    chosen = [word for word in arguments if word != "--json"]
-    if len(chosen) > 1 or any(word.startswith("-") for word in chosen):
+    flags = [word for word in arguments if word.startswith("-")]
+    chosen = [word for word in arguments if not word.startswith("-")]
+    if len(chosen) > 1 or flags not in ([], ["--json"], ["--markdown"]) or (flags == ["--markdown"] and chosen):
         raise ConfigError(usage)
-    from .catalogue import catalogue, describe, json_text
+    from .catalogue import catalogue, describe, json_text, markdown
 
-    if as_json:
+    if flags == ["--markdown"]:
+        print(markdown(), end="")
+    elif flags:
         print(json_text(chosen[0] if chosen else None))
     else:
         print(describe(chosen[0]) if chosen else catalogue())
