@@ -1,0 +1,57 @@
+"""What the parity tests share: fp64 throughout, and one measure of agreement that also goes into the test report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class StayWide(TorchFunctionMode):
+    """fp64 tensors stay fp64 where a library asks for fp32 inside its norms, rotations and softmax.
+
+    transformers computes those in fp32 whatever it is given, which hides everything below 1e-7. Nothing else changes.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        wide = bool(args) and isinstance(args[0], Tensor) and args[0].dtype == torch.float64
+        if wide and (func is Tensor.float or (func is Tensor.to and torch.float32 in (*args[1:], *kwargs.values()))):
+            return args[0]
+        if wide and func in (F.softmax, torch.softmax) and kwargs.get("dtype") == torch.float32:
+            kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
+
+
+@pytest.fixture
+def stay_wide() -> Iterator[None]:
+    with StayWide():
+        yield
+
+
+@pytest.fixture
+def agree(record_property: Callable[[str, object], None]) -> Iterator[Callable[..., None]]:
+    """agree(ours, theirs, what): the largest difference over the largest entry of theirs is at most `limit`.
+
+    The worst value of the test is reported as the property `error`: pytest tests/parity --junitxml=parity.xml.
+    """
+    worst: dict[str, float] = {}
+
+    def check(ours: Tensor, theirs: Tensor, what: str, limit: float = 2e-13) -> None:
+        assert ours.shape == theirs.shape, what
+        assert theirs.isfinite().all() and ours.isfinite().all(), what
+        scale = theirs.abs().max()
+        assert scale > 0, f"{what}: nothing to compare with"
+        error = float((ours - theirs).abs().max() / scale)
+        assert error <= limit, f"{what}: differs by {error:.1e} of its largest entry"
+        kind = "gradient error" if what.startswith("gradient") else "output error"
+        worst[kind] = max(worst.get(kind, 0.0), error)
+
+    yield check
+    for kind, error in worst.items():
+        record_property(kind, f"{error:.1e}")

@@ -1,0 +1,493 @@
+"""Whole models of transformers, rebuilt: every residual of theirs replaced by ours, their sub-layers kept.
+
+A tiny model of each family gets random weights. In a copy, each layer (found by the name of its class) becomes a chain
+of `geonorm.Residual`s around the layer's own attention and MLP, with its norm weights copied. The two models then
+give the same output and the same gradient for every parameter, embeddings included, in fp64.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geonorm import Residual, Site
+
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [
+    pytest.mark.usefixtures("stay_wide"),
+    # transformers' own use of torch and of its own configuration, none of ours
+    pytest.mark.filterwarnings("ignore"),
+]
+
+Branch = Callable[..., Any]  # (the layer of transformers, what the branch reads, **what the layer was called with)
+
+
+def call(path: str, **renamed: str) -> Branch:
+    """The sub-layer at `path`, given those arguments of the layer that it takes."""
+
+    def run(layer: nn.Module, y: Tensor, **given: Any) -> Any:
+        module = attrgetter(path)(layer)
+        takes = inspect.signature(module.forward).parameters
+        given = {renamed.get(key, key): value for key, value in given.items()}
+        return module(y, **{key: value for key, value in given.items() if key in takes})
+
+    return run
+
+
+def chain(*paths: str) -> Branch:
+    """Position-wise modules one after the other."""
+
+    def run(layer: nn.Module, y: Tensor, **given: Any) -> Tensor:
+        for path in paths:
+            y = attrgetter(path)(layer)(y)
+        return y
+
+    return run
+
+
+def together(attention: Branch, mlp: Branch) -> Branch:
+    """Attention and MLP side by side as one update."""
+
+    def run(layer: nn.Module, y: Tensor, **given: Any) -> tuple[Any, ...]:
+        update, *rest = attention(layer, y, **given)
+        return update + mlp(layer, y, **given), *rest
+
+    return run
+
+
+def affine(path: str, branch: Branch) -> Branch:
+    """The gains of a norm at the door of the branch: where two branches share one N but not its gains."""
+
+    def run(layer: nn.Module, y: Tensor, **given: Any) -> Any:
+        norm = attrgetter(path)(layer)
+        return branch(layer, y * norm.weight + norm.bias, **given)
+
+    return run
+
+
+def keyed(branch: Branch) -> Branch:
+    """Cross-attention in BART's layer: keys and mask have other names there."""
+
+    def run(layer: nn.Module, y: Tensor, **given: Any) -> Any:
+        encoder = {
+            "key_value_states": given["encoder_hidden_states"],
+            "attention_mask": given["encoder_attention_mask"],
+        }
+        return branch(layer, y, **{**given, **encoder})
+
+    return run
+
+
+def bloom(path: str) -> Branch:
+    """BLOOM's sub-layers add the residual themselves: zero makes them the update alone."""
+
+    def run(layer: nn.Module, y: Tensor, **given: Any) -> Any:
+        return call(path)(layer, y, residual=torch.zeros_like(y), **given)
+
+    return run
+
+
+def windows(layer: nn.Module, y: Tensor, input_dimensions: tuple[int, int], **given: Any) -> Tensor:
+    """Swin's attention in one window that covers the picture."""
+    assert layer.shift_size == 0 and (layer.window_size,) * 2 == tuple(input_dimensions)
+    out: Tensor = layer.attention(y)[0]
+    return out
+
+
+class Calls(nn.Module):
+    def __init__(self, layer: nn.Module, branch: Branch) -> None:
+        super().__init__()
+        self.layer, self.run = layer, branch
+
+    def forward(self, y: Tensor, **given: Any) -> Any:
+        out = self.run(self.layer, y, **given)
+        return tuple(out) if isinstance(out, list) else out
+
+
+@dataclass
+class Part:
+    """One residual: site kind, branch, and for each of the scheme's own modules where its weights come from."""
+
+    kind: str
+    branch: Branch
+    own: dict[str, str] = field(default_factory=dict)
+
+
+def attn(branch: str | Branch, **own: str) -> Part:
+    return Part("attn", call(branch) if isinstance(branch, str) else branch, own)
+
+
+def mlp(branch: str | Branch, **own: str) -> Part:
+    return Part("mlp", chain(branch) if isinstance(branch, str) else branch, own)
+
+
+@dataclass
+class Layer:
+    """How a layer of transformers reads in our words."""
+
+    scheme: str
+    norm: str
+    parts: list[Part]
+    offset: float = 0.0  # their gain is offset + weight
+    gains: bool = True
+    eps: float | None = None  # None: as their norms say
+    answer: str = (
+        "stream"  # what the layer returns: the stream, or a tuple of it and what the first branch returns besides
+    )
+
+
+class Rebuilt(nn.Module):
+    """A layer of transformers as a chain of our residuals, called and answering as the layer was."""
+
+    def __init__(self, layer: nn.Module, spec: Layer, index: int, depth: int, width: int) -> None:
+        super().__init__()
+        self.called_with = inspect.signature(layer.forward)
+        self.answer = spec.answer
+        self.pairs: list[tuple[str, str]] = []  # (name of our parameter, name of theirs)
+        for key, value in vars(layer).items():
+            if isinstance(value, (str, int)) and not key.startswith("_") and key != "training":
+                setattr(self, key, value)  # such as attention_type, which the model reads from its layers
+        parts = []
+        for n, part in enumerate(spec.parts):
+            eps = spec.eps
+            for path in part.own.values():
+                norm = attrgetter(path)(layer)
+                eps = getattr(norm, "eps", getattr(norm, "variance_epsilon", eps)) if spec.eps is None else eps
+            site = Site(index, part.kind, depth)
+            residual = Residual(Calls(layer, part.branch), spec.scheme, site, width, spec.norm, spec.gains, eps or 0.0)
+            for own, path in part.own.items():
+                self.tie(residual.own[own], attrgetter(path)(layer), f"parts.{n}.own.{own}", path, spec.offset)
+            parts.append(residual)
+        self.parts = nn.ModuleList(parts)
+
+    def tie(self, own: nn.Module, theirs: nn.Module | nn.Parameter, name: str, path: str, offset: float) -> None:
+        if isinstance(theirs, nn.Parameter):
+            (ours,) = own.named_parameters()
+            self.pairs.append((f"{name}.{ours[0]}", path))
+            ours[1].data = theirs.data.clone()
+            return
+        for key, value in theirs.named_parameters():
+            ours = own.get_parameter("weight" if key == "lambda1" else key)
+            ours.data = value.data + (offset if key == "weight" else 0.0)
+            self.pairs.append((f"{name}.{'weight' if key == 'lambda1' else key}", f"{path}.{key}"))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        given = self.called_with.bind(*args, **kwargs).arguments
+        given = {**given, **given.pop("kwargs", {})}
+        x = given.pop(next(iter(self.called_with.parameters)))
+        rest: list[Any] = []
+        for n, part in enumerate(self.parts):
+            out = part(x, **given)
+            x, *more = out if isinstance(out, tuple) else (out,)
+            rest = more if n == 0 else rest
+        return (x, *rest) if self.answer == "tuple" else x
+
+
+TEXT = {
+    "vocab_size": 29, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "attention_dropout": 0.0, "use_cache": False,
+}  # fmt: skip
+PICTURE = {
+    "image_size": 8, "patch_size": 2, "num_channels": 3, "hidden_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "intermediate_size": 24, "hidden_dropout_prob": 0.0,
+}  # fmt: skip
+GPT = {
+    "vocab_size": 29, "n_embd": 16, "n_layer": 2, "n_head": 4,
+    "n_positions": 32, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+}  # fmt: skip
+BART = {
+    "vocab_size": 29, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "dropout": 0.0,
+}  # fmt: skip
+SWIN = {
+    "image_size": 8, "patch_size": 2, "embed_dim": 16, "depths": [2], "num_heads": [4],
+    "window_size": 4, "drop_path_rate": 0.0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+
+
+def llama_like(scheme: str, norm: str = "rms", **options: Any) -> Layer:
+    names = ("input_layernorm", "post_attention_layernorm")
+    parts = [attn("self_attn", input=names[0]), mlp("mlp", input=names[1])]
+    return Layer(scheme, norm, parts, **options)
+
+
+def peri_like(*names: str, **options: Any) -> Layer:
+    parts = [attn("self_attn", input=names[0], output=names[1]), mlp("mlp", input=names[2], output=names[3])]
+    return Layer("peri", "rms", parts, **options)
+
+
+GEMMA = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+GLM = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+OLMO2 = [
+    attn("self_attn", output="post_attention_layernorm"),
+    mlp("mlp", output="post_feedforward_layernorm"),
+]
+
+
+def side_by_side(attention: str, norm: str, answer: str = "stream") -> Layer:
+    return Layer(
+        "pre", "layer", [Part("parallel", together(call(attention), chain("mlp")), {"input": norm})], answer=answer
+    )
+
+
+def two_gains(attention: str, names: tuple[str, str], answer: str = "stream") -> Layer:
+    """Attention and MLP side by side with two norms: one N without gains, the gains in the branches."""
+    branch = together(affine(names[0], call(attention)), affine(names[1], chain("mlp")))
+    return Layer("pre", "layer", [Part("parallel", branch)], gains=False, eps=1e-5, answer=answer)
+
+
+BART_MLP = chain("fc1", "activation_fn", "fc2")
+# family: (model class, configuration, {class of its layers: how it reads in our words})
+FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Layer]]] = {
+    # Pre-Norm
+    "Llama": ("LlamaModel", TEXT, {"LlamaDecoderLayer": llama_like("pre")}),
+    "Qwen3": ("Qwen3Model", {**TEXT, "head_dim": 4}, {"Qwen3DecoderLayer": llama_like("pre")}),
+    "GPT-2": (
+        "GPT2Model",
+        {"vocab_size": 29, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32},
+        {"GPT2Block": Layer("pre", "layer", [attn("attn", input="ln_1"), mlp("mlp", input="ln_2")])},
+    ),
+    "OLMo (no gains)": (
+        "OlmoModel",
+        TEXT,
+        {"OlmoDecoderLayer": Layer("pre", "layer", [attn("self_attn"), mlp("mlp")], gains=False, eps=1e-5)},
+    ),
+    "Nemotron (gain 1 + w)": ("NemotronModel", TEXT, {"NemotronDecoderLayer": llama_like("pre", "layer", offset=1.0)}),
+    "Granite (step 0.22)": (
+        "GraniteModel",
+        {**TEXT, "residual_multiplier": 0.22},
+        {"GraniteDecoderLayer": llama_like("pre(alpha=0.22)")},
+    ),
+    "BLOOM": (
+        "BloomModel",
+        {
+            "vocab_size": 29,
+            "hidden_size": 16,
+            "n_layer": 2,
+            "n_head": 4,
+            "hidden_dropout": 0.0,
+            "attention_dropout": 0.0,
+        },
+        {
+            "BloomBlock": Layer(
+                "pre",
+                "layer",
+                [
+                    attn(bloom("self_attention"), input="input_layernorm"),
+                    mlp(bloom("mlp"), input="post_attention_layernorm"),
+                ],
+                answer="tuple",
+            )
+        },
+    ),
+    "T5 (self, cross, MLP)": (
+        "T5Model",
+        {"vocab_size": 29, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0},
+        {
+            "T5LayerSelfAttention": Layer(
+                "pre", "rms", [attn(call("SelfAttention", attention_mask="mask"), input="layer_norm")], answer="tuple"
+            ),
+            "T5LayerCrossAttention": Layer(
+                "pre",
+                "rms",
+                [Part("cross", call("EncDecAttention", attention_mask="mask"), {"input": "layer_norm"})],
+                answer="tuple",
+            ),
+            "T5LayerFF": Layer("pre", "rms", [mlp("DenseReluDense", input="layer_norm")]),
+        },
+    ),
+    # attention and MLP side by side
+    "GPT-J": (
+        "GPTJModel",
+        {"vocab_size": 29, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32, "rotary_dim": 4},
+        {"GPTJBlock": side_by_side("attn", "ln_1", "tuple")},
+    ),
+    "Cohere": ("CohereModel", TEXT, {"CohereDecoderLayer": side_by_side("self_attn", "input_layernorm")}),
+    "Phi": ("PhiModel", TEXT, {"PhiDecoderLayer": side_by_side("self_attn", "input_layernorm")}),
+    "StableLM (parallel)": (
+        "StableLmModel",
+        {**TEXT, "use_parallel_residual": True},
+        {"StableLmDecoderLayer": side_by_side("self_attn", "input_layernorm")},
+    ),
+    "Falcon 7B (one norm)": (
+        "FalconModel",
+        {**TEXT, "num_kv_heads": 1, "multi_query": True, "parallel_attn": True, "new_decoder_architecture": False},
+        {"FalconDecoderLayer": side_by_side("self_attention", "input_layernorm", "tuple")},
+    ),
+    "Falcon 40B (two gains)": (
+        "FalconModel",
+        {**TEXT, "num_kv_heads": 2, "parallel_attn": True, "new_decoder_architecture": True},
+        {"FalconDecoderLayer": two_gains("self_attention", ("ln_attn", "ln_mlp"), "tuple")},
+    ),
+    "GPT-NeoX (two gains)": (
+        "GPTNeoXModel",
+        {**TEXT, "use_parallel_residual": True},
+        {"GPTNeoXLayer": two_gains("attention", ("input_layernorm", "post_attention_layernorm"))},
+    ),
+    # Post-Norm
+    "BERT": (
+        "BertModel",
+        {**TEXT, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        {
+            "BertLayer": Layer(
+                "post",
+                "layer",
+                [
+                    attn(
+                        lambda layer, y, **given: layer.attention.output.dense(
+                            call("attention.self")(layer, y, **given)[0]
+                        ),
+                        stream="attention.output.LayerNorm",
+                    ),
+                    mlp(chain("intermediate", "output.dense"), stream="output.LayerNorm"),
+                ],
+            )
+        },
+    ),
+    "GPT (2018)": (
+        "OpenAIGPTModel",
+        GPT,
+        {"Block": Layer("post", "layer", [attn("attn", stream="ln_1"), mlp("mlp", stream="ln_2")], answer="tuple")},
+    ),
+    "OPT-350m": (
+        "OPTModel",
+        {**TEXT, "ffn_dim": 24, "do_layer_norm_before": False, "dropout": 0.0, "word_embed_proj_dim": 16},
+        {
+            "OPTDecoderLayer": Layer(
+                "post",
+                "layer",
+                [attn("self_attn", stream="self_attn_layer_norm"), mlp(BART_MLP, stream="final_layer_norm")],
+            )
+        },
+    ),
+    "BART (self, cross, MLP)": (
+        "BartModel",
+        BART,
+        {
+            "BartEncoderLayer": Layer(
+                "post",
+                "layer",
+                [attn("self_attn", stream="self_attn_layer_norm"), mlp(BART_MLP, stream="final_layer_norm")],
+            ),
+            "BartDecoderLayer": Layer(
+                "post",
+                "layer",
+                [
+                    attn("self_attn", stream="self_attn_layer_norm"),
+                    Part("cross", keyed(call("encoder_attn")), {"stream": "encoder_attn_layer_norm"}),
+                    mlp(BART_MLP, stream="final_layer_norm"),
+                ],
+            ),
+        },
+    ),
+    # norm on the output of the sub-layer
+    "OLMo 2": ("Olmo2Model", TEXT, {"Olmo2DecoderLayer": Layer("olmo2", "rms", OLMO2)}),
+    "OLMo 3": ("Olmo3Model", TEXT, {"Olmo3DecoderLayer": Layer("olmo2", "rms", OLMO2)}),
+    "EXAONE 4": ("Exaone4Model", TEXT, {"Exaone4DecoderLayer": Layer("olmo2", "rms", OLMO2)}),
+    "Swin v2": (
+        "Swinv2Model",
+        SWIN,
+        {
+            "Swinv2Layer": Layer(
+                "olmo2",
+                "layer",
+                [
+                    attn(windows, output="layernorm_before"),
+                    mlp(chain("intermediate", "output"), output="layernorm_after"),
+                ],
+                answer="tuple",
+            )
+        },
+    ),
+    # norms on both sides
+    "Gemma 2": ("Gemma2Model", {**TEXT, "head_dim": 4}, {"Gemma2DecoderLayer": peri_like(*GEMMA, offset=1.0)}),
+    "Gemma 3": ("Gemma3TextModel", {**TEXT, "head_dim": 4}, {"Gemma3DecoderLayer": peri_like(*GEMMA, offset=1.0)}),
+    "GLM-4": ("Glm4Model", {**TEXT, "head_dim": 4}, {"Glm4DecoderLayer": peri_like(*GLM)}),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_rebuilt_model_is_the_model(family: str, agree: Callable[..., None]) -> None:
+    name, options, layers = FAMILIES[family]
+    theirs = tiny(name, options)
+    ours = copy.deepcopy(theirs)
+    swapped = rebuild(ours, layers)
+    outs = [run(model) for model in (theirs, ours)]
+    agree(outs[1], outs[0], "output")
+    weights = torch.sin(torch.arange(outs[0].numel(), dtype=torch.float64)).view_as(outs[0])
+    for out in outs:
+        (out * weights).sum().backward()
+    left = {key: p.grad for key, p in theirs.named_parameters() if p.grad is not None}
+    for path, rebuilt, old in swapped:
+        for mine, their in rebuilt.pairs:
+            agree(rebuilt.get_parameter(mine).grad, left.pop(f"{path}.{their}"), f"gradient of {path}.{their}")
+        copies = dict(old.named_parameters())
+        assert all(copies[their].grad is None for _, their in rebuilt.pairs)  # their norms took no part
+        for key, p in copies.items():
+            if f"{path}.{key}" in left:
+                agree(p.grad, left.pop(f"{path}.{key}"), f"gradient of {path}.{key}")
+    rest = dict(ours.named_parameters())
+    assert left, "the embedding at least is outside the layers"
+    for key, grad in left.items():
+        agree(rest[key].grad, grad, f"gradient of {key}")
+
+
+def test_another_placement_would_be_seen() -> None:
+    name, options, _ = FAMILIES["Llama"]
+    theirs = tiny(name, options)
+    ours = copy.deepcopy(theirs)
+    rebuild(ours, {"LlamaDecoderLayer": llama_like("pre(alpha=0.999)")})
+    a, b = run(theirs), run(ours)
+    assert (a - b).abs().max() > 1e-4 * a.abs().max()
+
+
+def tiny(name: str, options: dict[str, Any]) -> nn.Module:
+    """A model of a few thousand random fp64 parameters, norm weights and biases included."""
+    cls = getattr(transformers, name)
+    config = cls.config_class(**options)
+    torch.manual_seed(0)
+    model = cls._from_config(config, attn_implementation="eager").double().eval()
+    for p in model.parameters():
+        nn.init.normal_(p, 0.0, 0.5)
+    return model
+
+
+def rebuild(model: nn.Module, layers: dict[str, Layer]) -> list[tuple[str, Rebuilt, nn.Module]]:
+    """Replaces every layer of a named class in place: (path, ours, theirs)."""
+    found = [(path, module) for path, module in model.named_modules() if type(module).__name__ in layers]
+    assert {type(module).__name__ for _, module in found} == set(layers)
+    width = next(v for v in (getattr(model.config, k, None) for k in ("hidden_size", "embed_dim")) if v)
+    swapped = []
+    for index, (path, module) in enumerate(found):
+        rebuilt = Rebuilt(module, layers[type(module).__name__], index, len(found), width).eval().double()
+        parent, _, key = path.rpartition(".")
+        setattr(model.get_submodule(parent), key, rebuilt)
+        swapped.append((path, rebuilt, module))
+    return swapped
+
+
+def run(model: nn.Module) -> Tensor:
+    """The last hidden state for fixed ids, or a fixed picture."""
+    if model.main_input_name == "pixel_values":
+        picture = torch.sin(torch.arange(2 * 3 * 8 * 8, dtype=torch.float64)).view(2, 3, 8, 8)
+        seen: Tensor = model(pixel_values=picture).last_hidden_state
+        return seen
+    ids = torch.arange(1, 15).view(2, 7) * 5 % 29
+    both = {"decoder_input_ids": ids.flip(1)} if model.config.is_encoder_decoder else {}
+    hidden: Tensor = model(input_ids=ids, **both).last_hidden_state
+    return hidden
