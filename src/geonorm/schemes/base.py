@@ -79,6 +79,11 @@ class Scheme:
     lawless: ClassVar[str] = ""
     """Why there is no law (rho, tau), where the step leaves span{x, u} or knows more than x and u."""
 
+    @property
+    def layout(self) -> str:
+        """What the state of a token is: schemes of one layout may follow one another in a model."""
+        return "one stream" if self.streams == 1 else f"{self.streams} streams of {type(self).__name__}"
+
     def params(self, site: Site, norm: NormSpec) -> nn.Module:
         """The norms and scalars of this site. Only what the scheme uses: no parameter without a gradient."""
         return nn.ModuleDict()

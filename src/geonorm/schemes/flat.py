@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from ..norms import NormSpec
+from .. import sphere
+from ..norms import NormSpec, upcast
+from . import polar
 from .base import Number, Placement, Schedule, Site, add, require, schedule
 from .parse import register
 
@@ -30,18 +32,58 @@ class Decayed(Placement):
 @register("pre")
 @dataclass(frozen=True)
 class Pre(Decayed):
-    """Pre-Norm: the sub-layer reads the normalised stream, the stream itself is never normalised on the way."""
+    """Pre-Norm: the sub-layer reads the normalised stream, the stream itself is never normalised on the way.
+
+    `form=scaled` is the same function written on the sphere: the state of a token is its direction, a point of radius
+    sqrt(dim), and its log-radius, (..., dim + 1). Adding becomes a metric projection whose step the radius divides, so
+    that Pre-Norm shows itself as a spherical scheme with a decay of its own making; and no number of the state grows
+    with depth. Outputs and gradients are those of the plain form to rounding; keep the state fp32, because bf16 would
+    lose the small increments of the log-radius.
+    """
 
     equation = "x + s u(N(x)), s = 1"
     source = "Xiong et al. 2020, arXiv:2002.04745"
+    claim = (
+        "Reported to train without warm-up: BERT at learning rate 3e-4 reaches validation loss 1.69 about 40 % "
+        "sooner than Post-LN."
+    )
+    checked = "paper"
+
+    form: Literal["plain", "scaled"] = field(default="plain", kw_only=True)
+    """plain: the state is x; scaled: direction and log-radius."""
+
+    @property
+    def planar(self) -> bool:  # type: ignore[override]
+        return self.form == "plain"
+
+    @property
+    def lawless(self) -> str:  # type: ignore[override]
+        return "" if self.planar else "its state carries the log-radius as one more number; its law is that of pre"
+
+    @property
+    def layout(self) -> str:
+        return super().layout if self.form == "plain" else "direction and log-radius"
+
+    def seen(self, x: Tensor) -> Tensor:
+        return x if self.form == "plain" else polar.merge(x).to(x.dtype)
+
+    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        start = super().enter(x, p, site)
+        return start if self.form == "plain" else polar.split(start)
+
+    def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        return super().exit(self.seen(x), p, site)
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"input": norm()}
 
     def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-        return p["input"](x), None
+        # merged in the precision of the maths: a radius that the dtype of the stream cannot hold is no obstacle
+        return (p["input"](x) if self.form == "plain" else p["input"](polar.merge(x)).to(x.dtype)), None
 
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        if self.form == "scaled":
+            return polar.moved(x, h * self.step(site) * upcast(u))
         return add(x, u, self.step(site), h)
 
 
@@ -52,6 +94,11 @@ class Post(Decayed):
 
     equation = "N(x + s u(x)), s = 1"
     source = "Vaswani et al. 2017, arXiv:1706.03762; Xiong et al. 2020, arXiv:2002.04745"
+    claim = (
+        "Reported to need warm-up: the gradient of the last MLP at initialisation does not fall with depth "
+        "(arXiv:2002.04745, Theorem 1)."
+    )
+    checked = "paper"
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
@@ -69,6 +116,11 @@ class Peri(Decayed):
 
     equation = "x + s N(u(N(x))), s = 1"
     source = "Kim et al. 2025, arXiv:2502.02732"
+    claim = (
+        "Reported average of benchmarks against Pre-Norm, 30B tokens: 49.69 to 51.57 (400M), 53.71 to 56.55 (1.5B), "
+        "56.69 to 58.56 (3.2B)."
+    )
+    checked = "notes on the full paper; the same placement in transformers' Gemma 2"
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"input": norm(), "output": norm()}
@@ -80,6 +132,46 @@ class Peri(Decayed):
         return add(x, p["output"](u), self.step(site), h)
 
 
+@register("sandwich")
+@dataclass(frozen=True)
+class Sandwich(Peri):
+    """Sandwich-LN of CogView: Peri-LN without a norm at the entry, output projections smaller by sqrt(2 L).
+
+    `rescale=max` is the paper's precaution against overflow in fp16: each norm divides its input by max|x| / 8, without
+    gradient, so it acts through eps alone wherever norms compute in fp32, as all do here. The maximum is that of the
+    token, not of the whole batch as in the official code, so that no token knows of another.
+    """
+
+    source = "Ding et al. 2021 (CogView), arXiv:2105.13290"
+    claim = "No number of the paper is on record here; it was made for stable training in fp16."
+    checked = "official code (THUDM/CogView 189a12b)"
+    entry: Literal["sphere", "embedding"] = field(default="embedding", kw_only=True)
+    rescale: Literal["none", "max"] = field(default="none", kw_only=True)
+    """max: every norm divides its input by max|x| / 8 first."""
+
+    def params(self, site: Site, norm: NormSpec) -> nn.Module:
+        own = super().params(site, norm)
+        if self.rescale == "none":
+            return own
+        return nn.ModuleDict({name: Rescaled(each) for name, each in own.named_children()})
+
+    def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
+        return base * (2 * site.depth) ** -0.5 if role in ("o", "down") else base
+
+
+class Rescaled(nn.Module):
+    """N(x / (max|x| / 8)), the maximum over the token and without gradient."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest = x.detach().abs().amax(-1, keepdim=True)
+        out: Tensor = self.norm(sphere.safe_divide(x, largest / 8))
+        return out
+
+
 @register("olmo2")
 @dataclass(frozen=True)
 class Olmo2(Placement):
@@ -87,6 +179,8 @@ class Olmo2(Placement):
 
     equation = "x + N(u(x))"
     source = "OLMo team 2025, arXiv:2501.00656"
+    claim = "No comparison of placements is on record here."
+    checked = "transformers (OLMo 2), whose norm on queries and keys is the model's qk_norm=full here"
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"output": norm()}
@@ -102,6 +196,11 @@ class DeepNorm(Placement):
 
     equation = "N((2L)^(1/4) x + u(x))"
     source = "Wang et al. 2022, arXiv:2203.00555"
+    claim = (
+        "No number of the paper is on record here; the perplexities that arXiv:2502.05795 reports for it (27.17 at "
+        "130M, 1363 at 350M on C4) come from code with another multiplier and initialisation."
+    )
+    checked = "official code (microsoft/torchscale 4d1e0e8)"
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
@@ -115,6 +214,43 @@ class DeepNorm(Placement):
         return base * (8 * site.depth) ** -0.25 if role in ("v", "o", "up", "gate", "down") else base
 
 
+@register("keel")
+@dataclass(frozen=True)
+class Keel(Placement):
+    """Keel: Post-Norm with a strong skip path and a second norm before the sub-layer.
+
+    The notes on the paper disagree about alpha. The number of sub-layers 2 L is taken here because it alone keeps the
+    product of the skip paths' Jacobians, about alpha / sqrt(alpha^2 + |u|^2/|x|^2) each, from vanishing with depth.
+    Gains on both norms are an assumption.
+    """
+
+    equation = "N(a x + u(N(x))), a = 2 L"
+    source = "Keel, 2026, arXiv:2601.19895"
+    claim = (
+        "Notes on the paper, average scores Pre-Norm to Keel: multilingual 66.4 to 70.8, knowledge 63.6 to 66.4, "
+        "mathematics and code 38.6 to 45.0, all 58.7 to 62.5."
+    )
+    checked = "notes only (four agree on the equation, not on alpha)"
+    final: Literal["norm", "none"] = field(default="none", kw_only=True)
+    alpha: Literal["depth"] | float = field(default="depth", kw_only=True)
+    """Weight of the skip path; depth: the number of sub-layers, 2 L."""
+
+    def check(self) -> None:
+        super().check()
+        require(self.alpha == "depth" or float(self.alpha) > 0, f"alpha must be positive, got {self.alpha}")
+
+    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
+        return {"input": norm(), "stream": norm()}
+
+    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
+        return p["input"](x), None
+
+    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        alpha = self.alpha if isinstance(self.alpha, float) else 2.0 * site.depth
+        out: Tensor = p["stream"](add(alpha * x, u, 1.0, h))
+        return out
+
+
 @register("lns")
 @dataclass(frozen=True)
 class LayerNormScaling(Placement):
@@ -122,6 +258,11 @@ class LayerNormScaling(Placement):
 
     equation = "x + u(N(x) / sqrt(t))"
     source = "Sun et al. 2025, arXiv:2502.05795"
+    claim = (
+        "Reported perplexity on C4 against Pre-Norm: 26.73 to 25.76 (130M, 2.2B tokens), 21.92 to 20.35 (250M), "
+        "19.58 to 18.20 (350M), 17.02 to 15.71 (1B, 8.9B tokens)."
+    )
+    checked = "official code (lmsdss/LayerNorm-Scaling 3ac54dd)"
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"input": norm()}
@@ -140,6 +281,8 @@ class Sqrt(Placement):
 
     equation = "N(x + u(x) / sqrt(t))"
     source = "Karagodin et al. 2025, arXiv:2510.22026"
+    claim = "Derived there for attention alone, not trained: tokens collapse as exp(-4 sqrt(t))."
+    checked = "tables of the paper, through a formalisation of it"
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:

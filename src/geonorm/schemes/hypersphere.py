@@ -1,9 +1,11 @@
-"""nGPT: stream, weights and update live on the unit sphere."""
+"""nGPT and anGPT: stream, weights and update live on the unit sphere, or near it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from math import exp, pi, sqrt
 from typing import Any, Literal
 
 import torch
@@ -11,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..norms import NormSpec
-from .base import Number, Placement, Site, require
+from .base import Number, Placement, Schedule, Site, require, schedule
 from .parse import register
+from .scales import Scale, Scaled, Times, UnitQuery
 
 
 @register("ngpt")
@@ -26,9 +29,16 @@ class NGPT(Placement):
 
     equation = "N(x + a (N(u(x)) - x)), a = 0.05 per feature, learned; |weights| = 1"
     source = "Loshchilov et al. 2024, arXiv:2410.01131"
+    claim = (
+        "Official repository: validation loss about 2.77 to 2.80 against 2.89 of its GPT at 0.5B parameters, context "
+        "1024, 10k steps (read off a plot)."
+    )
+    checked = "official code (NVIDIA/ngpt ed19eb2)"
 
     alpha: float = field(default=0.05, kw_only=True)
     """Initial step size."""
+    decay: Schedule = field(default="constant", kw_only=True)
+    """How the step size falls with depth; the published form is constant."""
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
 
     def check(self) -> None:
@@ -42,7 +52,7 @@ class NGPT(Placement):
         return {"unit": norm(), "alpha": Scale((norm.dim,), self.alpha, norm.dim**-0.5)}
 
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        step = p["alpha"]().abs()
+        step = p["alpha"]().abs() * schedule(self.decay, 1.0, site.t, site.depth)
         target = p["unit"](u.to(x.dtype))
         if isinstance(h, float) and h == 1.0:
             moved = torch.lerp(x, target, step.to(x.dtype))
@@ -75,43 +85,81 @@ class NGPT(Placement):
         return {"weight_decay": 0.0, "warmup": 0.0}
 
 
-class Scale(nn.Module):
-    """A learned vector that acts as `start` at first but is stored as `stored`, which sets how fast Adam moves it."""
+@register("angpt")
+@dataclass(frozen=True)
+class AnGPT(Placement):
+    """Approximately normalised Transformer: nGPT without norms in the stream, kept near the sphere by fixed factors.
 
-    def __init__(self, shape: tuple[int, ...], start: float, stored: float) -> None:
-        super().__init__()
-        self.stored = stored
-        self.factor = start / stored
-        self.weight = nn.Parameter(torch.full(shape, self.stored))
+    Known from notes on the paper: the step and its factor nu(a) = 1/sqrt(a^2 + (1-a)^2), which keeps the norm if stream
+    and update are orthogonal and unit; the factors sqrt(inputs/outputs) behind every matrix and 3.74 behind SiLU; rows
+    of all weights kept at norm <= 1; step and logit scale stored at 0.01; norms on queries and keys kept; no weight
+    decay, no warm-up.
 
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.weight, self.stored)
+    Inferred here: the factors of value and output projection cancel, as do those of up and down, and what is left
+    stands on gate (width / sqrt(hidden), nGPT's sqrt(width) included) and up (1 / rms of SiLU of the gate: 3.74 at
+    hidden = 4 width, which is how the number in the notes was recognised). The step starts at 0.05 and the logit scale
+    at 1, queries and keys carry a learned scale, and the embedding is put on the unit sphere, all as in nGPT. The
+    factors presume a gated MLP; a GELU MLP is nearly linear under them.
+    """
 
-    def forward(self) -> Tensor:
-        return self.weight * self.factor
+    equation = "(x + a (u(x) - x)) / sqrt(a^2 + (1-a)^2), a = 0.05 per feature, learned; |rows| <= 1"
+    source = "Franke et al. 2025 (anGPT), arXiv:2505.22014"
+    claim = (
+        "Notes on the paper: 1.40 times faster to the same loss than GPT with QK-norm on SlimPajama (nGPT 1.29 times), "
+        "at 2.75 % more time per step (nGPT 9.6 %)."
+    )
+    checked = "notes only; the official code was not seen"
+
+    alpha: float = field(default=0.05, kw_only=True)
+    """Initial step size."""
+    final: Literal["norm", "none"] = field(default="none", kw_only=True)
+
+    def check(self) -> None:
+        super().check()
+        require(0 < self.alpha <= 1, f"alpha must lie in (0, 1], got {self.alpha}")
+
+    def params(self, site: Site, norm: NormSpec) -> nn.Module:
+        return super().params(site, NormSpec("unit", norm.dim, gains=False, eps=0.0))
+
+    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
+        return {"alpha": Scale((norm.dim,), self.alpha, 0.01)}
+
+    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        step = h * p["alpha"]()
+        factor = torch.rsqrt(step.square() + (1 - step).square())
+        kept, taken = (factor * (1 - step)).to(x.dtype), (factor * step).to(x.dtype)
+        return torch.addcmul(kept * x, taken, u.to(x.dtype))
+
+    def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
+        if name == "q_rope":
+            return UnitQuery(shape, dim)
+        if name == "k_rope":
+            return NormSpec("unit", shape[-1], gains=False, eps=0.0)()
+        if name == "gate":
+            return Times(dim / sqrt(shape[-1]))
+        if name == "up":
+            return Times(1 / silu_rms(sqrt(dim / shape[-1])))
+        if name == "logits":
+            return Scaled(Scale(shape, 1.0, 0.01))
+        return None
+
+    def constrain(self, weights_by_role: Mapping[str, list[Tensor]]) -> None:
+        for weights in weights_by_role.values():
+            for weight in weights:
+                weight.div_(torch.linalg.vector_norm(weight, dim=-1, keepdim=True).clamp_(min=1.0))
+
+    def recipe(self) -> dict[str, float]:
+        return {"weight_decay": 0.0, "warmup": 0.0}
 
 
-class Scaled(nn.Module):
-    """y times a learned scale, in the dtype of y."""
-
-    def __init__(self, scale: Scale) -> None:
-        super().__init__()
-        self.scale = scale
-
-    def forward(self, y: Tensor) -> Tensor:
-        return y * self.scale().to(y.dtype)
-
-
-class UnitQuery(nn.Module):
-    """s^2 N(q) head_dim: the paper scales queries and keys by one shared s and divides the softmax by 1/sqrt(head_dim);
-    both factors stand on the query here, which leaves every product of query and key the same."""
-
-    def __init__(self, shape: tuple[int, ...], dim: int) -> None:
-        super().__init__()
-        self.scale = Scale(shape, 1.0, dim**-0.5)
-        self.unit = NormSpec("unit", shape[-1], gains=False, eps=0.0)()
-        self.softmax = float(shape[-1])
-
-    def forward(self, q: Tensor) -> Tensor:
-        out: Tensor = self.unit(q) * (self.scale().square() * self.softmax).to(q.dtype)
-        return out
+@cache
+def silu_rms(std: float) -> float:
+    """Root mean square of SiLU of a centred normal of this standard deviation, by the trapezoid rule over +-12 std."""
+    points, reach = 4801, 12.0
+    width = 2 * reach / (points - 1)
+    total = 0.0
+    for i in range(points):
+        z = i * width - reach
+        value = std * z / (1 + exp(-std * z))
+        total += value * value * exp(-z * z / 2)
+    return sqrt(total * width / sqrt(2 * pi))

@@ -1,0 +1,77 @@
+"""Schemes that open the residual branch by a learned scale, at or near 0 at the start: a deep model starts shallow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from ..norms import NormSpec
+from .base import Number, Placement, Site, add
+from .parse import register
+from .scales import Scale
+
+
+def scaled_add(x: Tensor, u: Tensor, scale: Tensor, h: Number) -> Tensor:
+    """x + h scale u in the dtype of x, for a learned scale of shape () or (dim,)."""
+    return add(x, u.to(x.dtype) * scale.to(x.dtype), 1.0, h)
+
+
+@register("rezero")
+@dataclass(frozen=True)
+class ReZero(Placement):
+    """ReZero: no norm at all, one learned scalar per site that starts at 0.
+
+    The paper shares the scalar between attention and MLP of a layer. Here each site has its own, because a residual
+    owns all that it needs (it can be sharded, checkpointed and put into other models alone); the shared form is the
+    case of two equal scalars, and both start at 0. No norm before the head either.
+    """
+
+    equation = "x + a u(x), a = 0 at the start, learned"
+    source = "Bachlechner et al. 2020 (ReZero), arXiv:2003.04887"
+    claim = "No number of the paper is on record here."
+    checked = "official code (majumderb/rezero), but for the scalar that it shares within a layer"
+    final: Literal["norm", "none"] = field(default="none", kw_only=True)
+    alpha: float = field(default=0.0, kw_only=True)
+    """Initial value of the scalar."""
+
+    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
+        return {"alpha": Scale((), self.alpha)}
+
+    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        return scaled_add(x, u, p["alpha"](), h)
+
+
+@register("layerscale")
+@dataclass(frozen=True)
+class LayerScale(Placement):
+    """LayerScale: Pre-Norm whose update is multiplied by a learned small number per feature.
+
+    The initial value 1e-5 at 24 blocks was read in code; 0.1 up to 18 blocks and 1e-6 beyond 24 are from memory of the
+    paper, not checked.
+    """
+
+    equation = "x + l u(N(x)), l per feature, learned, small at the start"
+    source = "Touvron et al. 2021 (CaiT), arXiv:2103.17239"
+    claim = (
+        "No number of the paper is on record here; arXiv:2502.05795 reports that it worsens Pre-Norm on C4, perplexity "
+        "26.73 to 27.93 (130M) and 21.92 to 23.45 (250M)."
+    )
+    checked = "third-party code at depth 24; the values for other depths from memory"
+    start: Literal["depth"] | float = field(default="depth", kw_only=True)
+    """Initial value of the scale; depth: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond."""
+
+    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
+        return {"input": norm(), "scale": Scale((norm.dim,), self.initial(site.depth))}
+
+    def initial(self, depth: int) -> float:
+        if isinstance(self.start, float):
+            return self.start
+        return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
+
+    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
+        return p["input"](x), None
+
+    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        return scaled_add(x, u, p["scale"](), h)

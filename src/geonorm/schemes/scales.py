@@ -1,0 +1,67 @@
+"""Learned scales that schemes put on a step, on queries and keys, on hidden units, on logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..norms import NormSpec
+
+
+class Scale(nn.Module):
+    """A learned tensor that acts as `start` at first but is stored as `stored`, which sets how fast Adam moves it.
+
+    Without `stored` it is stored as it acts.
+    """
+
+    def __init__(self, shape: tuple[int, ...], start: float, stored: float | None = None) -> None:
+        super().__init__()
+        self.stored = start if stored is None else stored
+        self.factor = 1.0 if stored is None else start / stored
+        self.weight = nn.Parameter(torch.full(shape, self.stored))
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, self.stored)
+
+    def forward(self) -> Tensor:
+        return self.weight * self.factor
+
+
+class Scaled(nn.Module):
+    """y times a learned scale, in the dtype of y."""
+
+    def __init__(self, scale: Scale) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y * self.scale().to(y.dtype)
+
+
+class Times(nn.Module):
+    """y times a fixed number."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, y: Tensor) -> Tensor:
+        return y * self.factor
+
+    def extra_repr(self) -> str:
+        return f"{self.factor:.6g}"
+
+
+class UnitQuery(nn.Module):
+    """s^2 N(q) head_dim: the paper scales queries and keys by one shared s and divides the softmax by 1/sqrt(head_dim);
+    both factors stand on the query here, which leaves every product of query and key the same."""
+
+    def __init__(self, shape: tuple[int, ...], dim: int) -> None:
+        super().__init__()
+        self.scale = Scale(shape, 1.0, dim**-0.5)
+        self.unit = NormSpec("unit", shape[-1], gains=False, eps=0.0)()
+        self.softmax = float(shape[-1])
+
+    def forward(self, q: Tensor) -> Tensor:
+        out: Tensor = self.unit(q) * (self.scale().square() * self.softmax).to(q.dtype)
+        return out
