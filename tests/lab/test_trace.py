@@ -25,6 +25,17 @@ def model(scheme: str, **changes: Any) -> Decoder:
     return Decoder(DecoderConfig(scheme=scheme, **shape))
 
 
+def rms(x: torch.Tensor) -> torch.Tensor:
+    return x / x.square().mean(-1, keepdim=True).add(1e-6).sqrt()
+
+
+MEASURED = {  # the one vector per token that stands for several streams
+    "residual_dual": lambda x: x[..., 0, :],
+    "siamese": lambda x: x[..., 0, :] + rms(x[..., 1, :]),
+    "hyper": lambda x: x.sum(-2) / 4,
+}
+
+
 def hooks(decoder: Decoder) -> int:
     return sum(len(module._forward_hooks) + len(module._backward_hooks) for module in decoder.modules())
 
@@ -42,8 +53,8 @@ def test_every_scheme_has_a_trace_that_joins_up(scheme: str) -> None:
     rows = lab.trace(decoder, IDS, 5, {})
     assert hooks(decoder) == 0 and decoder.training and torch.equal(decoder(IDS), logits)
     for row, (_, x, u, after) in zip(rows, seen, strict=True):
-        if x.dim() == 4:  # several streams: measures are of the one that sub-layers read
-            x, after = x[..., 0, :], after[..., 0, :]
+        if x.dim() == 4:
+            x, after = (MEASURED[scheme](each) for each in (x, after))
         assert row["radius"] == pytest.approx(x.norm(dim=-1).mean().item(), rel=1e-5)
         assert row["step_norm"] == pytest.approx((after - x).norm(dim=-1).mean().item(), rel=1e-5)
         assert row["update_norm"] == pytest.approx(u.norm(dim=-1).mean().item(), rel=1e-5)

@@ -29,6 +29,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+DECLARED = {"ngpt": "slot", "hyper": ".connection."}
+"""Parameters that a scheme has beyond norms and a few scalars: parts of their names."""
+
+
 def decoder(seed: int = 0, **changes: Any) -> Decoder:
     torch.manual_seed(seed)
     return Decoder(replace(TINY, **changes))
@@ -44,6 +48,11 @@ def check_trains(model: Decoder) -> None:
     assert 2 < loss.item() < 8  # about log 61 = 4.1
     assert not [name for name, p in model.named_parameters() if p.grad is None]
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    with torch.no_grad():  # what multiplies a parameter that starts at 0 has no gradient before the first step
+        for p in model.parameters():
+            p += 1e-3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+    model.zero_grad()
+    model.loss(ids(), ids(seed=1)).backward()
     still = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.any()]
     assert not still, "parameters that the loss does not see"
 
@@ -169,9 +178,9 @@ def test_parameter_counts(scheme: str) -> None:
     matrices = 2 * 1024 * 128 + 4 * (4 * 128**2 + 3 * 128 * 344)
     assert model.matmul_parameter_count() == pre.matmul_parameter_count() == matrices
     assert model.parameter_count() == sum(p.numel() for p in set(model.parameters()))
-    slots = sum(p.numel() for name, p in model.named_parameters() if "slot" in name)
-    assert (slots > 0) == (scheme == "ngpt")
-    assert abs(model.parameter_count() - slots - pre.parameter_count()) < 0.002 * pre.parameter_count()
+    declared = sum(p.numel() for name, p in model.named_parameters() if DECLARED.get(scheme, "nothing") in name)
+    assert (declared > 0) == (scheme in DECLARED)
+    assert abs(model.parameter_count() - declared - pre.parameter_count()) < 0.002 * pre.parameter_count()
     assert 1.05e6 < pre.parameter_count() < 1.06e6
 
 

@@ -8,7 +8,7 @@ from .hybrid import Hybrid
 from .hypersphere import NGPT, AnGPT
 from .learned import LayerScale, ReZero
 from .parse import find, names, parse, register
-from .streams import ResidualDual
+from .streams import Hyper, ResidualDual, Siamese
 from .tangent import Orthogonal
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "First",
     "GeoNorm",
     "Hybrid",
+    "Hyper",
     "Keel",
     "LayerNormScaling",
     "LayerScale",
@@ -33,6 +34,7 @@ __all__ = [
     "ResidualDual",
     "Sandwich",
     "Scheme",
+    "Siamese",
     "Site",
     "Sqrt",
     "find",

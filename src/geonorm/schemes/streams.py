@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..norms import NormSpec
-from .base import Number, Placement, Site, add
+from ..norms import NormSpec, upcast
+from .base import Number, Placement, Schedule, Site, add, require, schedule
 from .parse import register
 
 
@@ -20,6 +21,9 @@ class ResidualDual(Placement):
 
     equation = "p = N(p + u(p)), d = d + u(p); exit p + N(d)"
     source = "Xie et al. 2023, arXiv:2304.14802"
+    claim: ClassVar[str] = "Better than Post-Norm and Pre-Norm on machine translation, also where the model is deep."
+    checked: ClassVar[str] = "the official code, with its scale factors at 1"
+    lawless: ClassVar[str] = "two streams; the Post-Norm stream by itself is that of `post`"
     streams = 2
     planar = False
 
@@ -40,3 +44,179 @@ class ResidualDual(Placement):
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         normed, total = x.unbind(-2)
         return torch.stack((p["stream"](add(normed, u, 1.0, h)), add(total, u, 1.0, h)), dim=-2)
+
+
+@register("siamese")
+@dataclass(frozen=True)
+class Siamese(Placement):
+    """SiameseNorm: a Post-Norm stream a and a Pre-Norm stream b that share every sub-layer, which reads a + N(b).
+
+    Without fields this is the paper's algorithm. The official code normalises each sum a + N(b) once more and divides
+    what a receives by sqrt(2t): siamese(sum=norm, decay=sqrt, alpha=0.7071067811865476). The paper's language models
+    use HybridNorm inside the stream a, which is a matter of the attention and not of the residual.
+    """
+
+    equation = "a = N(a + s u), b = b + u, u = u(a + N(b)), s = 1; exit a + N(b)"
+    source = "Li et al. 2026 (SiameseNorm), arXiv:2602.08064"
+    claim: ClassVar[str] = (
+        "1.3B parameters, 100B tokens, learning rate 1e-3: perplexity 10.43 where Pre-Norm has 10.84 and Post-Norm "
+        "diverges."
+    )
+    checked: ClassVar[str] = "the paper's algorithm from notes; fields: the official code (language model and DeiT)"
+    lawless: ClassVar[str] = "two streams, and what leaves is the sum of one with the norm of the other"
+    streams = 2
+    planar = False
+
+    decay: Schedule = field(default="constant", kw_only=True)
+    alpha: float = field(default=1.0, kw_only=True)
+    """With decay, the share s of the update that the Post-Norm stream receives; the other stream receives all of it."""
+    sum: Literal["raw", "norm"] = field(default="raw", kw_only=True)
+    """Whether a + N(b) is normalised once more, before every sub-layer and before the head."""
+
+    def check(self) -> None:
+        super().check()
+        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
+
+    def params(self, site: Site, norm: NormSpec) -> nn.Module:
+        own = super().params(site, norm)
+        if site.kind == "exit" and self.sum == "norm" and isinstance(own, nn.ModuleDict):
+            own["sum"] = norm()
+        return own
+
+    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
+        parts = {"stream": norm(), "norm": norm()}
+        return {**parts, "sum": norm()} if self.sum == "norm" else parts
+
+    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        start = super().enter(x, p, site)
+        return torch.stack((start, start), dim=-2)
+
+    def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        post, pre = x.unbind(-2)
+        return self.joined(post, super().exit(pre, p, site), p)
+
+    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
+        post, pre = x.unbind(-2)
+        return self.joined(post, p["norm"](pre), p), None
+
+    def joined(self, post: Tensor, normed: Tensor, p: Any) -> Tensor:
+        both = post + normed
+        return p["sum"](both) if self.sum == "norm" else both
+
+    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        post, pre = x.unbind(-2)
+        step = schedule(self.decay, self.alpha, site.t, site.depth)
+        return torch.stack((p["stream"](add(post, u, step, h)), add(pre, u, 1.0, h)), dim=-2)
+
+    def seen(self, x: Tensor) -> Tensor:
+        """a + N(b) with N the root mean square: what sub-layers read and what leaves, up to learned gains."""
+        post, pre = upcast(x).unbind(-2)
+        return post + F.rms_norm(pre, pre.shape[-1:], eps=1e-6)
+
+
+@register("hyper")
+@dataclass(frozen=True)
+class Hyper(Placement):
+    """Hyper-connections: n streams; every sub-layer reads one mixture of them, is added to each, and they mix anew.
+
+    A and B are a learned constant plus, for `dynamic=tanh`, a small function of each stream. At the start the k-th
+    sub-layer of the network reads stream k mod n, all streams receive its output, none mix: the network is Pre-Norm.
+    The streams start as copies and leave as their sum. The paper also rescales the matrices that write to the stream
+    with n at the start, and lets the dynamic weights decay; here every scheme draws the same matrices, and only
+    matrices of the sub-layers decay.
+    """
+
+    equation = "H = A'H + B' u(N(a'H)), [a A] = [e_k I] + s tanh(N(H) W), B = 1 + s tanh(N(H) w); exit N(sum of H)"
+    source = "Zhu et al. 2024, arXiv:2409.19606"
+    claim: ClassVar[str] = "A mixture of experts (7B, 1B active) converges 1.8 times faster with n = 4, dynamic."
+    checked: ClassVar[str] = "a third party's port of the paper's Appendix J; no official code seen"
+    lawless: ClassVar[str] = "n streams that mix, with weights that depend on the token"
+    planar = False
+
+    n: int = field(default=4, kw_only=True)
+    """Streams."""
+    dynamic: Literal["tanh", "none"] = field(default="tanh", kw_only=True)
+    """Whether the connections depend on the token."""
+
+    def check(self) -> None:
+        super().check()
+        require(self.n >= 2, f"n must be at least 2, got {self.n}")
+
+    @property
+    def streams(self) -> int:  # type: ignore[override]
+        return self.n
+
+    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
+        sublayer = 2 * int(site.layer) + 1 if site.kind == "mlp" else 2 * int(site.layer)
+        first = (int(site.layer) if site.kind == "parallel" else sublayer) % self.n
+        parts = {"input": norm(), "connection": Connection(self.n, norm.dim, first, self.dynamic == "tanh")}
+        # without gains: they would only scale the rows of W
+        return {**parts, "streams": norm(gains=False)} if self.dynamic == "tanh" else parts
+
+    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        start = super().enter(x, p, site)
+        return torch.stack((start,) * self.n, dim=-2)
+
+    def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        return super().exit(x.sum(-2), p, site)
+
+    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
+        wide = upcast(x)
+        with torch.autocast(x.device.type, enabled=False):  # mixing is no matrix product of the model: it stays wide
+            mix, share = p["connection"](p["streams"](wide) if self.dynamic == "tanh" else None, wide.dtype)
+            mixed = mix.transpose(-1, -2) @ wide
+        y, rest = mixed[..., 0, :], mixed[..., 1:, :]
+        return p["input"](y.to(x.dtype)), (rest, share)
+
+    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        rest, share = carry
+        after = rest + share.unsqueeze(-1) * u.to(rest.dtype).unsqueeze(-2)
+        if isinstance(h, float) and h == 1.0:
+            return after.to(x.dtype)
+        out: Tensor = x + h * (after - x)
+        return out.to(x.dtype)
+
+    def seen(self, x: Tensor) -> Tensor:
+        """The mean of the streams: the direction that leaves, and at the start the stream of Pre-Norm."""
+        return upcast(x).mean(-2)
+
+
+class Connection(nn.Module):
+    """The connections of one site: mix (..., n, 1 + n), whose column 0 is what the sub-layer reads and column 1 + j
+    what becomes of stream j, and share (..., n), what each stream receives of the output. In the dtype asked for.
+
+    Static: mix = [e_first, I], share = 1. Dynamic, added to them: 0.01 tanh(N(H) W), W = 0 at the start.
+    """
+
+    def __init__(self, n: int, dim: int, first: int, dynamic: bool) -> None:
+        super().__init__()
+        self.n, self.first, self.dynamic = n, first, dynamic
+        self.mix = nn.Parameter(torch.empty(n, n + 1))
+        self.share = nn.Parameter(torch.empty(n))
+        if dynamic:
+            self.mix_weight = nn.Parameter(torch.empty(dim, n + 1))
+            self.share_weight = nn.Parameter(torch.empty(dim))
+            self.mix_scale = nn.Parameter(torch.empty(()))
+            self.share_scale = nn.Parameter(torch.empty(()))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.mix.zero_()
+        self.mix[:, 1:].fill_diagonal_(1.0)
+        self.mix[self.first, 0] = 1.0
+        self.share.fill_(1.0)
+        if self.dynamic:
+            self.mix_weight.zero_()
+            self.share_weight.zero_()
+            self.mix_scale.fill_(0.01)
+            self.share_scale.fill_(0.01)
+
+    def forward(self, normed: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """normed: N(H), (..., n, dim), or None without a dynamic part."""
+        mix, share = self.mix.to(dtype), self.share.to(dtype)
+        if normed is None:
+            return mix, share
+        moved = torch.tanh(normed @ self.mix_weight.to(dtype)) * self.mix_scale.to(dtype)
+        given = torch.tanh(normed @ self.share_weight.to(dtype)) * self.share_scale.to(dtype)
+        return mix + moved, share + given
