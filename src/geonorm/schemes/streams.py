@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +21,9 @@ class ResidualDual(Placement):
 
     equation = "p = N(p + u(p)), d = d + u(p); exit p + N(d)"
     source = "Xie et al. 2023, arXiv:2304.14802"
-    claim: ClassVar[str] = "Better than Post-Norm and Pre-Norm on machine translation, also where the model is deep."
-    checked: ClassVar[str] = "the official code, with its scale factors at 1"
-    lawless: ClassVar[str] = "two streams; the Post-Norm stream by itself is that of `post`"
+    claim = "Better than Post-Norm and Pre-Norm on machine translation, also where the model is deep."
+    checked = "the official code, with its scale factors at 1"
+    lawless = "two streams; the Post-Norm stream by itself is that of `post`"
     streams = 2
     planar = False
 
@@ -58,12 +58,12 @@ class Siamese(Placement):
 
     equation = "a = N(a + s u), b = b + u, u = u(a + N(b)), s = 1; exit a + N(b)"
     source = "Li et al. 2026 (SiameseNorm), arXiv:2602.08064"
-    claim: ClassVar[str] = (
+    claim = (
         "1.3B parameters, 100B tokens, learning rate 1e-3: perplexity 10.43 where Pre-Norm has 10.84 and Post-Norm "
         "diverges."
     )
-    checked: ClassVar[str] = "the paper's algorithm from notes; fields: the official code (language model and DeiT)"
-    lawless: ClassVar[str] = "two streams, and what leaves is the sum of one with the norm of the other"
+    checked = "the paper's algorithm from notes; fields: the official code (language model and DeiT)"
+    lawless = "two streams, and what leaves is the sum of one with the norm of the other"
     streams = 2
     planar = False
 
@@ -128,9 +128,9 @@ class Hyper(Placement):
 
     equation = "H = A'H + B' u(N(a'H)), [a A] = [e_k I] + s tanh(N(H) W), B = 1 + s tanh(N(H) w); exit N(sum of H)"
     source = "Zhu et al. 2024, arXiv:2409.19606"
-    claim: ClassVar[str] = "A mixture of experts (7B, 1B active) converges 1.8 times faster with n = 4, dynamic."
-    checked: ClassVar[str] = "a third party's port of the paper's Appendix J; no official code seen"
-    lawless: ClassVar[str] = "n streams that mix, with weights that depend on the token"
+    claim = "A mixture of experts (7B, 1B active) converges 1.8 times faster with n = 4, dynamic."
+    checked = "a third party's port of the paper's Appendix J; no official code seen"
+    lawless = "n streams that mix, with weights that depend on the token"
     planar = False
 
     n: int = field(default=4, kw_only=True)

@@ -1,0 +1,215 @@
+"""Schemes of several streams: every field as an equation, whole stacks, what is measured, how they start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geonorm import Decoder, DecoderConfig, Site, parse
+from geonorm.errors import ConfigError
+from geonorm.norms import NormSpec
+from geonorm.schemes import Scheme, restore
+
+DIM, DEPTH, EPS = 8, 3, 1e-5
+SITES = [Site(layer, kind, DEPTH) for layer in range(DEPTH) for kind in ("attn", "mlp")]
+OFFICIAL = "siamese(sum=norm, decay=sqrt, alpha=0.7071067811865476)"
+Branch = Callable[[Tensor], Tensor]
+
+
+def norm(x: Tensor, gain: Tensor | float = 1.0) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * gain
+
+
+def branch(layer: float, kind: str) -> Branch:
+    generator = torch.Generator().manual_seed(7 * int(layer) + len(kind))
+    weight = torch.randn(DIM, DIM, generator=generator, dtype=torch.float64) * DIM**-0.5
+    return lambda y: torch.tanh(y @ weight) + 0.3 * y.roll(1, -1)
+
+
+def embedding() -> Tensor:
+    return 2 * torch.randn(3, 5, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def own(scheme: Scheme, site: Site, moved: float = 0.3) -> nn.Module:
+    """The parameters of a site in fp64, off their initial values by a normal of this size."""
+    parts = scheme.params(site, NormSpec("rms", DIM, eps=EPS)).double()
+    restore(parts)
+    generator = torch.Generator().manual_seed(int(site.layer) + len(site.kind))
+    with torch.no_grad():
+        for parameter in parts.parameters():
+            parameter += moved * torch.randn(parameter.shape, generator=generator)
+    return parts
+
+
+def weights(parts: nn.Module) -> dict[str, Tensor]:
+    return dict(parts.named_parameters())
+
+
+def network(text: str, moved: float = 0.3) -> Tensor:
+    """Entry, every site, exit, as a model runs them."""
+    scheme = parse(text)
+    entry, exit = Site(0, "entry", DEPTH), Site(DEPTH - 1, "exit", DEPTH)
+    x = scheme.enter(embedding(), own(scheme, entry, moved), entry)
+    for site in SITES:
+        p = own(scheme, site, moved)
+        y, carry = scheme.read(x, p, site)
+        x = scheme.write(x, branch(site.layer, site.kind)(y), carry, p, site)
+    return scheme.exit(x, own(scheme, exit, moved), exit)
+
+
+def same(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def siamese_algorithm(
+    entry: str = "sphere", final: str = "norm", sum: str = "raw", share: Callable[[int], float] = lambda t: 1.0
+) -> Tensor:
+    """Alg. 1 of the paper, and what the official code adds to it, from the embedding to what the head reads."""
+    scheme = parse(f"siamese(sum={sum})")
+    x = y = norm(embedding()) if entry == "sphere" else embedding()
+    for site in SITES:
+        p = weights(own(scheme, site))
+        both = x + norm(y, p["norm.weight"])
+        o = branch(site.layer, site.kind)(norm(both, p["sum.weight"]) if sum == "norm" else both)
+        x, y = norm(x + share(site.layer + 1) * o, p["stream.weight"]), y + o
+    p = weights(own(parse(f"siamese(sum={sum}, final={final})"), Site(DEPTH - 1, "exit", DEPTH)))
+    out = x + (norm(y, p["norm.weight"]) if final == "norm" else y)
+    return norm(out, p["sum.weight"]) if sum == "norm" else out
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("siamese", {}),
+        ("siamese(entry=embedding)", {"entry": "embedding"}),
+        ("siamese(final=none)", {"final": "none"}),
+        ("siamese(sum=norm)", {"sum": "norm"}),
+        ("siamese(sum=norm, final=none)", {"sum": "norm", "final": "none"}),
+        ("siamese(decay=sqrt)", {"share": lambda t: t**-0.5}),
+        ("siamese(decay=linear, alpha=0.5)", {"share": lambda t: 0.5 * (DEPTH - t + 1) / DEPTH}),
+        (OFFICIAL, {"sum": "norm", "share": lambda t: 1 / (2 * t) ** 0.5}),
+    ],
+)
+def test_siamese_is_its_algorithm(text: str, settings: dict[str, Any]) -> None:
+    same(network(text), siamese_algorithm(**settings))
+
+
+def hyper_static(n: int) -> Tensor:
+    """Hyper-connections without a dynamic part: H' = A'H + B'u, as matrices."""
+    scheme = parse(f"hyper(n={n}, dynamic=none)")
+    h = torch.stack([norm(embedding())] * n, dim=-2)
+    for site in SITES:
+        p = weights(own(scheme, site))
+        a_m, a_r = p["connection.mix"][:, :1], p["connection.mix"][:, 1:]
+        u = branch(site.layer, site.kind)(norm((a_m.T @ h).squeeze(-2), p["input.weight"]))
+        h = a_r.T @ h + p["connection.share"][:, None] @ u[..., None, :]
+    exit = weights(own(scheme, Site(DEPTH - 1, "exit", DEPTH)))
+    return norm(h.sum(-2), exit["norm.weight"])
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_static_hyper_connections_are_matrices(n: int) -> None:
+    same(network(f"hyper(n={n}, dynamic=none)"), hyper_static(n))
+    assert not torch.allclose(network(f"hyper(n={n}, dynamic=none)"), network(f"hyper(n={n})"))
+
+
+@pytest.mark.parametrize("text", ["hyper", "hyper(n=2)", "hyper(n=5, dynamic=none)", "hyper(entry=embedding)"])
+def test_hyper_connections_start_as_pre_norm(text: str) -> None:
+    """n copies, and a norm before the head that takes n out but for its eps: exact where eps is 0."""
+    entry = ", entry=embedding" if "embedding" in text else ""
+    total = network(f"{text[:-1]}, final=none)" if "(" in text else f"{text}(final=none)", moved=0.0)
+    same(total, parse(text).streams * network(f"pre(final=none{entry})", moved=0.0))
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"layers": 3, "width": 32, "heads": 4, "hidden": 48, "vocab_size": 61, "context": 16}
+    model = Decoder(DecoderConfig(text, **shape)).double()
+    torch.manual_seed(0)
+    pre = Decoder(DecoderConfig(f"pre({entry[2:]})" if entry else "pre", **shape)).double()
+    ids = torch.arange(24).view(2, 12)
+    torch.testing.assert_close(model(ids), pre(ids), rtol=0, atol=1e-5)
+
+
+def test_each_sublayer_starts_at_the_next_stream() -> None:
+    """k mod n, k counting attention and MLP apart, or whole blocks where both are one site."""
+    scheme = parse("hyper(n=3)")
+    spec = NormSpec("rms", DIM)
+    firsts = [weights(scheme.params(site, spec))["connection.mix"][:, 0].argmax().item() for site in SITES]
+    assert firsts == [0, 1, 2, 0, 1, 2]
+    parallel = [Site(layer, "parallel", 5) for layer in range(5)]
+    firsts = [weights(scheme.params(site, spec))["connection.mix"][:, 0].argmax().item() for site in parallel]
+    assert firsts == [0, 1, 2, 0, 1]
+
+
+def test_connections_depend_on_the_token_only_if_dynamic() -> None:
+    """Doubling every stream of a token doubles what is mixed, but for the update, which reads a norm."""
+    for text, linear in (("hyper(dynamic=none)", True), ("hyper", False)):
+        scheme, site = parse(text), Site(1, "mlp", DEPTH)
+        p = own(scheme, site)
+        x, other = (torch.randn(5, 4, DIM, generator=torch.Generator().manual_seed(s)).double() for s in (1, 2))
+        moved = [
+            scheme.write(h, torch.zeros(5, DIM), scheme.read(h, p, site)[1], p, site) for h in (x, other, x + other)
+        ]
+        assert torch.allclose(moved[0] + moved[1], moved[2]) == linear
+
+
+@pytest.mark.parametrize("text", ["residual_dual", "siamese", OFFICIAL, "hyper", "hyper(n=2, dynamic=none)"])
+def test_a_step_of_size_zero_moves_no_plain_sum(text: str) -> None:
+    """h = 0 leaves every stream that is not normalised as it is; in between, plain sums move linearly in h."""
+    scheme, site = parse(text), Site(1, "mlp", DEPTH)
+    p = own(scheme, site)
+    x = torch.randn(3, scheme.streams, DIM, generator=torch.Generator().manual_seed(3)).double()
+    y, carry = scheme.read(x, p, site)
+    u = branch(1, "mlp")(y)
+    plain = slice(1, None) if scheme.streams == 2 and "hyper" not in text else slice(None)
+    still, half, whole = (scheme.write(x, u, carry, p, site, h)[:, plain] for h in (0.0, 0.5, 1.0))
+    same(still, x[:, plain])
+    same(half, (still + whole) / 2)
+    assert (whole - still).abs().max() > 0.1
+
+
+def test_what_is_measured() -> None:
+    x = torch.randn(2, 3, 4, DIM, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(parse("hyper").seen(x), (x[..., 0, :] + x[..., 1, :] + x[..., 2, :] + x[..., 3, :]) / 4)
+    two = x[..., :2, :]
+    assert torch.equal(parse("residual_dual").seen(two), two[..., 0, :])
+    expected = two[..., 0, :] + two[..., 1, :] / two[..., 1, :].square().mean(-1, keepdim=True).sqrt()
+    torch.testing.assert_close(parse("siamese").seen(two), expected, rtol=1e-5, atol=1e-5)
+    for text in ("siamese", "hyper"):  # what is measured is what leaves, before learned gains
+        scheme, site = parse(text), Site(0, "exit", 1)
+        start = scheme.enter(
+            embedding().float(), scheme.params(Site(0, "entry", 1), NormSpec("rms", DIM)), Site(0, "entry", 1)
+        )
+        leaves = scheme.exit(start, scheme.params(site, NormSpec("rms", DIM)), site)
+        cosine = torch.cosine_similarity(leaves, scheme.seen(start), dim=-1)
+        torch.testing.assert_close(cosine, torch.ones_like(cosine))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("hyper(n=1)", "n must be at least 2"),
+        ("hyper(n=2.5)", "n must be int"),
+        ("hyper(dynamic=relu)", "dynamic"),
+        ("siamese(alpha=0)", "alpha must be positive"),
+        ("mix(a=hyper, b=hyper(n=2))", "streams"),
+        ("mix(a=siamese, b=residual_dual)", "streams"),
+    ],
+)
+def test_bad_fields(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse(text)
+
+
+def test_connections_come_back_from_empty_memory() -> None:
+    scheme, site = parse("hyper"), Site(2, "attn", DEPTH)
+    with torch.device("meta"):
+        parts = scheme.params(site, NormSpec("rms", DIM))
+    parts.to_empty(device="cpu")
+    for tensor in parts.parameters():
+        tensor.data.fill_(77)
+    restore(parts)
+    for name, value in scheme.params(site, NormSpec("rms", DIM)).named_parameters():
+        assert torch.equal(weights(parts)[name], value), name
