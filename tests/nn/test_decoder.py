@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import pi
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from geonorm import Decoder, DecoderConfig, names
+from geonorm import Decoder, DecoderConfig, Site, names, parse
 from geonorm.errors import ConfigError
 from geonorm.nn import generate, preset
+from geonorm.nn.attention import rope
 from geonorm.nn.roles import ROLES, base_std
+from geonorm.norms import NormSpec
 
 TINY = DecoderConfig(layers=2, width=32, heads=4, hidden=48, vocab_size=61, context=16)
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -26,10 +29,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "layer norm": {"norm": "layer"},
     "dyt": {"norm": "dyt"},
     "no gains": {"gains": False},
+    "parallel": {"block": "parallel"},
+    "parallel, gelu with biases": {"block": "parallel", "mlp": "gelu", "bias": True, "qk_norm": "head", "kv_heads": 2},
 }
 
 
-DECLARED = {"ngpt": "slot", "hyper": ".connection."}
+DECLARED = {"ngpt": "slot", "angpt": "slot", "hyper": ".connection."}
 """Parameters that a scheme has beyond norms and a few scalars: parts of their names."""
 
 
@@ -62,7 +67,7 @@ def test_every_scheme_trains(scheme: str) -> None:
     check_trains(decoder(scheme=scheme))
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", "pre", "ngpt", "residual_dual"])
+@pytest.mark.parametrize("scheme", ["geonorm", "pre", "ngpt", "residual_dual", "hyper"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_layout_trains(variant: str, scheme: str) -> None:
     check_trains(decoder(scheme=scheme, **VARIANTS[variant]))
@@ -156,7 +161,7 @@ def test_sampling_errors(arguments: dict[str, Any], says: str) -> None:
 
 @pytest.mark.parametrize("scheme", names())
 def test_one_seed_draws_the_same_matrices_for_every_scheme(scheme: str) -> None:
-    """Up to the scheme's own standard deviations and, for nGPT, the normalisation after them."""
+    """Up to the scheme's own standard deviations and, for nGPT and anGPT, the constraint after them."""
     reference, model = decoder(seed=3, scheme="pre"), decoder(seed=3, scheme=scheme)
     for (role, found, rule, site), (_, drawn, _, _) in zip(model.weights(), reference.weights(), strict=True):
         fan_out, fan_in = drawn.shape
@@ -164,6 +169,8 @@ def test_one_seed_draws_the_same_matrices_for_every_scheme(scheme: str) -> None:
         expected = drawn * (rule.init_std(role, fan_in, fan_out, site, base) / base)
         if scheme == "ngpt":
             expected = F.normalize(drawn, dim=0 if role in ("o", "down") else 1)
+        if scheme == "angpt":  # no row longer than 1
+            expected = drawn / drawn.norm(dim=1, keepdim=True).clamp(min=1)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
@@ -212,6 +219,64 @@ def test_residuals_are_listed_from_input_to_output() -> None:
         (1, "attn", 2),
         (1, "mlp", 2),
     ]
+
+
+def test_parallel_blocks_are_one_residual_around_both() -> None:
+    model, twin = decoder(scheme="pre", block="parallel"), decoder(scheme="pre")
+    assert [(s.layer, s.kind, s.depth) for s, _ in model.residuals()] == [(0, "parallel", 2), (1, "parallel", 2)]
+    roles = [role for role, *_ in model.weights()]
+    assert (
+        roles == [role for role, *_ in twin.weights()]
+        and model.matmul_parameter_count() == twin.matmul_parameter_count()
+    )
+    for (_, ours, _, _), (_, theirs, _, _) in zip(model.weights(), twin.weights(), strict=True):
+        assert torch.equal(ours, theirs), "one seed draws the same matrices for both layouts"
+    x = torch.randn(2, 12, 32)
+    turns = rope(torch.arange(12), 8, 10000.0)
+    for ours, theirs in zip(model.blocks, twin.blocks, strict=True):
+        y = F.rms_norm(x, (32,), eps=1e-6)
+        expected = x + theirs.attn.branch(y, positions=turns) + theirs.mlp.branch(y)
+        torch.testing.assert_close(ours(x, positions=turns), expected, rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(theirs(x, positions=turns), expected, atol=1e-2), (
+            "one after the other is another model"
+        )
+
+
+def test_two_norms_of_gpt_neox_fold_into_one() -> None:
+    """x + attn(g1 n(x) + b1) + mlp(g2 n(x) + b2) equals one norm without gains and matrices W g, biases c + W b."""
+    model = decoder(scheme="pre", block="parallel", norm="layer", gains=False, bias=True, mlp="gelu").double()
+    twin = decoder(scheme="pre", norm="layer", bias=True, mlp="gelu").double()
+    generator = torch.Generator().manual_seed(5)
+    turns = rope(torch.arange(12), 8, 10000.0)
+    x = torch.randn(2, 12, 32, dtype=torch.float64, generator=generator)
+    with torch.no_grad():
+        for ours, theirs in zip(model.blocks, twin.blocks, strict=True):
+            for part in (theirs.attn, theirs.mlp):
+                for parameter in part.parameters():
+                    parameter += 0.2 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+            expected = x + theirs.attn.branch(theirs.attn.own["input"](x), positions=turns)
+            expected = expected + theirs.mlp.branch(theirs.mlp.own["input"](x))
+            for mine, part, first in (
+                (ours.both.branch.attn, theirs.attn, "qkv"),
+                (ours.both.branch.mlp, theirs.mlp, ["up"]),
+            ):
+                mine.load_state_dict(part.branch.state_dict())
+                gain, shift = part.own["input"].weight, part.own["input"].bias
+                for name in first:
+                    linear = getattr(mine, name)
+                    linear.bias += linear.weight @ shift
+                    linear.weight *= gain
+            torch.testing.assert_close(ours(x, positions=turns), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 4])
+def test_a_parallel_site_counts_as_the_first_sublayer_of_its_block(layer: int) -> None:
+    """geonorm(index=sublayer) turns by 1/(2l + 1) there, as at attention; the linear decay has 2L steps."""
+    x, u = torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([[0.0, 9.0]], dtype=torch.float64)
+    for decay, rate in (("harmonic", 1 / (2 * layer + 1)), ("linear", (10 - 2 * layer) / 10)):
+        scheme, site = parse(f"geonorm(index=sublayer, decay={decay})"), Site(layer, "parallel", 5)
+        after = scheme.write(x, u, None, scheme.params(site, NormSpec("rms", 2)), site)
+        assert torch.atan2(after[0, 1], after[0, 0]).item() == pytest.approx(rate * pi / 4, rel=1e-12)
 
 
 def test_biases_start_at_zero_and_reset_restores_everything() -> None:

@@ -15,7 +15,7 @@ class DecoderConfig:
     scheme: str = "geonorm"
     """Residual scheme, as in `geonorm schemes`."""
     layers: int = 4
-    """Number of blocks L; each has an attention and an MLP residual."""
+    """Number of blocks L; each has an attention and an MLP residual, or one for both."""
     width: int = 128
     """Dimension of the residual stream."""
     heads: int = 4
@@ -30,6 +30,8 @@ class DecoderConfig:
     """Tokens of a training sequence."""
     mlp: Literal["swiglu", "gelu"] = "swiglu"
     """Gated SiLU (three matrices) or GELU (two)."""
+    block: Literal["sequential", "parallel"] = "sequential"
+    """Attention, then MLP; or both on the same input, their sum one update (GPT-J, GPT-NeoX)."""
     norm: Literal["rms", "layer", "dyt", "none"] = "rms"
     """What N is in the scheme's equation."""
     gains: bool = True

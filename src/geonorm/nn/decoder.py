@@ -2,7 +2,8 @@
 
     embedding -> enter -> L x (attention residual, MLP residual) -> exit -> head
 
-RoPE, grouped queries, SwiGLU or GELU, SDPA; no layer knows which scheme it runs under.
+or one residual per block around attention and MLP side by side. RoPE, grouped queries, SwiGLU or GELU, SDPA; no layer
+knows which scheme it runs under.
 """
 
 from __future__ import annotations
@@ -55,6 +56,40 @@ class Block(nn.Module):
         return self.mlp(self.attn(x, **attention))
 
 
+class Parallel(nn.Module):
+    """Attention and MLP on the same y, their outputs added: (batch, tokens, width) to the same, one update.
+
+    This is GPT-J's layer under `pre`. GPT-NeoX normalises y once for each with gains and biases of their own: the same
+    function, with those of one folded into the matrices behind it, W (g y + b) = (W g) y + W b.
+    """
+
+    def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
+        super().__init__()
+        self.attn = Attention(config, scheme, site)
+        self.mlp = MLP(config, scheme, site)
+
+    def forward(self, y: Tensor, **attention: Any) -> Tensor:
+        out: Tensor = self.attn(y, **attention) + self.mlp(y)
+        return out
+
+
+class ParallelBlock(nn.Module):
+    """One layer: one residual around attention and MLP, its site kind `parallel`."""
+
+    def __init__(self, config: DecoderConfig, scheme: Scheme, layer: int) -> None:
+        super().__init__()
+        site = Site(layer, "parallel", config.layers)
+        branch = Parallel(config, scheme.resolve(site), site)
+        self.both = Residual(branch, scheme, site, config.width, config.norm, config.gains, config.eps)
+
+    def forward(self, x: Tensor, **attention: Any) -> Tensor:
+        out: Tensor = self.both(x, **attention)
+        return out
+
+
+BLOCKS = {"sequential": Block, "parallel": ParallelBlock}
+
+
 class Decoder(nn.Module):
     """(batch, tokens) of ids to logits (batch, tokens, vocab_size).
 
@@ -70,7 +105,7 @@ class Decoder(nn.Module):
         self.embed = nn.utils.skip_init(nn.Embedding, c.vocab_size, c.width, device=torch.get_default_device())
         self.embed.role = "embed"
         self.entry = End(self.scheme, Site(0, "entry", c.layers), norm)
-        self.blocks = nn.ModuleList(Block(c, self.scheme, layer) for layer in range(c.layers))
+        self.blocks = nn.ModuleList(BLOCKS[c.block](c, self.scheme, layer) for layer in range(c.layers))
         self.exit = End(self.scheme, Site(c.layers - 1, "exit", c.layers), norm)
         self.head = linear("head", c.width, c.vocab_size)
         if c.tied:
