@@ -267,6 +267,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Layer]]] = {
         TEXT,
         {"OlmoDecoderLayer": Layer("pre", "layer", [attn("self_attn"), mlp("mlp")], gains=False, eps=1e-5)},
     ),
+    "nanochat (no gains)": (
+        "NanoChatModel",
+        TEXT,
+        {"NanoChatDecoderLayer": Layer("pre", "rms", [attn("self_attn"), mlp("mlp")], gains=False, eps=1e-6)},
+    ),
     "Nemotron (gain 1 + w)": ("NemotronModel", TEXT, {"NemotronDecoderLayer": llama_like("pre", "layer", offset=1.0)}),
     "Granite (step 0.22)": (
         "GraniteModel",
@@ -411,6 +416,35 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Layer]]] = {
                     mlp(chain("intermediate", "output"), output="layernorm_after"),
                 ],
                 answer="tuple",
+            )
+        },
+    ),
+    # a learned scale per feature on the update
+    "BEiT": (
+        "BeitModel",
+        {**PICTURE, "attention_probs_dropout_prob": 0.0, "drop_path_rate": 0.0, "layer_scale_init_value": 0.1},
+        {
+            "BeitLayer": Layer(
+                "layerscale",
+                "layer",
+                [
+                    attn("attention", input="layernorm_before", scale="lambda_1"),
+                    mlp("mlp", input="layernorm_after", scale="lambda_2"),
+                ],
+            )
+        },
+    ),
+    "DINOv2": (
+        "Dinov2Model",
+        PICTURE,
+        {
+            "Dinov2Layer": Layer(
+                "layerscale",
+                "layer",
+                [
+                    attn("attention", input="norm1", scale="layer_scale1"),
+                    mlp("mlp", input="norm2", scale="layer_scale2"),
+                ],
             )
         },
     ),
