@@ -12,10 +12,11 @@ from torch import Tensor
 from geonorm import Site, dynamics, names, parse
 from geonorm.errors import ConfigError
 from geonorm.norms import NormSpec
+from geonorm.schemes import restore
 
 DIM, DEPTH = 16, 12
 Law = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-PLANAR = [name for name in names() if name != "residual_dual"]
+PLANAR = [name for name in names() if parse(name).planar]
 VARIANTS = [
     *PLANAR,
     "pre(decay=sqrt, alpha=0.5)",
@@ -30,6 +31,14 @@ VARIANTS = [
     "geonorm(retraction=projection, max_angle=pi/8)",
     "geonorm(learn=affine)",
     "geonorm(learn=step)",
+    "geonorm(after=norm)",
+    "geonorm(retraction=projection, learn=step, decay=constant, decay_on=update, max_angle=pi)",
+    "hybrid(input=norm)",
+    "keel(alpha=3)",
+    "ngpt(decay=harmonic)",
+    "orthogonal(decay=sqrt)",
+    "rezero(alpha=0.1)",
+    "layerscale(start=0.3)",
 ]
 
 
@@ -50,6 +59,11 @@ SPHERE: dict[str, Law] = {
     "deepnorm": lambda r, a, size, t: (torch.full_like(r, (2 * DEPTH) ** 0.25), zero(r)),
     "sqrt": lambda r, a, size, t: (torch.full_like(r, t**0.5), zero(r)),
     "ngpt": lambda r, a, size, t: (size / 0.05, zero(r)),
+    "ngpt(decay=harmonic)": lambda r, a, size, t: (size * t / 0.05, zero(r)),
+    "keel": lambda r, a, size, t: (torch.full_like(r, 2 * DEPTH), zero(r)),
+    "keel(alpha=3)": lambda r, a, size, t: (torch.full_like(r, 3), zero(r)),
+    "geonorm(max_angle=pi, after=norm)": lambda r, a, size, t: (torch.full_like(r, t), zero(r)),
+    "per_kind(attn=post)": lambda r, a, size, t: (torch.ones_like(r), zero(r)),
 }
 FREE: dict[str, Law] = {
     "pre": lambda r, a, size, t: (r, a),
@@ -58,6 +72,16 @@ FREE: dict[str, Law] = {
     "peri": lambda r, a, size, t: (r * size, a / size),
     "olmo2": lambda r, a, size, t: (r * size, a / size),
     "lns": lambda r, a, size, t: (r, a),
+    "sandwich": lambda r, a, size, t: (r * size, a / size),
+    "sandwich(rescale=max)": lambda r, a, size, t: (r * size, a / size),
+    "hybrid": lambda r, a, size, t: (r, a),
+    "rezero(alpha=0.1)": lambda r, a, size, t: (r / 0.1, 0.1 * a),
+    "rezero": lambda r, a, size, t: (torch.full_like(r, torch.inf), zero(r)),  # it does not move at first
+    "layerscale": lambda r, a, size, t: (r / 0.1, 0.1 * a),
+    "orthogonal": lambda r, a, size, t: (r, a * 1e-6 / (r * r + 1e-6)),
+    "orthogonal(decay=sqrt)": lambda r, a, size, t: (r * t**0.5, a / t**0.5 * 1e-6 / (r * r + 1e-6)),
+    "angpt": lambda r, a, size, t: (r / 0.05, 0.05 * a),  # nu(a) = 1 + a + ..., so x + h a u to first order
+    "first(peri, pre, blocks=99)": lambda r, a, size, t: (r * size, a / size),
     "geonorm(max_angle=pi)": lambda r, a, size, t: (r * t, zero(r)),
     "geonorm(max_angle=pi, decay=sqrt, alpha=0.5)": lambda r, a, size, t: (r * t**0.5 / 0.5, zero(r)),
     "geonorm(max_angle=pi, decay=linear)": lambda r, a, size, t: (r * DEPTH / (DEPTH - t + 1), zero(r)),
@@ -100,6 +124,7 @@ def test_rates_in_the_plane_equal_the_derivative_in_full_dimension(scheme: str, 
     site = Site(3, kind, DEPTH)
     rule = parse(scheme).resolve(site)
     own = rule.params(site, NormSpec("unit", DIM, gains=False, eps=0.0)).double()
+    restore(own)
 
     def write(h: Tensor) -> Tensor:
         _, carry = rule.read(x, own, site)
@@ -139,9 +164,17 @@ def test_inputs_may_be_scheme_objects() -> None:
 
 def test_schemes_outside_the_plane_are_refused() -> None:
     x, u = states()
-    for scheme in ("residual_dual", "mix(residual_dual, residual_dual)"):
+    for scheme in ("residual_dual", "mix(residual_dual, residual_dual)", "pre(form=scaled)"):
         with pytest.raises(ConfigError, match=r"no .* law"):
             dynamics.speed(scheme, x, u, Site(0, "attn", DEPTH))
+
+
+def test_hybrid_norms_the_stream_before_the_mlp() -> None:
+    """From the unit sphere its MLP moves a token as Pre-Norm does, from elsewhere after a jump of the radius to 1."""
+    x, u = states(1.0)
+    site = Site(3, "mlp", DEPTH)
+    torch.testing.assert_close(dynamics.speed("hybrid", x, u, site), x.norm(dim=-1), rtol=1e-10, atol=0)
+    torch.testing.assert_close(dynamics.radial_rate("hybrid", x, u, site), (x * u).sum(-1), rtol=1e-10, atol=1e-12)
 
 
 def test_mix_switches_in_continuous_time() -> None:

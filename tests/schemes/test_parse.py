@@ -18,10 +18,21 @@ from geonorm import errors, names, parse, schemes
 from geonorm.errors import ConfigError
 
 parsing = sys.modules["geonorm.schemes.parse"]
-OURS = ["pre", "post", "peri", "olmo2", "deepnorm", "lns", "sqrt", "mix", "geonorm", "ngpt", "residual_dual"]
+OURS = """
+    pre post peri sandwich olmo2 deepnorm keel lns sqrt mix first per_kind geonorm hybrid ngpt angpt rezero layerscale
+    residual_dual siamese hyper orthogonal
+""".split()
+COMBINED = ["mix", "first", "per_kind"]
+LAYOUTS = {  # what may be combined with what: names to draw from, and the fields that a layout rests on
+    "one stream": ([n for n in OURS if parse(n).streams == 1 and n not in COMBINED], {"form": "plain"}),
+    "direction and log-radius": (["pre"] * 9, {"form": "scaled"}),
+    "two of residual_dual": (["residual_dual"] * 9, {}),
+    "two of siamese": (["siamese"] * 9, {}),
+    "three of hyper": (["hyper"] * 9, {"n": 3}),
+}
 
 
-def value_of(hint: Any, streams: int) -> st.SearchStrategy[Any]:
+def value_of(hint: Any, layout: str) -> st.SearchStrategy[Any]:
     """Any valid value of a field. Numbers in (0, 1] are valid for every field there is."""
     choices: list[st.SearchStrategy[Any]] = []
     for option in parsing.options(hint):
@@ -30,23 +41,29 @@ def value_of(hint: Any, streams: int) -> st.SearchStrategy[Any]:
         elif option is float:
             fractions = st.sampled_from([1.0, 0.5, pi / 4, pi / 8, 3 * pi / 16, 1 / 3, 1e-3, 2**-40])
             choices.append(fractions | st.floats(1e-9, 1))
+        elif option is int:
+            choices.append(st.integers(1, 8))
         else:
             assert option is schemes.Scheme, f"the test does not know fields of type {option}"
-            choices.append(any_scheme(streams))
+            choices.append(any_scheme(layout))
     return st.one_of(choices)
 
 
 @st.composite
-def any_scheme(draw: st.DrawFn, streams: int) -> schemes.Scheme:
-    """Any scheme with so many streams, any of its fields set."""
-    cls = schemes.find(draw(st.sampled_from({1: OURS[:-1], 2: ["residual_dual"] * 3 + ["mix"]}[streams])))
+def any_scheme(draw: st.DrawFn, layout: str) -> schemes.Scheme:
+    """Any scheme of that layout, any of its fields set."""
+    leaves, fixed = LAYOUTS[layout]
+    cls = schemes.find(draw(st.sampled_from([*leaves, *COMBINED])))
     hints = get_type_hints(cls)
-    chosen = [f.name for f in fields(cls) if parsing.takes_scheme(hints[f.name]) or draw(st.booleans())]
-    return cls(**{name: draw(value_of(hints[name], streams)) for name in chosen})
+    values = {name: value for name, value in fixed.items() if name in hints}
+    for f in fields(cls):
+        if f.name not in values and (parsing.takes_scheme(hints[f.name]) or draw(st.booleans())):
+            values[f.name] = draw(value_of(hints[f.name], layout))
+    return cls(**values)
 
 
-@settings(max_examples=100, deadline=None)
-@given(any_scheme(1) | any_scheme(2))
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(list(LAYOUTS)).flatmap(any_scheme))
 def test_str_and_parse_round_trip(scheme: schemes.Scheme) -> None:
     assert parse(str(scheme)) == scheme
     assert str(parse(str(scheme))) == str(scheme)
@@ -86,6 +103,11 @@ def test_the_registry_is_what_is_tested() -> None:
         ("pre(decay=sqrt)", "pre(decay=sqrt)"),  # a word where it takes words
         ("mix(residual_dual, residual_dual)", "mix(a=residual_dual, b=residual_dual)"),
         ("geonorm.schemes:Pre(entry=embedding)", "pre(entry=embedding)"),
+        ("first(hybrid(input=norm), hybrid)", "first(a=hybrid(input=norm), b=hybrid)"),  # HybridNorm*
+        ("first(blocks=3)", "first(blocks=3)"),
+        ("per_kind(peri, geonorm, ends=mlp)", "per_kind(attn=peri, mlp=geonorm, ends=mlp)"),
+        ("per_kind(mlp=first(a=keel(alpha=2)))", "per_kind(mlp=first(a=keel(alpha=2)))"),
+        ("mix(pre(form=scaled), pre(form=scaled))", "mix(a=pre(form=scaled), b=pre(form=scaled))"),
     ],
 )
 def test_grammar(text: str, canonical: str) -> None:
@@ -134,7 +156,19 @@ def test_a_scheme_passes_through_and_strings_become_schemes() -> None:
         ("mix(post, pre, 0.5, embedding)", "at most 3 values without a key"),
         ("geonorm(sqrt)", "no values without a key"),
         ("mix(share=1.5)", "share must lie in"),
-        ("mix(a=residual_dual)", "streams"),
+        ("mix(a=residual_dual)", "cannot combine residual_dual (2 streams of ResidualDual) with pre (one stream)"),
+        ("first(residual_dual, siamese)", "use schemes of one kind of stream"),
+        ("per_kind(mlp=pre(form=scaled))", "pre(form=scaled) (direction and log-radius)"),
+        ("per_kind(hyper(n=2), hyper(n=3))", "(2 streams of Hyper) with hyper(n=3) (3 streams of Hyper)"),
+        ("first(blocks=-1)", "blocks must be at least 0"),
+        ("first(blocks=1.5)", "blocks must be a whole number, got 1.5"),
+        ("first(blocks=true)", "blocks must be"),
+        ("per_kind(ends=entry)", "unknown ends 'entry'"),
+        ("keel(alpha=0)", "alpha must be positive"),
+        ("keel(alpha=deep)", "unknown alpha 'deep'"),
+        ("orthogonal(eps=0)", "eps must be positive"),
+        ("angpt(alpha=2)", "alpha must lie in"),
+        ("layerscale(start=tiny)", "unknown start 'tiny'"),
         ("mix(a=3)", "a must be Scheme"),
         ("mix(a=nonsense)", "unknown scheme 'nonsense'"),
         ("ngpt(alpha=2)", "alpha must lie in"),
@@ -252,7 +286,7 @@ def test_any_text_in_a_field_round_trips(elsewhere: Any, text: str) -> None:
         (f"{MODULE}:number", "is not a subclass"),
         ("no_such_module_here:Rule", "No module named"),
         (f"{MODULE}:", "cannot read scheme"),
-        (f"{MODULE}:Elsewhere(count=0.5)", "count must be int"),
+        (f"{MODULE}:Elsewhere(count=0.5)", "count must be a whole number"),
         (f"{MODULE}:Elsewhere(flag=1)", "flag must be bool"),
         (f"{MODULE}:Elsewhere(word=3)", "word must be str"),
     ],

@@ -191,7 +191,7 @@ def test_what_is_measured() -> None:
     ("text", "says"),
     [
         ("hyper(n=1)", "n must be at least 2"),
-        ("hyper(n=2.5)", "n must be int"),
+        ("hyper(n=2.5)", "n must be a whole number"),
         ("hyper(dynamic=relu)", "dynamic"),
         ("siamese(alpha=0)", "alpha must be positive"),
         ("mix(a=hyper, b=hyper(n=2))", "streams"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from geonorm import Residual, Site, names, parse, schemes
 from geonorm.norms import NormSpec, RMSNorm
 from geonorm.ops.angle import BIAS_SOFTNESS
-from geonorm.schemes import Placement, Scheme
+from geonorm.schemes import Placement, Scheme, restore
 
 DIM, DEPTH, EPS = 12, 6, 1e-6
 SITES = [Site(layer, kind, DEPTH) for layer in (0, 2, 5) for kind in ("attn", "mlp")]
@@ -53,21 +53,69 @@ def step_toward(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tenso
     return unit(x + alpha * (unit(f(x)) - x))
 
 
+def lerped(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
+    alpha = p["alpha.weight"] * 5
+    return (x + alpha * (f(x) - x)) / (alpha**2 + (1 - alpha) ** 2).sqrt()
+
+
+def sideways(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
+    u = f(norm(x, p["input.weight"]))
+    return x + u - torch.einsum("...i,...i->...", x, u).unsqueeze(-1) / (x.norm(dim=-1, keepdim=True) ** 2 + 1e-6) * x
+
+
+def hybrid(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
+    y = norm(x, p["stream.weight"]) if site.kind == "mlp" else x
+    return y + f(y)
+
+
+def two_streams(x: Tensor, u: Tensor, p: dict[str, Tensor]) -> Tensor:
+    return torch.stack((norm(x[..., 0, :] + u, p["stream.weight"]), x[..., 1, :] + u), dim=-2)
+
+
+def connected(x: Tensor, f: Branch, p: dict[str, Tensor]) -> Tensor:
+    """Hyper-connections as sums over streams, one product at a time."""
+    n, c = x.shape[-2], {name.removeprefix("connection."): value for name, value in p.items()}
+    normed = [norm(x[..., i, :]) for i in range(n)]
+
+    def mix(i: int, j: int) -> Tensor:
+        moved = torch.tanh((normed[i] * c["mix_weight"][:, j]).sum(-1, keepdim=True))
+        return c["mix"][i, j] + c["mix_scale"] * moved
+
+    u = f(norm(sum(mix(i, 0) * x[..., i, :] for i in range(n)), p["input.weight"]))
+    after = []
+    for j in range(n):
+        given = torch.tanh((normed[j] * c["share_weight"]).sum(-1, keepdim=True))
+        rest = sum(mix(i, j + 1) * x[..., i, :] for i in range(n))
+        after.append(rest + (c["share"][j] + c["share_scale"] * given) * u)
+    return torch.stack(after, dim=-2)
+
+
 # x' of one sub-layer f; p holds the scheme's parameters by name. t = l + 1, L = depth.
 EQUATIONS: dict[str, Equation] = {
     "pre": lambda x, f, p, s: x + f(norm(x, p["input.weight"])),
     "post": lambda x, f, p, s: norm(x + f(x), p["stream.weight"]),
     "peri": lambda x, f, p, s: x + norm(f(norm(x, p["input.weight"])), p["output.weight"]),
     "olmo2": lambda x, f, p, s: x + norm(f(x), p["output.weight"]),
+    "sandwich": lambda x, f, p, s: x + norm(f(norm(x, p["input.weight"])), p["output.weight"]),
     "deepnorm": lambda x, f, p, s: norm((2 * s.depth) ** 0.25 * x + f(x), p["stream.weight"]),
+    "keel": lambda x, f, p, s: norm(2 * s.depth * x + f(norm(x, p["input.weight"])), p["stream.weight"]),
     "lns": lambda x, f, p, s: x + f(norm(x, p["input.weight"]) / (s.layer + 1) ** 0.5),
     "sqrt": lambda x, f, p, s: norm(x + f(x) / (s.layer + 1) ** 0.5, p["stream.weight"]),
     "mix": lambda x, f, p, s: EQUATIONS["post" if s.layer < 1 else "pre"](x, f, p, s),  # floor(6 / 4) = 1
+    "first": lambda x, f, p, s: EQUATIONS["post" if s.layer < 1 else "pre"](x, f, p, s),
+    "per_kind": lambda x, f, p, s: EQUATIONS["pre" if s.kind == "attn" else "post"](x, f, p, s),
+    "hybrid": hybrid,
+    "rezero": lambda x, f, p, s: x + p["alpha.weight"] * f(x),
+    "layerscale": lambda x, f, p, s: x + p["scale.weight"] * f(norm(x, p["input.weight"])),
+    "orthogonal": sideways,
     "geonorm": lambda x, f, p, s: rotated(x, f(x), lambda r: r.clamp(max=pi / 4) / (s.layer + 1)),
     "ngpt": step_toward,
+    "angpt": lerped,
     "residual_dual": lambda x, f, p, s: torch.stack(
         (norm(x[..., 0, :] + f(x[..., 0, :]), p["stream.weight"]), x[..., 1, :] + f(x[..., 0, :])), dim=-2
     ),
+    "siamese": lambda x, f, p, s: two_streams(x, f(x[..., 0, :] + norm(x[..., 1, :], p["norm.weight"])), p),
+    "hyper": lambda x, f, p, s: connected(x, f, p),
 }
 
 
@@ -91,12 +139,12 @@ def stream(scheme: Scheme, seed: int = 0, radius: float = 2.0) -> Tensor:
 
 
 def perturbed(own: nn.Module, seed: int = 1) -> nn.Module:
-    """fp64, with every parameter off its initial value."""
-    own.double()
+    """fp64, with every parameter off its initial value, which is exact."""
+    restore(own.double())
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in own.parameters():
-            parameter += 0.2 * parameter.mean() * torch.randn(parameter.shape, generator=generator)
+            parameter += 0.2 * (parameter.mean() or 0.5) * torch.randn(parameter.shape, generator=generator)
     return own
 
 
@@ -160,16 +208,23 @@ def test_a_tensor_layer_and_a_tensor_h_change_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("decay", ["harmonic", "sqrt", "linear", "constant"])
 @pytest.mark.parametrize("layer", [0, 2, 5])
-@pytest.mark.parametrize("name", ["pre", "post", "peri"])
+@pytest.mark.parametrize("name", ["pre", "post", "peri", "sandwich", "orthogonal", "ngpt"])
 def test_decay_of_flat_schemes(name: str, layer: int, decay: str) -> None:
     site = Site(layer, "attn", DEPTH)
     scheme, own = placed(f"{name}(decay={decay}, alpha=0.7)", site)
     x, branch, p = stream(scheme), Bend(), dict(own.named_parameters())
     s = decayed(decay, 0.7, layer + 1, DEPTH)
+
+    def around() -> Tensor:
+        return x + s * norm(branch(norm(x, p["input.weight"])), p["output.weight"])
+
     expected = {
         "pre": lambda: x + s * branch(norm(x, p["input.weight"])),
         "post": lambda: norm(x + s * branch(x), p["stream.weight"]),
-        "peri": lambda: x + s * norm(branch(norm(x, p["input.weight"])), p["output.weight"]),
+        "peri": around,
+        "sandwich": around,
+        "orthogonal": lambda: x + s * (sideways(x, branch, p, site) - x),
+        "ngpt": lambda: unit(x + (s * p["alpha.weight"] * DIM**0.5).abs() * (unit(branch(x)) - x)),
     }[name]()
     same(written(scheme, own, site, x, branch), expected)
 
@@ -199,6 +254,8 @@ GEONORM = [
     {"learn": "step", "decay_on": "update", "alpha": 0.8},
     {"entry": "embedding"},
     {"final": "none"},
+    {"after": "norm"},
+    {"after": "norm", "input": "norm", "decay": "constant"},
 ]
 
 
@@ -216,24 +273,27 @@ def geonorm_equation(
     update: str = "raw",
     retraction: str | float = "exp",
     learn: str = "none",
+    after: str = "none",
     **ends: str,
 ) -> Tensor:
     """Design page, section 5, with all fields."""
     t, depth = site.layer + 1, site.depth
     if index == "sublayer":
         t, depth = 2 * site.layer + {"attn": 1, "mlp": 2}[site.kind], 2 * site.depth
-    rate = decayed(decay, p["angle.step"] if learn == "step" else alpha, t, depth)  # type: ignore[arg-type]
-    before, after = (1.0, rate) if decay_on == "angle" else (rate, 1.0)
+    step = torch.log(1 + torch.exp(p["angle.step"])) if learn == "step" else alpha
+    rate = decayed(decay, step, t, depth)  # type: ignore[arg-type]
+    before, behind = (1.0, rate) if decay_on == "angle" else (rate, 1.0)
     gain, bias = p.get("angle.gain", 1.0), p.get("angle.bias", 0.0)
 
     def angle_of(ratio: Tensor) -> Tensor:
         power = {"projection": 1.0, "cayley": 2.0}.get(retraction, retraction)  # type: ignore[call-overload]
         turn = before * ratio if power == "exp" else power * torch.atan(before * ratio / power)
         turn = gain * turn.clamp(max=max_angle) + bias * ratio / (ratio**2 + BIAS_SOFTNESS**2).sqrt()
-        return (after * turn).clamp(max=max_angle)
+        return (behind * turn).clamp(max=max_angle)
 
     u = branch(norm(x, p["input.weight"]) if input == "norm" else x)
-    return rotated(x, norm(u, p["output.weight"]) if update == "norm" else u, angle_of)
+    turned = rotated(x, norm(u, p["output.weight"]) if update == "norm" else u, angle_of)
+    return norm(turned, p["stream.weight"]) if after == "norm" else turned
 
 
 def test_the_table_covers_every_field_of_geonorm() -> None:
@@ -288,14 +348,17 @@ def end(scheme: Scheme, kind: str, x: Tensor) -> tuple[Tensor, nn.Module]:
     return (rule.enter if kind == "entry" else rule.exit)(x, own, site), own
 
 
-@pytest.mark.parametrize("name", [n for n in names() if n not in ("ngpt", "residual_dual")])
+COMBINED = ("mix", "first", "per_kind")
+
+
+@pytest.mark.parametrize("name", [n for n in names() if n not in ("ngpt", "angpt") and parse(n).streams == 1])
 def test_entry_and_final(name: str) -> None:
     x = stream(parse("pre"))
-    out, own = end(parse(name), "entry", x)
+    out, own = end(parse(name if name != "sandwich" else "sandwich(entry=sphere)"), "entry", x)
     same(out, norm(x))
     assert not list(own.parameters())
     same(end(parse(f"{name}(entry=embedding)"), "entry", x)[0], x)
-    if name == "mix":
+    if name in COMBINED:
         return
     for final in ("norm", "none"):
         out, own = end(parse(f"{name}(final={final})"), "exit", x)
@@ -305,18 +368,21 @@ def test_entry_and_final(name: str) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_default_exit(name: str) -> None:
-    """Post, DeepNorm, sqrt and nGPT end on a normalised stream; everything else is normalised once more."""
-    bare = {"post", "deepnorm", "sqrt", "ngpt"}
+    """Post, DeepNorm, Keel, sqrt, nGPT and anGPT end on a normalised stream and ReZero has no norm at all; everything
+    else is normalised once more. Sandwich-LN alone starts at the raw embedding."""
+    bare = {"post", "deepnorm", "keel", "sqrt", "ngpt", "angpt", "rezero"}
     scheme = parse(name).resolve(Site(DEPTH - 1, "exit", DEPTH))
     assert isinstance(scheme, Placement)
     assert scheme.final == ("none" if name in bare else "norm")
-    assert scheme.entry == "sphere"
+    assert scheme.entry == ("embedding" if name == "sandwich" else "sphere")
 
 
-def test_ngpt_ends_are_unit() -> None:
+@pytest.mark.parametrize("name", ["ngpt", "angpt"])
+def test_ends_on_the_unit_sphere(name: str) -> None:
     x = stream(parse("pre"))
-    same(end(parse("ngpt"), "entry", x)[0], unit(x))
-    same(end(parse("ngpt(final=norm)"), "exit", x)[0], unit(x))
+    same(end(parse(name), "entry", x)[0], unit(x))
+    same(end(parse(name), "exit", x)[0], x)
+    same(end(parse(f"{name}(final=norm)"), "exit", x)[0], unit(x))
 
 
 def test_residual_dual_through_a_whole_stack() -> None:
@@ -342,8 +408,12 @@ def test_initial_standard_deviations(name: str) -> None:
     for site in SITES:
         scheme = parse(name).resolve(site)
         for role in ROLES:
-            smaller = name == "deepnorm" and role in ("v", "o", "up", "gate", "down")
-            expected = 0.02 * (8 * DEPTH) ** -0.25 if smaller else 0.02
+            factor = 1.0
+            if name == "deepnorm" and role in ("v", "o", "up", "gate", "down"):
+                factor = (8 * DEPTH) ** -0.25
+            if name in ("sandwich", "hybrid") and role in ("o", "down"):
+                factor = (2 * DEPTH) ** -0.5
+            expected = 0.02 * factor
             assert scheme.init_std(role, 64, 32, site, 0.02) == pytest.approx(expected, rel=1e-12), role
 
 
@@ -363,7 +433,7 @@ def test_ngpt_constrains_along_the_model_dimension() -> None:
             same(weight, old / old.norm(dim=along, keepdim=True))
 
 
-@pytest.mark.parametrize("name", [n for n in names() if n != "ngpt"])
+@pytest.mark.parametrize("name", [n for n in names() if n not in ("ngpt", "angpt")])
 def test_other_schemes_neither_constrain_nor_depart_from_the_recipe(name: str) -> None:
     weight = torch.randn(3, 4)
     kept = weight.clone()
@@ -373,10 +443,12 @@ def test_other_schemes_neither_constrain_nor_depart_from_the_recipe(name: str) -
     assert parse(name).resolve(SITES[0]).slot("q_rope", (2, 6), DIM, SITES[0]) is None
 
 
-def test_ngpt_recipe_reaches_a_mix() -> None:
+@pytest.mark.parametrize("name", ["ngpt", "angpt"])
+def test_recipes_reach_combinations(name: str) -> None:
     own = {"weight_decay": 0.0, "warmup": 0.0}
-    assert parse("ngpt").recipe() == own
-    assert parse("mix(pre, ngpt)").recipe() == own
+    assert parse(name).recipe() == own
+    for combined in ("mix(pre, {})", "first(a={})", "per_kind(mlp=mix(a={}))"):
+        assert parse(combined.format(name)).recipe() == own
 
 
 def test_ngpt_slots_equal_the_papers_scaled_query_key_product() -> None:
@@ -432,4 +504,5 @@ def test_norm_kind_reaches_every_scheme(name: str) -> None:
         scheme = parse(name).resolve(site)
         assert not any(isinstance(m, RMSNorm) for m in scheme.params(site, NormSpec("none", DIM)).modules())
         bare = scheme.params(site, NormSpec("rms", DIM, gains=False))
-        assert [n for n, _ in bare.named_parameters()] in ([], ["alpha.weight"])
+        norms = [m for m in bare.modules() if type(m).__module__ == "geonorm.norms"]
+        assert not any(list(m.parameters()) for m in norms)

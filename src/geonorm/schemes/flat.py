@@ -44,7 +44,7 @@ class Pre(Decayed):
     equation = "x + s u(N(x)), s = 1"
     source = "Xiong et al. 2020, arXiv:2002.04745"
     claim = (
-        "Reported to train without warm-up: BERT at learning rate 3e-4 reaches validation loss 1.69 about 40 % "
+        "Trains without warm-up: BERT at learning rate 3e-4 reaches validation loss 1.69 about 40 % "
         "sooner than Post-LN."
     )
     checked = "paper"
@@ -95,7 +95,7 @@ class Post(Decayed):
     equation = "N(x + s u(x)), s = 1"
     source = "Vaswani et al. 2017, arXiv:1706.03762; Xiong et al. 2020, arXiv:2002.04745"
     claim = (
-        "Reported to need warm-up: the gradient of the last MLP at initialisation does not fall with depth "
+        "Needs warm-up: the gradient of the last MLP at initialisation does not fall with depth "
         "(arXiv:2002.04745, Theorem 1)."
     )
     checked = "paper"
@@ -117,7 +117,7 @@ class Peri(Decayed):
     equation = "x + s N(u(N(x))), s = 1"
     source = "Kim et al. 2025, arXiv:2502.02732"
     claim = (
-        "Reported average of benchmarks against Pre-Norm, 30B tokens: 49.69 to 51.57 (400M), 53.71 to 56.55 (1.5B), "
+        "Average of benchmarks against Pre-Norm, 30B tokens: 49.69 to 51.57 (400M), 53.71 to 56.55 (1.5B), "
         "56.69 to 58.56 (3.2B)."
     )
     checked = "notes on the full paper; the same placement in transformers' Gemma 2"
@@ -259,7 +259,7 @@ class LayerNormScaling(Placement):
     equation = "x + u(N(x) / sqrt(t))"
     source = "Sun et al. 2025, arXiv:2502.05795"
     claim = (
-        "Reported perplexity on C4 against Pre-Norm: 26.73 to 25.76 (130M, 2.2B tokens), 21.92 to 20.35 (250M), "
+        "Perplexity on C4 against Pre-Norm: 26.73 to 25.76 (130M, 2.2B tokens), 21.92 to 20.35 (250M), "
         "19.58 to 18.20 (350M), 17.02 to 15.71 (1B, 8.9B tokens)."
     )
     checked = "official code (lmsdss/LayerNorm-Scaling 3ac54dd)"

@@ -96,10 +96,10 @@ class AnGPT(Placement):
     decay, no warm-up.
 
     Inferred here: the factors of value and output projection cancel, as do those of up and down, and what is left
-    stands on gate (width / sqrt(hidden), nGPT's sqrt(width) included) and up (1 / rms of SiLU of the gate: 3.74 at
-    hidden = 4 width, which is how the number in the notes was recognised). The step starts at 0.05 and the logit scale
-    at 1, queries and keys carry a learned scale, and the embedding is put on the unit sphere, all as in nGPT. The
-    factors presume a gated MLP; a GELU MLP is nearly linear under them.
+    stands on gate (width / sqrt(hidden), nGPT's sqrt(width) included) and up (1 / rms of SiLU of a normal gate: 3.72 at
+    hidden = 4 width, near enough to the 3.74 of the notes to say what that number is). The step starts at 0.05 and the
+    logit scale at 1, queries and keys carry a learned scale, and the embedding is put on the unit sphere, all as in
+    nGPT. The factors presume a gated MLP; a GELU MLP is nearly linear under them.
     """
 
     equation = "(x + a (u(x) - x)) / sqrt(a^2 + (1-a)^2), a = 0.05 per feature, learned; |rows| <= 1"

@@ -245,6 +245,8 @@ def described(accepted: tuple[Any, ...]) -> str:
             parts.extend(str(word) for word in get_args(option))
         elif option is float:
             parts.append("a number")
+        elif option is int:
+            parts.append("a whole number")
         else:
             parts.append(getattr(option, "__name__", str(option)))
     return " | ".join(parts)

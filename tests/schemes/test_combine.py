@@ -1,0 +1,102 @@
+"""Combinators: which scheme stands where; parts keep their ends, their initialisation and their constraints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from geonorm import Decoder, DecoderConfig, Residual, Site, parse
+from geonorm.norms import RMSNorm
+
+DEPTH = 4
+SITES = [Site(layer, kind, DEPTH) for layer in range(DEPTH) for kind in ("attn", "mlp")]
+SMALL: dict[str, Any] = {"layers": DEPTH, "width": 24, "heads": 2, "hidden": 40, "vocab_size": 37, "context": 16}
+
+
+def plan(text: str) -> list[str]:
+    """Entry, every site, exit."""
+    scheme = parse(text)
+    sites = [Site(0, "entry", DEPTH), *SITES, Site(DEPTH - 1, "exit", DEPTH)]
+    return [str(scheme.resolve(site)) for site in sites]
+
+
+@pytest.mark.parametrize(("blocks", "count"), [(0, 0), (1, 1), (3, 3), (9, 4)])
+def test_first_counts_blocks(blocks: int, count: int) -> None:
+    found = plan(f"first(peri, lns, blocks={blocks})")
+    assert found[1:-1] == ["peri"] * 2 * count + ["lns"] * 2 * (DEPTH - count)
+    assert found[0] == ("peri" if count else "lns") and found[-1] == ("peri" if count == DEPTH else "lns")
+
+
+@pytest.mark.parametrize(("ends", "expected"), [("attn", "peri"), ("mlp", "lns")])
+def test_per_kind(ends: str, expected: str) -> None:
+    assert plan(f"per_kind(peri, lns, ends={ends})") == [expected, *["peri", "lns"] * DEPTH, expected]
+    scheme = parse("per_kind(peri, lns)")
+    assert {str(scheme.resolve(Site(0, kind, 1))) for kind in ("cross", "parallel")} == {"peri"}
+
+
+def test_nested() -> None:
+    found = plan("per_kind(attn=first(olmo2, pre), mlp=mix(a=post, b=first(keel, lns, blocks=3), share=0.5))")
+    assert found == ["olmo2", "olmo2", "post", "pre", "post", "pre", "keel", "pre", "lns", "pre"]
+
+
+@pytest.mark.parametrize("text", ["first({}, pre)", "per_kind({}, post)", "mix({}, pre)", "mix(first({}), pre)"])
+def test_entry_overrides_that_of_the_part(text: str) -> None:
+    part = text.format("pre(entry=embedding)")
+    assert plan(part)[0] == "pre(entry=embedding)" and plan(part)[1] == "pre(entry=embedding)"
+    outer = part[:-1] + ", entry=sphere)"
+    assert plan(outer)[0] == "pre" and plan(outer)[1] == "pre(entry=embedding)"
+
+
+def test_the_first_named_part_wins_where_recipes_disagree() -> None:
+    class Warm(type(parse("pre"))):  # type: ignore[misc]
+        def recipe(self) -> dict[str, float]:
+            return {"warmup": 3.0, "clip": 0.5}
+
+    combined = parse("per_kind(attn=ngpt)")
+    object.__setattr__(combined, "mlp", Warm())
+    assert combined.recipe() == {"weight_decay": 0.0, "warmup": 0.0, "clip": 0.5}
+
+
+def test_every_part_initialises_and_constrains_its_own_weights() -> None:
+    torch.manual_seed(0)
+    model = Decoder(DecoderConfig("per_kind(attn=ngpt, mlp=sandwich, ends=mlp)", **SMALL))
+    for role, weight, scheme, _ in model.weights():
+        norms = weight.norm(dim=0 if role in ("o", "down") else 1)
+        on_sphere = torch.allclose(norms, torch.ones_like(norms), atol=1e-6)
+        assert on_sphere == (role in ("q", "k", "v", "o")), role
+        assert str(scheme) == ("ngpt" if on_sphere else "sandwich")
+    (down,) = {round(w.std().item() * 40**0.5 * 8**0.5, 1) for role, w, _, _ in model.weights() if role == "down"}
+    assert down == 1.0
+
+
+def test_hybridnorm_star_is_data() -> None:
+    """Block 0: Pre-Norm attention and MLP; the others as HybridNorm; norms on q, k, v everywhere."""
+    model = Decoder(DecoderConfig("first(hybrid(input=norm), hybrid)", **SMALL))
+    for site, residual in model.residuals():
+        assert isinstance(residual, Residual)
+        names = [name for name, _ in residual.own.named_parameters()]
+        if site.layer == 0:
+            assert names == ["input.weight"]
+        else:
+            assert names == {"attn": [], "mlp": ["stream.weight"]}[site.kind]
+        slots = residual.branch.slots
+        assert set(slots) == ({"q", "k", "v"} if site.kind == "attn" else set())
+        for slot in slots.values():
+            assert isinstance(slot, RMSNorm) and slot.weight is not None and slot.weight.shape == (12,)
+
+
+def test_what_a_combination_says_of_itself() -> None:
+    assert parse("first(pre, post)").planar and not parse("first(pre(form=scaled), pre(form=scaled))").planar
+    two = parse("per_kind(residual_dual, residual_dual)")
+    assert two.streams == 2 and not two.planar and two.lawless == parse("residual_dual").lawless
+    assert two.layout == parse("residual_dual").layout
+    state = torch.randn(3, 2, 5)
+    assert torch.equal(two.seen(state), parse("residual_dual").seen(state))
+
+
+def test_a_combination_itself_writes_nothing() -> None:
+    x = torch.ones(2, 3)
+    with pytest.raises(TypeError, match=r"resolve\(site\)"):
+        parse("mix").write(x, x, None, None, SITES[0])
