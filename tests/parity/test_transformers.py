@@ -22,11 +22,7 @@ from geonorm import Residual, Site
 
 transformers = pytest.importorskip("transformers")
 
-pytestmark = [
-    pytest.mark.usefixtures("stay_wide"),
-    # transformers' own use of torch and of its own configuration, none of ours
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = pytest.mark.usefixtures("stay_wide")
 
 Branch = Callable[..., Any]  # (the layer of transformers, what the branch reads, **what the layer was called with)
 
@@ -140,9 +136,7 @@ class Layer:
     offset: float = 0.0  # their gain is offset + weight
     gains: bool = True
     eps: float | None = None  # None: as their norms say
-    answer: str = (
-        "stream"  # what the layer returns: the stream, or a tuple of it and what the first branch returns besides
-    )
+    answer: str = "stream"  # or "tuple": the layer returns the stream and what else the first branch returned
 
 
 class Rebuilt(nn.Module):
@@ -170,15 +164,15 @@ class Rebuilt(nn.Module):
         self.parts = nn.ModuleList(parts)
 
     def tie(self, own: nn.Module, theirs: nn.Module | nn.Parameter, name: str, path: str, offset: float) -> None:
+        """Copies their weights: of a norm by name, else the one vector that both have (a learned scale)."""
         if isinstance(theirs, nn.Parameter):
-            (ours,) = own.named_parameters()
-            self.pairs.append((f"{name}.{ours[0]}", path))
-            ours[1].data = theirs.data.clone()
-            return
-        for key, value in theirs.named_parameters():
-            ours = own.get_parameter("weight" if key == "lambda1" else key)
-            ours.data = value.data + (offset if key == "weight" else 0.0)
-            self.pairs.append((f"{name}.{'weight' if key == 'lambda1' else key}", f"{path}.{key}"))
+            named = {path: theirs}
+        else:
+            named = {f"{path}.{key}": value for key, value in theirs.named_parameters()}
+        for full, value in named.items():
+            key = "bias" if full.endswith(".bias") else "weight"
+            own.get_parameter(key).data = value.data + (offset if key == "weight" else 0.0)
+            self.pairs.append((f"{name}.{key}", full))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         given = self.called_with.bind(*args, **kwargs).arguments
@@ -192,267 +186,158 @@ class Rebuilt(nn.Module):
         return (x, *rest) if self.answer == "tuple" else x
 
 
+# fmt: off
 TEXT = {
     "vocab_size": 29, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     "attention_dropout": 0.0, "use_cache": False,
-}  # fmt: skip
-PICTURE = {
-    "image_size": 8, "patch_size": 2, "num_channels": 3, "hidden_size": 16, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "intermediate_size": 24, "hidden_dropout_prob": 0.0,
-}  # fmt: skip
-GPT = {
-    "vocab_size": 29, "n_embd": 16, "n_layer": 2, "n_head": 4,
-    "n_positions": 32, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
-}  # fmt: skip
+}
+HEADS = {**TEXT, "head_dim": 4}
+GPT2 = {"vocab_size": 29, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32}
+GPT1 = {**GPT2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+BERT = {**TEXT, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+OPT = {**TEXT, "ffn_dim": 24, "do_layer_norm_before": False, "dropout": 0.0, "word_embed_proj_dim": 16}
+BLOOM = {"vocab_size": 29, "hidden_size": 16, "n_layer": 2, "n_head": 4, "hidden_dropout": 0, "attention_dropout": 0}
+T5 = {"vocab_size": 29, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
 BART = {
     "vocab_size": 29, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "dropout": 0.0,
-}  # fmt: skip
+}
+PICTURE = {
+    "image_size": 8, "patch_size": 2, "num_channels": 3, "hidden_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "intermediate_size": 24, "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0, "drop_path_rate": 0.0,
+}
 SWIN = {
-    "image_size": 8, "patch_size": 2, "embed_dim": 16, "depths": [2], "num_heads": [4],
-    "window_size": 4, "drop_path_rate": 0.0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-}  # fmt: skip
+    "image_size": 8, "patch_size": 2, "embed_dim": 16, "depths": [2], "num_heads": [4], "window_size": 4,
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "drop_path_rate": 0.0,
+}
+FALCON = {**TEXT, "parallel_attn": True}
+
+IN, POST = "input_layernorm", "post_attention_layernorm"
+GEMMA = (IN, POST, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+GLM = (IN, "post_self_attn_layernorm", POST, "post_mlp_layernorm")
 
 
-def llama_like(scheme: str, norm: str = "rms", **options: Any) -> Layer:
-    names = ("input_layernorm", "post_attention_layernorm")
-    parts = [attn("self_attn", input=names[0]), mlp("mlp", input=names[1])]
-    return Layer(scheme, norm, parts, **options)
+def pre(norm: str = "rms", scheme: str = "pre", **options: Any) -> Layer:
+    return Layer(scheme, norm, [attn("self_attn", input=IN), mlp("mlp", input=POST)], **options)
 
 
-def peri_like(*names: str, **options: Any) -> Layer:
-    parts = [attn("self_attn", input=names[0], output=names[1]), mlp("mlp", input=names[2], output=names[3])]
-    return Layer("peri", "rms", parts, **options)
+def bare(norm: str, eps: float) -> Layer:
+    """Pre-Norm without gains."""
+    return Layer("pre", norm, [attn("self_attn"), mlp("mlp")], gains=False, eps=eps)
 
 
-GEMMA = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
-GLM = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
-OLMO2 = [
-    attn("self_attn", output="post_attention_layernorm"),
-    mlp("mlp", output="post_feedforward_layernorm"),
-]
+def peri(a: str, b: str, c: str, d: str, **options: Any) -> Layer:
+    return Layer("peri", "rms", [attn("self_attn", input=a, output=b), mlp("mlp", input=c, output=d)], **options)
 
 
 def side_by_side(attention: str, norm: str, answer: str = "stream") -> Layer:
-    return Layer(
-        "pre", "layer", [Part("parallel", together(call(attention), chain("mlp")), {"input": norm})], answer=answer
-    )
+    part = Part("parallel", together(call(attention), chain("mlp")), {"input": norm})
+    return Layer("pre", "layer", [part], answer=answer)
 
 
-def two_gains(attention: str, names: tuple[str, str], answer: str = "stream") -> Layer:
+def two_gains(attention: str, first: str, second: str, answer: str = "stream") -> Layer:
     """Attention and MLP side by side with two norms: one N without gains, the gains in the branches."""
-    branch = together(affine(names[0], call(attention)), affine(names[1], chain("mlp")))
+    branch = together(affine(first, call(attention)), affine(second, chain("mlp")))
     return Layer("pre", "layer", [Part("parallel", branch)], gains=False, eps=1e-5, answer=answer)
 
 
-BART_MLP = chain("fc1", "activation_fn", "fc2")
-# family: (model class, configuration, {class of its layers: how it reads in our words})
+def t5(part: Part, answer: str = "tuple") -> Layer:
+    part.own = {"input": "layer_norm"}
+    return Layer("pre", "rms", [part], answer=answer)
+
+
+def bert(layer: nn.Module, y: Tensor, **given: Any) -> Tensor:
+    out: Tensor = layer.attention.output.dense(call("attention.self")(layer, y, **given)[0])
+    return out
+
+
+FEED = mlp(chain("fc1", "activation_fn", "fc2"), stream="final_layer_norm")
+SELF = attn("self_attn", stream="self_attn_layer_norm")
+CROSS = Part("cross", keyed(call("encoder_attn")), {"stream": "encoder_attn_layer_norm"})
+OUT = Layer("olmo2", "rms", [attn("self_attn", output=POST), mlp("mlp", output="post_feedforward_layernorm")])
+SCALED = Layer("layerscale", "layer", [
+    attn("attention", input="layernorm_before", scale="lambda_1"),
+    mlp("mlp", input="layernorm_after", scale="lambda_2"),
+])
+
+# family: (model, configuration, {class of its layers: how it reads in our words})
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Layer]]] = {
     # Pre-Norm
-    "Llama": ("LlamaModel", TEXT, {"LlamaDecoderLayer": llama_like("pre")}),
-    "Qwen3": ("Qwen3Model", {**TEXT, "head_dim": 4}, {"Qwen3DecoderLayer": llama_like("pre")}),
-    "GPT-2": (
-        "GPT2Model",
-        {"vocab_size": 29, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32},
-        {"GPT2Block": Layer("pre", "layer", [attn("attn", input="ln_1"), mlp("mlp", input="ln_2")])},
-    ),
-    "OLMo (no gains)": (
-        "OlmoModel",
-        TEXT,
-        {"OlmoDecoderLayer": Layer("pre", "layer", [attn("self_attn"), mlp("mlp")], gains=False, eps=1e-5)},
-    ),
-    "nanochat (no gains)": (
-        "NanoChatModel",
-        TEXT,
-        {"NanoChatDecoderLayer": Layer("pre", "rms", [attn("self_attn"), mlp("mlp")], gains=False, eps=1e-6)},
-    ),
-    "Nemotron (gain 1 + w)": ("NemotronModel", TEXT, {"NemotronDecoderLayer": llama_like("pre", "layer", offset=1.0)}),
-    "Granite (step 0.22)": (
-        "GraniteModel",
-        {**TEXT, "residual_multiplier": 0.22},
-        {"GraniteDecoderLayer": llama_like("pre(alpha=0.22)")},
-    ),
-    "BLOOM": (
-        "BloomModel",
-        {
-            "vocab_size": 29,
-            "hidden_size": 16,
-            "n_layer": 2,
-            "n_head": 4,
-            "hidden_dropout": 0.0,
-            "attention_dropout": 0.0,
-        },
-        {
-            "BloomBlock": Layer(
-                "pre",
-                "layer",
-                [
-                    attn(bloom("self_attention"), input="input_layernorm"),
-                    mlp(bloom("mlp"), input="post_attention_layernorm"),
-                ],
-                answer="tuple",
-            )
-        },
-    ),
-    "T5 (self, cross, MLP)": (
-        "T5Model",
-        {"vocab_size": 29, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0},
-        {
-            "T5LayerSelfAttention": Layer(
-                "pre", "rms", [attn(call("SelfAttention", attention_mask="mask"), input="layer_norm")], answer="tuple"
-            ),
-            "T5LayerCrossAttention": Layer(
-                "pre",
-                "rms",
-                [Part("cross", call("EncDecAttention", attention_mask="mask"), {"input": "layer_norm"})],
-                answer="tuple",
-            ),
-            "T5LayerFF": Layer("pre", "rms", [mlp("DenseReluDense", input="layer_norm")]),
-        },
-    ),
+    "Llama": ("LlamaModel", TEXT, {"LlamaDecoderLayer": pre()}),
+    "Qwen3": ("Qwen3Model", HEADS, {"Qwen3DecoderLayer": pre()}),
+    "GPT-2": ("GPT2Model", GPT2, {
+        "GPT2Block": Layer("pre", "layer", [attn("attn", input="ln_1"), mlp("mlp", input="ln_2")]),
+    }),
+    "OLMo (no gains)": ("OlmoModel", TEXT, {"OlmoDecoderLayer": bare("layer", 1e-5)}),
+    "nanochat (no gains)": ("NanoChatModel", TEXT, {"NanoChatDecoderLayer": bare("rms", 1e-6)}),
+    "Nemotron (gain 1 + w)": ("NemotronModel", TEXT, {"NemotronDecoderLayer": pre("layer", offset=1.0)}),
+    "Granite (step 0.22)": ("GraniteModel", {**TEXT, "residual_multiplier": 0.22}, {
+        "GraniteDecoderLayer": pre(scheme="pre(alpha=0.22)"),
+    }),
+    "BLOOM": ("BloomModel", BLOOM, {
+        "BloomBlock": Layer("pre", "layer", [attn(bloom("self_attention"), input=IN), mlp(bloom("mlp"), input=POST)],
+                            answer="tuple"),
+    }),
+    "T5 (self, cross, MLP)": ("T5Model", T5, {
+        "T5LayerSelfAttention": t5(attn(call("SelfAttention", attention_mask="mask"))),
+        "T5LayerCrossAttention": t5(Part("cross", call("EncDecAttention", attention_mask="mask"))),
+        "T5LayerFF": t5(mlp("DenseReluDense"), answer="stream"),
+    }),
     # attention and MLP side by side
-    "GPT-J": (
-        "GPTJModel",
-        {"vocab_size": 29, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32, "rotary_dim": 4},
-        {"GPTJBlock": side_by_side("attn", "ln_1", "tuple")},
-    ),
-    "Cohere": ("CohereModel", TEXT, {"CohereDecoderLayer": side_by_side("self_attn", "input_layernorm")}),
-    "Phi": ("PhiModel", TEXT, {"PhiDecoderLayer": side_by_side("self_attn", "input_layernorm")}),
-    "StableLM (parallel)": (
-        "StableLmModel",
-        {**TEXT, "use_parallel_residual": True},
-        {"StableLmDecoderLayer": side_by_side("self_attn", "input_layernorm")},
-    ),
-    "Falcon 7B (one norm)": (
-        "FalconModel",
-        {**TEXT, "num_kv_heads": 1, "multi_query": True, "parallel_attn": True, "new_decoder_architecture": False},
-        {"FalconDecoderLayer": side_by_side("self_attention", "input_layernorm", "tuple")},
-    ),
-    "Falcon 40B (two gains)": (
-        "FalconModel",
-        {**TEXT, "num_kv_heads": 2, "parallel_attn": True, "new_decoder_architecture": True},
-        {"FalconDecoderLayer": two_gains("self_attention", ("ln_attn", "ln_mlp"), "tuple")},
-    ),
-    "GPT-NeoX (two gains)": (
-        "GPTNeoXModel",
-        {**TEXT, "use_parallel_residual": True},
-        {"GPTNeoXLayer": two_gains("attention", ("input_layernorm", "post_attention_layernorm"))},
-    ),
+    "GPT-J": ("GPTJModel", {**GPT2, "rotary_dim": 4}, {"GPTJBlock": side_by_side("attn", "ln_1", "tuple")}),
+    "Cohere": ("CohereModel", TEXT, {"CohereDecoderLayer": side_by_side("self_attn", IN)}),
+    "Phi": ("PhiModel", TEXT, {"PhiDecoderLayer": side_by_side("self_attn", IN)}),
+    "StableLM (parallel)": ("StableLmModel", {**TEXT, "use_parallel_residual": True}, {
+        "StableLmDecoderLayer": side_by_side("self_attn", IN),
+    }),
+    "Falcon 7B (one norm)": ("FalconModel", {**FALCON, "multi_query": True, "new_decoder_architecture": False}, {
+        "FalconDecoderLayer": side_by_side("self_attention", IN, "tuple"),
+    }),
+    "Falcon 40B (two gains)": ("FalconModel", {**FALCON, "num_kv_heads": 2, "new_decoder_architecture": True}, {
+        "FalconDecoderLayer": two_gains("self_attention", "ln_attn", "ln_mlp", "tuple"),
+    }),
+    "GPT-NeoX (two gains)": ("GPTNeoXModel", {**TEXT, "use_parallel_residual": True}, {
+        "GPTNeoXLayer": two_gains("attention", IN, POST),
+    }),
     # Post-Norm
-    "BERT": (
-        "BertModel",
-        {**TEXT, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-        {
-            "BertLayer": Layer(
-                "post",
-                "layer",
-                [
-                    attn(
-                        lambda layer, y, **given: layer.attention.output.dense(
-                            call("attention.self")(layer, y, **given)[0]
-                        ),
-                        stream="attention.output.LayerNorm",
-                    ),
-                    mlp(chain("intermediate", "output.dense"), stream="output.LayerNorm"),
-                ],
-            )
-        },
-    ),
-    "GPT (2018)": (
-        "OpenAIGPTModel",
-        GPT,
-        {"Block": Layer("post", "layer", [attn("attn", stream="ln_1"), mlp("mlp", stream="ln_2")], answer="tuple")},
-    ),
-    "OPT-350m": (
-        "OPTModel",
-        {**TEXT, "ffn_dim": 24, "do_layer_norm_before": False, "dropout": 0.0, "word_embed_proj_dim": 16},
-        {
-            "OPTDecoderLayer": Layer(
-                "post",
-                "layer",
-                [attn("self_attn", stream="self_attn_layer_norm"), mlp(BART_MLP, stream="final_layer_norm")],
-            )
-        },
-    ),
-    "BART (self, cross, MLP)": (
-        "BartModel",
-        BART,
-        {
-            "BartEncoderLayer": Layer(
-                "post",
-                "layer",
-                [attn("self_attn", stream="self_attn_layer_norm"), mlp(BART_MLP, stream="final_layer_norm")],
-            ),
-            "BartDecoderLayer": Layer(
-                "post",
-                "layer",
-                [
-                    attn("self_attn", stream="self_attn_layer_norm"),
-                    Part("cross", keyed(call("encoder_attn")), {"stream": "encoder_attn_layer_norm"}),
-                    mlp(BART_MLP, stream="final_layer_norm"),
-                ],
-            ),
-        },
-    ),
+    "BERT": ("BertModel", BERT, {
+        "BertLayer": Layer("post", "layer", [
+            attn(bert, stream="attention.output.LayerNorm"),
+            mlp(chain("intermediate", "output.dense"), stream="output.LayerNorm"),
+        ]),
+    }),
+    "GPT (2018)": ("OpenAIGPTModel", GPT1, {
+        "Block": Layer("post", "layer", [attn("attn", stream="ln_1"), mlp("mlp", stream="ln_2")], answer="tuple"),
+    }),
+    "OPT-350m": ("OPTModel", OPT, {"OPTDecoderLayer": Layer("post", "layer", [SELF, FEED])}),
+    "BART (self, cross, MLP)": ("BartModel", BART, {
+        "BartEncoderLayer": Layer("post", "layer", [SELF, FEED]),
+        "BartDecoderLayer": Layer("post", "layer", [SELF, CROSS, FEED]),
+    }),
     # norm on the output of the sub-layer
-    "OLMo 2": ("Olmo2Model", TEXT, {"Olmo2DecoderLayer": Layer("olmo2", "rms", OLMO2)}),
-    "OLMo 3": ("Olmo3Model", TEXT, {"Olmo3DecoderLayer": Layer("olmo2", "rms", OLMO2)}),
-    "EXAONE 4": ("Exaone4Model", TEXT, {"Exaone4DecoderLayer": Layer("olmo2", "rms", OLMO2)}),
-    "Swin v2": (
-        "Swinv2Model",
-        SWIN,
-        {
-            "Swinv2Layer": Layer(
-                "olmo2",
-                "layer",
-                [
-                    attn(windows, output="layernorm_before"),
-                    mlp(chain("intermediate", "output"), output="layernorm_after"),
-                ],
-                answer="tuple",
-            )
-        },
-    ),
+    "OLMo 2": ("Olmo2Model", TEXT, {"Olmo2DecoderLayer": OUT}),
+    "OLMo 3": ("Olmo3Model", TEXT, {"Olmo3DecoderLayer": OUT}),
+    "EXAONE 4": ("Exaone4Model", TEXT, {"Exaone4DecoderLayer": OUT}),
+    "Swin v2": ("Swinv2Model", SWIN, {
+        "Swinv2Layer": Layer("olmo2", "layer", [
+            attn(windows, output="layernorm_before"), mlp(chain("intermediate", "output"), output="layernorm_after"),
+        ], answer="tuple"),
+    }),
     # a learned scale per feature on the update
-    "BEiT": (
-        "BeitModel",
-        {**PICTURE, "attention_probs_dropout_prob": 0.0, "drop_path_rate": 0.0, "layer_scale_init_value": 0.1},
-        {
-            "BeitLayer": Layer(
-                "layerscale",
-                "layer",
-                [
-                    attn("attention", input="layernorm_before", scale="lambda_1"),
-                    mlp("mlp", input="layernorm_after", scale="lambda_2"),
-                ],
-            )
-        },
-    ),
-    "DINOv2": (
-        "Dinov2Model",
-        PICTURE,
-        {
-            "Dinov2Layer": Layer(
-                "layerscale",
-                "layer",
-                [
-                    attn("attention", input="norm1", scale="layer_scale1"),
-                    mlp("mlp", input="norm2", scale="layer_scale2"),
-                ],
-            )
-        },
-    ),
+    "BEiT": ("BeitModel", {**PICTURE, "layer_scale_init_value": 0.1}, {"BeitLayer": SCALED}),
+    "DINOv2": ("Dinov2Model", PICTURE, {
+        "Dinov2Layer": Layer("layerscale", "layer", [
+            attn("attention", input="norm1", scale="layer_scale1"), mlp("mlp", input="norm2", scale="layer_scale2"),
+        ]),
+    }),
     # norms on both sides
-    "Gemma 2": ("Gemma2Model", {**TEXT, "head_dim": 4}, {"Gemma2DecoderLayer": peri_like(*GEMMA, offset=1.0)}),
-    "Gemma 3": ("Gemma3TextModel", {**TEXT, "head_dim": 4}, {"Gemma3DecoderLayer": peri_like(*GEMMA, offset=1.0)}),
-    "GLM-4": ("Glm4Model", {**TEXT, "head_dim": 4}, {"Glm4DecoderLayer": peri_like(*GLM)}),
+    "Gemma 2": ("Gemma2Model", HEADS, {"Gemma2DecoderLayer": peri(*GEMMA, offset=1.0)}),
+    "Gemma 3": ("Gemma3TextModel", HEADS, {"Gemma3DecoderLayer": peri(*GEMMA, offset=1.0)}),
+    "GLM-4": ("Glm4Model", HEADS, {"Glm4DecoderLayer": peri(*GLM)}),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -485,7 +370,7 @@ def test_another_placement_would_be_seen() -> None:
     name, options, _ = FAMILIES["Llama"]
     theirs = tiny(name, options)
     ours = copy.deepcopy(theirs)
-    rebuild(ours, {"LlamaDecoderLayer": llama_like("pre(alpha=0.999)")})
+    rebuild(ours, {"LlamaDecoderLayer": pre(scheme="pre(alpha=0.999)")})
     a, b = run(theirs), run(ours)
     assert (a - b).abs().max() > 1e-4 * a.abs().max()
 
