@@ -85,6 +85,7 @@ def test_the_page_of_schemes_is_what_the_registry_says(capsys: pytest.CaptureFix
 
 
 def test_json() -> None:
+    assert entry("rezero")["motion"]["s(t=1)"] == "infinite"  # strict JSON has no infinity
     everything = json.loads(json_text(None))
     assert [about["name"] for about in everything] == names()
     assert json.loads(json_text("peri")) == next(a for a in everything if a["name"] == "peri")

@@ -32,7 +32,7 @@ ALLOWED = {
     "hf": MODELS,
     "lab": MODELS | {"probes", ""},  # "" is the package itself: its version
     "report": {"errors", "lab.statistics"},
-    "catalogue": {"errors", "schemes"},
+    "catalogue": {"arguments", "dynamics", "errors", "norms", "schemes"},
     "arguments": {"errors", "lab.config"},
     "__main__": {"cli"},
     "": set(),  # geonorm/__init__.py loads by name, on use

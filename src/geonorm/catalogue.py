@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields
+from math import isfinite
 from typing import Any, Literal, get_origin, get_type_hints
 
 import torch
@@ -99,18 +100,19 @@ def initial_std(scheme: Scheme) -> dict[str, float]:
     return found
 
 
-def motion(scheme: Scheme) -> dict[str, float] | str:
+def motion(scheme: Scheme) -> dict[str, float | str] | str:
     """What the definition does to direction and radius of one token: the speed factor s (theta' = P(A)/s) and the
     radius law r' in blocks 1 and 4 of 12 at r = 1, |A| = 1/2, <theta, A> = 0.3; or why there is no such law."""
     x = torch.tensor([1.0, 0.0], dtype=torch.float64)
     u = torch.tensor([0.3, 0.4], dtype=torch.float64)
-    found = {}
+    found: dict[str, float | str] = {}
     for t in (1, 4):
         site = Site(float(t - 1), "attn", DEPTH)
         part = scheme.resolve(site)
         if not part.planar:
             return part.lawless or "its step does not stay in the plane of x and u"
-        found[f"s(t={t})"] = round(speed(part, x, u, site).item(), 6)
+        slowness = speed(part, x, u, site).item()
+        found[f"s(t={t})"] = round(slowness, 6) if isfinite(slowness) else "infinite"
         found[f"r'(t={t})"] = round(radial_rate(part, x, u, site).item(), 6) + 0.0
     return found
 
@@ -143,7 +145,7 @@ def describe(name: str) -> str:
     return "\n".join(lines)
 
 
-def moved(motion: dict[str, float] | str) -> str:
+def moved(motion: dict[str, float | str] | str) -> str:
     if isinstance(motion, str):
         return f"no law: {motion}"
     return f"{pairs(motion)} at r = 1, |A| = 1/2, <theta, A> = 0.3"
@@ -188,4 +190,5 @@ def cell(text: str) -> str:
 
 
 def json_text(name: str | None) -> str:
-    return json.dumps(entry(name) if name else [entry(each) for each in names()], indent=1)
+    about = entry(name) if name else [entry(each) for each in names()]
+    return json.dumps(about, indent=1, allow_nan=False)
