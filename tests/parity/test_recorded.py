@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geonorm import Residual, Site, parse
+from geonorm import Residual, Site, names, parse
 from geonorm.nn import Decoder, DecoderConfig
 from geonorm.nn.decoder import End
 from geonorm.norms import NormSpec
@@ -167,3 +167,11 @@ def test_the_initial_values_of_the_repository(case: dict[str, Any]) -> None:
         site = Site(0, "attn" if role in ("q", "k", "v", "o") else "mlp", depth)
         ours = parse(case["scheme"]).resolve(site).init_std(role, DIM, DIM, site, 1.0)
         assert ours == pytest.approx(ratio, rel=1e-6), role
+
+
+def test_the_page_lists_every_scheme_and_every_repository() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "parity.md").read_text(encoding="utf-8")
+    for name in names():
+        assert f"`{name}" in page, name
+    for case in [*RECORD["towers"], *RECORD["decoders"], *RECORD["inits"]]:
+        assert f"{case['repository']} @ {case['commit']}" in page
