@@ -225,7 +225,7 @@ def test_one_page_about_them_all(run: Runs, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["geonorm(learn=affine)", "siamese", "hyper"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
 def test_compiled_blocks_equal_eager_ones(scheme: str) -> None:
     """Loss and gradients; one graph serves all layers."""
     results: list[tuple[Callable[..., Any], Decoder]] = []
