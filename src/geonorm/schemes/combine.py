@@ -97,7 +97,7 @@ class Mix(Switched):
         "Perplexity on C4 as arXiv:2502.05795 reports it, Pre-Norm to Mix-LN: 26.73 to 26.07 (130M), 21.92 to 21.39 "
         "(250M), but 19.58 to 1363 (350M) and 17.02 to 1415 (1B)."
     )
-    checked = "official code (pixeli99/MixLN ff45826)"
+    checked = "official code run (pixeli99/MixLN ff45826), bit for bit"
 
     share: float = 0.25
 
@@ -117,7 +117,7 @@ class First(Switched):
     equation = "a in the first n blocks, b after them; n = blocks"
     source = "the form of HybridNorm*, Zhuo et al. 2025, arXiv:2503.04598"
     claim = "A combinator: it claims nothing."
-    checked = "the blocks of HybridNorm*, with its official code (BryceZhuo/HybridNorm f0dd605)"
+    checked = "official code of HybridNorm* run (BryceZhuo/HybridNorm f0dd605), to rounding"
 
     blocks: int = 1
 

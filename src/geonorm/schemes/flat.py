@@ -47,7 +47,7 @@ class Pre(Decayed):
         "Trains without warm-up: BERT at learning rate 3e-4 reaches validation loss 1.69 about 40 % "
         "sooner than Post-LN."
     )
-    checked = "paper"
+    checked = "transformers (Llama, GPT-2, T5, Granite, GPT-J and others) and x-transformers, to rounding"
 
     form: Literal["plain", "scaled"] = field(default="plain", kw_only=True)
     """plain: the state is x; scaled: direction and log-radius."""
@@ -98,7 +98,7 @@ class Post(Decayed):
         "Needs warm-up: the gradient of the last MLP at initialisation does not fall with depth "
         "(arXiv:2002.04745, Theorem 1)."
     )
-    checked = "paper"
+    checked = "transformers (BERT, GPT, OPT-350m, BART) and x-transformers, to rounding"
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
@@ -120,7 +120,7 @@ class Peri(Decayed):
         "Average of benchmarks against Pre-Norm, 30B tokens: 49.69 to 51.57 (400M), 53.71 to 56.55 (1.5B), "
         "56.69 to 58.56 (3.2B)."
     )
-    checked = "notes on the full paper; the same placement in transformers' Gemma 2"
+    checked = "transformers (Gemma 2, Gemma 3, GLM-4) and x-transformers, to rounding; the paper through notes"
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"input": norm(), "output": norm()}
@@ -144,7 +144,7 @@ class Sandwich(Peri):
 
     source = "Ding et al. 2021 (CogView), arXiv:2105.13290"
     claim = "No number of the paper is on record here; it was made for stable training in fp16."
-    checked = "official code (THUDM/CogView 189a12b)"
+    checked = "official code run (THUDM/CogView 189a12b) and x-transformers, to rounding"
     entry: Literal["sphere", "embedding"] = field(default="embedding", kw_only=True)
     rescale: Literal["none", "max"] = field(default="none", kw_only=True)
     """max: every norm divides its input by max|x| / 8 first."""
@@ -180,7 +180,10 @@ class Olmo2(Placement):
     equation = "x + N(u(x))"
     source = "OLMo team 2025, arXiv:2501.00656"
     claim = "No comparison of placements is on record here."
-    checked = "transformers (OLMo 2), whose norm on queries and keys is the model's qk_norm=full here"
+    checked = (
+        "transformers (OLMo 2, OLMo 3, EXAONE 4, Swin v2), to rounding; OLMo's norm on queries and keys is the model's "
+        "qk_norm=full here"
+    )
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"output": norm()}
@@ -200,7 +203,7 @@ class DeepNorm(Placement):
         "No number of the paper is on record here; the perplexities that arXiv:2502.05795 reports for it (27.17 at "
         "130M, 1363 at 350M on C4) come from code with another multiplier and initialisation."
     )
-    checked = "official code (microsoft/torchscale 4d1e0e8)"
+    checked = "official code run (microsoft/torchscale 4d1e0e8), initialisation too, and x-transformers, to rounding"
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
@@ -230,7 +233,7 @@ class Keel(Placement):
         "Notes on the paper, average scores Pre-Norm to Keel: multilingual 66.4 to 70.8, knowledge 63.6 to 66.4, "
         "mathematics and code 38.6 to 45.0, all 58.7 to 62.5."
     )
-    checked = "notes only (four agree on the equation, not on alpha)"
+    checked = "x-transformers run, the block; alpha from notes, which disagree"
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
     alpha: Literal["depth"] | float = field(default="depth", kw_only=True)
     """Weight of the skip path; depth: the number of sub-layers, 2 L."""
@@ -262,7 +265,7 @@ class LayerNormScaling(Placement):
         "Perplexity on C4 against Pre-Norm: 26.73 to 25.76 (130M, 2.2B tokens), 21.92 to 20.35 (250M), "
         "19.58 to 18.20 (350M), 17.02 to 15.71 (1B, 8.9B tokens)."
     )
-    checked = "official code (lmsdss/LayerNorm-Scaling 3ac54dd)"
+    checked = "official code run (lmsdss/LayerNorm-Scaling 3ac54dd), bit for bit"
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"input": norm()}

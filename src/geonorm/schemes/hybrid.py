@@ -28,7 +28,7 @@ class Hybrid(Placement):
         "No number of the paper is on record here; arXiv:2602.08064 reports that at 1.3B parameters and learning rate "
         "1e-3 it diverges where Pre-Norm does not."
     )
-    checked = "official code (BryceZhuo/HybridNorm f0dd605)"
+    checked = "official code run (BryceZhuo/HybridNorm f0dd605), whole model and initialisation, to rounding"
     input: Literal["raw", "norm"] = field(default="raw", kw_only=True)
     """norm: both sub-layers are Pre-Norm, q, k, v normed still: the first block of HybridNorm*."""
 

@@ -33,7 +33,7 @@ class NGPT(Placement):
         "Official repository: validation loss about 2.77 to 2.80 against 2.89 of its GPT at 0.5B parameters, context "
         "1024, 10k steps (read off a plot)."
     )
-    checked = "official code (NVIDIA/ngpt ed19eb2)"
+    checked = "official code run (NVIDIA/ngpt ed19eb2), whole model and weight constraint, to rounding"
 
     alpha: float = field(default=0.05, kw_only=True)
     """Initial step size."""

@@ -31,7 +31,9 @@ class ReZero(Placement):
     equation = "x + a u(x), a = 0 at the start, learned"
     source = "Bachlechner et al. 2020 (ReZero), arXiv:2003.04887"
     claim = "No number of the paper is on record here."
-    checked = "official code (majumderb/rezero), but for the scalar that it shares within a layer"
+    checked = (
+        "official code run (majumderb/rezero e2c94a8), bit for bit, but for the scalar that it shares within a layer"
+    )
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
     alpha: float = field(default=0.0, kw_only=True)
     """Initial value of the scalar."""
@@ -58,7 +60,10 @@ class LayerScale(Placement):
         "No number of the paper is on record here; arXiv:2502.05795 reports that it worsens Pre-Norm on C4, perplexity "
         "26.73 to 27.93 (130M) and 21.92 to 23.45 (250M)."
     )
-    checked = "third-party code at depth 24; the values for other depths from memory"
+    checked = (
+        "transformers (BEiT, DINOv2) and x-transformers, to rounding; initial values: third-party code at depth 24, "
+        "else from memory"
+    )
     start: Literal["depth"] | float = field(default="depth", kw_only=True)
     """Initial value of the scale; depth: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond."""
 

@@ -22,7 +22,7 @@ class ResidualDual(Placement):
     equation = "p = N(p + u(p)), d = d + u(p); exit p + N(d)"
     source = "Xie et al. 2023, arXiv:2304.14802"
     claim = "Better than Post-Norm and Pre-Norm on machine translation, also where the model is deep."
-    checked = "the official code, with its scale factors at 1"
+    checked = "official code run (microsoft/ResiDual 8682f75), its scale factors 1, to rounding"
     lawless = "two streams; the Post-Norm stream by itself is that of `post`"
     streams = 2
     planar = False
@@ -62,7 +62,10 @@ class Siamese(Placement):
         "1.3B parameters, 100B tokens, learning rate 1e-3: perplexity 10.43 where Pre-Norm has 10.84 and Post-Norm "
         "diverges."
     )
-    checked = "the paper's algorithm from notes; fields: the official code (language model and DeiT)"
+    checked = (
+        "with its fields: official code run (Qwen-Applications/SiameseNorm 70efa00, DeiT), to rounding; without "
+        "fields: the paper's algorithm from notes"
+    )
     lawless = "two streams, and what leaves is the sum of one with the norm of the other"
     streams = 2
     planar = False
@@ -129,7 +132,10 @@ class Hyper(Placement):
     equation = "H = A'H + B' u(N(a'H)), [a A] = [e I] + s tanh(N(H) W), B = 1 + s tanh(N(H) w); exit N(sum H)"
     source = "Zhu et al. 2024, arXiv:2409.19606"
     claim = "A mixture of experts (7B, 1B active) converges 1.8 times faster with n = 4, dynamic."
-    checked = "a third party's port of the paper's Appendix J; no official code seen"
+    checked = (
+        "a third party's code of the paper's Appendix J run (lucidrains/hyper-connections 4775103), to rounding; no "
+        "official code seen"
+    )
     lawless = "n streams that mix, with weights that depend on the token"
     planar = False
 

@@ -27,7 +27,7 @@ class Orthogonal(Decayed):
     equation = "x + s (u - <x,u> x / (|x|^2 + eps)), u = u(N(x)), s = 1"
     source = "Oh et al. 2025, arXiv:2505.11881"
     claim = "No number of the paper is on record here."
-    checked = "official code (BootsofLagrangian/ortho-residual)"
+    checked = "official code run (BootsofLagrangian/ortho-residual 4f663d3) and x-transformers, to rounding"
     eps: float = field(default=1e-6, kw_only=True)
     """Added to |x|^2 in the projection."""
 
