@@ -20,7 +20,7 @@ VERBS = {"compare", "train", "eval", "generate", "report", "schemes", "data"}
 SHARED = set(
     """preset data steps batch_size objective recipe out
     model.layers model.width model.heads model.kv_heads model.hidden model.vocab_size model.context model.mlp model.norm
-    model.gains model.eps model.qk_norm model.bias model.tied model.rope_theta
+    model.gains model.eps model.qk_norm model.bias model.tied model.rope_theta model.block
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
     optim.floor
     tokens.tokenizer tokens.cache evaluation.every evaluation.tokens evaluation.trace_tokens
