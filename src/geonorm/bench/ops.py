@@ -1,0 +1,196 @@
+"""`geonorm bench ops`: the geodesic update, what Pre-Norm does at its place, and a copy of as many bytes, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch
+
+from ..errors import ConfigError
+from ..lab import environment, parallel
+from ..lab.run import write_json
+from ..ops import backends
+from . import show
+from .candidates import Candidate, candidates
+from .check import DTYPES, Tensors, check, gradients_for, inputs
+from .config import OpsBench
+from .timing import Build, Call, Clock, clock_of, host_seconds, ratio, take_turns
+
+Say = Callable[[str], None]
+HOST_SHAPE = (8, 64)
+"""So small that only the cost of starting the work is left."""
+PRE = "add + rms_norm"
+
+
+def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
+    """Checks, times, prints and, with `out`, writes summary.json and figures/; returns the summary. WrongResult before
+    anything of a shape is timed if a candidate differs from fp64; ConfigError for a word that fits no candidate."""
+    device = parallel.pick_device(config.device)
+    torch.set_num_threads(config.threads)
+    clock = clock_of(device, config.threads)
+    found, missing = candidates(device)
+    chosen = choose(found, config.only)
+    about = backends()
+    say(f"auto takes {about['auto']}: {about['reason']}")
+    for name, why in missing.items():
+        say(f"not here: {name} ({why})")
+    rows: list[dict[str, Any]] = []
+    # a compiled backward pass may otherwise overwrite what a second run of it needs
+    with functorch.patch(donated_buffer=False):
+        host = host_times(chosen, config, device, clock)
+        show.host(host, say)
+        for size in config.sizes(device.type == "cuda"):
+            for dtype in config.dtypes:
+                say(f"\n{size[0]} x {size[1]} {dtype}: compiling, checking, timing {config.rounds} rounds")
+                table = measure(chosen, size, dtype, config, device, clock)
+                show.ops(table, say)
+                rows += table
+    about_machine = environment.describe(device, config.threads, "")
+    summary = {
+        "setting": {
+            "pairs": config.rounds,
+            "threads": config.threads,
+            "device": str(device),
+            "clock": clock.name,
+        },
+        "auto": about,
+        "missing": missing,
+        "host_microseconds": host,
+        "rows": rows,
+        "environment": about_machine,
+    }
+    if config.out:
+        out = Path(config.out)
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "summary.json", summary)
+        for path in show.figures(rows, out / "figures", about_machine):
+            say(str(path))
+    return summary
+
+
+def choose(found: list[Candidate], words: list[str]) -> list[Candidate]:
+    """Those with one of the words in their name, and Pre-Norm, which all are compared with."""
+    for word in words:
+        if not any(word in candidate.name for candidate in found):
+            names = ", ".join(candidate.name for candidate in found)
+            raise ConfigError(f"--only {word!r} is part of no candidate's name; here are {names}")
+    chosen = [candidate for candidate in found if not words or any(word in candidate.name for word in words)]
+    base = {PRE, *([f"{PRE} compiled"] if any(candidate.compiled for candidate in chosen) else [])}
+    return [candidate for candidate in found if candidate in chosen or candidate.name in base]
+
+
+def measure(
+    chosen: list[Candidate], size: tuple[int, int], dtype: str, config: OpsBench, device: torch.device, clock: Clock
+) -> list[dict[str, Any]]:
+    """One shape, one dtype: a row for every candidate and mode, copies included."""
+    torch.compiler.reset()
+    tensors = inputs(*size, dtype, device)
+    stream, update = (torch.empty(0, dtype=kind).element_size() for kind in DTYPES[dtype])
+    count = size[0] * size[1]
+    ready = [specialised(candidate) for candidate in chosen]
+    errors = {candidate.name: check(candidate, *tensors) for candidate in ready}
+    rows = []
+    for mode in config.modes:
+        programs: dict[str, tuple[int, Build]] = {}
+        for candidate in ready:
+            if mode == "fwd" and candidate.reads > 1:
+                continue  # the same program as with one reader
+            size_in_bytes = candidate.bytes(mode, count, stream, update)
+            programs.setdefault(copy_name(size_in_bytes), (size_in_bytes, copy_of(size_in_bytes, device)))
+            programs[candidate.name] = (size_in_bytes, program(candidate, mode, tensors))
+        cached = device.type == "cuda" and max(moved for moved, _ in programs.values()) < clock.l2
+        samplers = {name: clock.sampler(build, cached) for name, (_, build) in programs.items()}
+        times = take_turns(samplers, config.rounds)
+        del samplers
+        clock.free()
+        about = {"dtype": dtype, "mode": mode, "cached": cached, "rows": size[0], "dim": size[1]}
+        rows += list(tabulate(ready, programs, times, errors, about))
+    return rows
+
+
+def tabulate(
+    ready: list[Candidate],
+    programs: dict[str, tuple[int, Build]],
+    times: dict[str, list[float]],
+    errors: dict[str, dict[str, float]],
+    about: dict[str, Any],
+) -> Iterator[dict[str, Any]]:
+    """Rows of one shape, dtype and mode."""
+    known = {candidate.name: candidate for candidate in ready}
+    peers = [name for name in times if name in known and known[name].norm]
+    best = min(peers, key=lambda name: median(times[name]))
+    for name, (moved, _) in programs.items():
+        candidate = known.get(name)
+        row: dict[str, Any] = {**about, "name": name, "seconds": median(times[name]), "bytes": moved}
+        row["bandwidth"] = moved / row["seconds"]
+        if candidate is not None:
+            pre = f"{PRE} compiled" if candidate.compiled else PRE
+            row |= {
+                "compiled": candidate.compiled,
+                "ours": candidate.ours,
+                "of_copy": ratio(times[copy_name(moved)], times[name]),
+                "to_peer": ratio(times[name], times[best]),
+                "peer": best,
+                "to_pre": ratio(times[name], times[pre]),
+                "to_eager": ratio(times[name], times[PRE]),
+                "errors": errors[name],
+            }
+        yield row
+
+
+def specialised(candidate: Candidate) -> Candidate:
+    """A compiled candidate compiled for this shape alone."""
+    if not candidate.compiled:
+        return candidate
+    return replace(candidate, forward=torch.compile(candidate.forward, dynamic=False, fullgraph=True))
+
+
+def program(candidate: Candidate, mode: str, tensors: Tensors) -> Build:
+    """The call of a mode. A backward pass alone runs again and again on one graph."""
+
+    def build() -> Call:
+        x, u = (tensor.detach().requires_grad_() for tensor in tensors[:2])
+        grads = gradients_for(candidate, *tensors[2:])
+        if mode == "fwd":
+            return lambda: candidate.forward(x, u)
+        if mode == "both":
+            return lambda: torch.autograd.grad(candidate.forward(x, u), (x, u), grads)
+        outputs = candidate.forward(x, u)
+        return lambda: torch.autograd.grad(outputs, (x, u), grads, retain_graph=True)
+
+    return build
+
+
+def copy_name(size: int) -> str:
+    return f"copy of {size / 1e6:.1f} MB"
+
+
+def copy_of(size: int, device: torch.device) -> Build:
+    """A device copy that reads and writes `size` bytes together."""
+
+    def build() -> Call:
+        source = torch.ones(max(1, size // 8), dtype=torch.float32, device=device)
+        target = torch.empty_like(source)
+        return lambda: target.copy_(source)
+
+    return build
+
+
+def host_times(
+    chosen: list[Candidate], config: OpsBench, device: torch.device, clock: Clock
+) -> dict[str, dict[str, float]]:
+    """Microseconds of the CPU for one forward and backward pass on tensors of 8 x 64, by dtype and candidate."""
+    found: dict[str, dict[str, float]] = {}
+    for dtype in config.dtypes:
+        torch.compiler.reset()
+        tensors = inputs(*HOST_SHAPE, dtype, device)
+        found[dtype] = {
+            candidate.name: 1e6 * host_seconds(program(specialised(candidate), "both", tensors), clock)
+            for candidate in chosen
+        }
+    return found
