@@ -32,12 +32,13 @@ ALLOWED = {
     "hf": MODELS,
     "lab": MODELS | {"probes", ""},  # "" is the package itself: its version
     "report": {"errors", "lab.statistics"},
+    "bench": MODELS | {"lab", "report"},
     "catalogue": {"errors", "schemes"},
     "arguments": {"errors", "lab.config"},
     "__main__": {"cli"},
     "": set(),  # geonorm/__init__.py loads by name, on use
 }
-FREE_OF_TORCH = ("errors", "arguments", "cli", "nn.config", "lab.config", "lab.statistics", "report")
+FREE_OF_TORCH = ("errors", "arguments", "cli", "nn.config", "lab.config", "lab.statistics", "report", "bench.config")
 EXTRAS = (
     "transformers",
     "datasets",
@@ -174,6 +175,8 @@ def test_the_reader_of_imports(source: str, name: str, package: bool, expected: 
         ("lab.train", "report"),
         ("lab.train", "arguments"),
         ("lab.train", "cli"),
+        ("lab.train", "bench.train"),
+        ("ops.geodesic", "bench.ops"),
     ],
 )
 def test_the_rules_refuse(source: str, target: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ..errors import GeonormError
-from .candidates import Candidate, Forward, add_norm, step
+from .candidates import Candidate, add_norm, add_norm_gains, step, step_read
 
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor]
 DTYPES = {
@@ -43,16 +45,22 @@ def inputs(rows: int, dim: int, dtype: str, device: torch.device, seed: int = 0)
 
 def gradients_for(candidate: Candidate, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
     """One for each output of a candidate."""
-    if candidate.norm:
-        return first, second
-    return (first, second.to(first.dtype))[: candidate.reads]
+    return (first, second) if candidate.norm or candidate.read else (first,)
 
 
-def results(forward: Forward, x: Tensor, u: Tensor, grads: tuple[Tensor, ...]) -> tuple[list[Tensor], list[Tensor]]:
-    """Outputs and the gradients of x and u."""
-    x, u = x.detach().requires_grad_(), u.detach().requires_grad_()
-    outputs = forward(x, u)
-    found = torch.autograd.grad(outputs, (x, u), grads)
+def arguments(candidate: Candidate, x: Tensor, u: Tensor) -> list[Tensor]:
+    """What a candidate takes, each asking for its gradient: x, u and gains of one where it has them."""
+    taken = [x.detach(), u.detach()]
+    if candidate.gains:
+        taken.append(torch.ones(x.shape[-1], dtype=x.dtype, device=x.device))
+    return [tensor.requires_grad_() for tensor in taken]
+
+
+def results(candidate: Candidate, x: Tensor, u: Tensor, grads: tuple[Tensor, ...]) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs and the gradients of x, u and gains."""
+    taken = arguments(candidate, x, u)
+    outputs = candidate.forward(*taken)
+    found = torch.autograd.grad(outputs, taken, grads)
     return [out.detach() for out in outputs], list(found)
 
 
@@ -64,20 +72,25 @@ def row_error(found: Tensor, truth: Tensor) -> float:
 
 def check(candidate: Candidate, x: Tensor, u: Tensor, first: Tensor, second: Tensor) -> dict[str, float]:
     """Errors {out, dx, du} against fp64 on the same numbers. WrongResult if one exceeds its tolerance."""
-    truth = add_norm if candidate.norm else step("reference", torch.tensor(0.5).to(x.device).double(), candidate.reads)
+    decay = torch.tensor(0.5, dtype=torch.float64, device=x.device)
+    ours = step_read if candidate.read else step
+    norm = add_norm_gains if candidate.gains else add_norm
+    truth = replace(candidate, forward=norm if candidate.norm else ours("reference", decay))
     grads = gradients_for(candidate, first, second)
-    outputs, slopes = results(candidate.forward, x, u, grads)
+    outputs, slopes = results(candidate, x, u, grads)
     true_outputs, true_slopes = results(truth, x.double(), u.double(), tuple(g.double() for g in grads))
     errors = {
         "out": max(row_error(a, b) for a, b in zip(outputs, true_outputs, strict=True)),
         "dx": row_error(slopes[0], true_slopes[0]),
         "du": row_error(slopes[1], true_slopes[1]),
+        **({"dgains": row_error(slopes[2], true_slopes[2])} if candidate.gains else {}),
     }
     tolerance = NORM_TOLERANCE if candidate.norm else STEP_TOLERANCE
     allowed = {
         "out": tolerance[outputs[-1].dtype][0],
         "dx": tolerance[x.dtype][1],
         "du": tolerance[u.dtype][1],
+        "dgains": tolerance[u.dtype][1],
     }
     for what, error in errors.items():
         if not error <= allowed[what]:  # NaN is wrong, too

@@ -93,8 +93,6 @@ class TrainBench:
         within("batch_size", self.batch_size, 1)
         if not self.schemes or not self.modes:
             raise ConfigError("bench train needs at least one scheme and one mode")
-        if len({*self.schemes, self.baseline}) <= len(self.schemes):
-            raise ConfigError(f"--schemes names a scheme twice, or {self.baseline}, which is always measured")
 
 
 def common(pairs: int, threads: int) -> None:

@@ -17,7 +17,7 @@ from ..lab.run import write_json
 from ..ops import backends
 from . import show
 from .candidates import Candidate, candidates
-from .check import DTYPES, Tensors, check, gradients_for, inputs
+from .check import DTYPES, Tensors, arguments, check, gradients_for, inputs
 from .config import OpsBench
 from .timing import Build, Call, Clock, clock_of, host_seconds, ratio, take_turns
 
@@ -39,36 +39,31 @@ def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
     say(f"auto takes {about['auto']}: {about['reason']}")
     for name, why in missing.items():
         say(f"not here: {name} ({why})")
+    out = Path(config.out) if config.out else None
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
+    summary: dict[str, Any] = {
+        "setting": {"pairs": config.rounds, "threads": config.threads, "device": str(device), "clock": clock.name},
+        "auto": about,
+        "missing": missing,
+        "environment": environment.describe(device, config.threads, ""),
+        "rows": rows,
+    }
     # a compiled backward pass may otherwise overwrite what a second run of it needs
     with functorch.patch(donated_buffer=False):
-        host = host_times(chosen, config, device, clock)
-        show.host(host, say)
+        summary["host_microseconds"] = host_times(chosen, config, device, clock)
+        show.host(summary["host_microseconds"], say)
         for size in config.sizes(device.type == "cuda"):
             for dtype in config.dtypes:
                 say(f"\n{size[0]} x {size[1]} {dtype}: compiling, checking, timing {config.rounds} rounds")
                 table = measure(chosen, size, dtype, config, device, clock)
                 show.ops(table, say)
                 rows += table
-    about_machine = environment.describe(device, config.threads, "")
-    summary = {
-        "setting": {
-            "pairs": config.rounds,
-            "threads": config.threads,
-            "device": str(device),
-            "clock": clock.name,
-        },
-        "auto": about,
-        "missing": missing,
-        "host_microseconds": host,
-        "rows": rows,
-        "environment": about_machine,
-    }
-    if config.out:
-        out = Path(config.out)
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "summary.json", summary)
-        for path in show.figures(rows, out / "figures", about_machine):
+                if out is not None:  # after each table: what is measured stays, whatever ends the program
+                    write_json(out / "summary.json", summary)
+    if out is not None:
+        for path in show.figures(rows, out / "figures", summary["environment"]):
             say(str(path))
     return summary
 
@@ -98,8 +93,6 @@ def measure(
     for mode in config.modes:
         programs: dict[str, tuple[int, Build]] = {}
         for candidate in ready:
-            if mode == "fwd" and candidate.reads > 1:
-                continue  # the same program as with one reader
             size_in_bytes = candidate.bytes(mode, count, stream, update)
             programs.setdefault(copy_name(size_in_bytes), (size_in_bytes, copy_of(size_in_bytes, device)))
             programs[candidate.name] = (size_in_bytes, program(candidate, mode, tensors))
@@ -154,14 +147,14 @@ def program(candidate: Candidate, mode: str, tensors: Tensors) -> Build:
     """The call of a mode. A backward pass alone runs again and again on one graph."""
 
     def build() -> Call:
-        x, u = (tensor.detach().requires_grad_() for tensor in tensors[:2])
+        taken = arguments(candidate, *tensors[:2])
         grads = gradients_for(candidate, *tensors[2:])
         if mode == "fwd":
-            return lambda: candidate.forward(x, u)
+            return lambda: candidate.forward(*taken)
         if mode == "both":
-            return lambda: torch.autograd.grad(candidate.forward(x, u), (x, u), grads)
-        outputs = candidate.forward(x, u)
-        return lambda: torch.autograd.grad(outputs, (x, u), grads, retain_graph=True)
+            return lambda: torch.autograd.grad(candidate.forward(*taken), taken, grads)
+        outputs = candidate.forward(*taken)
+        return lambda: torch.autograd.grad(outputs, taken, grads, retain_graph=True)
 
     return build
 

@@ -100,7 +100,7 @@ def draw(figure: Any, rows: list[Row], about: str) -> None:
     sizes = list(dict.fromkeys((row["rows"], row["dim"]) for row in rows))
     names = list(dict.fromkeys(row["name"] for row in rows))
     base = "add + rms_norm"
-    figure.set_size_inches(2.6 + 2.6 * len(sizes), 1.5 + 0.27 * len(names))
+    figure.set_size_inches(2.8 + 2.8 * len(sizes), 1.6 + 0.27 * len(names))
     grid = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
     for axes, size in zip(grid, sizes, strict=True):
         panel = {row["name"]: row for row in rows if (row["rows"], row["dim"]) == size}
@@ -125,4 +125,4 @@ def draw(figure: Any, rows: list[Row], about: str) -> None:
         axes.set_title(f"{size[0]} x {size[1]}   (1 = {1e6 * unit:.0f} µs)")
     grid[0].set_yticks(range(len(names)), names, color="#1c1c1c")
     grid[0].set_ylim(len(names) - 0.4, -0.7)
-    figure.supxlabel(f"time over that of eager {base}; {about}", fontsize=8, color="#5c5c5c")
+    figure.supxlabel(f"time over that of eager {base}\n{about}", fontsize=8, color="#5c5c5c")

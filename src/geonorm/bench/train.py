@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import GeonormError
+from ..errors import ConfigError, GeonormError
 from ..lab import environment, optim, parallel
 from ..lab.config import Optim, Runtime
 from ..lab.run import write_json
@@ -46,7 +46,10 @@ def bench_train(config: TrainBench, say: Say = print) -> dict[str, Any]:
     device = parallel.pick_device(config.device)
     torch.set_num_threads(config.threads)
     clock = clock_of(device, config.threads)
+    torch.compiler.reset()  # graphs of earlier models count towards the compiler's limit for one function
     schemes = [str(parse(scheme)) for scheme in (config.baseline, *config.schemes)]
+    if len(set(schemes)) < len(schemes):
+        raise ConfigError(f"--schemes names a scheme twice, or {config.baseline}, which is always measured")
     shape = preset(config.preset, **({} if config.context is None else {"context": config.context}))
     random = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, shape.vocab_size, (config.batch_size, shape.context + 1), generator=random).to(device)
