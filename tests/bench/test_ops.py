@@ -138,7 +138,7 @@ def test_table(tmp_path: Path) -> None:
     said: list[str] = []
     config = OpsBench(["48x32"], ["fp32", "mixed"], ["both", "fwd"], ["closed", "textbook"], pairs=6, out=str(tmp_path))
     chosen = [c for c in choose(candidates(CPU)[0], config.only) if not c.compiled]
-    rows = [row for dtype in config.dtypes for row in measure(chosen, (48, 32), dtype, config, CPU, CpuClock(1))]
+    rows = [row for dtype in config.dtypes for row in measure(chosen, (48, 32), dtype, config, CPU, CpuClock(1), {})]
     show.ops(rows[: len(rows) // 2], said.append)
     text = "\n".join(said)
     assert "48 x 32 fp32 both" in text and "48 x 32 fp32 fwd" in text and "best peer: add + rms_norm" in text
@@ -168,7 +168,8 @@ def test_command_writes_a_summary(tmp_path: Path) -> None:
     assert set(found) == {"setting", "auto", "missing", "environment", "rows", "host_microseconds"}
     assert found["setting"] == {"pairs": 6, "threads": 1, "device": "cpu", "clock": "CPU time of the process"}
     names = [row["name"] for row in found["rows"] if not row["name"].startswith("copy")]
-    assert names == ["geonorm, read twice", "add + rms_norm"]
+    assert names == ["geonorm, read twice", "add + rms_norm", "add + rms_norm, gains"]
+    assert tuple(found["rows"][-1]["to_gains"]) == (1.0, 1.0, 1.0)
     assert set(found["host_microseconds"]["fp32"]) == set(names)
 
 
@@ -177,15 +178,32 @@ def test_compiled_candidates_are_right_and_compared_with_compiled() -> None:
     config = OpsBench(["32x16"], ["fp32"], ["bwd"], pairs=6)
     found = [c for c in candidates(CPU)[0] if c.name in ("geonorm compiled", ops.PRE, f"{ops.PRE} compiled")]
     with ops.functorch.patch(donated_buffer=False):
-        rows = {row["name"]: row for row in measure(found, (32, 16), "fp32", config, CPU, CpuClock(1))}
+        rows = {row["name"]: row for row in measure(found, (32, 16), "fp32", config, CPU, CpuClock(1), {})}
     assert max(rows["geonorm compiled"]["errors"].values()) < 5e-6
-    assert rows[f"{ops.PRE} compiled"]["to_pre"][0] == 1.0 != rows[f"{ops.PRE} compiled"]["to_eager"][0]
+    compiled = rows[f"{ops.PRE} compiled"]
+    assert compiled["to_pre"][0] == 1.0 != compiled["to_eager"][0]
+
+
+def test_a_wrong_kernel_of_another_library_is_left_out(monkeypatch: Any) -> None:
+    monkeypatch.setattr(ops, "FUSED", {"Other": None})
+    other = Candidate("Other", lambda x, u, gains: (x + u, 1.1 * x * gains), norm=True, gains=True)
+    missing: dict[str, str] = {}
+    chosen = [other, Candidate(ops.PRE, add_norm, norm=True)]
+    rows = measure(chosen, (16, 8), "fp32", OpsBench(modes=["fwd"], pairs=6), CPU, CpuClock(1), missing)
+    assert [row["name"] for row in rows if not row["name"].startswith("copy")] == [ops.PRE]
+    assert (
+        list(missing) == ["Other, 16 x 8 fp32"]
+        and "WrongResult: Other is wrong at 16x8" in missing["Other, 16 x 8 fp32"]
+    )
 
 
 def test_choice() -> None:
     found = candidates(CPU)[0]
     names = [candidate.name for candidate in choose(found, ["textbook compiled"])]
-    assert names == ["geonorm textbook compiled", "add + rms_norm", "add + rms_norm compiled"]
+    assert names == [
+        "geonorm textbook compiled",
+        *(f"add + rms_norm{kind}" for kind in ("", ", gains", " compiled", ", gains, compiled")),
+    ]
     assert choose(found, []) == found
     with pytest.raises(ConfigError, match="'closd' is part of no candidate's name; here are geonorm, "):
         choose(found, ["closd"])

@@ -114,10 +114,15 @@ def candidates(device: torch.device) -> tuple[list[Candidate], dict[str, str]]:
             forward = load()
             forward(*probe(device), torch.ones(64, device=device))
         except Exception as error:  # a library of others, or a GPU that is not there, may fail in any way
-            missing[name] = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:120]}"
+            missing[name] = reason(error)
         else:
             found.append(Candidate(name, forward, norm=True, gains=True))
     return found, missing
+
+
+def reason(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:160]}"
 
 
 def probe(device: torch.device) -> tuple[Tensor, Tensor]:

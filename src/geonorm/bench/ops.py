@@ -16,8 +16,8 @@ from ..lab import environment, parallel
 from ..lab.run import write_json
 from ..ops import backends
 from . import show
-from .candidates import Candidate, candidates
-from .check import DTYPES, Tensors, arguments, check, gradients_for, inputs
+from .candidates import FUSED, Candidate, candidates, reason
+from .check import DTYPES, Tensors, WrongResult, arguments, check, gradients_for, inputs
 from .config import OpsBench
 from .timing import Build, Call, Clock, clock_of, host_seconds, ratio, take_turns
 
@@ -25,6 +25,7 @@ Say = Callable[[str], None]
 HOST_SHAPE = (8, 64)
 """So small that only the cost of starting the work is left."""
 PRE = "add + rms_norm"
+GAINS = f"{PRE}, gains"
 
 
 def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
@@ -57,8 +58,10 @@ def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
         for size in config.sizes(device.type == "cuda"):
             for dtype in config.dtypes:
                 say(f"\n{size[0]} x {size[1]} {dtype}: compiling, checking, timing {config.rounds} rounds")
-                table = measure(chosen, size, dtype, config, device, clock)
+                table = measure(chosen, size, dtype, config, device, clock, missing)
                 show.ops(table, say)
+                for name in [name for name in missing if name.endswith(f"{size[0]} x {size[1]} {dtype}")]:
+                    say(f"left out: {name} ({missing[name]})")
                 rows += table
                 if out is not None:  # after each table: what is measured stays, whatever ends the program
                     write_json(out / "summary.json", summary)
@@ -69,33 +72,51 @@ def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
 
 
 def choose(found: list[Candidate], words: list[str]) -> list[Candidate]:
-    """Those with one of the words in their name, and Pre-Norm, which all are compared with."""
+    """Those with one of the words in their name, and Pre-Norm, which all are compared with, without and with gains."""
     for word in words:
         if not any(word in candidate.name for candidate in found):
             names = ", ".join(candidate.name for candidate in found)
             raise ConfigError(f"--only {word!r} is part of no candidate's name; here are {names}")
     chosen = [candidate for candidate in found if not words or any(word in candidate.name for word in words)]
-    base = {PRE, *([f"{PRE} compiled"] if any(candidate.compiled for candidate in chosen) else [])}
+    compiled = any(candidate.compiled for candidate in chosen)
+    base = {PRE, GAINS, *((f"{PRE} compiled", f"{GAINS}, compiled") if compiled else ())}
     return [candidate for candidate in found if candidate in chosen or candidate.name in base]
 
 
 def measure(
-    chosen: list[Candidate], size: tuple[int, int], dtype: str, config: OpsBench, device: torch.device, clock: Clock
+    chosen: list[Candidate],
+    size: tuple[int, int],
+    dtype: str,
+    config: OpsBench,
+    device: torch.device,
+    clock: Clock,
+    missing: dict[str, str],
 ) -> list[dict[str, Any]]:
-    """One shape, one dtype: a row for every candidate and mode, copies included."""
+    """One shape, one dtype: a row for every candidate and mode, copies included. What cannot run there is put into
+    `missing`; a wrong result of ours or of PyTorch is WrongResult, one of another library leaves it out."""
     torch.compiler.reset()
     tensors = inputs(*size, dtype, device)
+    place = f"{size[0]} x {size[1]} {dtype}"
     stream, update = (torch.empty(0, dtype=kind).element_size() for kind in DTYPES[dtype])
-    count = size[0] * size[1]
-    ready = [specialised(candidate) for candidate in chosen]
-    errors = {candidate.name: check(candidate, *tensors) for candidate in ready}
+    ready: list[Candidate] = []
+    errors: dict[str, dict[str, float]] = {}
+    for candidate in map(specialised, chosen):
+        try:
+            errors[candidate.name] = check(candidate, *tensors)
+        except Exception as error:  # compilers and libraries of others may fail in any way
+            essential = not candidate.compiled and candidate.name not in FUSED
+            if essential or (isinstance(error, WrongResult) and candidate.name not in FUSED):
+                raise
+            missing[f"{candidate.name}, {place}"] = reason(error)
+        else:
+            ready.append(candidate)
     rows = []
     for mode in config.modes:
         programs: dict[str, tuple[int, Build]] = {}
         for candidate in ready:
-            size_in_bytes = candidate.bytes(mode, count, stream, update)
-            programs.setdefault(copy_name(size_in_bytes), (size_in_bytes, copy_of(size_in_bytes, device)))
-            programs[candidate.name] = (size_in_bytes, program(candidate, mode, tensors))
+            moved = candidate.bytes(mode, size[0] * size[1], stream, update)
+            programs.setdefault(copy_name(moved), (moved, copy_of(moved, device)))
+            programs[candidate.name] = (moved, program(candidate, mode, tensors))
         cached = device.type == "cuda" and max(moved for moved, _ in programs.values()) < clock.l2
         samplers = {name: clock.sampler(build, cached) for name, (_, build) in programs.items()}
         times = take_turns(samplers, config.rounds)
@@ -122,7 +143,8 @@ def tabulate(
         row: dict[str, Any] = {**about, "name": name, "seconds": median(times[name]), "bytes": moved}
         row["bandwidth"] = moved / row["seconds"]
         if candidate is not None:
-            pre = f"{PRE} compiled" if candidate.compiled else PRE
+            pre = f"{PRE} compiled" if candidate.compiled and f"{PRE} compiled" in times else PRE
+            gains = f"{GAINS}, compiled" if candidate.compiled and f"{GAINS}, compiled" in times else GAINS
             row |= {
                 "compiled": candidate.compiled,
                 "ours": candidate.ours,
@@ -130,6 +152,7 @@ def tabulate(
                 "to_peer": ratio(times[name], times[best]),
                 "peer": best,
                 "to_pre": ratio(times[name], times[pre]),
+                **({"to_gains": ratio(times[name], times[gains])} if gains in times else {}),
                 "to_eager": ratio(times[name], times[PRE]),
                 "errors": errors[name],
             }

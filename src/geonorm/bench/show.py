@@ -37,7 +37,16 @@ def host(times: dict[str, dict[str, float]], say: Say) -> None:
 
 def ops(rows: list[Row], say: Say) -> None:
     """The tables of one shape and dtype, one a mode."""
-    head = ["microseconds", "ideal MB", "GB/s", "of copy", "to best peer", "to Pre-Norm", "error out dx du"]
+    head = [
+        "microseconds",
+        "ideal MB",
+        "GB/s",
+        "of copy",
+        "to best peer",
+        "to Pre-Norm",
+        "to same, gains",
+        "error out dx du",
+    ]
     for mode, group in groupby(rows, key=lambda row: row["mode"]):
         entries = list(group)
         first = entries[0]
@@ -48,6 +57,7 @@ def ops(rows: list[Row], say: Say) -> None:
             cells = [f"{1e6 * row['seconds']:.1f}", f"{row['bytes'] / 1e6:.1f}", f"{row['bandwidth'] / 1e9:.0f}"]
             if "to_pre" in row:
                 cells += [interval(row[key]) for key in ("of_copy", "to_peer", "to_pre")]
+                cells.append(interval(row["to_gains"]) if "to_gains" in row else "")
                 cells.append(" ".join(f"{row['errors'][key]:.0e}" for key in ("out", "dx", "du")))
             table.append([row["name"], *cells, *[""] * (len(head) - len(cells))])
         say("\n".join(["", *aligned(table)]))
