@@ -16,10 +16,10 @@ import triton.language as tl
 from .angle import BIAS_SOFTNESS
 
 SOFTNESS2 = tl.constexpr(BIAS_SOFTNESS**2)
-HALF_PI = tl.constexpr(1.5707963267948966)
+HALF_PI, HALF_PI_REST = tl.constexpr(1.57079637050628662109375), tl.constexpr(4.371139000186241e-8)
+"""pi/2 is the first, an fp32 number, less the second."""
 ATAN = tl.constexpr(
     (
-        1.0,
         -0.33333277702331543,
         0.1999807506799698,
         -0.1426001638174057,
@@ -31,8 +31,8 @@ ATAN = tl.constexpr(
         -0.0017011701129376888,
     )
 )
-"""atan(z) / z as a polynomial in z^2 on [0, 1]: interpolated at Chebyshev points in 40 digits, error 2.8e-9; the angle
-from it is within 2 ulp in fp32 (measured by the tests)."""
+"""(atan(z)/z - 1) / z^2 as a polynomial in z^2 on [0, 1]: interpolated at Chebyshev points in 40 digits, error 2.8e-9;
+atan(z)/z is within 2 ulp in fp32 for all z (the tests measure it)."""
 ATAN_BEND = tl.constexpr(tuple((-1) ** (k + 1) * (2 * k + 2) / (2 * k + 3) for k in range(8)))
 """(1/(1+s) - atan(z)/z) / s as a series in s = z^2, 1e-8 at s = 0.1."""
 
@@ -43,23 +43,17 @@ ATAN_BEND = tl.constexpr(tuple((-1) ** (k + 1) * (2 * k + 2) / (2 * k + 3) for k
 @triton.jit
 def polynomial(s, COEFFICIENTS: tl.constexpr, LENGTH: tl.constexpr):
     """Lowest power first."""
-    total = s * 0.0 + COEFFICIENTS[LENGTH - 1]
+    total = tl.full(s.shape, COEFFICIENTS[LENGTH - 1], tl.float32)
     for k in tl.static_range(1, LENGTH):
         total = total * s + COEFFICIENTS[LENGTH - 1 - k]
     return total
 
 
 @triton.jit
-def divide(a, b):
-    """a / b, correctly rounded: the plain operator is not on a GPU."""
-    return tl.div_rn(a, b)
-
-
-@triton.jit
 def invert(xx):
-    """1 / xx, and 0 for a zero row."""
+    """1 / xx, and 0 for a zero row. All divisions of row numbers are correctly rounded: `/` is not on a GPU."""
     dead = xx == 0.0
-    return tl.where(dead, 0.0, divide(xx * 0.0 + 1.0, tl.where(dead, 1.0, xx)))
+    return tl.where(dead, 0.0, tl.div_rn(1.0, tl.where(dead, 1.0, xx)))
 
 
 @triton.jit
@@ -67,10 +61,11 @@ def atan_quotient(z):
     """atan(z) / z for z of either sign."""
     z = tl.abs(z)
     far = z > 1.0
-    inverse = divide(z * 0.0 + 1.0, tl.where(far, z, 1.0))
-    w = tl.where(far, inverse, z)
-    near = polynomial(w * w, ATAN, 10)
-    return tl.where(far, (HALF_PI - w * near) * inverse, near)
+    safe = tl.where(far, z, 1.0)
+    w = tl.where(far, tl.div_rn(1.0, safe), z)
+    bend = polynomial(w * w, ATAN, 9) * (w * w)  # atan(w) = w + w bend, and atan(z) = pi/2 - atan(1/z)
+    complement = -(w + (w * bend + HALF_PI_REST)) + HALF_PI
+    return tl.where(far, tl.div_rn(complement, safe), bend + 1.0)
 
 
 @triton.jit
@@ -81,19 +76,20 @@ def retraction(ratio, pre, inverse_power, FINITE: tl.constexpr):
         z = scale * ratio
         s = z * z
         small = s < 0.1
-        slope = divide(s * 0.0 + 1.0, 1.0 + s)
+        slope = tl.div_rn(1.0, 1.0 + s)
         quotient = atan_quotient(z)
-        bend = tl.where(small, polynomial(s, ATAN_BEND, 8), divide(slope - quotient, tl.where(small, 1.0, s)))
+        bend = tl.where(small, polynomial(s, ATAN_BEND, 8), tl.div_rn(slope - quotient, tl.where(small, 1.0, s)))
         return pre * quotient, slope, pre * scale * scale * bend
     else:
-        return ratio * 0.0 + pre, ratio * 0.0 + 1.0, ratio * 0.0
+        flat = tl.zeros(ratio.shape, tl.float32)
+        return flat + pre, flat + 1.0, flat
 
 
 @triton.jit
 def clamp(quotient, slope, curvature, ratio, ceiling):
     """min(angle, ceiling) and whether it binds. NaN compares false and passes through."""
     binds = quotient * ratio >= ceiling
-    inverse = divide(ratio * 0.0 + 1.0, tl.where(binds, ratio, 1.0))
+    inverse = tl.div_rn(1.0, tl.where(binds, ratio, 1.0))
     level = ceiling * inverse
     quotient = tl.where(binds, level, quotient)
     slope = tl.where(binds, 0.0, slope)
@@ -108,7 +104,7 @@ def angle_map(ratio, pre, post, gain, bias, max_angle, inverse_power, FINITE: tl
     quotient, slope, curvature, held = clamp(quotient, pre * turned, curvature, ratio, max_angle)
     inner = quotient
     quotient, slope, curvature = gain * quotient, gain * slope, gain * curvature
-    root = divide(ratio * 0.0 + 1.0, tl.sqrt_rn(ratio * ratio + SOFTNESS2))
+    root = tl.div_rn(1.0, tl.sqrt_rn(ratio * ratio + SOFTNESS2))
     if BIASED:
         cube = root * root * root
         quotient, slope, curvature = quotient + bias * root, slope + bias * SOFTNESS2 * cube, curvature - bias * cube
@@ -128,7 +124,9 @@ def coefficients(quotient, ratio, xx):
     cos, sin = tl.cos(angle), tl.sin(angle)
     s = angle * angle
     small = s < 1e-4
-    sinc = tl.where(small, 1.0 - s * (1.0 / 6.0) * (1.0 - s * (1.0 / 20.0)), divide(sin, tl.where(small, 1.0, angle)))
+    sinc = tl.where(
+        small, 1.0 - s * (1.0 / 6.0) * (1.0 - s * (1.0 / 20.0)), tl.div_rn(sin, tl.where(small, 1.0, angle))
+    )
     return angle, cos, sin, sinc, tl.where(xx == 0.0, 0.0, quotient * sinc)
 
 
@@ -139,7 +137,7 @@ def sinc_bend(angle, cos, sinc):
     small = s < 1.0
     series = 1.0 - s * (1.0 / 54.0) * (1.0 - s * (1.0 / 88.0) * (1.0 - s * (1.0 / 130.0)))
     series = (-1.0 / 3.0) * (1.0 - s * (1.0 / 10.0) * (1.0 - s * (1.0 / 28.0) * series))
-    return tl.where(small, series, divide(cos - sinc, tl.where(small, 1.0, s)))
+    return tl.where(small, series, tl.div_rn(cos - sinc, tl.where(small, 1.0, s)))
 
 
 # memory
