@@ -349,6 +349,12 @@ def check_refusals(device: str) -> None:
         else:
             raise AssertionError(f"{says} passed silently")
         assert geodesic_update(x, u, backend="closed").shape == x.shape
+    try:
+        geodesic_update(ones, ones, decay=torch.ones(2, 1, device=device), backend="triton")
+    except ConfigError as error:
+        assert "single numbers" in str(error)
+    else:
+        raise AssertionError("a decay per row passed silently")
 
 
 CHECKS: dict[str, Check] = {

@@ -48,11 +48,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from geonorm.ops import kernels, launch
-for kernel, dim, tile, flags in (
-    (kernels.forward_kernel, 768, launch.FORWARD_TILE, {"READ": True}),
-    (kernels.backward_kernel, 64, launch.BACKWARD_TILE, {"READ": True, "LEARNED": True}),
+for kernel, dim, backward, flags in (
+    (kernels.forward_kernel, 768, False, {"READ": True}),
+    (kernels.backward_kernel, 64, True, {"READ": True, "LEARNED": True}),
 ):
-    block, rows, warps = launch.settings(dim, tile)
+    block, rows, warps = launch.settings(dim, backward)
     flags |= {"PRE_PTR": False, "POST_PTR": True, "GAIN_PTR": True, "BIAS_PTR": True, "FINITE": True, "BIASED": True}
     flags |= {"DIM": dim, "BLOCK": block, "ROWS": rows}
     types = {"x_ptr": "*fp32", "u_ptr": "*bf16", "out_ptr": "*fp32", "read_ptr": "*bf16", "dx_ptr": "*fp32"}
@@ -82,12 +82,12 @@ def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dim", [1, 2, 63, 128, 129, 768, 1024, 1025, 4096, 16384])
-@pytest.mark.parametrize("tile", [launch.FORWARD_TILE, launch.BACKWARD_TILE])
-def test_launch_settings(dim: int, tile: int) -> None:
-    block, rows, warps = launch.settings(dim, tile)
+@pytest.mark.parametrize("backward", [False, True])
+def test_launch_settings(dim: int, backward: bool) -> None:
+    block, rows, warps = launch.settings(dim, backward)
     assert block >= dim and block < 2 * dim and block & (block - 1) == 0
     assert rows & (rows - 1) == 0 and warps & (warps - 1) == 0 and 1 <= warps <= 32
-    assert block * rows <= max(tile, block) and block * rows / (32 * warps) <= 32
+    assert block * rows <= max(512, block) and block * rows / (32 * warps) <= 32
 
 
 @gpu

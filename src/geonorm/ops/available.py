@@ -60,5 +60,7 @@ def choose(backend: str, x: Tensor, u: Tensor) -> str:
         reason = why_not_triton(x.device, (x.dtype, u.dtype), x.shape[-1])
         if backend == "triton" and reason:
             raise ConfigError(f"backend 'triton' cannot run here, {reason}")
+        if not reason and x.device != u.device:
+            raise ConfigError(f"x and u must be on one device, got {x.device} and {u.device}")
         return "closed" if reason else "triton"
     return "closed" if backend == "auto" else backend
