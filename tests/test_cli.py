@@ -13,10 +13,11 @@ import pytest
 
 from geonorm import cli
 from geonorm.arguments import options
+from geonorm.bench.config import OpsBench, TrainBench
 from geonorm.cli import main
 from geonorm.lab.config import CompareConfig, TrainCommand, TrainConfig
 
-VERBS = {"compare", "train", "eval", "generate", "report", "schemes", "data"}
+VERBS = {"compare", "train", "eval", "generate", "report", "schemes", "data", "bench"}
 SHARED = set(
     """preset data steps batch_size objective recipe out
     model.layers model.width model.heads model.kv_heads model.hidden model.vocab_size model.context model.mlp model.norm
@@ -44,13 +45,23 @@ def test_surface_is_frozen() -> None:
         "run", "prompt", "tokens", "temperature", "top_k", "seed", "device"
     }, CHANGED  # fmt: skip
     assert set(options(cli.Report)) == {"dirs", "out", "figures"}, CHANGED
+    assert set(options(OpsBench)) == set("shapes dtypes modes only pairs threads device quick out".split()), CHANGED
+    assert set(options(TrainBench)) == set(
+        "schemes baseline preset batch_size context modes dtype llama pairs threads device out".split()
+    ), CHANGED
     assert set(options(cli.Data)) == {"action", "source", "tokenizer", "vocab_size", "cache"}, CHANGED
 
 
-@pytest.mark.parametrize("kind", [TrainCommand, CompareConfig, cli.Evaluate, cli.Generate, cli.Report, cli.Data])
+@pytest.mark.parametrize(
+    "kind", [TrainCommand, CompareConfig, cli.Evaluate, cli.Generate, cli.Report, cli.Data, OpsBench, TrainBench]
+)
 def test_help_documents_every_option(kind: type, capsys: Any) -> None:
-    verb = {TrainCommand: "train", CompareConfig: "compare", cli.Evaluate: "eval"}.get(kind, kind.__name__.lower())
-    assert main([verb, "--help"]) == 0
+    names = {
+        TrainCommand: "train", CompareConfig: "compare", cli.Evaluate: "eval",
+        OpsBench: "bench ops", TrainBench: "bench train",
+    }  # fmt: skip
+    verb = names.get(kind, kind.__name__.lower())
+    assert main([*verb.split(), "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for option in options(kind).values():
         assert option.text, option.name
@@ -70,7 +81,8 @@ def test_help_does_not_import_torch() -> None:
     code = """
 import sys, time
 from geonorm.cli import main
-for words in (["--help"], ["train", "--help"], ["compare", "--help"], ["eval", "-h"], ["schemes", "--help"]):
+for words in (["--help"], ["train", "--help"], ["compare", "--help"], ["eval", "-h"], ["schemes", "--help"],
+              ["bench", "-h"], ["bench", "ops", "-h"], ["bench", "train", "-h"]):
     main(words)
 print(sorted({"torch", "numpy", "jsonargparse", "yaml"} & set(sys.modules)))
 """
@@ -195,6 +207,24 @@ BAD = [
     ("data", "ACTION is missing"),
     ("data look x", "--action takes inspect or prepare, got 'look'"),
     ("data inspect nowhere.txt", "no file, folder or corpus"),
+    ("bench", "WHAT is missing: ops or train"),
+    ("bench opps", "unknown benchmark 'opps': did you mean 'ops'?"),
+    ("bench ops --shapes 4096", "shape '4096' is not ROWSxDIM"),
+    ("bench ops --shapes 0x64", "shape '0x64' is not ROWSxDIM"),
+    ("bench ops --dtypes fp8", "--dtypes takes fp32 or bf16 or fp16 or mixed, got 'fp8'"),
+    ("bench ops --modes forward", "--modes takes fwd or bwd or both"),
+    ("bench ops --pairs 5", "pairs must be between 6 and 100000, got 5"),
+    ("bench ops --threads 0", "threads must be between 1 and"),
+    ("bench ops --only closd --out x", "--only 'closd' is part of no candidate's name"),
+    ("bench ops --device tpu", "unknown device 'tpu'"),
+    ("bench ops --shape 4x4", "did you mean '--shapes'?"),
+    ("bench train --schemes geonrom --out x", "did you mean 'geonorm'?"),
+    ("bench train --schemes pre", "--schemes names a scheme twice, or pre, which is always measured"),
+    ("bench train --schemes pre() --out x", "names a scheme twice"),
+    ("bench train --preset small --out x", "unknown preset 'small'"),
+    ("bench train --context 0 --out x", "model.context must be at least 1"),
+    ("bench train --batch-size 0", "batch_size must be at least 1"),
+    ("bench train --modes fast", "--modes takes eager or compiled"),
 ]
 
 

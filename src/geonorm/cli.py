@@ -213,6 +213,32 @@ def report(arguments: list[str]) -> int:
     return 0
 
 
+def bench(arguments: list[str]) -> int:
+    """speed: operations beside their peers (ops), training steps scheme beside scheme (train)"""
+    from .bench.config import OpsBench, TrainBench
+
+    kinds = {"ops": OpsBench, "train": TrainBench}
+    if not arguments or arguments[0] in ("-h", "--help"):
+        lines = [f"  {name:9} {' '.join((kind.__doc__ or '').split())}" for name, kind in kinds.items()]
+        if not arguments:
+            raise ConfigError(f"WHAT is missing: {' or '.join(kinds)} (see --help)")
+        raise HelpAsked("\n".join(["usage: geonorm bench WHAT [options]      (geonorm bench WHAT --help)", "", *lines]))
+    name, rest = arguments[0], arguments[1:]
+    if name not in kinds:
+        raise ConfigError(unknown("benchmark", name, kinds))
+    if name == "ops":
+        ops = read(OpsBench, "geonorm bench ops", rest)
+        from .bench.ops import bench_ops
+
+        bench_ops(ops)
+    else:
+        steps = read(TrainBench, "geonorm bench train", rest)
+        from .bench.train import bench_train
+
+        bench_train(steps)
+    return 0
+
+
 def schemes(arguments: list[str]) -> int:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
     usage = "usage: geonorm schemes [NAME] [--json]      geonorm schemes --markdown"
@@ -271,6 +297,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "eval": evaluate,
     "generate": generate,
     "report": report,
+    "bench": bench,
     "schemes": schemes,
     "data": data,
 }

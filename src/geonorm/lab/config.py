@@ -108,7 +108,7 @@ class Runtime:
     threads: int = 1
     """CPU threads of one run."""
     compile: bool = False
-    """torch.compile, block by block."""
+    """torch.compile, block by block, and of the loss."""
     recompute: bool = False
     """Activation checkpointing, block by block."""
     accumulate: int = 1

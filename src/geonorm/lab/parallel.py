@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import ConfigError
@@ -29,14 +30,22 @@ def pick_device(name: str) -> torch.device:
 
 
 def prepare(model: Decoder, runtime: Runtime, device: torch.device) -> Decoder:
-    """Moves the model and wraps its blocks in place; parameter names do not change."""
+    """Moves the model and wraps its blocks and its loss in place; parameter names do not change."""
     model.to(device)
     for block in model.blocks:
         if runtime.recompute:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         if runtime.compile:
             block.compile()
+    if runtime.compile:
+        model.cross_entropy = torch.compile(Decoder.cross_entropy)  # type: ignore[method-assign]
     return model
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of this process's memory on the device; a GPU fetches it without this process waiting for the GPU's
+    earlier work."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def precision(runtime: Runtime, device: torch.device) -> AbstractContextManager[object]:

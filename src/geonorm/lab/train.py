@@ -199,11 +199,12 @@ class Loop:
         c = self.config
         ids, targets = self.batches.at(self.step)
         size = c.batch_size // c.runtime.accumulate
+        ids, targets = parallel.to_device(ids, self.device), parallel.to_device(targets, self.device)
         total = torch.zeros((), device=self.device)
         for start in range(0, c.batch_size, size):
             rows = slice(start, start + size)
             with parallel.precision(c.runtime, self.device):
-                loss = self.model.loss(ids[rows].to(self.device), targets[rows].to(self.device))
+                loss = self.model.loss(ids[rows], targets[rows])
             (loss / c.runtime.accumulate).backward()
             total += loss.detach() / c.runtime.accumulate
         norms = trace.branch_grad_norms(self.model) if measure else {}

@@ -125,10 +125,14 @@ class Decoder(nn.Module):
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """Cross entropy in nats of targets (batch, tokens), computed in fp32."""
-        logits = self(ids).flatten(0, 1)
+        return self.cross_entropy(self(ids).flatten(0, 1), targets.flatten(), reduction)
+
+    @staticmethod
+    def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        """Apart, so that it can be compiled: fused, the fp32 copies of the logits never reach memory."""
         if logits.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
-        return F.cross_entropy(logits, targets.flatten(), reduction=reduction)
+        return F.cross_entropy(logits, targets, reduction=reduction)
 
     def new_cache(self, room: int) -> list[LayerCache]:
         """An empty key-value cache for up to `room` tokens."""

@@ -1,6 +1,6 @@
 """Tensor operations with a slow twin and a fast path. They know tensors, not schemes."""
 
 from .angle import AngleMap
-from .geodesic import backends, geodesic_step, geodesic_update
+from .geodesic import backends, geodesic_step, geodesic_step_read, geodesic_update
 
-__all__ = ["AngleMap", "backends", "geodesic_step", "geodesic_update"]
+__all__ = ["AngleMap", "backends", "geodesic_step", "geodesic_step_read", "geodesic_update"]

@@ -40,26 +40,53 @@ def invert(xx: Tensor) -> tuple[Tensor, Tensor]:
     return xx.reciprocal().masked_fill_(dead, 0.0), dead
 
 
+def step(x: Tensor, u: Tensor, angles: AngleMap) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x' in the dtype of the maths; then <x,x>, c and n2 of every row, (..., 1): what the backward pass needs."""
+    wide, update = upcast(x), upcast(u)
+    xx = row_square(wide)
+    inverse, dead = invert(xx)
+    c = row_dot(wide, update).mul_(inverse)
+    t = torch.addcmul(update, wide, c, value=-1)
+    # second round: what rounding left along x is measured, and removed in the coefficients, not in memory
+    leak = row_dot(wide, t)
+    correction = leak * inverse
+    n2 = torch.addcmul(row_square(t), leak, correction, value=-1).clamp_(min=0).abs_()  # no -0, whose rsqrt is -inf
+    rows = (Plain if Plain.fits(angles) else General)(angles, n2 * inverse, dead)
+    out = (rows.a - rows.b * correction) * wide
+    return out.addcmul_(t, rows.b), xx, c + correction, n2
+
+
+def gradients(
+    grad: Tensor, x: Tensor, u: Tensor, xx: Tensor, c: Tensor, n2: Tensor, angles: AngleMap, learned: bool
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """dx and du in the dtype of the maths, and if `learned` the gradients of pre, post, gain and bias."""
+    wide, update, do = upcast(x), upcast(u), upcast(grad)
+    inverse, dead = invert(xx)
+    ratio2 = n2 * inverse
+    plain = not learned and Plain.fits(angles)
+    rows = Plain(angles, ratio2, dead) if plain else General(angles, ratio2, dead)
+
+    t = torch.addcmul(update, wide, c, value=-1)
+    p = row_dot(wide, do)
+    m = row_dot(t, do)
+    a, b = rows.a, rows.b
+    along_t = rows.turn(p, m).mul_(inverse)
+    along_x = (b * p).mul_(inverse)
+    du = (b * do).addcmul_(t, along_t).addcmul_(wide, along_x, value=-1)
+    dx = torch.addcmul(a, b, c, value=-1) * do
+    dx.addcmul_(wide, torch.addcmul(c * along_x, along_t, ratio2, value=-1))
+    dx.addcmul_(t, torch.addcmul(along_x, c, along_t), value=-1)
+    return dx, du, rows.parameter_gradients(p, m) if learned and isinstance(rows, General) else ()
+
+
 class ClosedForm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, u: Tensor, pre: Any, post: Any, gain: Any, bias: Any, max_angle: float, power: float
     ) -> Tensor:
-        wide, update = upcast(x), upcast(u)
-        xx = row_square(wide)
-        inverse, dead = invert(xx)
-        c = row_dot(wide, update).mul_(inverse)
-        t = torch.addcmul(update, wide, c, value=-1)
-        # second round: what rounding left along x is measured, and removed in the coefficients, not in memory
-        leak = row_dot(wide, t)
-        correction = leak * inverse
-        n2 = torch.addcmul(row_square(t), leak, correction, value=-1).clamp_(min=0).abs_()  # no -0, whose rsqrt is -inf
-        angles = AngleMap(pre, post, gain, bias, max_angle, power)
-        rows = (Plain if Plain.fits(angles) else General)(angles, n2 * inverse, dead)
-        out = (rows.a - rows.b * correction) * wide
-        out = out.addcmul_(t, rows.b)
         parameters = (pre, post, gain, bias)
-        ctx.save_for_backward(x, u, xx, c + correction, n2, *(p for p in parameters if isinstance(p, Tensor)))
+        out, *stats = step(x, u, AngleMap(pre, post, gain, bias, max_angle, power))
+        ctx.save_for_backward(x, u, *stats, *(p for p in parameters if isinstance(p, Tensor)))
         ctx.floats = tuple(None if isinstance(p, Tensor) else p for p in parameters)
         ctx.max_angle, ctx.power = max_angle, power
         return out.to(x.dtype)
@@ -70,26 +97,8 @@ class ClosedForm(torch.autograd.Function):
         x, u, xx, c, n2, *tensors = ctx.saved_tensors
         scalars = iter(tensors)
         pre, post, gain, bias = (next(scalars) if p is None else p for p in ctx.floats)
+        wanted = ctx.needs_input_grad[2:6]
         angles = AngleMap(pre, post, gain, bias, ctx.max_angle, ctx.power)
-        wide, update, do = upcast(x), upcast(u), upcast(grad)
-        inverse, dead = invert(xx)
-        ratio2 = n2 * inverse
-        learned = any(ctx.needs_input_grad[2:6])
-        rows = General(angles, ratio2, dead) if learned or not Plain.fits(angles) else Plain(angles, ratio2, dead)
-
-        t = torch.addcmul(update, wide, c, value=-1)
-        p = row_dot(wide, do)
-        m = row_dot(t, do)
-        a, b = rows.a, rows.b
-        along_t = rows.turn(p, m).mul_(inverse)
-        along_x = (b * p).mul_(inverse)
-        du = (b * do).addcmul_(t, along_t).addcmul_(wide, along_x, value=-1)
-        dx = torch.addcmul(a, b, c, value=-1) * do
-        dx.addcmul_(wide, torch.addcmul(c * along_x, along_t, ratio2, value=-1))
-        dx.addcmul_(t, torch.addcmul(along_x, c, along_t), value=-1)
-
-        gradients: list[Tensor | None] = [None] * 4
-        if isinstance(rows, General) and learned:
-            found = rows.parameter_gradients(p, m)
-            gradients = [g if needed else None for g, needed in zip(found, ctx.needs_input_grad[2:6], strict=True)]
-        return dx.to(x.dtype), du.to(u.dtype), *gradients, None, None
+        dx, du, found = gradients(grad, x, u, xx, c, n2, angles, any(wanted))
+        learned = [g if needed else None for g, needed in zip(found, wanted, strict=True)] if found else [None] * 4
+        return dx.to(x.dtype), du.to(u.dtype), *learned, None, None

@@ -9,21 +9,21 @@ to x leave x as it is; x = 0 gives 0; NaN and Inf give NaN on their own row only
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
+from functools import cache
 from math import pi
 
 import torch
 from torch import Tensor
 
 from .. import sphere
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError
 from ..norms import upcast
+from . import fused
 from .angle import AngleMap
+from .available import asked, choose, why_not_triton
 from .closed_form import closed_form
-
-BACKENDS = ("auto", "closed", "reference")
-"""auto: the fastest path here; closed: closed-form forward and backward in PyTorch; reference: the textbook, autograd.
-A fused GPU kernel takes its place in this list."""
+from .launch import DTYPES
 
 
 def geodesic_update(
@@ -45,10 +45,35 @@ def geodesic_update(
 def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.0, backend: str = "auto") -> Tensor:
     """The update under any angle map. h scales the angle of the step: a tensor h takes the reference twin, which is
     differentiable forward and backward (d/dh at 0 is the velocity of the particle system)."""
-    backend = choose(backend)
-    if backend == "reference" or not isinstance(h, float) or h != 1.0:
+    path = choose(backend, x, u)
+    if path == "reference" or not isinstance(h, float) or h != 1.0:
         return reference(x, u, angles, h)
+    if path == "triton":
+        return fused.update(x, u, angles)
+    if path == "inductor" and not torch.compiler.is_compiling():
+        return compiled()(x, u, angles)
     return closed_form(x, u, angles)
+
+
+def geodesic_step_read(
+    x: Tensor, u: Tensor, angles: AngleMap, dtype: torch.dtype | None = None, backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """The update, and the same once more as what the next sub-layer reads, in its dtype (default: that of x).
+
+    The kernels write both in one pass and add both gradients in one pass: 3 + 6 passes over memory, where a stream that
+    is used twice costs 3 + 5 and an addition of three. With equal dtypes both results share memory.
+    """
+    dtype = x.dtype if dtype is None else dtype
+    if choose(backend, x, u) == "triton" and dtype in DTYPES:
+        return fused.update_and_read(x, u, angles, dtype)
+    out = geodesic_step(x, u, angles, backend=backend)
+    return out, out.to(dtype)
+
+
+@cache
+def compiled() -> Callable[[Tensor, Tensor, AngleMap], Tensor]:
+    """The closed form through torch.compile, built on first use and shared by all layers."""
+    return torch.compile(closed_form)
 
 
 def reference(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.0) -> Tensor:
@@ -66,15 +91,22 @@ def reference(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.0) -
     return (torch.cos(turn) * wide + h * quotient * sphere.sinc(turn) * v).to(x.dtype)
 
 
-def choose(backend: str) -> str:
-    """Resolves `auto` (environment variable GEONORM_BACKEND, then the measured best) to a path."""
-    if backend == "auto":
-        backend = os.environ.get("GEONORM_BACKEND", "auto")
-    if backend not in BACKENDS:
-        raise ConfigError(unknown("backend", backend, BACKENDS))
-    return "closed" if backend == "auto" else backend
-
-
-def backends() -> dict[str, str]:
-    """What `auto` takes here and why."""
-    return {"auto": choose("auto"), "reason": "closed form: half the memory passes of autograd through the textbook"}
+def backends(device: str = "") -> dict[str, str]:
+    """What `auto` takes on a device ("cpu", "cuda"; default: the GPU if there is one), and the reason, for dtypes and
+    widths that the kernels know: {"auto": path, "reason": text}."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    wanted = asked("auto")
+    missing = why_not_triton(torch.device(device), (torch.float32,), 1024)
+    if not missing and device == "cuda" and not torch.cuda.is_available():
+        missing = "no CUDA device is visible"
+    if wanted != "auto":
+        reason = "GEONORM_BACKEND asks for it"
+        if wanted == "triton" and missing:
+            reason += f", but it cannot run: {missing}"
+        return {"auto": wanted, "reason": reason}
+    if device == "cpu":
+        reason = "closed form in PyTorch: half the memory passes of the textbook, and torch.compile fuses it"
+        return {"auto": "closed", "reason": reason}
+    if missing:
+        return {"auto": "closed", "reason": f"closed form in PyTorch; no fused kernels: {missing}"}
+    return {"auto": "triton", "reason": "fused kernels: 3 passes over memory forward, 5 backward"}

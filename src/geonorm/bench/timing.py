@@ -1,0 +1,175 @@
+"""Clocks, and programs that take turns.
+
+A machine shared with others slows down and speeds up by tens of percent within seconds. Programs measured in turns
+meet the same conditions, so what is reported is the median of the ratios within each round, with the interval that
+order statistics give it. Absolute times are printed beside it for orientation. A program of one CPU thread is timed by
+the CPU time that the process uses, which leaves out the time in which others have the core; several threads and GPUs
+by the wall.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from random import Random
+from typing import NamedTuple
+
+import torch
+
+from ..lab.statistics import ratio_interval
+
+Call = Callable[[], object]
+Build = Callable[[], Call]
+"""Makes the call that is timed; runs where the call will run, so that a backward pass meets its own forward pass."""
+Sampler = Callable[[], float]
+"""Runs the call once, or a few times, and returns the seconds of one call."""
+
+SAMPLE_SECONDS = 2e-3
+"""A call shorter than this is repeated within a sample."""
+REPLAYS = 20
+"""Calls in one captured graph, where the data stays in the GPU's cache anyway."""
+
+
+class Ratio(NamedTuple):
+    """A median of ratios within rounds and its 95 % interval; no interval from fewer than 6 rounds."""
+
+    median: float
+    low: float | None
+    high: float | None
+
+
+def ratio(times: Sequence[float], to: Sequence[float]) -> Ratio:
+    """Of two programs that were timed in the same rounds."""
+    return Ratio(*ratio_interval([a / b for a, b in zip(times, to, strict=True)]))
+
+
+def take_turns(samplers: Mapping[str, Sampler], rounds: int, seed: int = 0) -> dict[str, list[float]]:
+    """Seconds of every program in every round: each runs once a round, in an order drawn anew each round."""
+    order = list(samplers)
+    random = Random(seed)
+    times: dict[str, list[float]] = {name: [] for name in order}
+    for _ in range(rounds):
+        random.shuffle(order)
+        for name in order:
+            times[name].append(samplers[name]())
+    return times
+
+
+class CpuClock:
+    """Time around enough calls to be read well. Data is where the previous programs left it."""
+
+    l2 = 0
+
+    def __init__(self, threads: int) -> None:
+        self.read = time.process_time if threads == 1 else time.perf_counter
+        self.name = "CPU time of the process" if threads == 1 else "wall time"
+
+    def region(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def sampler(self, build: Build, cached: bool) -> Sampler:
+        call = build()
+        call()
+        once = min(self.elapsed(call) for _ in range(2))
+        count = max(1, round(SAMPLE_SECONDS / max(once, 1e-9)))
+        return lambda: self.elapsed(call, count)
+
+    def elapsed(self, call: Call, count: int = 1) -> float:
+        return elapsed(call, count, self.read)
+
+    def wait(self) -> None:
+        pass
+
+    def free(self) -> None:
+        pass
+
+
+class CudaClock:
+    """Device time between two events around the replay of a captured graph, so that launch overhead, which
+    `host_seconds` measures, does not hide in it. Before each replay a buffer of several times the L2 cache is written,
+    unless the data fits into the cache: then one graph holds many calls and stays warm."""
+
+    read = staticmethod(time.perf_counter)
+    name = "device time of a captured graph"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.l2: int = torch.cuda.get_device_properties(device).L2_cache_size
+        self.flush = torch.empty(max(4 * self.l2, 256 << 20), dtype=torch.uint8, device=device)
+        self.stream = torch.cuda.Stream(device)
+
+    def region(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self.stream)
+
+    def sampler(self, build: Build, cached: bool) -> Sampler:
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with self.region():
+            call = build()
+            for _ in range(3):
+                call()
+        self.stream.synchronize()
+        count = REPLAYS if cached else 1
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream):
+            for _ in range(count):
+                call()
+
+        def sample() -> float:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            with self.region():
+                if not cached:
+                    self.flush.zero_()
+                start.record()
+                graph.replay()
+                end.record()
+            end.synchronize()
+            return start.elapsed_time(end) / 1e3 / count
+
+        sample()
+        return sample
+
+    def elapsed(self, call: Call, count: int = 1) -> float:
+        """Seconds per call from an idle device to an idle device, launch overhead and all."""
+        self.wait()
+
+        def whole() -> None:
+            call()
+            self.wait()
+
+        return elapsed(whole, count, self.read)
+
+    def wait(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def free(self) -> None:
+        torch.cuda.empty_cache()
+
+
+Clock = CpuClock | CudaClock
+
+
+def clock_of(device: torch.device, threads: int) -> Clock:
+    return CudaClock(device) if device.type == "cuda" else CpuClock(threads)
+
+
+def elapsed(call: Call, count: int, read: Callable[[], float]) -> float:
+    """Seconds per call on a clock of the CPU."""
+    begun = read()
+    for _ in range(count):
+        call()
+    return (read() - begun) / count
+
+
+def host_seconds(build: Build, clock: Clock, calls: int = 50, tries: int = 9) -> float:
+    """What the CPU spends to start one call: the least mean of several tries, nothing waited for in between. To be
+    called with tensors so small that a GPU keeps up and a CPU has nothing else to do."""
+    with clock.region():
+        call = build()
+        elapsed(call, 5, clock.read)
+        best = float("inf")
+        for _ in range(tries):
+            clock.wait()
+            best = min(best, elapsed(call, calls, clock.read))
+    clock.wait()
+    return best

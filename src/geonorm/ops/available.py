@@ -1,0 +1,66 @@
+"""Which path of the geodesic update can run where, and which one `auto` takes."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, unknown
+from . import launch
+
+BACKENDS = ("auto", "triton", "inductor", "closed", "reference")
+"""auto: the fastest path that fits; triton: the fused kernels; inductor: torch.compile of the closed form; closed:
+closed-form forward and backward in PyTorch; reference: the textbook under autograd."""
+
+REMEDY = "use backend='auto' (or unset GEONORM_BACKEND)"
+
+
+@cache
+def has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def interpreting() -> bool:
+    """Whether Triton runs its kernels in Python, on CPU tensors: slow, for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1" and has_triton()
+
+
+def why_not_triton(device: torch.device, dtypes: tuple[torch.dtype, ...], dim: int) -> str:
+    """Empty if the kernels can run, else the reason and what to do."""
+    if not has_triton():
+        return 'it is not installed: pip install "geonorm[kernels]"'
+    if device.type != "cuda" and not (device.type == "cpu" and interpreting()):
+        return f"the tensors are on {device.type}, not cuda: {REMEDY}"
+    for dtype in dtypes:
+        if dtype not in launch.DTYPES:
+            return f"it takes float32, bfloat16 and float16, not {str(dtype).removeprefix('torch.')}: {REMEDY}"
+    if not 0 < dim <= launch.MAX_DIM:
+        return f"rows may be 1 to {launch.MAX_DIM} wide, not {dim}: {REMEDY}"
+    return ""
+
+
+def asked(backend: str) -> str:
+    """The argument, else the environment variable GEONORM_BACKEND, else auto."""
+    if backend == "auto":
+        backend = os.environ.get("GEONORM_BACKEND", "auto")
+    if backend not in BACKENDS:
+        raise ConfigError(unknown("backend", backend, BACKENDS))
+    return backend
+
+
+def choose(backend: str, x: Tensor, u: Tensor) -> str:
+    """The path for these tensors: triton | inductor | closed | reference. Raises ConfigError if the one asked for
+    cannot take them."""
+    backend = asked(backend)
+    if backend in ("auto", "triton") and (backend == "triton" or x.is_cuda):
+        reason = why_not_triton(x.device, (x.dtype, u.dtype), x.shape[-1])
+        if backend == "triton" and reason:
+            raise ConfigError(f"backend 'triton' cannot run here, {reason}")
+        if not reason and x.device != u.device:
+            raise ConfigError(f"x and u must be on one device, got {x.device} and {u.device}")
+        return "closed" if reason else "triton"
+    return "closed" if backend == "auto" else backend

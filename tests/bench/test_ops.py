@@ -1,0 +1,233 @@
+"""`geonorm bench ops`: nothing wrong is timed, bytes are what the formulas say, the table says what it compares."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from geonorm import geodesic_update
+from geonorm.bench import candidates as pool
+from geonorm.bench import ops, show
+from geonorm.bench.candidates import Candidate, add_norm, candidates, step_read
+from geonorm.bench.check import DTYPES, WrongResult, check, inputs, row_error
+from geonorm.bench.config import OpsBench
+from geonorm.bench.ops import bench_ops, choose, measure
+from geonorm.bench.timing import CpuClock
+from geonorm.errors import ConfigError
+
+CPU = torch.device("cpu")
+HALF = torch.tensor(0.5)
+
+
+def eager() -> list[Candidate]:
+    return [candidate for candidate in candidates(CPU)[0] if not candidate.compiled]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_measured_is_right(dtype: str) -> None:
+    names = set()
+    for candidate in eager():
+        errors = check(candidate, *inputs(64, 96, dtype, CPU))
+        assert {*errors} == {"out", "dx", "du", *(["dgains"] if candidate.gains else [])}
+        assert all(0 < error < 0.05 for error in errors.values())
+        names.add(candidate.name)
+    assert {"geonorm", "geonorm, read twice", "geonorm closed", "geonorm textbook", "add + rms_norm"} <= names
+    assert "add + rms_norm, gains" in names
+
+
+def test_half_of_the_rows_are_clamped() -> None:
+    x, u, first, second = inputs(512, 64, "fp32", CPU)
+    v = u - (u * x).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True) * x
+    share = float((v.norm(dim=-1) / x.norm(dim=-1) > pool.MAX_ANGLE).float().mean())
+    assert 0.3 < share < 0.7
+    assert first.dtype == second.dtype == torch.float32 and not torch.equal(first, second)
+
+
+def bent_forward(x: Tensor, u: Tensor) -> tuple[Tensor]:
+    return (geodesic_update(x, u, decay=0.5 * 1.0001),)
+
+
+def bent_backward(x: Tensor, u: Tensor) -> tuple[Tensor]:
+    out = geodesic_update(x, u, decay=HALF)
+    return (out.detach() + 1.001 * (out - out.detach()),)
+
+
+def lost_row(x: Tensor, u: Tensor) -> tuple[Tensor]:
+    out = geodesic_update(x, u, decay=HALF)
+    return (torch.cat((out[:-1], out[-1:] * float("nan"))),)
+
+
+def other_function(x: Tensor, u: Tensor) -> tuple[Tensor]:
+    return (add_norm(x, u)[0],)
+
+
+@pytest.mark.parametrize(
+    ("planted", "what"), [(bent_forward, "out"), (bent_backward, "dx"), (lost_row, "out"), (other_function, "out")]
+)
+def test_a_wrong_implementation_is_caught(planted: Any, what: str) -> None:
+    with pytest.raises(
+        WrongResult, match=rf"^planted is wrong at 64x48: {what} differs from fp64 by .*nothing was timed$"
+    ):
+        check(Candidate("planted", planted), *inputs(64, 48, "fp32", CPU))
+
+
+def test_rounding_in_a_half_type_on_the_way_is_caught() -> None:
+    def rounded(x: Tensor, u: Tensor) -> tuple[Tensor, ...]:
+        """The textbook with row maths in bfloat16."""
+        c = (x * u).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True)
+        v = u - c * x
+        ratio = v.norm(dim=-1, keepdim=True) / x.norm(dim=-1, keepdim=True)
+        angle = 0.5 * ratio.clamp(max=pool.MAX_ANGLE)
+        return (torch.cos(angle) * x + torch.sin(angle) / ratio * v,)
+
+    x, u, *grads = inputs(64, 96, "fp32", CPU)
+    check(Candidate("textbook", rounded), x, u, *grads)  # right in fp32
+    with pytest.raises(WrongResult):
+        check(Candidate("textbook", rounded), *inputs(64, 96, "bf16", CPU))
+
+
+def test_a_wrong_candidate_ends_the_command_before_anything_is_written(monkeypatch: Any, tmp_path: Path) -> None:
+    wrong = Candidate("planted", bent_forward)
+    monkeypatch.setattr(ops, "candidates", lambda device: ([wrong, Candidate(ops.PRE, add_norm, norm=True)], {}))
+    out = tmp_path / "out"
+    with pytest.raises(WrongResult, match="planted is wrong"):
+        bench_ops(OpsBench(["32x16"], ["fp32"], ["fwd"], pairs=6, out=str(out)), lambda line: None)
+    assert not (out / "summary.json").exists()
+
+
+def test_row_error() -> None:
+    truth = torch.tensor([[3.0, 4.0], [0.0, 1.0]]).double()
+    assert row_error(truth + torch.tensor([[0.0, 0.5], [0.0, 0.0]]), truth) == pytest.approx(0.1)
+    assert not row_error(truth * float("nan"), truth) <= 1e9
+
+
+@pytest.mark.parametrize(
+    ("norm", "reads", "mode", "passes"),
+    [
+        (False, 1, "fwd", 3),
+        (False, 1, "bwd", 5),
+        (False, 1, "both", 8),
+        (False, 2, "fwd", 3),
+        (False, 2, "bwd", 6),
+        (False, 2, "both", 9),
+        (True, 1, "fwd", 4),
+        (True, 1, "bwd", 4),
+        (True, 1, "both", 8),
+    ],
+)
+def test_bytes_in_one_type(norm: bool, reads: int, mode: str, passes: int) -> None:
+    """The table of passes over memory: 3 + 5, or 3 + 6 with two readers, against 4 + 4."""
+    candidate = Candidate("x", add_norm, norm=norm, read=reads == 2)
+    assert candidate.bytes(mode, 1000, 2, 2) == passes * 2000
+
+
+def test_bytes_with_an_fp32_stream_and_bf16_updates() -> None:
+    """30 and 28 bytes per element with two readers of the stream's gradient."""
+    twice, norm = Candidate("x", add_norm, read=True), Candidate("x", add_norm, norm=True)
+    assert twice.bytes("both", 1, 4, 2) == 30
+    assert norm.bytes("both", 1, 4, 2) == 28
+
+
+def test_table(tmp_path: Path) -> None:
+    said: list[str] = []
+    config = OpsBench(["48x32"], ["fp32", "mixed"], ["both", "fwd"], ["closed", "textbook"], pairs=6, out=str(tmp_path))
+    chosen = [c for c in choose(candidates(CPU)[0], config.only) if not c.compiled]
+    rows = [row for dtype in config.dtypes for row in measure(chosen, (48, 32), dtype, config, CPU, CpuClock(1), {})]
+    show.ops(rows[: len(rows) // 2], said.append)
+    text = "\n".join(said)
+    assert "48 x 32 fp32 both" in text and "48 x 32 fp32 fwd" in text and "best peer: add + rms_norm" in text
+    for row in rows:
+        assert row["bandwidth"] == pytest.approx(row["bytes"] / row["seconds"])
+        if row["name"].startswith("copy"):
+            continue
+        for key in ("of_copy", "to_peer", "to_pre", "to_eager"):
+            middle, low, high = row[key]
+            assert 0 < low <= middle <= high
+        if row["name"] == "add + rms_norm":
+            assert tuple(row["to_pre"]) == tuple(row["to_peer"]) == (1.0, 1.0, 1.0)
+    written = show.figures(rows, tmp_path / "figures", {"device": "a processor", "torch": "2"})
+    assert [path.name for path in written] == ["ops_fp32.png", "ops_fp32.svg", "ops_mixed.png", "ops_mixed.svg"]
+    assert all(path.stat().st_size > 2000 for path in written)
+    assert (
+        written[1].read_bytes()
+        == show.figures(rows, tmp_path / "again", {"device": "a processor", "torch": "2"})[1].read_bytes()
+    )
+
+
+def test_command_writes_a_summary(tmp_path: Path) -> None:
+    said: list[str] = []
+    bench_ops(OpsBench(["16x8"], ["fp32"], ["bwd"], ["twice"], pairs=6, out=str(tmp_path)), said.append)
+    assert any("auto takes" in line for line in said) and any("not here: Liger" in line for line in said)
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert set(found) == {"setting", "auto", "missing", "environment", "rows", "host_microseconds"}
+    assert found["setting"] == {"pairs": 6, "threads": 1, "device": "cpu", "clock": "CPU time of the process"}
+    names = [row["name"] for row in found["rows"] if not row["name"].startswith("copy")]
+    assert names == ["geonorm, read twice", "add + rms_norm", "add + rms_norm, gains"]
+    assert tuple(found["rows"][-1]["to_gains"]) == (1.0, 1.0, 1.0)
+    assert set(found["host_microseconds"]["fp32"]) == set(names)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself
+def test_compiled_candidates_are_right_and_compared_with_compiled() -> None:
+    config = OpsBench(["32x16"], ["fp32"], ["bwd"], pairs=6)
+    found = [c for c in candidates(CPU)[0] if c.name in ("geonorm compiled", ops.PRE, f"{ops.PRE} compiled")]
+    with ops.functorch.patch(donated_buffer=False):
+        rows = {row["name"]: row for row in measure(found, (32, 16), "fp32", config, CPU, CpuClock(1), {})}
+    assert max(rows["geonorm compiled"]["errors"].values()) < 5e-6
+    compiled = rows[f"{ops.PRE} compiled"]
+    assert compiled["to_pre"][0] == 1.0 != compiled["to_eager"][0]
+
+
+def test_a_wrong_kernel_of_another_library_is_left_out(monkeypatch: Any) -> None:
+    monkeypatch.setattr(ops, "FUSED", {"Other": None})
+    other = Candidate("Other", lambda x, u, gains: (x + u, 1.1 * x * gains), norm=True, gains=True)
+    missing: dict[str, str] = {}
+    chosen = [other, Candidate(ops.PRE, add_norm, norm=True)]
+    rows = measure(chosen, (16, 8), "fp32", OpsBench(modes=["fwd"], pairs=6), CPU, CpuClock(1), missing)
+    assert [row["name"] for row in rows if not row["name"].startswith("copy")] == [ops.PRE]
+    assert (
+        list(missing) == ["Other, 16 x 8 fp32"]
+        and "WrongResult: Other is wrong at 16x8" in missing["Other, 16 x 8 fp32"]
+    )
+
+
+def test_choice() -> None:
+    found = candidates(CPU)[0]
+    names = [candidate.name for candidate in choose(found, ["textbook compiled"])]
+    assert names == [
+        "geonorm textbook compiled",
+        *(f"add + rms_norm{kind}" for kind in ("", ", gains", " compiled", ", gains, compiled")),
+    ]
+    assert choose(found, []) == found
+    with pytest.raises(ConfigError, match="'closd' is part of no candidate's name; here are geonorm, "):
+        choose(found, ["closd"])
+
+
+def test_what_cannot_run_is_named_with_its_reason(monkeypatch: Any) -> None:
+    def broken() -> Any:
+        raise RuntimeError("no driver\nand more")
+
+    monkeypatch.setattr(pool, "FUSED", {"Broken": broken})
+    found, missing = candidates(CPU)
+    assert missing["Broken"] == "RuntimeError: no driver" and all(c.name != "Broken" for c in found)
+
+
+def test_a_read_by_two_gets_both_gradients() -> None:
+    x, u, first, second = inputs(8, 16, "fp32", CPU)
+    twice = Candidate("twice", step_read("auto", HALF), read=True)
+    errors = check(twice, x, u, first, second)
+    assert errors["dx"] < 1e-6
+    with pytest.raises(WrongResult):  # dropping the second reader's gradient
+        check(replace(twice, forward=lambda x, u: (twice.forward(x, u)[0], x.detach() + 0 * x)), x, u, first, second)
+
+
+def test_quick_is_small() -> None:
+    assert OpsBench(quick=True).sizes(cuda=False) == [(256, 768)] and OpsBench(quick=True).rounds == 7
+    assert OpsBench().sizes(cuda=False) == [(4096, 768), (4096, 1024)] and OpsBench().rounds >= 40
+    assert (4096, 16384) in OpsBench().sizes(cuda=True)

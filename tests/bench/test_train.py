@@ -1,0 +1,75 @@
+"""`geonorm bench train`: the step that is timed is the step that trains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from geonorm.bench import train
+from geonorm.bench.config import TrainBench
+from geonorm.bench.timing import CpuClock
+from geonorm.errors import ConfigError, GeonormError
+from geonorm.nn import preset
+
+TINY = preset("nano", layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=8)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: Any) -> None:
+    monkeypatch.setattr(train, "preset", lambda name, **changes: preset(name, **{**vars(TINY), **changes}))
+
+
+def test_table_and_summary(tmp_path: Path) -> None:
+    said: list[str] = []
+    config = TrainBench(["geonorm", "post"], batch_size=2, modes=["eager"], pairs=6, out=str(tmp_path))
+    train.bench_train(config, said.append)
+    assert said[0] == "nano: batch 2 x context 8 = 16 tokens, vocabulary 32, fp32, 1 threads"
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert [row["scheme"] for row in found["rows"]] == ["pre", "geonorm", "post"]
+    base, ours, _ = found["rows"]
+    assert base["ratio"] == [1.0, 1.0, 1.0] and 0 < ours["ratio"][1] <= ours["ratio"][0] <= ours["ratio"][2]
+    assert ours["tokens_per_second"] == pytest.approx(16 / ours["seconds"]) and ours["peak_memory_bytes"] is None
+    assert found["setting"] == {
+        "preset": "nano", "batch_size": 2, "context": 8, "vocabulary": 32, "dtype": "fp32", "threads": 1, "pairs": 6,
+        "clock": "CPU time of the process", "baseline": "pre",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", ["pre", "geonorm", "ngpt"])
+def test_steps_learn(scheme: str) -> None:
+    """The loss of one batch falls when its steps are repeated."""
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 32, (4, 9))
+    ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    config = TrainBench(modes=["eager"])
+    program = train.ours(scheme, "eager", TINY, config, ids, targets, torch.device("cpu"))
+    losses = [program.step().item() for _ in range(30)]
+    assert losses[-1] < losses[0] - 0.05
+    assert train.one_step(program, CpuClock(1), torch.device("cpu")) > 0
+
+
+def test_llama_has_as_many_parameters() -> None:
+    pytest.importorskip("transformers")
+    ids = torch.randint(0, 32, (2, 8))
+    program = train.llama(TINY, ids, ids, torch.device("cpu"))
+    ours = train.ours("pre(entry=embedding)", "eager", TINY, TrainBench(), ids, ids, torch.device("cpu"))
+    assert program.parameters == ours.parameters
+    assert torch.isfinite(program.step())
+
+
+def test_a_loss_that_is_not_finite_is_refused() -> None:
+    def make() -> train.Program:
+        return train.Program("broken", "eager", 1, lambda: torch.tensor(float("nan")))
+
+    with pytest.raises(GeonormError, match="the loss of broken, eager, is nan"):
+        train.started(make, torch.device("cpu"))
+
+
+def test_schemes_are_distinct() -> None:
+    for schemes in (["pre"], ["pre()"], ["geonorm", "geonorm(alpha=1.0)"]):
+        with pytest.raises(ConfigError, match="names a scheme twice"):
+            train.bench_train(TrainBench(schemes), lambda line: None)

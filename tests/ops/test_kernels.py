@@ -1,0 +1,200 @@
+"""The Triton kernels. Without a GPU their checks run in one process of its own under Triton's interpreter, and the
+kernels are compiled for a GPU that is not there. With a GPU: `pytest tests/ops -m gpu` runs the same checks on it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+import geonorm
+from geonorm.ops import AngleMap, geodesic_step, geodesic_step_read, launch
+
+triton = pytest.importorskip("triton")
+SCRIPT = Path(__file__).with_name("kernel_checks.py")
+gpu = pytest.mark.gpu
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("kernel_checks", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+checks = load()
+
+
+def test_kernels_under_the_interpreter() -> None:
+    source = str(Path(geonorm.__file__).parents[1])
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error", str(SCRIPT)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(": passed") == len(checks.CHECKS) > 15
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from geonorm.ops import kernels, launch
+for kernel, dim, backward, flags in (
+    (kernels.forward_kernel, 768, False, {"READ": True}),
+    (kernels.backward_kernel, 64, True, {"READ": True, "LEARNED": True}),
+):
+    block, rows, warps = launch.settings(dim, backward)
+    flags |= {"PRE_PTR": False, "POST_PTR": True, "GAIN_PTR": True, "BIAS_PTR": True, "FINITE": True, "BIASED": True}
+    flags |= {"DIM": dim, "BLOCK": block, "ROWS": rows}
+    types = {"x_ptr": "*fp32", "u_ptr": "*bf16", "out_ptr": "*fp32", "read_ptr": "*bf16", "dx_ptr": "*fp32"}
+    types |= {"grad_ptr": "*fp32", "read_grad_ptr": "*bf16", "du_ptr": "*bf16", "pre": "fp32"}
+    types |= {name: "*fp32" for name in ("post", "gain", "bias", "stats_ptr", "partial_ptr")}
+    types |= {name: "fp32" for name in ("max_angle", "inverse_power")}
+    signature = {n: "constexpr" if n in flags else types.get(n, "i32") for n in kernel.arg_names}
+    whole = [i for i, n in enumerate(kernel.arg_names) if signature[n] in ("i32", "*fp32", "*bf16")]
+    aligned = {(i,): [["tt.divisibility", 16]] for i in whole}
+    target = GPUTarget("cuda", 90, 32)
+    built = triton.compile(ASTSource(kernel, signature, flags, aligned), target=target, options={"num_warps": warps})
+    ptx = built.asm["ptx"]
+    assert len(built.asm["cubin"]) > 1000
+    assert "ld.global.v4" in ptx and "st.global.v4" in ptx, "memory is not read and written by 16 bytes"
+    print(kernel.__name__, "built")
+"""
+
+
+def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    """Triton's compiler and ptxas need no GPU: types, layouts and 16-byte accesses for sm_90."""
+    source = str(Path(geonorm.__file__).parents[1])
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": source, "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("built") == 2
+
+
+@pytest.mark.parametrize("dim", [1, 2, 63, 128, 129, 768, 1024, 1025, 4096, 16384])
+@pytest.mark.parametrize("backward", [False, True])
+def test_launch_settings(dim: int, backward: bool) -> None:
+    block, rows, warps = launch.settings(dim, backward)
+    assert block >= dim and block < 2 * dim and block & (block - 1) == 0
+    assert rows & (rows - 1) == 0 and warps & (warps - 1) == 0 and 1 <= warps <= 32
+    assert block * rows <= max(512, block) and block * rows / (32 * warps) <= 32
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("name", checks.CHECKS)
+def test_on_a_gpu(name: str) -> None:
+    torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN
+    try:
+        checks.CHECKS[name]("cuda")
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def inputs(rows: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    x, u, grad = checks.sample(rows, dim, "cuda", (dtype, dtype))
+    return [x.requires_grad_(), u.requires_grad_(), grad]
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [1024, 1536, 2048, 3072, 4096, 5120, 8192, 16384])
+def test_wide_rows_on_a_gpu(dim: int, dtype: torch.dtype) -> None:
+    x, u, grad = inputs(33, dim, dtype)
+    post = checks.scalar(0.5, "cuda")
+    checks.compare(
+        checks.run(x, u, grad, AngleMap(post=post)),
+        checks.truth(x, u, grad, AngleMap(post=post)),
+    )
+
+
+@gpu
+@needs_gpu
+def test_auto_takes_the_kernels_on_a_gpu() -> None:
+    x, u, _ = inputs(4, 64)
+    assert "Fused" in type(geodesic_step(x, u, AngleMap()).grad_fn).__name__
+    assert "Fused" not in type(geodesic_step(x.double(), u, AngleMap()).grad_fn).__name__
+    assert geonorm.ops.backends()["auto"] == "triton"
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inductor_around_the_kernels(dynamic: bool) -> None:
+    def f(x: Tensor, u: Tensor, post: Tensor) -> tuple[Tensor, Tensor]:
+        out, y = geodesic_step_read(x * 2, u + 1, AngleMap(post=post), torch.bfloat16)
+        return out.sin(), y.float() * 3
+
+    compiled = torch.compile(f, fullgraph=True, dynamic=dynamic)
+    post = checks.scalar(0.5, "cuda")
+    for rows in (64, 96):
+        x, u, _ = inputs(rows, 128, torch.float32)
+        for out, same in zip(compiled(x, u, post), f(x, u, post), strict=True):
+            torch.testing.assert_close(out, same, rtol=1e-2 if out.dtype != torch.float32 else 1e-5, atol=1e-2)
+        grads = [torch.autograd.grad(sum(o.sum() for o in g(x, u, post)), (x, u, post)) for g in (compiled, f)]
+        for a, b in zip(*grads, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+@gpu
+@needs_gpu
+def test_a_cuda_graph_holds_the_kernels() -> None:
+    x, u, grad = inputs(64, 768)
+    post = torch.tensor(0.5, device="cuda")
+
+    def f() -> tuple[Tensor, ...]:
+        out = geodesic_step(x, u, AngleMap(post=post))
+        return out, *torch.autograd.grad(out, (x, u), grad)
+
+    expected = f()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        f()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = f()
+    graph.replay()
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@gpu
+@needs_gpu
+def test_more_than_2_to_the_31_numbers() -> None:
+    rows = 2**31 // 4096 + 2
+    if torch.cuda.mem_get_info()[0] < 6 * rows * 4096 * 2:
+        pytest.skip("needs 26 GB of GPU memory")
+    x = torch.ones(rows, 4096, device="cuda", dtype=torch.bfloat16)
+    u = torch.zeros_like(x)
+    u[-1, ::2], u[-1, 1::2] = 1.0, -1.0
+    x.requires_grad_(), u.requires_grad_()
+    out = geodesic_step(x, u, AngleMap(post=0.5))
+    tail = checks.run(x[-2:], u[-2:], torch.ones_like(x[-2:]), AngleMap(post=0.5))
+    assert torch.equal(out[-2:], tail[0]) and torch.equal(out[0], x[0])
+    (du,) = torch.autograd.grad(out, u, torch.ones_like(out))
+    assert torch.equal(du[-2:], tail[2])
+
+
+@gpu
+@needs_gpu
+def test_the_stream_drifts_no_more_than_rounding() -> None:
+    """96 updates: 1e-6 of the radius in fp32, 5e-3 in bf16, as rounding alone gives."""
+    for dtype, limit in ((torch.float32, 1e-6), (torch.bfloat16, 5e-3)):
+        x = inputs(256, 768, dtype)[0].detach()
+        start = x.double().norm(dim=-1)
+        for step in range(96):
+            u = torch.randn(256, 768, device="cuda", dtype=dtype)
+            x = geodesic_step(x, u, AngleMap(post=1 / (step // 2 + 1)))
+        assert (x.double().norm(dim=-1) / start - 1).abs().mean() < limit
