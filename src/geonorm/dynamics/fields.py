@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite, log, sqrt
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -82,6 +82,11 @@ class Attention:
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Weighted means of v, (..., heads, n, head_dim), in blocks of queries."""
         n = q.shape[-2]
+        if self.normalised and self.chunk is None and fused(q, v):
+            shape = v.shape
+            q, k, v = (part.reshape(-1, *part.shape[-3:]) for part in (q, k, v))
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self.beta)
+            return out.view(shape)
         rows = self.chunk or block_rows(q, k)
         if rows >= n:
             return self.block(q, k, v, 0)
@@ -100,11 +105,18 @@ class Attention:
             return torch.softmax(scores, dim=-1) @ v
         top = log(torch.finfo(scores.dtype).max)
         if scores.numel() and scores.detach().amax() >= top:
-            raise ConfigError(f"exp(beta <q, k>) overflows at beta = {self.beta:g}: use a smaller beta or normalised=True")
+            raise ConfigError(
+                f"exp(beta <q, k>) overflows at beta = {self.beta:g}: use a smaller beta or normalised=True"
+            )
         if self.causal:
             counts = torch.arange(first + 1, first + rows + 1, device=q.device, dtype=q.dtype).unsqueeze(-1)
             return (scores.exp() @ v) / counts
         return (scores.exp() @ v) / k.shape[-2]
+
+
+def fused(q: Tensor, v: Tensor) -> bool:
+    """Whether PyTorch has a kernel for these that is fast, exact in their dtype and never holds n x n scores."""
+    return q.shape == v.shape and (q.device.type == "cpu" or (q.is_cuda and q.dtype != torch.float64))
 
 
 def block_rows(q: Tensor, k: Tensor) -> int:
@@ -132,7 +144,12 @@ class Mlp:
         return ACTIVATIONS[self.activation](y @ self.up.to(y.dtype)) @ self.down.to(y.dtype)
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "tanh": torch.tanh}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
 
 GAINS = {"kaiming": sqrt(2.0), "gaussian": 1.0}
 """Standard deviation of a weight times sqrt(fan_in)."""
@@ -169,6 +186,31 @@ def random_attention(
     q, k, v = (matrix((heads, dim, head), init, generator, dtype) for _ in range(3))
     o = matrix((dim, dim), init, generator, dtype).unflatten(0, (heads, head)) if heads > 1 else None
     return Attention(beta=sqrt(head) if beta is None else beta, causal=causal, heads=heads, q=q, k=k, v=v, o=o)
+
+
+def trained_attention(decoder: Any, layer: int) -> Attention:
+    """The attention of one block of a `geonorm.nn.Decoder`, without its rotary positions and the gains of its norms.
+
+    The network reads a stream of radius sqrt(width), the particles have radius 1: beta = width / sqrt(head_dim) makes
+    the same scores, and the update keeps its size relative to the stream. Raises ConfigError for parts that a particle
+    system does not have (biases, norms or scales on queries and keys).
+    """
+    blocks = decoder.blocks
+    if not 0 <= layer < len(blocks):
+        raise ConfigError(f"the model has layers 0 to {len(blocks) - 1}, got {layer}")
+    branch = blocks[layer].attn.branch
+    if len(branch.norms) or len(branch.slots) or branch.q.bias is not None:
+        raise ConfigError("the attention of this model has biases, or norms or scales on q and k: particles have none")
+    heads, groups, head = branch.heads, branch.groups, branch.head_dim
+
+    def cut(weight: Tensor, count: int) -> Tensor:
+        """(count * head, width) as stored to (heads, width, head)."""
+        found = weight.detach().unflatten(0, (count, head)).mT
+        return found.repeat_interleave(heads // count, dim=0)
+
+    q, k, v = (cut(getattr(branch, n).weight, c) for n, c in (("q", heads), ("k", groups), ("v", groups)))
+    o = branch.o.weight.detach().mT.unflatten(0, (heads, head))
+    return Attention(beta=q.shape[-2] / sqrt(head), causal=True, heads=heads, q=q, k=k, v=v, o=o)
 
 
 def random_mlp(

@@ -9,6 +9,7 @@ Time tau starts at 0 and is the layer of the site, so the depth-time of the sche
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +26,9 @@ Sublayers = Sequence[tuple[str, Field]]
 class Flow:
     """A scheme, the sub-layers of one layer and the depth L that schemes with a horizon refer to.
 
-    field: one field (it stands at an `attn` site), or the sub-layers in order as (kind, field) pairs; a layer then moves
-    every particle once per sub-layer. Raises ConfigError for an unknown scheme, for a state of the wrong shape, for
-    zero vectors, and where a schedule has run out.
+    field: one field (it stands at an `attn` site), or the sub-layers in order as (kind, field) pairs; a layer then
+    moves every particle once per sub-layer. Raises ConfigError for an unknown scheme, for a state of the wrong shape,
+    for zero vectors, and where a schedule has run out.
     """
 
     def __init__(self, scheme: str | Scheme, field: Field | Sublayers, depth: int = 1) -> None:
@@ -42,9 +43,13 @@ class Flow:
     # the ends of the stream
 
     def start(self, x: Tensor) -> Tensor:
-        """The state at time 0 from embeddings (..., n, dim): the scheme's entry, then where its first layer puts it."""
+        """The state at time 0 from embeddings (..., n, dim): entered, then on the sphere of a scheme that has one."""
+        return self.settle(self.enter(x), 0.0)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """The stream in front of the first layer from embeddings (..., n, dim), as the network enters it."""
         if x.dim() < 2 or not x.is_floating_point():
-            raise ConfigError(f"particles have shape (..., n, dim) and a floating dtype, got {tuple(x.shape)} {x.dtype}")
+            raise ConfigError(f"particles are floats of shape (..., n, dim), got {tuple(x.shape)} {x.dtype}")
         if 0 in x.shape:
             raise ConfigError(f"no particles: shape {tuple(x.shape)}")
         if not torch.isfinite(x).all():
@@ -53,7 +58,7 @@ class Flow:
             raise ConfigError("a particle is the zero vector and has no direction: remove it")
         site = Site(0.0, "entry", self.depth)
         rule = self.scheme.resolve(site)
-        return self.settle(rule.enter(x, self.own(rule, site, x.shape[-1], x), site), 0.0)
+        return rule.enter(x, self.own(rule, site, x.shape[-1], x), site)
 
     def settle(self, x: Tensor, tau: float) -> Tensor:
         """The state that a step of size 0 leaves: schemes that normalise the stream put it on their sphere."""
@@ -68,6 +73,11 @@ class Flow:
         rule = self.scheme.resolve(site)
         out = rule.exit(x, self.own(rule, site, x.shape[-1], x), site)
         return sphere.safe_divide(out, sphere.radius(out))
+
+    def radius(self, x: Tensor) -> Tensor:
+        """|x| of every particle, (..., n); of the largest stream where there are several."""
+        radius = sphere.radius(x).squeeze(-1)
+        return radius.amax(-1) if self.streams > 1 else radius
 
     # one site
 
@@ -137,16 +147,15 @@ class Flow:
     # what an integrator must know
 
     def breaks(self, start: float, end: float) -> list[float]:
-        """Times strictly inside (start, end) at which the velocity jumps: the scheme changes, or the field's weights."""
-        last = int(end) + 1 if any(field.fresh for _, field in self.sublayers) else min(int(end) + 1, self.depth)
-        found = []
-        for layer in range(int(start) + 1, last):
-            if start < layer < end and (
-                any(field.fresh for _, field in self.sublayers)
-                or any(self.rule(layer, kind)[0] != self.rule(layer - 1, kind)[0] for kind, _ in self.sublayers)
-            ):
-                found.append(float(layer))
-        return found
+        """Times inside (start, end) at which the velocity jumps: another scheme, or other weights of the field."""
+        layers = range(int(start) + 1, ceil(end))
+        if any(field.fresh for _, field in self.sublayers):
+            return [float(layer) for layer in layers]
+
+        def changes(layer: int) -> bool:
+            return any(self.rule(layer, kind)[0] != self.rule(layer - 1, kind)[0] for kind, _ in self.sublayers)
+
+        return [float(layer) for layer in layers if layer < self.depth and changes(layer)]
 
     def kept(self, tau: float, like: Tensor) -> Tensor:
         """Which streams stay on their sphere, boolean (1,) or (streams, 1): the radial part of the velocity vanishes.
@@ -158,7 +167,7 @@ class Flow:
         x = torch.randn(shape, generator=generator, dtype=torch.float64)
         u = torch.randn(32, 3, generator=generator, dtype=torch.float64)
         x = self.settle(x, tau)
-        stays = torch.ones(shape[1:-1] + (1,), dtype=torch.bool)
+        stays = torch.ones((*shape[1:-1], 1), dtype=torch.bool)
         for kind, _ in self.sublayers:
             rule, site = self.rule(tau, kind)
             velocity = derivative(rule, self.own(rule, site, 3, x), x, u, site)

@@ -1,4 +1,4 @@
-"""From the velocity field to a path: the network itself, Euler, Runge-Kutta 4, and an adaptive pair, in time or log-time.
+"""From the velocity field to a path: the network, Euler, Runge-Kutta 4 and an adaptive pair, in time or log-time.
 
 Radii that the scheme keeps are restored after every step (a projection, which leaves the order of the method as it is).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, exp, log1p
 
 import torch
@@ -33,7 +34,7 @@ def integrate(
     log_time: bool = False,
     max_steps: int = 1_000_000,
 ) -> Iterator[tuple[float, Tensor]]:
-    """Yields (time, state) at each of `times` (ascending, from 0 on), beginning at the state x = flow.start(...) at time 0.
+    """Yields (time, state) at each of `times` (ascending, from 0 on) for the state x = flow.start(...) at time 0.
 
     step: largest step of euler and rk4 (in log-time: of log(1 + tau)). tolerance: of the adaptive pair, relative, per
     step. log_time: steps are even in log(1 + tau), for laws that are polynomial in time. Raises ConfigError for a bad
@@ -42,7 +43,7 @@ def integrate(
     if method not in METHODS:
         raise ConfigError(unknown("method", method, METHODS))
     ordered = [float(t) for t in times]
-    if any(b < a for a, b in zip(ordered, ordered[1:], strict=False)) or (ordered and ordered[0] < 0):
+    if any(b < a for a, b in pairwise(ordered)) or (ordered and ordered[0] < 0):
         raise ConfigError("times must ascend from 0 on")
     if step <= 0 or tolerance <= 0:
         raise ConfigError("step and tolerance must be positive")
@@ -111,7 +112,7 @@ class Walker:
 
         begin, end = (log1p(self.tau), log1p(stop)) if self.log_time else (self.tau, stop)
         if self.method == "adaptive":
-            self.adaptive(slope, restore, begin, end)
+            self.adaptive(slope, restore, begin, end, free=not kept.any())
         else:
             count = max(1, ceil((end - begin) / self.step - 1e-9))
             advance = {"euler": euler, "rk4": rk4}[self.method]
@@ -125,28 +126,29 @@ class Walker:
     def count(self, stop: float) -> None:
         self.taken += 1
         if self.taken > self.max_steps:
-            raise GeonormError(f"{self.max_steps} steps did not reach time {stop:g}: use log_time, or a larger max_steps")
+            raise GeonormError(f"{self.max_steps} steps do not reach time {stop:g}: take log_time or more max_steps")
 
-    def adaptive(self, slope: Slope, restore: Callable[[Tensor], Tensor], s: float, end: float) -> None:
-        h = min(self.size or 1e-3 * (end - s), end - s)
+    def adaptive(self, slope: Slope, restore: Callable[[Tensor], Tensor], s: float, end: float, free: bool) -> None:
+        """free: no radius is kept, so the slope at the end of a step is the one at the beginning of the next."""
+        particles = -3 if self.flow.streams > 1 else -2
         first = slope(self.x, s)
+        size = self.size or 1e-3 * (end - s)
         while s < end:
-            h = min(h, end - s)
-            ahead, error, _ = dormand_prince(slope, self.x, s, h, first)
-            ahead = restore(ahead)
-            ratio = measure(error, self.x, self.tolerance)
-            self.count(end)
-            if ratio <= 1:
-                s = end if end - s <= h * (1 + 1e-12) else s + h
-                self.x = ahead
-                if s < end:
-                    first = slope(self.x, s)
+            h = min(size, end - s)
+            ahead, error, last = dormand_prince(slope, self.x, s, h, first)
+            ratio = measure(error, self.x, self.tolerance, particles)
             grown = h * min(5.0, max(0.2, 0.9 * max(ratio, 1e-10) ** -0.2))
-            if not grown > 1e-14 * max(1.0, abs(s)):
-                raise GeonormError(f"the step size vanished at {s:g}: the velocity is not smooth there")
-            if s < end or h >= (self.size or 0):
-                self.size = grown
-            h = grown
+            if ratio <= 1:
+                self.x = restore(ahead)
+                s = end if h == end - s else s + h
+                if s < end:
+                    first = last if free else slope(self.x, s)
+                grown = max(size, grown) if h < size else grown  # a step cut short by the stop says little
+            elif not grown > 1e-14 * max(1.0, abs(s)):
+                raise GeonormError(f"the step size vanished at {s:g}: the velocity is not smooth or not finite there")
+            self.count(end)
+            size = grown
+        self.size = size
 
 
 def euler(f: Slope, x: Tensor, s: float, h: float) -> Tensor:
@@ -175,26 +177,34 @@ FOURTH = (5179 / 57600, 0.0, 7571 / 16695, 393 / 640, -92097 / 339200, 187 / 210
 
 
 def dormand_prince(f: Slope, x: Tensor, s: float, h: float, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(fifth-order result, its difference from the embedded fourth order, slope at the end before any projection)."""
+    """(fifth-order result, its difference from the embedded fourth order, the slope there)."""
     slopes = [first]
-    ahead = x
     for node, stage in zip(NODES[1:], STAGES[1:], strict=True):
-        ahead = x + h * sum(a * k for a, k in zip(stage, slopes, strict=True) if a)  # type: ignore[assignment]
+        ahead = x + h * combined(stage, slopes)
         slopes.append(f(ahead, s + node * h))
     weights = [a - b for a, b in zip((*STAGES[-1], 0.0), FOURTH, strict=True)]
-    error = h * sum(w * k for w, k in zip(weights, slopes, strict=True) if w)
-    return ahead, error, slopes[-1]  # type: ignore[return-value]
+    return ahead, h * combined(weights, slopes), slopes[-1]
 
 
-def measure(error: Tensor, x: Tensor, tolerance: float) -> float:
+def combined(weights: Sequence[float], slopes: Sequence[Tensor]) -> Tensor:
+    total = weights[0] * slopes[0]
+    for weight, slope in zip(weights[1:], slopes[1:], strict=True):
+        if weight:
+            total = total.add(slope, alpha=weight)
+    return total
+
+
+def measure(error: Tensor, x: Tensor, tolerance: float, particles: int) -> float:
     """Error over tolerance. What all particles share counts against their size; what tells them apart counts against
     how far apart they still are (down to rounding), so that the law of a collapse is followed to its end."""
     radius = sphere.radius(x)
     theta, err = sphere.safe_divide(x, radius), sphere.safe_divide(error, radius)
-    axis = -2 if x.dim() == error.dim() and x.dim() < 3 else -2
-    spread = (theta - theta.mean(axis, keepdim=True)).square().sum(-1).mean(-1).sqrt()
-    own = (err - err.mean(axis, keepdim=True)).square().sum(-1).mean(-1).sqrt()
-    common = err.square().sum(-1).mean(-1).sqrt()
+
+    def size(rows: Tensor) -> Tensor:
+        return sphere.dot(rows, rows).mean(particles).sqrt()
+
+    spread = size(theta - theta.mean(particles, keepdim=True))
+    own = size(err - err.mean(particles, keepdim=True))
     floor = 8 * torch.finfo(x.dtype).eps
-    bound = (tolerance * spread).clamp(min=floor)
-    return max((own / bound).max().item(), common.max().item() / max(tolerance, floor))
+    apart = (own / (tolerance * spread).clamp(min=floor)).max().item()
+    return max(apart, size(err).max().item() / max(tolerance, floor))

@@ -26,15 +26,26 @@ def parameters(rule: Scheme, site: Site, dim: int, like: Tensor) -> nn.Module:
 
 
 def derivative(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -> Tensor:
-    """d/dh of the stream that `write` returns, at h = 0, for an update u that is held fixed. Shape of x."""
+    """d/dh of the stream that `write` returns, at h = 0, for an update u that is held fixed. Shape of x.
+
+    Differentiable in x and u where one of them wants a gradient: then by forward-mode autodiff. Otherwise as the
+    derivative of the backward pass, which is linear in its cotangent: the same numbers three times as fast in PyTorch.
+    """
 
     def step(h: Tensor) -> Tensor:
         _, carry = rule.read(x, own, site)
         return rule.write(x, u, carry, own, site, h)
 
-    zero = torch.zeros((), dtype=x.dtype, device=x.device)
-    velocity: Tensor = torch.func.jvp(step, (zero,), (torch.ones_like(zero),))[1]
-    return velocity
+    h = torch.zeros((), dtype=x.dtype, device=x.device)
+    if torch.is_grad_enabled() and (x.requires_grad or u.requires_grad):
+        velocity: Tensor = torch.func.jvp(step, (h,), (torch.ones_like(h),))[1]
+        return velocity
+    x, u = x.detach(), u.detach()
+    with torch.enable_grad():
+        after = step(h.requires_grad_())
+        cotangent = torch.zeros_like(after, requires_grad=True)
+        (backward,) = torch.autograd.grad(after, h, cotangent, create_graph=True)
+    return torch.autograd.grad(backward, cotangent)[0]
 
 
 def in_plane(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,7 +68,8 @@ def rates(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> tuple[Tenso
     rule = parse(scheme).resolve(site)
     if not rule.planar:
         raise ConfigError(f"{rule} has no (rho, tau) law: its step does not stay in the plane of x and u")
-    drho, dtau, _ = in_plane(rule, parameters(rule, site, 2, x), x.detach(), u.detach(), site)
+    with torch.no_grad():
+        drho, dtau, _ = in_plane(rule, parameters(rule, site, 2, x), x, u, site)
     return drho.squeeze(-1), dtau.squeeze(-1)
 
 
