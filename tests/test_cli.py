@@ -15,8 +15,9 @@ from geonorm import cli
 from geonorm.arguments import options
 from geonorm.cli import main
 from geonorm.lab.config import CompareConfig, TrainCommand, TrainConfig
+from geonorm.simulation import SimulateConfig
 
-VERBS = {"compare", "train", "eval", "generate", "report", "schemes", "data"}
+VERBS = {"compare", "train", "eval", "generate", "report", "simulate", "schemes", "data"}
 SHARED = set(
     """preset data steps batch_size objective recipe out
     model.layers model.width model.heads model.kv_heads model.hidden model.vocab_size model.context model.mlp model.norm
@@ -30,6 +31,10 @@ SHARED = set(
 )
 TRAIN = SHARED | set("scheme lr seed resume phase dry_run".split())
 COMPARE = SHARED | set("schemes lrs seeds tune tune_steps jobs launcher".split())
+SIMULATE = set(
+    """schemes init tokens dim beta time seeds out weights per heads causal delta method step log_time points depth
+    dtype device""".split()
+)
 CHANGED = f"the command line changed: if that is meant, change the lists in {__file__} too"
 EXAMPLE = "--model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16".split()
 BYTES = ["--tokens.tokenizer", "byte", "--model.vocab_size", "257"]
@@ -39,6 +44,7 @@ def test_surface_is_frozen() -> None:
     assert set(cli.VERBS) == VERBS, CHANGED
     assert set(options(TrainCommand)) == TRAIN, CHANGED
     assert set(options(CompareConfig)) == COMPARE, CHANGED
+    assert set(options(SimulateConfig)) == SIMULATE, CHANGED
     assert set(options(cli.Evaluate)) == {"run", "data", "tokens", "out", "device"}, CHANGED
     assert set(options(cli.Generate)) == {
         "run", "prompt", "tokens", "temperature", "top_k", "seed", "device"
@@ -47,9 +53,12 @@ def test_surface_is_frozen() -> None:
     assert set(options(cli.Data)) == {"action", "source", "tokenizer", "vocab_size", "cache"}, CHANGED
 
 
-@pytest.mark.parametrize("kind", [TrainCommand, CompareConfig, cli.Evaluate, cli.Generate, cli.Report, cli.Data])
+OWN = {TrainCommand: "train", CompareConfig: "compare", SimulateConfig: "simulate", cli.Evaluate: "eval"}
+
+
+@pytest.mark.parametrize("kind", [*OWN, cli.Generate, cli.Report, cli.Data])
 def test_help_documents_every_option(kind: type, capsys: Any) -> None:
-    verb = {TrainCommand: "train", CompareConfig: "compare", cli.Evaluate: "eval"}.get(kind, kind.__name__.lower())
+    verb = OWN.get(kind, kind.__name__.lower())
     assert main([verb, "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for option in options(kind).values():
@@ -70,8 +79,8 @@ def test_help_does_not_import_torch() -> None:
     code = """
 import sys, time
 from geonorm.cli import main
-for words in (["--help"], ["train", "--help"], ["compare", "--help"], ["eval", "-h"], ["schemes", "--help"]):
-    main(words)
+for words in ("--help", "train --help", "compare --help", "eval -h", "schemes --help", "simulate -h"):
+    main(words.split())
 print(sorted({"torch", "numpy", "jsonargparse", "yaml"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

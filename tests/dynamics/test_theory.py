@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from math import exp, isclose, pi, sqrt
+from math import exp, isclose, log, pi, sqrt
 from typing import Any
 
 import pytest
@@ -166,6 +166,21 @@ def test_bad_input() -> None:
     for call in (theory.terminal, lambda s: theory.initial_velocity(s, 4, 1.0)):
         with pytest.raises(ConfigError, match="no closed equation"):
             call("residual_dual")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "exponent"), [("pre", 2.0), ("peri", 2.0), ("geonorm", 3.0), ("geonorm(update=norm)", 2.0)]
+)
+def test_a_gain_of_v_changes_the_law_of_geonorm_only(scheme: str, exponent: float) -> None:
+    """docs/theory.md 4.2: with V = g I, 1 - cos ~ t^(-2 alpha g) for the raw rule."""
+    n, gain = 4, 1.5
+    flow = dynamics.Flow(scheme, dynamics.Attention(0.5, v=gain * torch.eye(n, dtype=torch.float64).unsqueeze(0)))
+    with torch.no_grad():
+        walk = dynamics.integrate(
+            flow, flow.start(equiangular(n, 0.99)), [1e4, 2e4], method="rk4", step=0.1, log_time=True
+        )
+        early, late = (dynamics.gap(flow.tokens(x)).item() for _, x in walk)
+    assert isclose(log(early / late) / log(2.0), exponent, rel_tol=2e-3)
 
 
 WORDS = {"<θ,A>": "a", "|A|": "size", "<": "", ">": ""}
