@@ -85,7 +85,8 @@ class Attention:
         if self.normalised and self.chunk is None and fused(q, v):
             shape = v.shape
             q, k, v = (part.reshape(-1, *part.shape[-3:]) for part in (q, k, v))
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self.beta)
+            # beta on the queries: the kernel's own scale multiplies the causal mask's -inf, too (nan at beta <= 0)
+            out = F.scaled_dot_product_attention(self.beta * q, k, v, is_causal=self.causal, scale=1.0)
             return out.view(shape)
         rows = self.chunk or block_rows(q, k)
         if rows >= n:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, exp, log1p
+from math import ceil, exp, isfinite, log1p
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ def integrate(
     if method not in METHODS:
         raise ConfigError(unknown("method", method, METHODS))
     ordered = [float(t) for t in times]
+    if not all(isfinite(t) for t in ordered):
+        raise ConfigError("times must be finite")
     if any(b < a for a, b in pairwise(ordered)) or (ordered and ordered[0] < 0):
         raise ConfigError("times must ascend from 0 on")
     if step <= 0 or tolerance <= 0:
