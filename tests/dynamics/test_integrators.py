@@ -224,7 +224,7 @@ def test_a_state_that_leaves_the_numbers_says_when() -> None:
     flow = Flow("pre", explode)  # type: ignore[arg-type]
     x = flow.start(uniform(3, 4))
     for method in ("layers", "euler", "adaptive"):
-        with pytest.raises(GeonormError, match="not finite|no longer finite"):
+        with pytest.raises(GeonormError, match=r"not finite|no longer finite"):
             end(flow, x, 3.0, method=method)
     with pytest.raises(ConfigError):
         list(integrate(flow, x, [1], method=""))
