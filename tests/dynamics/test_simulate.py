@@ -44,6 +44,8 @@ def test_the_terminal_law_is_found(scheme: str) -> None:
     assert row["collapse_time"] is not None and 0 < row["collapse_time"] < time
     assert isclose(row["speed_final"], row["speed_final_predicted"], rel_tol=1e-4)
     assert isclose(row["radius_final"], row["radius_final_predicted"], rel_tol=1e-4)
+    growing = scheme in ("pre", "peri", "mix(share=0.1)")
+    assert abs(row["radius_exponent"] - growing) < 0.02
 
 
 def small(**settings: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from math import exp, isclose, log, pi, sqrt
+from math import cos, exp, isclose, log, pi, sqrt
 from typing import Any
 
 import pytest
@@ -181,6 +181,29 @@ def test_a_gain_of_v_changes_the_law_of_geonorm_only(scheme: str, exponent: floa
         )
         early, late = (dynamics.gap(flow.tokens(x)).item() for _, x in walk)
     assert isclose(log(early / late) / log(2.0), exponent, rel_tol=2e-3)
+
+
+@pytest.mark.parametrize("scheme", ["post", "sqrt", "pre", "peri", "lns", "geonorm", "geonorm(decay=sqrt)"])
+def test_random_weights_shrink_the_gap_by_the_squared_cosine_of_each_step(scheme: str) -> None:
+    """docs/theory.md 4.4, Proposition 4: per layer cos^2 of the angle of the write, with V drawn anew."""
+    d, layers, g2 = 512, 12, 2.0
+    flow = dynamics.Flow(
+        scheme, dynamics.Fresh(lambda layer: dynamics.random_attention(d, seed=5, layer=layer)), layers
+    )
+    x = flow.start(dynamics.cone(4, d, 1e-6, seeds=(0,)))
+    before = dynamics.gap(flow.tokens(x)).item()
+    predicted, squared = 1.0, 1.0  # squared radius of an additive stream
+    for t in range(1, layers + 1):
+        push = {"pre": g2, "peri": 1.0, "lns": g2 / t}.get(scheme)
+        squared += push or 0.0
+        predicted *= {
+            "post": 1 / (1 + g2), "sqrt": 1 / (1 + g2 / t),
+            "geonorm": cos(pi / 4 / t) ** 2, "geonorm(decay=sqrt)": cos(pi / 4 / sqrt(t)) ** 2,
+        }.get(scheme, 1.0)  # fmt: skip
+        with torch.no_grad():
+            x = flow.layer(x, t - 1.0)
+    after = dynamics.gap(flow.tokens(x)).item()
+    assert isclose(log(after / before), log(predicted / squared), rel_tol=0.1)
 
 
 WORDS = {"<θ,A>": "a", "|A|": "size", "<": "", ">": ""}

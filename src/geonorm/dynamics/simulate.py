@@ -36,7 +36,10 @@ SNAPSHOTS = (0.0, 1.0, 3.0, 10.0, 30.0)
 DRAWN = 80
 """Most particles of a picture."""
 ROUNDING = {"float64": 1e-24, "float32": 1e-11}
-"""1 - cos below which positions are rounding error: no law is fitted there."""
+"""1 - cos below which positions begin to be rounding error: no law is fitted there."""
+TOGETHER = {"float64": 1e-26, "float32": 1e-12}
+"""1 - cos at which a scheme's simulation ends early: nothing of the collapse is left to see, and to follow an
+exponential further costs an explicit integrator most of its steps."""
 
 
 @dataclass(frozen=True)
@@ -149,9 +152,12 @@ def one(
         for index, (tau, x) in enumerate(walk):
             if index == 0:
                 velocities += cosine_rate(flow, x, tau).tolist()
-            for seed, row in enumerate(measure(flow, x, tau), place):
+            measured = measure(flow, x, tau)
+            for seed, row in enumerate(measured, place):
                 rows.append({"step": index, "time": tau, "scheme": name, "seed": seed, **row})
             progress(name, (place + (index + 1) / len(times)) / len(batches))
+            if all(row["gap"] < TOGETHER[config.dtype] for row in measured):
+                break
     results.trace.extend(rows)
     pictures(config, scheme, start, results)
     return conclude(config, scheme, rows, sum(velocities) / len(velocities), results)
@@ -195,8 +201,10 @@ def conclude(
     """What is found about a scheme: initial and terminal velocity, speed and radius at both ends, beside theory."""
     name, seeds = str(scheme), config.seeds
     by_seed = [[row for row in rows if row["seed"] == seed] for seed in range(seeds)]
-    times = [row["time"] for row in by_seed[0]]
-    gaps = [[row["gap"] or 0.0 for row in of_seed] for of_seed in by_seed]
+    shared = min(map(len, by_seed))  # a seed that came together earlier ends earlier
+    times = [row["time"] for row in by_seed[0][:shared]]
+    by_seed = [of_seed[:shared] for of_seed in by_seed]
+    gaps = [[row["gap"] for row in of_seed] for of_seed in by_seed]
     usable = [i for i in range(len(times)) if all(g[i] > ROUNDING[config.dtype] for g in gaps)]
     mean = [exp(sum(log(g[i]) for g in gaps) / seeds) for i in usable]
     law = terminal_law([times[i] for i in usable], mean, floor=ROUNDING[config.dtype])
@@ -229,6 +237,7 @@ def conclude(
         "terminal_exponent_predicted": None if expected is None else expected.exponent,
         "collapse_time": sum(reached) / len(reached) if len(reached) == seeds else None,
         "collapsed": len(reached),
+        "time_final": times[-1],
         "cos_pair_final": at("cos_pair", -1),
         "speed_initial": at("speed", 0),
         "speed_initial_predicted": said("speed", 0),
@@ -236,7 +245,18 @@ def conclude(
         "speed_final_predicted": said("speed", -1),
         "radius_final": at("radius", -1),
         "radius_final_predicted": said("radius", -1),
+        "radius_exponent": slope(times, [at("radius", i) for i in range(len(times))]),
     }
+
+
+def slope(times: list[float], radii: list[float | None]) -> float | None:
+    """q of r ~ t^q: least squares over the second half of log-time, t = time + 1. None with fewer than four points."""
+    half = log1p(times[-1]) / 2
+    points = [(log1p(t), log(r)) for t, r in zip(times, radii, strict=True) if r and log1p(t) >= half]
+    if len(points) < 4:
+        return None
+    centre = sum(a for a, _ in points) / len(points)
+    return sum((a - centre) * b for a, b in points) / sum((a - centre) ** 2 for a, _ in points)
 
 
 def finite(value: float) -> float | None:

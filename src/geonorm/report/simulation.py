@@ -97,11 +97,12 @@ def law(kind: str | None, exponent: float | None) -> str:
 
 def speeds(summary: Record) -> tuple[list[str], Cells]:
     """First table of the paper: speed factor and radius law, measured beside predicted."""
-    titles = ["scheme", "speed factor, radius law", "s(0)", "theory", "s(T)", "theory", "r(T)", "theory"]
+    titles = ["scheme", "speed factor, radius law", "s(0)", "theory", "s(T)", "theory", "r(T)", "theory", "r at last"]
     keys = ("speed_initial", "speed_final", "radius_final")
     return titles, [
         [row["scheme"], row["law"] or "–"]
         + [_number(row[f"{key}{which}"]) for key in keys for which in ("", "_predicted")]
+        + ["–" if row["radius_exponent"] is None else f"t^{row['radius_exponent']:.2f}".replace("-0.00", "0.00")]
         for row in summary["schemes"]
     ]
 
@@ -123,7 +124,10 @@ def velocities(summary: Record) -> tuple[list[str], Cells]:
     return titles, table
 
 
-NOTE = "theory: the closed equation of equiangular tokens, and the limit of large t; T: the end; collapse: cosine 0.99"
+NOTE = (
+    "theory: the closed equation of equiangular tokens, and the limit of large t; collapse: mean cosine 0.99; "
+    "T: the end, or where tokens agree to rounding"
+)
 
 
 def terminal(summary: Record) -> list[str]:
