@@ -105,6 +105,7 @@ def test_mix_switches_on_time_and_runs_on_beyond_its_depth() -> None:
         return (1.0, 0.0) if t <= 3 else (r, inner)
 
     flow = Flow("mix(share=0.5)", Attention(beta=1.0), 4)
+    assert flow.breaks(0.0, 9.0) == [2.0]
     x = flow.start(equiangular(5, 6))
     # the reference is integrated on both sides of the jump apart
     late = Flow("pre", Attention(beta=1.0), 4)
@@ -113,6 +114,8 @@ def test_mix_switches_on_time_and_runs_on_beyond_its_depth() -> None:
         switch = end(Flow("post", Attention(beta=1.0), 4), x, 2.0, tolerance=1e-10)
         expected = end(late, switch, 7.0, tolerance=1e-10)  # pre knows no time, so it may start at 0
     torch.testing.assert_close(found[9.0], expected, rtol=0, atol=1e-8)
+    in_log_time = end(flow, x, 9.0, tolerance=1e-10, log_time=True)
+    torch.testing.assert_close(in_log_time, expected, rtol=0, atol=1e-8)
     assert abs(mean_cosine(flow.tokens(found[1.0])) - closed(1.0, 5, law, [1.0])[0]) < 1e-8
 
 

@@ -104,13 +104,13 @@ class Walker:
         def restore(x: Tensor) -> Tensor:
             return torch.where(kept, sphere.safe_divide(radius, sphere.radius(x)) * x, x)
 
-        last = stop - 1e-12 * max(1.0, stop)  # the rule of this segment, not of the next
+        # the rule of this segment, not of its neighbours, also where exp(s) - 1 rounds
+        first, last = self.tau, stop - 1e-12 * max(1.0, stop)
 
         def slope(x: Tensor, s: float) -> Tensor:
             if self.log_time:
-                tau = exp(s) - 1
-                return (1 + tau) * self.flow.velocity(x, min(tau, last))
-            return self.flow.velocity(x, min(s, last))
+                return exp(s) * self.flow.velocity(x, min(max(exp(s) - 1, first), last))
+            return self.flow.velocity(x, min(max(s, first), last))
 
         begin, end = (log1p(self.tau), log1p(stop)) if self.log_time else (self.tau, stop)
         if self.method == "adaptive":
