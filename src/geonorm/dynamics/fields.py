@@ -68,13 +68,13 @@ class Attention:
         q, k, v = (self.project(y, weight) for weight in (self.q, self.k, self.v))
         mix = self.mix(q, k, v)
         if self.o is not None:
-            return (mix @ self.o.to(mix.dtype)).sum(-3)
+            return (mix @ self.o.to(mix)).sum(-3)
         return mix.transpose(-3, -2).flatten(-2)
 
     def project(self, y: Tensor, weight: Tensor | None) -> Tensor:
         """(..., n, dim) to (..., heads, n, head_dim)."""
         if weight is not None:
-            return y.unsqueeze(-3) @ weight.to(y.dtype)
+            return y.unsqueeze(-3) @ weight.to(y)
         if y.shape[-1] % self.heads:
             raise ConfigError(f"width {y.shape[-1]} is not divisible by {self.heads} heads")
         return y.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
@@ -142,7 +142,7 @@ class Mlp:
             raise ConfigError(f"up {tuple(self.up.shape)} and down {tuple(self.down.shape)} do not fit")
 
     def __call__(self, y: Tensor, tau: float = 0.0) -> Tensor:
-        return ACTIVATIONS[self.activation](y @ self.up.to(y.dtype)) @ self.down.to(y.dtype)
+        return ACTIVATIONS[self.activation](y @ self.up.to(y)) @ self.down.to(y)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -68,9 +68,10 @@ def labels(theta: Tensor, angle: float = 0.1) -> Tensor:
     return torch.stack([linked(system, angle) for system in flat]).reshape(theta.shape[:-1])
 
 
-def linked(theta: Tensor, angle: float, rows: int = 1024) -> Tensor:
+def linked(theta: Tensor, angle: float, rows: int | None = None) -> Tensor:
     """Connected components by the smallest label among neighbours, with pointer jumping, in blocks of rows."""
     n = len(theta)
+    rows = rows or max(16, 4_000_000 // n)
     label = torch.arange(n, device=theta.device)
     chord = 2 * torch.sin(torch.tensor(angle / 2)).item()
     away = theta - theta.mean(0)  # chords of differences: exact also where all are together
