@@ -1,6 +1,6 @@
 """Keeps what the simulations found: summaries, both tables, figures, and what they ran on.
 
-    python experiments/004-attention-dynamics/collect.py runs/004-attention-dynamics
+python experiments/004-attention-dynamics/collect.py runs/004-attention-dynamics
 """
 
 from __future__ import annotations
