@@ -16,8 +16,9 @@ from geonorm.arguments import options
 from geonorm.bench.config import OpsBench, TrainBench
 from geonorm.cli import main
 from geonorm.lab.config import CompareConfig, TrainCommand, TrainConfig
+from geonorm.simulation import SimulateConfig
 
-VERBS = {"compare", "train", "eval", "generate", "report", "schemes", "data", "bench"}
+VERBS = {"compare", "train", "eval", "generate", "report", "bench", "simulate", "schemes", "data"}
 SHARED = set(
     """preset data steps batch_size objective recipe out
     model.layers model.width model.heads model.kv_heads model.hidden model.vocab_size model.context model.mlp model.norm
@@ -31,6 +32,10 @@ SHARED = set(
 )
 TRAIN = SHARED | set("scheme lr seed resume phase dry_run".split())
 COMPARE = SHARED | set("schemes lrs seeds tune tune_steps jobs launcher".split())
+SIMULATE = set(
+    """schemes init tokens dim beta time seeds out weights per heads causal delta method step log_time points depth
+    dtype device""".split()
+)
 CHANGED = f"the command line changed: if that is meant, change the lists in {__file__} too"
 EXAMPLE = "--model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16".split()
 BYTES = ["--tokens.tokenizer", "byte", "--model.vocab_size", "257"]
@@ -40,6 +45,7 @@ def test_surface_is_frozen() -> None:
     assert set(cli.VERBS) == VERBS, CHANGED
     assert set(options(TrainCommand)) == TRAIN, CHANGED
     assert set(options(CompareConfig)) == COMPARE, CHANGED
+    assert set(options(SimulateConfig)) == SIMULATE, CHANGED
     assert set(options(cli.Evaluate)) == {"run", "data", "tokens", "out", "device"}, CHANGED
     assert set(options(cli.Generate)) == {
         "run", "prompt", "tokens", "temperature", "top_k", "seed", "device"
@@ -52,15 +58,19 @@ def test_surface_is_frozen() -> None:
     assert set(options(cli.Data)) == {"action", "source", "tokenizer", "vocab_size", "cache"}, CHANGED
 
 
-@pytest.mark.parametrize(
-    "kind", [TrainCommand, CompareConfig, cli.Evaluate, cli.Generate, cli.Report, cli.Data, OpsBench, TrainBench]
-)
+OWN = {
+    TrainCommand: "train",
+    CompareConfig: "compare",
+    SimulateConfig: "simulate",
+    cli.Evaluate: "eval",
+    OpsBench: "bench ops",
+    TrainBench: "bench train",
+}
+
+
+@pytest.mark.parametrize("kind", [*OWN, cli.Generate, cli.Report, cli.Data])
 def test_help_documents_every_option(kind: type, capsys: Any) -> None:
-    names = {
-        TrainCommand: "train", CompareConfig: "compare", cli.Evaluate: "eval",
-        OpsBench: "bench ops", TrainBench: "bench train",
-    }  # fmt: skip
-    verb = names.get(kind, kind.__name__.lower())
+    verb = OWN.get(kind, kind.__name__.lower())
     assert main([*verb.split(), "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for option in options(kind).values():
@@ -81,9 +91,9 @@ def test_help_does_not_import_torch() -> None:
     code = """
 import sys, time
 from geonorm.cli import main
-for words in (["--help"], ["train", "--help"], ["compare", "--help"], ["eval", "-h"], ["schemes", "--help"],
-              ["bench", "-h"], ["bench", "ops", "-h"], ["bench", "train", "-h"]):
-    main(words)
+for words in ("--help", "train --help", "compare --help", "eval -h", "schemes --help", "simulate -h", "bench -h",
+              "bench ops -h", "bench train -h"):
+    main(words.split())
 print(sorted({"torch", "numpy", "jsonargparse", "yaml"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

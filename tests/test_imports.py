@@ -27,7 +27,8 @@ ALLOWED = {
     "schemes": MATHS | {"ops"},
     "residual": RULES,
     "nn": RULES | {"residual"},
-    "dynamics": MATHS | {"schemes"},
+    "simulation": {"errors"},
+    "dynamics": MATHS | {"schemes", "simulation"},
     "probes": {"errors", "sphere"},
     "hf": MODELS,
     "lab": MODELS | {"probes", ""},  # "" is the package itself: its version
@@ -38,7 +39,18 @@ ALLOWED = {
     "__main__": {"cli"},
     "": set(),  # geonorm/__init__.py loads by name, on use
 }
-FREE_OF_TORCH = ("errors", "arguments", "cli", "nn.config", "lab.config", "lab.statistics", "report", "bench.config")
+FREE_OF_TORCH = (
+    "errors",
+    "arguments",
+    "cli",
+    "simulation",
+    "nn.config",
+    "lab.config",
+    "lab.statistics",
+    "lab.simulations",
+    "report",
+    "bench.config",
+)
 EXTRAS = (
     "transformers",
     "datasets",
@@ -62,6 +74,7 @@ PUBLIC = [
     "geodesic_update",
     "Decoder",
     "DecoderConfig",
+    "simulate",
     "GeonormError",
     "dynamics",
     "errors",

@@ -5,22 +5,24 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from geonorm import parse
 from geonorm.arguments import read
 from geonorm.lab.config import CompareConfig
+from geonorm.simulation import SimulateConfig
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SCRIPTS = sorted((ROOT / "experiments").glob("*/run.sh"))
 
 
-def compare_commands(text: str) -> list[list[str]]:
-    """Arguments of every `geonorm compare` command of a text, shell variables left as words."""
+def commands_of(text: str, verb: str) -> list[list[str]]:
+    """Arguments of every `geonorm VERB` command of a text, shell variables left as words."""
     joined = re.sub(r"\\\n\s*", " ", text)
-    lines = re.findall(r"(?:^|-m )geonorm compare +(--[^\n]*)", joined, re.MULTILINE)
+    lines = re.findall(rf"(?:^|-m )geonorm {verb} +(--[^\n]*)", joined, re.MULTILINE)
     return [[word for word in shlex.split(line) if word != "$@"] for line in lines]
 
 
@@ -33,13 +35,16 @@ def test_the_python_of_the_readme_runs() -> None:
 
 
 @pytest.mark.parametrize("text", [README, *(script.read_text(encoding="utf-8") for script in SCRIPTS)])
-def test_compare_commands_are_valid(text: str) -> None:
-    commands = compare_commands(text)
-    assert commands
-    for arguments in commands:
-        config = read(CompareConfig, "geonorm compare", arguments)
-        for scheme in config.schemes:
-            parse(scheme)
+def test_commands_are_valid(text: str) -> None:
+    found = 0
+    kinds: list[tuple[str, Any]] = [("compare", CompareConfig), ("simulate", SimulateConfig)]
+    for verb, kind in kinds:
+        for arguments in commands_of(text, verb):
+            config = read(kind, f"geonorm {verb}", arguments)
+            found += 1
+            for scheme in config.schemes:
+                parse(scheme)
+    assert found
 
 
 def test_links_point_at_files() -> None:

@@ -20,6 +20,7 @@ PUBLIC = {
     "geodesic_update": "ops",
     "Decoder": "nn",
     "DecoderConfig": "nn",
+    "simulate": "dynamics.simulate",
     "GeonormError": "errors",
 }
 MODULES = ("dynamics", "errors", "lab", "nn", "norms", "ops", "probes", "report", "residual", "schemes", "sphere")

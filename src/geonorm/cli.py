@@ -193,10 +193,10 @@ def generate(arguments: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Report:
-    """A self-contained page from run or comparison directories."""
+    """A self-contained page from run or comparison directories, or from simulations."""
 
     dirs: list[str]
-    """Comparison or run directories."""
+    """Comparison or run directories, or those of simulations."""
     out: str = "report.html"
     """The page to write."""
     figures: str | None = None
@@ -236,6 +236,33 @@ def bench(arguments: list[str]) -> int:
         from .bench.train import bench_train
 
         bench_train(steps)
+    return 0
+
+
+def simulate(arguments: list[str]) -> int:
+    """schemes as particle systems on the sphere: how fast tokens come together, beside theory"""
+    from .simulation import SimulateConfig
+
+    config = read(SimulateConfig, "geonorm simulate", arguments)
+    from dataclasses import asdict
+
+    from .lab import simulations
+
+    out, settings = Path(config.out), asdict(config)
+    simulations.check(out, settings)
+    from .dynamics.simulate import pick_device
+    from .dynamics.simulate import simulate as run
+    from .lab import environment
+    from .report import write_figures
+    from .report.simulation import terminal
+
+    device = pick_device(config.device)
+    with simulations.progress(sys.stderr.isatty()) as progress:
+        found = run(config, progress=progress)
+    simulations.save(out, settings, environment.describe(device), found.files())
+    write_figures(out, out / "figures")
+    print("\n".join(terminal(found.summary)))
+    print(f"figures: {out / 'figures'}")
     return 0
 
 
@@ -298,6 +325,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "generate": generate,
     "report": report,
     "bench": bench,
+    "simulate": simulate,
     "schemes": schemes,
     "data": data,
 }

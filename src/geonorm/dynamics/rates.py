@@ -10,12 +10,54 @@ N is unit here: radius 1, eps 0, no gains.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import sphere
 from ..errors import ConfigError
 from ..norms import NormSpec
 from ..schemes import Scheme, Site, parse, restore
+
+
+def parameters(rule: Scheme, site: Site, dim: int, like: Tensor) -> nn.Module:
+    """The norms and scalars of a site in the particle system, at their initial values: every N has radius 1."""
+    own = rule.params(site, NormSpec("unit", dim, gains=False, eps=0.0)).to(like.device, like.dtype)
+    restore(own)
+    return own.requires_grad_(False)
+
+
+def derivative(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -> Tensor:
+    """d/dh of the stream that `write` returns, at h = 0, for an update u that is held fixed. Shape of x.
+
+    Differentiable in x and u where one of them wants a gradient: then by forward-mode autodiff. Otherwise as the
+    derivative of the backward pass, which is linear in its cotangent: the same numbers three times as fast in PyTorch.
+    """
+
+    def step(h: Tensor) -> Tensor:
+        _, carry = rule.read(x, own, site)
+        return rule.write(x, u, carry, own, site, h)
+
+    h = torch.zeros((), dtype=x.dtype, device=x.device)
+    if torch.is_grad_enabled() and (x.requires_grad or u.requires_grad):
+        velocity: Tensor = torch.func.jvp(step, (h,), (torch.ones_like(h),))[1]
+        return velocity
+    x, u = x.detach(), u.detach()
+    with torch.enable_grad():
+        after = step(h.requires_grad_())
+        cotangent = torch.zeros_like(after, requires_grad=True)
+        (backward,) = torch.autograd.grad(after, h, cotangent, create_graph=True)
+    return torch.autograd.grad(backward, cotangent)[0]
+
+
+def in_plane(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+    """(drho/dh, dtau/dh, v): the rates, each (..., 1), and the tangential part of u; differentiable in x and u.
+
+    own: the parameters of the site at dim = 2.
+    """
+    c, v = sphere.frame(x, u)
+    radius, height = sphere.radius(x), sphere.radius(v)
+    flat = torch.cat((radius, torch.zeros_like(radius)), dim=-1)
+    velocity = derivative(rule, own, flat, torch.cat((c * radius, height), dim=-1), site)
+    return sphere.safe_divide(velocity[..., :1], radius), sphere.safe_divide(velocity[..., 1:], height), v
 
 
 def rates(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor]:
@@ -26,22 +68,9 @@ def rates(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> tuple[Tenso
     rule = parse(scheme).resolve(site)
     if not rule.planar:
         raise ConfigError(f"{rule} has no (rho, tau) law: its step does not stay in the plane of x and u")
-    c, v = sphere.frame(x, u)
-    radius, height = sphere.radius(x), sphere.radius(v)
-    flat = torch.cat((radius, torch.zeros_like(radius)), dim=-1)
-    update = torch.cat((c * radius, height), dim=-1)
-    own = rule.params(site, NormSpec("unit", 2, gains=False, eps=0.0)).to(x.device, x.dtype)
-    restore(own)
-
-    def step(h: Tensor) -> Tensor:
-        _, carry = rule.read(flat, own, site)
-        return rule.write(flat, update, carry, own, site, h)
-
-    zero = torch.zeros((), dtype=x.dtype, device=x.device)
-    velocity = torch.func.jvp(step, (zero,), (torch.ones_like(zero),))[1]
-    drho = sphere.safe_divide(velocity[..., :1], radius)
-    dtau = sphere.safe_divide(velocity[..., 1:], height)
-    return drho.squeeze(-1).detach(), dtau.squeeze(-1).detach()
+    with torch.no_grad():
+        drho, dtau, _ = in_plane(rule, parameters(rule, site, 2, x), x, u, site)
+    return drho.squeeze(-1), dtau.squeeze(-1)
 
 
 def speed(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> Tensor:

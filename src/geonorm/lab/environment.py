@@ -14,8 +14,8 @@ import torch
 from .. import __version__
 
 
-def describe(device: torch.device, threads: int, data_sha256: str) -> dict[str, Any]:
-    """Versions, commit, device, threads and data hash, for environment.json."""
+def describe(device: torch.device, threads: int | None = None, data_sha256: str | None = None) -> dict[str, Any]:
+    """Versions, commit, device, threads (those of this process if not given) and data hash, for environment.json."""
     return {
         "geonorm": __version__,
         "commit": commit(),
@@ -26,7 +26,7 @@ def describe(device: torch.device, threads: int, data_sha256: str) -> dict[str, 
         "tokenizers": installed("tokenizers"),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "cores": os.cpu_count(),
-        "threads": threads,
+        "threads": torch.get_num_threads() if threads is None else threads,
         "data_sha256": data_sha256,
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,11 @@ STYLE: dict[str, Any] = {
 
 def draw(comparison: Comparison, out_dir: Path) -> list[Path]:
     """Write each figure that has something to show, as NAME.png and NAME.svg."""
+    return save(comparison, FIGURES, summary_line(comparison), out_dir)
+
+
+def save(source: Any, figures: Mapping[str, Callable[[Any, Figure], bool]], caption: str, out_dir: Path) -> list[Path]:
+    """Paint each figure of `figures` from `source`; one that returns False has nothing to show and is left out."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -40,12 +45,12 @@ def draw(comparison: Comparison, out_dir: Path) -> list[Path]:
     rc: Any = STYLE  # matplotlib types the keys as literals
     written = []
     with mpl.rc_context(rc):
-        for name, paint in FIGURES.items():
+        for name, paint in figures.items():
             figure = Figure(figsize=(8.4, 3.6))
             FigureCanvasAgg(figure)
-            if not paint(comparison, figure):
+            if not paint(source, figure):
                 continue
-            figure.supxlabel(summary_line(comparison), x=0.01, ha="left", fontsize=8, color="#5c5c5c")
+            figure.supxlabel(caption, x=0.01, ha="left", fontsize=8, color="#5c5c5c")
             for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
                 path = out_dir / f"{name}.{suffix}"
                 figure.savefig(path, metadata=metadata)
@@ -73,12 +78,12 @@ def final_loss(comparison: Comparison, figure: Figure) -> bool:
         compared = difference(row)
         note = f"{spread(row)}\n{compared}" if losses else unfinished(row)
         axes.text(1.02, place, note, transform=right, va="center", fontsize=8, parse_math=False)
-    axes.set_yticks(range(len(comparison.rows)), [_label(s) for s in comparison.schemes], color="#1c1c1c")
+    axes.set_yticks(range(len(comparison.rows)), [label(s) for s in comparison.schemes], color="#1c1c1c")
     axes.set_ylim(len(comparison.rows) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("final validation loss (nats per token)")
     axes.set_title(
-        f"One mark per run; bar: 95 % interval of the mean; right: difference to {_label(comparison.baseline)}"
+        f"One mark per run; bar: 95 % interval of the mean; right: difference to {label(comparison.baseline)}"
     )
     return True
 
@@ -105,7 +110,7 @@ def loss_curves(comparison: Comparison, figure: Figure) -> bool:
             axes.xaxis.set_major_formatter(lambda value, _: si(value))
     grid[0].set_ylabel("loss (nats per token)")
     grid[0].set_title("Validation loss with markers, training loss thin")
-    _legend(grid[-1])
+    legend(grid[-1])
     return True
 
 
@@ -129,8 +134,8 @@ def geometry(comparison: Comparison, figure: Figure) -> bool:
             if not places:
                 continue
             mean, low, high = zip(*(profile[sites[place]] for place in places), strict=True)
-            axes.plot(places, mean, color=look.light, linestyle=_dash(look))
-            axes.plot([], [], MARKERS[look.marker], linestyle=_dash(look), color=look.light, label=_label(scheme))
+            axes.plot(places, mean, color=look.light, linestyle=dash(look))
+            axes.plot([], [], MARKERS[look.marker], linestyle=dash(look), color=look.light, label=label(scheme))
             axes.fill_between(places, low, high, color=look.light, alpha=0.15, linewidth=0)
             for place, value in zip(places, mean, strict=True):
                 face = look.light if sites[place].kind == "mlp" else "white"
@@ -142,7 +147,7 @@ def geometry(comparison: Comparison, figure: Figure) -> bool:
         axes.set_xticks(starts, [f"{sites[place].layer:g}" for place in starts])
         axes.set_xlabel("layer (attention hollow, MLP filled)")
         axes.set_title(title)
-    _legend(grid[-1])
+    legend(grid[-1])
     return True
 
 
@@ -158,8 +163,8 @@ def learning_rates(comparison: Comparison, figure: Figure) -> bool:
     for row, table in tables:
         look = styles[row["scheme"]]
         losses = [math.nan if loss is None else loss for loss in table.values()]
-        label = _label(row["scheme"])
-        axes.plot(list(table), losses, MARKERS[look.marker], linestyle=_dash(look), color=look.light, label=label)
+        name = label(row["scheme"])
+        axes.plot(list(table), losses, MARKERS[look.marker], linestyle=dash(look), color=look.light, label=name)
         if row["lr"] in table:
             axes.plot(row["lr"], table[row["lr"]], "o", markersize=10, markerfacecolor="none", color=look.light)
     axes.set_ylim(*series.rate_window([loss for _, table in tables for loss in table.values() if loss is not None]))
@@ -169,7 +174,7 @@ def learning_rates(comparison: Comparison, figure: Figure) -> bool:
     axes.set_xlabel("learning rate")
     axes.set_ylabel("validation loss (nats per token)")
     axes.set_title("Ringed: the rate a scheme is judged at")
-    _legend(axes)
+    legend(axes)
     return True
 
 
@@ -183,19 +188,19 @@ FIGURES: dict[str, Callable[[Comparison, Figure], bool]] = {
 
 def _plot(axes: Axes, x: Any, curve: series.Curve, look: Look, scheme: str) -> None:
     """A mean over seeds with markers, and the range of the seeds."""
-    label = _label(scheme)
-    axes.plot(x, curve.mean, MARKERS[look.marker], linestyle=_dash(look), color=look.light, label=label)
+    style = MARKERS[look.marker]
+    axes.plot(x, curve.mean, style, linestyle=dash(look), color=look.light, label=label(scheme))
     axes.fill_between(x, curve.low, curve.high, color=look.light, alpha=0.15, linewidth=0)
 
 
-def _legend(axes: Axes) -> None:
+def legend(axes: Axes) -> None:
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
 
 
-def _dash(look: Look) -> Any:
+def dash(look: Look) -> Any:
     return (0, tuple(float(part) / 1.6 for part in look.dash.split())) if look.dash else "-"
 
 
-def _label(scheme: str) -> str:
+def label(scheme: str) -> str:
     """The scheme's name, cut to fit, that matplotlib does not read as mathematics."""
     return (scheme if len(scheme) <= 30 else scheme[:29] + "…").replace("$", r"\$")

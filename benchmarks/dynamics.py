@@ -1,0 +1,129 @@
+"""Speed and memory of the particle system.
+
+    python benchmarks/dynamics.py [--rounds 11] [--large 60000] [--out benchmarks/results/dynamics.json]
+
+loop     a plain double loop over particles in NumPy against our velocity, n = 256, d = 512
+products our velocity against its two matrix products alone, y y^T and s y: n = 1024 and up (CPU time)
+large    one velocity of many particles (d = 64, fp32) in a process of its own: seconds, and peak memory of the process
+Pairs take turns in one process on one thread; the ratio is the median of pairs with its 95 % interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from geonorm import dynamics
+from geonorm.lab import environment
+from geonorm.lab.statistics import ratio_interval
+
+
+def double_loop(theta: np.ndarray, beta: float) -> np.ndarray:
+    """Post-LN's velocity P_theta(A), one pair of particles at a time."""
+    out = np.empty_like(theta)
+    for j in range(len(theta)):
+        total, weighted = 0.0, np.zeros(theta.shape[1], dtype=theta.dtype)
+        for k in range(len(theta)):
+            weight = np.exp(beta * (theta[j] @ theta[k]))
+            total += weight
+            weighted += weight * theta[k]
+        mean = weighted / total
+        out[j] = mean - (theta[j] @ mean) * theta[j]
+    return out
+
+
+def pairs(a: Callable[[], Any], b: Callable[[], Any], rounds: int) -> dict[str, float]:
+    """time(a) / time(b) in CPU time of this process, taking turns."""
+    spent: dict[str, list[float]] = {"a": [], "b": []}
+    a(), b()
+    for index in range(rounds):
+        for name, run in (("a", a), ("b", b)) if index % 2 else (("b", b), ("a", a)):
+            begun = time.process_time()
+            run()
+            spent[name].append(time.process_time() - begun)
+    ratio, low, high = ratio_interval([x / y for x, y in zip(spent["a"], spent["b"], strict=True)])
+    a_ms, b_ms = (1e3 * sorted(spent[name])[rounds // 2] for name in "ab")
+    return {"ratio": ratio, "low": low, "high": high, "pairs": rounds, "a_ms": a_ms, "b_ms": b_ms}
+
+
+def against_loop(dtype: torch.dtype, rounds: int) -> dict[str, float]:
+    flow = dynamics.Flow("post", dynamics.Attention(beta=1.0))
+    x = flow.start(dynamics.uniform(256, 512, dtype=dtype))
+    theta = x[0].numpy()
+    np.testing.assert_allclose(flow.velocity(x, 0.0)[0].numpy(), double_loop(theta, 1.0), rtol=0, atol=1e-6)
+    return pairs(lambda: double_loop(theta, 1.0), lambda: flow.velocity(x, 0.0), rounds)
+
+
+def against_products(n: int, dim: int, scheme: str, dtype: torch.dtype, rounds: int) -> dict[str, float]:
+    flow = dynamics.Flow(scheme, dynamics.Attention(beta=1.0))
+    x = flow.start(dynamics.uniform(n, dim, dtype=dtype))[0]
+    return pairs(lambda: flow.velocity(x, 0.0), lambda: (x @ x.mT) @ x, rounds)
+
+
+def large(n: int) -> dict[str, float]:
+    """In this process: the peak includes Python and torch, whose share is reported."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    flow = dynamics.Flow("post", dynamics.Attention(beta=1.0))
+    x = flow.start(dynamics.uniform(n, 64, dtype=torch.float32))
+    begun, cpu = time.perf_counter(), time.process_time()
+    moved = flow.velocity(x, 0.0)
+    seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu
+    assert torch.isfinite(moved).all()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "n": n,
+        "dim": 64,
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "peak_bytes": peak,
+        "torch_bytes": before,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--large", type=int, default=60_000)
+    parser.add_argument("--only-large", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    if args.only_large:
+        print(json.dumps(large(args.only_large)))
+        return
+    rows: dict[str, dict[str, float]] = {}
+    for dtype, word in ((torch.float32, "fp32"), (torch.float64, "fp64")):
+        rows[f"loop / post, n 256 d 512 {word}"] = against_loop(dtype, max(7, args.rounds // 2))
+    for n, dim in ((1024, 64), (1024, 512), (4096, 64)):
+        for scheme, dtype in (("post", torch.float32), ("geonorm", torch.float32), ("pre", torch.float64)):
+            name = f"{scheme} / products, n {n} d {dim} {'fp32' if dtype == torch.float32 else 'fp64'}"
+            rows[name] = against_products(n, dim, scheme, dtype, args.rounds)
+    for name, row in rows.items():
+        print(
+            f"{name:42} {row['ratio']:.2f}  ({row['low']:.2f} to {row['high']:.2f})   {row['a_ms']:.1f} ms", flush=True
+        )
+    command = [sys.executable, __file__, "--only-large", str(args.large)]
+    rows["large"] = big = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    print(
+        f"{args.large} particles, d 64, fp32: {big['seconds']:.1f} s a velocity ({big['cpu_seconds']:.1f} s CPU), "
+        f"peak {big['peak_bytes'] / 2**30:.2f} GiB of which torch {big['torch_bytes'] / 2**30:.2f}"
+    )
+    if args.out:
+        about = environment.describe(torch.device("cpu"), 1, "")
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps({"environment": about, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""What a sub-layer proposes to every particle: attention, MLP, and random weights drawn anew in each layer.
+
+A field is called as field(y, tau) with y = read(x) of shape (..., n, dim), leading axes for seeds, and the simulator
+time tau (a float; layer int(tau)); it returns the update u of the same shape. Q = K = V = I unless matrices are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite, log, sqrt
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import ConfigError, unknown
+
+BLOCK_BYTES = 32 * 2**20
+"""Scores held at once: queries are taken in blocks so that n x n never exists for large n."""
+
+
+class Field(Protocol):
+    """Anything that can be called so. `fresh` says that it changes at every whole layer (an integrator stops there)."""
+
+    fresh: bool
+
+    def __call__(self, y: Tensor, tau: float = 0.0) -> Tensor: ...
+
+
+@dataclass(eq=False)
+class Attention:
+    """A_j = sum_k softmax_k(beta <Q y_j, K y_k>) V y_k for y of shape (..., n, dim).
+
+    beta: inverse temperature, finite. causal: token j sees k <= j. normalised=False: the mean over the visible k of
+    exp(beta <Q y_j, K y_k>) V y_k, without the softmax's denominator. heads: how often the identity is cut where a
+    matrix is None. q, k, v: (..., heads, dim, head_dim), y @ q; o: (..., heads, head_dim, dim), or None for heads side
+    by side; leading axes broadcast with those of y (one set of weights per seed). chunk: queries at a time; None
+    chooses it from the size of the problem. Raises ConfigError for shapes that do not fit and for exp that overflows.
+    """
+
+    beta: float = 1.0
+    causal: bool = False
+    normalised: bool = True
+    heads: int = 1
+    q: Tensor | None = None
+    k: Tensor | None = None
+    v: Tensor | None = None
+    o: Tensor | None = None
+    chunk: int | None = None
+    fresh = False
+
+    def __post_init__(self) -> None:
+        if not isfinite(self.beta):
+            raise ConfigError(f"beta must be a finite number, got {self.beta}")
+        for name in ("q", "k", "v", "o"):
+            weight = getattr(self, name)
+            if weight is None:
+                continue
+            if weight.dim() < 3:
+                raise ConfigError(f"{name} must have shape (..., heads, in, out), got {tuple(weight.shape)}")
+            self.heads = weight.shape[-3] if self.heads == 1 else self.heads
+            if weight.shape[-3] not in (1, self.heads):
+                raise ConfigError(f"{name} has {weight.shape[-3]} heads, expected {self.heads}")
+
+    def __call__(self, y: Tensor, tau: float = 0.0) -> Tensor:
+        q, k, v = (self.project(y, weight) for weight in (self.q, self.k, self.v))
+        mix = self.mix(q, k, v)
+        if self.o is not None:
+            return (mix @ self.o.to(mix)).sum(-3)
+        return mix.transpose(-3, -2).flatten(-2)
+
+    def project(self, y: Tensor, weight: Tensor | None) -> Tensor:
+        """(..., n, dim) to (..., heads, n, head_dim)."""
+        if weight is not None:
+            return y.unsqueeze(-3) @ weight.to(y)
+        if y.shape[-1] % self.heads:
+            raise ConfigError(f"width {y.shape[-1]} is not divisible by {self.heads} heads")
+        return y.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Weighted means of v, (..., heads, n, head_dim), in blocks of queries."""
+        n = q.shape[-2]
+        if self.normalised and self.chunk is None and fused(q, v):
+            shape = v.shape
+            q, k, v = (part.reshape(-1, *part.shape[-3:]) for part in (q, k, v))
+            # beta on the queries: the kernel's own scale multiplies the causal mask's -inf, too (nan at beta <= 0)
+            out = F.scaled_dot_product_attention(self.beta * q, k, v, is_causal=self.causal, scale=1.0)
+            return out.view(shape)
+        rows = self.chunk or block_rows(q, k)
+        if rows >= n:
+            return self.block(q, k, v, 0)
+        return torch.cat([self.block(q[..., i : i + rows, :], k, v, i) for i in range(0, n, rows)], dim=-2)
+
+    def block(self, q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
+        """The rows first, first + 1, ... of the result. A causal block looks at the keys up to its last row only."""
+        rows = q.shape[-2]
+        if self.causal:
+            k, v = k[..., : first + rows, :], v[..., : first + rows, :]
+        scores = (self.beta * q) @ k.mT
+        if self.causal:
+            seen = torch.ones(rows, k.shape[-2], dtype=torch.bool, device=q.device).tril(first)
+            scores = scores.masked_fill(~seen, -torch.inf)
+        if self.normalised:
+            return torch.softmax(scores, dim=-1) @ v
+        top = log(torch.finfo(scores.dtype).max)
+        if scores.numel() and scores.detach().amax() >= top:
+            raise ConfigError(
+                f"exp(beta <q, k>) overflows at beta = {self.beta:g}: use a smaller beta or normalised=True"
+            )
+        if self.causal:
+            counts = torch.arange(first + 1, first + rows + 1, device=q.device, dtype=q.dtype).unsqueeze(-1)
+            return (scores.exp() @ v) / counts
+        return (scores.exp() @ v) / k.shape[-2]
+
+
+def fused(q: Tensor, v: Tensor) -> bool:
+    """Whether PyTorch has a kernel for these that is fast, exact in their dtype and never holds n x n scores."""
+    return q.shape == v.shape and (q.device.type == "cpu" or (q.is_cuda and q.dtype != torch.float64))
+
+
+def block_rows(q: Tensor, k: Tensor) -> int:
+    """How many queries fit so that their scores stay under BLOCK_BYTES; at least 16."""
+    row = k[..., 0].numel() * max(1, q[..., 0, 0].numel() // max(1, k[..., 0, 0].numel())) * q.element_size()
+    return max(16, BLOCK_BYTES // max(1, row))
+
+
+@dataclass(eq=False)
+class Mlp:
+    """act(y @ up) @ down for y of shape (..., n, dim): up (..., dim, hidden), down (..., hidden, dim)."""
+
+    up: Tensor
+    down: Tensor
+    activation: str = "gelu"
+    fresh = False
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise ConfigError(unknown("activation", self.activation, ACTIVATIONS))
+        if self.up.shape[-1] != self.down.shape[-2]:
+            raise ConfigError(f"up {tuple(self.up.shape)} and down {tuple(self.down.shape)} do not fit")
+
+    def __call__(self, y: Tensor, tau: float = 0.0) -> Tensor:
+        return ACTIVATIONS[self.activation](y @ self.up.to(y)) @ self.down.to(y)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
+GAINS = {"kaiming": sqrt(2.0), "gaussian": 1.0}
+"""Standard deviation of a weight times sqrt(fan_in)."""
+
+
+def matrix(shape: tuple[int, ...], init: str, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Independent normal entries of standard deviation gain / sqrt(fan_in), fan_in the second-last axis."""
+    if init not in GAINS:
+        raise ConfigError(unknown("init", init, GAINS))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).mul_(GAINS[init] / sqrt(shape[-2])).to(dtype)
+
+
+def stream_of(seed: int, layer: int = 0) -> torch.Generator:
+    """A generator that depends on seed and layer alone, on the CPU, so that every device draws the same numbers."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + layer * 7919 + 12345) % 2**63)
+
+
+def random_attention(
+    dim: int,
+    *,
+    seed: int = 0,
+    layer: int = 0,
+    heads: int = 1,
+    beta: float | None = None,
+    init: str = "kaiming",
+    causal: bool = False,
+    dtype: torch.dtype = torch.float64,
+) -> Attention:
+    """Attention with random q, k, v (and o for several heads). beta None: sqrt(head_dim), the setting of the paper."""
+    if heads < 1 or dim % heads:
+        raise ConfigError(f"width {dim} is not divisible by {heads} heads")
+    generator = stream_of(seed, layer)
+    head = dim // heads
+    q, k, v = (matrix((heads, dim, head), init, generator, dtype) for _ in range(3))
+    o = matrix((dim, dim), init, generator, dtype).unflatten(0, (heads, head)) if heads > 1 else None
+    return Attention(beta=sqrt(head) if beta is None else beta, causal=causal, heads=heads, q=q, k=k, v=v, o=o)
+
+
+def trained_attention(decoder: Any, layer: int) -> Attention:
+    """The attention of one block of a `geonorm.nn.Decoder`, without its rotary positions and the gains of its norms.
+
+    The network reads a stream of radius sqrt(width), the particles have radius 1: beta = width / sqrt(head_dim) makes
+    the same scores, and the update keeps its size relative to the stream. Raises ConfigError for parts that a particle
+    system does not have (biases, norms or scales on queries and keys).
+    """
+    blocks = decoder.blocks
+    if not 0 <= layer < len(blocks):
+        raise ConfigError(f"the model has layers 0 to {len(blocks) - 1}, got {layer}")
+    branch = blocks[layer].attn.branch
+    if len(branch.norms) or len(branch.slots) or branch.q.bias is not None:
+        raise ConfigError("the attention of this model has biases, or norms or scales on q and k: particles have none")
+    heads, groups, head = branch.heads, branch.groups, branch.head_dim
+
+    def cut(weight: Tensor, count: int) -> Tensor:
+        """(count * head, width) as stored to (heads, width, head)."""
+        found = weight.detach().unflatten(0, (count, head)).mT
+        return found.repeat_interleave(heads // count, dim=0)
+
+    q, k, v = (cut(getattr(branch, n).weight, c) for n, c in (("q", heads), ("k", groups), ("v", groups)))
+    o = branch.o.weight.detach().mT.unflatten(0, (heads, head))
+    return Attention(beta=q.shape[-2] / sqrt(head), causal=True, heads=heads, q=q, k=k, v=v, o=o)
+
+
+def random_mlp(
+    dim: int,
+    *,
+    hidden: int | None = None,
+    seed: int = 0,
+    layer: int = 0,
+    activation: str = "gelu",
+    init: str = "kaiming",
+    dtype: torch.dtype = torch.float64,
+) -> Mlp:
+    """MLP with random weights; hidden None: 4 dim."""
+    generator = stream_of(seed, layer)
+    hidden = hidden or 4 * dim
+    return Mlp(matrix((dim, hidden), init, generator, dtype), matrix((hidden, dim), init, generator, dtype), activation)
+
+
+@dataclass(eq=False)
+class Fresh:
+    """New weights in each layer: make(layer) gives the field of layer int(tau), and only the last is kept.
+
+    make: such as `lambda layer: random_attention(512, seed=3, layer=layer)`.
+    """
+
+    make: Callable[[int], Field]
+    fresh = True
+
+    def __post_init__(self) -> None:
+        self.layer, self.field = -1, None  # type: int, Field | None
+
+    def __call__(self, y: Tensor, tau: float = 0.0) -> Tensor:
+        if self.field is None or int(tau) != self.layer:
+            self.layer, self.field = int(tau), self.make(int(tau))
+        return self.field(y, tau)

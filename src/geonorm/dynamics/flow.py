@@ -1,0 +1,175 @@
+"""The velocity field and the exact layer map of a scheme acting on particles under a field.
+
+    velocity(x, tau) = d/dh write(x, field(read(x)); h) at h = 0,        layer(x, l) = write(x, field(read(x)); h = 1)
+
+The state x is the residual stream of all particles, (..., n, dim) or (..., n, streams, dim), leading axes for seeds.
+Time tau starts at 0 and is the layer of the site, so the depth-time of the schemes is t = tau + 1. N is unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+import torch
+from torch import Tensor, nn
+
+from .. import sphere
+from ..errors import ConfigError
+from ..schemes import Scheme, Site, parse
+from .fields import Field
+from .rates import derivative, in_plane, parameters
+
+Sublayers = Sequence[tuple[str, Field]]
+
+
+class Flow:
+    """A scheme, the sub-layers of one layer and the depth L that schemes with a horizon refer to.
+
+    field: one field (it stands at an `attn` site), or the sub-layers in order as (kind, field) pairs; a layer then
+    moves every particle once per sub-layer. Raises ConfigError for an unknown scheme, for a state of the wrong shape,
+    for zero vectors, and where a schedule has run out.
+    """
+
+    def __init__(self, scheme: str | Scheme, field: Field | Sublayers, depth: int = 1) -> None:
+        self.scheme = parse(scheme)
+        self.sublayers: Sublayers = list(field) if isinstance(field, Sequence) else [("attn", field)]
+        if depth < 1:
+            raise ConfigError(f"depth must be at least 1, got {depth}")
+        self.depth = depth
+        self.streams = self.scheme.streams
+        self.cache: dict[tuple[object, ...], nn.Module] = {}
+
+    # the ends of the stream
+
+    def start(self, x: Tensor) -> Tensor:
+        """The state at time 0 from embeddings (..., n, dim): entered, then on the sphere of a scheme that has one."""
+        return self.settle(self.enter(x), 0.0)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """The stream in front of the first layer from embeddings (..., n, dim), as the network enters it."""
+        if x.dim() < 2 or not x.is_floating_point():
+            raise ConfigError(f"particles are floats of shape (..., n, dim), got {tuple(x.shape)} {x.dtype}")
+        if 0 in x.shape:
+            raise ConfigError(f"no particles: shape {tuple(x.shape)}")
+        if not torch.isfinite(x).all():
+            raise ConfigError("a particle is not finite")
+        if (sphere.radius(x) == 0).any():
+            raise ConfigError("a particle is the zero vector and has no direction: remove it")
+        site = Site(0.0, "entry", self.depth)
+        rule = self.scheme.resolve(site)
+        return rule.enter(x, self.own(rule, site, x.shape[-1], x), site)
+
+    def settle(self, x: Tensor, tau: float) -> Tensor:
+        """The state that a step of size 0 leaves: schemes that normalise the stream put it on their sphere."""
+        rule, site = self.rule(tau)
+        own = self.own(rule, site, x.shape[-1], x)
+        y, carry = rule.read(x, own, site)
+        return rule.write(x, torch.zeros_like(y), carry, own, site, torch.zeros((), dtype=x.dtype, device=x.device))
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """Directions theta (..., n, dim), |theta| = 1, of what the head would read."""
+        site = Site(self.depth - 1, "exit", self.depth)
+        rule = self.scheme.resolve(site)
+        out = rule.exit(x, self.own(rule, site, x.shape[-1], x), site)
+        return sphere.safe_divide(out, sphere.radius(out))
+
+    def radius(self, x: Tensor) -> Tensor:
+        """|x| of every particle, (..., n); of the largest stream where there are several."""
+        radius = sphere.radius(x).squeeze(-1)
+        return radius.amax(-1) if self.streams > 1 else radius
+
+    # one site
+
+    def rule(self, tau: float, kind: str | None = None) -> tuple[Scheme, Site]:
+        """The scheme that acts at a time (combinators choose by layer), and its site."""
+        site = Site(float(tau), kind or self.sublayers[0][0], self.depth)
+        return self.scheme.resolve(site), site
+
+    def own(self, rule: Scheme, site: Site, dim: int, like: Tensor) -> nn.Module:
+        key = (rule, site.kind, int(site.layer), dim, like.dtype, like.device)
+        if key not in self.cache:
+            if len(self.cache) > 64:
+                self.cache.clear()
+            self.cache[key] = parameters(rule, site, dim, like)
+        return self.cache[key]
+
+    def update(self, x: Tensor, tau: float, sublayer: int = 0) -> Tensor:
+        """What the sub-layer proposes, (..., n, dim): field(read(x))."""
+        kind, field = self.sublayers[sublayer]
+        rule, site = self.rule(tau, kind)
+        y, _ = rule.read(x, self.own(rule, site, x.shape[-1], x), site)
+        return field(y, tau)
+
+    def velocity(self, x: Tensor, tau: float) -> Tensor:
+        """dx/dtau, shape of x: the sum over the sub-layers. Differentiable in x."""
+        total: Tensor | None = None
+        for index, (kind, _) in enumerate(self.sublayers):
+            rule, site = self.rule(tau, kind)
+            u = self.update(x, tau, index)
+            if rule.planar:
+                drho, dtau, v = in_plane(rule, self.own(rule, site, 2, x), x, u, site)
+                if tau > self.depth and (dtau < 0).any():
+                    raise ConfigError(f"{rule} runs backwards after its last layer: depth {self.depth}, time {tau:g}")
+                moved = drho * x + dtau * v
+            else:
+                moved = derivative(rule, self.own(rule, site, x.shape[-1], x), x, u, site)
+            total = moved if total is None else total + moved
+        assert total is not None
+        return total
+
+    def layer(self, x: Tensor, tau: float) -> Tensor:
+        """The network: every sub-layer of the layer at tau, written with h = 1."""
+        for kind, field in self.sublayers:
+            rule, site = self.rule(tau, kind)
+            own = self.own(rule, site, x.shape[-1], x)
+            y, carry = rule.read(x, own, site)
+            x = rule.write(x, field(y, tau), carry, own, site)
+        return x
+
+    def speed(self, x: Tensor, tau: float, sublayer: int = 0) -> Tensor:
+        """Speed factor s (..., n) under the field: theta' = P_theta(u) / s, infinite where nothing turns."""
+        _, dtau, _ = self.law(x, tau, sublayer)
+        return torch.where(dtau == 0, torch.inf, sphere.radius(x) / dtau).squeeze(-1)
+
+    def radial_rate(self, x: Tensor, tau: float, sublayer: int = 0) -> Tensor:
+        """r' (..., n) under the field."""
+        return (sphere.radius(x) * self.law(x, tau, sublayer)[0]).squeeze(-1)
+
+    def law(self, x: Tensor, tau: float, sublayer: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """(drho/dh, dtau/dh, v) of one sub-layer. ConfigError for a scheme that leaves the plane of x and u."""
+        rule, site = self.rule(tau, self.sublayers[sublayer][0])
+        if not rule.planar:
+            raise ConfigError(f"{rule} has no (rho, tau) law: its step does not stay in the plane of x and u")
+        u = self.update(x, tau, sublayer)
+        return in_plane(rule, self.own(rule, site, 2, x), x, u, site)
+
+    # what an integrator must know
+
+    def breaks(self, start: float, end: float) -> list[float]:
+        """Times inside (start, end) at which the velocity jumps: another scheme, or other weights of the field."""
+        layers = range(int(start) + 1, ceil(end))
+        if any(field.fresh for _, field in self.sublayers):
+            return [float(layer) for layer in layers]
+
+        def changes(layer: int) -> bool:
+            return any(self.rule(layer, kind)[0] != self.rule(layer - 1, kind)[0] for kind, _ in self.sublayers)
+
+        return [float(layer) for layer in layers if layer < self.depth and changes(layer)]
+
+    def kept(self, tau: float, like: Tensor) -> Tensor:
+        """Which streams stay on their sphere, boolean (1,) or (streams, 1): the radial part of the velocity vanishes.
+
+        Found by trying random states and updates, so a scheme from elsewhere needs to say nothing.
+        """
+        generator = torch.Generator().manual_seed(0)
+        shape = (32, self.streams, 3) if self.streams > 1 else (32, 3)
+        x = torch.randn(shape, generator=generator, dtype=torch.float64)
+        u = torch.randn(32, 3, generator=generator, dtype=torch.float64)
+        x = self.settle(x, tau)
+        stays = torch.ones((*shape[1:-1], 1), dtype=torch.bool)
+        for kind, _ in self.sublayers:
+            rule, site = self.rule(tau, kind)
+            velocity = derivative(rule, self.own(rule, site, 3, x), x, u, site)
+            stays &= (sphere.dot(x, velocity).abs() < 1e-9).all(0)
+        return stays.to(like.device)

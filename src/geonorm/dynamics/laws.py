@@ -1,0 +1,104 @@
+"""When a run has collapsed, and by which law 1 - cos vanishes at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError
+
+CLOCKS: dict[str, Callable[[Any], Any]] = {"exponential": lambda t: t, "polynomial": np.log, "stretched": np.sqrt}
+"""The function of depth-time t = tau + 1 in which log(1 - cos) is a straight line under each law."""
+
+LEAST_POINTS = 8
+PIECES = 4
+STUDENT = 3.182
+"""97.5 % point of Student's t with PIECES - 1 = 3 degrees of freedom."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """kind: exponential e^(-rate t) | polynomial t^(-rate) | stretched e^(-rate sqrt t) | none; t = tau + 1.
+
+    low, high: 95 % interval of the rate from the slopes of four successive pieces of the window, so that a rate that
+    still drifts shows (the residuals of a smooth curve would claim far too much). r2: of the straight line. None where
+    there is no law.
+    """
+
+    kind: str
+    rate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    r2: float | None = None
+    points: int = 0
+    t_from: float | None = None
+    t_to: float | None = None
+
+
+def series(times: Sequence[float], gap: Sequence[float]) -> tuple[Any, Any]:
+    t, g = np.asarray(times, dtype=np.float64), np.asarray(gap, dtype=np.float64)
+    if t.shape != g.shape or t.ndim != 1:
+        raise ConfigError(f"times and gap must be two series of one length, got {t.shape} and {g.shape}")
+    if (np.diff(t) <= 0).any():
+        raise ConfigError("times must ascend")
+    return t, g
+
+
+def collapse_time(times: Sequence[float], gap: Sequence[float], eps: float = 1e-3) -> float | None:
+    """First time at which 1 - cos is below eps, interpolated in its logarithm; None if it never is."""
+    t, g = series(times, gap)
+    below = np.nonzero(g < eps)[0]
+    if not len(below):
+        return None
+    i = int(below[0])
+    if i == 0 or g[i] <= 0:
+        return float(t[i])
+    share = (np.log(g[i - 1]) - np.log(eps)) / (np.log(g[i - 1]) - np.log(g[i]))
+    return float(t[i - 1] + share * (t[i] - t[i - 1]))
+
+
+def terminal_law(
+    times: Sequence[float], gap: Sequence[float], decades: float = 2.0, floor: float = 1e-28, least_r2: float = 0.999
+) -> Law:
+    """The law of the end of a run: a straight line of log(1 - cos) in t, log t or sqrt t, whichever fits best.
+
+    times: simulator times; gap: 1 - cos. The window is the last `decades` decades of 1 - cos above `floor` (rounding),
+    at least 8 points. All three lines have two parameters, so the smallest residual is also the smallest AIC. none:
+    too few points, a gap that falls by less than a factor 3 in the window, or no line with r2 of least_r2.
+    """
+    t, g = series(times, gap)
+    bad = np.nonzero(~(g > floor))[0]
+    end = int(bad[0]) if len(bad) else len(g)
+    t, g = t[:end] + 1.0, g[:end]
+    if end < LEAST_POINTS:
+        return Law("none")
+    high = np.nonzero(g > g[-1] * 10**decades)[0]
+    begin = min(int(high[-1]) + 1 if len(high) else 0, end - LEAST_POINTS)
+    t, y = t[begin:], np.log(g[begin:])
+    window = {"points": len(t), "t_from": float(t[0]), "t_to": float(t[-1])}
+    total = float(((y - y.mean()) ** 2).sum())
+    if y[0] - y[-1] < np.log(3.0):
+        return Law("none", **window)  # type: ignore[arg-type]
+    residual = {kind: float(line(clock(t), y)[1]) for kind, clock in CLOCKS.items()}
+    kind = min(residual, key=lambda name: residual[name])
+    r2 = 1 - residual[kind] / total
+    if r2 < least_r2:
+        return Law("none", r2=r2, **window)  # type: ignore[arg-type]
+    clock = CLOCKS[kind](t)
+    rate = -line(clock, y)[0]
+    pieces = zip(np.array_split(clock, PIECES), np.array_split(y, PIECES), strict=True)
+    slopes = np.array([-line(a, b)[0] for a, b in pieces])
+    half = STUDENT * slopes.std(ddof=1) / PIECES**0.5
+    middle = slopes.mean()
+    low, high_end = min(rate, middle - half), max(rate, middle + half)
+    return Law(kind, float(rate), float(low), float(high_end), r2, **window)  # type: ignore[arg-type]
+
+
+def line(a: Any, b: Any) -> tuple[float, float]:
+    """(slope, sum of squared residuals) of the least-squares line of b on a."""
+    centred = a - a.mean()
+    slope = float((centred * (b - b.mean())).sum() / (centred**2).sum())
+    return slope, float(((b - b.mean() - slope * centred) ** 2).sum())

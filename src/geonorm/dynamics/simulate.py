@@ -1,0 +1,286 @@
+"""`geonorm.simulate`: schemes side by side as particle systems, measured beside what theory says about each.
+
+A trace has one row per scheme, seed and time, in the schema of run directories as far as it applies. A simulation moves
+in continuous depth, so what a network's trace says of a step (step_norm, radial, tangential, ratio, angle) is said of
+the velocity here: per layer. Rows have the extra columns seed, time, gap (1 - mean cosine, without cancellation), speed
+(s, mean over tokens that turn), order and clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from math import exp, expm1, isfinite, log, log1p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import sphere
+from ..errors import ConfigError
+from ..schemes import Scheme, parse
+from ..simulation import SimulateConfig
+from . import theory
+from .fields import Attention, Field, Fresh, random_attention
+from .flow import Flow
+from .integrators import integrate
+from .laws import collapse_time, terminal_law
+from .observables import clusters, cosine_rate, gap, order_parameter, radius_cv
+from .starts import STARTS
+
+Progress = Callable[[str, float], None]
+COLLAPSED = 1e-2
+"""Mean cosine of 0.99: from here on the tokens count as one."""
+SNAPSHOTS = (0.0, 1.0, 3.0, 10.0, 30.0)
+"""Times of the pictures on the sphere, as far as the simulation lasts."""
+DRAWN = 80
+"""Most particles of a picture."""
+ROUNDING = {"float64": 1e-24, "float32": 1e-11}
+"""1 - cos below which positions begin to be rounding error: no law is fitted there."""
+TOGETHER = {"float64": 1e-26, "float32": 1e-12}
+"""1 - cos at which a scheme's simulation ends early: nothing of the collapse is left to see, and to follow an
+exponential further costs an explicit integrator most of its steps."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """summary: what summary.json holds. trace: rows. theory: the closed equation per scheme, where it applies.
+    particles: directions of the first seed at a few times, in three dimensions, per scheme."""
+
+    config: SimulateConfig
+    summary: dict[str, Any]
+    trace: list[dict[str, Any]]
+    theory: dict[str, dict[str, Any]]
+    particles: dict[str, Any]
+
+    def files(self) -> dict[str, Any]:
+        """Content of the files of a simulation directory, by name."""
+        return {
+            "summary.json": self.summary,
+            "trace.jsonl": self.trace,
+            "theory.json": self.theory,
+            "particles.json": self.particles,
+        }
+
+
+def simulate(
+    config: SimulateConfig | None = None, *, progress: Progress = lambda scheme, done: None, **settings: Any
+) -> Simulation:
+    """Runs every scheme of a config, or of its fields given by name: simulate(schemes=["pre", "geonorm"], tokens=8).
+
+    Writes nothing. Raises ConfigError for bad input, GeonormError where the integration fails.
+    """
+    config = SimulateConfig(**settings) if config is None else config
+    schemes = [parse(scheme) for scheme in config.schemes]
+    for scheme in schemes:
+        if schemes.count(scheme) > 1:
+            raise ConfigError(f"--schemes names {scheme} twice")
+    device = pick_device(config.device)
+    start = beginning(config).to(device)
+    results = Simulation(
+        config, {"kind": "simulation", "status": "finished", **asdict(config)}, [], {}, {"schemes": {}}
+    )
+    rows = []
+    with torch.no_grad():
+        for scheme in schemes:
+            rows.append(one(config, scheme, start, results, progress))
+    results.summary["schemes"] = rows
+    results.summary["beta"] = inverse_temperature(config)
+    results.summary["depth"] = config.layers
+    return results
+
+
+def pick_device(name: str) -> torch.device:
+    """ConfigError for a device that is not there."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"unknown device {name!r}; use auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda' is asked for, but PyTorch sees no GPU here; use auto or cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def beginning(config: SimulateConfig) -> Tensor:
+    """Embeddings (seeds, n, d)."""
+    extra = (config.delta,) if config.init == "cone" else ()
+    dtype = getattr(torch, config.dtype)
+    made: Tensor = STARTS[config.init](config.tokens, config.dim, *extra, seeds=range(config.seeds), dtype=dtype)
+    return made
+
+
+def inverse_temperature(config: SimulateConfig) -> float:
+    if config.beta is not None:
+        return config.beta
+    return 1.0 if config.weights == "identity" else (config.dim / config.heads) ** 0.5
+
+
+def attention(config: SimulateConfig, seed: int) -> Field:
+    """The field of one seed: identity weights, or random ones of this seed, per run or per layer."""
+    beta = inverse_temperature(config)
+    if config.weights == "identity":
+        return Attention(beta=beta, causal=config.causal, heads=config.heads)
+
+    def make(layer: int) -> Attention:
+        return random_attention(
+            config.dim, seed=seed, layer=layer, heads=config.heads, beta=beta, init=config.weights,
+            causal=config.causal, dtype=getattr(torch, config.dtype),
+        )  # fmt: skip
+
+    return Fresh(make) if config.per == "layer" else make(0)
+
+
+def grid(config: SimulateConfig) -> list[float]:
+    """Times of measurement, 0 and the end among them."""
+    share = [i / (config.points - 1) for i in range(config.points)]
+    end = log1p(config.time)
+    times = [expm1(p * end) if config.log_time else p * config.time for p in share]
+    times[0], times[-1] = 0.0, float(config.time)
+    return sorted({float(round(t)) for t in times}) if config.method == "layers" else times
+
+
+def one(
+    config: SimulateConfig, scheme: Scheme, start: Tensor, results: Simulation, progress: Progress
+) -> dict[str, Any]:
+    """Simulates one scheme, appends its trace and pictures to the results, and returns its row of the summary."""
+    name, times = str(scheme), grid(config)
+    batches = [start] if config.weights == "identity" else list(start.split(1))
+    velocities: list[float] = []
+    rows: list[dict[str, Any]] = []
+    for place, batch in enumerate(batches):
+        flow = Flow(scheme, attention(config, place), depth=config.layers)
+        state = flow.start(batch)
+        walk = integrate(flow, state, times, method=config.method, step=config.step, log_time=config.log_time)
+        for index, (tau, x) in enumerate(walk):
+            if index == 0:
+                velocities += cosine_rate(flow, x, tau).tolist()
+            measured = measure(flow, x, tau)
+            for seed, row in enumerate(measured, place):
+                rows.append({"step": index, "time": tau, "scheme": name, "seed": seed, **row})
+            progress(name, (place + (index + 1) / len(times)) / len(batches))
+            if all(row["gap"] < TOGETHER[config.dtype] for row in measured):
+                break
+    results.trace.extend(rows)
+    pictures(config, scheme, start, results)
+    return conclude(config, scheme, rows, sum(velocities) / len(velocities), results)
+
+
+def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
+    """One row per seed."""
+    theta = flow.tokens(x)
+    columns: dict[str, Tensor | None] = {
+        "radius": flow.radius(x).mean(-1), "radius_cv": radius_cv(flow.radius(x)), "gap": gap(theta),
+        "cos_pair": 1 - gap(theta), "order": order_parameter(theta), "clusters": clusters(theta),
+        **dict.fromkeys(("step_norm", "radial", "tangential", "ratio", "angle", "update_norm", "clamped", "speed")),
+    }  # fmt: skip
+    if flow.scheme.planar:
+        rule, site = flow.rule(tau)
+        u = flow.update(x, tau)
+        drho, dtau, v = flow.law(x, tau)
+        radius, across = sphere.radius(x), dtau * sphere.radius(v)
+        s = torch.where(dtau == 0, torch.nan, radius / dtau)
+        hit = rule.clamped(x, u, flow.own(rule, site, x.shape[-1], x), site)
+        columns |= {
+            "step_norm": (drho**2 * radius**2 + across**2).sqrt().mean((-1, -2)),
+            "radial": (drho * radius).mean((-1, -2)), "tangential": across.mean((-1, -2)),
+            "ratio": (across / radius).mean((-1, -2)), "angle": (across / radius).mean((-1, -2)),
+            "update_norm": sphere.radius(u).mean((-1, -2)), "speed": s.nanmean((-1, -2)),
+            "clamped": None if hit is None else hit.to(x.dtype).mean(-1),
+        }  # fmt: skip
+    listed = {key: None if column is None else column.tolist() for key, column in columns.items()}
+    blank = dict.fromkeys(("cos_ones", "angle_ones", "cos_null", "rotation", "ratio_p99", "off_plane", "grad_norm"))
+    return [
+        {"layer": tau, "kind": "attn", "t": tau + 1}
+        | {key: None if column is None or not isfinite(column[i]) else column[i] for key, column in listed.items()}
+        | blank
+        for i in range(x.shape[0])
+    ]
+
+
+def conclude(
+    config: SimulateConfig, scheme: Scheme, rows: list[dict[str, Any]], velocity: float, results: Simulation
+) -> dict[str, Any]:
+    """What is found about a scheme: initial and terminal velocity, speed and radius at both ends, beside theory."""
+    name, seeds = str(scheme), config.seeds
+    by_seed = [[row for row in rows if row["seed"] == seed] for seed in range(seeds)]
+    shared = min(map(len, by_seed))  # a seed that came together earlier ends earlier
+    times = [row["time"] for row in by_seed[0][:shared]]
+    by_seed = [of_seed[:shared] for of_seed in by_seed]
+    gaps = [[row["gap"] for row in of_seed] for of_seed in by_seed]
+    usable = [i for i in range(len(times)) if all(g[i] > ROUNDING[config.dtype] for g in gaps)]
+    mean = [exp(sum(log(g[i]) for g in gaps) / seeds) for i in usable]
+    law = terminal_law([times[i] for i in usable], mean, floor=ROUNDING[config.dtype])
+    crossings = [collapse_time(times, g, COLLAPSED) for g in gaps]
+    reached = [each for each in crossings if each is not None]
+    identity = config.weights == "identity" and scheme.planar
+    expected = theory.terminal(scheme, config.layers, config.causal) if identity else None
+    solved = None
+    if identity and config.init == "equiangular" and config.heads == 1 and not config.causal:
+        path = theory.equiangular(scheme, config.tokens, inverse_temperature(config), times, config.layers)
+        solved = asdict(path)
+        results.theory[name] = {key: [finite(value) for value in values] for key, values in solved.items()}
+
+    def at(key: str, place: int) -> float | None:
+        found = [of_seed[place][key] for of_seed in by_seed if of_seed[place][key] is not None]
+        return sum(found) / len(found) if found else None
+
+    def said(key: str, place: int) -> float | None:
+        return None if solved is None else finite(solved[key][place])
+
+    return {
+        "scheme": name,
+        "law": theory.describe(scheme),
+        "initial_velocity": velocity,
+        "initial_velocity_predicted": said("velocity", 0),
+        "terminal_law": law.kind,
+        "terminal_exponent": law.rate,
+        "terminal_exponent_interval": None if law.rate is None else [law.low, law.high],
+        "terminal_law_predicted": None if expected is None else expected.kind,
+        "terminal_exponent_predicted": None if expected is None else expected.exponent,
+        "collapse_time": sum(reached) / len(reached) if len(reached) == seeds else None,
+        "collapsed": len(reached),
+        "time_final": times[-1],
+        "cos_pair_final": at("cos_pair", -1),
+        "speed_initial": at("speed", 0),
+        "speed_initial_predicted": said("speed", 0),
+        "speed_final": at("speed", -1),
+        "speed_final_predicted": said("speed", -1),
+        "radius_final": at("radius", -1),
+        "radius_final_predicted": said("radius", -1),
+        "radius_exponent": slope(times, [at("radius", i) for i in range(len(times))]),
+    }
+
+
+def slope(times: list[float], radii: list[float | None]) -> float | None:
+    """q of r ~ t^q: least squares over the second half of log-time, t = time + 1. None with fewer than four points."""
+    half = log1p(times[-1]) / 2
+    points = [(log1p(t), log(r)) for t, r in zip(times, radii, strict=True) if r and log1p(t) >= half]
+    if len(points) < 4:
+        return None
+    centre = sum(a for a, _ in points) / len(points)
+    return sum((a - centre) * b for a, b in points) / sum((a - centre) ** 2 for a, _ in points)
+
+
+def finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if isfinite(value) else None
+
+
+def pictures(config: SimulateConfig, scheme: Scheme, start: Tensor, results: Simulation) -> None:
+    """Tokens on a sphere that can be drawn. Identity weights act alike in every dimension, so uniform tokens in d = 3
+    show what happens; random weights do not, so the first seed is seen in the three dimensions in which it varies."""
+    times = [t for t in SNAPSHOTS if t <= config.time]
+    x = start[:1]
+    note = "first seed, projected on the three dimensions in which its tokens vary most"
+    if config.weights == "identity" and config.heads == 1 and config.dim > 3:
+        x = STARTS["uniform"](DRAWN, 3, seeds=(0,), dtype=start.dtype).to(start.device)
+        note = f"{DRAWN} tokens that start uniform on the sphere in d = 3, same β"
+    flow = Flow(scheme, attention(config, 0), depth=config.layers)
+    walk = integrate(flow, flow.start(x), times, method=config.method, step=config.step, tolerance=1e-4)
+    taken = [(tau, flow.tokens(state)[0].double().cpu()) for tau, state in walk]
+    together = torch.cat([theta for _, theta in taken])
+    axes = torch.linalg.svd(together, full_matrices=False)[2][:3]
+    axes = axes * torch.where((taken[-1][1] @ axes.T).sum(0) < 0, -1.0, 1.0).unsqueeze(-1)
+    results.particles["note"] = note
+    results.particles["schemes"][str(scheme)] = [
+        {"time": tau, "points": [[round(c, 4) for c in point] for point in (theta[:DRAWN] @ axes.T).tolist()]}
+        for tau, theta in taken
+    ]

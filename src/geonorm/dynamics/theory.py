@@ -1,0 +1,255 @@
+"""What the mathematics says before anything is simulated: the closed equation of equiangular particles, the law by
+which they come together at last, and how fast they begin. Proofs: docs/theory.md.
+
+Nothing here knows a scheme. What a scheme contributes is asked of its definition, in the frame of a token: what it
+reads (m = |read(x)|), how fast it turns (s) and grows (r') under a given update. Particles of equal radii with
+<theta_i, theta_j> = gamma stay so under full attention with Q = K = V = I, and the system is two numbers, gamma and r:
+
+    gamma' = (2/s) m p (1 - gamma) (1 + (n-1) gamma),   p = e^{b gamma} / (e^b + (n-1) e^{b gamma}),   b = beta m^2.
+
+Time tau starts at 0, depth-time is t = tau + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, expm1, isclose, log, sqrt
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, GeonormError
+from ..schemes import Scheme
+from .fields import Attention
+from .flow import Flow
+from .integrators import Slope, dormand_prince
+from .rates import in_plane
+
+LATE = 1e9
+"""Depth-time at which the terminal law is read off."""
+NEAR = 1e-8
+"""Smallest tangential part of an update, relative to the radial one, whose step is as good as the limit."""
+KINDS = ("polynomial", "stretched", "exponential")
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """1 - cos at late depth-time t: t^-exponent (polynomial), e^(-exponent sqrt(t)) (stretched), e^(-exponent t)
+    (exponential); `none` where it is none of these, and then without an exponent."""
+
+    kind: str
+    exponent: float | None
+
+    def __str__(self) -> str:
+        if self.exponent is None:
+            return "none"
+        k = f"{self.exponent:.4g}"
+        return {"polynomial": f"t^-{k}", "stretched": f"e^(-{k} sqrt(t))", "exponential": f"e^(-{k} t)"}[self.kind]
+
+
+@dataclass(frozen=True)
+class Path:
+    """The closed equation, solved: depth by depth 1 - gamma, the radius r, the speed factor s, and gamma'."""
+
+    times: list[float]
+    gap: list[float]
+    radius: list[float]
+    speed: list[float]
+    velocity: list[float]
+
+
+class Frame:
+    """A scheme seen from one token of radius r at time tau: three numbers are all that the closed equation needs."""
+
+    def __init__(self, scheme: str | Scheme, depth: int) -> None:
+        self.flow = Flow(scheme, Attention(), depth)
+        if not self.flow.scheme.planar:
+            raise ConfigError(f"{self.flow.scheme} has no closed equation: its step leaves the plane of x and u")
+
+    def read(self, radius: float, tau: float) -> float:
+        """m: the radius of what the sub-layer reads."""
+        rule, site = self.flow.rule(tau)
+        x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
+        with torch.no_grad():
+            y, _ = rule.read(x, self.flow.own(rule, site, 2, x), site)
+        return y[0, 0].item()
+
+    def rates(self, radius: float, tau: float, radial: float, tangential: float) -> tuple[float, float]:
+        """(dtau/dh / r = 1/s, r') under an update of these components along and across the token."""
+        rule, site = self.flow.rule(tau)
+        x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
+        u = torch.tensor([[radial, max(tangential, NEAR * abs(radial))]], dtype=torch.float64)
+        with torch.no_grad():
+            drho, dtau, _ = in_plane(rule, self.flow.own(rule, site, 2, x), x, u, site)
+        return dtau.item() / radius, drho.item() * radius
+
+    def settled(self, radius: float, tau: float) -> float:
+        """The radius after a step of size 0."""
+        x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
+        with torch.no_grad():
+            return self.flow.settle(x, tau).norm().item()
+
+
+def attention(n: int, beta: float, gap: float, m: float = 1.0) -> tuple[float, float, float]:
+    """(<theta, A>, |P_theta A|, p) of equiangular particles read at radius m, 1 - gamma = gap; p is the weight of each
+    other particle. No subtraction of nearly equal numbers at either end."""
+    other = exp(-beta * m * m * gap)
+    total = 1 + (n - 1) * other
+    p = other / total
+    radial = m * (1 - (n - 1) * p * gap)
+    tangential = m * p * sqrt(max(0.0, (n - 1) * gap * (n - (n - 1) * gap)))
+    return radial, tangential, p
+
+
+def initial_velocity(scheme: str | Scheme, n: int, beta: float, depth: int = 1, radius: float = 1.0) -> float:
+    """gamma'(0) of n orthonormal directions, read at radius `radius` before the scheme puts them on its own sphere."""
+    frame = Frame(scheme, depth)
+    return velocity(frame, n, beta, 0.0, frame.settled(radius, 0.0), 0.0)[0]
+
+
+def velocity(
+    frame: Frame, n: int, beta: float, w: float, radius: float, tau: float
+) -> tuple[float, float, float, float]:
+    """(gamma', d log(1 - gamma)/dtau, r', s) where 1 - gamma = e^w."""
+    gap = exp(w)
+    m = frame.read(radius, tau)
+    radial, tangential, p = attention(n, beta, gap, m)
+    turn, growth = frame.rates(radius, tau, radial, tangential)
+    shrink = 2 * turn * m * p * (n - (n - 1) * gap)
+    return gap * shrink, -shrink, growth, 1 / turn if turn else float("inf")
+
+
+def equiangular(
+    scheme: str | Scheme,
+    n: int,
+    beta: float,
+    times: Sequence[float],
+    depth: int = 1,
+    gamma: float = 0.0,
+    radius: float = 1.0,
+    tolerance: float = 1e-7,
+) -> Path:
+    """Solves the closed equation from cosine `gamma` and reports it at `times` (ascending from 0 on).
+
+    The state is (log(1 - gamma), log r) in log(1 + tau), Dormand-Prince 5(4) with error `tolerance` per step, so that a
+    collapse is followed to 1e-300. Raises ConfigError for fewer than two particles, an impossible gamma, or a scheme
+    that has no (rho, tau) law.
+    """
+    if n < 2 or not -1 / (n - 1) < gamma < 1:
+        raise ConfigError(f"{n} equiangular particles need a cosine between -1/(n-1) and 1, got {gamma}")
+    frame = Frame(scheme, depth)
+    state = torch.tensor([log(1 - gamma), log(frame.settled(radius, 0.0))], dtype=torch.float64)
+    path = Path([], [], [], [], [])
+    tau, size = 0.0, 0.01
+
+    def slope(y: Tensor, s: float) -> Tensor:
+        now = min(expm1(s), last)
+        w, r = y[0].item(), exp(y[1].item())
+        _, shrink, growth, _ = velocity(frame, n, beta, min(w, log(n / (n - 1))), r, now)
+        return (1 + now) * torch.tensor([shrink, growth / r], dtype=torch.float64)
+
+    for time in map(float, times):
+        for stop in [*frame.flow.breaks(tau, time), time]:
+            if stop > tau:
+                state[1] = log(frame.settled(exp(state[1].item()), tau))
+                last = stop - 1e-12 * max(1.0, stop)
+                state, size = advance(slope, state, log(1 + tau), log(1 + stop), size, tolerance)
+                tau = stop
+        w, r = state[0].item(), exp(state[1].item())
+        rate, _, _, s = velocity(frame, n, beta, w, r, tau)
+        for values, value in zip(
+            (path.times, path.gap, path.radius, path.speed, path.velocity), (time, exp(w), r, s, rate), strict=True
+        ):
+            values.append(value)
+    return path
+
+
+def advance(slope: Slope, y: Tensor, s: float, end: float, h: float, tolerance: float) -> tuple[Tensor, float]:
+    """The state at `end` and the step size to go on with."""
+    first = slope(y, s)
+    while s < end:
+        step = min(h, end - s)
+        ahead, error, _ = dormand_prince(slope, y, s, step, first)
+        ratio = (error.abs() / (tolerance * (1 + y.abs()))).max().item()
+        factor = min(5.0, max(0.2, 0.9 * max(ratio, 1e-10) ** -0.2))
+        if ratio <= 1:
+            s = end if step >= end - s else s + step
+            y = ahead
+            first = slope(y, s) if s < end else first
+        elif step < 1e-12:
+            raise GeonormError(f"the closed equation is not smooth at time {expm1(s):g}")
+        if ratio > 1 or step == h:
+            h = step * factor
+    return y, h
+
+
+def terminal(scheme: str | Scheme, depth: int = 1, causal: bool = False, radius: float = 1.0) -> Terminal:
+    """The law of 1 - cos as t grows without end, read off the scheme's definition near collapse (V = I).
+
+    All particles together feel A = m theta; a small difference between them shrinks at the rate lambda = 2 m / s(t, r)
+    (full attention), half of it under a causal mask. r follows from r' in the same state: where r' = c r^a t^b, the
+    solution is r ~ t^((1+b)/(1-a)). What is left is the logarithmic derivative of lambda in t: -1 is a power law, 0
+    an exponential, -1/2 a stretched one. Anything else, also a schedule that ends, is `none`. So is a power law where
+    m^2 (1 - cos) does not vanish: attention that grows colder faster than the particles meet leaves each with itself.
+    """
+    frame = Frame(scheme, depth)
+    start = frame.settled(radius, LATE - 1)
+
+    def look(r: float, t: float) -> tuple[float, float]:
+        """(lambda, r') near collapse."""
+        m = frame.read(r, t - 1)
+        turn, growth = frame.rates(r, t - 1, m, 0.0)
+        return 2 * turn * m * (0.5 if causal else 1.0), growth
+
+    r, power = start, 0.0
+    if abs(look(r, LATE)[1]) * LATE > 1e-6 * r:
+        for _ in range(60):
+            growth = look(r, LATE)[1]
+            if growth <= 0:
+                return Terminal("none", None)
+            a = log(look(r * 1.01, LATE)[1] / growth) / log(1.01)
+            b = log(look(r, LATE * 1.01)[1] / growth) / log(1.01)
+            if a >= 1 or b <= -1 + 1e-9:  # explodes, or grows like a logarithm at most
+                return Terminal("none", None)
+            power = (1 + b) / (1 - a)
+            # r' = c r^a t^b has the solution r^(1-a) = c (1-a)/(1+b) t^(1+b)
+            ahead = (growth * r**-a * LATE / power) ** (1 / (1 - a))
+            if isclose(ahead, r, rel_tol=1e-12):
+                break
+            r = ahead
+    rate, later = look(r, LATE)[0], look(r * 1.01**power, LATE * 1.01)[0]
+    if rate <= 0 or later <= 0:
+        return Terminal("none", None)
+    slope = log(later / rate) / log(1.01)
+    colder = 2 * log(frame.read(r * 1.01**power, LATE * 1.01 - 1) / frame.read(r, LATE - 1)) / log(1.01)
+    if abs(slope + 1) < 1e-3 and rate * LATE <= colder + 1e-6:
+        return Terminal("none", None)
+    for kind, expected, exponent in (
+        ("polynomial", -1.0, rate * LATE),
+        ("stretched", -0.5, 2 * rate * sqrt(LATE)),
+        ("exponential", 0.0, rate),
+    ):
+        if abs(slope - expected) < 1e-3:
+            return Terminal(kind, exponent)
+    return Terminal("none", None)
+
+
+LAWS = {
+    "pre": "s = r, r' = <θ,A>",
+    "post": "s = 1, r' = 0",
+    "peri": "s = r |A|, r' = <θ,A> / |A|",
+    "olmo2": "s = r |A|, r' = <θ,A> / |A|",
+    "deepnorm": "s = (2 L)^(1/4), r' = 0",
+    "lns": "s = r, r' = <θ,A>",
+    "sqrt": "s = t^(1/2), r' = 0",
+    "geonorm": "s = r t, r' = 0",
+    "ngpt": "s = |A| / 0.05, r' = 0",
+}
+"""Speed factor and radius law of the schemes without fields, for people. A = u(read(x)); for geonorm while the clamp
+does not bind (|P_θ A| < r pi/4; else s = |P_θ A| t / (pi/4))."""
+
+
+def describe(scheme: str | Scheme) -> str | None:
+    """The speed factor and radius law of a scheme in a line, or None where no formula is on record."""
+    return LAWS.get(str(scheme))

@@ -1,0 +1,211 @@
+"""Reports on simulations (`geonorm simulate`): tables and a page, from the files of their directories alone."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from geonorm.report.runs import Record
+
+Cells = list[list[str]]
+START = {
+    "equiangular": "orthonormal start",
+    "uniform": "uniform start",
+    "gaussian": "normal start",
+    "cone": "start in a cone",
+}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A simulation directory: its summary, rows of the trace by scheme, closed equation and pictures where they are."""
+
+    path: Path
+    summary: Record
+    rows: dict[str, list[Record]]
+    theory: dict[str, dict[str, list[float | None]]]
+    particles: Record
+
+    @property
+    def schemes(self) -> list[str]:
+        return [row["scheme"] for row in self.summary["schemes"]]
+
+    def row(self, scheme: str) -> Record:
+        found: Record = next(row for row in self.summary["schemes"] if row["scheme"] == scheme)
+        return found
+
+    def mean(self, scheme: str, key: str, start: float = 0.0) -> tuple[list[float], list[float]]:
+        """(times, means over seeds) of a column, where every seed has a value."""
+        by_time: dict[float, list[float | None]] = {}
+        for row in self.rows.get(scheme, ()):
+            by_time.setdefault(row["time"], []).append(row.get(key))
+        points = [
+            (time, sum(v for v in values if v is not None) / len(values))
+            for time, values in by_time.items()
+            if time >= start and None not in values
+        ]
+        return [time for time, _ in points], [value for _, value in points]
+
+
+def is_simulation(path: Path) -> bool:
+    """Whether a directory holds a finished simulation."""
+    return _read(path / "summary.json").get("kind") == "simulation"
+
+
+def load(path: Path) -> Trace:
+    """Read a simulation directory; a missing or damaged side file is empty."""
+    rows: dict[str, list[Record]] = {}
+    trace = path / "trace.jsonl"
+    for line in trace.read_text(encoding="utf-8").splitlines() if trace.is_file() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        rows.setdefault(row["scheme"], []).append(row)
+    return Trace(path, _read(path / "summary.json"), rows, _read(path / "theory.json"), _read(path / "particles.json"))
+
+
+def caption(summary: Record) -> str:
+    """What was simulated, in a line."""
+    weights = summary["weights"]
+    matrices = "Q = K = V = I" if weights == "identity" else f"{weights} weights per {summary['per']}"
+    seeds = summary["seeds"]
+    parts = [
+        f"n = {summary['tokens']} tokens", f"d = {summary['dim']}", f"β = {summary['beta']:.4g}",
+        START[summary["init"]], matrices, *(["causal"] if summary["causal"] else []),
+        *([f"{summary['heads']} heads"] if summary["heads"] > 1 else []),
+        f"{seeds} seed{'s' if seeds != 1 else ''}", f"{summary['method']}",
+    ]  # fmt: skip
+    return " · ".join(parts)
+
+
+def law(kind: str | None, exponent: float | None) -> str:
+    """A terminal law of 1 - cos as people write it."""
+    if kind is None:
+        return "–"
+    if exponent is None:
+        return "none"
+    k = f"{exponent:.3g}"
+    return {"polynomial": f"t^-{k}", "stretched": f"e^(-{k} √t)", "exponential": f"e^(-{k} t)"}[kind]
+
+
+def speeds(summary: Record) -> tuple[list[str], Cells]:
+    """First table of the paper: speed factor and radius law, measured beside predicted."""
+    titles = ["scheme", "speed factor, radius law", "s(0)", "theory", "s(T)", "theory", "r(T)", "theory", "r at last"]
+    keys = ("speed_initial", "speed_final", "radius_final")
+    return titles, [
+        [row["scheme"], row["law"] or "–"]
+        + [_number(row[f"{key}{which}"]) for key in keys for which in ("", "_predicted")]
+        + ["–" if row["radius_exponent"] is None else f"t^{row['radius_exponent']:.2f}".replace("-0.00", "0.00")]
+        for row in summary["schemes"]
+    ]
+
+
+def velocities(summary: Record) -> tuple[list[str], Cells]:
+    """Second table of the paper: initial and terminal velocity, measured beside predicted."""
+    titles = ["scheme", "γ'(0)", "theory", "1 - cos at last", "interval", "theory", "collapse", "cos(T)"]
+    table = []
+    for row in summary["schemes"]:
+        interval = row["terminal_exponent_interval"]
+        between = "–" if not interval or None in interval else f"{interval[0]:.3g} to {interval[1]:.3g}"
+        table.append([
+            row["scheme"], _number(row["initial_velocity"]), _number(row["initial_velocity_predicted"]),
+            law(row["terminal_law"], row["terminal_exponent"]), between,
+            law(row["terminal_law_predicted"], row["terminal_exponent_predicted"]),
+            "not reached" if row["collapse_time"] is None else f"t = {row['collapse_time']:.4g}",
+            _number(row["cos_pair_final"]),
+        ])  # fmt: skip
+    return titles, table
+
+
+NOTE = (
+    "theory: the closed equation of equiangular tokens, and the limit of large t; collapse: mean cosine 0.99; "
+    "T: the end, or where tokens agree to rounding"
+)
+
+
+def terminal(summary: Record) -> list[str]:
+    """Both tables as lines of text."""
+    lines = [caption(summary)]
+    for titles, cells in (speeds(summary), velocities(summary)):
+        widths = [max(len(row[i]) for row in [titles, *cells]) for i in range(len(titles))]
+        lines.append("")
+        for row in [titles, *cells]:
+            lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return [*lines, "", NOTE]
+
+
+def markdown(summary: Record) -> str:
+    """Both tables for a README."""
+    parts = []
+    for titles, cells in (speeds(summary), velocities(summary)):
+        lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+        parts.append("\n".join(lines))
+    return f"*{caption(summary)}*\n\n" + "\n\n".join(parts) + "\n"
+
+
+def page(traces: Sequence[Trace], drawings: Sequence[dict[str, bytes]]) -> str:
+    """One self-contained page about one or more simulations; drawings: SVG by name, per simulation."""
+    title = "Simulation: " + ", ".join(dict.fromkeys(trace.path.resolve().name for trace in traces))
+    body = "".join(_section(trace, drawn) for trace, drawn in zip(traces, drawings, strict=True))
+    css = files("geonorm.report").joinpath("page.css").read_text(encoding="utf-8")
+    extra = "figure img{width:100%;max-width:1000px;height:auto;background:#fff}"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(title)}</title><style>{css}{extra}</style></head><body>"
+        f"<header><h1>{escape(title)}</h1></header><main>{body}</main></body></html>\n"
+    )
+
+
+TITLES = {
+    "cosine": "Mean cosine between tokens in depth",
+    "collapse": "1 - cos, with the predicted law dashed",
+    "speed": "Speed factor and radius",
+    "sphere": "Tokens on the sphere",
+}
+
+
+def _section(trace: Trace, drawn: dict[str, bytes]) -> str:
+    tables = "".join(_table(*table) for table in (speeds(trace.summary), velocities(trace.summary)))
+    figures = "".join(
+        f"<figure><figcaption><strong>{escape(TITLES[name])}</strong></figcaption>"
+        f'<img alt="{escape(TITLES[name])}" src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"></figure>'
+        for name, svg in drawn.items()
+    )
+    settings = {key: value for key, value in trace.summary.items() if key not in ("kind", "schemes", "status", "out")}
+    listed = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(str(v))}</dd></div>" for k, v in settings.items())
+    return (
+        f'<section><h2>{escape(trace.path.resolve().name)}</h2><p class="caption">{escape(caption(trace.summary))}</p>'
+        f"{tables}<p>{escape(NOTE)}</p>{figures}<details><summary>Settings</summary><dl>{listed}</dl></details>"
+        "</section>"
+    )
+
+
+def _table(titles: Iterable[str], cells: Cells) -> str:
+    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
+    body = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+        for row in cells
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,199 @@
+"""The velocity and the layer map of a flow: derived from the schemes, equal to the network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geonorm import Residual, Site, names, parse
+from geonorm.dynamics import Attention, Flow, Fresh, equiangular, gap, integrate, random_attention, random_mlp, uniform
+from geonorm.errors import ConfigError
+
+F64 = torch.float64
+DEPTH = 8
+SPHERES = ["post", "deepnorm", "sqrt", "ngpt", "geonorm", "geonorm(decay=sqrt, retraction=cayley)"]
+
+
+class Branch(nn.Module):
+    def __init__(self, field: Attention) -> None:
+        super().__init__()
+        self.field = field
+
+    def forward(self, y: Tensor) -> Tensor:
+        return self.field(y)
+
+
+def rotation(dim: int, seed: int = 1) -> Tensor:
+    return torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(seed), dtype=F64))[0]
+
+
+@pytest.mark.parametrize("scheme", [*names(), "pre(entry=embedding, decay=sqrt)", "post(entry=embedding)"])
+def test_layers_are_a_stack_of_residual_modules(scheme: str) -> None:
+    """h = 1 is the network: the same numbers as the module that trains, norms of radius 1, identity attention."""
+    field = Attention(beta=2.0)
+    flow = Flow(scheme, field, DEPTH)
+    x = flow.enter(3.0 * uniform(5, 6, seeds=(4, 5)))
+    expected = x
+    for layer in range(DEPTH):
+        residual = Residual(Branch(field), scheme, Site(layer, "attn", DEPTH), 6, norm="unit", gains=False, eps=0.0)
+        residual.double().reset_parameters()
+        with torch.no_grad():
+            expected = residual(expected)
+    ((time, found),) = integrate(flow, x, [DEPTH], method="layers")
+    assert time == DEPTH
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_velocity_is_the_slope_of_the_written_stream(scheme: str) -> None:
+    """Against central differences of `write` in its own step size, the update held fixed."""
+    flow = Flow(scheme, Attention(beta=1.5), DEPTH)
+    x = flow.start(uniform(6, 5))
+    tau = 2.5
+    rule, site = flow.rule(tau)
+    own = flow.own(rule, site, 5, x)
+    u = flow.update(x, tau)
+
+    def write(h: float) -> Tensor:
+        _, carry = rule.read(x, own, site)
+        return rule.write(x, u, carry, own, site, torch.tensor(h, dtype=F64))
+
+    step = 1e-4
+    # fourth order, so that its own error is below rounding
+    slope = (8 * (write(step) - write(-step)) - (write(2 * step) - write(-2 * step))) / (12 * step)
+    torch.testing.assert_close(flow.velocity(x, tau), slope, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("scheme", [*names(), "geonorm(decay_on=update)", "mix(a=peri, b=sqrt, share=0.5)"])
+def test_rotations_commute_with_the_dynamics(scheme: str) -> None:
+    flow = Flow(scheme, Attention(beta=2.0), DEPTH)
+    turn = rotation(6)
+    e = uniform(5, 6)
+    a, b = flow.start(e), flow.start(e @ turn)
+    for tau in (0.0, 5.5):
+        torch.testing.assert_close(flow.velocity(b, tau), flow.velocity(a, tau) @ turn, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(flow.layer(b, 1.0), flow.layer(a, 1.0) @ turn, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("scheme", ["post", "pre", "peri", "geonorm", "sqrt", "pre(entry=embedding)"])
+def test_speed_and_radius_law_are_those_of_the_velocity(scheme: str) -> None:
+    """theta' = P(u)/s and r', read off the full velocity."""
+    flow = Flow(scheme, Attention(beta=2.0), DEPTH)
+    x = flow.start(1.7 * uniform(5, 4))
+    tau = 1.25
+    r = x.norm(dim=-1)
+    theta, velocity, u = x / r[..., None], flow.velocity(x, tau), flow.update(x, tau)
+
+    def tangent(w: Tensor) -> Tensor:
+        return w - (theta * w).sum(-1, keepdim=True) * theta
+
+    s = flow.speed(x, tau)
+    torch.testing.assert_close(tangent(velocity) / r[..., None], tangent(u) / s[..., None], rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(flow.radial_rate(x, tau), (theta * velocity).sum(-1), rtol=1e-10, atol=1e-13)
+
+
+def test_which_schemes_keep_their_radius_is_found_not_typed() -> None:
+    x = torch.zeros(1, dtype=F64)
+    field = Attention()
+    for scheme in names():
+        kept = Flow(scheme, field, DEPTH).kept(0.0, x).flatten().tolist()
+        if scheme == "residual_dual":
+            assert kept == [True, False]
+        elif scheme in ("pre", "peri", "olmo2", "lns", *SPHERES, "mix"):
+            assert kept == [scheme in (*SPHERES, "mix")], scheme
+    assert Flow("mix", field, DEPTH).kept(2.0, x).tolist() == [False]
+
+
+def test_two_sublayers_add_their_velocities_and_compose_their_layers() -> None:
+    attention, mlp = random_attention(6, seed=1), random_mlp(6, seed=2)
+    both = Flow("pre", [("attn", attention), ("mlp", mlp)], DEPTH)
+    first, second = Flow("pre", attention, DEPTH), Flow("pre", [("mlp", mlp)], DEPTH)
+    x = both.start(uniform(4, 6))
+    torch.testing.assert_close(both.velocity(x, 0.5), first.velocity(x, 0.5) + second.velocity(x, 0.5))
+    assert torch.equal(both.layer(x, 1.0), second.layer(first.layer(x, 1.0), 1.0))
+    half = Flow("geonorm(index=sublayer, max_angle=pi)", [("attn", attention), ("mlp", mlp)], DEPTH)
+    x = half.start(x)
+    assert torch.allclose(half.speed(x, 1.0, 0), torch.tensor(3.0, dtype=F64))
+    assert torch.allclose(half.speed(x, 1.0, 1), torch.tensor(4.0, dtype=F64))
+
+
+def test_where_the_velocity_jumps() -> None:
+    assert Flow("mix(share=0.5)", Attention(), 8).breaks(0.0, 20.0) == [4.0]
+    assert Flow("mix(share=0.5)", Attention(), 8).breaks(4.0, 20.0) == []
+    assert Flow("pre", Attention(), 8).breaks(0.0, 1e6) == []
+    assert Flow("pre", Fresh(lambda layer: Attention()), 8).breaks(0.5, 4.0) == [1.0, 2.0, 3.0]
+
+
+def test_a_schedule_that_has_run_out_is_refused() -> None:
+    flow = Flow("geonorm(decay=linear)", Attention(), 4)
+    x = flow.start(uniform(4, 6))
+    assert flow.velocity(x, 3.9).isfinite().all()
+    with pytest.raises(ConfigError, match="backwards after its last layer"):
+        flow.velocity(x, 5.5)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(3, 4), "zero vector"),
+        (torch.tensor([[1.0, 0.0], [float("nan"), 1.0]]), "not finite"),
+        (torch.zeros(0, 4), "no particles"),
+        (torch.ones(4), "shape"),
+        (torch.ones(3, 4, dtype=torch.int64), "floats"),
+    ],
+)
+def test_states_that_cannot_start(x: Tensor, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Flow("pre", Attention()).start(x)
+    with pytest.raises(ConfigError, match="depth"):
+        Flow("pre", Attention(), 0)
+
+
+@pytest.mark.parametrize("scheme", names())
+@pytest.mark.parametrize("start", ["one", "coincident", "antipodal", "line"])
+def test_degenerate_configurations_stay_where_they_are(scheme: str, start: str) -> None:
+    """A single particle, particles in one point, an antipodal pair (erratum to Theorem 4.3), and dim = 1: no direction
+    moves, nothing is nan, at any beta."""
+    x: dict[str, Any] = {
+        "one": uniform(1, 5),
+        "coincident": uniform(1, 5).expand(1, 4, 5),
+        "antipodal": torch.eye(1, 5, dtype=F64) * torch.tensor([[1.0], [-1.0]], dtype=F64),
+        "line": torch.tensor([[1.0], [-1.0], [1.0]], dtype=F64),
+    }
+    for beta in (0.0, 0.01, 3.0):
+        flow = Flow(scheme, Attention(beta=beta), DEPTH)
+        state = flow.start(x[start])
+        begin = flow.tokens(state)
+        velocity = flow.velocity(state, 0.5)
+        assert velocity.isfinite().all()
+        if flow.scheme.planar:
+            assert not flow.speed(state, 0.5).isnan().any()
+        for _, later in integrate(flow, state, [0.75], step=0.25, method="rk4"):
+            torch.testing.assert_close(flow.tokens(later), begin, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("scheme", SPHERES)
+@pytest.mark.parametrize("method", ["euler", "rk4", "adaptive", "layers"])
+def test_radii_are_kept(scheme: str, method: str) -> None:
+    flow = Flow(scheme, random_attention(6, seed=3), DEPTH)
+    x = flow.start(uniform(5, 6))
+    for _, later in integrate(flow, x, [1, 2], method=method, step=0.5, tolerance=1e-5):
+        torch.testing.assert_close(flow.radius(later), flow.radius(x), rtol=1e-14, atol=0)
+    own = Flow("geonorm(entry=embedding)", Attention(), DEPTH)
+    x = own.start(uniform(5, 6) * torch.arange(1, 6, dtype=F64)[:, None])
+    for _, later in integrate(own, x, [2], method=method, step=0.5, tolerance=1e-5):
+        torch.testing.assert_close(later.norm(dim=-1)[0], torch.arange(1, 6, dtype=F64), rtol=1e-14, atol=0)
+
+
+def test_the_head_sees_directions() -> None:
+    flow = Flow("residual_dual", Attention(), DEPTH)
+    x = flow.start(equiangular(4, 6))
+    assert x.shape == (1, 4, 2, 6) and flow.radius(x).shape == (1, 4)
+    theta = flow.tokens(x)
+    torch.testing.assert_close(theta.norm(dim=-1), torch.ones(1, 4, dtype=F64))
+    later = list(integrate(flow, x, [0, 20], method="layers"))[-1][1]
+    assert gap(flow.tokens(later)) < 1e-2 < gap(theta)
+    assert parse("residual_dual") == flow.scheme

@@ -1,0 +1,233 @@
+"""Paths: the order of every method, the closed equation of equiangular particles, switches, stops, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import exp, log2, sqrt
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import solve_ivp
+from torch import Tensor
+
+from geonorm.dynamics import Attention, Flow, Fresh, equiangular, integrate, mean_cosine, random_attention, uniform
+from geonorm.dynamics.integrators import Walker, dormand_prince
+from geonorm.errors import ConfigError, GeonormError
+
+F64 = torch.float64
+
+
+def end(flow: Flow, x: Tensor, time: float, **settings: object) -> Tensor:
+    with torch.no_grad():
+        return list(integrate(flow, x, [time], **settings))[-1][1]  # type: ignore[arg-type]
+
+
+def setting(scheme: str) -> tuple[Flow, Tensor]:
+    flow = Flow(scheme, Attention(beta=2.0), 8)
+    return flow, flow.start(uniform(5, 4, seeds=(3,)))
+
+
+@pytest.mark.parametrize(("method", "order"), [("euler", 1), ("rk4", 4)])
+@pytest.mark.parametrize("scheme", ["pre", "post", "geonorm", "residual_dual"])
+def test_order_by_step_halving(scheme: str, method: str, order: int) -> None:
+    flow, x = setting(scheme)
+    coarse, middle, fine = (end(flow, x, 2.0, method=method, step=h) for h in (0.25, 0.125, 0.0625))
+    found = log2((coarse - middle).norm() / (middle - fine).norm())
+    assert abs(found - order) < 0.3
+
+
+@pytest.mark.parametrize("scheme", ["pre", "post", "ngpt(alpha=1)"])
+def test_the_adaptive_pair_is_of_order_five_with_an_error_of_order_five(scheme: str) -> None:
+    """Fixed steps of the pair, radii restored where the scheme keeps them; the error estimate is O(h^5) per step."""
+    flow, x = setting(scheme)
+    keeps = bool(flow.kept(0.0, x))
+
+    def walk(steps: int) -> tuple[Tensor, float]:
+        state, h, error = x, 2.0 / steps, torch.zeros(())
+        for i in range(steps):
+            slope = flow.velocity(state, i * h)
+            state, error, _ = dormand_prince(flow.velocity, state, i * h, h, slope)
+            state = state / state.norm(dim=-1, keepdim=True) if keeps else state
+        return state, error.norm().item()
+
+    coarse, middle, fine = (walk(n) for n in (4, 8, 16))
+    found = log2((coarse[0] - middle[0]).norm() / (middle[0] - fine[0]).norm())
+    assert 4.4 < found < 6.2
+    assert 4.0 < log2(middle[1] / fine[1]) < 6.0
+
+
+def closed(beta: float, n: int, law: Callable[..., tuple[float, float]], times: list[float]) -> Tensor:
+    """gamma(t) of n equiangular particles from gamma = 0, r = 1, by the closed equation; independent of the package.
+
+    law(t, r, inner, size) = (s, r') with inner = <theta, A>, size = |A|.
+    """
+
+    def slope(tau: float, state: np.ndarray) -> list[float]:
+        g, r = state
+        a, b = exp(beta), exp(beta * g)
+        z = a + (n - 1) * b
+        inner = (a + (n - 1) * g * b) / z
+        size = sqrt(a * a + 2 * (n - 1) * g * a * b + b * b * (n - 1) * (1 + (n - 2) * g)) / z
+        s, drift = law(tau + 1, r, inner, size)
+        return [2 / s * b * (1 - g) * (1 + (n - 1) * g) / z, drift]
+
+    found = solve_ivp(slope, (0, times[-1]), [0.0, 1.0], method="DOP853", t_eval=times, rtol=1e-12, atol=1e-13)
+    return torch.from_numpy(found.y[0])
+
+
+LAWS: dict[str, Callable[..., tuple[float, float]]] = {
+    "post": lambda t, r, inner, size: (1.0, 0.0),
+    "pre": lambda t, r, inner, size: (r, inner),
+    "peri": lambda t, r, inner, size: (r * size, inner / size),
+    "ngpt(alpha=0.5)": lambda t, r, inner, size: (size / 0.5, 0.0),
+    "sqrt": lambda t, r, inner, size: (sqrt(t), 0.0),
+    "geonorm": lambda t, r, inner, size: (t, 0.0),
+    "geonorm(decay=sqrt)": lambda t, r, inner, size: (sqrt(t), 0.0),
+}
+
+
+@pytest.mark.parametrize(("n", "beta"), [(3, 1.0), (12, 3.0)])
+@pytest.mark.parametrize("scheme", LAWS)
+def test_equiangular_particles_follow_the_closed_equation(scheme: str, n: int, beta: float) -> None:
+    times = [0.5, 2.0, 6.0]
+    flow = Flow(scheme, Attention(beta=beta), 8)
+    x = flow.start(equiangular(n, 14, seeds=(7,)))
+    with torch.no_grad():
+        found = [mean_cosine(flow.tokens(state))[0] for _, state in integrate(flow, x, times, tolerance=1e-10)]
+    torch.testing.assert_close(torch.stack(found), closed(beta, n, LAWS[scheme], times), rtol=0, atol=1e-8)
+
+
+def test_mix_switches_on_time_and_runs_on_beyond_its_depth() -> None:
+    times = [1.0, 3.0, 9.0]
+
+    def law(t: float, r: float, inner: float, size: float) -> tuple[float, float]:
+        return (1.0, 0.0) if t <= 3 else (r, inner)
+
+    flow = Flow("mix(share=0.5)", Attention(beta=1.0), 4)
+    assert flow.breaks(0.0, 9.0) == [2.0]
+    x = flow.start(equiangular(5, 6))
+    # the reference is integrated on both sides of the jump apart
+    late = Flow("pre", Attention(beta=1.0), 4)
+    with torch.no_grad():
+        found = dict(integrate(flow, x, times, tolerance=1e-10))
+        switch = end(Flow("post", Attention(beta=1.0), 4), x, 2.0, tolerance=1e-10)
+        expected = end(late, switch, 7.0, tolerance=1e-10)  # pre knows no time, so it may start at 0
+    torch.testing.assert_close(found[9.0], expected, rtol=0, atol=1e-8)
+    in_log_time = end(flow, x, 9.0, tolerance=1e-10, log_time=True)
+    torch.testing.assert_close(in_log_time, expected, rtol=0, atol=1e-8)
+    assert abs(mean_cosine(flow.tokens(found[1.0])) - closed(1.0, 5, law, [1.0])[0]) < 1e-8
+
+
+@pytest.mark.parametrize("scheme", ["post", "peri"])
+def test_log_time_and_time_agree(scheme: str) -> None:
+    flow, x = setting(scheme)
+    for method in ("rk4", "adaptive"):
+        a = end(flow, x, 5.0, method=method, step=0.05, tolerance=1e-9)
+        b = end(flow, x, 5.0, method=method, step=0.02, tolerance=1e-9, log_time=True)
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+def test_polynomial_laws_reach_a_million_cheaply() -> None:
+    """Pre-LN: 1 - cos ~ t^-2 over six decades of time in a few hundred steps."""
+    flow = Flow("pre", Attention(beta=1.0))
+    walker = Walker(flow, flow.start(equiangular(4, 4)), "adaptive", 0.1, 1e-8, True, 1000)
+    with torch.no_grad():
+        gaps = []
+        for time in (1e4, 1e6):
+            walker.go(time)
+            gaps.append(1 - mean_cosine(flow.tokens(walker.x)).item())
+    assert walker.taken < 250
+    assert abs(log2(gaps[0] / gaps[1]) / log2(100) - 2) < 0.01
+
+
+def test_a_collapse_is_followed_down_to_rounding() -> None:
+    """Post-LN: 1 - cos = C exp(-2 t) from 1e-4 to 1e-26, though the tolerance is 1e-6: error is measured against what
+    still tells particles apart."""
+    from geonorm.dynamics import gap
+
+    flow = Flow("post", Attention(beta=1.0))
+    x = flow.start(equiangular(6, 6))
+    with torch.no_grad():
+        path = {t: gap(flow.tokens(s)).item() for t, s in integrate(flow, x, [8.0, 20.0, 32.0], tolerance=1e-6)}
+    assert path[32.0] < 1e-25
+    assert abs(np.log(path[8.0] / path[20.0]) / 24 - 1) < 1e-3
+    assert abs(np.log(path[20.0] / path[32.0]) / 24 - 1) < 1e-2
+
+
+def test_euler_with_unit_steps_is_the_network_where_writing_is_linear() -> None:
+    flow = Flow("pre", random_attention(5, seed=2), 8)
+    x = flow.start(uniform(4, 5))
+    torch.testing.assert_close(end(flow, x, 3, method="euler", step=1.0), end(flow, x, 3, method="layers"))
+
+
+@pytest.mark.parametrize("method", ["layers", "rk4"])
+@pytest.mark.parametrize("scheme", ["post", "peri", "residual_dual"])
+def test_a_batch_of_seeds_is_a_loop_over_seeds(scheme: str, method: str) -> None:
+    field = random_attention(4, seed=1, causal=True)
+    flow = Flow(scheme, field, 4)
+    e = uniform(6, 4, seeds=range(3))
+    whole = end(flow, flow.start(e), 2, method=method, step=0.5)
+    for i in range(3):
+        torch.testing.assert_close(end(flow, flow.start(e[i]), 2, method=method, step=0.5), whole[i])
+
+
+def test_causal_particles_do_not_see_what_follows() -> None:
+    flow = Flow("post", Attention(beta=1.0, causal=True))
+    e = uniform(6, 4)
+    changed = torch.cat((e[:, :4], uniform(2, 4, seeds=(8,))), dim=1)
+    a, b = (end(flow, flow.start(s), 2.0, method="rk4", step=0.25) for s in (e, changed))
+    torch.testing.assert_close(a[:, :4], b[:, :4])
+    torch.testing.assert_close(a[:, 0], e[:, 0])
+    assert (a[:, 4:] - b[:, 4:]).abs().min() > 1e-6
+
+
+def test_fresh_weights_are_not_stepped_across() -> None:
+    flow = Flow("post", Fresh(lambda layer: random_attention(4, layer=layer)), 8)
+    x = flow.start(uniform(5, 4))
+    expected = x
+    for layer in range(2):
+        expected = end(Flow("post", random_attention(4, layer=layer)), expected, 1.0, method="rk4", step=0.1)
+    torch.testing.assert_close(end(flow, x, 2.0, method="rk4", step=0.1), expected)
+
+
+def test_times_come_back_in_order_with_repeats_and_zero() -> None:
+    flow, x = setting("post")
+    path = list(integrate(flow, x, [0, 0, 1, 1.5, 1.5], method="rk4"))
+    assert [t for t, _ in path] == [0, 0, 1, 1.5, 1.5]
+    assert torch.equal(path[0][1], x) and torch.equal(path[3][1], path[4][1])
+    assert list(integrate(flow, x, [])) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "adaptiv"}, "did you mean 'adaptive'"),
+        ({"times": [2.0, 1.0]}, "ascend"),
+        ({"times": [-1.0]}, "ascend"),
+        ({"times": [float("nan")]}, "finite"),
+        ({"times": [0.5], "method": "layers"}, "whole times"),
+        ({"step": 0.0}, "positive"),
+        ({"tolerance": -1.0}, "positive"),
+        ({"times": [50.0], "max_steps": 3}, "3 steps do not reach"),
+        ({"times": [50.0], "max_steps": 3, "method": "euler"}, "3 steps do not reach"),
+    ],
+)
+def test_what_cannot_be_integrated(settings: dict[str, object], message: str) -> None:
+    flow, x = setting("post")
+    with pytest.raises(GeonormError, match=message):
+        list(integrate(flow, x, **{"times": [1.0], **settings}))  # type: ignore[arg-type]
+
+
+def test_a_state_that_leaves_the_numbers_says_when() -> None:
+    def explode(y: Tensor, tau: float = 0.0) -> Tensor:
+        return y * (torch.inf if tau >= 1 else 1.0)
+
+    explode.fresh = False  # type: ignore[attr-defined]
+    flow = Flow("pre", explode)  # type: ignore[arg-type]
+    x = flow.start(uniform(3, 4))
+    for method in ("layers", "euler", "adaptive"):
+        with pytest.raises(GeonormError, match=r"not finite|no longer finite"):
+            end(flow, x, 3.0, method=method)
+    with pytest.raises(ConfigError):
+        list(integrate(flow, x, [1], method=""))

@@ -1,0 +1,248 @@
+"""Measures of collapse against loops and closed forms; starting points; terminal laws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from geonorm import dynamics as d
+from geonorm import names
+from geonorm.errors import ConfigError
+
+F64 = torch.float64
+
+
+def test_means_are_what_loops_give() -> None:
+    theta = d.uniform(6, 4, seeds=(1, 2))
+    for system, cosine, gap, variance, order in zip(
+        theta, d.mean_cosine(theta), d.gap(theta), d.variance(theta), d.order_parameter(theta), strict=True
+    ):
+        pairs = [float(system[i] @ system[j]) for i in range(6) for j in range(6) if i != j]
+        centre = system.mean(0)
+        assert abs(cosine - np.mean(pairs)) < 1e-14
+        assert abs(gap - (1 - np.mean(pairs))) < 1e-14
+        assert abs(variance - np.mean([float((t - centre) @ (t - centre)) for t in system])) < 1e-14
+        assert abs(order - float(centre.norm())) < 1e-14
+
+
+@pytest.mark.parametrize("angle", [1e-3, 1e-8, 1e-14])
+def test_the_gap_is_accurate_where_subtraction_sees_nothing(angle: float) -> None:
+    """Two particles an angle apart: 1 - cos = angle^2 / 2, 5e-29 for the last."""
+    theta = torch.tensor([[1.0, 0.0, 0.0], [np.cos(angle), np.sin(angle), 0.0]], dtype=F64)
+    assert abs(d.gap(theta).item() / (2 * np.sin(angle / 2) ** 2) - 1) < 1e-2
+    assert d.cluster_variance(theta, 0.1).item() == pytest.approx(d.variance(theta).item())
+
+
+def test_one_particle_is_together_with_itself() -> None:
+    theta = d.uniform(1, 4)
+    assert d.gap(theta).item() == 0 and d.mean_cosine(theta).item() == 1
+    assert d.clusters(theta).item() == 1 and d.order_parameter(theta).item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_the_rate_of_the_mean_cosine_is_its_derivative(scheme: str) -> None:
+    flow = d.Flow(scheme, d.Attention(beta=1.5), 8)
+    x = flow.start(d.uniform(5, 4, seeds=(1, 2)))
+    h = 1e-4
+    v = flow.velocity(x, 0.3)
+    slope = (d.mean_cosine(flow.tokens(x + h * v)) - d.mean_cosine(flow.tokens(x - h * v))) / (2 * h)
+    torch.testing.assert_close(d.cosine_rate(flow, x, 0.3), slope, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("angle", [0.05, 0.2, 0.35, 0.6])
+def test_clusters_are_connected_components(angle: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    theta = d.uniform(60, 3, seeds=(1, 2, 3))
+    near = torch.acos((theta @ theta.mT).clamp(-1, 1)) <= angle
+    for links, count, label in zip(near, d.clusters(theta, angle), d.labels(theta, angle), strict=True):
+        expected, component = connected_components(links.numpy())
+        assert count == expected
+        assert {(int(a), int(b)) for a, b in zip(component, label, strict=True)}.__len__() == expected
+
+
+def test_a_chain_is_one_cluster_and_blocks_do_not_matter() -> None:
+    from geonorm.dynamics.observables import linked
+
+    turn = torch.linspace(0, 3, 40, dtype=F64)[torch.randperm(40, generator=torch.Generator().manual_seed(1))]
+    chain = torch.stack((turn.cos(), turn.sin()), dim=-1)
+    assert d.clusters(chain, 3 / 39 * 1.01) == 1 and d.clusters(chain, 3 / 39 * 0.99) == 40
+    assert torch.equal(linked(chain, 0.08, rows=7), linked(chain, 0.08))
+    two = torch.cat((chain, chain[:5] * torch.tensor([1.0, -1.0], dtype=F64) @ torch.eye(2, dtype=F64) * -1))
+    assert d.clusters(two, 1.0) in (1, 2)
+    with pytest.raises(ConfigError, match="angle"):
+        d.clusters(chain, 1e-9)
+
+
+def test_variance_within_clusters() -> None:
+    centres = torch.eye(3, dtype=F64)[[0, 0, 0, 1, 1, 2]]
+    noise = 1e-3 * torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+    theta = centres + noise
+    theta = theta / theta.norm(dim=-1, keepdim=True)
+    parts = [theta[:3], theta[3:5], theta[5:]]
+    expected = sum(float((p - p.mean(0)).square().sum()) for p in parts) / 6
+    assert d.clusters(theta, 0.1) == 3
+    assert d.cluster_variance(theta, 0.1).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_counts_of_layers_and_spread_of_radii() -> None:
+    angles = torch.tensor([[0.3, 0.2], [0.05, 0.005], [0.001, 0.02]])
+    assert d.effective_depth(angles, 0.01).tolist() == [2, 2]
+    assert d.radius_cv(torch.tensor([1.0, 3.0])).item() == pytest.approx(0.5)
+
+
+# starting points
+
+
+@pytest.mark.parametrize("gamma", [-0.2, 0.0, 0.3, 0.999999, 1.0])
+def test_equiangular_points(gamma: float) -> None:
+    x = d.equiangular(6, 9, gamma, seeds=(0, 1))
+    expected = torch.full((2, 6, 6), gamma, dtype=F64)
+    expected.diagonal(dim1=1, dim2=2).fill_(1.0)
+    torch.testing.assert_close(x @ x.mT, expected, rtol=0, atol=1e-14)
+    assert gamma == 1.0 or not torch.allclose(x[0], x[1])
+
+
+def test_cones_are_cones_and_the_rest_has_its_moments() -> None:
+    for delta in (1e-6, 0.1, 1.9):
+        x = d.cone(40, 5, delta, seeds=(0, 1))
+        cosine = x @ x.mT
+        assert cosine.min() >= 1 - delta - 1e-12 and cosine.min() < 1 - 0.3 * delta
+        torch.testing.assert_close(x.norm(dim=-1), torch.ones(2, 40, dtype=F64))
+    u, g = d.uniform(4000, 6), d.gaussian(4000, 6)
+    assert (u.norm(dim=-1) - 1).abs().max() < 1e-14 and u.mean(1).norm() < 0.05
+    assert abs(g.square().sum(-1).mean() - 1) < 0.05 and g.norm(dim=-1).std() > 0.2
+    for make in d.STARTS.values():
+        assert torch.equal(make(3, 4, seeds=(5,))[0], make(3, 4, seeds=(4, 5))[1])
+        assert make(3, 4, dtype=torch.float32).dtype == torch.float32
+
+
+def test_rows_of_a_table() -> None:
+    table = np.arange(12.0).reshape(6, 2)
+    assert torch.equal(d.from_array(table)[0], torch.from_numpy(table))
+    drawn = d.from_array(table, 3, seeds=(0, 1))
+    assert drawn.shape == (2, 3, 2) and all(row in table.tolist() for row in drawn[0].tolist())
+    assert len({tuple(row) for row in drawn[0].tolist()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: d.equiangular(5, 4), "need dim >= 5, got 4"),
+        (lambda: d.equiangular(4, 4, -0.5), "gamma must lie"),
+        (lambda: d.equiangular(4, 4, 1.5), "gamma must lie"),
+        (lambda: d.uniform(3, 1), "dim >= 2"),
+        (lambda: d.uniform(0, 3), "at least one particle"),
+        (lambda: d.cone(3, 3, 0.0), "delta"),
+        (lambda: d.uniform(3, 3, seeds=()), "no seeds"),
+        (lambda: d.from_array(np.zeros(3)), "table"),
+        (lambda: d.from_array(np.zeros((3, 2)), 4), "has 3 rows"),
+    ],
+)
+def test_starts_that_do_not_exist(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+# laws
+
+
+def noisy(curve: Any, seed: int) -> Any:
+    return curve * np.exp(0.01 * np.random.default_rng(seed).standard_normal(len(curve)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_law_is_recognised_with_its_rate_inside_the_interval(seed: int) -> None:
+    t = np.geomspace(1, 1000, 200)
+    curves = {
+        "exponential": (t <= 40, lambda s: np.exp(-1.5 * s), 1.5),
+        "polynomial": (t > 0, lambda s: 3 * s**-2.0, 2.0),
+        "stretched": (t <= 250, lambda s: np.exp(-4 * np.sqrt(s)), 4.0),
+    }
+    for kind, (where, curve, rate) in curves.items():
+        s = t[where]
+        law = d.terminal_law(s - 1, noisy(curve(s), seed))
+        assert law.kind == kind and law.rate == pytest.approx(rate, rel=0.05), kind
+        assert law.low is not None and law.high is not None and law.low <= rate <= law.high
+        assert law.r2 is not None and law.r2 > 0.99
+
+
+def test_no_law_where_there_is_none() -> None:
+    t = np.linspace(0, 50, 100)
+    assert d.terminal_law(t, np.full(100, 0.3)).kind == "none"
+    assert d.terminal_law(t[:5], np.exp(-t[:5])).kind == "none"
+    steps = np.where(t < 25, 0.5, 0.01) * np.exp(-1e-3 * t)
+    assert d.terminal_law(t, steps).kind == "none"
+    # rounding after the collapse is not fitted
+    fallen = np.maximum(np.exp(-3 * t), 1e-31)
+    assert d.terminal_law(t, fallen).rate == pytest.approx(3.0)
+    with pytest.raises(ConfigError, match="one length"):
+        d.terminal_law([1.0, 2.0], [1.0])
+    with pytest.raises(ConfigError, match="ascend"):
+        d.terminal_law([1.0, 1.0], [1.0, 2.0])
+
+
+def test_collapse_time() -> None:
+    t = np.linspace(0, 10, 11)
+    assert d.collapse_time(t, np.exp(-t), 1e-3) == pytest.approx(np.log(1000))
+    assert d.collapse_time(t, np.exp(-t), 1e-9) is None
+    assert d.collapse_time(t, np.zeros(11)) == 0.0
+    assert d.collapse_time([0.0, 1.0], [1.0, 0.0]) == 1.0
+
+
+# sensitivity
+
+
+def jacobian(flow: d.Flow, x: Tensor, first: int, last: int) -> Tensor:
+    def run(state: Tensor) -> Tensor:
+        for layer in range(first, last):
+            state = flow.layer(state, float(layer))
+        return state
+
+    found = torch.autograd.functional.jacobian(run, x)
+    return found.reshape(x.numel(), x.numel())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("scheme", ["post", "pre", "geonorm", "residual_dual"])
+def test_sensitivity_of_the_network(scheme: str) -> None:
+    flow = d.Flow(scheme, d.random_attention(4, seed=1), 6)
+    start = flow.start(d.uniform(3, 4))
+    path = dict(d.integrate(flow, start, [0, 2, 5], method="layers"))
+    found = d.sensitivity(flow, start, [0, 2, 5])
+    assert found.times == (0, 2, 5) and found.operator is not None
+    for i, time in enumerate((0, 2, 5)):
+        exact = jacobian(flow, path[time][0], time, 5)
+        torch.testing.assert_close(found.frobenius[i], exact.norm(), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(found.operator[i], torch.linalg.matrix_norm(exact, 2), rtol=1e-10, atol=1e-12)
+    random = d.sensitivity(flow, start, [0, 2, 5], probes=2000)
+    assert random.operator is None
+    torch.testing.assert_close(random.frobenius, found.frobenius, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("scheme", ["post", "peri", "geonorm", "residual_dual"])
+def test_sensitivity_of_the_continuous_system_against_differences(scheme: str) -> None:
+    flow = d.Flow(scheme, d.Attention(beta=1.0), 6)
+    x = flow.start(d.uniform(2, 3))
+    settings: dict[str, Any] = {"method": "rk4", "step": 0.5}
+    found = d.sensitivity(flow, x, [0.0, 1.0], **settings)
+    h, columns = 1e-5, []
+    for i in range(x.numel()):
+        step = torch.zeros(x.numel(), dtype=F64)
+        step[i] = h
+        ahead, behind = (next(d.integrate(flow, x + s * step.view(x.shape), [1.0], **settings))[1] for s in (1, -1))
+        columns.append((ahead - behind).flatten() / (2 * h))
+    torch.testing.assert_close(found.frobenius[0], torch.stack(columns).norm(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(found.frobenius[1].item(), float(np.sqrt(x.numel())))
+
+
+def test_sensitivity_takes_one_system() -> None:
+    flow = d.Flow("post", d.Attention())
+    with pytest.raises(ConfigError, match="one system"):
+        d.sensitivity(flow, flow.start(d.uniform(3, 4, seeds=(0, 1))), [1])
+    with pytest.raises(ConfigError, match="probes"):
+        d.sensitivity(flow, flow.start(d.uniform(3, 4)), [1], probes=0)
+    with pytest.raises(ConfigError, match="no times"):
+        d.sensitivity(flow, flow.start(d.uniform(3, 4)), [])

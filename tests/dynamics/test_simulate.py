@@ -1,0 +1,210 @@
+"""Simulations against the laws of docs/theory.md, and the command around them."""
+
+from __future__ import annotations
+
+import json
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import geonorm
+from geonorm import report
+from geonorm.cli import main
+from geonorm.dynamics import simulate as simulation
+from geonorm.errors import ConfigError, GeonormError
+from geonorm.simulation import SimulateConfig
+
+# scheme: (kind, exponent, time that shows it), worked out by hand in docs/theory.md
+LAWS: dict[str, tuple[str, float, float]] = {
+    "post": ("exponential", 2.0, 14),
+    "ngpt(alpha=0.5)": ("exponential", 1.0, 25),
+    "sqrt": ("stretched", 4.0, 120),
+    "pre": ("polynomial", 2.0, 3e4),
+    "peri": ("polynomial", 2.0, 1e4),
+    "mix(share=0.1)": ("polynomial", 2.0, 1e4),
+    "geonorm(alpha=0.5)": ("polynomial", 1.0, 1e6),
+    "geonorm": ("polynomial", 2.0, 1e4),
+    "geonorm(alpha=1.5)": ("polynomial", 3.0, 1e4),
+}
+
+
+@pytest.mark.parametrize("scheme", LAWS)
+def test_the_terminal_law_is_found(scheme: str) -> None:
+    kind, exponent, time = LAWS[scheme]
+    found = geonorm.simulate(schemes=[scheme], tokens=8, dim=8, beta=1.0, time=time, seeds=1, points=24, depth=20)
+    (row,) = found.summary["schemes"]
+    assert row["terminal_law"] == row["terminal_law_predicted"] == kind
+    assert isclose(row["terminal_exponent"], exponent, rel_tol=0.02)
+    assert isclose(row["terminal_exponent_predicted"], exponent, rel_tol=1e-6)
+    low, high = row["terminal_exponent_interval"]
+    assert low <= row["terminal_exponent"] <= high
+    assert isclose(row["initial_velocity"], row["initial_velocity_predicted"], rel_tol=1e-9)
+    assert row["collapse_time"] is not None and 0 < row["collapse_time"] < time
+    assert isclose(row["speed_final"], row["speed_final_predicted"], rel_tol=1e-4)
+    assert isclose(row["radius_final"], row["radius_final_predicted"], rel_tol=1e-4)
+    growing = scheme in ("pre", "peri", "mix(share=0.1)")
+    assert abs(row["radius_exponent"] - growing) < 0.02
+
+
+def small(**settings: Any) -> Any:
+    base = {"schemes": ["pre", "geonorm"], "tokens": 4, "dim": 4, "time": 3.0, "points": 8, "seeds": 2}
+    return geonorm.simulate(**{**base, **settings})
+
+
+def test_a_causal_mask_halves_the_rate() -> None:
+    found = small(schemes=["post"], causal=True, time=45.0, points=30, seeds=1, log_time=False)
+    (row,) = found.summary["schemes"]
+    assert row["terminal_law"] == "exponential" and isclose(row["terminal_exponent"], 1.0, rel_tol=0.02)
+    assert isclose(row["terminal_exponent_predicted"], 1.0, rel_tol=1e-9)
+    assert row["initial_velocity_predicted"] is None and not found.theory
+
+
+def test_trace_rows() -> None:
+    found = small()
+    assert len(found.trace) == 2 * 2 * 8
+    first, last = found.trace[0], found.trace[-1]
+    assert (first["scheme"], first["time"], first["t"], first["layer"], first["kind"]) == ("pre", 0.0, 1.0, 0.0, "attn")
+    assert (last["scheme"], last["time"], last["seed"], last["step"]) == ("geonorm", 3.0, 1, 7)
+    assert first["radius"] == pytest.approx(1) and abs(first["cos_pair"]) < 1e-12 and first["gap"] == pytest.approx(1)
+    assert first["clamped"] is None and last["clamped"] == 0.0
+    assert first["step_norm"] == pytest.approx((first["radial"] ** 2 + first["tangential"] ** 2) ** 0.5)
+    assert first["grad_norm"] is None and first["rotation"] is None
+    written = {"step", "scheme", "layer", "kind", "t", "radius", "radius_cv", "step_norm", "radial", "tangential",
+               "ratio", "ratio_p99", "angle", "off_plane", "update_norm", "clamped", "cos_ones", "angle_ones",
+               "cos_null", "rotation", "cos_pair", "grad_norm"}  # fmt: skip
+    assert written < set(first)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"init": "uniform", "dtype": "float32"},
+        {"init": "gaussian", "schemes": ["pre(entry=embedding)", "residual_dual"]},
+        {"init": "cone", "method": "rk4"},
+        {"init": "uniform", "weights": "kaiming", "heads": 2},
+        {"init": "uniform", "weights": "gaussian", "per": "layer", "method": "layers"},
+        {"init": "uniform", "dim": 2, "log_time": False, "method": "euler"},
+    ],
+    ids=str,
+)
+def test_every_kind_of_simulation_ends_in_finite_json(settings: dict[str, Any]) -> None:
+    found = small(**settings)
+    for content in found.files().values():
+        json.dumps(content, allow_nan=False)
+    for row in found.summary["schemes"]:
+        assert -1 <= row["cos_pair_final"] <= 1 and row["radius_final"] > 0
+    first = found.summary["schemes"][0]["scheme"]
+    radii = {row["seed"]: row["radius"] for row in found.trace if row["step"] == 0 and row["scheme"] == first}
+    assert len(radii) == 2
+    if settings["init"] == "gaussian":
+        assert radii[0] != radii[1] and found.summary["schemes"][1]["terminal_exponent_predicted"] is None
+
+
+def test_seeds_and_weights_are_repeatable_and_differ() -> None:
+    one, two = (small(init="uniform", weights="kaiming", per="layer", method="layers") for _ in range(2))
+    assert one.trace == two.trace
+    by_seed = [[row["gap"] for row in one.trace if row["seed"] == seed] for seed in (0, 1)]
+    assert by_seed[0] != by_seed[1]
+
+
+BAD = [
+    ("--schemes geonrom", "did you mean 'geonorm'?"),
+    ("--schemes pre pre()", "--schemes names pre twice"),
+    ("--tokens 1", "tokens must be at least 2"),
+    ("--dim 1", "dim must be at least 2"),
+    ("--tokens 9 --dim 8", "equiangular needs tokens <= dim, got 9 > 8"),
+    ("--beta -1", "beta must be finite and at least 0"),
+    ("--time 0", "time must be positive"),
+    ("--seeds 0", "seeds must be at least 1"),
+    ("--points 2", "points must be at least 8"),
+    ("--heads 3", "dim 8 is not divisible by heads 3"),
+    ("--delta 1 --init cone", "delta must be below 1"),
+    ("--per layer", "--per layer needs random weights"),
+    ("--method layers --time 2.5", "time must be a whole number"),
+    ("--init everywhere", "--init takes equiangular or uniform"),
+    ("--device tpu", "unknown device 'tpu'"),
+    ("--out=", "out is empty"),
+    ("--out text.txt", "out is a file"),
+    ("--out .", "is not empty and holds no simulation"),
+    ("--schemes geonorm(decay=linear) --depth 2 --time 9", "runs backwards after its last layer"),
+    ("--depth 0", "depth must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), BAD, ids=[line for line, _ in BAD])
+def test_bad_input_is_one_line_and_leaves_nothing(
+    line: str, said: str, capsys: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("here")
+    words = line.split(" ")
+    for name, value in (("--tokens", "4"), ("--dim", "8"), ("--time", "2"), ("--out", "out"), ("--points", "8")):
+        if not any(word.partition("=")[0] == name for word in words):
+            words += [name, value]
+    assert main(["simulate", *words]) == 2
+    out, err = capsys.readouterr()
+    assert said in err and len(err.splitlines()) == 1 and err.startswith("geonorm simulate: "), err
+    assert out == "" and [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("simulate") / "out"
+    words = "--schemes pre geonorm --tokens 4 --dim 4 --time 4 --points 10 --seeds 1".split()
+    assert main(["simulate", *words, "--out", str(out)]) == 0
+    return out
+
+
+def test_the_directory(done: Path) -> None:
+    figures = {f"{name}.{kind}" for name in ("cosine", "collapse", "speed", "sphere") for kind in ("png", "svg")}
+    assert {path.name for path in (done / "figures").iterdir()} == figures
+    names = {"config.yaml", "environment.json", "trace.jsonl", "summary.json", "theory.json", "particles.json"}
+    assert names < {path.name for path in done.iterdir()}
+    summary = json.loads((done / "summary.json").read_text())
+    wanted = {"scheme", "initial_velocity", "initial_velocity_predicted", "terminal_law", "terminal_exponent",
+              "terminal_exponent_interval", "terminal_exponent_predicted", "collapse_time"}  # fmt: skip
+    assert all(wanted <= set(row) for row in summary["schemes"])
+    assert len((done / "trace.jsonl").read_text().splitlines()) == 2 * 10
+
+
+def test_the_command_prints_both_tables_and_repeats_itself_only(done: Path, capsys: Any) -> None:
+    before = (done / "trace.jsonl").read_bytes()
+    config = ["--config", str(done / "config.yaml")]
+    assert main(["simulate", *config, "--out", str(done)]) == 0
+    out = capsys.readouterr().out
+    assert "s = r, r' = <θ,A>" in out and "γ'(0)" in out and "t^-2" in out and "figures: " in out
+    assert (done / "trace.jsonl").read_bytes() == before
+    assert main(["simulate", *config, "--beta", "2", "--out", str(done)]) == 2
+    assert "holds a simulation with beta None, not 2.0" in capsys.readouterr().err
+    assert (done / "trace.jsonl").read_bytes() == before
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulation, "conclude", stop)
+    words = "--schemes pre --tokens 4 --dim 4 --time 2 --points 8 --seeds 1".split()
+    assert main(["simulate", *words, "--out", str(tmp_path / "out")]) == 130
+    assert capsys.readouterr().err == "geonorm simulate: interrupted\n" and not (tmp_path / "out").exists()
+
+
+def test_report_of_a_simulation(done: Path, tmp_path: Path) -> None:
+    page = report.build([done], tmp_path / "page.html", figures=tmp_path / "figures").read_text(encoding="utf-8")
+    assert page.count("data:image/svg+xml;base64,") == 4 and "orthonormal start" in page and "t^-2" in page
+    assert "http" not in page.replace("http://www.w3.org", "") and (tmp_path / "figures" / "cosine.png").stat().st_size
+
+
+def test_runs_and_simulations_do_not_mix(done: Path, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(GeonormError, match="not both"):
+        report.build([done, tmp_path], tmp_path / "page.html")
+
+
+def test_settings_are_checked_without_the_command_line() -> None:
+    with pytest.raises(ConfigError, match="schemes is empty"):
+        SimulateConfig(schemes=[])
+    with pytest.raises(TypeError, match="token"):
+        geonorm.simulate(token=3)

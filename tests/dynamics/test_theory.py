@@ -1,0 +1,251 @@
+"""Predictions derived from the definitions, against the laws that docs/theory.md derives by hand."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from math import cos, exp, isclose, log, pi, sqrt
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from geonorm import Site, dynamics
+from geonorm.dynamics import theory
+from geonorm.errors import ConfigError
+from geonorm.schemes import NGPT
+from geonorm.schemes.base import Schedule, schedule
+
+DEPTH = 12
+
+
+@dataclass(frozen=True)
+class DecayingNGPT(NGPT):
+    """nGPT whose step size falls with depth: the paper's alpha_t."""
+
+    decay: Schedule = field(default="harmonic", kw_only=True)
+
+    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Any = 1.0) -> Tensor:
+        return super().write(x, u, carry, p, site, h * schedule(self.decay, 1.0, site.t, site.depth))
+
+
+# docs/theory.md, section 4: 1 - cos for t -> infinity, worked out by hand
+TERMINAL: dict[Any, tuple[str, float | None]] = {
+    "post": ("exponential", 2.0),
+    "post(alpha=0.3)": ("exponential", 0.6),
+    "post(decay=harmonic, alpha=0.7)": ("polynomial", 1.4),
+    "pre": ("polynomial", 2.0),
+    "pre(alpha=0.3)": ("polynomial", 2.0),
+    "pre(decay=sqrt)": ("polynomial", 1.0),
+    "pre(decay=harmonic)": ("none", None),
+    "peri": ("polynomial", 2.0),
+    "olmo2": ("none", None),  # reads the raw stream: the temperature beta r^2 freezes it
+    "mix": ("polynomial", 2.0),
+    "mix(pre, post)": ("exponential", 2.0),
+    "deepnorm": ("exponential", 2 / (2 * DEPTH) ** 0.25),
+    "lns": ("polynomial", 1.0),
+    "sqrt": ("stretched", 4.0),
+    "ngpt": ("exponential", 0.1),
+    "ngpt(alpha=1)": ("exponential", 2.0),
+    DecayingNGPT(alpha=0.8): ("polynomial", 1.6),
+    DecayingNGPT(alpha=0.8, decay="sqrt"): ("stretched", 3.2),
+    "geonorm": ("polynomial", 2.0),
+    "geonorm(alpha=0.5)": ("polynomial", 1.0),
+    "geonorm(alpha=1.5)": ("polynomial", 3.0),
+    "geonorm(decay=sqrt, alpha=0.7)": ("stretched", 2.8),
+    "geonorm(decay=constant, alpha=0.4)": ("exponential", 0.8),
+    "geonorm(decay=linear)": ("none", None),
+    "geonorm(update=norm, alpha=0.5)": ("polynomial", 1.0),
+    "geonorm(input=norm)": ("polynomial", 2.0),
+    "geonorm(index=sublayer)": ("polynomial", 1.0),
+    "geonorm(retraction=cayley, decay_on=update)": ("polynomial", 2.0),
+}
+
+
+@pytest.mark.parametrize("scheme", TERMINAL, ids=str)
+def test_terminal_laws(scheme: Any) -> None:
+    kind, exponent = TERMINAL[scheme]
+    for causal, share in ((False, 1.0), (True, 0.5)):
+        found = theory.terminal(scheme, DEPTH, causal)
+        assert found.kind == kind
+        if exponent is None:
+            assert found.exponent is None and str(found) == "none"
+        else:
+            assert found.exponent is not None and isclose(found.exponent, share * exponent, rel_tol=1e-6)
+
+
+def test_radius_at_the_start_matters_to_geonorm_alone_when_it_reads_the_normed_stream() -> None:
+    for scheme, exponent in (("geonorm(entry=embedding)", 2.0), ("geonorm(entry=embedding, input=norm)", 0.5)):
+        found = theory.terminal(scheme, radius=4.0).exponent
+        assert found is not None and isclose(found, exponent, rel_tol=1e-6)
+
+
+def initial(scheme: str, n: int, beta: float, r: float) -> float:
+    """Table 2 of arXiv:2510.22026 and our rows, by hand."""
+    plain, normed = 2 / (exp(beta) + n - 1), 2 / sqrt(exp(2 * beta) + n - 1)
+    hot = 2 / sqrt(exp(2 * beta * r * r) + n - 1)  # olmo2 reads the stream as it is: temperature beta r^2
+    return {
+        "post": plain, "pre": plain / r, "peri": normed / r, "olmo2": hot / r, "mix": plain, "sqrt": plain,
+        "ngpt": 0.05 * normed, "deepnorm": plain / (2 * DEPTH) ** 0.25, "lns": plain / r,
+        "geonorm": 2 / (exp(beta * r * r) + n - 1), "geonorm(input=norm, alpha=0.5)": 0.5 * plain / r,
+    }[scheme]  # fmt: skip
+
+
+@pytest.mark.parametrize(("n", "beta", "r"), [(8, 1.0, 1.0), (256, 5.0, 1.0), (5, 0.3, 2.0)])
+@pytest.mark.parametrize(
+    "scheme", ["post", "pre", "peri", "olmo2", "mix", "sqrt", "ngpt", "deepnorm", "lns", "geonorm"]
+)
+def test_initial_velocity(scheme: str, n: int, beta: float, r: float) -> None:
+    found = theory.initial_velocity(scheme, n, beta, DEPTH, radius=r)
+    assert isclose(found, initial(scheme, n, beta, r), rel_tol=1e-9)
+
+
+def test_clamped_start() -> None:
+    """Where the clamp binds, a particle turns by max_angle decay whatever |A| is: gamma' = 2 angle <v/|v|, theta_j>."""
+    n, beta, angle = 8, 1.0, 0.05
+    found = theory.initial_velocity(f"geonorm(max_angle={angle})", n, beta)
+    assert isclose(found, 2 * angle / sqrt(n - 1), rel_tol=1e-9)
+
+
+def equiangular(n: int, gamma: float) -> Tensor:
+    """n unit vectors with pairwise cosine gamma, (1, n, n)."""
+    gram = torch.full((n, n), gamma, dtype=torch.float64).fill_diagonal_(1.0)
+    return torch.linalg.cholesky(gram).unsqueeze(0)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    ["post", "peri", "olmo2", "lns", "ngpt(alpha=1)", "mix(post, pre, share=0.5)", "mix(pre, post, share=0.5)",
+     "geonorm(max_angle=0.1, decay=sqrt)", "geonorm(update=norm)", "geonorm(decay=linear)"],
+)  # fmt: skip
+def test_the_closed_equation_is_the_particle_system(scheme: str) -> None:
+    n, beta, times = 5, 2.0, [0.0, 0.5, 2.0, 3.0]
+    path = theory.equiangular(scheme, n, beta, times, depth=4, gamma=0.1)
+    flow = dynamics.Flow(scheme, dynamics.Attention(beta), depth=4)
+    with torch.no_grad():
+        states = list(dynamics.integrate(flow, flow.start(equiangular(n, 0.1)), times, tolerance=1e-7))
+        for i, (tau, state) in enumerate(states):
+            assert isclose(dynamics.gap(flow.tokens(state)).item(), path.gap[i], rel_tol=1e-4)
+            assert isclose(state.norm(dim=-1).mean().item(), path.radius[i], rel_tol=1e-5)
+            assert isclose(flow.speed(state, tau).mean().item(), path.speed[i], rel_tol=1e-4)
+            assert isclose(dynamics.cosine_rate(flow, state, tau).item(), path.velocity[i], rel_tol=1e-4)
+
+
+def test_olmo2_freezes_before_it_collapses() -> None:
+    """It reads the raw stream, so attention grows colder as beta r^2 ~ t^2: particles stop where pre goes on."""
+    times = [10.0, 1e3, 1e5]
+    cold, pre = (theory.equiangular(s, 8, 1.0, times).gap for s in ("olmo2", "pre"))
+    assert cold[2] > 0.1 and isclose(cold[2], cold[1], rel_tol=1e-3)
+    assert pre[2] < 1e-8
+
+
+def test_the_paper_equation_in_its_own_letters() -> None:
+    """gamma' = (2/s) e^{beta gamma} (1-gamma) (1+(n-1) gamma) / Z with <theta,A> and |A| as papers.md has them."""
+    n, beta, gamma = 9, 1.7, 0.3
+    z = exp(beta) + (n - 1) * exp(beta * gamma)
+    along = (exp(beta) + (n - 1) * gamma * exp(beta * gamma)) / z
+    length = exp(2 * beta) + 2 * (n - 1) * gamma * exp(beta * (1 + gamma))
+    length = (length + exp(2 * beta * gamma) * (n - 1) * (1 + (n - 2) * gamma)) / z**2
+    radial, tangential, p = theory.attention(n, beta, 1 - gamma)
+    assert isclose(radial, along, rel_tol=1e-12) and isclose(radial**2 + tangential**2, length, rel_tol=1e-12)
+    rate = 2 * exp(beta * gamma) * (1 - gamma) * (1 + (n - 1) * gamma) / z
+    assert isclose(theory.equiangular("post", n, beta, [0.0], gamma=gamma).velocity[0], rate, rel_tol=1e-12)
+    assert isclose(p, exp(beta * gamma) / z, rel_tol=1e-12)
+
+
+def test_a_collapse_is_followed_far_below_rounding() -> None:
+    path = theory.equiangular("post", 8, 1.0, [100.0, 200.0])
+    assert 0 < path.gap[1] < 1e-150 and isclose(path.gap[1] / path.gap[0], exp(-200), rel_tol=1e-3)
+
+
+def test_bad_input() -> None:
+    for n, gamma in ((1, 0.0), (4, 1.0), (4, -0.5)):
+        with pytest.raises(ConfigError, match="equiangular particles need a cosine"):
+            theory.equiangular("post", n, 1.0, [1.0], gamma=gamma)
+    for call in (theory.terminal, lambda s: theory.initial_velocity(s, 4, 1.0)):
+        with pytest.raises(ConfigError, match="no closed equation"):
+            call("residual_dual")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "exponent"), [("pre", 2.0), ("peri", 2.0), ("geonorm", 3.0), ("geonorm(update=norm)", 2.0)]
+)
+def test_a_gain_of_v_changes_the_law_of_geonorm_only(scheme: str, exponent: float) -> None:
+    """docs/theory.md 4.2: with V = g I, 1 - cos ~ t^(-2 alpha g) for the raw rule."""
+    n, gain = 4, 1.5
+    flow = dynamics.Flow(scheme, dynamics.Attention(0.5, v=gain * torch.eye(n, dtype=torch.float64).unsqueeze(0)))
+    with torch.no_grad():
+        walk = dynamics.integrate(
+            flow, flow.start(equiangular(n, 0.99)), [1e4, 2e4], method="rk4", step=0.1, log_time=True
+        )
+        early, late = (dynamics.gap(flow.tokens(x)).item() for _, x in walk)
+    assert isclose(log(early / late) / log(2.0), exponent, rel_tol=2e-3)
+
+
+@pytest.mark.parametrize("scheme", ["post", "sqrt", "pre", "peri", "lns", "geonorm", "geonorm(decay=sqrt)"])
+def test_random_weights_shrink_the_gap_by_the_squared_cosine_of_each_step(scheme: str) -> None:
+    """docs/theory.md 4.4, Proposition 4: per layer cos^2 of the angle of the write, with V drawn anew."""
+    d, layers, g2 = 512, 12, 2.0
+    flow = dynamics.Flow(
+        scheme, dynamics.Fresh(lambda layer: dynamics.random_attention(d, seed=5, layer=layer)), layers
+    )
+    x = flow.start(dynamics.cone(4, d, 1e-6, seeds=(0,)))
+    before = dynamics.gap(flow.tokens(x)).item()
+    predicted, squared = 1.0, 1.0  # squared radius of an additive stream
+    for t in range(1, layers + 1):
+        push = {"pre": g2, "peri": 1.0, "lns": g2 / t}.get(scheme)
+        squared += push or 0.0
+        predicted *= {
+            "post": 1 / (1 + g2), "sqrt": 1 / (1 + g2 / t),
+            "geonorm": cos(pi / 4 / t) ** 2, "geonorm(decay=sqrt)": cos(pi / 4 / sqrt(t)) ** 2,
+        }.get(scheme, 1.0)  # fmt: skip
+        with torch.no_grad():
+            x = flow.layer(x, t - 1.0)
+    after = dynamics.gap(flow.tokens(x)).item()
+    assert isclose(log(after / before), log(predicted / squared), rel_tol=0.1)
+
+
+WORDS = {"<θ,A>": "a", "|A|": "size", "<": "", ">": ""}
+
+
+def value(text: str, **names: float) -> float:
+    """A formula as printed: a space between two factors is a product, ^ a power."""
+    for printed, name in WORDS.items():
+        text = text.replace(printed, name)
+    text = re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", text).replace("^", "**")
+    return float(eval(text, {"__builtins__": {}}, names))  # noqa: S307 our own text
+
+
+@pytest.mark.parametrize("scheme", theory.LAWS)
+@pytest.mark.parametrize("layer", [0.0, 2.5])
+def test_the_printed_formulas_are_true(scheme: str, layer: float) -> None:
+    x, u = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    kept = "r' = 0" in theory.LAWS[scheme] and scheme != "geonorm"
+    x = x / x.norm(dim=-1, keepdim=True) * (1.0 if kept else 1.7)
+    u = 0.2 * u
+    site = Site(layer, "attn", DEPTH)
+    s, growth = dynamics.speed(scheme, x, u, site), dynamics.radial_rate(scheme, x, u, site)
+    text = theory.describe(scheme)
+    assert text is not None
+    said_s, said_growth = (part.split(" = ")[1] for part in text.split(", r'"))
+    for i in range(6):
+        r = x[i].norm().item()
+        names = {"r": r, "t": layer + 1, "L": DEPTH, "size": u[i].norm().item(), "a": (x[i] @ u[i]).item() / r}
+        assert isclose(s[i].item(), value(said_s, **names), rel_tol=1e-9)
+        assert isclose(growth[i].item(), value(said_growth, **names), rel_tol=1e-9, abs_tol=1e-12)
+
+
+def test_describe_knows_every_planar_scheme_without_fields_and_nothing_else() -> None:
+    from geonorm import names, parse
+
+    planar = {name for name in names() if parse(name).planar and name != "mix"}
+    assert set(theory.LAWS) == planar
+    assert theory.describe("geonorm(decay=sqrt)") is None and theory.describe("residual_dual") is None
+
+
+def test_geonorm_formula_ends_where_the_clamp_begins() -> None:
+    x = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    u = torch.tensor([[0.3, 2.0]], dtype=torch.float64)
+    s = dynamics.speed("geonorm", x, u, Site(2.0, "attn", DEPTH)).item()
+    assert isclose(s, 2.0 * 3 / (pi / 4), rel_tol=1e-12)
