@@ -94,7 +94,8 @@ def endings(row: Row) -> str:
 
 def unfinished(row: Row) -> str:
     """That a scheme has no result, and why: its tuning runs may have finished."""
-    return f"no {'final ' if 'finished' in row['statuses'] else ''}run finished ({endings(row)})"
+    why = endings(row)
+    return f"no {'final ' if 'finished' in row['statuses'] else ''}run finished" + (f" ({why})" if why else "")
 
 
 def spread(row: Row) -> str:
