@@ -152,8 +152,8 @@ def geometry(comparison: Comparison, figure: Figure) -> bool:
 LAWS = (  # measured, predicted, title
     ("radius_after", "law_radius", "Radius |x| after each site"),
     ("angle", "law_angle", "Angle of each write, radians"),
-    ("speed", "speed", "Speed factor s: small is fast"),
-    ("cos_pair", None, "Mean cosine between tokens"),
+    ("speed", "speed", "Speed factor s of the definition: small is fast"),
+    ("cos_pair", None, "Mean cosine between tokens, measured"),
 )
 
 
