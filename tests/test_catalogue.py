@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from math import exp
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def test_one_line_per_scheme() -> None:
 def test_an_entry_is_complete_and_its_defaults_parse(name: str) -> None:
     about = entry(name)
     described = ["name", "title", "equation", "source", "claim", "checked", "streams", "planar", "fields"]
-    assert list(about) == [*described, "initial_scalars", "initial_std", "motion", "own_recipe"]
+    assert list(about) == [*described, "initial_scalars", "initial_std", "motion", "theory", "own_recipe"]
     assert about["claim"] and about["checked"], "say what is reported and what the definition was compared with"
     assert about["title"] and len(about["title"]) < 200
     assert about["equation"] and "arXiv:" in about["source"]
@@ -71,6 +72,21 @@ def test_motion_is_read_off_the_definition() -> None:
     assert entry("pre")["motion"] == {"s(t=1)": 1.0, "r'(t=1)": 0.3, "s(t=4)": 1.0, "r'(t=4)": 0.3}
     assert entry("geonorm")["motion"] == {"s(t=1)": 1.0, "r'(t=1)": 0.0, "s(t=4)": 4.0, "r'(t=4)": 0.0}
     assert isinstance(entry("residual_dual")["motion"], str) and "no law" in describe("residual_dual")
+
+
+def test_theory_stands_beside_the_measured_motion() -> None:
+    assert entry("geonorm")["theory"] == {
+        "law": "s = r t, r' = 0",
+        "initial_velocity": 0.05932,  # Theorem 4.1 at s = 1: 2 / (e + n - 1), n = 32
+        "terminal": "t^-2",
+        "terminal_causal": "t^-1",
+    }
+    assert entry("geonorm")["theory"]["initial_velocity"] == pytest.approx(2 / (exp(1) + 31), rel=1e-4)
+    assert entry("peri")["theory"]["law"] == "s = r |A|, r' = <θ,A> / |A|"
+    assert entry("keel")["theory"]["law"] is None and "theory: cos' =" in describe("keel")
+    assert entry("olmo2")["theory"]["terminal"] == "none" and "no closed law" in describe("olmo2")
+    assert entry("residual_dual")["theory"] is None and "theory" not in describe("residual_dual")
+    assert entry("geonorm(decay=linear)")["theory"]["terminal"] == "none"  # a schedule that ends
 
 
 def test_the_page_of_schemes_is_what_the_registry_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,13 +11,15 @@ from typing import Any, Literal, get_origin, get_type_hints
 import torch
 
 from .arguments import docs
-from .dynamics import radial_rate, speed
+from .dynamics import radial_rate, speed, theory
 from .norms import NormSpec
 from .schemes import Scheme, Site, find, names, parse
 from .schemes.parse import described, format_value, options, takes_scheme
 
 DEPTH, DIM, HEADS = 12, 64, 4
 """The model that initial values are stated for: 12 blocks, width 64, 4 heads."""
+PARTICLES = 32
+"""Tokens of the prediction of the initial velocity."""
 ROLES = ("embed", "q", "k", "v", "o", "up", "gate", "down", "head")
 SLOTS = {"q": HEADS, "k": HEADS, "v": HEADS, "q_rope": HEADS, "k_rope": HEADS, "up": 0, "gate": 0}
 NOTES = "x stream, u(y) output of the sub-layer that reads y, N norm, v part of u tangential to x, t = layer + 1"
@@ -47,6 +49,7 @@ def entry(name: str) -> dict[str, Any]:
         "initial_scalars": initial_scalars(scheme),
         "initial_std": initial_std(scheme),
         "motion": motion(scheme),
+        "theory": predicted(scheme),
         "own_recipe": scheme.recipe(),
     }
 
@@ -117,6 +120,19 @@ def motion(scheme: Scheme) -> dict[str, float | str] | str:
     return found
 
 
+def predicted(scheme: Scheme) -> dict[str, float | str | None] | None:
+    """What mathematics says of the scheme (`dynamics.theory`, docs/theory.md): the formula for s and r', gamma'(0) of
+    32 orthonormal tokens at beta = 1, and how 1 - cos falls at last; in a network of 12 blocks. None without a law."""
+    if not scheme.planar:
+        return None
+    return {
+        "law": theory.describe(scheme),
+        "initial_velocity": float(f"{theory.initial_velocity(scheme, PARTICLES, 1.0, DEPTH):.4g}"),
+        "terminal": str(theory.terminal(scheme, DEPTH)),
+        "terminal_causal": str(theory.terminal(scheme, DEPTH, causal=True)),
+    }
+
+
 def catalogue() -> str:
     """One line per scheme."""
     rows = [(name, find(name).equation) for name in names()]
@@ -136,6 +152,8 @@ def describe(name: str) -> str:
     for field, detail in about["fields"].items():
         lines.append(f"    {field} = {detail['default']}    {detail['values']}")
     lines.append(f"  direction and radius: {moved(about['motion'])}")
+    if about["theory"]:
+        lines.append(f"  theory: {foretold(about['theory'])}")
     if about["initial_std"]:
         lines.append(f"  initial standard deviation over the base, block 2 of {DEPTH}: {pairs(about['initial_std'])}")
     if about["initial_scalars"]:
@@ -149,6 +167,14 @@ def moved(motion: dict[str, float | str] | str) -> str:
     if isinstance(motion, str):
         return f"no law: {motion}"
     return f"{pairs(motion)} at r = 1, |A| = 1/2, <theta, A> = 0.3"
+
+
+def foretold(theory: dict[str, float | str | None]) -> str:
+    law = f"{theory['law']} with A = u(read(x)); " if theory["law"] else ""
+    full, causal = theory["terminal"], theory["terminal_causal"]
+    late = "follows no closed law" if full == "none" else f"falls as {full} (causal: {causal})"
+    start = f"cos' = {theory['initial_velocity']:g} at first ({PARTICLES} orthonormal tokens, beta = 1)"
+    return f"{law}{start}; 1 - cos {late} at last"
 
 
 def pairs(values: dict[str, Any]) -> str:
@@ -168,6 +194,8 @@ def section(name: str) -> str:
         lines += ["", f"*Reported.* {about['claim']}"]
     lines += ["", f"*Checked against.* {about['checked'] or 'nothing yet'}."]
     lines += ["", f"*Direction and radius.* {moved(about['motion'])}."]
+    if about["theory"]:
+        lines += ["", f"*Theory* ([derived](theory.md)). {foretold(about['theory'])}."]
     std, scalars, recipe = about["initial_std"], about["initial_scalars"], about["own_recipe"]
     if std:
         lines += ["", f"*Initial standard deviation* over the base, block 2 of {DEPTH}: {pairs(std)}; others 1."]

@@ -50,9 +50,9 @@ def frame(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """
     squared = dot(x, x)
     c = safe_divide(dot(x, u), squared)
-    v = u - c * x
+    v = torch.addcmul(u, c, x, value=-1)
     correction = safe_divide(dot(x, v), squared)
-    return c + correction, v - correction * x
+    return c + correction, torch.addcmul(v, correction, x, value=-1)
 
 
 def tangent(x: Tensor, u: Tensor) -> Tensor:

@@ -197,6 +197,20 @@ def test_report_of_a_simulation(done: Path, tmp_path: Path) -> None:
     assert "http" not in page.replace("http://www.w3.org", "") and (tmp_path / "figures" / "cosine.png").stat().st_size
 
 
+def test_simulations_of_one_name_get_a_folder_each(done: Path, tmp_path: Path) -> None:
+    copies = []
+    for parent in ("a", "b", "c"):
+        copies.append(tmp_path / parent / ("out" if parent != "c" else "out-2"))
+        copies[-1].mkdir(parents=True)
+        for name in ("summary.json", "theory.json"):
+            (copies[-1] / name).write_bytes((done / name).read_bytes())
+        rows = (done / "trace.jsonl").read_text().splitlines()[: None if parent == "a" else -1]
+        (copies[-1] / "trace.jsonl").write_text("\n".join(rows))
+    written = report.write_figures(copies, tmp_path / "figures")
+    assert len(written) == len(set(written))
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["out", "out-2", "out-3"]
+
+
 def test_runs_and_simulations_do_not_mix(done: Path, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(GeonormError, match="not both"):

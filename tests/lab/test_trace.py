@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from geonorm import sphere
 from geonorm.lab import trace as lab
 from geonorm.nn import Decoder, DecoderConfig
 from geonorm.residual import Residual
-from geonorm.schemes import names
+from geonorm.schemes import names, parse
 
 IDS = torch.arange(3 * 8).view(3, 8) % 32
 
@@ -74,6 +75,67 @@ def test_geometry_that_the_schemes_promise() -> None:
     assert layer[0]["rotation"] > 0.05  # taking off the mean does
     mixed = lab.trace(model("mix(a=post, b=pre, share=0.5)"), IDS, 1, {})
     assert [row["scheme"] for row in mixed] == ["post", "post", "pre", "pre"]
+
+
+LAW = ("radius_after", "law_radius", "law_angle", "law_start")
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_every_scheme_has_a_first_order_law(scheme: str) -> None:
+    for row in lab.trace(model(scheme), IDS, 1, {}):
+        assert all(row[key] is not None for key in LAW)
+        assert scheme == "rezero" or (row["speed"] is not None) is parse(row["scheme"]).planar
+
+
+@pytest.mark.parametrize("scheme", ["geonorm", "geonorm(max_angle=1e-3)", "geonorm(decay=constant, learn=gain)"])
+def test_the_angle_of_a_geodesic_step_is_its_law(scheme: str) -> None:
+    """The angle is linear in h, clamped or not, so first order is exact."""
+    for row in lab.trace(model(scheme), IDS, 1, {}):
+        assert row["law_angle"] == pytest.approx(row["angle"], rel=1e-5)
+        assert row["law_radius"] == pytest.approx(row["radius_after"], rel=1e-6) and row["law_start"] < 1e-6
+
+
+@pytest.mark.parametrize("scheme", ["pre", "peri", "post", "ngpt", "residual_dual"])
+def test_the_law_is_the_limit_of_small_steps(scheme: str) -> None:
+    """On the x, u of a site: (measured - law) falls as the square of the update where the law is homogeneous in u, and
+    everywhere as the square of h, which is checked through write itself."""
+    decoder = model(scheme).double()
+    seen: list[Any] = []
+    with lab.watching(decoder, lambda site, residual, x, u, after: seen.append((residual, x, u))):
+        decoder(IDS)
+    for residual, x, u in seen[:2]:
+        rule, site = residual.scheme, residual.site(x)
+        law = lab.law(residual, x, u)
+
+        def at(h: float, x: Any = x, u: Any = u, residual: Any = residual, rule: Any = rule, site: Any = site) -> Any:
+            _, carry = rule.read(x, residual.own, site)
+            return rule.seen(rule.write(x, u, carry, residual.own, site, torch.tensor(h, dtype=x.dtype))).detach()
+
+        start = at(0.0)
+        errors = []
+        for h in (1e-2, 1e-3):
+            after = at(h)
+            growth = (after.norm(dim=-1) - start.norm(dim=-1)).mean().item() / h
+            turned = sphere.angle(start, after).mean().item() / h
+            errors.append((growth + start.norm(dim=-1).mean().item() - law["law_radius"], turned - law["law_angle"]))
+        for coarse, fine in zip(*errors, strict=True):
+            assert abs(fine) < 0.15 * abs(coarse) + 1e-7
+
+
+def test_speed_is_the_scheme_s() -> None:
+    """s of Pre-Norm is r, of GeoNorm r t; deepnorm's is its multiplier."""
+    decoder = model("pre")
+    entering: list[torch.Tensor] = []
+    with lab.watching(decoder, lambda site, residual, x, u, after: entering.append(x)):
+        decoder(IDS)
+    for row, x in zip(lab.trace(decoder, IDS, 1, {}), entering, strict=True):
+        assert row["speed"] == pytest.approx(1 / (1 / x.norm(dim=-1)).mean().item(), rel=1e-5)
+    limited = lab.trace(model("geonorm(max_angle=3.0, alpha=0.01)"), IDS, 1, {})
+    assert [row["clamped"] for row in limited] == [0.0] * 4
+    for row in limited:
+        assert row["speed"] == pytest.approx(100 * 4.0 * row["t"], rel=1e-4)
+    for row in lab.trace(model("deepnorm"), IDS, 1, {}):  # N of radius 4 maps u to 4 u / |x|, |x| = 4
+        assert row["speed"] == pytest.approx(4.0 * 4**0.25, rel=1e-3)
 
 
 @pytest.mark.parametrize(("limit", "share"), [("1e-6", 1.0), ("3.0", 0.0)])

@@ -86,6 +86,8 @@ def trace_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
                     "off_plane": None,
                     "update_norm": 2.2, "clamped": 0.4 * learned / (1 + layer) if geodesic else None,
                     "cos_ones": 0.02, "angle_ones": 1.55, "cos_null": 0.0, "rotation": None,
+                    "radius_after": 11.5 * grown, "law_radius": 11.4 * grown, "law_angle": angle, "law_start": 0.0,
+                    "speed": None if scheme == "peri" else 11.3 * grown,
                     "cos_pair": 0.1 + 0.1 * power * depth, "grad_norm": 0.2 * first / (1 + depth) ** power,
                 })  # fmt: skip
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -147,7 +148,7 @@ def test_a_comparison_in_which_nothing_finished(make_run: MakeRun, tmp_path: Pat
     page = read(build(tmp_path, tmp_path / "report.html"))
     assert "pre: no run finished (1 diverged)" in page.text and "nothing to compare yet" in page.text
     names = {path.stem for path in write_figures(tmp_path, tmp_path / "figures")}
-    assert names == {"loss_curves", "geometry"}
+    assert names == {"loss_curves", "geometry", "law"}
 
 
 def test_runs_that_are_not_one_comparison_are_named(make_run: MakeRun, tmp_path: Path) -> None:
@@ -167,11 +168,26 @@ def test_there_must_be_a_run(tmp_path: Path) -> None:
 
 def test_figures_come_as_png_and_svg_and_are_the_same_every_time(comparison_dir: Path, tmp_path: Path) -> None:
     first = write_figures(comparison_dir, tmp_path / "a")
-    names = ["final_loss", "loss_curves", "geometry", "learning_rates"]
+    names = ["final_loss", "loss_curves", "geometry", "law", "learning_rates"]
     assert [path.name for path in first] == [f"{name}.{suffix}" for name in names for suffix in ("png", "svg")]
     for path, again in zip(first, write_figures(comparison_dir, tmp_path / "b"), strict=True):
         assert path.read_bytes() == again.read_bytes()
     assert all("dc:date" not in path.read_text() for path in first if path.suffix == ".svg")
+
+
+def test_a_trace_without_the_law_still_builds(make_run: MakeRun, tmp_path: Path) -> None:
+    """Runs from before the definition's prediction was recorded: the old figures, and no word of the new."""
+    new = {"radius_after", "law_radius", "law_angle", "law_start", "speed"}
+    for with_law in (True, False):
+        path = make_run("pre") / "trace.jsonl"
+        if not with_law:
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            path.write_text("".join(json.dumps({k: v for k, v in row.items() if k not in new}) + "\n" for row in rows))
+        page = read(build(path.parent, tmp_path / "report.html"))
+        names = {file.stem for file in write_figures(path.parent, tmp_path / f"figures-{with_law}")}
+        assert ("law" in names) is with_law and "geometry" in names
+        assert ("Lines: what the scheme's definition predicts" in page.text) is with_law
+        assert ("Speed factor" in page.text) is with_law and "Angle of each write" in page.text
 
 
 def test_a_report_never_imports_torch(comparison_dir: Path, tmp_path: Path) -> None:

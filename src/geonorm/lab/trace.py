@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import sphere
 from ..nn.decoder import Decoder
+from ..norms import upcast
 from ..probes.measures import mean, step_measures
 from ..residual import Residual
 from ..schemes import Site
@@ -50,8 +51,9 @@ def watching(model: Decoder, look: Look) -> Iterator[None]:
 
 @torch.no_grad()
 def trace(model: Decoder, ids: Tensor, step: int, grad_norms: dict[str, float]) -> list[dict[str, Any]]:
-    """One row per site for ids (batch, tokens): see `probes.measures`, plus which tokens are clamped, the rotation by
-    the site's own norm, and the gradient norm of the branch's weights at this step (keys as `site_key`)."""
+    """One row per site for ids (batch, tokens): see `probes.measures`, plus what the definition predicts (`law`), which
+    tokens are clamped, the rotation by the site's own norm, and the gradient norm of the branch's weights at this step
+    (keys as `site_key`)."""
     rows: list[dict[str, Any]] = []
 
     def look(site: Site, residual: Residual, x: Tensor, u: Tensor, after: Tensor) -> None:
@@ -64,6 +66,8 @@ def trace(model: Decoder, ids: Tensor, step: int, grad_norms: dict[str, float]) 
                 "kind": site.kind,
                 "t": site.t,
                 **step_measures(residual.scheme.seen(x), residual.scheme.seen(after), u),
+                "radius_after": mean(sphere.radius(residual.scheme.seen(after).double())),
+                **law(residual, x, u),
                 "clamped": None if clamped is None else clamped.double().mean().item(),
                 "rotation": rotations.pop(id(residual), None),
                 "grad_norm": grad_norms.get(site_key(site)),
@@ -84,12 +88,49 @@ def trace(model: Decoder, ids: Tensor, step: int, grad_norms: dict[str, float]) 
     return rows
 
 
+def law(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | None]:
+    """What the scheme's definition predicts for this site to first order from its own x and u: means over tokens.
+
+    The velocity d/dh write(x, u; h) at h = 0 is that of the network itself, with this site's norms, gains and scalars,
+    so lengths are the network's (N is rms, not unit). It starts from x0 = write(x, u; 0): a scheme that normalises the
+    stream puts a token back on its sphere, turned where gains differ, even by a step of size 0.
+
+    law_radius  |x0| + r', the radius after the site
+    law_angle   |P(velocity)| / |x0|, the angle of the step in radians, from x0
+    law_start   the angle from x to x0, radians: 0 except where the stream itself is normalised (or streams mix)
+    speed       s with theta' = P(u) / s: the inverse of the mean of 1/s over tokens, 1/s taken along P(u); None for
+                schemes without such a law, and where nothing turns
+    """
+    scheme, site = residual.scheme, residual.site(x)
+    x, u = upcast(x.detach()), upcast(u.detach())
+
+    def step(h: Tensor) -> Tensor:
+        _, carry = scheme.read(x, residual.own, site)
+        return scheme.seen(scheme.write(x, u, carry, residual.own, site, h))
+
+    h = torch.zeros((), dtype=x.dtype, device=x.device)
+    start, velocity = (part.double() for part in torch.func.jvp(step, (h,), (torch.ones_like(h),)))
+    radius = sphere.radius(start)
+    radial = sphere.safe_divide(sphere.dot(velocity, start), radius)
+    turn = sphere.safe_divide(sphere.tangent(start, velocity), radius)
+    across = sphere.tangent(start, u.double())
+    rate = sphere.safe_divide(sphere.dot(turn, across), sphere.dot(across, across)).mean()
+    return {
+        "law_radius": mean(radius + radial),
+        "law_angle": mean(sphere.radius(turn)),
+        "law_start": mean(sphere.angle(scheme.seen(x).double(), start)),
+        "speed": mean(1 / rate) if scheme.planar and rate != 0 else None,
+    }
+
+
 def watch_rotation(residual: Residual, rotations: dict[int, float | None]) -> list[Any]:
     """Hooks the first norm of a site: the angle between what it is given and what it gives."""
     for name, module in residual.own.named_children():
         if name in ("input", "stream", "output"):
 
             def hook(_: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+                if id(residual) in rotations:  # `law` runs the norm once more
+                    return
                 rotations[id(residual)] = mean(sphere.angle(inputs[0].double(), out.double()))
 
             return [module.register_forward_hook(hook)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, count
 from os import PathLike
 from pathlib import Path
 
@@ -33,19 +34,30 @@ def build(dirs: Sequence[AnyPath] | AnyPath, out: AnyPath, figures: AnyPath | No
 
 
 def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[Path]:
-    """Write final_loss, loss_curves, geometry and learning_rates as PNG and SVG; returns what was written.
+    """Write final_loss, loss_curves, geometry, law and learning_rates as PNG and SVG; returns what was written.
 
     Of a simulation: cosine, collapse, speed and sphere. A figure with nothing to show (no trace, one learning rate) is
-    left out. Several simulations write to a folder each.
+    left out. Several simulations write to a folder each, by their names, numbered where two have
+    the same.
     """
     from geonorm.report.figures import draw
     from geonorm.report.runs import load
 
     if simulations := _simulations(dirs):
         several = len(simulations) > 1
-        folders = [Path(out_dir) / path.resolve().name if several else Path(out_dir) for path in simulations]
+        names = _distinct([path.resolve().name for path in simulations])
+        folders = [Path(out_dir) / name if several else Path(out_dir) for name in names]
         return [file for path, folder in zip(simulations, folders, strict=True) for file in _draw(path, folder)]
     return draw(load(dirs), Path(out_dir))
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """The names in order; one that is taken already gets the first free number: run, run-2, run-3."""
+    taken: list[str] = []
+    for name in names:
+        free = (f"{name}-{number}" for number in count(2))
+        taken.append(next(new for new in chain([name], free) if new not in taken and (new == name or new not in names)))
+    return taken
 
 
 def _simulations(dirs: Sequence[AnyPath] | AnyPath) -> list[Path]:

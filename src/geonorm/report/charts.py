@@ -222,11 +222,15 @@ class Measure(NamedTuple):
     key: str
     title: str
     note: str
+    law: str = ""
+    """The column that the definition predicts for this one: drawn as the line under the marks."""
 
 
 PROFILES = (
     Measure("radius", "Radius of the stream", "Mean norm |x| of the tokens that enter each site."),
-    Measure("angle", "Angle of each write", "Mean angle, in radians, by which a site turns a token."),
+    Measure("angle", "Angle of each write", "Mean angle, in radians, by which a site turns a token.", "law_angle"),
+    Measure("radius_after", "Radius after each site", "Mean norm |x'| of the tokens that leave.", "law_radius"),
+    Measure("speed", "Speed factor", "s in theta' = P(u) / s: small is fast. From the definition, this x and u."),
     Measure("clamped", "Clamped tokens", "Share of tokens whose angle reached the scheme's limit."),
     Measure("cos_pair", "Likeness of tokens", "Mean cosine between tokens of one sequence; 1 is collapse."),
     Measure("grad_norm", "Gradient per site", "Norm of the gradient at each site."),
@@ -250,6 +254,8 @@ def _profile(comparison: Comparison, measure: Measure) -> Figure | None:
     if not sites:
         return None
     values = [value for profile in found for triple in profile.values() for value in triple]
+    predicted = [series.profile(comparison.drawn(scheme), measure.law) for scheme in comparison.schemes]
+    values += [mean for profile in predicted for mean, _, _ in profile.values()]
     log = series.wide(values)
     x = Axis(-0.5, len(sites) - 0.5, title="site, by layer: attention hollow, MLP filled")
     chart = Chart(x, Axis.around(values, log=log, margin=0.08), measure.title)
@@ -263,13 +269,18 @@ def _profile(comparison: Comparison, measure: Measure) -> Figure | None:
         if not places:
             continue
         chart.band(index, places, [t[1] for t in triples], [t[2] for t in triples])
-        chart.line(index, places, [t[0] for t in triples])
+        line = predicted[index] or profile
+        drawn = [position for position, site in enumerate(sites) if site in line]
+        chart.line(index, drawn, [line[sites[position]][0] for position in drawn])
         for position, (mean, low, high) in zip(places, triples, strict=True):
             site = sites[position]
             seeds = "" if low == high else f" (seeds {figures(low)} to {figures(high)})"
             label = f"{comparison.schemes[index]} · layer {site.layer:g} {site.kind}: {figures(mean)}{seeds}"
             chart.mark(index, position, mean, label, markers[index], "mark" if site.kind == "mlp" else "mark hollow")
-    return Figure(measure.title, measure.note + (" Logarithmic scale." if log else ""), chart)
+    note = measure.note
+    if any(predicted):
+        note += " Marks: measured. Lines: what the scheme's definition predicts to first order."
+    return Figure(measure.title, note + (" Logarithmic scale." if log else ""), chart)
 
 
 def _course(comparison: Comparison, measure: Measure) -> Figure | None:

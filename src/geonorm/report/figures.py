@@ -142,13 +142,67 @@ def geometry(comparison: Comparison, figure: Figure) -> bool:
                 axes.plot(place, value, MARKERS[look.marker], color=look.light, markerfacecolor=face)
         if series.wide(value for profile in profiles for triple in profile.values() for value in triple):
             axes.set_yscale("log")
-        starts = [place for place, site in enumerate(sites) if not place or site.layer != sites[place - 1].layer]
-        starts = starts[:: math.ceil(len(starts) / 12)]
-        axes.set_xticks(starts, [f"{sites[place].layer:g}" for place in starts])
+        layer_ticks(axes, sites)
         axes.set_xlabel("layer (attention hollow, MLP filled)")
         axes.set_title(title)
     legend(grid[-1])
     return True
+
+
+LAWS = (  # measured, predicted, title
+    ("radius_after", "law_radius", "Radius |x| after each site"),
+    ("angle", "law_angle", "Angle of each write, radians"),
+    ("speed", "speed", "Speed factor s of the definition: small is fast"),
+    ("cos_pair", None, "Mean cosine between tokens, measured"),
+)
+
+
+def law(comparison: Comparison, figure: Figure) -> bool:
+    """Measured at each site of the trained network over what the scheme's definition predicts to first order."""
+    panels = []
+    for measured, predicted, title in LAWS:
+        both = [
+            [series.profile(comparison.drawn(scheme), key) if key else {} for key in (measured, predicted)]
+            for scheme in comparison.schemes
+        ]
+        if any(marks for marks, _ in both):
+            panels.append((title, both, predicted))
+    if not any(predicted and any(line for _, line in both) for _, both, predicted in panels):
+        return False
+    figure.set_figheight(6.4)
+    grid: Sequence[Axes] = figure.subplots(2, 2).flatten()
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (title, both, _) in zip(grid, panels, strict=False):
+        sites = series.all_sites(marks for marks, _ in both)
+        for (scheme, look), (marks, line) in zip(looks(comparison.schemes).items(), both, strict=True):
+            measured_at, predicted_at = (
+                [(place, profile[site][0]) for place, site in enumerate(sites) if site in profile]
+                for profile in (marks, line)
+            )
+            axes.plot(*zip(*(predicted_at or measured_at), strict=True), color=look.light, linestyle=dash(look))
+            for place, value in measured_at:
+                face = look.light if sites[place].kind == "mlp" else "white"
+                axes.plot(place, value, MARKERS[look.marker], color=look.light, markerfacecolor=face)
+            axes.plot([], [], MARKERS[look.marker], linestyle=dash(look), color=look.light, label=label(scheme))
+        if series.wide(value[0] for pair in both for profile in pair for value in profile.values()):
+            axes.set_yscale("log")
+        layer_ticks(axes, sites)
+        axes.set_title(title)
+    for axes in grid[2:]:
+        axes.set_xlabel("layer (attention hollow, MLP filled)")
+    figure.suptitle(
+        "Marks: measured in the network; lines: first order of the definition", x=0.01, ha="left", fontsize=9
+    )
+    legend(grid[1])
+    return True
+
+
+def layer_ticks(axes: Axes, sites: Sequence[series.Site]) -> None:
+    """At most a dozen layer numbers, each at the first site of its layer."""
+    starts = [place for place, site in enumerate(sites) if not place or site.layer != sites[place - 1].layer]
+    starts = starts[:: math.ceil(len(starts) / 12)]
+    axes.set_xticks(starts, [f"{sites[place].layer:g}" for place in starts])
 
 
 def learning_rates(comparison: Comparison, figure: Figure) -> bool:
@@ -182,6 +236,7 @@ FIGURES: dict[str, Callable[[Comparison, Figure], bool]] = {
     "final_loss": final_loss,
     "loss_curves": loss_curves,
     "geometry": geometry,
+    "law": law,
     "learning_rates": learning_rates,
 }
 
