@@ -174,14 +174,3 @@ def test_an_antipodal_pair_is_stationary(scheme: str) -> None:
     state = flow.start(pair)
     assert flow.speed(state, 0.0).eq(torch.inf).all()
     assert torch.equal(flow.tokens(last(flow, state, 0.5, method="rk4", step=0.1)), pair)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["post", "ngpt(alpha=1)"])
-@pytest.mark.parametrize("beta", [4.0, 9.0])
-def test_clustering_survives_a_large_beta(scheme: str, beta: float) -> None:
-    """Theorem 3.1 where clusters are metastable for long: a hundred starts, time enough."""
-    flow = d.Flow(scheme, d.Attention(beta=beta))
-    x = flow.start(d.uniform(8, 6, seeds=range(100)))
-    theta = flow.tokens(last(flow, x, 3e3, tolerance=1e-5))
-    assert (d.clusters(theta, 0.3) == 1).all()

@@ -251,7 +251,7 @@ def _plot(axes: Axes, x: Any, curve: series.Curve, look: Look, scheme: str) -> N
 def legend(axes: Axes) -> None:
     """Beside the axes; the figure grows with the number of schemes."""
     rows = len(axes.get_legend_handles_labels()[1])
-    figure = axes.get_figure()
+    figure = axes.get_figure(root=True)
     if figure is not None:
         figure.set_figheight(max(figure.get_figheight(), 0.9 + 0.2 * rows))
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
