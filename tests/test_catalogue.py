@@ -83,7 +83,7 @@ def test_theory_stands_beside_the_measured_motion() -> None:
     }
     assert entry("geonorm")["theory"]["initial_velocity"] == pytest.approx(2 / (exp(1) + 31), rel=1e-4)
     assert entry("peri")["theory"]["law"] == "s = r |A|, r' = <θ,A> / |A|"
-    assert entry("keel")["theory"]["law"] is None and "theory: cos' =" in describe("keel")
+    assert entry("rezero")["theory"]["law"] is None and "theory: cos' =" in describe("rezero")
     assert entry("olmo2")["theory"]["terminal"] == "none" and "no closed law" in describe("olmo2")
     assert entry("residual_dual")["theory"] is None and "theory" not in describe("residual_dual")
     assert entry("geonorm(decay=linear)")["theory"]["terminal"] == "none"  # a schedule that ends

@@ -169,3 +169,11 @@ def test_all_layers_share_one_compiled_graph() -> None:
     with torch.compiler.set_stance("fail_on_recompile"):
         for module in modules[1:]:
             torch.testing.assert_close(compiled(module, x), module(x))
+
+
+@pytest.mark.parametrize("scheme", ["hyper", "siamese", "residual_dual"])
+def test_a_stream_of_the_wrong_shape_is_refused_in_one_line(scheme: str) -> None:
+    residual = Residual(nn.Identity(), scheme, Site(0, "mlp", 2), 4)
+    with pytest.raises(ConfigError, match=r"carries \d streams: x must be") as error:
+        residual(torch.randn(3, 4))
+    assert "\n" not in str(error.value)

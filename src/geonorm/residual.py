@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .errors import ConfigError
 from .norms import NormSpec
 from .schemes import Scheme, Site, parse, restore
 
@@ -20,7 +21,8 @@ class Residual(nn.Module):
     branch: any module from (..., dim) to (..., dim); keyword arguments of the forward pass go to it. If it returns a
     tuple, its first entry is the update and the rest is handed back beside the new stream. x is the residual stream,
     (..., dim), or (..., streams, dim) for schemes with several; it keeps its dtype. The branch reads the dtype of its
-    own parameters. norm, gains, eps say what N is (see norms.py). Raises ConfigError for an unknown scheme or norm.
+    own parameters. norm, gains, eps say what N is (see norms.py). Raises ConfigError for an unknown scheme or norm, and
+    for a stream of another shape than the scheme's.
     """
 
     layer: Tensor
@@ -54,6 +56,12 @@ class Residual(nn.Module):
         return Site(self.layer.to(dtype), self.kind, self.depth)
 
     def forward(self, x: Tensor, **kwargs: Any) -> Any:
+        streams = self.scheme.streams
+        if streams > 1 and (x.dim() < 2 or x.shape[-2] != streams):
+            raise ConfigError(
+                f"{self.scheme} carries {streams} streams: x must be (..., {streams}, dim), as its `enter` makes it, "
+                f"got {tuple(x.shape)}"
+            )
         site = self.site(x)
         y, carry = self.scheme.read(x, self.own, site)
         out = self.branch(y.to(compute_dtype(self.branch, y)), **kwargs)

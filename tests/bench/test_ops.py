@@ -150,7 +150,9 @@ def test_table(tmp_path: Path) -> None:
             middle, low, high = row[key]
             assert 0 < low <= middle <= high
         if row["name"] == "add + rms_norm":
-            assert tuple(row["to_pre"]) == tuple(row["to_peer"]) == (1.0, 1.0, 1.0)
+            assert tuple(row["to_pre"]) == (1.0, 1.0, 1.0)
+        if row["name"] == row["peer"]:  # which one is fastest at this size is up to the machine
+            assert tuple(row["to_peer"]) == (1.0, 1.0, 1.0)
     written = show.figures(rows, tmp_path / "figures", {"device": "a processor", "torch": "2"})
     assert [path.name for path in written] == ["ops_fp32.png", "ops_fp32.svg", "ops_mixed.png", "ops_mixed.svg"]
     assert all(path.stat().st_size > 2000 for path in written)

@@ -422,6 +422,8 @@ def test_h_scales_the_angle(h: float) -> None:
         ({"u": torch.ones(3, 5)}, "one shape"),
         ({"u": torch.ones(4)}, "one shape"),
         ({"x": torch.tensor(1.0), "u": torch.tensor(1.0)}, "one shape"),
+        ({"x": torch.ones(3, 4, dtype=torch.int64)}, "floating-point"),
+        ({"u": torch.ones(3, 4, dtype=torch.bool)}, "floating-point"),
         ({"max_angle": 0.0}, "max_angle"),
         ({"max_angle": -1.0}, "max_angle"),
         ({"max_angle": 3.2}, "max_angle"),

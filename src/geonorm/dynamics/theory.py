@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, GeonormError
-from ..schemes import Scheme
+from ..schemes import Scheme, parse
+from ..schemes.parse import name_of
 from .fields import Attention
 from .flow import Flow
 from .integrators import Slope, dormand_prince
@@ -235,21 +236,10 @@ def terminal(scheme: str | Scheme, depth: int = 1, causal: bool = False, radius:
     return Terminal("none", None)
 
 
-LAWS = {
-    "pre": "s = r, r' = <θ,A>",
-    "post": "s = 1, r' = 0",
-    "peri": "s = r |A|, r' = <θ,A> / |A|",
-    "olmo2": "s = r |A|, r' = <θ,A> / |A|",
-    "deepnorm": "s = (2 L)^(1/4), r' = 0",
-    "lns": "s = r, r' = <θ,A>",
-    "sqrt": "s = t^(1/2), r' = 0",
-    "geonorm": "s = r t, r' = 0",
-    "ngpt": "s = |A| / 0.05, r' = 0",
-}
-"""Speed factor and radius law of the schemes without fields, for people. A = u(read(x)); for geonorm while the clamp
-does not bind (|P_θ A| < r pi/4; else s = |P_θ A| t / (pi/4))."""
-
-
 def describe(scheme: str | Scheme) -> str | None:
-    """The speed factor and radius law of a scheme in a line, or None where no formula is on record."""
-    return LAWS.get(str(scheme))
+    """The speed factor and radius law of a scheme in a line, or None where no formula is on record (with fields, say).
+
+    A = u(read(x)); for geonorm while the clamp does not bind (|P_θ A| < r pi/4; else s = |P_θ A| t / (pi/4))."""
+    rule = parse(scheme)
+    own = vars(type(rule)).get("law", "")  # not inherited: a subclass may write otherwise
+    return own or None if str(rule) == name_of(rule) else None

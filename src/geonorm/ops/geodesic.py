@@ -33,10 +33,12 @@ def geodesic_update(
 
     x: (..., dim), the stream; u: the same shape, the raw output of the sub-layer, of any floating dtype. decay: 1/(l+1)
     in the paper for block l counted from 0; a float or a 0-d tensor. max_angle in radians. Returns x' like x.
-    Raises ConfigError for shapes that differ, max_angle outside (0, pi] or an unknown backend.
+    Raises ConfigError for shapes that differ, other dtypes, max_angle outside (0, pi] or an unknown backend.
     """
     if x.shape != u.shape or x.dim() == 0:
         raise ConfigError(f"x and u must have one shape (..., dim), got {tuple(x.shape)} and {tuple(u.shape)}")
+    if not (x.is_floating_point() and u.is_floating_point()):
+        raise ConfigError(f"x and u must be floating-point tensors, got {x.dtype} and {u.dtype}: convert them first")
     if not 0 < max_angle <= pi:
         raise ConfigError(f"max_angle must lie in (0, pi], got {max_angle}")
     return geodesic_step(x, u, AngleMap(post=decay, max_angle=max_angle), backend=backend)

@@ -76,6 +76,8 @@ class Scheme:
     """What its source reports, in one sentence."""
     checked: ClassVar[str] = ""
     """What the definition was compared with: paper, official code, transformers, notes only."""
+    law: ClassVar[str] = ""
+    """Speed factor s and radius law r' without fields, as docs/theory.md writes them; tests hold it against `write`."""
     lawless: ClassVar[str] = ""
     """Why there is no law (rho, tau), where the step leaves span{x, u} or knows more than x and u."""
 

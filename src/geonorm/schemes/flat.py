@@ -43,6 +43,7 @@ class Pre(Decayed):
 
     equation = "x + s u(N(x)), s = 1"
     source = "Xiong et al. 2020, arXiv:2002.04745"
+    law = "s = r, r' = <θ,A>"
     claim = (
         "Trains without warm-up: BERT at learning rate 3e-4 reaches validation loss 1.69 about 40 % "
         "sooner than Post-LN."
@@ -94,6 +95,7 @@ class Post(Decayed):
 
     equation = "N(x + s u(x)), s = 1"
     source = "Vaswani et al. 2017, arXiv:1706.03762; Xiong et al. 2020, arXiv:2002.04745"
+    law = "s = 1, r' = 0"
     claim = (
         "Needs warm-up: the gradient of the last MLP at initialisation does not fall with depth "
         "(arXiv:2002.04745, Theorem 1)."
@@ -116,6 +118,7 @@ class Peri(Decayed):
 
     equation = "x + s N(u(N(x))), s = 1"
     source = "Kim et al. 2025, arXiv:2502.02732"
+    law = "s = r |A|, r' = <θ,A> / |A|"
     claim = (
         "Average of benchmarks against Pre-Norm, 30B tokens: 49.69 to 51.57 (400M), 53.71 to 56.55 (1.5B), "
         "56.69 to 58.56 (3.2B)."
@@ -143,6 +146,7 @@ class Sandwich(Peri):
     """
 
     source = "Ding et al. 2021 (CogView), arXiv:2105.13290"
+    law = Peri.law
     claim = "No number of the paper is on record here; it was made for stable training in fp16."
     checked = "official code run (THUDM/CogView 189a12b) and x-transformers, to rounding"
     entry: Literal["sphere", "embedding"] = field(default="embedding", kw_only=True)
@@ -179,6 +183,7 @@ class Olmo2(Placement):
 
     equation = "x + N(u(x))"
     source = "OLMo team 2025, arXiv:2501.00656"
+    law = "s = r |A|, r' = <θ,A> / |A|"
     claim = "No comparison of placements is on record here."
     checked = (
         "transformers (OLMo 2, OLMo 3, EXAONE 4, Swin v2), to rounding; OLMo's norm on queries and keys is the model's "
@@ -199,6 +204,7 @@ class DeepNorm(Placement):
 
     equation = "N((2L)^(1/4) x + u(x))"
     source = "Wang et al. 2022, arXiv:2203.00555"
+    law = "s = (2 L)^(1/4), r' = 0"
     claim = (
         "No number of the paper is on record here; the perplexities that arXiv:2502.05795 reports for it (27.17 at "
         "130M, 1363 at 350M on C4) come from code with another multiplier and initialisation."
@@ -229,6 +235,7 @@ class Keel(Placement):
 
     equation = "N(a x + u(N(x))), a = 2 L"
     source = "Keel, 2026, arXiv:2601.19895"
+    law = "s = 2 L, r' = 0"
     claim = (
         "Notes on the paper, average scores Pre-Norm to Keel: multilingual 66.4 to 70.8, knowledge 63.6 to 66.4, "
         "mathematics and code 38.6 to 45.0, all 58.7 to 62.5."
@@ -261,6 +268,7 @@ class LayerNormScaling(Placement):
 
     equation = "x + u(N(x) / sqrt(t))"
     source = "Sun et al. 2025, arXiv:2502.05795"
+    law = "s = r, r' = <θ,A>"
     claim = (
         "Perplexity on C4 against Pre-Norm: 26.73 to 25.76 (130M, 2.2B tokens), 21.92 to 20.35 (250M), "
         "19.58 to 18.20 (350M), 17.02 to 15.71 (1B, 8.9B tokens)."
@@ -284,6 +292,7 @@ class Sqrt(Placement):
 
     equation = "N(x + u(x) / sqrt(t))"
     source = "Karagodin et al. 2025, arXiv:2510.22026"
+    law = "s = t^(1/2), r' = 0"
     claim = "Derived there for attention alone, not trained: tokens collapse as exp(-4 sqrt(t))."
     checked = "tables of the paper, through a formalisation of it"
     final: Literal["norm", "none"] = field(default="none", kw_only=True)

@@ -33,6 +33,7 @@ class GeoNorm(Placement):
 
     equation = "cos(a) x + sin(a) |x| v/|v|, a = (alpha/t) min(|v|/|x|, pi/4)"
     source = "Zheng et al. 2026, arXiv:2601.22095"
+    law = "s = r t, r' = 0"
     claim = "Loss at 125M parameters against Pre-Norm: 1.8792 against 1.9032 on Arxiv, 3.4040 against 3.4437 on Books3."
     checked = (
         "a third party's port of Eq. 3-5 and Appendix D run (SeonghwanSeo/kfold 6d64ae1), to rounding; no official "

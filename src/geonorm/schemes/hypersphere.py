@@ -29,6 +29,7 @@ class NGPT(Placement):
 
     equation = "N(x + a (N(u(x)) - x)), a = 0.05 per feature, learned; |weights| = 1"
     source = "Loshchilov et al. 2024, arXiv:2410.01131"
+    law = "s = |A| / 0.05, r' = 0"
     claim = (
         "Official repository: validation loss about 2.77 to 2.80 against 2.89 of its GPT at 0.5B parameters, context "
         "1024, 10k steps (read off a plot)."
@@ -104,6 +105,7 @@ class AnGPT(Placement):
 
     equation = "(x + a (u(x) - x)) / sqrt(a^2 + (1-a)^2), a = 0.05 per feature, learned; |rows| <= 1"
     source = "Franke et al. 2025 (anGPT), arXiv:2505.22014"
+    law = "s = r / 0.05, r' = 0.05 <θ,A>"
     claim = (
         "Notes on the paper: 1.40 times faster to the same loss than GPT with QK-norm on SlimPajama (nGPT 1.29 times), "
         "at 2.75 % more time per step (nGPT 9.6 %)."

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from ..norms import NormSpec
-from .base import Number, Placement, Site, add
+from .base import Number, Placement, Site, add, require
 from .parse import register
 from .scales import Scale
 
@@ -69,6 +69,10 @@ class LayerScale(Placement):
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"input": norm(), "scale": Scale((norm.dim,), self.initial(site.depth))}
+
+    def check(self) -> None:
+        super().check()
+        require(self.start == "depth" or float(self.start) > 0, f"start must be positive, got {self.start}")
 
     def initial(self, depth: int) -> float:
         if isinstance(self.start, float):

@@ -26,6 +26,7 @@ class Orthogonal(Decayed):
 
     equation = "x + s (u - <x,u> x / (|x|^2 + eps)), u = u(N(x)), s = 1"
     source = "Oh et al. 2025, arXiv:2505.11881"
+    law = "s = r, r' = 1e-6 <θ,A> / (r^2 + 1e-6)"
     claim = "No number of the paper is on record here."
     checked = "official code run (BootsofLagrangian/ortho-residual 4f663d3) and x-transformers, to rounding"
     eps: float = field(default=1e-6, kw_only=True)
