@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The settings of arXiv:2510.22026 and what it leaves open: (a) its ODE plots, beta = 5 and n = 256 orthonormal tokens;
 # (b) random Kaiming weights, d = 512, one head, beta = sqrt(d), uniform tokens, drawn once or anew in each layer.
-# A few minutes on two idle cores. Arguments are passed on to every simulation.
+# (c) Post-Norm on the sphere in d = 3, until its clusters have met. Arguments are passed on to every simulation.
 set -euo pipefail
 OUT="${OUT:-runs/004-attention-dynamics}"
 PYTHON="${PYTHON:-python}"
@@ -17,3 +17,5 @@ PYTHON="${PYTHON:-python}"
   --schemes post pre peri 'mix(share=0.25)' sqrt 'ngpt(alpha=1)' lns geonorm 'geonorm(decay=sqrt)' 'geonorm(update=norm)' \
   --init uniform --tokens 64 --dim 512 --weights kaiming --per layer --time 128 --depth 128 --method layers \
   --points 40 --seeds 2 --dtype float32 --out "$OUT/kaiming-per-layer" "$@"
+"$PYTHON" -m geonorm simulate --schemes post --init uniform --tokens 80 --dim 3 --beta 5 --time 30000 --points 80 --seeds 1 \
+  --out "$OUT/post-d3" "$@"
