@@ -250,16 +250,28 @@ def simulate(arguments: list[str]) -> int:
 
     out, settings = Path(config.out), asdict(config)
     simulations.check(out, settings)
-    from .dynamics.simulate import pick_device
+    from .dynamics.simulate import Simulation, pick_device
     from .dynamics.simulate import simulate as run
     from .lab import environment
     from .report import write_figures
     from .report.simulation import terminal
 
-    device = pick_device(config.device)
-    with simulations.progress(sys.stderr.isatty()) as progress:
-        found = run(config, progress=progress)
-    simulations.save(out, settings, environment.describe(device), found.files())
+    described = environment.describe(pick_device(config.device))
+    before = simulations.finished(out, described)
+    found = Simulation(config, **before) if before else Simulation.empty(config)
+    try:
+        with simulations.progress(sys.stderr.isatty()) as progress:
+            run(config, progress=progress, into=found)
+    except BaseException as stop:
+        if not found.summary["schemes"]:
+            raise
+        simulations.save(out, settings, described, found.files())
+        print(f"geonorm simulate: finished schemes are in {out}, missing: {', '.join(found.summary['missing'])}; "
+              "the same command goes on with these", file=sys.stderr)  # fmt: skip
+        if not isinstance(stop, KeyboardInterrupt):
+            raise
+        return 130
+    simulations.save(out, settings, described, found.files())
     write_figures(out, out / "figures")
     print("\n".join(terminal(found.summary)))
     print(f"figures: {out / 'figures'}")

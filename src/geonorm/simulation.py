@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import ceil, isfinite
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from .errors import ConfigError
+from .errors import ConfigError, unknown
 
 DEFAULT_SCHEMES = ("post", "pre", "peri", "sqrt", "ngpt(alpha=1)", "geonorm")
 
@@ -59,7 +59,17 @@ class SimulateConfig:
     device: str = "cpu"
     """auto, cpu or cuda."""
 
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> SimulateConfig:
+        """From keywords; ConfigError for one that does not exist."""
+        names = [f.name for f in fields(cls)]
+        for name in settings:
+            if name not in names:
+                raise ConfigError(unknown("setting", name, names))
+        return cls(**settings)
+
     def __post_init__(self) -> None:
+        self.check_types()
         if not self.schemes:
             raise ConfigError("--schemes is empty; name at least one (geonorm schemes lists them)")
         for name, value, least in (
@@ -85,6 +95,20 @@ class SimulateConfig:
             raise ConfigError(f"method layers counts whole layers: time must be a whole number, got {self.time}")
         if self.out == "" or Path(self.out).is_file():
             raise ConfigError(f"out is {'empty' if self.out == '' else f'a file: {self.out}'}; choose another --out")
+
+    def check_types(self) -> None:
+        """What the command line has checked already, for callers from Python. One scheme may stand for a list."""
+        named = self.schemes if isinstance(self.schemes, (list, tuple)) else [self.schemes]
+        object.__setattr__(self, "schemes", [str(scheme) for scheme in named])
+        object.__setattr__(self, "out", str(self.out))
+        said = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+        for name, hint in get_type_hints(type(self)).items():
+            value, kinds = getattr(self, name), get_args(hint) or (hint,)
+            if get_origin(hint) is Literal:
+                if value not in kinds:
+                    raise ConfigError(unknown(name, str(value), kinds))
+            elif name != "schemes" and not (type(value) in kinds or (type(value) is int and float in kinds)):
+                raise ConfigError(f"{name} must be {said[kinds[0]]}, got {value!r}")
 
     @property
     def layers(self) -> int:

@@ -127,6 +127,12 @@ def test_where_the_velocity_jumps() -> None:
     assert Flow("pre", Fresh(lambda layer: Attention()), 8).breaks(0.5, 4.0) == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.parametrize("scheme", ["pre(form=scaled)", "mix(a=pre(form=scaled), b=pre(form=scaled))"])
+def test_a_state_that_is_no_vector_is_refused(scheme: str) -> None:
+    with pytest.raises(ConfigError, match=r"keeps a token as direction and log-radius.*law is that of pre"):
+        Flow(scheme, Attention(), DEPTH)
+
+
 def test_a_schedule_that_has_run_out_is_refused() -> None:
     flow = Flow("geonorm(decay=linear)", Attention(), 4)
     x = flow.start(uniform(4, 6))

@@ -130,6 +130,12 @@ BAD = [
     ("--out .", "is not empty and holds no simulation"),
     ("--schemes geonorm(decay=linear) --depth 2 --time 9", "runs backwards after its last layer"),
     ("--depth 0", "depth must be at least 1"),
+    ("--schemes post pre(form=scaled)", "keeps a token as direction and log-radius"),
+    ("--schemes post hybrid", "hybrid changes v inside attention"),
+    ("--schemes post first(pre,hybrid,blocks=1)", "(its block 1: hybrid)"),
+    ("--schemes post geonorm(decay=linear) --depth 1", "runs backwards after its last layer"),
+    ("--out text.txt/x", "cannot write to text.txt/x: Not a directory"),
+    ("--out /proc/x/y", "cannot write to /proc/x/y"),
 ]
 
 
@@ -138,6 +144,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     line: str, said: str, capsys: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(simulation, "one", lambda *_: pytest.fail("computed before everything was checked"))
     (tmp_path / "text.txt").write_text("here")
     words = line.split(" ")
     for name, value in (("--tokens", "4"), ("--dim", "8"), ("--time", "2"), ("--out", "out"), ("--points", "8")):
@@ -191,6 +198,48 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: Any, capsys: A
     assert capsys.readouterr().err == "geonorm simulate: interrupted\n" and not (tmp_path / "out").exists()
 
 
+def test_an_interrupt_keeps_finished_schemes_and_the_same_command_goes_on(
+    done: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    words = "--schemes pre geonorm --tokens 4 --dim 4 --time 4 --points 10 --seeds 1 --out".split()
+    command, ran, whole = ["simulate", *words, str(tmp_path)], [], simulation.one
+
+    def stop_at(scheme: str, error: type[BaseException]) -> None:
+        def one(config: Any, rule: Any, *rest: Any) -> Any:
+            if str(rule) == scheme:
+                raise error("no more")
+            ran.append(str(rule))
+            return whole(config, rule, *rest)
+
+        monkeypatch.setattr(simulation, "one", one)
+
+    stop_at("geonorm", KeyboardInterrupt)
+    assert main(command) == 130
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "pre: done" and "missing: geonorm; the same command goes on" in second
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["status"], summary["missing"]) == ("interrupted", ["geonorm"])
+    assert [row["scheme"] for row in summary["schemes"]] == ["pre"]
+    assert len((tmp_path / "trace.jsonl").read_text().splitlines()) == 10
+    page = report.build([tmp_path], tmp_path.parent / "page.html").read_text(encoding="utf-8")
+    assert "interrupted, missing: geonorm" in page
+    stop_at("geonorm", GeonormError)
+    assert main(command) == 2 and "no more" in capsys.readouterr().err
+    stop_at("none", KeyboardInterrupt)
+    assert main(command) == 0 and ran == ["pre", "geonorm"]
+    for name in ("trace.jsonl", "theory.json", "particles.json"):
+        assert (tmp_path / name).read_bytes() == (done / name).read_bytes()
+    resumed, whole_run = (json.loads((folder / "summary.json").read_text()) for folder in (tmp_path, done))
+    assert resumed == {**whole_run, "out": str(tmp_path)}
+
+
+def test_pictures_state_their_own_run(done: Path) -> None:
+    svg = (done / "figures" / "sphere.svg").read_text(encoding="utf-8")
+    assert "n = 80 tokens · d = 3 · β = 1 · uniform start" in svg and "n = 4 tokens" not in svg
+    pictures = json.loads((done / "particles.json").read_text())["schemes"]
+    assert pictures["pre"][0] == pictures["geonorm"][0]  # the same start, seen along the same axes
+
+
 def test_report_of_a_simulation(done: Path, tmp_path: Path) -> None:
     page = report.build([done], tmp_path / "page.html", figures=tmp_path / "figures").read_text(encoding="utf-8")
     assert page.count("data:image/svg+xml;base64,") == 4 and "orthonormal start" in page and "t^-2" in page
@@ -220,5 +269,19 @@ def test_runs_and_simulations_do_not_mix(done: Path, tmp_path: Path) -> None:
 def test_settings_are_checked_without_the_command_line() -> None:
     with pytest.raises(ConfigError, match="schemes is empty"):
         SimulateConfig(schemes=[])
-    with pytest.raises(TypeError, match="token"):
+    with pytest.raises(ConfigError, match="unknown setting 'token': did you mean 'tokens'"):
         geonorm.simulate(token=3)
+    for word, said in (("init", "unknown init 'x'"), ("dtype", "valid: float32, float64"), ("weights", "unknown weig")):
+        with pytest.raises(ConfigError, match=said):
+            geonorm.simulate(**{word: "x"})
+    with pytest.raises(ConfigError, match="did you mean 'uniform'"):
+        geonorm.simulate(init="unifrom")
+    for wrong in (4.0, "4", True, None):
+        with pytest.raises(ConfigError, match="tokens must be a whole number"):
+            geonorm.simulate(tokens=wrong)
+    with pytest.raises(ConfigError, match="time must be a number, got 'long'"):
+        geonorm.simulate(time="long")
+    with pytest.raises(ConfigError, match="either a SimulateConfig or settings by name"):
+        geonorm.simulate("pre")
+    assert SimulateConfig(schemes="pre").schemes == ["pre"]  # type: ignore[arg-type]
+    assert SimulateConfig(time=3, beta=None).time == 3

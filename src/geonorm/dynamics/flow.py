@@ -23,12 +23,24 @@ from .rates import derivative, in_plane, parameters
 Sublayers = Sequence[tuple[str, Field]]
 
 
+def check_values(scheme: Scheme, depth: int) -> None:
+    """ConfigError for a scheme that puts a module on the values inside attention: what a particle field proposes then
+    is not what the network's attention proposes."""
+    chosen = type(scheme).resolve is not Scheme.resolve  # else every block is the first
+    for layer in range(depth if chosen else 1):
+        site = Site(layer, "attn", depth)
+        rule = scheme.resolve(site)
+        if rule.slot("v", (2, 2), 4, site) is not None:
+            part = "" if rule == scheme else f" (its block {layer}: {rule})"
+            raise ConfigError(f"{scheme} changes v inside attention{part}; particle attention does not: leave it out")
+
+
 class Flow:
     """A scheme, the sub-layers of one layer and the depth L that schemes with a horizon refer to.
 
     field: one field (it stands at an `attn` site), or the sub-layers in order as (kind, field) pairs; a layer then
-    moves every particle once per sub-layer. Raises ConfigError for an unknown scheme, for a state of the wrong shape,
-    for zero vectors, and where a schedule has run out.
+    moves every particle once per sub-layer. Raises ConfigError for an unknown scheme, for one whose state is not made
+    of vectors of width dim, for a state of the wrong shape, for zero vectors, and where a schedule has run out.
     """
 
     def __init__(self, scheme: str | Scheme, field: Field | Sublayers, depth: int = 1) -> None:
@@ -39,6 +51,10 @@ class Flow:
         self.depth = depth
         self.streams = self.scheme.streams
         self.cache: dict[tuple[object, ...], nn.Module] = {}
+        wanted = (2, self.streams, 4) if self.streams > 1 else (2, 4)
+        if self.enter(torch.eye(2, 4, dtype=torch.float64)).shape != wanted:
+            why = f" ({self.scheme.lawless})" if self.scheme.lawless else ""
+            raise ConfigError(f"{self.scheme} keeps a token as {self.scheme.layout}, not as a vector of width dim{why}")
 
     # the ends of the stream
 

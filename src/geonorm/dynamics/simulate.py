@@ -22,7 +22,7 @@ from ..schemes import Scheme, parse
 from ..simulation import SimulateConfig
 from . import theory
 from .fields import Attention, Field, Fresh, random_attention
-from .flow import Flow
+from .flow import Flow, check_values
 from .integrators import integrate
 from .laws import collapse_time, terminal_law
 from .observables import clusters, cosine_rate, gap, order_parameter, radius_cv
@@ -45,13 +45,30 @@ exponential further costs an explicit integrator most of its steps."""
 @dataclass(frozen=True)
 class Simulation:
     """summary: what summary.json holds. trace: rows. theory: the closed equation per scheme, where it applies.
-    particles: directions of the first seed at a few times, in three dimensions, per scheme."""
+    particles: directions of the first seed at a few times, in three dimensions, per scheme. Filled scheme by scheme;
+    status is "interrupted", and missing names the schemes to come, until all are there."""
 
     config: SimulateConfig
     summary: dict[str, Any]
     trace: list[dict[str, Any]]
     theory: dict[str, dict[str, Any]]
     particles: dict[str, Any]
+
+    @staticmethod
+    def empty(config: SimulateConfig) -> Simulation:
+        """Of no scheme yet."""
+        found = {"schemes": [], "missing": [str(parse(scheme)) for scheme in config.schemes]}
+        scale = {"beta": inverse_temperature(config), "depth": config.layers}
+        summary = {"kind": "simulation", "status": "interrupted", **asdict(config), **found, **scale}
+        return Simulation(config, summary, [], {}, {"schemes": {}})
+
+    def add(self, row: dict[str, Any], part: Simulation) -> None:
+        """Takes in a finished scheme: its row of the summary, and the rest."""
+        self.trace.extend(part.trace)
+        self.theory.update(part.theory)
+        self.particles.update(part.particles, schemes=self.particles["schemes"] | part.particles["schemes"])
+        self.summary["schemes"].append(row)
+        self.summary["missing"].remove(row["scheme"])
 
     def files(self) -> dict[str, Any]:
         """Content of the files of a simulation directory, by name."""
@@ -64,30 +81,48 @@ class Simulation:
 
 
 def simulate(
-    config: SimulateConfig | None = None, *, progress: Progress = lambda scheme, done: None, **settings: Any
+    config: SimulateConfig | None = None,
+    *,
+    progress: Progress = lambda scheme, done: None,
+    into: Simulation | None = None,
+    **settings: Any,
 ) -> Simulation:
     """Runs every scheme of a config, or of its fields given by name: simulate(schemes=["pre", "geonorm"], tokens=8).
 
-    Writes nothing. Raises ConfigError for bad input, GeonormError where the integration fails.
+    Writes nothing. `into` is filled scheme by scheme and returned, so that it keeps those that were finished where this
+    raises or is interrupted; schemes that it holds already are not run again. progress(scheme, share) ends each scheme
+    with a share of 1. All schemes are checked before the first runs. Raises ConfigError for bad input, GeonormError
+    where the integration fails.
     """
-    config = SimulateConfig(**settings) if config is None else config
+    if config is None:
+        config = SimulateConfig.of(settings)
+    elif settings or not isinstance(config, SimulateConfig):
+        raise ConfigError("simulate takes either a SimulateConfig or settings by name, such as schemes='pre'")
     schemes = [parse(scheme) for scheme in config.schemes]
     for scheme in schemes:
         if schemes.count(scheme) > 1:
             raise ConfigError(f"--schemes names {scheme} twice")
-    device = pick_device(config.device)
-    start = beginning(config).to(device)
-    results = Simulation(
-        config, {"kind": "simulation", "status": "finished", **asdict(config)}, [], {}, {"schemes": {}}
-    )
-    rows = []
+    start = beginning(config).to(pick_device(config.device))
+    results = Simulation.empty(config) if into is None else into
     with torch.no_grad():
         for scheme in schemes:
-            rows.append(one(config, scheme, start, results, progress))
-    results.summary["schemes"] = rows
-    results.summary["beta"] = inverse_temperature(config)
-    results.summary["depth"] = config.layers
+            check(config, scheme, start)
+        for scheme in schemes:
+            if str(scheme) in results.summary["missing"]:
+                part = Simulation(config, {}, [], {}, {**results.particles, "schemes": {}})
+                results.add(one(config, scheme, start, part, progress), part)
+                progress(str(scheme), 1.0)
+    del results.summary["missing"]
+    results.summary["status"] = "finished"
     return results
+
+
+def check(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
+    """ConfigError for a scheme that particles cannot follow, or not to the end: a few of them are moved there once."""
+    check_values(scheme, config.layers)
+    flow = Flow(scheme, attention(config, 0), depth=config.layers)
+    if config.method != "layers":
+        flow.velocity(flow.start(start[:1, :2]), config.time)
 
 
 def pick_device(name: str) -> torch.device:
@@ -155,7 +190,7 @@ def one(
             measured = measure(flow, x, tau)
             for seed, row in enumerate(measured, place):
                 rows.append({"step": index, "time": tau, "scheme": name, "seed": seed, **row})
-            progress(name, (place + (index + 1) / len(times)) / len(batches))
+            progress(name, 0.9 * (place + (index + 1) / len(times)) / len(batches))  # the pictures are the rest
             if all(row["gap"] < TOGETHER[config.dtype] for row in measured):
                 break
     results.trace.extend(rows)
@@ -266,20 +301,22 @@ def finite(value: float) -> float | None:
 
 def pictures(config: SimulateConfig, scheme: Scheme, start: Tensor, results: Simulation) -> None:
     """Tokens on a sphere that can be drawn. Identity weights act alike in every dimension, so uniform tokens in d = 3
-    show what happens; random weights do not, so the first seed is seen in the three dimensions in which it varies."""
+    show what happens; random weights do not, so the first seed is seen in the three dimensions in which it varies.
+    The axes are those of the first scheme for all of them: one direction is one place in every picture."""
     times = [t for t in SNAPSHOTS if t <= config.time]
     x = start[:1]
-    note = "first seed, projected on the three dimensions in which its tokens vary most"
+    run = {"tokens": config.tokens, "dim": config.dim, "init": config.init, "seeds": 1, "time": times[-1]}
     if config.weights == "identity" and config.heads == 1 and config.dim > 3:
         x = STARTS["uniform"](DRAWN, 3, seeds=(0,), dtype=start.dtype).to(start.device)
-        note = f"{DRAWN} tokens that start uniform on the sphere in d = 3, same β"
+        run |= {"tokens": DRAWN, "dim": 3, "init": "uniform"}
     flow = Flow(scheme, attention(config, 0), depth=config.layers)
     walk = integrate(flow, flow.start(x), times, method=config.method, step=config.step, tolerance=1e-4)
     taken = [(tau, flow.tokens(state)[0].double().cpu()) for tau, state in walk]
-    together = torch.cat([theta for _, theta in taken])
-    axes = torch.linalg.svd(together, full_matrices=False)[2][:3]
-    axes = axes * torch.where((taken[-1][1] @ axes.T).sum(0) < 0, -1.0, 1.0).unsqueeze(-1)
-    results.particles["note"] = note
+    if "axes" not in results.particles:
+        found = torch.linalg.svd(torch.cat([theta for _, theta in taken]), full_matrices=False)[2][:3]
+        found = found * torch.where((taken[-1][1] @ found.T).sum(0) < 0, -1.0, 1.0).unsqueeze(-1)
+        results.particles.update(run=run, axes_of=str(scheme), axes=found.tolist())
+    axes = torch.tensor(results.particles["axes"], dtype=torch.float64)
     results.particles["schemes"][str(scheme)] = [
         {"time": tau, "points": [[round(c, 4) for c in point] for point in (theta[:DRAWN] @ axes.T).tolist()]}
         for tau, theta in taken

@@ -54,7 +54,7 @@ class Trace:
 
 
 def is_simulation(path: Path) -> bool:
-    """Whether a directory holds a finished simulation."""
+    """Whether a directory holds a simulation, finished or interrupted."""
     return _read(path / "summary.json").get("kind") == "simulation"
 
 
@@ -80,7 +80,9 @@ def caption(summary: Record) -> str:
         f"n = {summary['tokens']} tokens", f"d = {summary['dim']}", f"β = {summary['beta']:.4g}",
         START[summary["init"]], matrices, *(["causal"] if summary["causal"] else []),
         *([f"{summary['heads']} heads"] if summary["heads"] > 1 else []),
-        f"{seeds} seed{'s' if seeds != 1 else ''}", f"{summary['method']}",
+        f"{seeds} seed{'s' if seeds != 1 else ''}", f"T = {summary['time']:g}", f"L = {summary['depth']}",
+        f"method {summary['method']}",
+        *([f"interrupted, missing: {', '.join(summary['missing'])}"] if summary.get("missing") else []),
     ]  # fmt: skip
     return " · ".join(parts)
 
@@ -168,7 +170,7 @@ def page(traces: Sequence[Trace], drawings: Sequence[dict[str, bytes]]) -> str:
 
 TITLES = {
     "cosine": "Mean cosine between tokens in depth",
-    "collapse": "1 - cos, with the predicted law dashed",
+    "collapse": "1 - cos, with the predicted law dotted",
     "speed": "Speed factor and radius",
     "sphere": "Tokens on the sphere",
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from geonorm.report.figures import MARKERS, dash, label, legend
-from geonorm.report.simulation import Trace
+from geonorm.report.simulation import Trace, caption
 from geonorm.report.style import Look, looks
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ SPARSE = 9
 """Markers along a measured curve; theory is the line."""
 FLOORS = {"float64": 1e-20, "float32": 1e-12}
 """Lowest 1 - cos shown: below it positions are rounding error."""
+SHIFT = 0.4
+"""Factor by which a predicted law is drawn below its curve."""
 
 
 def cosine(trace: Trace, figure: Figure) -> bool:
@@ -51,30 +53,30 @@ def collapse(trace: Trace, figure: Figure) -> bool:
                 [t + 1 for t, _ in shown], [g for _, g in shown], color=look.light, linestyle=dash(look),
                 marker=MARKERS[look.marker], markevery=max(1, len(shown) // SPARSE), label=label(scheme),
             )  # fmt: skip
-            guided |= guide(axes, trace.row(scheme), shown)
+            guided |= guide(axes, trace.row(scheme), look, shown)
     power.set_xscale("log")
     for axes in (power, exponential):
         axes.set_yscale("log")
         axes.set_xlabel("depth-time t")
     power.set_ylim(lowest / 3, 3)
     exponential.set_xlim(0, 2.5 * min(ends, default=1.0))
-    power.set_ylabel("1 - mean cosine" + (" (dashed: predicted law)" if guided else ""))
+    power.set_ylabel("1 - mean cosine" + (f"\n(dotted: predicted law × {SHIFT})" if guided else ""))
     power.set_title("Power laws are straight")
     exponential.set_title("Exponentials are straight")
     legend(exponential)
     return bool(ends)
 
 
-def guide(axes: Axes, row: dict[str, Any], shown: Sequence[tuple[float, float]]) -> bool:
-    """The predicted law over the last stretch of a curve, moved down a little so that both are seen."""
+def guide(axes: Axes, row: dict[str, Any], look: Look, shown: Sequence[tuple[float, float]]) -> bool:
+    """The predicted law over the last stretch of a curve, moved down by SHIFT so that both are seen."""
     kind, exponent = row["terminal_law_predicted"], row["terminal_exponent_predicted"]
     late = [(t + 1, g) for t, g in shown if g < 1e-2 * shown[0][1]]
     if exponent is None or len(late) < 3:
         return False
     decay = {"polynomial": math.log, "stretched": math.sqrt, "exponential": float}[kind]
     end, last = late[-1]
-    line = [0.4 * last * math.exp(min(700.0, exponent * (decay(end) - decay(t)))) for t, _ in late]
-    axes.plot([t for t, _ in late], line, color="#5c5c5c", linestyle=(0, (4, 3)), linewidth=0.9)
+    line = [SHIFT * last * math.exp(min(700.0, exponent * (decay(end) - decay(t)))) for t, _ in late]
+    axes.plot([t for t, _ in late], line, color=look.light, linestyle=(0, (1, 1.5)), linewidth=1.0)
     return True
 
 
@@ -104,7 +106,10 @@ def sphere(trace: Trace, figure: Figure) -> bool:
     columns = max(len(pictures[scheme]) for scheme in shown)
     figure.set_size_inches(1.45 * columns + 1.0, 1.45 * len(shown) + 0.9)
     grid = figure.subplots(len(shown), columns, squeeze=False)
-    figure.suptitle(trace.particles["note"], x=0.01, ha="left", fontsize=9)
+    common = figure.supxlabel("")  # the caption of the other figures is not of this run: hidden, its own stands on top
+    common.set_visible(False)
+    common.set_in_layout(False)
+    figure.suptitle(picture_caption(trace), x=0.01, ha="left", fontsize=8, color="#5c5c5c", wrap=True)
     styles = looks(trace.schemes)
     ring = [2 * math.pi * i / 200 for i in range(201)]
     for scheme, row in zip(shown, grid, strict=True):
@@ -123,8 +128,18 @@ def sphere(trace: Trace, figure: Figure) -> bool:
             axes.set_xlim(-1.06, 1.06)
             axes.set_ylim(-1.06, 1.06)
             if scheme == shown[0]:
-                axes.set_title(f"time {picture['time']:.3g}", fontsize=9, loc="center")
+                axes.set_title(f"t = {picture['time'] + 1:.3g}", fontsize=9, loc="center")
     return True
+
+
+def picture_caption(trace: Trace) -> str:
+    """The run that the pictures are of, which need not be that of the curves, and their axes: one sphere in d = 3, and
+    in more dimensions the three in which the tokens of one scheme vary most."""
+    run = trace.particles.get("run", {})
+    said = caption({**trace.summary, **run})
+    if run.get("dim", 3) > 3:
+        said += f"\nprojected for all on the three dimensions in which {trace.particles['axes_of']} varies most"
+    return f"{said}\ndepth-time t; same axes for all schemes"
 
 
 def seen(point: tuple[float, float, float]) -> tuple[float, float, float]:
