@@ -17,7 +17,8 @@ from geonorm.lab.run import Run, read_rows
 METRICS = {"step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second", "seconds"}
 TRACE = set(
     "step scheme layer kind t radius radius_cv step_norm radial tangential ratio ratio_p99 angle off_plane update_norm "
-    "clamped cos_ones angle_ones cos_null rotation cos_pair grad_norm".split()
+    "clamped cos_ones angle_ones cos_null rotation cos_pair grad_norm "
+    "radius_after law_radius law_angle law_start speed".split()
 )
 SUMMARY = set(
     "status scheme seed steps tokens parameters matmul_parameters lr train_loss val_loss val_bpb spikes grad_spikes "
