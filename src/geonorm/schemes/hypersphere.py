@@ -18,9 +18,36 @@ from .parse import register
 from .scales import Scale, Scaled, Times, UnitQuery
 
 
+@dataclass(frozen=True)
+class Interpolated(Placement):
+    """What nGPT and anGPT share: stream of radius 1, a learned step per feature towards the update, no final norm, unit
+    queries and keys, neither weight decay nor warm-up."""
+
+    alpha: float = field(default=0.05, kw_only=True)
+    """Initial step size."""
+    final: Literal["norm", "none"] = field(default="none", kw_only=True)
+
+    def check(self) -> None:
+        super().check()
+        require(0 < self.alpha <= 1, f"alpha must lie in (0, 1], got {self.alpha}")
+
+    def params(self, site: Site, norm: NormSpec) -> nn.Module:
+        return super().params(site, NormSpec("unit", norm.dim, gains=False, eps=0.0))
+
+    def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
+        if name == "q_rope":
+            return UnitQuery(shape, dim)
+        if name == "k_rope":
+            return NormSpec("unit", shape[-1], gains=False, eps=0.0)()
+        return None
+
+    def recipe(self) -> dict[str, float]:
+        return {"weight_decay": 0.0, "warmup": 0.0}
+
+
 @register("ngpt")
 @dataclass(frozen=True)
-class NGPT(Placement):
+class NGPT(Interpolated):
     """Normalised Transformer: a learned step per feature towards the normalised output, then back to the sphere.
 
     Weights are normalised along the model dimension after every optimizer step; queries, keys, MLP units and logits get
@@ -36,18 +63,8 @@ class NGPT(Placement):
     )
     checked = "official code run (NVIDIA/ngpt ed19eb2), whole model and weight constraint, to rounding"
 
-    alpha: float = field(default=0.05, kw_only=True)
-    """Initial step size."""
     decay: Schedule = field(default="constant", kw_only=True)
     """How the step size falls with depth; the published form is constant."""
-    final: Literal["norm", "none"] = field(default="none", kw_only=True)
-
-    def check(self) -> None:
-        super().check()
-        require(0 < self.alpha <= 1, f"alpha must lie in (0, 1], got {self.alpha}")
-
-    def params(self, site: Site, norm: NormSpec) -> nn.Module:
-        return super().params(site, NormSpec("unit", norm.dim, gains=False, eps=0.0))
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"unit": norm(), "alpha": Scale((norm.dim,), self.alpha, norm.dim**-0.5)}
@@ -63,15 +80,11 @@ class NGPT(Placement):
         return out
 
     def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
-        if name == "q_rope":
-            return UnitQuery(shape, dim)
-        if name == "k_rope":
-            return NormSpec("unit", shape[-1], gains=False, eps=0.0)()
         if name in ("up", "gate"):
             return Scaled(Scale(shape, dim**0.5, 1.0))
         if name == "logits":
             return Scaled(Scale(shape, 1.0, dim**-0.5))
-        return None
+        return super().slot(name, shape, dim, site)
 
     def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
         """Directions only: every vector is normalised before the first step."""
@@ -82,13 +95,10 @@ class NGPT(Placement):
             for weight in weights:
                 weight.copy_(F.normalize(weight, dim=0 if role in ("o", "down") else -1))
 
-    def recipe(self) -> dict[str, float]:
-        return {"weight_decay": 0.0, "warmup": 0.0}
-
 
 @register("angpt")
 @dataclass(frozen=True)
-class AnGPT(Placement):
+class AnGPT(Interpolated):
     """Approximately normalised Transformer: nGPT without norms in the stream, kept near the sphere by fixed factors.
 
     Known from notes on the paper: the step and its factor nu(a) = 1/sqrt(a^2 + (1-a)^2), which keeps the norm if stream
@@ -112,17 +122,6 @@ class AnGPT(Placement):
     )
     checked = "notes only; the official code was not seen"
 
-    alpha: float = field(default=0.05, kw_only=True)
-    """Initial step size."""
-    final: Literal["norm", "none"] = field(default="none", kw_only=True)
-
-    def check(self) -> None:
-        super().check()
-        require(0 < self.alpha <= 1, f"alpha must lie in (0, 1], got {self.alpha}")
-
-    def params(self, site: Site, norm: NormSpec) -> nn.Module:
-        return super().params(site, NormSpec("unit", norm.dim, gains=False, eps=0.0))
-
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"alpha": Scale((norm.dim,), self.alpha, 0.01)}
 
@@ -133,25 +132,18 @@ class AnGPT(Placement):
         return torch.addcmul(kept * x, taken, u.to(x.dtype))
 
     def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
-        if name == "q_rope":
-            return UnitQuery(shape, dim)
-        if name == "k_rope":
-            return NormSpec("unit", shape[-1], gains=False, eps=0.0)()
         if name == "gate":
             return Times(dim / sqrt(shape[-1]))
         if name == "up":
             return Times(1 / silu_rms(sqrt(dim / shape[-1])))
         if name == "logits":
             return Scaled(Scale(shape, 1.0, 0.01))
-        return None
+        return super().slot(name, shape, dim, site)
 
     def constrain(self, weights_by_role: Mapping[str, list[Tensor]]) -> None:
         for weights in weights_by_role.values():
             for weight in weights:
                 weight.div_(torch.linalg.vector_norm(weight, dim=-1, keepdim=True).clamp_(min=1.0))
-
-    def recipe(self) -> dict[str, float]:
-        return {"weight_decay": 0.0, "warmup": 0.0}
 
 
 @cache
