@@ -177,3 +177,34 @@ def test_a_stream_of_the_wrong_shape_is_refused_in_one_line(scheme: str) -> None
     with pytest.raises(ConfigError, match=r"carries \d streams: x must be") as error:
         residual(torch.randn(3, 4))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scheme", [*VARIANTS, "per_kind(attn=geonorm, mlp=peri)", "per_kind(attn=pre, mlp=geonorm)"])
+def test_joined_residuals_equal_one_after_the_other(scheme: str, dtype: torch.dtype) -> None:
+    """Bit for bit, in both directions, with branches in the stream's dtype or narrower."""
+    found = []
+    for joined in (False, True):
+        first, second = residual(scheme, kind="attn"), residual(scheme, kind="mlp")
+        first.branch.to(dtype), second.branch.to(dtype)
+        x = stream(first).requires_grad_()
+        if joined:
+            middle, reading = first(x, then=second)
+            out = second(middle, reading=reading)
+        else:
+            out = second(first(x))
+        out.square().sum().backward()
+        found.append([out, x.grad, *(p.grad for m in (first, second) for p in m.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_joined_residual_hands_on_what_its_branch_returns_besides() -> None:
+    class Pair(nn.Module):
+        def forward(self, y: Tensor) -> tuple[Tensor, str]:
+            return y, "weights"
+
+    first = Residual(Pair(), "geonorm", Site(0, "attn", 1), DIM)
+    second = Residual(nn.Identity(), "geonorm", Site(0, "mlp", 1), DIM)
+    x = torch.randn(2, DIM)
+    middle, (y, carry), rest = first(x, then=second)
+    assert torch.equal(middle, first(x)[0]) and torch.equal(y, middle) and carry is None and rest == "weights"

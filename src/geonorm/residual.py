@@ -11,6 +11,9 @@ from .errors import ConfigError
 from .norms import NormSpec
 from .schemes import Scheme, Site, parse, restore
 
+Reading = tuple[Tensor, Any]
+"""What a scheme's `read` returns: the branch's input, and what `write` needs from the same look at x."""
+
 
 class Residual(nn.Module):
     """Runs `branch` under `scheme` at `site`: read, branch, write.
@@ -23,6 +26,12 @@ class Residual(nn.Module):
     (..., dim), or (..., streams, dim) for schemes with several; it keeps its dtype. The branch reads the dtype of its
     own parameters. norm, gains, eps say what N is (see norms.py). Raises ConfigError for an unknown scheme or norm, and
     for a stream of another shape than the scheme's.
+
+    Two residuals that follow one another within a block may be joined, so that a fused kernel writes the stream and
+    what is read of it next in one pass; the numbers are those of one after the other:
+
+        x, reading = self.attention(x, then=self.mlp, mask=mask)
+        x = self.mlp(x, reading=reading)
     """
 
     layer: Tensor
@@ -55,7 +64,9 @@ class Residual(nn.Module):
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         return Site(self.layer.to(dtype), self.kind, self.depth)
 
-    def forward(self, x: Tensor, **kwargs: Any) -> Any:
+    def forward(self, x: Tensor, *, reading: Reading | None = None, then: Residual | None = None, **kwargs: Any) -> Any:
+        """The stream after the site, x like x. `reading` is what the residual before this one handed over; with `then`,
+        the residual that comes next, the result is (x, its reading)."""
         streams = self.scheme.streams
         if streams > 1 and (x.dim() < 2 or x.shape[-2] != streams):
             raise ConfigError(
@@ -63,11 +74,15 @@ class Residual(nn.Module):
                 f"got {tuple(x.shape)}"
             )
         site = self.site(x)
-        y, carry = self.scheme.read(x, self.own, site)
+        y, carry = self.scheme.read(x, self.own, site) if reading is None else reading
         out = self.branch(y.to(compute_dtype(self.branch, y)), **kwargs)
-        if isinstance(out, tuple):
-            return self.scheme.write(x, out[0], carry, self.own, site), *out[1:]
-        return self.scheme.write(x, out, carry, self.own, site)
+        u, rest = (out[0], out[1:]) if isinstance(out, tuple) else (out, ())
+        if then is not None:
+            dtype = compute_dtype(then.branch, x)
+            own = self.scheme.write_read(x, u, carry, self.own, site, then.scheme, then.own, then.site(x), dtype)
+            return *own, *rest
+        x = self.scheme.write(x, u, carry, self.own, site)
+        return (x, *rest) if isinstance(out, tuple) else x
 
     def extra_repr(self) -> str:
         return f"{self.scheme}, layer={self.index}, kind={self.kind}, depth={self.depth}"

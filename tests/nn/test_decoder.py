@@ -339,7 +339,9 @@ def test_autocast_keeps_the_stream_in_fp32(scheme: str) -> None:
     model = decoder(scheme=scheme)
     seen: list[torch.dtype] = []
     for _, residual in model.residuals():
-        residual.register_forward_hook(lambda _module, _inputs, out: seen.append(out.dtype))
+        residual.register_forward_hook(
+            lambda _, __, out: seen.append((out[0] if isinstance(out, tuple) else out).dtype)
+        )
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(ids())
     assert seen == [torch.float32] * 4

@@ -321,6 +321,27 @@ def check_autocast(device: str) -> None:
     assert dx.isfinite().all() and dw.ne(0).any()
 
 
+def check_joined_residuals(device: str) -> None:
+    """Within a block one kernel writes the stream and, in the dtype of the next branch, what is read of it: the same
+    numbers as one after the other (Triton's interpreter cuts bf16 off where a GPU rounds), no copy of the stream."""
+    first, second = (
+        Residual(torch.nn.Linear(64, 64, device=device), "geonorm", Site(1, kind, 4), 64).to(device)
+        for kind in ("attn", "mlp")
+    )
+    x, _, grad = sample(6, 64, device)
+    x.requires_grad_()
+    leaves = [x, *first.parameters(), *second.parameters()]
+    for dtype, tolerance in ((torch.bfloat16, 2e-2), (torch.float32, 1e-6)):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            middle, (y, _) = first(x, then=second)
+            joined, apart = second(middle, reading=(y, None)), second(first(x))
+        assert middle.dtype == torch.float32 and y.dtype == dtype and within_an_ulp(y, middle.detach().double())
+        assert "Fused" in type(middle.grad_fn).__name__ and (dtype == torch.float32 or y.grad_fn is middle.grad_fn)
+        assert row_error(joined, apart) < tolerance
+        for a, b in zip(*(torch.autograd.grad(out, leaves, grad) for out in (joined, apart)), strict=True):
+            assert (a - b).norm() <= tolerance * b.norm()
+
+
 def check_second_derivatives_are_refused(device: str) -> None:
     x, u, _ = sample(2, 8, device)
     u.requires_grad_()

@@ -53,7 +53,9 @@ class Block(nn.Module):
             setattr(self, name, residual)
 
     def forward(self, x: Tensor, **attention: Any) -> Tensor:
-        return self.mlp(self.attn(x, **attention))
+        x, reading = self.attn(x, then=self.mlp, **attention)
+        out: Tensor = self.mlp(x, reading=reading)
+        return out
 
 
 class Parallel(nn.Module):

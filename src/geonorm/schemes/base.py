@@ -111,6 +111,19 @@ class Scheme:
         """The stream after the sub-layer proposed u. h a tensor: differentiable forward and backward in h."""
         raise NotImplementedError(f"{type(self).__name__} must define write(x, u, carry, p, site, h)")
 
+    def write_read(
+        self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, then: Scheme, own: Any, at: Site, dtype: torch.dtype
+    ) -> tuple[Tensor, tuple[Tensor, Any]]:
+        """`write`, and the `read` of the site that follows within the block: of scheme `then` with parameters `own` at
+        site `at`, whose branch computes in `dtype`. A scheme overrides it where one kernel does both."""
+        x = self.write(x, u, carry, p, site)
+        return x, then.read(x, own, at)
+
+    @property
+    def reads_stream(self) -> bool:
+        """Whether `read` returns the stream as it is and nothing for `write`."""
+        return type(self).read is Scheme.read
+
     def seen(self, x: Tensor) -> Tensor:
         """The stream that measurements are about, (..., dim): the one sub-layers read."""
         return x if self.streams == 1 else x.select(-2, 0)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from .. import sphere
 from ..norms import NormSpec, upcast
-from ..ops import AngleMap, geodesic_step
-from .base import Number, Placement, Schedule, Site, require, schedule
+from ..ops import AngleMap, geodesic_step, geodesic_step_read
+from .base import Number, Placement, Schedule, Scheme, Site, require, schedule
 from .parse import register
 
 POWERS = {"exp": inf, "projection": 1.0, "cayley": 2.0}
@@ -84,6 +84,18 @@ class GeoNorm(Placement):
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         turned = geodesic_step(x, self.proposal(u, p), self.angles(p, site), h)
         return p["stream"](turned) if self.after == "norm" else turned
+
+    @property
+    def reads_stream(self) -> bool:
+        return self.input == "raw"
+
+    def write_read(
+        self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, then: Scheme, own: Any, at: Site, dtype: torch.dtype
+    ) -> tuple[Tensor, tuple[Tensor, Any]]:
+        if self.after == "norm" or not then.reads_stream:
+            return super().write_read(x, u, carry, p, site, then, own, at, dtype)
+        x, y = geodesic_step_read(x, self.proposal(u, p), self.angles(p, site), dtype)
+        return x, (y, None)
 
     def proposal(self, u: Tensor, p: Any) -> Tensor:
         out: Tensor = p["output"](u) if self.update == "norm" else u
