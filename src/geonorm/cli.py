@@ -105,9 +105,11 @@ def train(arguments: list[str]) -> int:
     command = read(TrainCommand, "geonorm train", arguments)
     config = command.run()
     if command.dry_run:
-        from .lab.plan import plan
+        from .lab.plan import plan, table
 
-        print(plan(config))
+        found = plan(config, command.world_size or 1, command.machine)
+        settings = json.dumps(found["settings"], indent=1)
+        print(json.dumps(found, indent=1) if command.json else f"{settings}\n{table(found)}")
         return 0
     from .lab.train import Interrupted
     from .lab.train import train as run

@@ -112,7 +112,13 @@ class Runtime:
     recompute: bool = False
     """Activation checkpointing, block by block."""
     accumulate: int = 1
-    """Micro-batches per step."""
+    """Micro-batches per step and rank."""
+    parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
+    """Under torchrun: ddp, the model whole on every rank (auto), or fsdp, each block sharded over the ranks."""
+    reshard: bool = True
+    """fsdp: give up a block's whole weights after its forward pass, and gather them again for the backward pass."""
+    shard_size: int | None = None
+    """fsdp: ranks that share one copy of the model, copies being replicated beside each other; all ranks when not given."""
     tensorboard: bool = True
     """Whether to write event files."""
 
@@ -122,7 +128,7 @@ class Recipe:
     """What every run of a comparison shares."""
 
     preset: str = "nano"
-    """Size of the model: nano, mini, 125m, paper-125m, 350m, 1.3b, 7b."""
+    """Size of the model: nano, mini, 125m, paper-125m, 350m, 1.3b, 7b, 70b."""
     data: str = "stdlib"
     """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
     steps: int = 300
@@ -145,6 +151,8 @@ class Recipe:
         within("batch_size", self.batch_size, 1)
         within("runtime.threads", self.runtime.threads, 1)
         within("runtime.accumulate", self.runtime.accumulate, 1)
+        if self.runtime.shard_size is not None:
+            within("runtime.shard_size", self.runtime.shard_size, 1)
         within("checkpoint.keep", self.checkpoint.keep, 1)
         within("evaluation.tokens", self.evaluation.tokens, 1)
         within("evaluation.trace_tokens", self.evaluation.trace_tokens, 0)
@@ -187,12 +195,44 @@ class TrainConfig(Recipe):
 
 
 @dataclass(frozen=True)
+class Machine:
+    """What a plan (--dry-run) assumes of one device. The defaults are an H100 SXM with one 400 Gbit/s port."""
+
+    tflops: float = 989.0
+    """Peak of dense matrix products in bf16, 10^12 operations per second (half of it for fp32, as TF32)."""
+    mfu: float = 0.4
+    """Share of the peak that the model's own operations reach, recomputation not counted."""
+    bandwidth: float = 50.0
+    """Gigabytes per second that one rank sends to others, and receives at the same time."""
+    memory: float = 72.0
+    """GiB that tensors may take: 80 less a tenth for CUDA, NCCL and fragmentation."""
+
+    def __post_init__(self) -> None:
+        within("machine.mfu", self.mfu, 1e-6, 1)
+        for name in ("tflops", "bandwidth", "memory"):
+            within(f"machine.{name}", getattr(self, name), 1e-9)
+
+
+@dataclass(frozen=True)
 class TrainCommand(TrainConfig):
     """Trains one model, or goes on with a run that was stopped: the settings of a run are stored in its directory, and
     the same command, or --config RUN/config.yaml, repeats or resumes it."""
 
     dry_run: bool = False
-    """Print the resolved settings and the size of the run; train nothing, write nothing."""
+    """Print the resolved settings and a plan of the run (size, memory, time); train nothing, write nothing."""
+    world_size: int | None = None
+    """With --dry-run: ranks to plan for; 1 when not given. A real run has as many as torchrun starts."""
+    json: bool = False
+    """With --dry-run: one JSON object instead of a table."""
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.world_size is not None:
+            within("world_size", self.world_size, 1)
+        for name, given in (("world-size", self.world_size is not None), ("json", self.json)):
+            if given and not self.dry_run:
+                raise ConfigError(f"--{name} belongs to --dry-run; torchrun --nproc-per-node N starts N ranks")
 
     def run(self) -> TrainConfig:
         """The settings of the run itself."""
@@ -284,4 +324,5 @@ GROUPS: dict[str, type] = {
     "evaluation": Evaluation,
     "checkpoint": Checkpoint,
     "runtime": Runtime,
+    "machine": Machine,
 }
