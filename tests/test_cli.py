@@ -32,7 +32,10 @@ SHARED = set(
 )
 PLAN = set("dry_run world_size json machine.tflops machine.mfu machine.bandwidth machine.memory".split())
 TRAIN = SHARED | PLAN | set("scheme lr seed resume phase".split())
-COMPARE = SHARED | set("schemes lrs seeds tune tune_steps jobs launcher".split())
+COMPARE = SHARED | set(
+    """schemes lrs seeds tune tune_steps jobs launcher ray.address ray.gpus ray.retries slurm.submit slurm.partition
+    slurm.account slurm.time slurm.gpus slurm.memory slurm.options slurm.setup slurm.retries""".split()
+)
 SIMULATE = set(
     """schemes init tokens dim beta time seeds out weights per heads causal delta method step log_time points depth
     dtype device""".split()
@@ -217,6 +220,11 @@ BAD = [
     ("compare --lrs 1e-3 x", "--lrs takes a finite number, got 'x'"),
     ("compare --seeds 0", "seeds must be between 1 and"),
     ("compare --runtime.device tpu", "unknown device 'tpu'"),
+    ("compare --launcher pbs", "--launcher takes local or ray or slurm, got 'pbs'"),
+    ("compare --ray.retries -1", "ray.retries must be at least 0"),
+    ("compare --slurm.retries -1", "slurm.retries must be at least 0"),
+    ("compare --slurm.partition=", "slurm.partition must be one line of text, got ''"),
+    ("compare --slurm.partiton x", "did you mean '--slurm.partition'?"),
     ("eval", "RUN is missing"),
     ("eval nowhere", "--data is missing"),
     ("eval nowhere --data x.txt", "nowhere holds no run"),

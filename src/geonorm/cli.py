@@ -79,6 +79,7 @@ def compare(arguments: list[str]) -> int:
     config = read(CompareConfig, "geonorm compare", arguments)
     from . import report
     from .lab import compare as lab
+    from .lab.launch import Submitted
     from .lab.train import Interrupted
     from .report import tables
 
@@ -87,6 +88,9 @@ def compare(arguments: list[str]) -> int:
     except Interrupted as stop:
         print(stop, file=sys.stderr)
         return 130
+    except Submitted as said:
+        print(said)
+        return 0
     failed = [run["run"] for run in results["runs"] if run["status"] not in ("finished", "diverged")]
     if len(failed) < len(results["runs"]):
         out = Path(config.out)

@@ -118,7 +118,7 @@ class Runtime:
     reshard: bool = True
     """fsdp: give up a block's whole weights after its forward pass, and gather them again for the backward pass."""
     shard_size: int | None = None
-    """fsdp: ranks that share one copy of the model, copies being replicated beside each other; all ranks when not given."""
+    """fsdp: ranks that share one copy of the model, beside other copies; all ranks when not given."""
     tensorboard: bool = True
     """Whether to write event files."""
 
@@ -240,6 +240,56 @@ class TrainCommand(TrainConfig):
 
 
 @dataclass(frozen=True)
+class Ray:
+    """--launcher ray: every run is a task; --out and the caches lie on a file system that all nodes see."""
+
+    address: str | None = None
+    """Cluster (host:port, ray://host:port, auto), or local for one of its own here; when not given $RAY_ADDRESS, else
+    the cluster that runs on this machine, else a new one."""
+    gpus: float | None = None
+    """GPUs of a run, also a share of one; 1 when not given, if the cluster has any and the device is not cpu."""
+    retries: int = 3
+    """How often a run is started again after its worker died or it failed; it goes on from its newest checkpoint."""
+
+    def __post_init__(self) -> None:
+        within("ray.retries", self.retries, 0)
+        if self.gpus is not None:
+            within("ray.gpus", self.gpus, 0)
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """--launcher slurm: every phase (tuning, its extensions, final runs) is a job array, one run a task."""
+
+    submit: bool = False
+    """Submit the array, and behind it a job that goes on with the next phase, by sbatch; else only write the script."""
+    partition: str | None = None
+    """Partition."""
+    account: str | None = None
+    """Account that is charged."""
+    time: str | None = None
+    """Time limit of one task, as sbatch reads it; a run that reaches it is saved and submitted again."""
+    gpus: int | None = None
+    """GPUs of a run, one rank on each; when not given 1 with --runtime.device cuda, else none."""
+    memory: str | None = None
+    """Memory of a run, as sbatch reads it (16G)."""
+    options: list[str] = field(default_factory=list)
+    """Further options of sbatch, each a word without its dashes (qos=high constraint=a100)."""
+    setup: str | None = None
+    """Line of shell before a run, such as `module load cuda`."""
+    retries: int = 3
+    """How often a run is submitted again that ended without getting further."""
+
+    def __post_init__(self) -> None:
+        within("slurm.retries", self.retries, 0)
+        if self.gpus is not None:
+            within("slurm.gpus", self.gpus, 0)
+        for name, value in (*vars(self).items(), *(("options", word) for word in self.options)):
+            if isinstance(value, str) and ("\n" in value or not value.strip()):
+                raise ConfigError(f"slurm.{name} must be one line of text, got {value!r}")
+
+
+@dataclass(frozen=True)
 class CompareConfig(Recipe):
     """Trains schemes side by side: every scheme with every seed, at the best of its learning rates. What is finished is
     kept, so the same command goes on where it was stopped, and more schemes or seeds extend a comparison. A run that
@@ -259,8 +309,10 @@ class CompareConfig(Recipe):
     """Directory of the comparison."""
     jobs: int | None = None
     """Runs at a time; as many as the machine has cores for (CPU) or devices (GPU) when not given."""
-    launcher: Literal["local"] = "local"
-    """Where runs are started: as processes on this machine, which outlive this one only if it is killed."""
+    launcher: Literal["local", "ray", "slurm"] = "local"
+    """Where runs are started: as processes on this machine, as tasks of a Ray cluster, as a SLURM array."""
+    ray: Ray = field(default_factory=Ray)
+    slurm: Slurm = field(default_factory=Slurm)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -325,4 +377,6 @@ GROUPS: dict[str, type] = {
     "checkpoint": Checkpoint,
     "runtime": Runtime,
     "machine": Machine,
+    "ray": Ray,
+    "slurm": Slurm,
 }

@@ -1,9 +1,9 @@
 """What one micro-batch keeps in memory, part by part of a model: its own code, run on tensors without storage.
 
 Nothing is typed in about a scheme or a layer: forward and backward pass of the entry, of every different block and of
-the head run on PyTorch's fake tensors while the bytes of all live storages are counted. The sizes are those of PyTorch's
-CPU operators in eager mode. A GPU's fused RMSNorm keeps one copy of the stream less per norm; torch.compile keeps less
-again.
+the head run on PyTorch's fake tensors while the bytes of all live storages are counted. The sizes are those of
+PyTorch's CPU operators in eager mode. A GPU's fused RMSNorm keeps one copy of the stream less per norm; torch.compile
+keeps less again.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
 The model is built on the meta device; what its passes keep is counted on tensors without storage (footprint.py); the
 rest is arithmetic that is written out here. Nothing is written, and no data is read.
 
-Memory of a rank counts the tensors of a training step: weights, gradients, optimizer state, what the forward pass keeps,
-logits, buffers of FSDP. It does not count the CUDA context, NCCL's buffers, fragmentation, evaluations or Muon's
+Memory of a rank counts the tensors of a training step: weights, gradients, optimizer state, what the forward pass
+keeps, logits, buffers of FSDP. It does not count the CUDA context, NCCL's buffers, fragmentation, evaluations or Muon's
 temporaries. Bytes on the wire are those that one rank sends in a ring, which it receives as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -148,8 +148,8 @@ class Memory:
 
     def parts(self, batch: int) -> dict[str, int]:
         """Bytes by kind; they need not be there at the same moment, see `peak`. `activations` and `weight_copies` (what
-        does not grow with the batch: casts of weights and of RoPE's tables) stay from the forward to the backward pass, `loss` is the most that head and cross entropy hold at once, logits and
-        their gradient included."""
+        does not grow with the batch: casts of weights and of RoPE's tables) stay from the forward to the backward pass;
+        `loss` is the most that head and cross entropy hold at once, logits and their gradient included."""
         pieces, fixed = self.pieces(batch), self.pieces(0)  # fixed: what does not grow with the batch
         head = pieces[-1]
         return {
@@ -170,10 +170,13 @@ class Memory:
         held = self.parameters + self.optimizer + (gathered(pieces, self.runtime.reshard) if fsdp else 0)
         # gradients that are added to are there all the time; others appear block by block
         held += self.parameters if self.adding else 0
-        top = 0
-        for piece in pieces:
-            top = max(top, held + piece.forward)
+        # autocast keeps its casts of weights to the end of the forward pass, also those that recomputation makes again
+        casts = [min(p.saved, BF16 * p.weights) for p in self.pieces(0, recompute=False)]
+        top = cached = 0
+        for piece, cast, fixed in zip(pieces, casts, self.pieces(0, recompute), strict=True):
+            top = max(top, held + cached + piece.forward)
             held += piece.saved
+            cached += max(0, cast - fixed.saved)
         for piece in reversed(pieces):
             top = max(top, held + piece.backward + (FP32 * piece.weights if fsdp else 0))
             held -= piece.saved
@@ -196,7 +199,7 @@ class Memory:
 def gathered(pieces: list[Piece], reshard: bool) -> int:
     """Whole weights that FSDP holds at once: those of a block and of the next, which is fetched ahead, or all."""
     whole = [piece.weights * piece.width for piece in pieces]
-    return max(map(sum, zip(whole, whole[1:], strict=False))) if reshard else sum(whole)
+    return max(map(sum, pairwise(whole))) if reshard else sum(whole)
 
 
 def reducing(pieces: list[Piece]) -> int:
@@ -224,43 +227,64 @@ def wire_bytes(pieces: list[Piece], parameters: int, runtime: Runtime, where: Sp
     }
 
 
-Number = Callable[[float], str]
-
-
 def table(found: dict[str, Any]) -> str:
-    """A plan as lines for a terminal."""
-    memory, wire, seconds, day = found["memory"], found["wire"], found["seconds"], found["tokens_per_day"]
+    """A plan as lines for a terminal; what is zero is left out."""
+    memory, seconds, day = found["memory"], found["seconds"], found["tokens_per_day"]
     runtime, assumed = found["settings"]["runtime"], found["assumed"]
-    size: Number = lambda n: f"{n / 2**30:,.2f} GiB" if n >= 2**30 else f"{n / 2**20:,.1f} MiB"  # noqa: E731
-    sent: Number = lambda n: f"{n / 1e9:,.2f} GB" if n >= 1e9 else f"{n / 1e6:,.1f} MB"  # noqa: E731
-    spread = {"none": "one process", "ddp": "DDP", "fsdp": f"FSDP, {found['ranks_of_a_copy']} to a copy"}
-    other = "memory_peak_no_recompute" if runtime["recompute"] else "memory_peak_recompute"
+    now, other = ("with", "without") if runtime["recompute"] else ("without", "with")
+    peak = {"with": found["memory_peak_recompute"], "without": found["memory_peak_no_recompute"]}
+    layouts = {"none": "one process", "ddp": "DDP", "fsdp": f"FSDP, {found['ranks_of_a_copy']} to a copy"}
+    batch, largest = found["largest_sequences_per_pass"], found["largest_batch"]
+    parts = [
+        ("parameters", "parameters", " (fp32: they are the master copies)"),
+        ("gradients", "gradients", ""),
+        ("optimizer", "optimizer", ""),
+        ("weight_copies", "copies of weights", " (in the dtype of the pass, with tables of RoPE)"),
+        ("activations", "activations", f" ({now} recomputation)"),
+        ("loss", "head and loss", " (logits, their gradient, copies in fp32)"),
+        ("gathered", "gathered weights", ""),
+        ("reducing", "reduction buffer", ""),
+    ]
     rows = [
         ("parameters", f"{found['parameters']:,} ({found['matmul_parameters']:,} in matrices)"),
-        ("ranks", f"{found['ranks']} ({spread[found['parallel']]}), {found['sequences_per_pass']} sequences a pass, "
-         f"{runtime['accumulate']} passes a step"),
+        (
+            "ranks",
+            f"{found['ranks']} ({layouts[found['parallel']]}); sequences a pass {found['sequences_per_pass']}, "
+            f"passes a step {runtime['accumulate']}",
+        ),
         ("tokens", f"{found['tokens']:,} ({found['tokens_per_step']:,} a step)"),
         ("FLOPs per token", f"{found['flops_per_token']:,}"),
         ("FLOPs of the run", f"{found['flops']:.3g}"),
         ("memory of a rank", ""),
-        ("  parameters", f"{size(memory['parameters'])} (fp32: they are the master copies)"),
-        ("  gradients", size(memory["gradients"])),
-        ("  optimizer", size(memory["optimizer"])),
-        ("  copies of weights", f"{size(memory['weight_copies'])} (bf16; with tables of RoPE)"),
-        ("  activations", f"{size(memory['activations'])} ({'with' if runtime['recompute'] else 'without'} recomputation)"),
-        ("  head and loss", f"{size(memory['loss'])} (logits, their gradient, copies in fp32)"),
-        ("  gathered weights", size(memory["gathered"])),
-        ("  reduction buffer", size(memory["reducing"])),
-        ("  peak of a step", f"{size(found['memory_peak'])}, {size(found[other])} "
-         f"{'without' if runtime['recompute'] else 'with'} recomputation"),
-        (f"fits {assumed['memory']:g} GiB", f"up to {found['largest_sequences_per_pass']} sequences a pass, "
-         f"batch_size {found['largest_batch']}" if found["largest_batch"] else "no: not with one sequence"),
-        ("sent by a rank a step", ", ".join(f"{k.replace('_', '-')} {sent(v)}" for k, v in wire.items() if v) or "nothing"),
-        ("seconds a step", f"{seconds['step_overlapped']:.3g} if sending hides behind computing, "
-         f"{seconds['step_in_turn']:.3g} if not (computing {seconds['compute']:.3g}, sending {seconds['wire']:.3g})"),
-        ("tokens a day", f"{day['overlapped']:.3g} to {day['in_turn']:.3g}"),
-        ("days of the run", f"{seconds['run_overlapped'] / 86400:.3g}"),
-        ("assumed", f"{assumed['tflops']:g} TFLOP/s in bf16, MFU {assumed['mfu']:g}, {assumed['bandwidth']:g} GB/s "
-         "(--machine.*)"),
-    ]  # fmt: skip
+        *((f"  {name}", binary(memory[key]) + note) for key, name, note in parts if memory[key]),
+        ("  peak of a step", f"{binary(peak[now])}; {binary(peak[other])} {other} recomputation"),
+        (
+            f"fits {assumed['memory']:g} GiB",
+            f"up to {batch} sequences a pass, batch_size {largest}" if largest else "no: not with one sequence",
+        ),
+        (
+            "sent by a rank a step",
+            ", ".join(f"{name.replace('_', '-')} {decimal(n)}" for name, n in found["wire"].items() if n) or "nothing",
+        ),
+        (
+            "seconds a step",
+            f"{seconds['step_overlapped']:.3g} if sending hides behind computing, {seconds['step_in_turn']:.3g} if not "
+            f"(computing {seconds['compute']:.3g}, sending {seconds['wire']:.3g})",
+        ),
+        ("tokens a day", f"{day['in_turn']:.3g} to {day['overlapped']:.3g}"),
+        ("days of the run", f"{seconds['run_overlapped'] / 86400:.3g} or more"),
+        (
+            "assumed",
+            f"{assumed['tflops']:g} TFLOP/s in bf16, MFU {assumed['mfu']:g}, {assumed['bandwidth']:g} GB/s "
+            "(--machine.*)",
+        ),
+    ]
     return "\n".join(f"{name:<22} {text}".rstrip() for name, text in rows)
+
+
+def binary(count: int) -> str:
+    return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
+
+
+def decimal(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
