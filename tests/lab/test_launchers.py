@@ -227,9 +227,9 @@ def test_ray_is_missing(on_ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_ray_finishes_a_grid_though_a_worker_is_killed(tiny: list[str], tmp_path: Path, losses: Any) -> None:
     """Two workers, eight runs, SIGKILL to one of them in the middle of a run: all eight end as they do without it."""
     pytest.importorskip("ray")
-    words = ["compare", *tiny, "--schemes", "pre", "geonorm", "--seeds", "4", "--steps", "400", "--checkpoint.every",
-             "40", "--evaluation.every", "400"]  # fmt: skip
-    out, truth = tmp_path / "ray", tmp_path / "local"
+    words = ["compare", *tiny, "--schemes", "pre", "geonorm", "--seeds", "4", "--steps", "200", "--checkpoint.every",
+             "20", "--evaluation.every", "200"]  # fmt: skip
+    out = tmp_path / "ray"
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     command = [sys.executable, "-m", "geonorm", *words, "--launcher", "ray", "--ray.address", "local"]
     log = open(tmp_path / "log", "w")  # noqa: SIM115 closed below
@@ -239,17 +239,24 @@ def test_ray_finishes_a_grid_though_a_worker_is_killed(tiny: list[str], tmp_path
             [*command, "--jobs", "2", "--out", str(out)], stdout=log, stderr=log, env=environment
         ) as process,
     ):
-        victim = killed(out, "pre-lr0.005-seed1", process)
-        assert process.wait(timeout=600) == 0, (tmp_path / "log").read_text()
+        try:
+            victim = killed(out, "pre-lr0.005-seed1", process)
+            assert process.wait() == 0, (tmp_path / "log").read_text()
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            raise
     text = (out / "configs" / f"{victim}.log").read_text()
     workers = re.findall(r"worker (\d+) on", text)
     assert len(workers) == 2 and workers[0] != workers[1] and "resuming" in text, text
-    assert main([*words, "--jobs", "2", "--out", str(truth)]) == 0
-    runs, expected = results(out)["runs"], results(truth)["runs"]
-    assert len(runs) == 8 and [run["run"] for run in runs] == [run["run"] for run in expected]
-    for run, other in zip(runs, expected, strict=True):
-        assert run["status"] == "finished" and run["val_loss"] == other["val_loss"]
-        assert losses(out / "runs" / run["run"]) == losses(truth / "runs" / run["run"])
+    runs = results(out)["runs"]
+    assert len(runs) == 8 and {(run["scheme"], run["seed"]) for run in runs} == {
+        (scheme, seed) for scheme in ("pre", "geonorm") for seed in range(4)
+    }
+    for run in runs:
+        alone = tmp_path / "alone" / run["run"]
+        assert main(["train", "--config", str(out / "configs" / f"{run['run']}.yaml"), "--out", str(alone)]) == 0
+        assert run["status"] == "finished"
+        assert losses(out / "runs" / run["run"]) == losses(alone), "bit for bit"
     again = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, env=environment)
     assert again.returncode == 0 and "8 of 8 runs are finished already" in again.stdout
 

@@ -85,7 +85,7 @@ class OnRay(Team):
                         with open(self.log(config), "a") as file:  # a worker that died could not say it
                             file.write(f"{cause(error)}\n")
                     self.report(config)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # Ray turns SIGTERM into the latter
             for reference in running:
                 ray.cancel(reference, force=False)
             ray.wait(list(running), num_returns=len(running), timeout=60)
