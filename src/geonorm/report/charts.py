@@ -230,7 +230,7 @@ PROFILES = (
     Measure("radius", "Radius of the stream", "Mean norm |x| of the tokens that enter each site."),
     Measure("angle", "Angle of each write", "Mean angle, in radians, by which a site turns a token.", "law_angle"),
     Measure("radius_after", "Radius after each site", "Mean norm |x'| of the tokens that leave.", "law_radius"),
-    Measure("speed", "Speed factor", "s in theta' = P(u) / s: small is fast. From the definition, this x and u."),
+    Measure("1/speed", "Turning per update", "1/s in theta' = P(u) / s: from the definition, with this x and u."),
     Measure("clamped", "Clamped tokens", "Share of tokens whose angle reached the scheme's limit."),
     Measure("cos_pair", "Likeness of tokens", "Mean cosine between tokens of one sequence; 1 is collapse."),
     Measure("grad_norm", "Gradient per site", "Norm of the gradient at each site."),

@@ -152,8 +152,8 @@ def geometry(comparison: Comparison, figure: Figure) -> bool:
 LAWS = (  # measured, predicted, title
     ("radius_after", "law_radius", "Radius |x| after each site"),
     ("angle", "law_angle", "Angle of each write, radians"),
-    ("speed", "speed", "Speed factor s of the definition: small is fast"),
-    ("cos_pair", None, "Mean cosine between tokens, measured"),
+    ("1/speed", "1/speed", "Turning per update, 1/s"),
+    ("cos_pair", None, "Mean cosine between tokens"),
 )
 
 
@@ -169,7 +169,7 @@ def law(comparison: Comparison, figure: Figure) -> bool:
             panels.append((title, both, predicted))
     if not any(predicted and any(line for _, line in both) for _, both, predicted in panels):
         return False
-    figure.set_figheight(6.4)
+    figure.set_figheight(max(6.4, 0.9 + 0.2 * len(comparison.schemes)))
     grid: Sequence[Axes] = figure.subplots(2, 2).flatten()
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
@@ -185,7 +185,7 @@ def law(comparison: Comparison, figure: Figure) -> bool:
                 face = look.light if sites[place].kind == "mlp" else "white"
                 axes.plot(place, value, MARKERS[look.marker], color=look.light, markerfacecolor=face)
             axes.plot([], [], MARKERS[look.marker], linestyle=dash(look), color=look.light, label=label(scheme))
-        if series.wide(value[0] for pair in both for profile in pair for value in profile.values()):
+        if series.wide(value[0] for marks, _ in both for value in marks.values()):
             axes.set_yscale("log")
         layer_ticks(axes, sites)
         axes.set_title(title)
@@ -194,7 +194,7 @@ def law(comparison: Comparison, figure: Figure) -> bool:
     figure.suptitle(
         "Marks: measured in the network; lines: first order of the definition", x=0.01, ha="left", fontsize=9
     )
-    legend(grid[1])
+    figure.legend(*grid[1].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     return True
 
 

@@ -100,7 +100,7 @@ def course(runs: Sequence[Run], measure: str) -> Curve | None:
     for run in runs:
         sites: dict[float, list[float]] = {}
         for record in run.trace:
-            sites.setdefault(number(record, "step"), []).append(number(record, measure))
+            sites.setdefault(number(record, "step"), []).append(measured(record, measure))
         for step, values in sites.items():
             finite = [value for value in values if math.isfinite(value)]
             if finite:
@@ -114,11 +114,19 @@ def profile(runs: Sequence[Run], measure: str) -> dict[Site, tuple[float, float,
     for run in runs:
         last = max((number(record, "step") for record in run.trace), default=0.0)
         for record in run.trace:
-            value = number(record, measure)
+            value = measured(record, measure)
             if number(record, "step") == last and math.isfinite(value):
                 site = Site(number(record, "layer"), str(record.get("kind")))
                 values.setdefault(site, []).append(value)
     return {site: (float(np.mean(v)), min(v), max(v)) for site, v in values.items()}
+
+
+def measured(record: Record, measure: str) -> float:
+    """A column of the trace, or the inverse of one: `1/speed`, finite where a site hardly turns a token."""
+    if measure.startswith("1/"):
+        value = number(record, measure[2:])
+        return 1 / value if value else math.nan
+    return number(record, measure)
 
 
 def all_sites(profiles: Iterable[dict[Site, tuple[float, float, float]]]) -> list[Site]:
