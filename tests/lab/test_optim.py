@@ -151,7 +151,7 @@ def test_compiled_blocks_give_the_same_numbers_and_a_trace() -> None:
     a, b = plain.loss(IDS, IDS), compiled.loss(IDS, IDS)
     assert a.item() == pytest.approx(b.item(), abs=1e-5)
     compiled.train()
-    rows, wanted = trace.trace(compiled, IDS, 1, {}), trace.trace(plain, IDS, 1, {})
+    rows, wanted = trace.trace(compiled, IDS, 1, {}).sites, trace.trace(plain, IDS, 1, {}).sites
     assert len(rows) == 4
     for row, other in zip(rows, wanted, strict=True):
         assert row["angle"] == pytest.approx(other["angle"], abs=1e-4)
