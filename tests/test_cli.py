@@ -22,9 +22,10 @@ VERBS = {"compare", "train", "eval", "generate", "report", "bench", "simulate", 
 SHARED = set(
     """preset data steps batch_size objective recipe out
     model.layers model.width model.heads model.kv_heads model.hidden model.vocab_size model.context model.mlp model.norm
-    model.gains model.eps model.qk_norm model.bias model.tied model.rope_theta model.block
+    model.gains model.norm_bias model.eps model.qk_norm model.bias model.tied model.rope_theta model.block
+    model.positions
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
-    optim.floor
+    optim.floor optim.momentum
     tokens.tokenizer tokens.cache evaluation.every evaluation.tokens evaluation.trace_tokens
     checkpoint.every checkpoint.keep
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
@@ -174,8 +175,8 @@ BAD = [
     ("train --optim.betas 0.9 1", "optim.betas must be between 0 and"),
     ("train --optim.betas 0.9", "--optim.betas takes 2 values"),
     ("train --optim.eps -1", "optim.eps must be at least 0"),
-    ("train --optim.name sgd", "--optim.name takes adamw or muon, got 'sgd'"),
-    ("train --model.mlp relu", "--model.mlp takes swiglu or gelu, got 'relu'"),
+    ("train --optim.name lion", "--optim.name takes adamw or muon or sgd, got 'lion'"),
+    ("train --model.mlp relu", "--model.mlp takes swiglu or gelu or gelu_tanh, got 'relu'"),
     ("train --model.width 15", "model.width 15 must be an even multiple of model.heads"),
     ("train --model.layers 0", "model.layers must be at least 1"),
     ("train --runtime.compile maybe", "--runtime.compile takes true or false, got 'maybe'"),

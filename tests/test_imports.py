@@ -29,8 +29,9 @@ ALLOWED = {
     "nn": RULES | {"residual"},
     "simulation": {"errors"},
     "dynamics": MATHS | {"schemes", "simulation"},
-    "probes": {"errors", "sphere"},
-    "hf": MODELS,
+    "anatomy": {"errors"},
+    "probes": {"errors", "sphere", "anatomy"},
+    "hf": MODELS | {"anatomy"},
     "lab": MODELS | {"probes", ""},  # "" is the package itself: its version
     "report": {"errors", "lab.statistics"},
     "bench": MODELS | {"lab", "report"},
@@ -41,6 +42,7 @@ ALLOWED = {
 }
 FREE_OF_TORCH = (
     "errors",
+    "anatomy",
     "arguments",
     "cli",
     "simulation",

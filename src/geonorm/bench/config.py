@@ -68,7 +68,7 @@ class TrainBench:
     baseline: str = "pre"
     """The scheme that ratios are to."""
     preset: str = "nano"
-    """Size of the model: nano, mini, 125m, paper-125m, 350m, 1.3b, 7b."""
+    """Size of the model: nano, nano-gpt2, mini, 125m, paper-125m, 350m, 1.3b, 7b."""
     batch_size: int = 16
     """Sequences per step."""
     context: int | None = None

@@ -37,10 +37,12 @@ Model = overrides()
 class Optim:
     """The optimizer and its schedule."""
 
-    name: Literal["adamw", "muon"] = "adamw"
-    """muon: orthogonalised momentum for matrices inside blocks, AdamW for the rest."""
+    name: Literal["adamw", "muon", "sgd"] = "adamw"
+    """muon: orthogonalised momentum for matrices inside blocks, AdamW for the rest; sgd: with momentum."""
     weight_decay: float = 0.1
-    """Decoupled, on matrices but not on the embedding, norms and scalars."""
+    """On matrices but not on embeddings, norms and scalars; decoupled, for sgd a term of the gradient."""
+    momentum: float = 0.9
+    """SGD's."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's averages."""
     eps: float = 1e-8
@@ -61,6 +63,7 @@ class Optim:
             within(f"optim.{name}", getattr(self, name), 0, 1)
         for name in ("weight_decay", "clip", "eps"):
             within(f"optim.{name}", getattr(self, name), 0)
+        within("optim.momentum", self.momentum, 0, 0.999999)
         for beta in self.betas:
             within("optim.betas", beta, 0, 0.999999)
 
@@ -122,7 +125,7 @@ class Recipe:
     """What every run of a comparison shares."""
 
     preset: str = "nano"
-    """Size of the model: nano, mini, 125m, paper-125m, 350m, 1.3b, 7b."""
+    """Size of the model: nano, nano-gpt2, mini, 125m, paper-125m, 350m, 1.3b, 7b."""
     data: str = "stdlib"
     """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
     steps: int = 300

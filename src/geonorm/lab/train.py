@@ -232,7 +232,9 @@ class Loop:
             result = held_out(self.model, self.held_out, self.text.tokens.token_bytes, self.device)
             if c.evaluation.trace_tokens:
                 ids = self.trace_ids()
-                run.append(run.trace, trace.trace(self.model, ids, self.step, grad_norms))
+                found = trace.trace(self.model, ids, self.step, grad_norms)
+                run.append(run.trace, found.sites)
+                run.append(run.norms, found.norms)
         return {key: finite(result[key]) for key in ("val_loss", "val_bpb")}
 
     def trace_ids(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Causal self-attention with rotary positions and grouped queries, and its key-value cache."""
+"""Causal self-attention with grouped queries, rotary positions where asked for, and its key-value cache."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ class Attention(nn.Module):
             y = self.norms[name](y)
         return self.slots[name](y) if name in self.slots else y
 
-    def turn(self, name: str, y: Tensor, positions: Rope) -> Tensor:
-        """RoPE and the slot behind it; returns (batch, heads, tokens, head_dim)."""
-        y = rotate(y.transpose(1, 2), positions)
+    def turn(self, name: str, y: Tensor, positions: Rope | None) -> Tensor:
+        """RoPE, if there is one, and the slot behind it; returns (batch, heads, tokens, head_dim)."""
+        y = y.transpose(1, 2) if positions is None else rotate(y.transpose(1, 2), positions)
         return self.slots[name](y.transpose(1, 2)).transpose(1, 2) if name in self.slots else y
 
-    def forward(self, y: Tensor, positions: Rope, cache: LayerCache | None = None) -> Tensor:
+    def forward(self, y: Tensor, positions: Rope | None, cache: LayerCache | None = None) -> Tensor:
         q = self.turn("q_rope", self.split("q", self.q(y), self.heads), positions)
         k = self.turn("k_rope", self.split("k", self.k(y), self.groups), positions)
         v = self.split("v", self.v(y), self.groups).transpose(1, 2)
