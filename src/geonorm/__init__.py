@@ -23,7 +23,7 @@ PUBLIC = {
     "simulate": "dynamics.simulate",
     "GeonormError": "errors",
 }
-MODULES = ("dynamics", "errors", "lab", "nn", "norms", "ops", "probes", "report", "residual", "schemes", "sphere")
+MODULES = ("dynamics", "errors", "hf", "lab", "nn", "norms", "ops", "probes", "report", "residual", "schemes", "sphere")
 
 __all__ = [*PUBLIC, *MODULES]
 

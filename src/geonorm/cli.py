@@ -121,34 +121,20 @@ def train(arguments: list[str]) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Evaluate:
-    """Loss, perplexity and bits per byte of a run on any text."""
-
-    run: str
-    """Run directory."""
-    data: str
-    """Text as for train: its held-out part if it has one or if the run was trained on it, else all of it."""
-    tokens: int | None = None
-    """Most tokens to read."""
-    out: str | None = None
-    """Directory for summary.json."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-
-
 def evaluate(arguments: list[str]) -> int:
-    """loss, perplexity and bits per byte of a run on any text"""
-    options = read(Evaluate, "geonorm eval", arguments, ("run",))
-    from .lab.use import evaluate_text
+    """loss on any text, and tasks, of a run, an exported folder or any Hugging Face model"""
+    from .lab.config import EvalConfig
 
-    result = evaluate_text(Path(options.run), options.data, options.tokens, options.device)
+    config = read(EvalConfig, "geonorm eval", arguments, ("model",))
+    from .lab.use import evaluate as run
+
+    result = run(config, live=sys.stderr.isatty())
     print(json.dumps(result, indent=1))
-    if options.out:
+    if config.out:
         from .lab.run import write_json
 
-        Path(options.out).mkdir(parents=True, exist_ok=True)
-        write_json(Path(options.out) / "summary.json", result)
+        Path(config.out).mkdir(parents=True, exist_ok=True)
+        write_json(Path(config.out) / "summary.json", result)
     return 0
 
 

@@ -88,6 +88,12 @@ class Evaluation:
     """Held-out tokens, from the start of the validation text; the whole of it where it is shorter."""
     trace_tokens: int = 1024
     """Held-out tokens on which the geometry of every site is measured; 0 switches the trace off."""
+    tasks: list[str] = field(default_factory=list)
+    """Tasks as for `geonorm eval`, asked while the model trains; none by default."""
+    task_every: int | None = None
+    """Steps between them; only after the last step when not given."""
+    task_limit: int | None = None
+    """Most questions of each task; all when not given."""
 
 
 @dataclass(frozen=True)
@@ -151,9 +157,14 @@ class Recipe:
         within("checkpoint.keep", self.checkpoint.keep, 1)
         within("evaluation.tokens", self.evaluation.tokens, 1)
         within("evaluation.trace_tokens", self.evaluation.trace_tokens, 0)
-        for name, every in (("evaluation", self.evaluation.every), ("checkpoint", self.checkpoint.every)):
-            if every is not None:
-                within(f"{name}.every", every, 1)
+        for name, count in (
+            ("evaluation.every", self.evaluation.every),
+            ("evaluation.task_every", self.evaluation.task_every),
+            ("evaluation.task_limit", self.evaluation.task_limit),
+            ("checkpoint.every", self.checkpoint.every),
+        ):
+            if count is not None:
+                within(name, count, 1)
         if self.batch_size % self.runtime.accumulate:
             raise ConfigError(
                 f"batch_size {self.batch_size} must be a multiple of runtime.accumulate {self.runtime.accumulate}"
@@ -241,6 +252,37 @@ class CompareConfig(Recipe):
             within("tune_steps", self.tune_steps, 1)
         if self.jobs is not None:
             within("jobs", self.jobs, 1)
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Loss on any text, and tasks by lm-evaluation-harness, of a run, an exported folder or any Hugging Face model."""
+
+    model: str
+    """Run directory, model folder, or a name on the Hugging Face hub."""
+    data: str | None = None
+    """Text as for train: its held-out part if it has one or if the run was trained on it, else all of it."""
+    tasks: list[str] = field(default_factory=list)
+    """Question sets of $GEONORM_DATA/eval, JSON-lines files of questions, or tasks of lm-evaluation-harness."""
+    tokens: int | None = None
+    """Most tokens of the text."""
+    limit: int | None = None
+    """Most questions of each task."""
+    context: int | None = None
+    """Tokens of a window of text, for Hugging Face models; their own context, but at most 2048, when not given."""
+    batch_size: int = 8
+    """Questions at a time."""
+    out: str | None = None
+    """Directory for summary.json, and for the definitions of local tasks."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+
+    def __post_init__(self) -> None:
+        if self.data is None and not self.tasks:
+            raise ConfigError("--data is missing: give a text, or questions with --tasks")
+        for name in ("tokens", "limit", "context", "batch_size"):
+            if getattr(self, name) is not None:
+                within(name, getattr(self, name), 1)
 
 
 def within(name: str, value: float, low: float, high: float = inf) -> None:

@@ -48,12 +48,14 @@ def under(branch: nn.Module, scheme: Scheme, site: Site, config: DecoderConfig) 
 class Block(nn.Module):
     """One layer: an attention residual, then an MLP residual. Keyword arguments go to the attention."""
 
+    attention = Attention
+    """The class of the attention; another way to attend is a subclass."""
     attn: Residual
     mlp: Residual
 
     def __init__(self, config: DecoderConfig, scheme: Scheme, layer: int) -> None:
         super().__init__()
-        for name, make in (("attn", Attention), ("mlp", MLP)):
+        for name, make in (("attn", self.attention), ("mlp", MLP)):
             site = Site(layer, name, config.layers)
             branch = make(config, scheme.resolve(site), site)
             setattr(self, name, under(branch, scheme, site, config))
@@ -71,9 +73,11 @@ class Parallel(nn.Module):
     function, with those of one folded into the matrices behind it, W (g y + b) = (W g) y + W b.
     """
 
-    def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
+    def __init__(
+        self, config: DecoderConfig, scheme: Scheme, site: Site, attention: type[Attention] = Attention
+    ) -> None:
         super().__init__()
-        self.attn = Attention(config, scheme, site)
+        self.attn = attention(config, scheme, site)
         self.mlp = MLP(config, scheme, site)
 
     def forward(self, y: Tensor, **attention: Any) -> Tensor:
@@ -84,10 +88,12 @@ class Parallel(nn.Module):
 class ParallelBlock(nn.Module):
     """One layer: one residual around attention and MLP, its site kind `parallel`."""
 
+    attention = Attention
+
     def __init__(self, config: DecoderConfig, scheme: Scheme, layer: int) -> None:
         super().__init__()
         site = Site(layer, "parallel", config.layers)
-        branch = Parallel(config, scheme.resolve(site), site)
+        branch = Parallel(config, scheme.resolve(site), site, self.attention)
         self.both = under(branch, scheme, site, config)
 
     def forward(self, x: Tensor, **attention: Any) -> Tensor:
