@@ -214,10 +214,10 @@ def report(arguments: list[str]) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """speed: operations beside their peers (ops), training steps scheme beside scheme (train)"""
-    from .bench.config import OpsBench, TrainBench
+    """speed: operations beside their peers (ops), training steps (train), LayerNorm against RMSNorm (norms)"""
+    from .bench.config import NormsBench, OpsBench, TrainBench
 
-    kinds = {"ops": OpsBench, "train": TrainBench}
+    kinds = {"ops": OpsBench, "train": TrainBench, "norms": NormsBench}
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {name:9} {' '.join((kind.__doc__ or '').split())}" for name, kind in kinds.items()]
         if not arguments:
@@ -231,6 +231,11 @@ def bench(arguments: list[str]) -> int:
         from .bench.ops import bench_ops
 
         bench_ops(ops)
+    elif name == "norms":
+        norms = read(NormsBench, "geonorm bench norms", rest)
+        from .bench.norms import bench_norms
+
+        bench_norms(norms)
     else:
         steps = read(TrainBench, "geonorm bench train", rest)
         from .bench.train import bench_train
