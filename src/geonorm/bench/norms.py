@@ -317,7 +317,8 @@ def all_norms(model: Decoder, rows: int, mode: str, backward: bool, device: torc
     found = []
     for norm in norms_of(model):
         x = torch.randn(rows, model.config.width, device=device, requires_grad=backward)
-        found.append((torch.compile(norm, dynamic=False) if mode == "compiled" else norm, x, [x, *norm.parameters()], torch.randn_like(x)))
+        run_norm = torch.compile(norm, dynamic=False) if mode == "compiled" else norm
+        found.append((run_norm, x, [x, *norm.parameters()], torch.randn_like(x)))
 
     def run() -> None:
         with torch.set_grad_enabled(backward):

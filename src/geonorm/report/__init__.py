@@ -34,7 +34,8 @@ def build(dirs: Sequence[AnyPath] | AnyPath, out: AnyPath, figures: AnyPath | No
 
 
 def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[Path]:
-    """Write final_loss, loss_curves, geometry, law and learning_rates as PNG and SVG; returns what was written.
+    """Write final_loss, loss_curves, geometry, law, learning_rates and uniform as PNG and SVG; returns what was
+    written.
 
     Of a simulation: cosine, collapse, speed and sphere. A figure with nothing to show (no trace, one learning rate) is
     left out. Several simulations write to a folder each, by their names, numbered where two have
