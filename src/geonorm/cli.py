@@ -283,6 +283,25 @@ def simulate(arguments: list[str]) -> int:
     return 0
 
 
+def probe(arguments: list[str]) -> int:
+    """what normalization does to hidden states: any Hugging Face model or run, site by site"""
+    from .probing import ProbeConfig
+
+    config = read(ProbeConfig, "geonorm probe", arguments, ("models",))
+    from .lab import probe as lab
+    from .lab.simulations import progress
+    from .report import build
+    from .report.geometry import terminal
+
+    with progress(sys.stderr.isatty()) as told:
+        found = lab.run(config, told)
+    out = Path(config.out)
+    page = build([out], out / "report.html", figures=out / "figures")
+    print("\n".join(terminal([one.summary() for one in found])))
+    print(f"report: {page}")
+    return 0
+
+
 def schemes(arguments: list[str]) -> int:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
     usage = "usage: geonorm schemes [NAME] [--json]      geonorm schemes --markdown"
@@ -342,6 +361,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "generate": generate,
     "report": report,
     "bench": bench,
+    "probe": probe,
     "simulate": simulate,
     "schemes": schemes,
     "data": data,
