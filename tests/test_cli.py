@@ -16,9 +16,10 @@ from geonorm.arguments import options
 from geonorm.bench.config import OpsBench, TrainBench
 from geonorm.cli import main
 from geonorm.lab.config import CompareConfig, TrainCommand, TrainConfig
+from geonorm.probing import ProbeConfig
 from geonorm.simulation import SimulateConfig
 
-VERBS = {"compare", "train", "eval", "generate", "report", "bench", "simulate", "schemes", "data"}
+VERBS = {"compare", "train", "eval", "generate", "report", "bench", "simulate", "probe", "schemes", "data"}
 SHARED = set(
     """preset data steps batch_size objective recipe out
     model.layers model.width model.heads model.kv_heads model.hidden model.vocab_size model.context model.mlp model.norm
@@ -37,6 +38,10 @@ SIMULATE = set(
     """schemes init tokens dim beta time seeds out weights per heads causal delta method step log_time points depth
     dtype device""".split()
 )
+PROBE = set(
+    """models data tokens context batch gradients ablate_blocks out device dtype one_block tokenizer revision
+    trust_remote_code blocks sublayers norms_only""".split()
+)
 CHANGED = f"the command line changed: if that is meant, change the lists in {__file__} too"
 EXAMPLE = "--model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16".split()
 BYTES = ["--tokens.tokenizer", "byte", "--model.vocab_size", "257"]
@@ -47,6 +52,7 @@ def test_surface_is_frozen() -> None:
     assert set(options(TrainCommand)) == TRAIN, CHANGED
     assert set(options(CompareConfig)) == COMPARE, CHANGED
     assert set(options(SimulateConfig)) == SIMULATE, CHANGED
+    assert set(options(ProbeConfig)) == PROBE, CHANGED
     assert set(options(cli.Evaluate)) == {"run", "data", "tokens", "out", "device"}, CHANGED
     assert set(options(cli.Generate)) == {
         "run", "prompt", "tokens", "temperature", "top_k", "seed", "device"

@@ -13,12 +13,12 @@ from grid import Grid, settings, train
 
 SCHEME = "pre(entry=embedding)"
 COMMON = settings(
-    preset="nano", data="books-small", scheme=SCHEME, evaluation__tokens=8192, checkpoint__keep=1,
+    preset="nano", data="books-small", scheme=SCHEME, evaluation__tokens=4096, checkpoint__keep=1,
     runtime__tensorboard="false",
 )  # fmt: skip
-SHORT = settings(steps=100, evaluation__every=20, evaluation__trace_tokens=512, checkpoint__every=100)
+SHORT = settings(steps=80, evaluation__every=20, evaluation__trace_tokens=512, checkpoint__every=80)
 DEEP = settings(
-    steps=100, evaluation__every=50, checkpoint__every=100, batch_size=8, lr="6e-3",
+    steps=60, evaluation__every=30, checkpoint__every=60, batch_size=4, lr="6e-3",
     model__layers=16, model__width=64, model__hidden=172,
 )  # fmt: skip
 RATES = {"adamw": ("2e-3", "6e-3", "1.8e-2"), "muon": ("2e-3", "6e-3", "1.8e-2"), "sgd": ("0.1", "0.3", "1")}
@@ -31,7 +31,7 @@ def grid() -> Grid:
         ]
         for optimizer, rates in RATES.items()
         for lr in rates
-        for batch in (2, 8)
+        for batch in (1, 4)
         for norm in ("layer", "rms")
     }  # fmt: skip
     deep = {

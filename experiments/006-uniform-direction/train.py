@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from grid import Grid, settings, train
 
 COMMON = settings(
-    preset="nano", data="books-small", scheme="pre(entry=embedding)", lr="6e-3", batch_size=8, steps=150,
-    model__eps="1e-5", evaluation__every=50, evaluation__tokens=8192, checkpoint__every=150, checkpoint__keep=1,
+    preset="nano", data="books-small", scheme="pre(entry=embedding)", lr="6e-3", batch_size=2, steps=150,
+    model__eps="1e-5", evaluation__every=50, evaluation__tokens=4096, checkpoint__every=150, checkpoint__keep=1,
     runtime__tensorboard="false",
 )  # fmt: skip
 SEEDS = 3

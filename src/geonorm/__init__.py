@@ -21,6 +21,7 @@ PUBLIC = {
     "Decoder": "nn",
     "DecoderConfig": "nn",
     "simulate": "dynamics.simulate",
+    "probe": "lab.probe",
     "GeonormError": "errors",
 }
 MODULES = ("dynamics", "errors", "hf", "lab", "nn", "norms", "ops", "probes", "report", "residual", "schemes", "sphere")

@@ -55,6 +55,19 @@ class Sublayer:
     after: str | None = None
 
     @property
+    def placement(self) -> str:
+        """Where the norms stand, as the scheme with that layout is called: pre, peri, olmo2, post; none; else mixed."""
+        inside = all(branch.norm for branch in self.branches)
+        layouts = {
+            (True, False, False): "pre",
+            (True, True, False): "peri",
+            (False, True, False): "olmo2",
+            (False, False, True): "post",
+            (False, False, False): "none",
+        }
+        return layouts.get((inside, bool(self.output), bool(self.after)), "mixed")
+
+    @property
     def norms(self) -> dict[str, str]:
         """Every norm of the site by path: its role input, output or stream."""
         found = {branch.norm: "input" for branch in self.branches if branch.norm}

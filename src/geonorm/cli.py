@@ -200,10 +200,10 @@ def report(arguments: list[str]) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """speed: operations beside their peers (ops), training steps scheme beside scheme (train)"""
-    from .bench.config import OpsBench, TrainBench
+    """speed: operations beside their peers (ops), training steps (train), LayerNorm against RMSNorm (norms)"""
+    from .bench.config import NormsBench, OpsBench, TrainBench
 
-    kinds = {"ops": OpsBench, "train": TrainBench}
+    kinds = {"ops": OpsBench, "train": TrainBench, "norms": NormsBench}
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {name:9} {' '.join((kind.__doc__ or '').split())}" for name, kind in kinds.items()]
         if not arguments:
@@ -217,6 +217,11 @@ def bench(arguments: list[str]) -> int:
         from .bench.ops import bench_ops
 
         bench_ops(ops)
+    elif name == "norms":
+        norms = read(NormsBench, "geonorm bench norms", rest)
+        from .bench.norms import bench_norms
+
+        bench_norms(norms)
     else:
         steps = read(TrainBench, "geonorm bench train", rest)
         from .bench.train import bench_train
@@ -261,6 +266,25 @@ def simulate(arguments: list[str]) -> int:
     write_figures(out, out / "figures")
     print("\n".join(terminal(found.summary)))
     print(f"figures: {out / 'figures'}")
+    return 0
+
+
+def probe(arguments: list[str]) -> int:
+    """what normalization does to hidden states: any Hugging Face model or run, site by site"""
+    from .probing import ProbeConfig
+
+    config = read(ProbeConfig, "geonorm probe", arguments, ("models",))
+    from .lab import probe as lab
+    from .lab.simulations import progress
+    from .report import build
+    from .report.geometry import terminal
+
+    with progress(sys.stderr.isatty()) as told:
+        found = lab.run(config, told)
+    out = Path(config.out)
+    page = build([out], out / "report.html", figures=out / "figures")
+    print("\n".join(terminal([one.summary() for one in found])))
+    print(f"report: {page}")
     return 0
 
 
@@ -323,6 +347,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "generate": generate,
     "report": report,
     "bench": bench,
+    "probe": probe,
     "simulate": simulate,
     "schemes": schemes,
     "data": data,

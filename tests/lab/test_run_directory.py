@@ -28,7 +28,11 @@ ENDS = "cos_ones angle_ones share_ones cos_null cos_null_low cos_null_high cos_p
 SPREAD = "norm_before norm_after rotation rotation_plain removal".split()
 SPREAD += [f"{name}_{end}" for name in ENDS[:3] for end in ("before", "after")]
 NORMS = set("step scheme layer kind t norm tokens cos_null_analytic".split())
-NORMS |= {*SPREAD, *(f"{name}_std" for name in SPREAD), *(f"{name}_{end}" for name in ENDS for end in ("before", "after"))}
+NORMS |= {
+    *SPREAD,
+    *(f"{name}_std" for name in SPREAD),
+    *(f"{name}_{end}" for name in ENDS for end in ("before", "after")),
+}
 SUMMARY = set(
     "status scheme seed steps tokens parameters matmul_parameters lr train_loss val_loss val_bpb spikes grad_spikes "
     "tokens_per_second peak_memory_bytes wall_seconds".split()

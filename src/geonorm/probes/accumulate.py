@@ -69,12 +69,9 @@ class SiteMeasure:
         self.sequences, self.pairs = 0, 0.0
         self.energy: Tensor | float = 0.0
         self.direction: Tensor | float = 0.0
-        self.largest = 0.0
 
     @torch.no_grad()
     def update(self, x: Tensor, after: Tensor, u: Tensor | None = None, mask: Tensor | None = None) -> None:
-        if x.dim() == 2:
-            x, after, u, mask = (None if part is None else part[None] for part in (x, after, u, mask))  # type: ignore[assignment]
         rows, token = flat(x, mask), []
         afters, updates = flat(after, mask), None if u is None else flat(u, mask)
         for part in chunks(rows):
@@ -84,13 +81,12 @@ class SiteMeasure:
             part_u = None if updates is None else single(updates[part])
             found = site_tokens(part_x, single(afters[part]), part_u, radius)
             found |= ones_tokens(uniform_cosine(part_x, radius))
-            peak = squares.amax(-1).sqrt()
-            found["peak"] = divide(peak * sqrt(x.shape[-1]), radius)
+            found["abs_peak"] = squares.amax(-1).sqrt()
+            found["peak"] = divide(found["abs_peak"] * sqrt(x.shape[-1]), radius)
             token.append(torch.stack(list(found.values())))
             self.null.update(part_x, radius)
             weight = divide(torch.ones_like(radius), radius)
             self.energy = self.energy + (weight.square() @ squares).double()
-            self.largest = max(self.largest, peak.max().item()) if len(peak) else self.largest
         if not token:
             return
         values = torch.cat(token, 1)
@@ -121,7 +117,7 @@ class SiteMeasure:
         """Columns as in trace.jsonl; None: not known, or not finite. Without a token: nothing else."""
         if self.moments is None:
             return {"tokens": 0}
-        found: dict[str, Any] = {"tokens": self.moments.count, **self.moments.row(short=("share_ones", "radius_after"))}
+        found: dict[str, Any] = {"tokens": self.moments.count, **self.moments.row(short=("radius_after", "abs_peak"))}
         dim = self.sample.kept[0].shape[-1]
         spread, radius = found["radius_std"], found["radius"]
         found["radius_cv"] = spread / radius if radius else None
@@ -134,8 +130,9 @@ class SiteMeasure:
         found["concentration"] = None if resultant is None else concentration(resultant, dim)
         share, where = (self.energy / n).max(0)
         found["top_dim"], found["top_dim_share"] = int(where), number(share.item())
-        found["abs_max"] = number(self.largest)
-        return found | many(self.sample.kept[0], self.largest)
+        largest = self.moments.high[self.moments.names.index("abs_peak")].item()
+        found["abs_max"] = number(largest)
+        return found | many(self.sample.kept[0], largest)
 
 
 class NormMeasure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import isfinite, sqrt
 from typing import Any
 
 import torch
@@ -57,12 +57,12 @@ def principal(rows: Tensor) -> dict[str, float | None]:
 def many(rows: Tensor, largest: float) -> dict[str, Any]:
     """What a site's sample (tokens, dim) says; largest: the largest |x_i| over all tokens, not the sample alone."""
     median = rows.double().abs().median().item()
-    ratio = largest / median if median > 0 else None
+    ratio = largest / median if median > 0 and isfinite(largest) else None
     return {
         "effective_rank": effective_rank(rows),
         **principal(rows),
         "sample": rows.shape[0],
-        "abs_median": median,
+        "abs_median": median if isfinite(median) else None,
         "massive_ratio": ratio,
         "massive": ratio is not None and largest > MASSIVE_SIZE and ratio > MASSIVE_RATIO,
     }

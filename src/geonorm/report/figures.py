@@ -232,12 +232,54 @@ def learning_rates(comparison: Comparison, figure: Figure) -> bool:
     return True
 
 
+MOST_PANELS = 6
+
+
+def uniform(comparison: Comparison, figure: Figure) -> bool:
+    """|cos| to the uniform vector of what each norm is given, over tokens; grey: where random directions are."""
+    panels = []
+    for scheme in comparison.schemes:
+        runs = comparison.drawn(scheme)
+        courses = series.norm_courses(runs, "cos_ones_before")
+        if courses and max(len(curve.x) for curve in courses.values()) > 1:
+            ends = [series.over_norms(series.norm_courses(runs, f"cos_null_{end}_before")) for end in ("low", "high")]
+            panels.append((scheme, courses, ends))
+    if not panels:
+        return False
+    panels = panels[:MOST_PANELS]
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure.set_size_inches(max(8.4, 1.6 + 2.6 * columns), 0.9 + 2.5 * rows)
+    grid = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (scheme, courses, ends) in zip(grid, panels, strict=False):
+        low, high = ends
+        if low and high:
+            axes.fill_between(low.x, low.mean, high.mean, color="#bdbdbd", alpha=0.5, linewidth=0, label="random")
+        for place, (where, curve) in enumerate(courses.items()):
+            shade = place / max(1, len(courses) - 1)
+            colour = (0.9 - 0.75 * shade, 0.6 - 0.35 * shade, 0.25 + 0.25 * shade)
+            axes.plot(curve.x, curve.mean, color=colour, linewidth=1.2, label=str(where))
+        axes.set_title(label(scheme), fontsize=9)
+        axes.xaxis.set_major_formatter(lambda value, _: si(value))
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("tokens seen")
+    for axes in grid[::columns]:
+        axes.set_ylabel("mean |cos| to ones")
+    figure.suptitle("Before each norm; grey: 5 to 95 % of 64 random directions", x=0.01, ha="left", fontsize=9)
+    legend(grid[min(columns, len(panels)) - 1])
+    return True
+
+
 FIGURES: dict[str, Callable[[Comparison, Figure], bool]] = {
     "final_loss": final_loss,
     "loss_curves": loss_curves,
     "geometry": geometry,
     "law": law,
     "learning_rates": learning_rates,
+    "uniform": uniform,
 }
 
 

@@ -108,6 +108,46 @@ def course(runs: Sequence[Run], measure: str) -> Curve | None:
     return _summarise(points)
 
 
+class Place(NamedTuple):
+    """A norm of the stream, as norms.jsonl names it."""
+
+    layer: float
+    kind: str
+    norm: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind} {self.norm}" if self.kind in ("entry", "exit") else f"{self.layer:g} {self.kind} {self.norm}"
+        )
+
+
+def norm_courses(runs: Sequence[Run], measure: str) -> dict[Place, Curve]:
+    """A measurement of each norm over tokens, norms in the order in which the stream meets them."""
+    points: dict[Place, dict[float, list[tuple[float, float]]]] = {}
+    for run in runs:
+        for record in run.norms:
+            step, value = number(record, "step"), number(record, measure)
+            where = Place(number(record, "layer"), str(record.get("kind")), str(record.get("norm")))
+            if math.isfinite(value):
+                points.setdefault(where, {}).setdefault(step, []).append((step * _tokens_per_step(run), value))
+    order = ("entry", *KINDS, "exit")
+    places = sorted(points, key=lambda p: (p.kind == "exit", p.kind != "entry", p.layer, order.index(p.kind)))
+    curves = {where: _summarise(points[where]) for where in places}
+    return {where: curve for where, curve in curves.items() if curve}
+
+
+def over_norms(courses: dict[Place, Curve]) -> Curve | None:
+    """Mean over norms with the lowest and the highest of them, at the steps that all have."""
+    if not courses:
+        return None
+    shared = set.intersection(*({float(x) for x in curve.x} for curve in courses.values()))
+    kept = [curve.mean[[float(x) in shared for x in curve.x]] for curve in courses.values()]
+    stacked = np.stack(kept) if shared else np.empty((len(kept), 0))
+    if not stacked.size:
+        return None
+    return Curve(np.array(sorted(shared)), stacked.mean(0), stacked.min(0), stacked.max(0))
+
+
 def profile(runs: Sequence[Run], measure: str) -> dict[Site, tuple[float, float, float]]:
     """Mean, lowest and highest value over seeds at each site, at the last evaluation of each run."""
     values: dict[Site, list[float]] = {}
