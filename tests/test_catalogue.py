@@ -144,3 +144,7 @@ def test_command_errors(arguments: list[str], says: str, capsys: pytest.CaptureF
     assert main(["schemes", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and says in captured.err and captured.err.count("\n") == 1
+
+
+def test_the_equation_of_a_scheme_with_fields_is_marked_as_the_plain_one() -> None:
+    assert "without fields" in describe("pre(decay=sqrt)") and "without fields" not in describe("pre")

@@ -16,15 +16,17 @@ from geonorm.arguments import options
 from geonorm.bench.config import OpsBench, TrainBench
 from geonorm.cli import main
 from geonorm.lab.config import CompareConfig, TrainCommand, TrainConfig
+from geonorm.probing import ProbeConfig
 from geonorm.simulation import SimulateConfig
 
-VERBS = {"compare", "train", "eval", "generate", "report", "bench", "simulate", "schemes", "data"}
+VERBS = {"compare", "train", "eval", "generate", "report", "bench", "simulate", "probe", "schemes", "data"}
 SHARED = set(
     """preset data steps batch_size objective recipe out
     model.layers model.width model.heads model.kv_heads model.hidden model.vocab_size model.context model.mlp model.norm
-    model.gains model.eps model.qk_norm model.bias model.tied model.rope_theta model.block
+    model.gains model.norm_bias model.eps model.qk_norm model.bias model.tied model.rope_theta model.block
+    model.positions
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
-    optim.floor
+    optim.floor optim.momentum
     tokens.tokenizer tokens.cache evaluation.every evaluation.tokens evaluation.trace_tokens
     checkpoint.every checkpoint.keep
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
@@ -40,6 +42,10 @@ SIMULATE = set(
     """schemes init tokens dim beta time seeds out weights per heads causal delta method step log_time points depth
     dtype device""".split()
 )
+PROBE = set(
+    """models data tokens context batch gradients ablate_blocks out device dtype one_block tokenizer revision
+    trust_remote_code blocks sublayers norms_only""".split()
+)
 CHANGED = f"the command line changed: if that is meant, change the lists in {__file__} too"
 EXAMPLE = "--model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16".split()
 BYTES = ["--tokens.tokenizer", "byte", "--model.vocab_size", "257"]
@@ -50,6 +56,7 @@ def test_surface_is_frozen() -> None:
     assert set(options(TrainCommand)) == TRAIN, CHANGED
     assert set(options(CompareConfig)) == COMPARE, CHANGED
     assert set(options(SimulateConfig)) == SIMULATE, CHANGED
+    assert set(options(ProbeConfig)) == PROBE, CHANGED
     assert set(options(cli.Evaluate)) == {"run", "data", "tokens", "out", "device"}, CHANGED
     assert set(options(cli.Generate)) == {
         "run", "prompt", "tokens", "temperature", "top_k", "seed", "device"
@@ -178,8 +185,8 @@ BAD = [
     ("train --optim.betas 0.9 1", "optim.betas must be between 0 and"),
     ("train --optim.betas 0.9", "--optim.betas takes 2 values"),
     ("train --optim.eps -1", "optim.eps must be at least 0"),
-    ("train --optim.name sgd", "--optim.name takes adamw or muon, got 'sgd'"),
-    ("train --model.mlp relu", "--model.mlp takes swiglu or gelu, got 'relu'"),
+    ("train --optim.name lion", "--optim.name takes adamw or muon or sgd, got 'lion'"),
+    ("train --model.mlp relu", "--model.mlp takes swiglu or gelu or gelu_tanh, got 'relu'"),
     ("train --model.width 15", "model.width 15 must be an even multiple of model.heads"),
     ("train --model.layers 0", "model.layers must be at least 1"),
     ("train --runtime.compile maybe", "--runtime.compile takes true or false, got 'maybe'"),

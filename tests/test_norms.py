@@ -109,6 +109,22 @@ def test_spec_builds_with_changes() -> None:
     assert spec(gains=True).weight is not None and spec().weight is None
 
 
+@pytest.mark.parametrize("kind", NORMS)
+def test_bias_is_a_choice_of_kinds_that_have_one(kind: str) -> None:
+    spec = NormSpec(kind, DIM, eps=EPS)
+    with_bias, without = spec(), spec(bias=False)
+    names = {name for name, _ in with_bias.named_parameters()}
+    assert {name for name, _ in without.named_parameters()} == names - {"bias"}
+    assert ("bias" in names) == (kind in ("layer", "dyt"))
+    if "bias" in names:
+        nn.init.normal_(with_bias.weight)
+        without.weight.data.copy_(with_bias.weight)
+        x = inputs(torch.float32)
+        torch.testing.assert_close(without(x), with_bias(x))  # a bias of zero is no bias
+        without.reset_parameters()
+        assert torch.equal(without.weight, torch.ones(DIM))
+
+
 def test_unknown_kind_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown norm 'rsm'.*did you mean 'rms'") as error:
         NormSpec("rsm", DIM)

@@ -5,7 +5,7 @@
 set -euo pipefail
 "${PYTHON:-python}" -m geonorm compare \
   --schemes pre post peri olmo2 deepnorm lns sqrt mix geonorm ngpt residual_dual 'pre(entry=embedding)' \
-  sandwich keel angpt hybrid 'first(hybrid(input=norm), hybrid)' rezero layerscale orthogonal siamese hyper \
+  sandwich keel angpt hybrid 'first(hybrid(input=norm), hybrid)' rezero layerscale orthogonal siamese 'siamese(sum=norm)' hyper \
   'geonorm(after=norm)' 'geonorm(input=norm, update=norm)' \
   'geonorm(retraction=projection, learn=step, decay=constant, decay_on=update, max_angle=pi)' \
   --preset nano --data books-small --batch-size 8 --steps 400 --evaluation.every 200 \

@@ -21,9 +21,10 @@ PUBLIC = {
     "Decoder": "nn",
     "DecoderConfig": "nn",
     "simulate": "dynamics.simulate",
+    "probe": "lab.probe",
     "GeonormError": "errors",
 }
-MODULES = ("dynamics", "errors", "lab", "nn", "norms", "ops", "probes", "report", "residual", "schemes", "sphere")
+MODULES = ("dynamics", "errors", "hf", "lab", "nn", "norms", "ops", "probes", "report", "residual", "schemes", "sphere")
 
 __all__ = [*PUBLIC, *MODULES]
 

@@ -144,7 +144,9 @@ def catalogue() -> str:
 def describe(name: str) -> str:
     """All about one scheme."""
     about = entry(name)
-    lines = [name, f"  {about['title']}", f"  {about['equation']}", f"  {about['source']}"]
+    scheme = parse(name)
+    generic = "" if scheme == type(scheme)() else "    (without fields; what the fields change stands below)"
+    lines = [name, f"  {about['title']}", f"  {about['equation']}{generic}", f"  {about['source']}"]
     for key, title in (("claim", "reported"), ("checked", "checked against")):
         if about[key]:
             lines.append(f"  {title}: {about[key]}")

@@ -127,34 +127,20 @@ def train(arguments: list[str]) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Evaluate:
-    """Loss, perplexity and bits per byte of a run on any text."""
-
-    run: str
-    """Run directory."""
-    data: str
-    """Text as for train: its held-out part if it has one or if the run was trained on it, else all of it."""
-    tokens: int | None = None
-    """Most tokens to read."""
-    out: str | None = None
-    """Directory for summary.json."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-
-
 def evaluate(arguments: list[str]) -> int:
-    """loss, perplexity and bits per byte of a run on any text"""
-    options = read(Evaluate, "geonorm eval", arguments, ("run",))
-    from .lab.use import evaluate_text
+    """loss on any text, and tasks, of a run, an exported folder or any Hugging Face model"""
+    from .lab.config import EvalConfig
 
-    result = evaluate_text(Path(options.run), options.data, options.tokens, options.device)
+    config = read(EvalConfig, "geonorm eval", arguments, ("model",))
+    from .lab.use import evaluate as run
+
+    result = run(config, live=sys.stderr.isatty())
     print(json.dumps(result, indent=1))
-    if options.out:
+    if config.out:
         from .lab.run import write_json
 
-        Path(options.out).mkdir(parents=True, exist_ok=True)
-        write_json(Path(options.out) / "summary.json", result)
+        Path(config.out).mkdir(parents=True, exist_ok=True)
+        write_json(Path(config.out) / "summary.json", result)
     return 0
 
 
@@ -220,10 +206,10 @@ def report(arguments: list[str]) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """speed: operations beside their peers (ops), training steps scheme beside scheme (train)"""
-    from .bench.config import OpsBench, TrainBench
+    """speed: operations beside their peers (ops), training steps (train), LayerNorm against RMSNorm (norms)"""
+    from .bench.config import NormsBench, OpsBench, TrainBench
 
-    kinds = {"ops": OpsBench, "train": TrainBench}
+    kinds = {"ops": OpsBench, "train": TrainBench, "norms": NormsBench}
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {name:9} {' '.join((kind.__doc__ or '').split())}" for name, kind in kinds.items()]
         if not arguments:
@@ -237,6 +223,11 @@ def bench(arguments: list[str]) -> int:
         from .bench.ops import bench_ops
 
         bench_ops(ops)
+    elif name == "norms":
+        norms = read(NormsBench, "geonorm bench norms", rest)
+        from .bench.norms import bench_norms
+
+        bench_norms(norms)
     else:
         steps = read(TrainBench, "geonorm bench train", rest)
         from .bench.train import bench_train
@@ -281,6 +272,25 @@ def simulate(arguments: list[str]) -> int:
     write_figures(out, out / "figures")
     print("\n".join(terminal(found.summary)))
     print(f"figures: {out / 'figures'}")
+    return 0
+
+
+def probe(arguments: list[str]) -> int:
+    """what normalization does to hidden states: any Hugging Face model or run, site by site"""
+    from .probing import ProbeConfig
+
+    config = read(ProbeConfig, "geonorm probe", arguments, ("models",))
+    from .lab import probe as lab
+    from .lab.simulations import progress
+    from .report import build
+    from .report.geometry import terminal
+
+    with progress(sys.stderr.isatty()) as told:
+        found = lab.run(config, told)
+    out = Path(config.out)
+    page = build([out], out / "report.html", figures=out / "figures")
+    print("\n".join(terminal([one.summary() for one in found])))
+    print(f"report: {page}")
     return 0
 
 
@@ -343,6 +353,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "generate": generate,
     "report": report,
     "bench": bench,
+    "probe": probe,
     "simulate": simulate,
     "schemes": schemes,
     "data": data,

@@ -23,6 +23,14 @@ def upcast(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
+def start_over(weight: Tensor | None, bias: Tensor | None) -> None:
+    """Gains of one and biases of zero."""
+    if weight is not None:
+        nn.init.ones_(weight)
+    if bias is not None:
+        nn.init.zeros_(bias)
+
+
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps), times gains (arXiv:1910.07467): radius sqrt(dim)."""
 
@@ -32,8 +40,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim)) if gains else None
 
     def reset_parameters(self) -> None:
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
+        start_over(self.weight, None)
 
     def forward(self, x: Tensor) -> Tensor:
         wide = upcast(x)
@@ -42,18 +49,16 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / sqrt(var + eps), times gains plus bias (arXiv:1607.06450)."""
+    """(x - mean) / sqrt(var + eps), times gains plus bias, where there are (arXiv:1607.06450)."""
 
-    def __init__(self, dim: int, gains: bool = True, eps: float = 1e-6) -> None:
+    def __init__(self, dim: int, gains: bool = True, eps: float = 1e-6, bias: bool = True) -> None:
         super().__init__()
         self.dim, self.eps = dim, eps
         self.weight = nn.Parameter(torch.ones(dim)) if gains else None
-        self.bias = nn.Parameter(torch.zeros(dim)) if gains else None
+        self.bias = nn.Parameter(torch.zeros(dim)) if gains and bias else None
 
     def reset_parameters(self) -> None:
-        if self.weight is not None and self.bias is not None:
-            nn.init.ones_(self.weight)
-            nn.init.zeros_(self.bias)
+        start_over(self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         wide = upcast(x)
@@ -70,23 +75,23 @@ class DyT(nn.Module):
     by a learned scalar that starts at sqrt(dim); here the entry of the stream is the scheme's.
     """
 
-    def __init__(self, dim: int, gains: bool = True, eps: float = 0.0) -> None:
+    def __init__(self, dim: int, gains: bool = True, eps: float = 0.0, bias: bool = True) -> None:
         super().__init__()
         self.slope = nn.Parameter(torch.tensor(0.5))
         self.weight = nn.Parameter(torch.ones(dim)) if gains else None
-        self.bias = nn.Parameter(torch.zeros(dim)) if gains else None
+        self.bias = nn.Parameter(torch.zeros(dim)) if gains and bias else None
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.slope, 0.5)
-        if self.weight is not None and self.bias is not None:
-            nn.init.ones_(self.weight)
-            nn.init.zeros_(self.bias)
+        start_over(self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         wide = upcast(x)
         y = torch.tanh(self.slope.to(wide.dtype) * wide)
         if self.weight is not None and self.bias is not None:
             y = torch.addcmul(self.bias.to(wide.dtype), y, self.weight.to(wide.dtype))
+        elif self.weight is not None:
+            y = y * self.weight.to(wide.dtype)
         return y.to(x.dtype)
 
 
@@ -99,8 +104,7 @@ class UnitNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim)) if gains else None
 
     def reset_parameters(self) -> None:
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
+        start_over(self.weight, None)
 
     def forward(self, x: Tensor) -> Tensor:
         wide = upcast(x)
@@ -126,6 +130,8 @@ class NoNorm(nn.Module):
 
 
 NORMS = {"rms": RMSNorm, "layer": LayerNorm, "dyt": DyT, "unit": UnitNorm, "none": NoNorm}
+BIASED = ("layer", "dyt")
+"""Kinds that have a bias beside their gains, unless asked to do without."""
 assert tuple(NORMS) == get_args(Kind)
 
 
@@ -137,6 +143,8 @@ class NormSpec:
     dim: int
     gains: bool = True
     eps: float = 1e-6
+    bias: bool = True
+    """Only for kinds that have one."""
 
     def __post_init__(self) -> None:
         if self.kind not in NORMS:
@@ -144,4 +152,5 @@ class NormSpec:
 
     def __call__(self, **changes: object) -> nn.Module:
         spec = replace(self, **changes)  # type: ignore[arg-type]
-        return NORMS[spec.kind](spec.dim, gains=spec.gains, eps=spec.eps)
+        own = {"bias": spec.bias} if spec.kind in BIASED else {}
+        return NORMS[spec.kind](spec.dim, gains=spec.gains, eps=spec.eps, **own)

@@ -24,8 +24,8 @@ class Residual(nn.Module):
     branch: any module from (..., dim) to (..., dim); keyword arguments of the forward pass go to it. If it returns a
     tuple, its first entry is the update and the rest is handed back beside the new stream. x is the residual stream,
     (..., dim), or (..., streams, dim) for schemes with several; it keeps its dtype. The branch reads the dtype of its
-    own parameters. norm, gains, eps say what N is (see norms.py). Raises ConfigError for an unknown scheme or norm, and
-    for a stream of another shape than the scheme's.
+    own parameters. norm, gains, eps, norm_bias say what N is (see norms.py). Raises ConfigError for an unknown scheme
+    or norm, and for a stream of another shape than the scheme's.
 
     Two residuals that follow one another within a block may be joined, so that a fused kernel writes the stream and
     what is read of it next in one pass; the numbers are those of one after the other:
@@ -45,12 +45,13 @@ class Residual(nn.Module):
         norm: str = "rms",
         gains: bool = True,
         eps: float = 1e-6,
+        norm_bias: bool = True,
     ) -> None:
         super().__init__()
         self.branch = branch
         self.scheme = parse(scheme).resolve(site)
         self.index, self.kind, self.depth = int(site.layer), site.kind, site.depth
-        self.own = self.scheme.params(site, NormSpec(norm, dim, gains, eps))
+        self.own = self.scheme.params(site, NormSpec(norm, dim, gains, eps, norm_bias))
         # a tensor, so that all layers share one compiled graph; persistent, so that it survives loading and to_empty
         self.register_buffer("layer", torch.tensor(self.index))
 

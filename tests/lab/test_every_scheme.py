@@ -141,12 +141,12 @@ def test_parameters_are_those_of_pre_but_for_declared_ones() -> None:
 def test_traces_say_what_they_must(scheme: str, block: str) -> None:
     """Everything that exists is a finite number; with gains at 1, schemes of the plane leave it by rounding only."""
     model = decoder(scheme, block)
-    rows = trace(model, ids(), 1, {})
+    rows = trace(model, ids(), 1, {}).sites
     sites = list(model.residuals())
     assert [(row["layer"], row["kind"]) for row in rows] == [(site.layer, site.kind) for site, _ in sites]
     for row, (_, residual) in zip(rows, sites, strict=True):
         unknown = {key for key, value in row.items() if value is None}
-        assert unknown <= {"clamped", "rotation", "grad_norm", "speed"}, row
+        assert unknown <= {"clamped", "rotation", "grad_norm", "grad_norm_up", "grad_norm_down", "speed"}, row
         assert ("speed" in unknown) == (not residual.scheme.planar or row["scheme"] == "rezero")  # a = 0 turns nothing
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
         assert ("clamped" in unknown) == ("geonorm" not in row["scheme"])

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from geonorm.errors import ConfigError
 from geonorm.lab import optim, parallel, trace
 from geonorm.lab.config import Optim, Runtime, TrainConfig
 from geonorm.nn import Decoder, DecoderConfig
@@ -80,6 +81,20 @@ def test_muon_takes_the_matrices_of_blocks_alone() -> None:
     assert sum(map(len, found.values())) == len(list(decoder.named_parameters()))
 
 
+def test_sgd_with_momentum_takes_everything() -> None:
+    decoder = model()
+    assert groups(decoder, "sgd")["SGD 0.3"] == groups(decoder, "adamw")["AdamW 0.3"]
+    (optimizer,) = optim.build(decoder, Optim(name="sgd", momentum=0.5, weight_decay=0.0), lr=0.1)
+    weight = decoder.head.weight
+    before, gradient = weight.detach().clone(), torch.randn_like(weight)
+    for _ in range(2):  # velocities g, then 1.5 g
+        weight.grad = gradient.clone()
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), before - 0.1 * 2.5 * gradient)
+    with pytest.raises(ConfigError, match=r"optim.momentum must be between 0 and 0.999999"):
+        Optim(momentum=1.0)
+
+
 def test_own_recipe_takes_effect_and_is_on_record(train: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = train(run, "--scheme", "ngpt", "--recipe", "own", "--steps", 3, "--optim.warmup", 0.5)
@@ -136,7 +151,7 @@ def test_compiled_blocks_give_the_same_numbers_and_a_trace() -> None:
     a, b = plain.loss(IDS, IDS), compiled.loss(IDS, IDS)
     assert a.item() == pytest.approx(b.item(), abs=1e-5)
     compiled.train()
-    rows, wanted = trace.trace(compiled, IDS, 1, {}), trace.trace(plain, IDS, 1, {})
+    rows, wanted = trace.trace(compiled, IDS, 1, {}).sites, trace.trace(plain, IDS, 1, {}).sites
     assert len(rows) == 4
     for row, other in zip(rows, wanted, strict=True):
         assert row["angle"] == pytest.approx(other["angle"], abs=1e-4)

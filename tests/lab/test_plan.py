@@ -83,12 +83,13 @@ def test_peak_is_what_a_step_of_mini_holds(scheme: str) -> None:
         {"runtime": Runtime(dtype="bf16", recompute=True, accumulate=2)},
         {"optim": Optim(name="muon")},
         {"batch_size": 1},
+        {"preset": "nano-gpt2"},
         {"batch_size": 16},
     ],
     ids=str,
 )
 def test_peak_under_other_settings(changes: dict[str, Any]) -> None:
-    check(TrainConfig(preset="nano", scheme="geonorm", **changes))
+    check(TrainConfig(**{"preset": "nano", "scheme": "geonorm", **changes}))
 
 
 @pytest.mark.slow

@@ -18,8 +18,21 @@ METRICS = {"step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second", "se
 TRACE = set(
     "step scheme layer kind t radius radius_cv step_norm radial tangential ratio ratio_p99 angle off_plane update_norm "
     "clamped cos_ones angle_ones cos_null rotation cos_pair grad_norm "
-    "radius_after law_radius law_angle law_start speed".split()
+    "radius_after law_radius law_angle law_start speed "
+    "tokens radius_std step_norm_std radial_std tangential_std ratio_std angle_std off_plane_std update_norm_std "
+    "cos_ones_std angle_ones_std share_ones cos_null_low cos_null_high cos_null_analytic resultant concentration "
+    "cos_principal cos_ones_principal effective_rank peak peak_std top_dim top_dim_share abs_max abs_median massive "
+    "massive_ratio sample grad_norm_up grad_norm_down".split()
 )
+ENDS = "cos_ones angle_ones share_ones cos_null cos_null_low cos_null_high cos_principal cos_ones_principal".split()
+SPREAD = "norm_before norm_after rotation rotation_plain removal".split()
+SPREAD += [f"{name}_{end}" for name in ENDS[:3] for end in ("before", "after")]
+NORMS = set("step scheme layer kind t norm tokens cos_null_analytic".split())
+NORMS |= {
+    *SPREAD,
+    *(f"{name}_std" for name in SPREAD),
+    *(f"{name}_{end}" for name in ENDS for end in ("before", "after")),
+}
 SUMMARY = set(
     "status scheme seed steps tokens parameters matmul_parameters lr train_loss val_loss val_bpb spikes grad_spikes "
     "tokens_per_second peak_memory_bytes wall_seconds".split()
@@ -37,7 +50,7 @@ def test_files_and_keys(train: Any, tmp_path: Path) -> None:
     assert result.status == 0 and result.err == ""
     assert {path.name for path in run.iterdir()} == {
         ".lock", "config.yaml", "environment.json", "tokenizer.json",
-        "metrics.jsonl", "trace.jsonl", "summary.json", "checkpoints",
+        "metrics.jsonl", "trace.jsonl", "norms.jsonl", "summary.json", "checkpoints",
     }  # fmt: skip
     metrics, trace = lines(run / "metrics.jsonl"), lines(run / "trace.jsonl")
     assert [row["step"] for row in metrics] == [1, 2, 3, 4]
@@ -48,6 +61,11 @@ def test_files_and_keys(train: Any, tmp_path: Path) -> None:
         (step, 0, kind, 1) for step in (2, 4) for kind in ("attn", "mlp")
     ]
     assert all(set(row) == TRACE for row in trace)
+    norms = lines(run / "norms.jsonl")  # geonorm itself has norms at its ends alone
+    assert [(row["step"], row["kind"], row["norm"]) for row in norms] == [
+        (step, kind, "norm") for step in (2, 4) for kind in ("entry", "exit")
+    ]
+    assert all(set(row) == NORMS for row in norms)
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) >= SUMMARY and summary["status"] == "finished" and summary["steps"] == 4
     assert summary["val_loss"] == metrics[-1]["val_loss"] and summary["tokens"] == 256

@@ -51,7 +51,7 @@ def test_every_scheme_has_a_trace_that_joins_up(scheme: str) -> None:
     assert [(site.layer, site.kind) for site, *_ in seen] == [(0, "attn"), (0, "mlp"), (1, "attn"), (1, "mlp")]
     for (_, _, _, after), (_, x, _, _) in pairwise(seen):
         assert torch.equal(after, x)
-    rows = lab.trace(decoder, IDS, 5, {})
+    rows = lab.trace(decoder, IDS, 5, {}).sites
     assert hooks(decoder) == 0 and decoder.training and torch.equal(decoder(IDS), logits)
     for row, (_, x, u, after) in zip(rows, seen, strict=True):
         if x.dim() == 4:
@@ -64,16 +64,16 @@ def test_every_scheme_has_a_trace_that_joins_up(scheme: str) -> None:
 
 
 def test_geometry_that_the_schemes_promise() -> None:
-    for row in lab.trace(model("geonorm"), IDS, 1, {}):
+    for row in lab.trace(model("geonorm"), IDS, 1, {}).sites:
         assert row["radius"] == pytest.approx(4.0, rel=1e-4) and row["off_plane"] == pytest.approx(0, abs=1e-6)
         assert row["angle"] <= math.pi / 4 + 1e-6 and row["rotation"] is None
-    for row in lab.trace(model("post"), IDS, 1, {}):
+    for row in lab.trace(model("post"), IDS, 1, {}).sites:
         assert row["clamped"] is None and row["radius"] == pytest.approx(4.0, rel=1e-4)
-    pre = lab.trace(model("pre"), IDS, 1, {})
+    pre = lab.trace(model("pre"), IDS, 1, {}).sites
     assert pre[-1]["radius"] > 4.1 and pre[0]["rotation"] == pytest.approx(0, abs=1e-3)  # RMS turns nothing
-    layer = lab.trace(model("pre(entry=embedding)", norm="layer"), IDS, 1, {})
+    layer = lab.trace(model("pre(entry=embedding)", norm="layer"), IDS, 1, {}).sites
     assert layer[0]["rotation"] > 0.05  # taking off the mean does
-    mixed = lab.trace(model("mix(a=post, b=pre, share=0.5)"), IDS, 1, {})
+    mixed = lab.trace(model("mix(a=post, b=pre, share=0.5)"), IDS, 1, {}).sites
     assert [row["scheme"] for row in mixed] == ["post", "post", "pre", "pre"]
 
 
@@ -82,7 +82,7 @@ LAW = ("radius_after", "law_radius", "law_angle", "law_start")
 
 @pytest.mark.parametrize("scheme", names())
 def test_every_scheme_has_a_first_order_law(scheme: str) -> None:
-    for row in lab.trace(model(scheme), IDS, 1, {}):
+    for row in lab.trace(model(scheme), IDS, 1, {}).sites:
         assert all(row[key] is not None for key in LAW)
         assert scheme == "rezero" or (row["speed"] is not None) is parse(row["scheme"]).planar
 
@@ -90,7 +90,7 @@ def test_every_scheme_has_a_first_order_law(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["geonorm", "geonorm(max_angle=1e-3)", "geonorm(decay=constant, learn=gain)"])
 def test_the_angle_of_a_geodesic_step_is_its_law(scheme: str) -> None:
     """The angle is linear in h, clamped or not, so first order is exact."""
-    for row in lab.trace(model(scheme), IDS, 1, {}):
+    for row in lab.trace(model(scheme), IDS, 1, {}).sites:
         assert row["law_angle"] == pytest.approx(row["angle"], rel=1e-5)
         assert row["law_radius"] == pytest.approx(row["radius_after"], rel=1e-6) and row["law_start"] < 1e-6
 
@@ -128,20 +128,20 @@ def test_speed_is_the_scheme_s() -> None:
     entering: list[torch.Tensor] = []
     with lab.watching(decoder, lambda site, residual, x, u, after: entering.append(x)):
         decoder(IDS)
-    for row, x in zip(lab.trace(decoder, IDS, 1, {}), entering, strict=True):
+    for row, x in zip(lab.trace(decoder, IDS, 1, {}).sites, entering, strict=True):
         assert row["speed"] == pytest.approx(1 / (1 / x.norm(dim=-1)).mean().item(), rel=1e-5)
-    limited = lab.trace(model("geonorm(max_angle=3.0, alpha=0.01)"), IDS, 1, {})
+    limited = lab.trace(model("geonorm(max_angle=3.0, alpha=0.01)"), IDS, 1, {}).sites
     assert [row["clamped"] for row in limited] == [0.0] * 4
     for row in limited:
         assert row["speed"] == pytest.approx(100 * 4.0 * row["t"], rel=1e-4)
-    for row in lab.trace(model("deepnorm"), IDS, 1, {}):  # N of radius 4 maps u to 4 u / |x|, |x| = 4
+    for row in lab.trace(model("deepnorm"), IDS, 1, {}).sites:  # N of radius 4 maps u to 4 u / |x|, |x| = 4
         assert row["speed"] == pytest.approx(4.0 * 4**0.25, rel=1e-3)
 
 
 @pytest.mark.parametrize(("limit", "share"), [("1e-6", 1.0), ("3.0", 0.0)])
 def test_share_of_clamped_tokens(limit: str, share: float) -> None:
     rows = lab.trace(model(f"geonorm(decay=constant, max_angle={limit}, alpha=1e-3)" if share == 0 else
-                           f"geonorm(decay=constant, max_angle={limit})"), IDS, 1, {})  # fmt: skip
+                           f"geonorm(decay=constant, max_angle={limit})"), IDS, 1, {}).sites  # fmt: skip
     assert [row["clamped"] for row in rows] == [share] * 4
 
 
@@ -149,11 +149,58 @@ def test_gradient_norms_add_up() -> None:
     decoder = model("geonorm")
     decoder.loss(IDS, IDS).backward()
     norms = lab.branch_grad_norms(decoder)
-    assert set(norms) == {"0.attn", "0.mlp", "1.attn", "1.mlp"}
+    sites, matrices = ["0.attn", "0.mlp", "1.attn", "1.mlp"], ["0.mlp.up", "0.mlp.down", "1.mlp.up", "1.mlp.down"]
+    assert set(norms) == {*sites, *matrices}
     total = math.sqrt(sum(p.grad.double().square().sum().item() for p in decoder.blocks.parameters()))
-    assert math.sqrt(sum(norm**2 for norm in norms.values())) == pytest.approx(total, rel=1e-12)
-    rows = lab.trace(decoder, IDS, 1, norms)
-    assert [row["grad_norm"] for row in rows] == list(norms.values())
+    assert math.sqrt(sum(norms[key] ** 2 for key in sites)) == pytest.approx(total, rel=1e-12)
+    for layer, block in enumerate(decoder.blocks):
+        for role, matrix in (("up", block.mlp.branch.up), ("down", block.mlp.branch.down)):
+            assert norms[f"{layer}.mlp.{role}"] == pytest.approx(matrix.weight.grad.norm().item(), rel=1e-6)
+    rows = lab.trace(decoder, IDS, 1, norms).sites
+    assert [row["grad_norm"] for row in rows] == [norms[key] for key in sites]
+    assert [row["grad_norm_down"] for row in rows] == [None, norms["0.mlp.down"], None, norms["1.mlp.down"]]
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_every_norm_of_the_stream_has_a_row(scheme: str) -> None:
+    decoder = model(scheme)
+    rows = lab.trace(decoder, IDS, 5, {}).norms
+    assert hooks(decoder) == 0
+    own = [decoder.entry.own, *(residual.own for _, residual in decoder.residuals()), decoder.exit.own]
+    assert len(rows) == sum(type(module) in lab.CENTRED for part in own for module in part.modules())
+    for row in rows:
+        assert row["step"] == 5 and row["kind"] in ("entry", "attn", "mlp", "exit") and isinstance(row["norm"], str)
+        assert row["norm_after"] > 0 and 0 <= row["cos_ones_before"] <= 1
+        assert row["cos_null_analytic"] == pytest.approx(math.sqrt(2 / (math.pi * 16)))
+        json.dumps(row, allow_nan=False)
+
+
+def test_rows_of_norms_are_what_the_norms_did() -> None:
+    """A plain computation in fp64 from what goes in and out, gains and biases away from their start."""
+    decoder = model("peri(entry=embedding)", norm="layer")
+    for name, p in decoder.named_parameters():
+        if ".own." in name:
+            torch.nn.init.normal_(p, 0.5)
+    passed: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+    handles = [
+        module.register_forward_hook(lambda m, xs, y, name=name: passed.append((name, xs[0].double(), y.double())))
+        for name, module in decoder.named_modules()
+        if ".own." in name
+    ]
+    decoder(IDS)
+    for handle in handles:
+        handle.remove()
+    rows = lab.trace(decoder, IDS, 1, {}).norms
+    assert [row["norm"] for row in rows] == [*(["input", "output"] * 4), "norm"]
+    for row, (_, x, y) in zip(rows, passed, strict=True):
+        ones = torch.ones(16, dtype=torch.float64) / 4
+        cosine = torch.nn.functional.cosine_similarity(x, y, dim=-1)
+        assert row["norm_before"] == pytest.approx(x.norm(dim=-1).mean().item(), rel=1e-6)
+        assert row["rotation"] == pytest.approx(cosine.acos().mean().item(), rel=1e-5)
+        for end, z in (("before", x), ("after", y)):
+            share = (z @ ones).square() / z.square().sum(-1)
+            assert row[f"share_ones_{end}"] == pytest.approx(share.mean().item(), rel=1e-5)
+        assert row["rotation_plain"] > 0.05 and row["rotation"] != pytest.approx(row["rotation_plain"], rel=0.1)
 
 
 def test_hooks_go_when_a_pass_fails() -> None:

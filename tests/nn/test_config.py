@@ -15,6 +15,7 @@ from geonorm.nn import PRESETS, Decoder, DecoderConfig, preset
     ("name", "low", "high"),
     [
         ("nano", 1.04e6, 1.06e6),
+        ("nano-gpt2", 0.93e6, 0.95e6),  # tied
         ("mini", 6e6, 8e6),
         ("125m", 120e6, 165e6),  # untied: the head counts too
         ("paper-125m", 120e6, 165e6),
@@ -32,12 +33,13 @@ def test_parameter_counts_of_presets(name: str, low: float, high: float, scheme:
     assert all(p.is_meta for p in model.parameters()), "a model on the meta device must cost no memory"
     assert low < model.parameter_count() < high
     c, mats = config, 3 if config.mlp == "swiglu" else 2
+    rows = (1 if c.tied else 2) * c.vocab_size + (c.context if c.positions == "learned" else 0)
     block = 2 * c.width * c.width + 2 * c.width * c.groups * c.head_dim + mats * c.width * c.hidden
-    assert model.matmul_parameter_count() == 2 * c.vocab_size * c.width + c.layers * block
+    assert model.matmul_parameter_count() == rows * c.width + c.layers * block
 
 
 def test_every_preset_is_in_the_table_above() -> None:
-    assert list(PRESETS) == ["nano", "mini", "125m", "paper-125m", "350m", "1.3b", "7b", "70b"]
+    assert list(PRESETS) == ["nano", "nano-gpt2", "mini", "125m", "paper-125m", "350m", "1.3b", "7b", "70b"]
     assert PRESETS["nano"] == DecoderConfig()
 
 
@@ -66,6 +68,7 @@ def test_grouped_queries() -> None:
         ({"context": -3}, "model.context must be at least 1"),
         ({"heads": 3}, "even multiple of model.heads 3"),
         ({"width": 12, "heads": 4}, "even multiple"),  # head_dim 3 has no rotary pairs
+        ({"width": 13, "heads": 4, "positions": "learned"}, "width 13 must be a multiple of model.heads 4"),
         ({"kv_heads": 3}, "multiple of model.kv_heads"),
         ({"kv_heads": 8}, "multiple of model.kv_heads"),
         ({"kv_heads": 0}, "model.kv_heads must be at least 1"),
@@ -87,7 +90,11 @@ def test_unknown_names_point_to_the_nearest() -> None:
         Decoder(preset("nano", scheme="geonrom"))
 
 
-@pytest.mark.parametrize("changes", [{"mlp": "swigul"}, {"qk_norm": "heads"}, {"norm": "rsm"}])
+@pytest.mark.parametrize("changes", [{"mlp": "swigul"}, {"qk_norm": "heads"}, {"norm": "rsm"}, {"positions": "learnt"}])
 def test_words_outside_their_list(changes: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="did you mean"):
         preset("nano", **changes)
+
+
+def test_an_odd_head_needs_no_rotary_pairs() -> None:
+    assert DecoderConfig(width=12, heads=4, positions="learned").head_dim == 3

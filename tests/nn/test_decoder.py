@@ -21,13 +21,17 @@ from geonorm.norms import NormSpec
 TINY = DecoderConfig(layers=2, width=32, heads=4, hidden=48, vocab_size=61, context=16)
 VARIANTS: dict[str, dict[str, Any]] = {
     "gelu with biases": {"mlp": "gelu", "bias": True},
+    "GPT-2": {"mlp": "gelu_tanh", "bias": True, "norm": "layer", "tied": True, "positions": "learned"},
+    "no positions": {"positions": "none"},
     "tied": {"tied": True},
     "grouped": {"kv_heads": 2},
     "multi-query": {"kv_heads": 1},
     "qk head": {"qk_norm": "head", "kv_heads": 2},
     "qk full": {"qk_norm": "full", "kv_heads": 2},
     "layer norm": {"norm": "layer"},
+    "layer norm without bias": {"norm": "layer", "norm_bias": False},
     "dyt": {"norm": "dyt"},
+    "dyt without bias": {"norm": "dyt", "norm_bias": False},
     "no gains": {"gains": False},
     "parallel": {"block": "parallel"},
     "parallel, gelu with biases": {"block": "parallel", "mlp": "gelu", "bias": True, "qk_norm": "head", "kv_heads": 2},
@@ -123,6 +127,36 @@ def test_cached_generation_equals_uncached(scheme: str) -> None:
     assert text(temperature=0) == text(temperature=0, cached=False)
 
 
+@pytest.mark.parametrize("positions", ["learned", "none"])
+@torch.no_grad()
+def test_cache_with_other_positions(positions: str) -> None:
+    model, text = decoder(positions=positions).double(), ids()
+    cache = model.new_cache(12)
+    parts = [model(text[:, a:b], cache) for a, b in ((0, 5), (5, 6), (6, 12))]
+    torch.testing.assert_close(torch.cat(parts, 1), model(text), rtol=1e-10, atol=1e-10)
+
+
+def test_positions_are_what_they_are_called() -> None:
+    """Two equal tokens after each other: without positions, attention over equal values tells them apart by nothing."""
+    same = torch.full((1, 6), 3)
+    blind, told = decoder(positions="none")(same), decoder(positions="learned")(same)
+    torch.testing.assert_close(blind[:, 1:], blind[:, :-1], rtol=0, atol=1e-5)
+    assert (told[:, 1:] - told[:, :-1]).abs().max() > 0.1
+    drawn = dict(decoder(positions="none").named_parameters())
+    for name, weight in decoder(positions="learned").named_parameters():
+        assert name == "position.weight" or torch.equal(weight, drawn[name]), "positions are drawn last"
+
+
+def test_more_tokens_than_learned_positions() -> None:
+    model = decoder(positions="learned")
+    with pytest.raises(ConfigError, match=r"^17 tokens are more than the 16 positions that this model has learned"):
+        model(ids(tokens=17))
+    made = generate(model, ids(tokens=15), 3)
+    assert [next(made).shape, next(made).shape] == [(2, 1), (2, 1)]
+    with pytest.raises(ConfigError, match=r"^17 tokens"):
+        next(made)
+
+
 def test_greedy_takes_the_most_likely_token() -> None:
     model = decoder()
     prompt = ids(tokens=4)
@@ -205,9 +239,10 @@ def test_tied_embedding_is_one_parameter_and_drawn_once() -> None:
 
 
 def test_weights_name_every_matrix_once() -> None:
-    model = decoder()
+    model = decoder(positions="learned")
     roles = [role for role, *_ in model.weights()]
-    assert roles == ["embed", *(["q", "k", "v", "o", "up", "gate", "down"] * 2), "head"] and set(roles) == set(ROLES)
+    block = ["q", "k", "v", "o", "up", "gate", "down"]
+    assert roles == ["embed", *(block * 2), "head", "position"] and set(roles) == set(ROLES)
     named = {id(w) for _, w, _, _ in model.weights()}
     assert {id(p) for p in model.parameters() if p.dim() == 2} == named
 

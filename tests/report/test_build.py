@@ -187,7 +187,7 @@ def test_a_trace_without_the_law_still_builds(make_run: MakeRun, tmp_path: Path)
         names = {file.stem for file in write_figures(path.parent, tmp_path / f"figures-{with_law}")}
         assert ("law" in names) is with_law and "geometry" in names
         assert ("Lines: what the scheme's definition predicts" in page.text) is with_law
-        assert ("Speed factor" in page.text) is with_law and "Angle of each write" in page.text
+        assert ("Turning per update" in page.text) is with_law and "Angle of each write" in page.text
 
 
 def test_a_report_never_imports_torch(comparison_dir: Path, tmp_path: Path) -> None:

@@ -207,3 +207,9 @@ def test_lines_break_where_a_value_is_missing_and_marks_outside_are_left_out() -
 )
 def test_numbers_read_well(text: str, expected: str) -> None:
     assert text == expected
+
+
+def test_the_inverse_of_a_column_is_nan_where_there_is_none() -> None:
+    measured = series.measured
+    assert measured({"speed": -4.0}, "1/speed") == -0.25 and measured({"speed": 3}, "speed") == 3
+    assert all(math.isnan(measured(record, "1/speed")) for record in ({"speed": None}, {}, {"speed": 0.0}))

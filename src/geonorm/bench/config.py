@@ -50,8 +50,7 @@ class OpsBench:
 
     def sizes(self, cuda: bool) -> list[tuple[int, int]]:
         """(rows, dim) of each shape to measure."""
-        usual = QUICK_SHAPES if self.quick else CUDA_SHAPES if cuda else CPU_SHAPES
-        return [rows_and_dim(shape) for shape in self.shapes or usual]
+        return sizes(self.shapes, self.quick, cuda)
 
     @property
     def rounds(self) -> int:
@@ -68,7 +67,7 @@ class TrainBench:
     baseline: str = "pre"
     """The scheme that ratios are to."""
     preset: str = "nano"
-    """Size of the model: nano, mini, 125m, paper-125m, 350m, 1.3b, 7b."""
+    """Size of the model: nano, nano-gpt2, mini, 125m, paper-125m, 350m, 1.3b, 7b, 70b."""
     batch_size: int = 16
     """Sequences per step."""
     context: int | None = None
@@ -93,6 +92,60 @@ class TrainBench:
         within("batch_size", self.batch_size, 1)
         if not self.schemes or not self.modes:
             raise ConfigError("bench train needs at least one scheme and one mode")
+
+
+@dataclass(frozen=True)
+class NormsBench:
+    """LayerNorm against RMSNorm, torch's functions and this library's modules: every one is compared with fp64 first,
+    then all take turns; and what share of a training step and of a decoding step a model's norms are."""
+
+    shapes: list[str] = field(default_factory=list)
+    """ROWSxDIM, tokens by width, such as 4096x768; a list for the device when not given."""
+    dtypes: list[Literal["fp32", "bf16", "fp16"]] = field(default_factory=lambda: ["fp32", "bf16"])
+    """Of what is normalised; gains and biases are fp32 in this library's modules, of this type in torch's functions."""
+    passes: list[Literal["fwd", "bwd", "both"]] = field(default_factory=lambda: ["fwd", "bwd", "both"])
+    """Forward pass, backward pass, or one after the other."""
+    modes: list[Literal["eager", "compiled"]] = field(default_factory=lambda: ["eager", "compiled"])
+    """compiled: torch.compile of each norm; block by block in a training step."""
+    preset: str = "nano"
+    """Size of the model whose steps are timed: nano, nano-gpt2, mini, 125m, paper-125m, 350m, 1.3b, 7b, 70b."""
+    scheme: str = "pre(entry=embedding)"
+    """Residual scheme of that model."""
+    batch_size: int = 16
+    """Sequences of a training step; one sequence is decoded."""
+    pairs: int = 41
+    """Rounds in which everything is timed once."""
+    threads: int = 1
+    """CPU threads."""
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu, cuda."""
+    quick: bool = False
+    """One small shape and 7 rounds, to see that it works."""
+    out: str | None = None
+    """Directory for summary.json and figures/."""
+
+    def __post_init__(self) -> None:
+        for shape in self.shapes:
+            rows_and_dim(shape)
+        common(self.pairs, self.threads)
+        within("batch_size", self.batch_size, 1)
+        for name in ("dtypes", "passes", "modes"):
+            if not getattr(self, name):
+                raise ConfigError(f"{name} is empty; leave it out for all")
+
+    def sizes(self, cuda: bool) -> list[tuple[int, int]]:
+        """(rows, dim) of each shape to measure."""
+        return sizes(self.shapes, self.quick, cuda)
+
+    @property
+    def rounds(self) -> int:
+        return min(self.pairs, QUICK_PAIRS) if self.quick else self.pairs
+
+
+def sizes(shapes: list[str], quick: bool, cuda: bool) -> list[tuple[int, int]]:
+    """Those asked for, or the usual ones of a device."""
+    usual = QUICK_SHAPES if quick else CUDA_SHAPES if cuda else CPU_SHAPES
+    return [rows_and_dim(shape) for shape in shapes or usual]
 
 
 def common(pairs: int, threads: int) -> None:

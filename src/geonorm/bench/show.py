@@ -73,8 +73,41 @@ def steps(rows: list[Row], baseline: str, say: Say) -> None:
     say("\n".join(aligned(table)))
 
 
-def figures(rows: Iterable[Row], folder: Path, environment: dict[str, Any]) -> list[Path]:
-    """One figure per dtype, PNG and SVG: time to Pre-Norm's of every candidate, forward and backward."""
+def norms(rows: list[Row], base: str, say: Say) -> None:
+    """The tables of `bench norms` for one shape and dtype, one a pass."""
+    head = ["microseconds", "ideal MB", "GB/s", "MFLOP", "kept MB", f"to {base}", "RMSNorm to it", "error out dx dw"]
+    for mode, group in groupby(rows, key=lambda row: row["mode"]):
+        entries = list(group)
+        first = entries[0]
+        table = [[f"{first['rows']} x {first['dim']} {first['dtype']} {MODES[mode]}", *head]]
+        for row in entries:
+            cells = [f"{1e6 * row['seconds']:.1f}", f"{row['bytes'] / 1e6:.1f}", f"{row['bandwidth'] / 1e9:.1f}"]
+            if "to_eager" in row:
+                kept = "–" if row["kept_bytes"] is None else f"{row['kept_bytes'] / 1e6:.1f}"
+                cells += [f"{row['flops'] / 1e6:.1f}", kept, interval(row["to_eager"])]
+                cells.append(interval(row["rms_to_this"]) if "rms_to_this" in row else "")
+                cells.append(" ".join(f"{row['errors'][key]:.0e}" for key in ("out", "dx", "dweight")))
+            table.append([row["name"], *cells, *[""] * (len(head) - len(cells))])
+        say("\n".join(["", *aligned(table)]))
+
+
+def norm_shares(rows: list[Row], say: Say) -> None:
+    """What norms cost a model."""
+    table = [["step", "mode", "norm", "norms", "ms a step", "of it in norms", "step with RMSNorm to it"]]
+    for row in rows:
+        share = tuple(None if part is None else 100 * part for part in row["share"])
+        middle, low, high = share
+        told = f"{middle:.1f} %" if low is None else f"{middle:.1f} % ({low:.1f} to {high:.1f})"
+        versus = interval(row["rms_to_this"]) if "rms_to_this" in row else ""
+        cells = [row["step"], row["mode"], row["norm"], str(row["norms"]), f"{1e3 * row['seconds']:.2f}", told, versus]
+        table.append(cells)
+    say("\n".join(["", *aligned(table)]))
+
+
+def figures(
+    rows: Iterable[Row], folder: Path, environment: dict[str, Any], stem: str = "ops", base: str = "add + rms_norm"
+) -> list[Path]:
+    """One figure per dtype, PNG and SVG: time over that of eager `base` of every candidate, forward and backward."""
     try:
         import matplotlib as mpl
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -83,7 +116,7 @@ def figures(rows: Iterable[Row], folder: Path, environment: dict[str, Any]) -> l
         return []
     from ..report.figures import STYLE
 
-    counted = [row for row in rows if "to_pre" in row]
+    counted = [row for row in rows if "to_eager" in row]
     modes = [row["mode"] for row in counted]
     mode = "both" if "both" in modes else modes[0]
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,9 +127,9 @@ def figures(rows: Iterable[Row], folder: Path, environment: dict[str, Any]) -> l
             chosen = [row for row in counted if (row["dtype"], row["mode"]) == (dtype, mode)]
             figure = Figure()
             FigureCanvasAgg(figure)
-            draw(figure, chosen, f"{MODES[mode]}, {dtype}, {environment['device']}, torch {environment['torch']}")
+            draw(figure, chosen, base, f"{MODES[mode]}, {dtype}, {environment['device']}, torch {environment['torch']}")
             for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-                path = folder / f"ops_{dtype}.{suffix}"
+                path = folder / f"{stem}_{dtype}.{suffix}"
                 figure.savefig(path, metadata=metadata)
                 written.append(path)
     return written
@@ -105,11 +138,10 @@ def figures(rows: Iterable[Row], folder: Path, environment: dict[str, Any]) -> l
 MODES = {"both": "forward + backward", "fwd": "forward", "bwd": "backward"}
 
 
-def draw(figure: Any, rows: list[Row], about: str) -> None:
+def draw(figure: Any, rows: list[Row], base: str, about: str) -> None:
     """Panels side by side, one a shape: ours filled, peers hollow, bars for the 95 % interval of the median."""
     sizes = list(dict.fromkeys((row["rows"], row["dim"]) for row in rows))
     names = list(dict.fromkeys(row["name"] for row in rows))
-    base = "add + rms_norm"
     figure.set_size_inches(2.8 + 2.8 * len(sizes), 1.6 + 0.27 * len(names))
     grid = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
     for axes, size in zip(grid, sizes, strict=True):

@@ -37,10 +37,12 @@ Model = overrides()
 class Optim:
     """The optimizer and its schedule."""
 
-    name: Literal["adamw", "muon"] = "adamw"
-    """muon: orthogonalised momentum for matrices inside blocks, AdamW for the rest."""
+    name: Literal["adamw", "muon", "sgd"] = "adamw"
+    """muon: orthogonalised momentum for matrices inside blocks, AdamW for the rest; sgd: with momentum."""
     weight_decay: float = 0.1
-    """Decoupled, on matrices but not on the embedding, norms and scalars."""
+    """On matrices but not on embeddings, norms and scalars; decoupled, for sgd a term of the gradient."""
+    momentum: float = 0.9
+    """SGD's."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's averages."""
     eps: float = 1e-8
@@ -61,6 +63,7 @@ class Optim:
             within(f"optim.{name}", getattr(self, name), 0, 1)
         for name in ("weight_decay", "clip", "eps"):
             within(f"optim.{name}", getattr(self, name), 0)
+        within("optim.momentum", self.momentum, 0, 0.999999)
         for beta in self.betas:
             within("optim.betas", beta, 0, 0.999999)
 
@@ -85,6 +88,12 @@ class Evaluation:
     """Held-out tokens, from the start of the validation text; the whole of it where it is shorter."""
     trace_tokens: int = 1024
     """Held-out tokens on which the geometry of every site is measured; 0 switches the trace off."""
+    tasks: list[str] = field(default_factory=list)
+    """Tasks as for `geonorm eval`, asked while the model trains; none by default."""
+    task_every: int | None = None
+    """Steps between them; only after the last step when not given."""
+    task_limit: int | None = None
+    """Most questions of each task; all when not given."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +137,7 @@ class Recipe:
     """What every run of a comparison shares."""
 
     preset: str = "nano"
-    """Size of the model: nano, mini, 125m, paper-125m, 350m, 1.3b, 7b, 70b."""
+    """Size of the model: nano, nano-gpt2, mini, 125m, paper-125m, 350m, 1.3b, 7b, 70b."""
     data: str = "stdlib"
     """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
     steps: int = 300
@@ -156,9 +165,14 @@ class Recipe:
         within("checkpoint.keep", self.checkpoint.keep, 1)
         within("evaluation.tokens", self.evaluation.tokens, 1)
         within("evaluation.trace_tokens", self.evaluation.trace_tokens, 0)
-        for name, every in (("evaluation", self.evaluation.every), ("checkpoint", self.checkpoint.every)):
-            if every is not None:
-                within(f"{name}.every", every, 1)
+        for name, count in (
+            ("evaluation.every", self.evaluation.every),
+            ("evaluation.task_every", self.evaluation.task_every),
+            ("evaluation.task_limit", self.evaluation.task_limit),
+            ("checkpoint.every", self.checkpoint.every),
+        ):
+            if count is not None:
+                within(name, count, 1)
         if self.batch_size % self.runtime.accumulate:
             raise ConfigError(
                 f"batch_size {self.batch_size} must be a multiple of runtime.accumulate {self.runtime.accumulate}"
@@ -330,6 +344,37 @@ class CompareConfig(Recipe):
             within("tune_steps", self.tune_steps, 1)
         if self.jobs is not None:
             within("jobs", self.jobs, 1)
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Loss on any text, and tasks by lm-evaluation-harness, of a run, an exported folder or any Hugging Face model."""
+
+    model: str
+    """Run directory, model folder, or a name on the Hugging Face hub."""
+    data: str | None = None
+    """Text as for train: its held-out part if it has one or if the run was trained on it, else all of it."""
+    tasks: list[str] = field(default_factory=list)
+    """Question sets of $GEONORM_DATA/eval, JSON-lines files of questions, or tasks of lm-evaluation-harness."""
+    tokens: int | None = None
+    """Most tokens of the text."""
+    limit: int | None = None
+    """Most questions of each task."""
+    context: int | None = None
+    """Tokens of a window of text, for Hugging Face models; their own context, but at most 2048, when not given."""
+    batch_size: int = 8
+    """Questions at a time."""
+    out: str | None = None
+    """Directory for summary.json, and for the definitions of local tasks."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+
+    def __post_init__(self) -> None:
+        if self.data is None and not self.tasks:
+            raise ConfigError("--data is missing: give a text, or questions with --tasks")
+        for name in ("tokens", "limit", "context", "batch_size"):
+            if getattr(self, name) is not None:
+                within(name, getattr(self, name), 1)
 
 
 def within(name: str, value: float, low: float, high: float = inf) -> None:

@@ -11,17 +11,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..nn.decoder import Decoder
 from .run import finite
 
 
 @torch.no_grad()
 def held_out(
-    model: Decoder, batches: Iterable[tuple[Tensor, Tensor]], token_bytes: NDArray[np.int64], device: torch.device
+    model: Any, batches: Iterable[tuple[Tensor, Tensor]], token_bytes: NDArray[np.int64], device: torch.device
 ) -> dict[str, float]:
     """val_loss in nats per token, val_bpb in bits per byte of UTF-8 (comparable between tokenizers), and counts.
 
-    token_bytes: bytes of each token (vocabulary,); special tokens count 0.
+    model: a Decoder, or what has its `loss`, `eval` and `train`. token_bytes: bytes of each token (vocabulary,); special
+    tokens count 0.
     """
     was_training = model.training
     model.eval()

@@ -87,14 +87,33 @@ class Live(TorchDispatchMode):
         self.now -= size
 
 
+class Passing(nn.Identity):
+    """In the place of the head: hands the stream on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.empty(0))
+
+
+def without(model: Decoder, **others: nn.Module | None) -> Decoder:
+    """The same decoder, its modules shared, with others in the place of some."""
+    shell = copy(model)
+    shell._modules = {**model._modules, **others}
+    return shell
+
+
+def entry(model: Decoder) -> nn.Module:
+    """What stands before the blocks: from ids to the stream."""
+    return without(model, blocks=nn.ModuleList(), exit=nn.Identity(), head=Passing(), logits_slot=None)
+
+
 class Head(nn.Module):
     """What follows the blocks: exit, head and cross entropy, on the stream."""
 
     def __init__(self, model: Decoder, targets: Tensor) -> None:
         super().__init__()
-        self.model, self.targets = copy(model), targets
-        before = {"embed": nn.Identity(), "entry": nn.Identity(), "blocks": nn.ModuleList()}
-        self.model._modules = {**model._modules, **before}
+        self.model = without(model, embed=nn.Identity(), position=None, entry=nn.Identity(), blocks=nn.ModuleList())
+        self.targets = targets
 
     def forward(self, stream: Tensor) -> Tensor:
         return self.model.loss(stream, self.targets)
@@ -117,11 +136,12 @@ def footprint(model: Decoder, batch: int, conditions: Conditions) -> list[Piece]
     pieces: dict[str, Piece] = {}
     with FakeTensorMode():
         ids = torch.zeros(batch, shape.context, dtype=torch.long)
-        turns = rope(torch.arange(shape.context), shape.head_dim, shape.rope_theta)
-        entry = nn.Sequential(model.embed, model.entry)
-        first = run(entry, ids, {}, c, set())
+        rotary = shape.positions == "rope"
+        turns = rope(torch.arange(shape.context), shape.head_dim, shape.rope_theta) if rotary else None
+        start = entry(model)
+        first = run(start, ids, {}, c, set())
         with torch.no_grad(), c.precision():
-            stream = functional_call(entry, stand_ins(entry, c, set()), (ids,))
+            stream = functional_call(start, stand_ins(start, c, set()), (ids,))
         for block in model.blocks:
             if (key := signature(block)) not in pieces:
                 pieces[key] = run(block, stream, {"positions": turns}, c, set(dict(block.named_parameters())))
@@ -153,7 +173,7 @@ def run(module: nn.Module, given: Tensor, others: dict[str, Any], conditions: Co
     """Forward and backward pass of a part of the model, counted."""
     tensors = stand_ins(module, conditions, cast)
     gradients = [tensor.grad for tensor in tensors.values() if tensor.grad is not None]
-    with Live([given, *tensors.values(), *gradients, *tree_leaves(others)]) as live:
+    with Live([given, *tensors.values(), *gradients, *(t for t in tree_leaves(others) if t is not None)]) as live:
         # the stream is made here, so that it lives as long as the pass keeps it and no longer
         entering = given.detach().requires_grad_() * 1.0 if given.is_floating_point() else given
         stream = live.now

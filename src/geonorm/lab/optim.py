@@ -28,7 +28,8 @@ def own_recipe(config: TrainConfig) -> TrainConfig:
 
 
 def build(model: Decoder, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
-    """AdamW, or Muon for matrices inside blocks with AdamW for the rest. Weight decay follows the table of roles."""
+    """AdamW, SGD, or Muon for matrices inside blocks with AdamW for the rest. Weight decay follows the table of
+    roles."""
     decayed: list[Tensor] = []
     hidden: list[Tensor] = []
     for role, weight, _, _ in model.weights():
@@ -41,7 +42,9 @@ def build(model: Decoder, config: Optim, lr: float) -> list[torch.optim.Optimize
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(groups, lr=lr, betas=config.betas, eps=config.eps, fused=True)
+        torch.optim.SGD(groups, lr=lr, momentum=config.momentum)
+        if config.name == "sgd"
+        else torch.optim.AdamW(groups, lr=lr, betas=config.betas, eps=config.eps, fused=True)
     ]
     if hidden:
         optimizers.append(

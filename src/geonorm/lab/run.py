@@ -109,6 +109,7 @@ class Run:
         self.path = path
         self.metrics = path / "metrics.jsonl"
         self.trace = path / "trace.jsonl"
+        self.norms = path / "norms.jsonl"
         self.checkpoints = path / "checkpoints"
 
     @staticmethod
@@ -152,7 +153,7 @@ class Run:
 
     def truncate(self, step: int) -> None:
         """Drops rows after `step`: they will be written again by the resumed run."""
-        for path in (self.metrics, self.trace):
+        for path in (self.metrics, self.trace, self.norms):
             kept = [json.dumps(row) + "\n" for row in read_rows(path) if row["step"] <= step]
             if path.exists():
                 write_atomic(path, "".join(kept))

@@ -1,22 +1,36 @@
-"""The geometry of every residual site of our own models, seen through hooks: x, u and x' of one forward pass."""
+"""The geometry of every residual site and norm of our own models, seen through hooks in one forward pass."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .. import sphere
 from ..nn.decoder import Decoder
-from ..norms import upcast
-from ..probes.measures import mean, step_measures
+from ..norms import DyT, LayerNorm, RMSNorm, UnitNorm, upcast
+from ..probes import NormMeasure, SiteMeasure
+from ..probes.measures import mean, wide
 from ..residual import Residual
 from ..schemes import Site
 
 Look = Callable[[Site, Residual, Tensor, Tensor, Tensor], None]
+CENTRED: dict[type, bool | None] = {LayerNorm: True, RMSNorm: False, UnitNorm: False, DyT: None}
+"""The norms that are measured, and whether they take the mean out."""
+QUANTILE = re.compile(r"_p\d\d$")
+MLP_ROLES = ("up", "down")
+"""W1 and W2 of arXiv:2002.04745, whose gradients a trace shows apart."""
+
+
+class Trace(NamedTuple):
+    """Rows of trace.jsonl and of norms.jsonl."""
+
+    sites: list[dict[str, Any]]
+    norms: list[dict[str, Any]]
 
 
 @contextmanager
@@ -50,32 +64,35 @@ def watching(model: Decoder, look: Look) -> Iterator[None]:
 
 
 @torch.no_grad()
-def trace(model: Decoder, ids: Tensor, step: int, grad_norms: dict[str, float]) -> list[dict[str, Any]]:
-    """One row per site for ids (batch, tokens): see `probes.measures`, plus what the definition predicts (`law`), which
-    tokens are clamped, the rotation by the site's own norm, and the gradient norm of the branch's weights at this step
-    (keys as `site_key`)."""
-    rows: list[dict[str, Any]] = []
+def trace(model: Decoder, ids: Tensor, step: int, grad_norms: dict[str, float]) -> Trace:
+    """One row per site and one per norm for ids (batch, tokens), in the columns of `probes` but for its quantiles.
+
+    Of a site also: what the definition predicts (`law`), which tokens are clamped, the rotation by the site's own norm,
+    and the gradient norms of the branch's weights at this step (keys as `branch_grad_norms`). Norms are those of sites
+    and of both ends, each as it is first called for these tokens; `norm` is its name at its place.
+    """
+    sites: list[dict[str, Any]] = []
 
     def look(site: Site, residual: Residual, x: Tensor, u: Tensor, after: Tensor) -> None:
         clamped = residual.scheme.clamped(x, u, residual.own, residual.site(x))
-        rows.append(
+        measure = SiteMeasure()
+        measure.update(*(wide(part) for part in (residual.scheme.seen(x), residual.scheme.seen(after), u)))
+        own = [norms[key]["rotation"] for key in map(id, residual.own.children()) if key in norms]
+        key = site_key(site)
+        sites.append(
             {
-                "step": step,
-                "scheme": str(residual.scheme),
-                "layer": site.layer,
-                "kind": site.kind,
-                "t": site.t,
-                **step_measures(residual.scheme.seen(x), residual.scheme.seen(after), u),
-                "radius_after": mean(sphere.radius(residual.scheme.seen(after).double())),
+                **place(step, str(residual.scheme), site),
+                **without_quantiles(measure.row(), "ratio_p99"),
                 **law(residual, x, u),
                 "clamped": None if clamped is None else clamped.double().mean().item(),
-                "rotation": rotations.pop(id(residual), None),
-                "grad_norm": grad_norms.get(site_key(site)),
+                "rotation": own[0] if own else None,
+                "grad_norm": grad_norms.get(key),
+                **{f"grad_norm_{role}": grad_norms.get(f"{key}.{role}") for role in MLP_ROLES},
             }
         )
 
-    rotations: dict[int, float | None] = {}
-    handles = [handle for _, residual in model.residuals() for handle in watch_rotation(residual, rotations)]
+    norms: dict[int, dict[str, Any]] = {}
+    handles = list(watch_norms(model, step, norms))
     was_training = model.training
     model.eval()
     try:
@@ -85,7 +102,16 @@ def trace(model: Decoder, ids: Tensor, step: int, grad_norms: dict[str, float]) 
         model.train(was_training)
         for handle in handles:
             handle.remove()
-    return rows
+    return Trace(sites, list(norms.values()))
+
+
+def place(step: int, scheme: str, site: Site) -> dict[str, Any]:
+    return {"step": step, "scheme": scheme, "layer": site.layer, "kind": site.kind, "t": site.t}
+
+
+def without_quantiles(row: dict[str, Any], *but: str) -> dict[str, Any]:
+    """Means and standard deviations: a run has a row per evaluation and place, quantiles would triple it."""
+    return {key: value for key, value in row.items() if key in but or not QUANTILE.search(key)}
 
 
 def law(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | None]:
@@ -123,18 +149,25 @@ def law(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | None]:
     }
 
 
-def watch_rotation(residual: Residual, rotations: dict[int, float | None]) -> list[Any]:
-    """Hooks the first norm of a site: the angle between what it is given and what it gives."""
-    for name, module in residual.own.named_children():
-        if name in ("input", "stream", "output"):
+def watch_norms(model: Decoder, step: int, rows: dict[int, dict[str, Any]]) -> Iterator[Any]:
+    """Hooks every norm of the stream: a row for each, by the id of the module."""
+    ends = [(end.site, end.scheme, end.own) for end in (model.entry, model.exit)]
+    inside = [(site, residual.scheme, residual.own) for site, residual in model.residuals()]
+    for site, scheme, own in (ends[0], *inside, ends[1]):
+        for name, module in own.named_modules():
+            if type(module) in CENTRED:
+                yield module.register_forward_hook(norm_hook(place(step, str(scheme), site), name, rows))
 
-            def hook(_: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
-                if id(residual) in rotations:  # `law` runs the norm once more
-                    return
-                rotations[id(residual)] = mean(sphere.angle(inputs[0].double(), out.double()))
 
-            return [module.register_forward_hook(hook)]
-    return []
+def norm_hook(about: dict[str, Any], name: str, rows: dict[int, dict[str, Any]]) -> Callable[..., None]:
+    def hook(norm: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        if id(norm) in rows:  # `law` runs it once more, and some schemes use a norm twice
+            return
+        measure = NormMeasure(CENTRED[type(norm)])
+        measure.update(wide(inputs[0]), wide(out), getattr(norm, "weight", None), getattr(norm, "bias", None))
+        rows[id(norm)] = {**about, "norm": name, **without_quantiles(measure.row())}
+
+    return hook
 
 
 def site_key(site: Site) -> str:
@@ -143,9 +176,14 @@ def site_key(site: Site) -> str:
 
 @torch.no_grad()
 def branch_grad_norms(model: Decoder) -> dict[str, float]:
-    """Gradient norm of each site's branch weights, by `site_key`, before clipping."""
+    """Gradient norm of each site's branch weights, by `site_key`, before clipping; of the first and second matrix of an
+    MLP also apart, by `site_key` and role."""
     norms = {}
     for site, residual in model.residuals():
         squares = [p.grad.double().square().sum() for p in residual.branch.parameters() if p.grad is not None]
         norms[site_key(site)] = torch.stack(squares).sum().sqrt().item() if squares else 0.0
+        for module in residual.branch.modules():
+            role = getattr(module, "role", None)
+            if role in MLP_ROLES and isinstance(module, nn.Linear) and module.weight.grad is not None:
+                norms[f"{site_key(site)}.{role}"] = module.weight.grad.double().norm().item()
     return norms

@@ -29,6 +29,7 @@ from .data import TokenData, Tokenizer, load_tokenizer, open_source, prepare
 from .data.batches import Batches, validation_batches
 from .diagnose import diagnose
 from .evaluate import held_out
+from .examination import Examination
 from .run import Run, finite, read_rows, write_json
 from .statistics import spikes
 
@@ -101,6 +102,7 @@ class Loop:
         self.optimizers = optim.build(self.model, self.config.optim, self.config.lr)
         self.writer = event_writer() if config.runtime.tensorboard else None
         self.evaluate_every = config.evaluation.every or max(1, config.steps // 3)
+        self.examination = Examination(config, self.model, text.tokenizer) if config.evaluation.tasks else None
         self.save_every = config.checkpoint.every or max(1, config.steps // 5)
         # a GPU is asked for its losses seldom, because asking waits for it
         self.log_every = 1 if device.type == "cpu" else 10
@@ -144,7 +146,8 @@ class Loop:
             step, last = self.step + 1, self.step + 1 == c.steps
             evaluating = last or step % self.evaluate_every == 0
             saving = last or step % self.save_every == 0
-            reading = evaluating or saving or step % self.log_every == 0
+            asking = self.examination is not None and self.examination.due(step, last)
+            reading = evaluating or saving or asking or step % self.log_every == 0
             grad_norms = self.update(evaluating, reading)
             if not (reading or stopped):
                 continue
@@ -152,6 +155,8 @@ class Loop:
             self.clock(rows, time.monotonic() - started)
             if evaluating:
                 rows[-1].update(self.evaluate(run, grad_norms))
+            if asking and self.examination is not None:
+                rows[-1].update(self.examination.row())
             run.append(run.metrics, rows)
             self.check(rows)
             if board:
@@ -232,7 +237,9 @@ class Loop:
             result = held_out(self.model, self.held_out, self.text.tokens.token_bytes, self.device)
             if c.evaluation.trace_tokens:
                 ids = self.trace_ids()
-                run.append(run.trace, trace.trace(self.model, ids, self.step, grad_norms))
+                found = trace.trace(self.model, ids, self.step, grad_norms)
+                run.append(run.trace, found.sites)
+                run.append(run.norms, found.norms)
         return {key: finite(result[key]) for key in ("val_loss", "val_bpb")}
 
     def trace_ids(self) -> Tensor:
@@ -272,6 +279,8 @@ class Loop:
             "paper_recipe": parse(c.scheme).recipe(),
             "diagnosis": diagnosis,
         }
+        if self.examination is not None:
+            summary["tasks"] = self.examination.last(rows)
         summary = {key: finite(value) for key, value in summary.items()}
         write_json(run.path / "summary.json", summary)
         return summary

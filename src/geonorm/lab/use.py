@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +14,49 @@ import torch
 from ..errors import ConfigError, DataError
 from ..nn.sampling import generate
 from . import parallel
-from .config import MAX_SEED, within
-from .data import Source, Tokenizer, load_tokenizer, open_source, prepare
+from .config import MAX_SEED, EvalConfig, within
+from .data import Tokenizer, load_tokenizer, open_source, prepare
 from .data.batches import validation_batches
+from .data.source import NO_TEXT
 from .evaluate import held_out, with_perplexity
+from .subject import Subject, open_subject
+from .tasks import Tasks, listener
 from .train import EVALUATION_BATCH, load_run
 
-NO_TEXT = Source("no text", "", (), {})
-"""In the place of a source for a tokenizer that is read from a file: a run needs nothing but its directory."""
 MOST_TOKENS = 1_000_000
 
 
-def evaluate_text(path: Path, data: str, tokens: int | None, device_name: str) -> dict[str, Any]:
-    """Loss of a run on a text, in windows of the run's context: on its held-out part where the text comes with one or
-    is what the run was trained on, else on all of it."""
-    if tokens is not None:
-        within("tokens", tokens, 1)
-    device = parallel.pick_device(device_name)
-    model, config, tokenizer_file = load_run(path, device)
+def evaluate(config: EvalConfig, live: bool = False) -> dict[str, Any]:
+    """Loss on a text and results of tasks, for a run or a Hugging Face model. The definitions of local tasks are
+    written to `out`, so that lm-evaluation-harness can repeat them by itself."""
+    c = config
+    tasks = Tasks(c.tasks, c.limit) if c.tasks else None
+    subject = open_subject(c.model, parallel.pick_device(c.device), c.context)
+    result = dict(subject.about)
+    if c.data is not None:
+        result.update(on_text(subject, c.data, c.tokens))
+    if tasks is not None:
+        with subject.precision():
+            answers = tasks.ask(listener(subject.causal, subject.fast(), c.batch_size, live))
+        result.update(tasks=answers, limit=c.limit, harness=f"lm_eval {version('lm_eval')}")
+        if c.out is not None:
+            tasks.write(Path(c.out) / "tasks")
+    return result
+
+
+def on_text(subject: Subject, data: str, tokens: int | None) -> dict[str, Any]:
+    """Loss, perplexity and bits per byte in windows of the model's context: on the held-out part where the text comes
+    with one or is what the run was trained on, else on all of it."""
     source = open_source(data)
-    tokenizer = load_tokenizer(str(tokenizer_file), source, model.config.vocab_size)
-    text = prepare(source, tokenizer)
-    seen = text.sha256 == trained_on(path)
+    text = prepare(source, subject.tokenizer(source))
+    seen = "run" in subject.about and text.sha256 == trained_on(Path(subject.about["run"]))
     # the fingerprint holds the share to hold out exactly where the text has no held-out part of its own
     whole = not seen and source.fingerprint != open_source(data, validation_fraction=0.5).fingerprint
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
-    context = model.config.context
-    batches = validation_batches(ids, max(1, EVALUATION_BATCH // context), context, tokens)
-    with parallel.precision(config.runtime, device):
-        result = with_perplexity(held_out(model, batches, text.token_bytes, device))
-    about = {"run": str(path), "scheme": config.scheme, "data": data, "part": "all" if whole else "held-out"}
-    return {**about, "data_sha256": text.sha256, **result}
+    batches = validation_batches(ids, max(1, EVALUATION_BATCH // subject.context), subject.context, tokens)
+    with subject.precision():
+        result = with_perplexity(held_out(subject.scorer, batches, text.token_bytes, subject.device))
+    return {"data": data, "part": "all" if whole else "held-out", "data_sha256": text.sha256, **result}
 
 
 def trained_on(path: Path) -> str | None:

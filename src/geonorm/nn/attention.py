@@ -1,4 +1,4 @@
-"""Causal self-attention with rotary positions and grouped queries, and its key-value cache."""
+"""Causal self-attention with grouped queries, rotary positions where asked for, and its key-value cache."""
 
 from __future__ import annotations
 
@@ -97,24 +97,30 @@ class Attention(nn.Module):
             if slot is not None:
                 self.slots[name] = slot
 
-    def split(self, name: str, y: Tensor, heads: int) -> Tensor:
+    def split(self, name: str, y: Tensor) -> Tensor:
         """(batch, tokens, heads * head_dim) to (batch, tokens, heads, head_dim), through norm and slot of that name."""
         if name in self.norms and self.whole:
             y = self.norms[name](y)
-        y = y.unflatten(-1, (heads, self.head_dim))
+        y = y.unflatten(-1, (-1, self.head_dim))  # -1: one rank of a tensor-parallel model has a part of the heads
         if name in self.norms and not self.whole:
             y = self.norms[name](y)
         return self.slots[name](y) if name in self.slots else y
 
-    def turn(self, name: str, y: Tensor, positions: Rope) -> Tensor:
-        """RoPE and the slot behind it; returns (batch, heads, tokens, head_dim)."""
-        y = rotate(y.transpose(1, 2), positions)
+    def turn(self, name: str, y: Tensor, positions: Rope | None) -> Tensor:
+        """RoPE, if there is one, and the slot behind it; returns (batch, heads, tokens, head_dim)."""
+        y = y.transpose(1, 2) if positions is None else rotate(y.transpose(1, 2), positions)
         return self.slots[name](y.transpose(1, 2)).transpose(1, 2) if name in self.slots else y
 
-    def forward(self, y: Tensor, positions: Rope, cache: LayerCache | None = None) -> Tensor:
-        q = self.turn("q_rope", self.split("q", self.q(y), self.heads), positions)
-        k = self.turn("k_rope", self.split("k", self.k(y), self.groups), positions)
-        v = self.split("v", self.v(y), self.groups).transpose(1, 2)
+    def forward(self, y: Tensor, positions: Rope | None, **context: Any) -> Tensor:
+        q = self.turn("q_rope", self.split("q", self.q(y)), positions)
+        k = self.turn("k_rope", self.split("k", self.k(y)), positions)
+        v = self.split("v", self.v(y)).transpose(1, 2)
+        result: Tensor = self.o(self.attend(q, k, v, **context).flatten(-2))
+        return result
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """Causal attention of (batch, heads, tokens, head_dim), fewer heads in k and v for grouped queries, to (batch,
+        tokens, heads, head_dim)."""
         mask = None
         if cache is not None:
             past = cache.length
@@ -125,5 +131,4 @@ class Attention(nn.Module):
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=self.groups != self.heads
         )
-        result: Tensor = self.o(out.transpose(1, 2).flatten(-2))
-        return result
+        return out.transpose(1, 2)

@@ -28,14 +28,16 @@ class DecoderConfig:
     """Rows of the embedding."""
     context: int = 128
     """Tokens of a training sequence."""
-    mlp: Literal["swiglu", "gelu"] = "swiglu"
-    """Gated SiLU (three matrices) or GELU (two)."""
+    mlp: Literal["swiglu", "gelu", "gelu_tanh"] = "swiglu"
+    """Gated SiLU (three matrices), GELU (two), or GELU by the tanh formula as in GPT-2."""
     block: Literal["sequential", "parallel"] = "sequential"
     """Attention, then MLP; or both on the same input, their sum one update (GPT-J, GPT-NeoX)."""
     norm: Literal["rms", "layer", "dyt", "none"] = "rms"
     """What N is in the scheme's equation."""
     gains: bool = True
     """Whether norms have learned gains."""
+    norm_bias: bool = True
+    """Whether norms with gains have a learned bias, too: LayerNorm and DyT; RMSNorm never has one."""
     eps: float = 1e-6
     """Added to the mean square inside norms."""
     qk_norm: Literal["none", "head", "full"] = "none"
@@ -44,6 +46,9 @@ class DecoderConfig:
     """Whether linear layers have biases."""
     tied: bool = False
     """Whether the head shares the embedding's weights."""
+    positions: Literal["rope", "learned", "none"] = "rope"
+    """rope: queries and keys are rotated; learned: one vector a position, added to the embedding (GPT-2); none: only
+    the causal mask tells positions apart."""
     rope_theta: float = 10000.0
     """Base of the rotary position encoding."""
 
@@ -54,10 +59,9 @@ class DecoderConfig:
         for name in ("layers", "width", "heads", "kv_heads", "hidden", "vocab_size", "context"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} must be at least 1, got {getattr(self, name)}")
-        if self.width % self.heads or (self.width // self.heads) % 2:
-            raise ConfigError(
-                f"model.width {self.width} must be an even multiple of model.heads {self.heads} (rotary pairs)"
-            )
+        if self.width % self.heads or (self.positions == "rope" and self.head_dim % 2):
+            even, pairs = ("n even", " (rotary pairs)") if self.positions == "rope" else ("", "")
+            raise ConfigError(f"model.width {self.width} must be a{even} multiple of model.heads {self.heads}{pairs}")
         if self.heads % self.groups:
             raise ConfigError(f"model.heads {self.heads} must be a multiple of model.kv_heads {self.kv_heads}")
 
@@ -73,6 +77,9 @@ class DecoderConfig:
 
 PRESETS: dict[str, DecoderConfig] = {
     "nano": DecoderConfig(),
+    "nano-gpt2": DecoderConfig(
+        hidden=512, mlp="gelu_tanh", norm="layer", eps=1e-5, bias=True, tied=True, positions="learned"
+    ),
     "mini": DecoderConfig(layers=12, width=192, heads=6, hidden=512, vocab_size=4096, context=256),
     "125m": DecoderConfig(layers=12, width=768, heads=12, hidden=2048, vocab_size=50304, context=1024),
     "paper-125m": DecoderConfig(

@@ -2,8 +2,8 @@
 
     embedding -> enter -> L x (attention residual, MLP residual) -> exit -> head
 
-or one residual per block around attention and MLP side by side. RoPE, grouped queries, SwiGLU or GELU, SDPA; no layer
-knows which scheme it runs under.
+or one residual per block around attention and MLP side by side. Rotary or learned positions, grouped queries, SwiGLU or
+GELU, SDPA; no layer knows which scheme it runs under.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..norms import NormSpec
 from ..residual import Residual
 from ..schemes import Scheme, Site, parse
@@ -38,19 +39,26 @@ class End(nn.Module):
         return move(x, self.own, self.site)
 
 
+def under(branch: nn.Module, scheme: Scheme, site: Site, config: DecoderConfig) -> Residual:
+    """The branch under the scheme, with the norms of this model."""
+    c = config
+    return Residual(branch, scheme, site, c.width, c.norm, c.gains, c.eps, c.norm_bias)
+
+
 class Block(nn.Module):
     """One layer: an attention residual, then an MLP residual. Keyword arguments go to the attention."""
 
+    attention = Attention
+    """The class of the attention; another way to attend is a subclass."""
     attn: Residual
     mlp: Residual
 
     def __init__(self, config: DecoderConfig, scheme: Scheme, layer: int) -> None:
         super().__init__()
-        for name, make in (("attn", Attention), ("mlp", MLP)):
+        for name, make in (("attn", self.attention), ("mlp", MLP)):
             site = Site(layer, name, config.layers)
             branch = make(config, scheme.resolve(site), site)
-            residual = Residual(branch, scheme, site, config.width, config.norm, config.gains, config.eps)
-            setattr(self, name, residual)
+            setattr(self, name, under(branch, scheme, site, config))
 
     def forward(self, x: Tensor, **attention: Any) -> Tensor:
         x, reading = self.attn(x, then=self.mlp, **attention)
@@ -65,9 +73,11 @@ class Parallel(nn.Module):
     function, with those of one folded into the matrices behind it, W (g y + b) = (W g) y + W b.
     """
 
-    def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
+    def __init__(
+        self, config: DecoderConfig, scheme: Scheme, site: Site, attention: type[Attention] = Attention
+    ) -> None:
         super().__init__()
-        self.attn = Attention(config, scheme, site)
+        self.attn = attention(config, scheme, site)
         self.mlp = MLP(config, scheme, site)
 
     def forward(self, y: Tensor, **attention: Any) -> Tensor:
@@ -78,11 +88,13 @@ class Parallel(nn.Module):
 class ParallelBlock(nn.Module):
     """One layer: one residual around attention and MLP, its site kind `parallel`."""
 
+    attention = Attention
+
     def __init__(self, config: DecoderConfig, scheme: Scheme, layer: int) -> None:
         super().__init__()
         site = Site(layer, "parallel", config.layers)
-        branch = Parallel(config, scheme.resolve(site), site)
-        self.both = Residual(branch, scheme, site, config.width, config.norm, config.gains, config.eps)
+        branch = Parallel(config, scheme.resolve(site), site, self.attention)
+        self.both = under(branch, scheme, site, config)
 
     def forward(self, x: Tensor, **attention: Any) -> Tensor:
         out: Tensor = self.both(x, **attention)
@@ -103,10 +115,14 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = c = config
         self.scheme = parse(c.scheme)
-        norm = NormSpec(c.norm, c.width, c.gains, c.eps)
+        norm = NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
         # torch's own initial values are skipped: on the meta device they import the compiler
         self.embed = nn.Embedding.from_pretrained(torch.empty(c.vocab_size, c.width), freeze=False)
         self.embed.role = "embed"
+        self.position = None
+        if c.positions == "learned":
+            self.position = nn.Embedding.from_pretrained(torch.empty(c.context, c.width), freeze=False)
+            self.position.role = "position"
         self.entry = End(self.scheme, Site(0, "entry", c.layers), norm)
         self.blocks = nn.ModuleList(BLOCKS[c.block](c, self.scheme, layer) for layer in range(c.layers))
         self.exit = End(self.scheme, Site(c.layers - 1, "exit", c.layers), norm)
@@ -119,8 +135,13 @@ class Decoder(nn.Module):
     def forward(self, ids: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
         past = cache[0].length if cache else 0
         positions = torch.arange(past, past + ids.shape[1], device=ids.device)
-        turns = rope(positions, self.config.head_dim, self.config.rope_theta)
-        x = self.entry(self.embed(ids))
+        rotary = self.config.positions == "rope"
+        turns = rope(positions, self.config.head_dim, self.config.rope_theta) if rotary else None
+        x = self.embed(ids)
+        if self.position is not None:
+            self.within_context(past + ids.shape[1])
+            x = x + self.position(positions)
+        x = self.entry(x)
         for layer, block in enumerate(self.blocks):
             x = block(x, positions=turns, cache=cache[layer] if cache else None)
         logits: Tensor = self.head(self.exit(x).to(self.head.weight.dtype))
@@ -136,6 +157,14 @@ class Decoder(nn.Module):
         if logits.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
         return F.cross_entropy(logits, targets, reduction=reduction)
+
+    def within_context(self, length: int) -> None:
+        """ConfigError where there is no vector for the last position."""
+        if length > self.config.context:
+            raise ConfigError(
+                f"{length} tokens are more than the {self.config.context} positions that this model has learned; "
+                "give fewer"
+            )
 
     def new_cache(self, room: int) -> list[LayerCache]:
         """An empty key-value cache for up to `room` tokens."""
@@ -156,6 +185,8 @@ class Decoder(nn.Module):
                     yield str(module.role), module.weight, residual.scheme, site
         if not self.config.tied:
             yield "head", self.head.weight, self.exit.scheme, self.exit.site
+        if self.position is not None:  # last, so that the draws of all others are those of a model without it
+            yield "position", self.position.weight, self.entry.scheme, self.entry.site
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -192,4 +223,4 @@ class Decoder(nn.Module):
         return sum(weight.numel() for _, weight, _, _ in self.weights())
 
 
-assert set(ROLES) == {"embed", "q", "k", "v", "o", "up", "gate", "down", "head"}
+assert set(ROLES) == {"embed", "position", "q", "k", "v", "o", "up", "gate", "down", "head"}

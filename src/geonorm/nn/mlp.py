@@ -18,6 +18,7 @@ class MLP(nn.Module):
         c = config
         self.up = linear("up", c.width, c.hidden, c.bias)
         self.gate = linear("gate", c.width, c.hidden, c.bias) if c.mlp == "swiglu" else None
+        self.formula = "tanh" if c.mlp == "gelu_tanh" else "none"
         self.down = linear("down", c.hidden, c.width, c.bias)
         self.slots = nn.ModuleDict()
         for name in ("up", "gate"):
@@ -27,7 +28,10 @@ class MLP(nn.Module):
 
     def forward(self, y: Tensor) -> Tensor:
         up = self.slot("up", self.up(y))
-        hidden = F.gelu(up) if self.gate is None else F.silu(self.slot("gate", self.gate(y))) * up
+        if self.gate is None:
+            hidden = F.gelu(up, approximate=self.formula)
+        else:
+            hidden = F.silu(self.slot("gate", self.gate(y))) * up
         out: Tensor = self.down(hidden)
         return out
 

@@ -21,6 +21,7 @@ class Role:
 
 ROLES = {
     "embed": Role(decay=False, split="rows", hidden=False),
+    "position": Role(decay=False, split="rows", hidden=False),
     "q": Role(decay=True, split="rows", hidden=True),
     "k": Role(decay=True, split="rows", hidden=True),
     "v": Role(decay=True, split="rows", hidden=True),

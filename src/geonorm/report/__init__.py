@@ -15,15 +15,15 @@ AnyPath = str | PathLike[str]
 def build(dirs: Sequence[AnyPath] | AnyPath, out: AnyPath, figures: AnyPath | None = None) -> Path:
     """Write one self-contained HTML page about the runs under `dirs` and return its path.
 
-    `dirs` are run directories, directories that hold some, comparisons (DIR/runs/*), or simulations (then all of
-    them). With `figures`, the PNG and SVG figures go to that directory as well. Raises FileNotFoundError where there
-    is no run at all, GeonormError where simulations and runs are mixed.
+    `dirs` are run directories, directories that hold some, comparisons (DIR/runs/*), or simulations or probes (then
+    all of them). With `figures`, the PNG and SVG figures go to that directory as well. Raises FileNotFoundError where
+    there is no run at all, GeonormError where these kinds are mixed.
     """
     from geonorm.report.page import page
     from geonorm.report.runs import load
 
-    if simulations := _simulations(dirs):
-        return _build_simulations(simulations, Path(out), figures)
+    if study := _study(dirs):
+        return _build_study(*study, Path(out), figures)
     comparison = load(dirs)
     target = Path(out)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -34,20 +34,21 @@ def build(dirs: Sequence[AnyPath] | AnyPath, out: AnyPath, figures: AnyPath | No
 
 
 def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[Path]:
-    """Write final_loss, loss_curves, geometry, law and learning_rates as PNG and SVG; returns what was written.
+    """Write final_loss, loss_curves, geometry, law, learning_rates and uniform as PNG and SVG; returns what was
+    written.
 
-    Of a simulation: cosine, collapse, speed and sphere. A figure with nothing to show (no trace, one learning rate) is
-    left out. Several simulations write to a folder each, by their names, numbered where two have
-    the same.
+    Of a simulation: cosine, collapse, speed and sphere; of a probe: those of `report.geometry`. A figure with nothing
+    to show (no trace, one learning rate) is left out. Several simulations or probes write to a folder each, by their
+    names, numbered where two have the same.
     """
     from geonorm.report.figures import draw
     from geonorm.report.runs import load
 
-    if simulations := _simulations(dirs):
-        several = len(simulations) > 1
-        names = _distinct([path.resolve().name for path in simulations])
-        folders = [Path(out_dir) / name if several else Path(out_dir) for name in names]
-        return [file for path, folder in zip(simulations, folders, strict=True) for file in _draw(path, folder)]
+    if study := _study(dirs):
+        kind, paths = study
+        names = _distinct([path.resolve().name for path in paths])
+        folders = [Path(out_dir) / name if len(paths) > 1 else Path(out_dir) for name in names]
+        return [file for path, folder in zip(paths, folders, strict=True) for file in _draw(kind, path, folder)]
     return draw(load(dirs), Path(out_dir))
 
 
@@ -60,39 +61,46 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return taken
 
 
-def _simulations(dirs: Sequence[AnyPath] | AnyPath) -> list[Path]:
-    """The directories, if they are simulations; none if they are not."""
+def _study(dirs: Sequence[AnyPath] | AnyPath) -> tuple[str, list[Path]] | None:
+    """(simulation or probe, the directories), if they are such; None if they are runs."""
     from geonorm.errors import GeonormError
+    from geonorm.report.geometry import is_probe
     from geonorm.report.simulation import is_simulation
 
     paths = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
-    found = [path for path in paths if is_simulation(path)]
-    if found and len(found) < len(paths):
-        raise GeonormError("one report is about runs or about simulations, not both: give them apart")
-    return found
+    kinds = {"simulation" if is_simulation(path) else "probe" if is_probe(path) else "run" for path in paths}
+    if len(kinds) > 1:
+        raise GeonormError("one report is about runs, about simulations or about probes: give them apart")
+    return None if kinds <= {"run"} else (kinds.pop(), paths)
 
 
-def _draw(path: Path, folder: Path) -> list[Path]:
+def _draw(kind: str, path: Path, folder: Path) -> list[Path]:
+    from geonorm.report import geometry, simulation, trajectories
     from geonorm.report.figures import save
-    from geonorm.report.simulation import caption, load
-    from geonorm.report.trajectories import FIGURES
 
-    trace = load(path)
-    return save(trace, FIGURES, caption(trace.summary), folder)
+    if kind == "probe":
+        found = geometry.load(path)
+        return save(found, geometry.FIGURES, geometry.caption(found), folder)
+    trace = simulation.load(path)
+    return save(trace, trajectories.FIGURES, simulation.caption(trace.summary), folder)
 
 
-def _build_simulations(paths: list[Path], target: Path, figures: AnyPath | None) -> Path:
+def _build_study(kind: str, paths: list[Path], target: Path, figures: AnyPath | None) -> Path:
     from tempfile import TemporaryDirectory
 
-    from geonorm.report.simulation import load, page
+    from geonorm.report import geometry, simulation
 
     drawings = []
     for path in paths:
         with TemporaryDirectory() as scratch:
-            written = [file for file in _draw(path, Path(scratch)) if file.suffix == ".svg"]
+            written = [file for file in _draw(kind, path, Path(scratch)) if file.suffix == ".svg"]
             drawings.append({file.stem: file.read_bytes() for file in written})
+    if kind == "probe":
+        text = geometry.page([geometry.load(path) for path in paths], drawings)
+    else:
+        text = simulation.page([simulation.load(path) for path in paths], drawings)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page([load(path) for path in paths], drawings), encoding="utf-8")
+    target.write_text(text, encoding="utf-8")
     if figures is not None:
         write_figures(paths, figures)
     return target

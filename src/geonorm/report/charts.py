@@ -230,7 +230,7 @@ PROFILES = (
     Measure("radius", "Radius of the stream", "Mean norm |x| of the tokens that enter each site."),
     Measure("angle", "Angle of each write", "Mean angle, in radians, by which a site turns a token.", "law_angle"),
     Measure("radius_after", "Radius after each site", "Mean norm |x'| of the tokens that leave.", "law_radius"),
-    Measure("speed", "Speed factor", "s in theta' = P(u) / s: small is fast. From the definition, this x and u."),
+    Measure("1/speed", "Turning per update", "1/s in theta' = P(u) / s: from the definition, with this x and u."),
     Measure("clamped", "Clamped tokens", "Share of tokens whose angle reached the scheme's limit."),
     Measure("cos_pair", "Likeness of tokens", "Mean cosine between tokens of one sequence; 1 is collapse."),
     Measure("grad_norm", "Gradient per site", "Norm of the gradient at each site."),
@@ -245,7 +245,7 @@ def geometry(comparison: Comparison) -> list[Figure]:
     """What each site does to the stream at the last evaluation, and how that came about."""
     profiles = [_profile(comparison, measure) for measure in PROFILES]
     courses = [_course(comparison, measure) for measure in COURSES]
-    return [figure for figure in [*profiles[:2], *courses, *profiles[2:]] if figure]
+    return [figure for figure in [*profiles[:2], *courses, *profiles[2:], *uniform(comparison)] if figure]
 
 
 def _profile(comparison: Comparison, measure: Measure) -> Figure | None:
@@ -296,6 +296,35 @@ def _course(comparison: Comparison, measure: Measure) -> Figure | None:
         if curve:
             _curve(chart, comparison, index, curve, si)
     return Figure(measure.title, measure.note + (" Logarithmic scale." if log else ""), chart)
+
+
+def uniform(comparison: Comparison) -> list[Figure]:
+    """|cos| of what norms are given to the uniform vector in the course of training, beside its null."""
+    drawn, nulls = [], []
+    for scheme in comparison.schemes:
+        runs = comparison.drawn(scheme)
+        drawn.append(series.over_norms(series.norm_courses(runs, "cos_ones_before")))
+        nulls.append(series.over_norms(series.norm_courses(runs, "cos_null_before")))
+    curves = [curve for curve in drawn if curve]
+    if not curves or max(len(curve.x) for curve in curves) < 2:
+        return []
+    null = [float(curve.mean.mean()) for curve in nulls if curve]
+    values = [*null, *(value for curve in curves for value in (*curve.low, *curve.high))]
+    log = series.wide(values)
+    x = Axis(0.0, max(float(curve.x[-1]) for curve in curves) * 1.02, form=si, title="tokens seen")
+    title = "Towards the uniform vector"
+    chart = Chart(x, Axis.around(values, log=log), title)
+    for level in (min(null), max(null)):
+        chart.level(level)
+    for index, curve in enumerate(drawn):
+        if curve:
+            _curve(chart, comparison, index, curve, si, "norms")
+    note = (
+        "Mean |cos| between what norms are given and the vector of ones; the band is the range of the norms. "
+        f"Level lines: the same to random directions, {figures(min(null))} to {figures(max(null))} by scheme. "
+        "Below them a stream avoids the uniform vector, above them it has a component along it."
+    )
+    return [Figure(title, note + (" Logarithmic scale." if log else ""), chart)]
 
 
 def gradients(comparison: Comparison) -> list[Figure]:

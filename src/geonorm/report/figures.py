@@ -152,8 +152,8 @@ def geometry(comparison: Comparison, figure: Figure) -> bool:
 LAWS = (  # measured, predicted, title
     ("radius_after", "law_radius", "Radius |x| after each site"),
     ("angle", "law_angle", "Angle of each write, radians"),
-    ("speed", "speed", "Speed factor s of the definition: small is fast"),
-    ("cos_pair", None, "Mean cosine between tokens, measured"),
+    ("1/speed", "1/speed", "Turning per update, 1/s"),
+    ("cos_pair", None, "Mean cosine between tokens"),
 )
 
 
@@ -169,7 +169,7 @@ def law(comparison: Comparison, figure: Figure) -> bool:
             panels.append((title, both, predicted))
     if not any(predicted and any(line for _, line in both) for _, both, predicted in panels):
         return False
-    figure.set_figheight(6.4)
+    figure.set_figheight(max(6.4, 0.9 + 0.2 * len(comparison.schemes)))
     grid: Sequence[Axes] = figure.subplots(2, 2).flatten()
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
@@ -185,7 +185,7 @@ def law(comparison: Comparison, figure: Figure) -> bool:
                 face = look.light if sites[place].kind == "mlp" else "white"
                 axes.plot(place, value, MARKERS[look.marker], color=look.light, markerfacecolor=face)
             axes.plot([], [], MARKERS[look.marker], linestyle=dash(look), color=look.light, label=label(scheme))
-        if series.wide(value[0] for pair in both for profile in pair for value in profile.values()):
+        if series.wide(value[0] for marks, _ in both for value in marks.values()):
             axes.set_yscale("log")
         layer_ticks(axes, sites)
         axes.set_title(title)
@@ -194,7 +194,7 @@ def law(comparison: Comparison, figure: Figure) -> bool:
     figure.suptitle(
         "Marks: measured in the network; lines: first order of the definition", x=0.01, ha="left", fontsize=9
     )
-    legend(grid[1])
+    figure.legend(*grid[1].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     return True
 
 
@@ -232,12 +232,54 @@ def learning_rates(comparison: Comparison, figure: Figure) -> bool:
     return True
 
 
+MOST_PANELS = 6
+
+
+def uniform(comparison: Comparison, figure: Figure) -> bool:
+    """|cos| to the uniform vector of what each norm is given, over tokens; grey: where random directions are."""
+    panels = []
+    for scheme in comparison.schemes:
+        runs = comparison.drawn(scheme)
+        courses = series.norm_courses(runs, "cos_ones_before")
+        if courses and max(len(curve.x) for curve in courses.values()) > 1:
+            ends = [series.over_norms(series.norm_courses(runs, f"cos_null_{end}_before")) for end in ("low", "high")]
+            panels.append((scheme, courses, ends))
+    if not panels:
+        return False
+    panels = panels[:MOST_PANELS]
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure.set_size_inches(max(8.4, 1.6 + 2.6 * columns), 0.9 + 2.5 * rows)
+    grid = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (scheme, courses, ends) in zip(grid, panels, strict=False):
+        low, high = ends
+        if low and high:
+            axes.fill_between(low.x, low.mean, high.mean, color="#bdbdbd", alpha=0.5, linewidth=0, label="random")
+        for place, (where, curve) in enumerate(courses.items()):
+            shade = place / max(1, len(courses) - 1)
+            colour = (0.9 - 0.75 * shade, 0.6 - 0.35 * shade, 0.25 + 0.25 * shade)
+            axes.plot(curve.x, curve.mean, color=colour, linewidth=1.2, label=str(where))
+        axes.set_title(label(scheme), fontsize=9)
+        axes.xaxis.set_major_formatter(lambda value, _: si(value))
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("tokens seen")
+    for axes in grid[::columns]:
+        axes.set_ylabel("mean |cos| to ones")
+    figure.suptitle("Before each norm; grey: 5 to 95 % of 64 random directions", x=0.01, ha="left", fontsize=9)
+    legend(grid[min(columns, len(panels)) - 1])
+    return True
+
+
 FIGURES: dict[str, Callable[[Comparison, Figure], bool]] = {
     "final_loss": final_loss,
     "loss_curves": loss_curves,
     "geometry": geometry,
     "law": law,
     "learning_rates": learning_rates,
+    "uniform": uniform,
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -29,6 +29,7 @@ class Run:
     metrics: list[Record]
     trace: list[Record]
     damaged: int
+    norms: list[Record] = field(default_factory=list)
 
     @property
     def scheme(self) -> str:
@@ -132,6 +133,7 @@ def read_run(path: Path) -> Run:
     config = _yaml(config_text)
     metrics, damaged_metrics = _jsonl(path / "metrics.jsonl")
     trace, damaged_trace = _jsonl(path / "trace.jsonl")
+    norms, damaged_norms = _jsonl(path / "norms.jsonl")
     last = metrics[-1] if metrics else {}
     fallback = {
         "status": "interrupted",
@@ -148,7 +150,8 @@ def read_run(path: Path) -> Run:
         environment=_json(path / "environment.json"),
         metrics=_latest(metrics, ("step",)),
         trace=_latest(trace, ("step", "layer", "kind")),
-        damaged=damaged_metrics + damaged_trace,
+        damaged=damaged_metrics + damaged_trace + damaged_norms,
+        norms=_latest(norms, ("step", "layer", "kind", "norm")),
     )
 
 

@@ -100,12 +100,52 @@ def course(runs: Sequence[Run], measure: str) -> Curve | None:
     for run in runs:
         sites: dict[float, list[float]] = {}
         for record in run.trace:
-            sites.setdefault(number(record, "step"), []).append(number(record, measure))
+            sites.setdefault(number(record, "step"), []).append(measured(record, measure))
         for step, values in sites.items():
             finite = [value for value in values if math.isfinite(value)]
             if finite:
                 points.setdefault(step, []).append((step * _tokens_per_step(run), float(np.mean(finite))))
     return _summarise(points)
+
+
+class Place(NamedTuple):
+    """A norm of the stream, as norms.jsonl names it."""
+
+    layer: float
+    kind: str
+    norm: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind} {self.norm}" if self.kind in ("entry", "exit") else f"{self.layer:g} {self.kind} {self.norm}"
+        )
+
+
+def norm_courses(runs: Sequence[Run], measure: str) -> dict[Place, Curve]:
+    """A measurement of each norm over tokens, norms in the order in which the stream meets them."""
+    points: dict[Place, dict[float, list[tuple[float, float]]]] = {}
+    for run in runs:
+        for record in run.norms:
+            step, value = number(record, "step"), number(record, measure)
+            where = Place(number(record, "layer"), str(record.get("kind")), str(record.get("norm")))
+            if math.isfinite(value):
+                points.setdefault(where, {}).setdefault(step, []).append((step * _tokens_per_step(run), value))
+    order = ("entry", *KINDS, "exit")
+    places = sorted(points, key=lambda p: (p.kind == "exit", p.kind != "entry", p.layer, order.index(p.kind)))
+    curves = {where: _summarise(points[where]) for where in places}
+    return {where: curve for where, curve in curves.items() if curve}
+
+
+def over_norms(courses: dict[Place, Curve]) -> Curve | None:
+    """Mean over norms with the lowest and the highest of them, at the steps that all have."""
+    if not courses:
+        return None
+    shared = set.intersection(*({float(x) for x in curve.x} for curve in courses.values()))
+    kept = [curve.mean[[float(x) in shared for x in curve.x]] for curve in courses.values()]
+    stacked = np.stack(kept) if shared else np.empty((len(kept), 0))
+    if not stacked.size:
+        return None
+    return Curve(np.array(sorted(shared)), stacked.mean(0), stacked.min(0), stacked.max(0))
 
 
 def profile(runs: Sequence[Run], measure: str) -> dict[Site, tuple[float, float, float]]:
@@ -114,11 +154,19 @@ def profile(runs: Sequence[Run], measure: str) -> dict[Site, tuple[float, float,
     for run in runs:
         last = max((number(record, "step") for record in run.trace), default=0.0)
         for record in run.trace:
-            value = number(record, measure)
+            value = measured(record, measure)
             if number(record, "step") == last and math.isfinite(value):
                 site = Site(number(record, "layer"), str(record.get("kind")))
                 values.setdefault(site, []).append(value)
     return {site: (float(np.mean(v)), min(v), max(v)) for site, v in values.items()}
+
+
+def measured(record: Record, measure: str) -> float:
+    """A column of the trace, or the inverse of one: `1/speed`, finite where a site hardly turns a token."""
+    if measure.startswith("1/"):
+        value = number(record, measure[2:])
+        return 1 / value if value else math.nan
+    return number(record, measure)
 
 
 def all_sites(profiles: Iterable[dict[Site, tuple[float, float, float]]]) -> list[Site]:

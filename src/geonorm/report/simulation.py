@@ -157,6 +157,11 @@ def page(traces: Sequence[Trace], drawings: Sequence[dict[str, bytes]]) -> str:
     """One self-contained page about one or more simulations; drawings: SVG by name, per simulation."""
     title = "Simulation: " + ", ".join(dict.fromkeys(trace.path.resolve().name for trace in traces))
     body = "".join(_section(trace, drawn) for trace, drawn in zip(traces, drawings, strict=True))
+    return shell(title, body)
+
+
+def shell(title: str, body: str) -> str:
+    """A self-contained page around a body."""
     css = files("geonorm.report").joinpath("page.css").read_text(encoding="utf-8")
     extra = "figure img{width:100%;max-width:1000px;height:auto;background:#fff}"
     return (
@@ -177,12 +182,8 @@ TITLES = {
 
 
 def _section(trace: Trace, drawn: dict[str, bytes]) -> str:
-    tables = "".join(_table(*table) for table in (speeds(trace.summary), velocities(trace.summary)))
-    figures = "".join(
-        f"<figure><figcaption><strong>{escape(TITLES[name])}</strong></figcaption>"
-        f'<img alt="{escape(TITLES[name])}" src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"></figure>'
-        for name, svg in drawn.items()
-    )
+    tables = "".join(table(*content) for content in (speeds(trace.summary), velocities(trace.summary)))
+    figures = "".join(figure(TITLES[name], svg) for name, svg in drawn.items())
     settings = {key: value for key, value in trace.summary.items() if key not in ("kind", "schemes", "status", "out")}
     listed = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(str(v))}</dd></div>" for k, v in settings.items())
     return (
@@ -192,7 +193,14 @@ def _section(trace: Trace, drawn: dict[str, bytes]) -> str:
     )
 
 
-def _table(titles: Iterable[str], cells: Cells) -> str:
+def figure(title: str, svg: bytes) -> str:
+    return (
+        f"<figure><figcaption><strong>{escape(title)}</strong></figcaption>"
+        f'<img alt="{escape(title)}" src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"></figure>'
+    )
+
+
+def table(titles: Iterable[str], cells: Cells) -> str:
     head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
     body = "".join(
         f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"

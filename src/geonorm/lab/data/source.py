@@ -32,3 +32,7 @@ class Source:
         if split not in SPLITS:
             raise DataError(f"no split '{split}': choose train or validation")
         return self.splits[split]()
+
+
+NO_TEXT = Source("no text", "", (), {})
+"""In the place of a source for a tokenizer that is read from a file: a run needs nothing but its directory."""

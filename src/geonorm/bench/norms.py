@@ -1,0 +1,348 @@
+"""`geonorm bench norms`: LayerNorm and RMSNorm, each alone, and as a share of a model's training and decoding step.
+
+Programs take turns as in `bench ops`. What a pass must do at least, per element of the input:
+
+              flops forward                           flops backward
+    rms       4: square, sum, scale, gain             9: gain, x^ again, its sum (2), x^ term (2), scale, dgain (2)
+    layer     6: and the mean, taken out (2)          12: and x^ centred, the plain sum, its term
+      + bias  7                                       13: and dbias
+
+x^ is the normalised input. Memory passes are the same for all: x in, y out; x and dy in, dx out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._functorch import config as functorch
+
+from ..lab import environment, optim, parallel
+from ..lab.config import Optim, Runtime
+from ..lab.run import write_json
+from ..nn.config import preset
+from ..nn.decoder import Decoder
+from ..norms import LayerNorm, NormSpec, RMSNorm
+from . import show
+from .candidates import reason
+from .check import DTYPES, NORM_TOLERANCE, WrongResult, row_error
+from .config import NormsBench
+from .ops import copy_name, copy_of
+from .timing import Build, Call, Clock, clock_of, ratio, take_turns
+from .train import LR, WARM_UP, finish
+
+Say = Callable[[str], None]
+EPS = 1e-6
+BASE = "LayerNorm, torch"
+FLOPS = {"rms": (4, 9), "layer without bias": (6, 12), "layer": (7, 13)}
+"""Of an element, forward and backward."""
+TITLES = {"rms": "RMSNorm", "layer without bias": "LayerNorm without bias", "layer": "LayerNorm"}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A norm: `forward` takes the input, gains and, of kind `layer`, biases."""
+
+    kind: str
+    source: str
+    forward: Callable[..., Tensor]
+    compiled: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{TITLES[self.kind]}, {self.source}{' compiled' if self.compiled else ''}"
+
+    @property
+    def ours(self) -> bool:
+        return self.source == "geonorm"
+
+    def flops(self, mode: str, count: int) -> int:
+        forward, backward = FLOPS[self.kind]
+        return count * {"fwd": forward, "bwd": backward, "both": forward + backward}[mode]
+
+
+def of_torch(kind: str) -> Callable[..., Tensor]:
+    """torch's function of a kind, as everybody calls it."""
+    if kind == "rms":
+        return lambda x, weight: F.rms_norm(x, (x.shape[-1],), weight, EPS)
+    return lambda x, weight, bias=None: F.layer_norm(x, (x.shape[-1],), weight, bias, EPS)
+
+
+def of_ours(kind: str, dim: int, device: torch.device) -> Callable[..., Tensor]:
+    """The module that models of this library have, its weights replaced by what is given."""
+    norm = NormSpec(kind.split()[0], dim, eps=EPS, bias=kind == "layer")().to(device)
+    names = [name for name, _ in norm.named_parameters()]
+    return lambda x, *weights: torch.func.functional_call(norm, dict(zip(names, weights, strict=True)), (x,))
+
+
+def textbook(kind: str) -> Callable[..., Tensor]:
+    """The definition, operation by operation: the truth when run in fp64."""
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        rest = x if kind == "rms" else x - x.mean(-1, keepdim=True)
+        y = rest / (rest.square().mean(-1, keepdim=True) + EPS).sqrt() * weight
+        return y if bias is None else y + bias
+
+    return forward
+
+
+def candidates(dim: int, device: torch.device, modes: list[str]) -> list[Candidate]:
+    eager = [Candidate(kind, "torch", of_torch(kind)) for kind in ("layer", "layer without bias", "rms")]
+    eager += [Candidate(kind, "geonorm", of_ours(kind, dim, device)) for kind in ("layer", "rms")]
+    found = eager if "eager" in modes else [candidate for candidate in eager if candidate.name == BASE]
+    return found + [replace(candidate, compiled=True) for candidate in eager if "compiled" in modes]
+
+
+def bench_norms(config: NormsBench, say: Say = print) -> dict[str, Any]:
+    """Checks, times, prints and, with `out`, writes summary.json and figures/; returns the summary. WrongResult before
+    anything of a shape is timed if a norm differs from fp64."""
+    device = parallel.pick_device(config.device)
+    torch.set_num_threads(config.threads)
+    clock = clock_of(device, config.threads)
+    out = Path(config.out) if config.out else None
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    summary: dict[str, Any] = {
+        "setting": {
+            **{name: getattr(config, name) for name in ("preset", "scheme", "batch_size", "threads")},
+            "pairs": config.rounds, "device": str(device), "clock": clock.name, "base": BASE,
+        },
+        "missing": {},
+        "environment": environment.describe(device, config.threads, ""),
+        "rows": rows,
+        "steps": [],
+    }  # fmt: skip
+    # a compiled backward pass may otherwise overwrite what a second run of it needs
+    with functorch.patch(donated_buffer=False):
+        for size in config.sizes(device.type == "cuda"):
+            for dtype in config.dtypes:
+                say(f"\n{size[0]} x {size[1]} {dtype}: compiling, checking, timing {config.rounds} rounds")
+                table = measure(size, dtype, config, device, clock, summary["missing"])
+                show.norms(table, BASE, say)
+                rows += table
+                if out is not None:  # after each table: what is measured stays, whatever ends the program
+                    write_json(out / "summary.json", summary)
+    for name, why in summary["missing"].items():
+        say(f"left out: {name} ({why})")
+    summary["steps"] = list(shares(config, device, clock))
+    show.norm_shares(summary["steps"], say)
+    if out is not None:
+        write_json(out / "summary.json", summary)
+        for path in show.figures(rows, out / "figures", summary["environment"], "norms", BASE):
+            say(str(path))
+    return summary
+
+
+def inputs(size: tuple[int, int], dtype: str, device: torch.device) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Input with a mean of its own in every row, a gradient, and gains and biases away from 1 and 0."""
+    random = torch.Generator(device).manual_seed(0)
+    x, dy = torch.randn(2, *size, generator=random, device=device).unbind()
+    x = x * 10 ** (2 * torch.rand(size[0], 1, generator=random, device=device) - 1) + 0.5
+    weights = [1 + 0.3 * torch.randn(size[1], generator=random, device=device) for _ in range(2)]
+    kind = DTYPES[dtype][0]
+    return x.to(kind), dy.to(kind), weights
+
+
+def arguments(candidate: Candidate, x: Tensor, weights: list[Tensor]) -> list[Tensor]:
+    """Input, gains, and biases where the kind has them, each asking for its gradient. torch's functions take weights in
+    the dtype of the input, modules keep them in fp32."""
+    given = weights if candidate.kind == "layer" else weights[:1]
+    if not candidate.ours:
+        given = [weight.to(x.dtype) for weight in given]
+    return [tensor.detach().clone().requires_grad_() for tensor in (x, *given)]
+
+
+def check(candidate: Candidate, x: Tensor, dy: Tensor, weights: list[Tensor]) -> dict[str, float]:
+    """Errors {out, dx, dweight, dbias} relative to a row's length against the textbook in fp64."""
+    taken = arguments(candidate, x, weights)
+    exact = [tensor.detach().double().requires_grad_() for tensor in taken]
+    out, truth = candidate.forward(*taken), textbook(candidate.kind)(*exact)
+    found = [out.detach(), *torch.autograd.grad(out, taken, dy)]
+    wanted = [truth.detach(), *torch.autograd.grad(truth, exact, dy.double())]
+    names = ("out", "dx", "dweight", "dbias")
+    errors = {name: row_error(a, b) for name, a, b in zip(names, found, wanted, strict=False)}
+    for name, error in errors.items():
+        allowed = NORM_TOLERANCE[x.dtype][name != "out"]
+        if not error <= allowed:  # NaN is wrong, too
+            raise WrongResult(
+                f"{candidate.name} is wrong at {'x'.join(map(str, x.shape))}: {name} differs from fp64 by {error:.2g} "
+                f"of a row's length, more than {allowed:g}; nothing was timed"
+            )
+    return errors
+
+
+def kept(candidate: Candidate, x: Tensor, weights: list[Tensor]) -> int:
+    """Bytes that a forward pass keeps for the backward pass, its input included, gains and biases not."""
+    taken = arguments(candidate, x, weights)
+    seen = {tensor.untyped_storage().data_ptr(): 0 for tensor in taken[1:]}
+
+    def note(tensor: Tensor) -> Tensor:
+        seen.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        _alive = candidate.forward(*taken)
+    return sum(seen.values())
+
+
+def measure(
+    size: tuple[int, int], dtype: str, config: NormsBench, device: torch.device, clock: Clock, missing: dict[str, str]
+) -> list[dict[str, Any]]:
+    """One shape, one dtype: a row for every norm and pass, copies included. What cannot be compiled is put into
+    `missing`."""
+    torch.compiler.reset()
+    x, dy, weights = inputs(size, dtype, device)
+    ready: dict[str, Candidate] = {}
+    errors: dict[str, dict[str, float]] = {}
+    for candidate in candidates(size[1], device, list(config.modes)):
+        if candidate.compiled:
+            candidate = replace(candidate, forward=torch.compile(candidate.forward, dynamic=False, fullgraph=True))
+        try:
+            errors[candidate.name] = check(candidate, x, dy, weights)
+        except Exception as error:  # a compiler may fail in any way
+            if isinstance(error, WrongResult) or not candidate.compiled:
+                raise
+            missing[f"{candidate.name}, {size[0]} x {size[1]} {dtype}"] = reason(error)
+        else:
+            ready[candidate.name] = candidate
+    memory = {name: kept(candidate, x, weights) for name, candidate in ready.items()}
+    rows = []
+    for mode in config.passes:
+        moved = size[0] * size[1] * x.element_size() * {"fwd": 2, "bwd": 3, "both": 5}[mode]
+        programs: dict[str, Build] = {copy_name(moved): copy_of(moved, device)}
+        programs |= {name: program(candidate, mode, x, dy, weights) for name, candidate in ready.items()}
+        cached = device.type == "cuda" and moved < clock.l2
+        samplers = {name: clock.sampler(build, cached) for name, build in programs.items()}
+        times = take_turns(samplers, config.rounds)
+        del samplers
+        clock.free()
+        for name, taken in times.items():
+            row: dict[str, Any] = {
+                "dtype": dtype, "mode": mode, "cached": cached, "rows": size[0], "dim": size[1], "name": name,
+                "seconds": median(taken), "bytes": moved, "bandwidth": moved / median(taken),
+            }  # fmt: skip
+            if name in ready:
+                candidate = ready[name]
+                twin = replace(candidate, kind="rms").name
+                row |= {
+                    "kind": candidate.kind, "compiled": candidate.compiled, "ours": candidate.ours,
+                    "flops": candidate.flops(mode, x.numel()), "kept_bytes": None if mode == "fwd" else memory[name],
+                    "of_copy": ratio(times[copy_name(moved)], taken), "to_eager": ratio(taken, times[BASE]),
+                    **({"rms_to_this": ratio(times[twin], taken)} if twin in times and twin != name else {}),
+                    "errors": errors[name],
+                }  # fmt: skip
+            rows.append(row)
+    return rows
+
+
+def program(candidate: Candidate, mode: str, x: Tensor, dy: Tensor, weights: list[Tensor]) -> Build:
+    """The call of a pass. A backward pass alone runs again and again on one graph."""
+
+    def build() -> Call:
+        taken = arguments(candidate, x, weights)
+        if mode == "fwd":
+            return lambda: candidate.forward(*taken)
+        if mode == "both":
+            return lambda: torch.autograd.grad(candidate.forward(*taken), taken, dy)
+        out = candidate.forward(*taken)
+        return lambda: torch.autograd.grad(out, taken, dy, retain_graph=True)
+
+    return build
+
+
+def shares(config: NormsBench, device: torch.device, clock: Clock) -> Iterator[dict[str, Any]]:
+    """Of a training step and of decoding one token: its time, the time of all its norms run by themselves on tensors of
+    the same size in the same rounds, and the same step with RMSNorm."""
+    programs: dict[tuple[str, str, str, str], Call] = {}
+    counts: dict[str, int] = {}
+    for norm in ("layer", "rms"):
+        for mode in config.modes:
+            model, step = training(norm, mode, config, device)
+            counts[norm] = len(norms_of(model))
+            programs["training", mode, norm, "step"] = step
+            rows = config.batch_size * model.config.context
+            programs["training", mode, norm, "norms"] = all_norms(model, rows, mode, True, device)
+        model = model.eval() if mode == "eager" else training(norm, "eager", config, device)[0].eval()
+        programs["decoding", "eager", norm, "step"] = partial(decode, model, decoding_state(model, device))
+        programs["decoding", "eager", norm, "norms"] = all_norms(model, 1, "eager", False, device)
+    names = {"\n".join(key): key for key in programs}
+    for call in programs.values():
+        for _ in range(WARM_UP):
+            call()
+    repeats = {name: 1 if key[0] == "training" and key[3] == "step" else 20 for name, key in names.items()}
+    samplers = {name: partial(clock.elapsed, programs[key], repeats[name]) for name, key in names.items()}
+    times = {names[name]: taken for name, taken in take_turns(samplers, config.rounds).items()}
+    for (kind, way, norm, what), taken in times.items():
+        if what == "step":
+            yield {
+                "step": kind, "mode": way, "norm": norm, "norms": counts[norm], "seconds": median(taken),
+                "norm_seconds": median(times[kind, way, norm, "norms"]),
+                "share": ratio(times[kind, way, norm, "norms"], taken),
+                **({"rms_to_this": ratio(times[kind, way, "rms", "step"], taken)} if norm == "layer" else {}),
+            }  # fmt: skip
+
+
+def norms_of(model: Decoder) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, (LayerNorm, RMSNorm))]
+
+
+def training(norm: str, mode: str, config: NormsBench, device: torch.device) -> tuple[Decoder, Call]:
+    """A model, and its training step as `geonorm train` makes it, on random tokens."""
+    torch.manual_seed(0)
+    runtime = Runtime(compile=mode == "compiled")
+    with device:
+        model = Decoder(preset(config.preset, scheme=config.scheme, norm=norm))
+    model = parallel.prepare(model, runtime, device)
+    optimizers = optim.build(model, Optim(), LR)
+    shape = (config.batch_size, model.config.context)
+    ids = torch.randint(model.config.vocab_size, shape, device=device)
+
+    def step() -> None:
+        finish(model.loss(ids, ids), model, optimizers)
+        model.constrain()
+
+    return model, step
+
+
+def all_norms(model: Decoder, rows: int, mode: str, backward: bool, device: torch.device) -> Call:
+    """Every norm of a model once, on tensors of their own: forward, and backward where asked."""
+    found = []
+    for norm in norms_of(model):
+        x = torch.randn(rows, model.config.width, device=device, requires_grad=backward)
+        run_norm = torch.compile(norm, dynamic=False) if mode == "compiled" else norm
+        found.append((run_norm, x, [x, *norm.parameters()], torch.randn_like(x)))
+
+    def run() -> None:
+        with torch.set_grad_enabled(backward):
+            for call, x, leaves, dy in found:
+                out = call(x)
+                if backward:
+                    torch.autograd.grad(out, leaves, dy)
+
+    return run
+
+
+def decoding_state(model: Decoder, device: torch.device) -> tuple[Tensor, Any]:
+    """A token, and the cache of half a context before it."""
+    half = max(1, model.config.context // 2)
+    cache = model.new_cache(half + 1)
+    with torch.no_grad():
+        model(torch.zeros(1, half, dtype=torch.long, device=device), cache)
+    return torch.zeros(1, 1, dtype=torch.long, device=device), cache
+
+
+@torch.no_grad()
+def decode(model: Decoder, state: tuple[Tensor, Any]) -> None:
+    """One more token; the cache is set back, so that each call does the same."""
+    token, cache = state
+    model(token, cache)
+    for layer in cache:
+        layer.length -= 1

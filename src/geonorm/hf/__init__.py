@@ -1,0 +1,26 @@
+"""geonorm models as transformers models. Importing this registers them with its Auto classes."""
+
+from __future__ import annotations
+
+from ..errors import ConfigError
+
+try:
+    import transformers
+except ImportError as error:
+    raise ConfigError("geonorm.hf needs transformers: pip install 'geonorm[hf]'") from error
+
+from .config import GeoNormConfig
+from .modeling import GeoNormForCausalLM, GeoNormForSequenceClassification, GeoNormModel, GeoNormPreTrainedModel
+
+__all__ = [
+    "GeoNormConfig",
+    "GeoNormForCausalLM",
+    "GeoNormForSequenceClassification",
+    "GeoNormModel",
+    "GeoNormPreTrainedModel",
+]
+
+transformers.AutoConfig.register("geonorm", GeoNormConfig, exist_ok=True)
+transformers.AutoModel.register(GeoNormConfig, GeoNormModel, exist_ok=True)
+transformers.AutoModelForCausalLM.register(GeoNormConfig, GeoNormForCausalLM, exist_ok=True)
+transformers.AutoModelForSequenceClassification.register(GeoNormConfig, GeoNormForSequenceClassification, exist_ok=True)

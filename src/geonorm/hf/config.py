@@ -1,0 +1,99 @@
+"""The configuration of a geonorm model in transformers: the decoder's shape under the names transformers knows."""
+
+# no `from __future__ import annotations`: transformers checks fields by the types it finds here
+from dataclasses import fields
+from typing import Any, ClassVar, Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers import GenerationConfig, PreTrainedConfig
+
+from ..errors import ConfigError, unknown
+from ..nn.config import DecoderConfig
+from ..schemes import parse
+from .plans import tensor_parallel_plan
+
+NAMES = {
+    "width": "hidden_size",
+    "hidden": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "context": "max_position_embeddings",
+    "eps": "norm_eps",
+    "tied": "tie_word_embeddings",
+}
+"""Fields of DecoderConfig that transformers calls otherwise; all others keep their names."""
+
+THEIRS = {
+    "num_labels", "name_or_path", "torch_dtype", "output_attentions", "attn_implementation", "experts_implementation",
+    "per_layer_config", "tie_last_hidden_states", "quantization_config", "model_type", "auto_map", "base_model_tp_plan",
+    "base_model_pp_plan", "_name_or_path", "_commit_hash", "_attn_implementation", "custom_pipelines",
+}  # fmt: skip
+"""What transformers itself hands over beside the fields."""
+
+
+@strict
+class GeoNormConfig(PreTrainedConfig):
+    """A causal decoder under a residual scheme: `GeoNormConfig(scheme="geonorm(decay=sqrt)", hidden_size=512)`.
+
+    Fields are those of `geonorm.DecoderConfig`, with the documentation there, under the names of transformers. `scheme`
+    becomes canonical. ConfigError, one line, for a key, scheme or size that does not exist or does not fit.
+    """
+
+    model_type = "geonorm"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    base_model_tp_plan = tensor_parallel_plan()
+    base_model_pp_plan: ClassVar[dict[str, Any]] = {
+        "embed": (["input_ids"], ["inputs_embeds"]),
+        "entry": (["inputs_embeds"], ["hidden_states"]),
+        "blocks": (["hidden_states", "attention_mask"], ["hidden_states"]),
+        "exit": (["hidden_states"], ["hidden_states"]),
+    }
+    base_model_fsdp_plan: ClassVar[dict[Any, str]] = {
+        "embed": "free_full_weight",
+        "blocks.*": "free_full_weight",
+        "exit": "keep_full_weight",
+    }
+
+    scheme: str = "geonorm"
+    vocab_size: int = 1024
+    hidden_size: int = 128
+    intermediate_size: int = 344
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int | None = None
+    max_position_embeddings: int = 128
+    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    block: Literal["sequential", "parallel"] = "sequential"
+    norm: Literal["rms", "layer", "dyt", "none"] = "rms"
+    gains: bool = True
+    norm_eps: float = 1e-6
+    qk_norm: Literal["none", "head", "full"] = "none"
+    bias: bool = False
+    tie_word_embeddings: bool = False
+    rope_theta: float = 10000.0
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        known = {f.name for f in fields(self)}
+        for key in kwargs:
+            if key not in known | THEIRS | set(GenerationConfig._get_default_generation_params()):
+                raise ConfigError(unknown("key of GeoNormConfig", key, known))
+        self.scheme = str(parse(self.scheme))
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        self.shape()
+        super().__post_init__(**kwargs)
+
+    def shape(self) -> DecoderConfig:
+        """The shape of the network, in our own words."""
+        return DecoderConfig(**{f.name: getattr(self, NAMES.get(f.name, f.name)) for f in fields(DecoderConfig)})
+
+    @classmethod
+    def of(cls, decoder: DecoderConfig, **more: Any) -> "GeoNormConfig":
+        """The configuration of a decoder; `more` are fields that it does not have, such as eos_token_id."""
+        shape = {NAMES.get(f.name, f.name): getattr(decoder, f.name) for f in fields(DecoderConfig)}
+        return cls(**shape, **more)

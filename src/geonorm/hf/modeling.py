@@ -1,0 +1,306 @@
+"""Models for transformers: thin adapters around the blocks of `geonorm.nn`.
+
+What is here is what transformers wants to know: masks, its caches, its attention functions, its outputs. Weights,
+norms, rotation and the residual scheme are those of `nn`, so there is one implementation. The residual stream is fp32
+where weights are in half precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import DynamicCache
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from ..nn.attention import Attention, rope
+from ..nn.config import DecoderConfig
+from ..nn.decoder import Block, End, ParallelBlock
+from ..nn.roles import base_std, linear
+from ..norms import NormSpec, upcast
+from ..residual import Residual
+from ..schemes import Scheme, Site, parse
+from .config import GeoNormConfig
+
+
+def eager(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, **unused: Any
+) -> tuple[Tensor, Tensor]:
+    """Attention step by step: (batch, tokens, heads, head_dim) and the weights (batch, heads, tokens, keys)."""
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    scores = q @ k.transpose(-1, -2) * scaling
+    weights = torch.softmax(scores if mask is None else scores + mask, -1, dtype=upcast(scores[:0]).dtype).to(q.dtype)
+    return (weights @ v).transpose(1, 2).contiguous(), weights
+
+
+class GeoNormAttend(nn.Module):
+    """The part of attention that transformers exchanges: sdpa, eager, flash, flex or a function of your own.
+
+    A module without weights, because attention functions take one and because outputs are recorded by module.
+    """
+
+    config: GeoNormConfig
+    is_causal = True
+
+    def __init__(self, layer: int, groups: int, head_dim: int) -> None:
+        super().__init__()
+        self.layer_idx, self.num_key_value_groups, self.head_dim = layer, groups, head_dim
+        self.scaling = head_dim**-0.5
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any) -> tuple[Tensor, Any]:
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
+        out: tuple[Tensor, Any] = function(self, q, k, v, mask, scaling=self.scaling, **more)
+        return out
+
+
+class GeoNormAttention(Attention):
+    """The decoder's attention with the masks, caches and attention functions of transformers."""
+
+    def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
+        super().__init__(config, scheme, site)
+        self.inner = GeoNormAttend(int(site.layer), self.heads // self.groups, self.head_dim)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: Any = None, mask: Any = None, **more: Any) -> Tensor:
+        cache = more.pop("past_key_values", cache)  # the name by which transformers leaves it out of checkpointing
+        if cache is not None:
+            k, v = cache.update(k, v, self.inner.layer_idx)
+        out: Tensor = self.inner(q, k, v, mask, **more)[0]
+        return out.unflatten(-1, (-1, self.head_dim)) if out.dim() == 3 else out  # some functions join the heads
+
+
+class GeoNormLayer(Block, GradientCheckpointingLayer):
+    attention = GeoNormAttention
+
+
+class GeoNormParallelLayer(ParallelBlock, GradientCheckpointingLayer):
+    attention = GeoNormAttention
+
+
+LAYERS = {"sequential": GeoNormLayer, "parallel": GeoNormParallelLayer}
+
+
+class GeoNormPreTrainedModel(PreTrainedModel):
+    config: GeoNormConfig
+    config_class = GeoNormConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["GeoNormLayer", "GeoNormParallelLayer"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": [OutputRecorder(GeoNormLayer), OutputRecorder(GeoNormParallelLayer)],
+        "attentions": OutputRecorder(GeoNormAttend, index=1),
+    }
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Draws as `Decoder.reset_parameters` does, in the same order, what was not loaded; called for each module
+        after its children. Buffers too: from_pretrained leaves garbage in what no file held."""
+        if isinstance(module, Residual):
+            init.constant_(module.layer, module.index)
+            site = Site(module.index, module.kind, module.depth)
+            for part in module.branch.modules():
+                if isinstance(part, nn.Linear) and hasattr(part, "role"):
+                    self.draw(part, module.scheme, site)
+        elif isinstance(module, nn.Embedding) or getattr(module, "role", None) == "head":
+            end = self.ends()[0 if isinstance(module, nn.Embedding) else 1]
+            self.draw(module, end.scheme, end.site)
+        elif isinstance(module, nn.Linear) and not hasattr(module, "role"):  # a classifier
+            init.normal_(module.weight, 0.0, base_std(module.in_features))
+        elif hasattr(module, "reset_parameters") and not isinstance(module, nn.Linear):
+            loaded = [(p, p.clone()) for p in module.parameters(recurse=False) if getattr(p, LOADED, False)]
+            module.reset_parameters()
+            for parameter, value in loaded:
+                parameter.copy_(value)
+
+    def draw(self, module: nn.Module, scheme: Scheme, site: Site) -> None:
+        weight, role = module.weight, "embed" if isinstance(module, nn.Embedding) else str(module.role)
+        if not getattr(weight, LOADED, False):
+            fan_out, fan_in = weight.shape
+            init.normal_(weight, 0.0, scheme.init_std(role, fan_in, fan_out, site, base_std(fan_in)))
+            scheme.constrain({role: [weight]})
+        if getattr(module, "bias", None) is not None:
+            init.zeros_(module.bias)
+
+    def ends(self) -> tuple[End, End]:
+        """Where the stream begins and where it ends."""
+        base: Any = self.base_model
+        return base.entry, base.exit
+
+    @torch.no_grad()
+    def constrain(self) -> None:
+        """Applies the constraints that schemes such as nGPT put on weights: call it after every optimizer step."""
+        for module in self.modules():
+            if isinstance(module, Residual):
+                for part in module.branch.modules():
+                    if isinstance(part, nn.Linear) and hasattr(part, "role"):
+                        module.scheme.constrain({str(part.role): [part.weight]})
+        self.ends()[0].scheme.constrain({"embed": [self.get_input_embeddings().weight]})
+        head = self.get_output_embeddings()
+        if head is not None and not self.config.tie_word_embeddings:
+            self.ends()[1].scheme.constrain({"head": [head.weight]})
+
+
+LOADED = "_is_hf_initialized"
+"""How transformers marks a tensor that came from a file."""
+
+
+def seen_by_schemes(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Hidden states are (batch, tokens, width) for every scheme: of several streams, the one that sub-layers read."""
+
+    @wraps(forward)
+    def wrapper(self: GeoNormModel, *args: Any, **kwargs: Any) -> Any:
+        scheme = self.entry.scheme
+        if scheme.layout == "one stream":
+            return forward(self, *args, **kwargs)
+        as_dict = kwargs.pop("return_dict", self.config.return_dict)
+        out = forward(self, *args, return_dict=True, **kwargs)
+        if out.hidden_states is not None:
+            out.hidden_states = (*(scheme.seen(x) for x in out.hidden_states[:-1]), out.hidden_states[-1])
+        return out if as_dict else out.to_tuple()
+
+    return wrapper
+
+
+class GeoNormModel(GeoNormPreTrainedModel):
+    """The stream from embedding to exit; returns the last hidden states in the dtype of the embedding."""
+
+    def __init__(self, config: GeoNormConfig) -> None:
+        super().__init__(config)
+        c = config.shape()
+        scheme, norm = parse(c.scheme), NormSpec(c.norm, c.width, c.gains, c.eps)
+        # without padding_idx: where the end of a text serves as padding too, it would never learn
+        self.embed = nn.utils.skip_init(nn.Embedding, c.vocab_size, c.width, device=torch.get_default_device())
+        self.entry = End(scheme, Site(0, "entry", c.layers), norm)
+        self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
+        self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers), norm)
+        self.head_dim, self.rope_theta = c.head_dim, c.rope_theta
+        self.gradient_checkpointing = False
+        for module in self.modules():
+            if isinstance(module, GeoNormAttend):
+                module.config = config
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embed = value
+
+    @seen_by_schemes
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        embedded: Tensor = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if position_ids is None:
+            past = 0 if past_key_values is None else past_key_values.get_seq_length()
+            position_ids = torch.arange(embedded.shape[1], device=embedded.device).unsqueeze(0) + past
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=embedded,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+        turns = rope(position_ids.unsqueeze(1), self.head_dim, self.rope_theta)
+        x = self.entry(upcast(embedded))
+        for block in self.blocks:
+            x = block(x, positions=turns, mask=mask, past_key_values=past_key_values, **kwargs)
+        return BaseModelOutputWithPast(
+            last_hidden_state=self.exit(x).to(embedded.dtype), past_key_values=past_key_values
+        )
+
+
+class GeoNormForCausalLM(GeoNormPreTrainedModel, GenerationMixin):
+    """The language model: `GeoNormModel`, head, and the scheme's scale on the logits where it has one."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed.weight"}  # noqa: RUF012
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
+    _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
+
+    def __init__(self, config: GeoNormConfig) -> None:
+        super().__init__(config)
+        self.model = GeoNormModel(config)
+        self.lm_head = linear("head", config.hidden_size, config.vocab_size)
+        end = self.model.exit
+        self.logits_slot = end.scheme.slot("logits", (config.vocab_size,), config.hidden_size, end.site)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """labels: ids to predict, (batch, tokens), shifted inside, -100 where there is nothing to predict."""
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        if self.logits_slot is not None:
+            logits = self.logits_slot(logits)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class GeoNormForSequenceClassification(GenericForSequenceClassification, GeoNormPreTrainedModel):
+    """A linear classifier on the last token that is not padding."""
+
+    def __init__(self, config: GeoNormConfig) -> None:
+        GeoNormPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels
+        self.model = GeoNormModel(config)
+        self.score = nn.Linear(config.hidden_size, self.num_labels, bias=False)
+        self.post_init()

@@ -1,0 +1,116 @@
+"""Hugging Face models and tokenizers for a probe: safetensors only, no code from elsewhere unless asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError, DataError
+
+HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+
+
+def hugging_face() -> Any:
+    """The transformers package, quiet. ConfigError where it is missing."""
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError("Hugging Face models need transformers: pip install 'geonorm[hf]'") from None
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+def load_config(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """Configuration of a local directory or hub model. ConfigError where there is none, or where it is quantised."""
+    path = Path(name)
+    if path.is_file():
+        raise ConfigError(f"{name} is a file: MODEL is a directory with config.json and safetensors, or a hub name")
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ConfigError(f"{name} is neither a run (config.yaml) nor a Hugging Face model (config.json)")
+    if not path.exists() and not HUB_NAME.fullmatch(name):
+        raise ConfigError(f"no such model: {name} does not exist")
+    with one_line(f"no such model: {name} is not a directory, and the hub does not give it"):
+        config = hugging_face().AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+    method = getattr(config, "quantization_config", None)
+    if method:
+        kind = method.get("quant_method", "?") if isinstance(method, dict) else getattr(method, "quant_method", "?")
+        raise ConfigError(f"{name} has quantised weights ({kind}): probe the model that it was made from")
+    return config
+
+
+def model_class(config: Any) -> Any:
+    """The class that the weights were saved from, or the one without a head."""
+    transformers = hugging_face()
+    names = getattr(config, "architectures", None) or ()
+    return next((getattr(transformers, name) for name in names if hasattr(transformers, name)), transformers.AutoModel)
+
+
+def load_model(
+    name: str,
+    device: torch.device,
+    dtype: str = "auto",
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """The model in evaluation mode; dtype auto: as stored. ConfigError where its weights are not safetensors."""
+    config = load_config(name, revision=revision, trust_remote_code=trust_remote_code)
+    path = Path(name)
+    if path.is_dir() and not any(path.glob("*.safetensors")):
+        raise ConfigError(f"{name} has no safetensors weights; pickled ones are not read: convert them first")
+    wanted = "auto" if dtype == "auto" else getattr(torch, dtype)
+    with one_line(f"cannot load {name}"):
+        model = model_class(config).from_pretrained(
+            name, config=config, dtype=wanted, revision=revision, trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+        )  # fmt: skip
+    return model.to(device).eval()
+
+
+def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The tokenizer beside a model. ConfigError where there is none."""
+    with one_line(f"no tokenizer in {name}: name one with --tokenizer"):
+        return hugging_face().AutoTokenizer.from_pretrained(
+            name, revision=revision, trust_remote_code=trust_remote_code
+        )
+
+
+def context_of(config: Any) -> int | None:
+    """The most tokens a model can read, or None."""
+    most = next((getattr(config, n, None) for n in ("max_position_embeddings", "n_positions", "n_ctx")), None)
+    if most is None:
+        return None
+    # RoBERTa counts positions from behind its padding
+    return int(most) - (config.pad_token_id + 1 if config.model_type == "roberta" else 0)
+
+
+def windows(ids: list[int], context: int, vocabulary: int | None) -> torch.Tensor:
+    """Running text as (windows, context); what is left over at the end is dropped, unless it is all there is.
+
+    DataError for no token at all, and for ids that the model does not know.
+    """
+    if len(ids) < 2:
+        raise DataError("the text is empty: nothing to probe")
+    tokens = torch.tensor(ids)
+    if vocabulary is not None and int(tokens.max()) >= vocabulary:
+        raise DataError(f"the tokenizer gives ids up to {int(tokens.max())}, the model knows {vocabulary}")
+    count = max(1, len(ids) // context)
+    return tokens[: count * context].view(count, -1)
+
+
+@contextmanager
+def one_line(message: str) -> Iterator[None]:
+    """What transformers and the hub raise, as a ConfigError of one line: the message and how the cause begins."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        cause = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ConfigError(f"{message} ({cause[:200]})") from None

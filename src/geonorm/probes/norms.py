@@ -1,0 +1,88 @@
+"""The norms of any model: which modules are norms, and what each is, by asking it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+OTHERS = ("batch", "group", "instance", "local", "weight", "spectral", "none")
+"""Normalisations that are not over the features of one token."""
+
+
+@dataclass(frozen=True)
+class NormFacts:
+    """What a norm is.
+
+    centred: whether it takes out the mean: LayerNorm True, RMSNorm False, neither None. gain multiplies (1 + weight for
+    Gemma) and bias is added after; fp32, or None.
+    """
+
+    centred: bool | None
+    gain: Tensor | None
+    bias: Tensor | None
+
+    @property
+    def kind(self) -> str:
+        return "other" if self.centred is None else "layer" if self.centred else "rms"
+
+
+def norms_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Every module that normalises the features of a token, by name, in the order of the model: LayerNorm, RMSNorm and
+    what is called like them. Batch, group and instance norms are none of these."""
+    return {name: module for name, module in model.named_modules() if is_norm(module)}
+
+
+def is_norm(module: nn.Module) -> bool:
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return len(module.normalized_shape) == 1
+    name = type(module).__name__.lower()
+    if "norm" not in name and name != "dyt":
+        return False
+    shapes = [p.dim() for p in module.parameters(recurse=False)]
+    return not any(other in name for other in OTHERS) and not list(module.children()) and max(shapes, default=1) <= 1
+
+
+def channels_first(module: nn.Module) -> bool:
+    """Whether features are along dim 1, (batch, features, height, width), as in ConvNeXt."""
+    return getattr(module, "data_format", None) == "channels_first"
+
+
+@torch.no_grad()
+def examine(module: nn.Module, like: Tensor) -> NormFacts:
+    """Asks a norm what it is, with a few small vectors of the last dimension and the dtype and device of `like`.
+
+    Indifferent to a shift of its input: LayerNorm; to its scale alone: RMSNorm; to neither: something else. Small whole
+    numbers, so that bf16 holds shift and scale exactly.
+    """
+    generator = torch.Generator().manual_seed(0)
+    dim = like.shape[-1]
+    x = torch.randint(-3, 4, (8, dim), generator=generator).to(like.device, like.dtype)
+    x[:, 0], x[:, -1] = 5, -4  # never constant, and never without a mean
+
+    def ask(values: Tensor) -> Tensor:
+        if channels_first(module):
+            return module.forward(values[:, :, None, None])[:, :, 0, 0].float()
+        return module.forward(values).float()
+
+    plain, shifted, doubled = ask(x), ask(x + 2), ask(2 * x)
+    tolerance = 0.02 * plain.abs().max().clamp(min=1e-30)
+    scale_free = bool((plain - doubled).abs().max() < tolerance)
+    centred = None if not scale_free else bool((plain - shifted).abs().max() < tolerance)
+    bias = vector(module, "bias", dim)
+    gain = vector(module, "weight", dim)
+    if gain is not None and centred is not None:
+        wide = x.float()
+        wide = wide - wide.mean(-1, keepdim=True) if centred else wide
+        unit = wide / wide.square().mean(-1, keepdim=True).sqrt()
+        rest = plain - (0 if bias is None else bias)
+        gain = min(gain, gain + 1, key=lambda gain: float((rest - unit * gain).abs().mean()))
+    return NormFacts(centred, gain, bias)
+
+
+def vector(module: nn.Module, name: str, dim: int) -> Tensor | None:
+    """A learned vector in fp32, or None."""
+    found: Any = getattr(module, name, None)
+    return found.detach().float() if isinstance(found, Tensor) and found.shape == (dim,) else None

@@ -1,0 +1,220 @@
+"""A model that is probed, whatever its kind: how it is fed, what its loss is, where its blocks are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..anatomy import Stack
+from ..errors import ConfigError
+from .capture import Capture, first, stream_of
+
+Inputs = Mapping[str, Any]
+NO_LOSS = "needs a model that predicts the next token: this one is {name}"
+
+
+class Subject:
+    """model: our Decoder (or what has its `residuals()` and `blocks`), a Hugging Face model, or any nn.Module.
+
+    Batches are ids (batch, tokens), or the keyword arguments of a forward pass. An encoder-decoder reads the first half
+    of ids and goes on with the second. stacks, sites: as for Capture. The model is put into evaluation mode.
+    """
+
+    def __init__(self, model: nn.Module, stacks: Sequence[Stack] | None = None, *, sites: bool = True) -> None:
+        self.model, self.sites = model.eval(), sites
+        self.stacks = stacks
+        self.config = None if hasattr(model, "residuals") else getattr(model, "config", None)
+        self.capture = Capture(model, stacks, sites=sites)
+
+    @property
+    def device(self) -> torch.device:
+        """Of the parameters that are there."""
+        return next((p.device for p in self.model.parameters() if p.device.type != "meta"), torch.device("cpu"))
+
+    def inputs(self, batch: Tensor | Inputs) -> dict[str, Any]:
+        if isinstance(batch, Tensor):
+            batch = batch.to(self.device)
+            if self.config is None:
+                return {"": batch}
+            if getattr(self.config, "is_encoder_decoder", False):
+                half = batch.shape[1] // 2
+                return {"input_ids": batch[:, :half], "decoder_input_ids": batch[:, half:]}
+            return {"input_ids": batch}
+        return {name: v.to(self.device) if isinstance(v, Tensor) else v for name, v in batch.items()}
+
+    def run(self, inputs: Mapping[str, Any], *, head: bool) -> Any:
+        """A forward pass; without the head where that is not needed, which saves logits."""
+        if "" in inputs:
+            return self.model(inputs[""])
+        model = self.model if head else getattr(self.model, "base_model", self.model)
+        caches = {"use_cache": False} if hasattr(self.config, "use_cache") else {}
+        return model(**{**caches, **inputs})
+
+    def measure(self, batches: Iterable[Tensor | Inputs], told: Callable[[int], None] | None = None) -> int:
+        """Runs every batch once under the hooks; told(tokens so far) after each. Returns the number of tokens."""
+        tokens = 0
+        for batch in batches:
+            inputs = self.inputs(batch)
+            with torch.no_grad(), self.capture.watching(**self.masks(inputs)):
+                self.run(inputs, head=False)
+            tokens += batch.numel() if isinstance(batch, Tensor) else self.count(inputs)
+            if told is not None:
+                told(tokens)
+        return tokens
+
+    def masks(self, inputs: Inputs) -> dict[str, Tensor | None]:
+        mask = inputs.get("attention_mask")
+        if "decoder_input_ids" in inputs:
+            return {"encoder": mask, "decoder": inputs.get("decoder_attention_mask")}
+        return {} if mask is None else {stack.name: mask for _, stack in self.capture.stacks} or {"": mask}
+
+    @staticmethod
+    def count(inputs: Inputs) -> int:
+        mask = inputs.get("attention_mask", inputs.get("input_ids", next(iter(inputs.values()))))
+        return (
+            int(mask.sum())
+            if "attention_mask" in inputs
+            else int(mask[..., 0].numel() if mask.dim() > 2 else mask.numel())
+        )
+
+    def loss(self, batch: Tensor | Inputs) -> Tensor:
+        """Mean cross-entropy of the next token, in nats. ConfigError for a model without one."""
+        inputs = self.inputs(batch)
+        ids = inputs.get("decoder_input_ids", inputs.get("input_ids", inputs.get("")))
+        out = self.run(inputs, head=True)
+        logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+        if logits is None or ids is None or not self.predicts():
+            raise ConfigError(NO_LOSS.format(name=type(self.model).__name__))
+        mask = inputs.get("decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask")
+        wanted = ids[:, 1:] if mask is None else ids[:, 1:].masked_fill(mask[:, 1:] == 0, -100)
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), wanted.flatten())
+
+    def predicts(self) -> bool:
+        name = type(self.model).__name__
+        return self.config is None or any(part in name for part in ("CausalLM", "LMHead", "ConditionalGeneration"))
+
+    def blocks(self) -> list[tuple[str, list[nn.Module]]]:
+        """(stack, its blocks) in order."""
+        if self.capture.own:
+            return [("decoder", list(self.model.blocks))]  # type: ignore[arg-type]
+        return [(stack.name, self.capture.blocks(base, stack)) for base, stack in self.capture.stacks]
+
+    def branches(self) -> list[tuple[dict[str, Any], list[nn.Module]]]:
+        """(what the trace says of a site, the modules of its branch) for every site, in the order of the trace."""
+        if self.capture.own:
+            pairs = zip(self.capture.sites.values(), self.model.residuals(), strict=True)  # type: ignore[operator]
+            return [(site.about, [residual.branch]) for site, (_, residual) in pairs]
+        found = []
+        for base, stack in self.capture.stacks:
+            for layer, block in enumerate(self.capture.blocks(base, stack)):
+                for place, sublayer in enumerate(stack.sublayers):
+                    modules = [block.get_submodule(path) for branch in sublayer.branches for path in branch.modules]
+                    found.append((self.capture.sites[stack.name, layer, place].about, modules))
+        return found
+
+
+def gradient_norms(subject: Subject, batch: Tensor | Inputs) -> list[dict[str, float]]:
+    """Per site, in the order of the trace: grad_norm of all weights of its branch, and of an MLP grad_w1 and grad_w2.
+
+    Frobenius norms of the gradient of the mean loss of one batch, in evaluation mode. W2 is the last matrix of the
+    branch, which writes to the stream; W1 are those before it (up and gate), together (Xiong et al., arXiv:2002.04745).
+    """
+    subject.model.zero_grad(set_to_none=True)
+    subject.loss(batch).backward()
+    rows = []
+    for about, modules in subject.branches():
+        parameters = list({id(p): p for module in modules for p in module.parameters()}.values())
+        row = {"grad_norm": frobenius(parameters)}
+        if about["kind"] == "mlp":
+            matrices = [p for p in parameters if p.dim() == 2]
+            row |= {"grad_w1": frobenius(matrices[:-1]), "grad_w2": frobenius(matrices[-1:])}
+        rows.append(row)
+    subject.model.zero_grad(set_to_none=True)
+    return rows
+
+
+def frobenius(parameters: Iterable[nn.Parameter]) -> float:
+    squares = [p.grad.double().square().sum() for p in parameters if p.grad is not None]
+    return torch.stack(squares).sum().sqrt().item() if squares else 0.0
+
+
+@torch.no_grad()
+def ablation(
+    subject: Subject, batches: Sequence[Tensor | Inputs], told: Callable[[float], None] | None = None
+) -> tuple[float, list[dict[str, Any]]]:
+    """(loss, rows): for every block, and for runs of 2, 4, ... blocks up to half of them, the loss without them.
+
+    first, last: blocks left out (the stream passes by them unchanged); loss, increase in nats; angle: mean angle
+    between the stream before the first and after the last of them in the whole model, in radians; distance: the same
+    over pi (arXiv:2403.17887).
+    """
+    whole = mean_loss(subject, batches)
+    rows: list[dict[str, Any]] = []
+    for stack, blocks in subject.blocks():
+        windows = [
+            (start, start + width - 1)
+            for width in (2**k for k in range(len(blocks).bit_length()))
+            if width == 1 or width <= len(blocks) // 2
+            for start in range(len(blocks) - width + 1)
+        ]
+        turned = ends(subject, blocks, batches, windows)
+        for done, (start, last) in enumerate(windows):
+            handles = [block.register_forward_hook(passed, with_kwargs=True) for block in blocks[start : last + 1]]
+            try:
+                loss = mean_loss(subject, batches)
+            finally:
+                for handle in handles:
+                    handle.remove()
+            about = {"stack": stack, "first": start, "last": last, "blocks": last - start + 1}
+            angle = turned[start, last]
+            rows.append(about | {"loss": loss, "increase": loss - whole, "angle": angle, "distance": angle / torch.pi})
+            if told is not None:
+                told((done + 1) / len(windows))
+    return whole, rows
+
+
+def mean_loss(subject: Subject, batches: Sequence[Tensor | Inputs]) -> float:
+    return sum(float(subject.loss(batch)) for batch in batches) / len(batches)
+
+
+def passed(_: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+    """In the place of a block: the stream as it came. What else the block returned (T5's position bias) stays."""
+    x = stream_of(args, kwargs)
+    return (x, *out[1:]) if isinstance(out, tuple) else x
+
+
+def ends(
+    subject: Subject,
+    blocks: Sequence[nn.Module],
+    batches: Sequence[Tensor | Inputs],
+    windows: Sequence[tuple[int, int]],
+) -> dict[tuple[int, int], float]:
+    """Mean angle between the stream before and after each window; streams of one batch are held at a time."""
+    seen: list[Tensor] = []
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+        seen.append(stream_of(args, kwargs))
+
+    def after(_: nn.Module, __: Any, out: Any) -> None:
+        seen.append(first(out))
+
+    totals = dict.fromkeys(windows, 0.0)
+    handles: list[Any] = [block.register_forward_pre_hook(before, with_kwargs=True) for block in blocks]
+    handles.append(blocks[-1].register_forward_hook(after))
+    try:
+        for batch in batches:
+            subject.run(subject.inputs(batch), head=False)
+            unit = [F.normalize(x.float().flatten(0, -2), dim=-1) for x in seen]
+            for start, last in windows:
+                a, b = unit[start], unit[last + 1]
+                turn = 2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))
+                totals[start, last] += turn.mean().item() / len(batches)
+            seen.clear()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return totals

@@ -1,0 +1,320 @@
+"""Reports on probes (`geonorm probe`): tables, figures per depth and a page, from files of their directories alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from geonorm.report.figures import MARKERS, dash, label, legend
+from geonorm.report.simulation import Cells, shell, table
+from geonorm.report.simulation import figure as drawing
+from geonorm.report.style import Look, figures, looks, si
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Row = dict[str, Any]
+NOTE = (
+    "step: tangential part of x'-x over |x|, mean over tokens and sites; law: the decay that its course in depth is "
+    "nearest to, with R²; |cos| to (1, ..., 1) beside the same for 64 random directions (5 to 95 % of them) and for "
+    "the direction that tokens share most"
+)
+TITLES = {
+    "norms": "Length of stream and update",
+    "steps": "Implied step size, with the nearest law dotted",
+    "rotation": "Rotation by each norm",
+    "uniform": "The uniform vector, beside random directions (band) and the principal one (dashed)",
+    "tokens": "Tokens among themselves",
+    "massive": "Large activations and the sphere",
+    "gradients": "Gradient norms",
+    "depth_use": "What blocks are worth",
+}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A probe's directory: its summary, and rows by series. A series is one stream of one model."""
+
+    path: Path
+    summary: Row
+    sites: dict[str, list[Row]]
+    norms: dict[str, list[Row]]
+    ablation: dict[str, list[Row]]
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys([*self.sites, *(self.norms if not self.sites else ())]))
+
+    def schedule(self, name: str) -> Row | None:
+        """Laws of all sites of a series."""
+        for model in self.summary["models"]:
+            for stack, kinds in model["schedule"].items():
+                if series(model["model"], stack, model["schedule"]) == name:
+                    found: Row | None = kinds.get("all")
+                    return found
+        return None
+
+
+def is_probe(path: Path) -> bool:
+    """Whether a directory holds a probe."""
+    try:
+        found = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("kind") == "probe"
+
+
+def load(path: Path) -> Geometry:
+    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    stacks = {model["model"]: model["schedule"] for model in summary["models"]}
+
+    def rows(name: str) -> dict[str, list[Row]]:
+        found: dict[str, list[Row]] = {}
+        file = path / name
+        for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+            row = json.loads(line)
+            found.setdefault(series(row["model"], row["stack"], stacks.get(row["model"], {})), []).append(row)
+        return found
+
+    return Geometry(path, summary, rows("trace.jsonl"), rows("norms.jsonl"), rows("ablation.jsonl"))
+
+
+def series(model: str, stack: str, stacks: Iterable[str]) -> str:
+    """A model's name, with the stream where it has two."""
+    return f"{model} ({stack})" if len(list(stacks)) > 1 and stack else model
+
+
+def depths(rows: Sequence[Row]) -> list[float]:
+    """Where sites stand on the axis: block t, and its sites evenly up to t + 1."""
+    counts: dict[int, int] = {}
+    places = []
+    for row in rows:
+        places.append(counts.get(row["t"], 0))
+        counts[row["t"]] = places[-1] + 1
+    return [row["t"] + place / counts[row["t"]] for row, place in zip(rows, places, strict=True)]
+
+
+def line(
+    axes: Axes, rows: Sequence[Row], key: str, look: Look, name: str | None, at: Sequence[float], *,
+    shade: bool = True, **style: Any,
+) -> bool:  # fmt: skip
+    """A quantity over depth; with shade, the middle half of its tokens behind it, where that is known."""
+    known = [(x, row) for x, row in zip(at, rows, strict=True) if row.get(key) is not None]
+    if not known:
+        return False
+    usual: Row = {"color": look.light, "linestyle": dash(look), "marker": MARKERS[look.marker], "markersize": 3.5}
+    text = None if name is None else label(name)
+    axes.plot([x for x, _ in known], [row[key] for _, row in known], label=text, **(usual | style))
+    if shade:
+        between(axes, known, f"{key}_p25", f"{key}_p75", look, 0.13)
+    return True
+
+
+def between(axes: Axes, known: Sequence[tuple[float, Row]], low: str, high: str, look: Look, alpha: float) -> None:
+    """A band from one column to another."""
+    band = [(x, row[low], row[high]) for x, row in known if row.get(low) is not None and row.get(high) is not None]
+    at, bottom, top = ([point[i] for point in band] for i in range(3))
+    axes.fill_between(at, bottom, top, color=look.light, alpha=alpha, linewidth=0)
+
+
+def panels(keys: Sequence[tuple[str, str, bool]]) -> Callable[[Geometry, Figure], bool]:
+    """A figure of one panel per (column of the trace, axis label, log scale)."""
+
+    def paint(found: Geometry, figure: Figure) -> bool:
+        shown = False
+        for axes, (key, title, log) in zip(figure.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
+            some = False
+            for name, look in looks(found.names).items():
+                rows = found.sites.get(name, [])
+                some |= line(axes, rows, key, look, name, depths(rows))
+            dress(axes, title, log and some)
+            shown |= some
+        legend(axes)
+        return shown
+
+    return paint
+
+
+def dress(axes: Axes, title: str, log: bool) -> None:
+    axes.set_xlabel("block t")
+    axes.set_title(title)
+    if log:
+        axes.set_yscale("log")
+
+
+def steps(found: Geometry, figure: Figure) -> bool:
+    """Implied step size over depth, linear and log-log, with each series' nearest law."""
+    shown = False
+    for axes, log in zip(figure.subplots(1, 2), (False, True), strict=True):
+        for name, look in looks(found.names).items():
+            rows = found.sites.get(name, [])
+            shown |= line(axes, rows, "ratio", look, name, [row["t"] for row in rows], linestyle="", shade=False)
+            law = found.schedule(name)
+            if rows and law:
+                depth = rows[0]["depth"]
+                grid = [1 + (depth - 1) * k / 60 for k in range(61)]
+                axes.plot(grid, [curve(law, t, depth) for t in grid], color=look.light, linestyle=":", linewidth=1.6)
+        dress(axes, "tangential / |x|" + (", log-log: powers are straight" if log else ""), log and shown)
+        if log:
+            axes.set_xscale("log")
+    legend(axes)
+    return shown
+
+
+def curve(law: Row, t: float, depth: int) -> float:
+    shapes = {"harmonic": 1 / t, "sqrt": t**-0.5, "linear": (depth - t + 1) / depth, "constant": 1.0}
+    scale: float = law[law["best"]]["alpha"]
+    return scale * shapes[law["best"]]
+
+
+def norm_rows(found: Geometry, name: str) -> list[Row]:
+    """Norms of a series that stand in a block and see the whole stream or update, in the order of the blocks."""
+    rows = [row for row in found.norms.get(name, []) if row["layer"] is not None and row["kind"] is not None]
+    return sorted(({**row, "t": row["layer"] + 1} for row in rows), key=lambda row: row["t"])
+
+
+def rotation(found: Geometry, figure: Figure) -> bool:
+    """Degrees that each norm turns tokens by, as it is and without gain and bias."""
+    shown = False
+    for axes, key in zip(figure.subplots(1, 2, sharey=True), ("rotation", "rotation_plain"), strict=True):
+        for name, look in looks(found.names).items():
+            rows = [
+                {"t": row["t"], **{k: degrees(v) for k, v in row.items() if k.startswith(key)}}
+                for row in norm_rows(found, name)
+            ]
+            shown |= line(axes, rows, key, look, name, depths(rows))
+        dress(axes, "degrees, with gain and bias" if key == "rotation" else "without gain and bias", False)
+    legend(axes)
+    return shown
+
+
+def degrees(value: Any) -> Any:
+    return math.degrees(value) if isinstance(value, float) else value
+
+
+def uniform(found: Geometry, figure: Figure) -> bool:
+    """|cos| to the uniform vector in front of each norm and behind it, with the null."""
+    shown = False
+    for axes, end in zip(figure.subplots(1, 2, sharey=True), ("before", "after"), strict=True):
+        for name, look in looks(found.names).items():
+            rows = norm_rows(found, name)
+            at = depths(rows)
+            shown |= line(axes, rows, f"cos_ones_{end}", look, name, at, shade=False)
+            thin: Row = {"linestyle": "--", "marker": "", "linewidth": 0.9, "shade": False}
+            line(axes, rows, f"cos_principal_{end}", look, None, at, **thin)
+            points = list(zip(at, rows, strict=True))
+            between(axes, points, f"cos_null_low_{end}", f"cos_null_high_{end}", look, 0.25)
+        dress(axes, f"|cos| to (1, ..., 1) {end} the norm", False)
+    legend(axes)
+    return shown
+
+
+def depth_use(found: Geometry, figure: Figure) -> bool:
+    """Loss without one block, and against the angle between the ends of what is left out."""
+    if not any(found.ablation.values()):
+        return False
+    left, right = figure.subplots(1, 2)
+    for name, look in looks(found.names).items():
+        rows = found.ablation.get(name, [])
+        one = [{**row, "t": row["first"] + 1} for row in rows if row["blocks"] == 1]
+        line(left, one, "increase", look, name, [row["t"] for row in one])
+        right.plot([row["angle"] for row in rows], [row["increase"] for row in rows], linestyle="", color=look.light,
+                   marker=MARKERS[look.marker], markersize=3.5, label=label(name))  # fmt: skip
+    dress(left, "loss added without block t, nats", False)
+    right.set_xlabel("angle from x before to x after, radians")
+    right.set_title("loss added without some blocks in a row")
+    legend(right)
+    return True
+
+
+def gradients(found: Geometry, figure: Figure) -> bool:
+    keys = (("grad_norm", "of a site's weights"), ("grad_w1", "of W1"), ("grad_w2", "of W2"))
+    known = [(k, title) for k, title in keys if any(r.get(k) for rows in found.sites.values() for r in rows)]
+    return bool(known) and panels([(key, f"gradient norm {title}", True) for key, title in known])(found, figure)
+
+
+FIGURES: dict[str, Callable[[Geometry, Figure], bool]] = {
+    "norms": panels([("radius", "|x|, the stream", True), ("update_norm", "|u|, the update", True)]),
+    "steps": steps,
+    "rotation": rotation,
+    "uniform": uniform,
+    "tokens": panels([("cos_pair", "cos between tokens", False), ("effective_rank", "effective rank", True)]),
+    "massive": panels([("peak", "max |x_i| / rms", True), ("radius_cv", "spread of |x| / mean", True),
+                       ("resultant", "resultant length", False)]),
+    "gradients": gradients,
+    "depth_use": depth_use,
+}  # fmt: skip
+
+
+def caption(found: Geometry) -> str:
+    models = found.summary["models"]
+    tokens = " / ".join(dict.fromkeys(si(model["tokens"]) for model in models))
+    return f"{found.summary['data']}, {tokens} tokens; shaded: middle half of tokens"
+
+
+def overview(models: Sequence[Row]) -> tuple[list[str], Cells]:
+    """One line per model."""
+    titles = ["model", "type", "scheme", "blocks", "parameters", "tokens", "implied step law", "scale", "R²"]
+    cells = []
+    for model in models:
+        for stack, kinds in (model["schedule"] or {"": {}}).items():
+            law = kinds.get("all") if kinds else None
+            best = law["best"] if law else None
+            cells.append([
+                series(model["model"], stack, model["schedule"]), model["model_type"] or model["class"],
+                model["scheme"] or "–", str(model["depth"] or "–"), si(model["parameters"]), si(model["tokens"]),
+                best or "–", figures(law[best]["alpha"]) if law else "–", figures(law[best]["r2"]) if law else "–",
+            ])  # fmt: skip
+    return titles, cells
+
+
+def averages(found: Geometry) -> tuple[list[str], Cells]:
+    """Means over the sites, and over the norms in blocks, of each series."""
+    titles = ["model", "|x| first", "|x| last", "step", "rotation", "|cos| to 1", "null", "principal", "cos of pairs",
+              "effective rank", "massive"]  # fmt: skip
+    cells = []
+    for name in found.names:
+        rows, norms = found.sites.get(name, []), norm_rows(found, name) or found.norms.get(name, [])
+        ends = [rows[0]["radius"], rows[-1]["radius_after"]] if rows else [None, None]
+        degree = mean(norms, "rotation")
+        cells.append([
+            name, *(figures(v) for v in ends), figures(mean(rows, "ratio")),
+            "–" if degree is None else f"{math.degrees(degree):.1f}°",
+            *(figures(mean(norms, key)) for key in ("cos_ones_before", "cos_null_before", "cos_principal_before")),
+            figures(mean(rows, "cos_pair")), figures(mean(rows, "effective_rank")),
+            f"{sum(bool(r['massive']) for r in rows)} of {len(rows)} sites",
+        ])  # fmt: skip
+    return titles, cells
+
+
+def mean(rows: Sequence[Row], key: str) -> float | None:
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def terminal(models: Sequence[Row]) -> list[str]:
+    """The overview as lines of text."""
+    titles, cells = overview(models)
+    widths = [max(len(row[i]) for row in [titles, *cells]) for i in range(len(titles))]
+    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in [titles, *cells]]
+
+
+def page(probes: Sequence[Geometry], drawings: Sequence[dict[str, bytes]]) -> str:
+    """One self-contained page about one or more probes; drawings: SVG by name, per probe."""
+    title = "Geometry: " + ", ".join(dict.fromkeys(found.path.resolve().name for found in probes))
+    return shell(title, "".join(_section(found, drawn) for found, drawn in zip(probes, drawings, strict=True)))
+
+
+def _section(found: Geometry, drawn: dict[str, bytes]) -> str:
+    tables = "".join(table(*content) for content in (overview(found.summary["models"]), averages(found)))
+    pictures = "".join(drawing(TITLES[name], svg) for name, svg in drawn.items())
+    return (
+        f'<section><h2>{escape(found.path.resolve().name)}</h2><p class="caption">{escape(caption(found))}</p>'
+        f"{tables}<p>{escape(NOTE)}</p>{pictures}</section>"
+    )

@@ -1,0 +1,109 @@
+"""Tiny random models of every Hugging Face family in the table of anatomy, built without a network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+VOCAB, WIDTH = 67, 32
+SHAPE = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+GROUPED = {**SHAPE, "num_key_value_heads": 2, "vocab_size": VOCAB, "head_dim": 8, "max_position_embeddings": 64}
+PLAIN = {**SHAPE, "vocab_size": VOCAB, "max_position_embeddings": 64}
+OLD = {"n_embd": WIDTH, "n_layer": 3, "n_head": 4, "n_inner": 48, "vocab_size": VOCAB, "n_positions": 64}
+EDGES = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GEMMA3 = {**GROUPED, **EDGES, "sliding_window": 8, "query_pre_attn_scalar": 8}
+BERT = {**PLAIN, "hidden_dropout_prob": 0.1, "type_vocab_size": 2}
+T5 = {
+    "d_model": WIDTH, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 48,
+    "vocab_size": VOCAB,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+OPT = {
+    **SHAPE, **EDGES, "ffn_dim": 48, "vocab_size": VOCAB, "max_position_embeddings": 64, "word_embed_proj_dim": WIDTH,
+}  # fmt: skip
+VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+          "image_size": 8, "patch_size": 4}  # fmt: skip
+
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", GROUPED),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {**PLAIN, "num_key_value_heads": 2}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", GROUPED),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {**GROUPED, "sliding_window": 8}),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", {**GEMMA3}),
+    "gemma3_text": ("Gemma3TextConfig", "Gemma3ForCausalLM", GEMMA3),
+    "gemma3": (
+        "Gemma3Config", "Gemma3ForConditionalGeneration",
+        {"text_config": GEMMA3, "vision_config": VISION, "mm_tokens_per_image": 4, "image_token_index": 66},
+    ),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {**PLAIN, **EDGES, "num_key_value_heads": 2}),
+    "olmo3": ("Olmo3Config", "Olmo3ForCausalLM", {**PLAIN, **EDGES, "num_key_value_heads": 2, "sliding_window": 8}),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", {**OLD, **EDGES}),
+    "gpt2-cross": ("GPT2Config", "GPT2LMHeadModel", {**OLD, **EDGES, "add_cross_attention": True}),
+    "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", {**PLAIN, **EDGES}),
+    "gpt_neox-sequential": ("GPTNeoXConfig", "GPTNeoXForCausalLM", {**PLAIN, **EDGES, "use_parallel_residual": False}),
+    "gptj": ("GPTJConfig", "GPTJForCausalLM", {**OLD, **EDGES, "rotary_dim": 4}),
+    "gpt_neo": (
+        "GPTNeoConfig", "GPTNeoForCausalLM",
+        {"hidden_size": WIDTH, "num_layers": 4, "num_heads": 4, "intermediate_size": 48, "vocab_size": VOCAB,
+         "max_position_embeddings": 64, "attention_types": [[["global", "local"], 2]], "window_size": 4, **EDGES},
+    ),
+    "opt": ("OPTConfig", "OPTForCausalLM", OPT),
+    "opt-post": (
+        "OPTConfig", "OPTForCausalLM", {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": WIDTH // 2},
+    ),
+    "phi": ("PhiConfig", "PhiForCausalLM", {**PLAIN, **EDGES}),
+    "bert": ("BertConfig", "BertForMaskedLM", BERT),
+    "bert-decoder": (
+        "BertConfig", "BertLMHeadModel", {**BERT, **EDGES, "is_decoder": True, "add_cross_attention": True},
+    ),
+    "roberta": ("RobertaConfig", "RobertaForMaskedLM", {**BERT, **EDGES, "pad_token_id": 1, "bos_token_id": 0}),
+    "vit": ("ViTConfig", "ViTModel", {**SHAPE, "image_size": 16, "patch_size": 4, "num_channels": 3}),
+    "t5": ("T5Config", "T5ForConditionalGeneration", {**T5, **EDGES, "feed_forward_proj": "gated-gelu"}),
+    "t5-encoder": ("T5Config", "T5EncoderModel", T5),
+}  # fmt: skip
+
+
+@cache
+def build(case: str) -> tuple[Any, dict[str, Any]]:
+    """(model in evaluation mode, keyword arguments of a forward pass): 2 sequences of 9 tokens, none of them padding.
+
+    Every parameter is moved away from its start, so that no gain is 1 and no bias 0.
+    """
+    import torch
+    import transformers
+
+    config_name, model_name, settings = CASES[case]
+    torch.manual_seed(0)
+    config = getattr(transformers, config_name)(**settings)
+    model = getattr(transformers, model_name)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    ids = torch.randint(3, VOCAB - 1, (2, 9))
+    inputs: dict[str, Any] = {"input_ids": ids}
+    if case == "vit":
+        inputs = {"pixel_values": torch.randn(2, 3, 16, 16)}
+    if case == "t5":
+        inputs["decoder_input_ids"] = torch.randint(3, VOCAB, (2, 7))
+    if case in ("gpt2-cross", "bert-decoder"):
+        inputs["encoder_hidden_states"] = torch.randn(2, 5, WIDTH)
+    return model, inputs
+
+
+@pytest.fixture
+def tiny() -> Callable[[str], tuple[Any, dict[str, Any]]]:
+    """tiny(case) for a name in CASES: a model and the inputs of one forward pass. Shared: leave it as it is."""
+    pytest.importorskip("transformers")
+    return build
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with an argument `family` runs for every case."""
+    if "family" in metafunc.fixturenames:
+        metafunc.parametrize("family", list(CASES))

@@ -1,0 +1,342 @@
+"""What the hooks see is the model: on every family, against its own hidden states and a plain computation in fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from math import pi, sqrt
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geonorm import Decoder, DecoderConfig
+from geonorm.anatomy import Stack, anatomy, join
+from geonorm.errors import ConfigError
+from geonorm.probes.accumulate import SiteMeasure
+from geonorm.probes.capture import Capture
+from geonorm.probes.norms import examine, norms_of
+
+Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
+
+
+class Keeping(SiteMeasure):
+    """Keeps what it is given."""
+
+    def update(self, x: Tensor, after: Tensor, u: Tensor | None = None, mask: Tensor | None = None) -> None:
+        self.kept = (x.clone(), after.clone(), None if u is None else u.clone())
+        super().update(x, after, u, mask)
+
+
+@torch.no_grad()
+def captured(model: nn.Module, inputs: dict[str, Any]) -> tuple[Capture, Any]:
+    capture = Capture(model)
+    for site in capture.sites.values():
+        site.measure = Keeping()
+    with capture.watching():
+        out = model(**inputs, output_hidden_states=True) if "ids" not in inputs else model(**inputs)
+    return capture, out
+
+
+def test_sites_follow_each_other_and_the_models_own_hidden_states(family: str, tiny: Tiny) -> None:
+    """x' of a site is x of the next one; x of block k is hidden state k; and x' is what norms and sum make of x, u."""
+    model, inputs = tiny(family)
+    capture, out = captured(model, inputs)
+    assert len(capture.rows()) == len(capture.sites)
+    for base, stack in capture.stacks:
+        states = getattr(out, "hidden_states", None)
+        if states is None:
+            states = getattr(out, f"{stack.name}_hidden_states")
+        sites = [site for site in capture.sites.values() if site.stack == stack.name]
+        blocks = capture.blocks(base, stack)
+        assert len(sites) == len(blocks) * len(stack.sublayers)
+        for site, following in pairwise(sites):
+            torch.testing.assert_close(site.measure.kept[1], following.measure.kept[0], rtol=0, atol=0)
+        for k in range(len(blocks)):
+            assert torch.equal(sites[k * len(stack.sublayers)].measure.kept[0], states[k])
+        for number, site in enumerate(sites):
+            block, place = blocks[number // len(stack.sublayers)], stack.sublayers[number % len(stack.sublayers)]
+            x, after, u = site.measure.kept
+            with torch.no_grad():
+                moved = x + (u if place.output is None else block.get_submodule(place.output)(u))
+                moved = moved if place.after is None else block.get_submodule(place.after)(moved)
+            torch.testing.assert_close(after, moved, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_are_a_plain_computation_in_fp64(family: str, tiny: Tiny) -> None:
+    model, inputs = tiny(family)
+    capture, _ = captured(model, inputs)
+    for site in capture.sites.values():
+        x, after, u = (part.double() for part in site.measure.kept)
+        row = site.row()
+        step = after - x
+        radius = x.norm(dim=-1)
+        radial = (step * x).sum(-1) / radius
+        tangential = (step - (radial / radius)[..., None] * x).norm(dim=-1)
+        cosine = (x * after).sum(-1) / radius / after.norm(dim=-1)
+        ones = x.sum(-1) / radius / sqrt(x.shape[-1])
+        wanted = {
+            "radius": radius.mean(),
+            "radius_std": radius.std(correction=0),
+            "step_norm": step.norm(dim=-1).mean(),
+            "radial": radial.mean(),
+            "tangential": tangential.mean(),
+            "ratio": (tangential / radius).mean(),
+            "radius_after": after.norm(dim=-1).mean(),
+            "update_norm": u.norm(dim=-1).mean(),
+            "angle": cosine.clamp(-1, 1).acos().mean(),
+            "cos_ones": ones.abs().mean(),
+            "angle_ones": ones.acos().mean(),
+            "share_ones": ones.square().mean(),
+            "peak": (x.abs().amax(-1) / x.square().mean(-1).sqrt()).mean(),
+            "abs_max": x.abs().max(),
+            "resultant": (x / radius[..., None]).flatten(0, 1).mean(0).norm(),
+            "abs_median": x.abs().median(),
+        }
+        for name, value in wanted.items():
+            assert row[name] == pytest.approx(value.item(), rel=2e-5, abs=2e-6), name
+        assert row["tokens"] == radius.numel()
+        unit = x / radius[..., None]
+        n = x.shape[1]
+        pairs = (unit @ unit.mT).sum((1, 2)) - n
+        assert row["cos_pair"] == pytest.approx((pairs / (n * (n - 1))).mean().item(), abs=1e-6)
+
+
+def test_norm_rows_are_a_plain_computation_in_fp64(family: str, tiny: Tiny) -> None:
+    model, inputs = tiny(family)
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def keep(name: str) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+            seen[name] = (args[0].double().flatten(0, -2), out.double().flatten(0, -2))
+
+        return hook
+
+    handles = [module.register_forward_hook(keep(name)) for name, module in norms_of(model).items()]
+    capture, _ = captured(model, inputs)
+    for handle in handles:
+        handle.remove()
+    rows = capture.norm_rows()
+    assert {row["norm"] for row in rows} == set(seen)
+    (first, *_) = [stack for _, stack in capture.stacks]
+    for row in rows:
+        x, y = seen[row["norm"]]
+        rotation = torch.nn.functional.cosine_similarity(x, y, dim=-1).clamp(-1, 1).acos()
+        plain = torch.nn.functional.cosine_similarity(x, x - x.mean(-1, keepdim=True), dim=-1).clamp(-1, 1).acos()
+        assert row["norm_kind"] == first.norm, row["norm"]
+        assert row["norm_before"] == pytest.approx(x.norm(dim=-1).mean().item(), rel=1e-5)
+        assert row["norm_after"] == pytest.approx(y.norm(dim=-1).mean().item(), rel=1e-5)
+        assert row["rotation"] == pytest.approx(rotation.mean().item(), abs=1e-5)
+        assert row["rotation_plain"] == pytest.approx(plain.mean().item() if first.norm == "layer" else 0.0, abs=1e-5)
+        for end, rows_of in (("before", x), ("after", y)):
+            cosine = rows_of.sum(-1) / rows_of.norm(dim=-1) / sqrt(rows_of.shape[-1])
+            assert row[f"cos_ones_{end}"] == pytest.approx(cosine.abs().mean().item(), abs=1e-5)
+            assert row[f"share_ones_{end}"] == pytest.approx(cosine.square().mean().item(), abs=1e-5)
+
+
+def test_padding_is_left_out(tiny: Tiny) -> None:
+    """A batch with padding has the rows of its tokens: those of each sequence alone."""
+    model, _ = tiny("llama")
+    ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(2, 9, dtype=torch.int64)
+    mask[1, 5:] = 0
+    padded, apart = Capture(model), Capture(model)
+    with torch.no_grad():
+        with padded.watching(decoder=mask):
+            model(input_ids=ids, attention_mask=mask)
+        for row, length in ((0, 9), (1, 5)):
+            with apart.watching():
+                model(input_ids=ids[row : row + 1, :length])
+    compare(padded.rows(), apart.rows())
+    compare(padded.norm_rows(), apart.norm_rows())
+    assert {row["tokens"] for row in padded.rows()} == {14}
+
+
+def compare(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+    assert some and len(some) == len(others)
+    for one, other in zip(some, others, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            if "cos_null" in name:  # every fourth token of a chunk, and chunks differ
+                continue
+            loose = 2e-2 if "_p" in name else 1e-4
+            if isinstance(value, float):
+                assert value == pytest.approx(other[name], rel=loose, abs=1e-5), name
+            else:
+                assert value == other[name], name
+
+
+def test_padding_of_opts_flat_tokens(tiny: Tiny) -> None:
+    model, inputs = tiny("opt")
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[0, 6:] = 0
+    capture = Capture(model)
+    with torch.no_grad(), capture.watching(decoder=mask):
+        model(**inputs, attention_mask=mask)
+    assert {row["tokens"] for row in capture.rows() + capture.norm_rows()} == {int(mask.sum())}
+
+
+def test_encoder_and_decoder_have_masks_of_their_own(tiny: Tiny) -> None:
+    model, inputs = tiny("t5")
+    masks = {"encoder": torch.ones_like(inputs["input_ids"]), "decoder": torch.ones_like(inputs["decoder_input_ids"])}
+    masks["encoder"][0, 4:], masks["decoder"][1, 3:] = 0, 0
+    capture = Capture(model)
+    with torch.no_grad(), capture.watching(**masks):
+        model(**inputs, attention_mask=masks["encoder"], decoder_attention_mask=masks["decoder"])
+    for row in capture.rows() + capture.norm_rows():
+        assert row["tokens"] == int(masks[row["stack"]].sum())
+    with pytest.raises(ConfigError, match="probe without padding"), capture.watching(decoder=torch.zeros(1, 2)):
+        model(**inputs)
+
+
+def test_bf16_models_are_measured_in_fp32(tiny: Tiny) -> None:
+    import copy
+
+    model, inputs = tiny("llama")
+    half = copy.deepcopy(model).bfloat16()
+    capture, _ = captured(half, inputs)
+    for site in capture.sites.values():
+        x = site.measure.kept[0]
+        assert x.dtype == torch.bfloat16
+        assert site.row()["radius"] == pytest.approx(x.double().norm(dim=-1).mean().item(), rel=1e-6)
+    assert {row["norm_kind"] for row in capture.norm_rows()} == {"rms"}
+
+
+@pytest.mark.parametrize("scheme", ["pre", "post", "geonorm", "ngpt", "mix(post, pre, share=0.5)", "residual"])
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_our_own_models(scheme: str, norm: str) -> None:
+    if scheme == "residual":
+        scheme = "siamese" if norm == "rms" else "deepnorm"
+    torch.manual_seed(0)
+    model = Decoder(DecoderConfig(scheme=scheme, layers=3, width=24, heads=2, vocab_size=31, context=16, norm=norm))
+    capture, _ = captured(model, {"ids": torch.randint(0, 31, (2, 7))})
+    rows = capture.rows()
+    assert [(row["layer"], row["kind"]) for row in rows] == [(n, k) for n in range(3) for k in ("attn", "mlp")]
+    sites = list(capture.sites.values())
+    for site, following in pairwise(sites):
+        assert torch.equal(site.measure.kept[1], following.measure.kept[0])
+    for row in capture.norm_rows():
+        assert row["norm_kind"] in (norm, "rms") and row["tokens"] >= 14
+    if scheme == "geonorm":
+        assert all(row["radius_after"] == pytest.approx(row["radius"], rel=1e-6) for row in rows)
+
+
+def test_by_hand_is_the_table(tiny: Tiny) -> None:
+    model, inputs = tiny("gpt2")
+    (stack,) = anatomy(model.config)
+    by_hand = Stack.by_hand("h", ["attn:norm=ln_1,branch=attn", "mlp:norm=ln_2,branch=mlp"], exit="ln_f")
+    one, other = Capture(model, [stack]), Capture(model, [by_hand])
+    with torch.no_grad(), one.watching(), other.watching():
+        model(**inputs)
+    assert one.rows() == other.rows() and one.norm_rows() == other.norm_rows()
+    wrong = Stack.by_hand("h", ["attn:norm=ln_9,branch=attn"])
+    with pytest.raises(ConfigError, match=r"no module ln_9 in transformer.h.0 \(GPT2Block\); .*--blocks"):
+        Capture(model, [wrong])
+    with pytest.raises(ConfigError, match="no residual site found in GPT2LMHeadModel"):
+        Capture(model, [Stack.by_hand("g", ["attn:branch=attn"])])
+
+
+class Recurrent(nn.Module):
+    """An LSTM with a LayerNorm, as a net without residuals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 12, batch_first=True)
+        self.norm = nn.LayerNorm(12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.lstm(x)[0])
+
+
+def test_norms_of_any_model() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    convolution = transformers.ConvNextModel(
+        transformers.ConvNextConfig(hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1])
+    )
+    mamba = transformers.MambaModel(
+        transformers.MambaConfig(vocab_size=31, hidden_size=16, num_hidden_layers=2, state_size=4)
+    )
+    cases = [
+        (Recurrent(), torch.randn(2, 5, 8), 1, "layer", 10),
+        (convolution, torch.randn(1, 3, 64, 64), 9, "layer", None),
+        (mamba, torch.randint(0, 31, (2, 5)), 3, "rms", 10),
+    ]
+    for model, inputs, count, kind, tokens in cases:
+        with pytest.raises(ConfigError):
+            Capture(model)
+        capture = Capture(model, sites=False)
+        with torch.no_grad(), capture.watching():
+            model.eval()(inputs)
+        rows = capture.norm_rows()
+        assert not capture.rows() and len(rows) == count, type(model).__name__
+        assert {row["norm_kind"] for row in rows} == {kind}
+        assert tokens is None or {row["tokens"] for row in rows} == {tokens}
+    with pytest.raises(ConfigError, match="no LayerNorm or RMSNorm found in Linear"):
+        Capture(nn.Linear(2, 2), sites=False)
+
+
+def test_hooks_are_gone_afterwards_also_after_an_error(tiny: Tiny) -> None:
+    model, inputs = tiny("gpt2")
+    capture = Capture(model)
+
+    def hooks() -> int:
+        return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+    before = hooks()
+    with pytest.raises(RuntimeError, match="on purpose"), capture.watching():
+        assert hooks() > before
+        raise RuntimeError("on purpose")
+    assert hooks() == before
+    with torch.no_grad():
+        model(**inputs)
+    assert capture.rows() == []
+
+
+def test_a_uniform_component_of_known_size_and_an_outlier_dimension_are_found() -> None:
+    """Planted in the embedding of a real model, both are what its first norm and site report."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=61, n_embd=64, n_layer=1, n_head=4, n_positions=16)
+    ).eval()
+    share = 0.3
+    with torch.no_grad():
+        model.transformer.wpe.weight.zero_()
+        rows = torch.randn(61, 64)
+        rows = rows - rows.mean(1, keepdim=True)
+        rows = rows / rows.norm(dim=1, keepdim=True) * sqrt(1 - share)
+        model.transformer.wte.weight.copy_(rows + sqrt(share / 64))
+    ids = torch.randint(0, 61, (3, 16))
+    capture = Capture(model)
+    with torch.no_grad(), capture.watching():
+        model(ids)
+    norm, site = capture.norm_rows()[1], capture.rows()[0]
+    assert norm["norm"] == "transformer.h.0.ln_1"
+    assert norm["share_ones_before"] == pytest.approx(share, abs=1e-5) and norm["share_ones_after"] < 1e-10
+    turn = torch.tensor(sqrt(share)).asin().item()
+    assert norm["rotation"] == pytest.approx(turn, abs=1e-4)
+    assert norm["rotation_plain"] == pytest.approx(turn, abs=1e-5) and norm["removal"] == pytest.approx(turn, abs=1e-4)
+    assert site["angle_ones"] == pytest.approx(pi / 2 - turn, abs=1e-5)
+    assert site["cos_ones"] > 2 * site["cos_null_high"] and site["radius"] == pytest.approx(1.0, abs=1e-5)
+    with torch.no_grad():
+        model.transformer.wte.weight[:, 17] = 200.0
+    capture = Capture(model)
+    with torch.no_grad(), capture.watching():
+        model(ids)
+    site = capture.rows()[0]
+    assert site["top_dim"] == 17 and site["top_dim_share"] > 0.99
+    assert site["massive"] and site["abs_max"] == pytest.approx(200.0)
+    assert site["peak"] == pytest.approx(8.0, rel=1e-3)
+
+
+def test_what_a_norm_is_is_asked(family: str, tiny: Tiny) -> None:
+    model, _ = tiny(family)
+    for base, stack in Capture(model).stacks:
+        for place in stack.sublayers:
+            for path in place.norms:
+                norm = model.get_submodule(join(base, stack.blocks, "0", path))
+                facts = examine(norm, torch.zeros(1, norm.weight.shape[0]))
+                assert facts.kind == stack.norm and facts.gain is not None
+                torch.testing.assert_close(facts.gain, norm.weight.detach() + stack.gain_offset)
