@@ -49,8 +49,10 @@ class Judge:
 
     def after(self, row: dict[str, Any]) -> None:
         """The same for a step that has been made: it cannot be skipped any more."""
+        if "skipped" in row:
+            return
         for key, what in (("loss", "loss"), ("grad_norm", "gradient norm"), ("val_loss", "validation loss")):
-            if row.get(key, 0.0) is None and "skipped" not in row:
+            if row.get(key, 0.0) is None:
                 action: Action = "rewind" if self.config.nan == "rewind" else "stop"
                 raise Trouble(row["step"], f"{what} is not finite", action, row["loss"])
         if self.config.spike in ("stop", "rewind"):

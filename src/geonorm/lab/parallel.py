@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -99,12 +100,12 @@ class Spread:
         if kind == "fsdp":
             shard(model, runtime, world, device, set(self.uncut))
         elif kind == "ddp":
-            self.loss = DistributedDataParallel(
-                Losses(model),
-                device_ids=[device] if device.type == "cuda" else None,
-                broadcast_buffers=False,
-                gradient_as_bucket_view=True,
-            )
+            ids = [device] if device.type == "cuda" else None
+            with warnings.catch_warnings():  # torch 2.13 has a new name for broadcast_buffers, which 2.11 does not know
+                warnings.simplefilter("ignore", FutureWarning)
+                self.loss = DistributedDataParallel(
+                    Losses(model), ids, broadcast_buffers=False, gradient_as_bucket_view=True
+                )
 
     def micro_batch(self, last: bool) -> AbstractContextManager[object]:
         """Around forward and backward of one micro-batch: DDP's ranks talk in the last one only. FSDP's talk in each,

@@ -208,17 +208,17 @@ class Loop:
         ids, targets = self.batch(step)
         self.dog.at(step, "forward and backward")
         size = len(ids) // c.runtime.accumulate
-        total = torch.zeros((), device=self.device)
+        losses = []
         for start in range(0, len(ids), size):
             rows = slice(start, start + size)
             with self.spread.micro_batch(last=start + size == len(ids)):
                 with parallel.precision(c.runtime, self.device):
                     loss = self.spread.loss(ids[rows], targets[rows])
                 (loss / c.runtime.accumulate).backward()
-            total += loss.detach() / c.runtime.accumulate
+            losses.append(loss.detach())
         norms = trace.branch_grad_norms(self.model) if measure else {}
         grad_norm = self.spread.clip(c.optim.clip if c.optim.clip > 0 else inf)
-        self.world.mean(total)
+        total = self.world.mean(torch.stack(losses).mean())
         lr = c.lr * optim.rate(c.optim, step, c.steps)
         tokens = step * c.batch_size * ids.shape[1]
         row = {"step": step, "tokens": tokens, "loss": total, "lr": lr, "grad_norm": grad_norm}

@@ -96,6 +96,9 @@ class World:
 
 
 ALONE = World()
+LEFT: list[Any] = []
+"""Groups that live as long as the process. A group's end waits for its threads with the interpreter's lock held, and a
+thread that has just finished a collective may need that lock to let go of its tensors: both would wait for ever."""
 
 
 def launched() -> bool:
@@ -123,7 +126,8 @@ def joined(device: torch.device) -> Iterator[World]:
     else:
         dist.init_process_group("gloo")
     try:
-        world = World(dist.get_rank(), dist.get_world_size())
-        yield World(world.rank, world.size, dist.new_group(backend="gloo"))
+        saving = dist.new_group(backend="gloo")
+        LEFT.extend((dist.group.WORLD, saving))
+        yield World(dist.get_rank(), dist.get_world_size(), saving)
     finally:
         dist.destroy_process_group()
