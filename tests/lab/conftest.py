@@ -95,7 +95,11 @@ def losses() -> Callable[[Path], list[tuple[Any, ...]]]:
     return read
 
 
-PRELOAD = ["geonorm.cli", "geonorm.lab.train", "torch._dynamo", "torch.distributed.checkpoint", "yaml", "jsonargparse"]
+PRELOAD = (
+    "geonorm.cli geonorm.lab.train geonorm.lab.plan torch._dynamo torch._decomp.decompositions_for_jvp "
+    "torch.testing yaml jsonargparse"
+).split()
+"""What every rank imports: once, in the process that they are forked from."""
 
 
 class Ranks:
