@@ -7,6 +7,7 @@ import faulthandler
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 import torch
@@ -22,6 +23,34 @@ def run(dtype: str, *command: str) -> int:
     """geonorm train, for fp64 with a model in double precision."""
     if dtype == "fp64":
         train.Decoder = lambda shape: Decoder(shape).double()  # type: ignore
+    return main(list(command))
+
+
+def spoilt(bad_rank: str, position: str, *command: str) -> int:
+    """geonorm train in which one rank's part of one batch of the data gives a loss that is not a number."""
+    batch = train.Loop.batch
+
+    def spoil(loop: train.Loop, step: int) -> Any:
+        bad = loop.world.rank == int(bad_rank) and step + loop.passed_over == int(position)
+        loop.spread.loss = (lambda ids, targets: loop.model.loss(ids, targets) * float("nan")) if bad else loop.model.loss
+        return batch(loop, step)
+
+    train.Loop.batch = spoil  # type: ignore
+    return main(list(command))
+
+
+def stuck(bad_rank: str, step: str, how: str, *command: str) -> int:
+    """geonorm train in which one rank does not come back from reading a batch: it sleeps, or the process is stopped."""
+    batch = train.Loop.batch
+
+    def stay(loop: train.Loop, at: int) -> Any:
+        if loop.world.rank == int(bad_rank) and at == int(step):
+            if how == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(600)
+        return batch(loop, at)
+
+    train.Loop.batch = stay  # type: ignore
     return main(list(command))
 
 
@@ -51,4 +80,4 @@ if __name__ == "__main__":
         os.dup2(handle, stream.fileno())
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1)  # for whoever looks for the reason of a hang
-    sys.exit({"run": run, "gather": gather}[job](*arguments))
+    sys.exit({"run": run, "spoilt": spoilt, "stuck": stuck, "gather": gather}[job](*arguments))

@@ -30,6 +30,7 @@ class Watchdog:
         self.here = (0, DOINGS[0])
         self.since = time.monotonic()
         self.tick = min(1.0, timeout / 10)
+        self.beat = 0
 
     def at(self, step: int, doing: str) -> None:
         """This rank now does this in this step. Costs an assignment."""
@@ -38,32 +39,42 @@ class Watchdog:
 
     def watch(self, over: Event) -> None:
         """Runs in a thread until the training is over; ends the process if nothing has moved for the timeout."""
-        assert self.store is not None
-        beat = 0
         while not over.wait(self.tick):
-            beat += 1
-            step, doing = self.here
-            self.store.set(f"rank {self.world.rank}", f"{step} {DOINGS.index(doing)} {beat}")
+            self.publish()
             if time.monotonic() - self.since > self.timeout and not over.is_set():
                 self.end(self.verdict())
 
+    def publish(self) -> None:
+        assert self.store is not None
+        step, doing = self.here
+        self.beat += 1
+        self.store.set(f"rank {self.world.rank}", f"{step} {DOINGS.index(doing)} {self.beat}")
+
+    def pause(self, ticks: int) -> None:
+        """Lets time pass in which the others can see that this rank answers."""
+        for _ in range(ticks):
+            time.sleep(self.tick)
+            self.publish()
+
     def verdict(self) -> str:
-        """Which rank is stuck, and where: the one furthest behind, or one that does not even publish any more."""
+        """Which rank is stuck, and where: one that does not even publish any more, or else the one furthest behind.
+        Empty on all ranks but the one that says it."""
         first = self.places()
-        time.sleep(3 * self.tick)
+        self.pause(4)
         places = self.places()
-        silent = [rank for rank in places if rank != self.world.rank and places[rank][2] == first[rank][2]]
+        silent = [rank for rank in places if places[rank][2] == first[rank][2]]
         least = min(place[:2] for place in places.values())
         behind = silent or [rank for rank, place in places.items() if place[:2] == least]
         ahead = [rank for rank in places if rank not in behind]
-        step, doing, _ = places[behind[0]]
-        what = f"{'does not answer' if silent else 'is stuck'} in {DOINGS[doing]} of step {step}"
-        if not ahead:
-            return f"all ranks are stuck in {DOINGS[doing]} of step {step}" if self.world.first else ""
-        if self.world.rank != ahead[0]:
+        if self.world.rank != (ahead or behind)[0]:
             return ""
-        who = f"rank {behind[0]} {what}" if len(behind) == 1 else f"ranks {', '.join(map(str, behind))}: each {what}"
-        return f"{who}; the other ranks have waited for {self.timeout:g} s"
+        step, doing, _ = places[behind[0]]
+        place = f"{DOINGS[doing]} of step {step}"
+        if not ahead:
+            return f"all ranks are stuck in {place} for {self.timeout:g} s"
+        who = f"rank {behind[0]}" if len(behind) == 1 else f"each of the ranks {', '.join(map(str, behind))}"
+        what = f"does not answer, last seen in {place}" if silent else f"is stuck in {place}"
+        return f"{who} {what}; the other ranks have waited for {self.timeout:g} s"
 
     def places(self) -> dict[int, tuple[int, int, int]]:
         """(step, doing, beat) of every rank."""
@@ -79,7 +90,7 @@ class Watchdog:
         --max-restarts says so."""
         if verdict:
             print(f"geonorm train: {verdict}; the run goes on from its last checkpoint", file=sys.stderr, flush=True)
-        time.sleep(2 * self.tick)  # the rank that speaks must not be ended by the end of another
+        self.pause(4)  # the rank that speaks must not be ended by the end of another
         os._exit(STATUS)
 
 
