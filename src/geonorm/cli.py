@@ -43,7 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (GeonormError, OSError, MemoryError, RuntimeError) as error:
-        print(f"geonorm {name}: {problem(error)}", file=sys.stderr)
+        line = problem(error)
+        if speaks():
+            print(f"geonorm {name}: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"geonorm {name}: interrupted", file=sys.stderr)
@@ -58,6 +60,11 @@ def run(verb: Callable[[list[str]], int], arguments: list[str]) -> int:
         status = 0
     sys.stdout.flush()
     return status
+
+
+def speaks() -> bool:
+    """Under torchrun all ranks come to the same end, and the first one says it."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def problem(error: Exception) -> str:
@@ -115,9 +122,11 @@ def train(arguments: list[str]) -> int:
     try:
         summary = run(config)
     except Interrupted as stop:
-        print(f"{stop}; the same command goes on from there", file=sys.stderr)
+        if speaks():
+            print(f"{stop}; the same command goes on from there", file=sys.stderr)
         return 130
-    print(f"val_loss {summary['val_loss']:.4f}  bits per byte {summary['val_bpb']:.4f}  in {config.out}")
+    if speaks():
+        print(f"val_loss {summary['val_loss']:.4f}  bits per byte {summary['val_bpb']:.4f}  in {config.out}")
     return 0
 
 
