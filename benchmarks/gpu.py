@@ -3,6 +3,8 @@
     python benchmarks/gpu.py ops --out DIR      the update and its peers, bf16, shapes of TARGETS     (under 10 minutes)
     python benchmarks/gpu.py dtypes --out DIR   fp32, fp16 and mixed at two shapes                    (under 5)
     python benchmarks/gpu.py train --out DIR    125m, 350m, 1.3b: geonorm and pre, bf16, compiled     (under 10)
+    python benchmarks/gpu.py wide --out DIR     two layers as wide as 7b: 20 steps of training, peak memory beside the
+                                                plan's; 20 GiB; needs the train extra                 (under 5)
 
 Writes DIR/PART/summary.json as it goes, so that a session cut short keeps what it measured, and DIR/PART/verdict.json:
 every target with its measured value. Exit status 1 if a test fails or a result is wrong, else 0: a missed target is a
@@ -135,7 +137,38 @@ def train(out: Path) -> list[Verdict]:
     return found
 
 
-PARTS = {"ops": ops, "dtypes": dtypes, "train": train}
+def wide(out: Path) -> list[Verdict]:
+    """configs/7b.yaml with two layers, as `geonorm train` runs it, on the built-in text byte by byte."""
+    import torch
+
+    from geonorm.arguments import read
+    from geonorm.lab.config import TrainCommand
+    from geonorm.lab.plan import plan
+    from geonorm.lab.run import read_rows
+    from geonorm.lab.train import train as run
+
+    changes = (
+        "--model.layers 2 --steps 20 --batch-size 4 --data stdlib --tokens.tokenizer byte --evaluation.every 20 "
+        "--evaluation.tokens 8192 --checkpoint.every 20 --checkpoint.keep 1 --optim.warmup 0.1 --runtime.device cuda "
+        "--runtime.compile false --runtime.recompute false --runtime.parallel none --runtime.tensorboard false"
+    )
+    found = []
+    for scheme in ("geonorm", "pre", "deepnorm"):
+        words = ["--config", str(ROOT / "configs" / "7b.yaml"), *changes.split(), "--out", str(out / scheme)]
+        config = read(TrainCommand, "gpu.py wide", [*words, "--scheme", scheme]).run()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        summary = run(config)
+        losses = [row["loss"] for row in read_rows(out / scheme / "metrics.jsonl")]
+        found.append(verdict(f"{scheme}: steps", summary["steps"], 20, False))
+        found.append(verdict(f"{scheme}: loss of step 20 to step 1", losses[-1] / losses[0], 1.0, True))
+        # the plan is of eager operators on a CPU, which keep more: it is to be an upper bound
+        share = summary["peak_memory_bytes"] / plan(config)["memory_peak"]
+        found.append(verdict(f"{scheme}: peak memory to the plan's", share, 1.05, True))
+    return found
+
+
+PARTS = {"ops": ops, "dtypes": dtypes, "train": train, "wide": wide}
 
 
 def main() -> int:

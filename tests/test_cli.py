@@ -30,10 +30,14 @@ SHARED = set(
     tokens.tokenizer tokens.cache evaluation.every evaluation.tokens evaluation.trace_tokens
     checkpoint.every checkpoint.keep
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
-    runtime.tensorboard""".split()
+    runtime.tensorboard runtime.parallel runtime.reshard runtime.shard_size""".split()
 )
-TRAIN = SHARED | set("scheme lr seed resume phase dry_run".split())
-COMPARE = SHARED | set("schemes lrs seeds tune tune_steps jobs launcher".split())
+PLAN = set("dry_run world_size json machine.tflops machine.mfu machine.bandwidth machine.memory".split())
+TRAIN = SHARED | PLAN | set("scheme lr seed resume phase".split())
+COMPARE = SHARED | set(
+    """schemes lrs seeds tune tune_steps jobs launcher ray.address ray.gpus ray.retries slurm.submit slurm.partition
+    slurm.account slurm.time slurm.gpus slurm.memory slurm.options slurm.setup slurm.retries""".split()
+)
 SIMULATE = set(
     """schemes init tokens dim beta time seeds out weights per heads causal delta method step log_time points depth
     dtype device""".split()
@@ -187,6 +191,18 @@ BAD = [
     ("train --model.layers 0", "model.layers must be at least 1"),
     ("train --runtime.compile maybe", "--runtime.compile takes true or false, got 'maybe'"),
     ("train --runtime.accumulate 3", "batch_size 4 must be a multiple of runtime.accumulate 3"),
+    ("train --world-size 2", "--world-size belongs to --dry-run"),
+    ("train --json", "--json belongs to --dry-run"),
+    ("train --dry-run --world-size 0", "world_size must be at least 1"),
+    ("train --dry-run --world-size 3", "batch_size 4 must be a multiple of 3 ranks times runtime.accumulate 1"),
+    ("train --dry-run --world-size 2 --runtime.parallel none", "is one process, not 2 ranks"),
+    ("train --dry-run --runtime.shard-size 2", "--runtime.shard-size needs --runtime.parallel fsdp"),
+    (
+        "train --dry-run --world-size 4 --runtime.parallel fsdp --runtime.shard-size 3",
+        "4 ranks are not a multiple of --runtime.shard-size 3",
+    ),
+    ("train --dry-run --machine.mfu 2", "machine.mfu must be between 1e-06 and 1, got 2"),
+    ("train --dry-run --machine.memory 0", "machine.memory must be at least"),
     ("train --checkpoint.keep 0", "checkpoint.keep must be at least 1"),
     ("train --preset small", "unknown preset 'small'"),
     ("train --scheme geonrom", "unknown scheme 'geonrom': did you mean 'geonorm'?"),
@@ -211,6 +227,11 @@ BAD = [
     ("compare --lrs 1e-3 x", "--lrs takes a finite number, got 'x'"),
     ("compare --seeds 0", "seeds must be between 1 and"),
     ("compare --runtime.device tpu", "unknown device 'tpu'"),
+    ("compare --launcher pbs", "--launcher takes local or ray or slurm, got 'pbs'"),
+    ("compare --ray.retries -1", "ray.retries must be at least 0"),
+    ("compare --slurm.retries -1", "slurm.retries must be at least 0"),
+    ("compare --slurm.partition=", "slurm.partition must be one line of text, got ''"),
+    ("compare --slurm.partiton x", "did you mean '--slurm.partition'?"),
     ("eval", "RUN is missing"),
     ("eval nowhere", "--data is missing"),
     ("eval nowhere --data x.txt", "nowhere holds no run"),
@@ -356,6 +377,6 @@ def test_interrupt_before_work_begins(monkeypatch: Any, capsys: Any) -> None:
 
 
 def test_command_stands_beside_the_run_settings() -> None:
-    assert set(options(TrainCommand)) - set(options(TrainConfig)) == {"dry_run"}
+    assert set(options(TrainCommand)) - set(options(TrainConfig)) == PLAN
     assert type(TrainCommand(steps=3, dry_run=True).run()) is TrainConfig
     assert TrainCommand(steps=3).run() == TrainConfig(steps=3)

@@ -86,6 +86,7 @@ def compare(arguments: list[str]) -> int:
     config = read(CompareConfig, "geonorm compare", arguments)
     from . import report
     from .lab import compare as lab
+    from .lab.launch import Submitted
     from .lab.train import Interrupted
     from .report import tables
 
@@ -94,6 +95,9 @@ def compare(arguments: list[str]) -> int:
     except Interrupted as stop:
         print(stop, file=sys.stderr)
         return 130
+    except Submitted as said:
+        print(said)
+        return 0
     failed = [run["run"] for run in results["runs"] if run["status"] not in ("finished", "diverged")]
     if len(failed) < len(results["runs"]):
         out = Path(config.out)
@@ -112,9 +116,11 @@ def train(arguments: list[str]) -> int:
     command = read(TrainCommand, "geonorm train", arguments)
     config = command.run()
     if command.dry_run:
-        from .lab.plan import plan
+        from .lab.plan import plan, table
 
-        print(plan(config))
+        found = plan(config, command.world_size or 1, command.machine)
+        settings = json.dumps(found["settings"], indent=1)
+        print(json.dumps(found, indent=1) if command.json else f"{settings}\n{table(found)}")
         return 0
     from .lab.train import Interrupted
     from .lab.train import train as run

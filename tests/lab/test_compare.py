@@ -22,6 +22,8 @@ from geonorm.cli import main
 from geonorm.errors import CheckpointError
 from geonorm.lab import compare as lab
 from geonorm.lab.config import TUNING_SEED, CompareConfig, TrainConfig
+from geonorm.lab.launch import local
+from geonorm.lab.launch.team import done
 from geonorm.lab.run import Run, locked
 
 ROW = set("scheme n lr val_loss_mean val_loss_std difference difference_low difference_high".split())
@@ -57,8 +59,8 @@ class InProcess:
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> type[InProcess]:
-    monkeypatch.setattr(lab, "subprocess", SimpleNamespace(Popen=InProcess, STDOUT=subprocess.STDOUT))
-    monkeypatch.setattr(lab, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
+    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=InProcess, STDOUT=subprocess.STDOUT))
+    monkeypatch.setattr(local, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
     monkeypatch.setattr(report, "build", lambda dirs, out, figures: out)  # drawing takes longer than training
     monkeypatch.setattr(InProcess, "started", [])
     monkeypatch.setattr(InProcess, "fail", staticmethod(lambda name: False))
@@ -241,26 +243,26 @@ def test_a_run_of_other_settings_in_the_way(tmp_path: Path) -> None:
     config = lab.run_config(CompareConfig(out=str(tmp_path), steps=400), "pre", 1e-3, 0)
     with Run.opened(config):
         pass
-    assert not lab.done(config)
+    assert not done(config)
     with pytest.raises(CheckpointError, match=r"holds a run with lr 0\.001, not 0\.002"):
-        lab.done(TrainConfig(**{**vars(config), "lr": 2e-3}))
+        done(TrainConfig(**{**vars(config), "lr": 2e-3}))
 
 
 def test_live_table(tmp_path: Path) -> None:
     from rich.console import Console
 
     config = lab.run_config(CompareConfig(out=str(tmp_path), steps=400), "pre", 1e-3, 0)
-    worker = lab.Worker(config, None, 0)  # type: ignore[arg-type]
+    worker = local.Worker(config, None, 0)  # type: ignore[arg-type]
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(lab.progress_table([worker], 3))
+        console.print(local.progress_table([worker], 3))
     assert "3 runs waiting" in capture.get() and "0/400" in capture.get()
     run = Run(Path(config.out))
     run.path.mkdir(parents=True)
     run.append(run.metrics, [{"step": i, "loss": 3.0, "tokens_per_second": 5e3, "val_loss": 2.5} for i in range(9000)])
-    assert len(lab.last_rows(run.metrics)) < 2000
+    assert len(local.last_rows(run.metrics)) < 2000
     with console.capture() as capture:
-        console.print(lab.progress_table([worker], 0))
+        console.print(local.progress_table([worker], 0))
     assert "8999/400" in capture.get() and "2.5000" in capture.get() and "5,000" in capture.get()
 
 

@@ -22,6 +22,7 @@ from geonorm.nn import PRESETS, Decoder, DecoderConfig, preset
         ("350m", 350e6, 410e6),
         ("1.3b", 1.3e9, 1.45e9),
         ("7b", 6.6e9, 7.0e9),
+        ("70b", 68e9, 70e9),
     ],
 )
 @pytest.mark.parametrize("scheme", ["geonorm", "ngpt"])
@@ -38,7 +39,7 @@ def test_parameter_counts_of_presets(name: str, low: float, high: float, scheme:
 
 
 def test_every_preset_is_in_the_table_above() -> None:
-    assert list(PRESETS) == ["nano", "nano-gpt2", "mini", "125m", "paper-125m", "350m", "1.3b", "7b"]
+    assert list(PRESETS) == ["nano", "nano-gpt2", "mini", "125m", "paper-125m", "350m", "1.3b", "7b", "70b"]
     assert PRESETS["nano"] == DecoderConfig()
 
 

@@ -1,4 +1,4 @@
-"""A comparison: schemes x learning rates x seeds under one recipe, as separate processes that fill the machine.
+"""A comparison: schemes x learning rates x seeds under one recipe, as separate runs (launch/ says where).
 
     DIR/config.yaml  DIR/configs/NAME.yaml  DIR/runs/NAME/  DIR/results.json
 
@@ -9,26 +9,23 @@ scheme first gets short runs on a seed that no final run uses; `tune` extends th
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import fields, replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, ConfigError
 from ..schemes import parse
-from .config import TUNING_SEED, CompareConfig, Recipe, TrainConfig, to_dict
+from . import launch
+from .config import TUNING_SEED, CompareConfig, Ray, Recipe, Slurm, TrainConfig, to_dict
+from .launch import Team, outcome
 from .parallel import pick_device
-from .run import LOCK, Run, difference, locked, rows_of, stored_settings, write_atomic, write_json
+from .run import LOCK, Run, difference, locked, stored_settings, write_atomic, write_json
 from .statistics import aggregate
-from .train import Interrupted, load_text
+from .train import load_text
 
 Say = Callable[[str], None]
 EXTENSIONS = 6
@@ -40,8 +37,9 @@ def compare(
 ) -> dict[str, Any]:
     """Runs what is missing and returns the content of results.json; `command` is what repeats it.
 
-    Raises GeonormError for bad input before anything is written, Interrupted after Ctrl-C with every run saved. A run
-    that fails stops no other: its status says so, and the next call tries it again.
+    Raises GeonormError for bad input before anything is written, Interrupted after Ctrl-C with every run saved, and
+    Submitted when the runs are left to SLURM. A run that fails stops no other: its status says so, and the next call
+    tries it again.
     """
     import yaml
 
@@ -51,12 +49,12 @@ def compare(
         config.decoder(scheme)
         if schemes.count(scheme) > 1:
             raise ConfigError(f"--schemes names {scheme} twice")
-    pick_device(config.runtime.device)
+    if config.launcher == "local" or not config.runtime.device.startswith("cuda"):  # elsewhere there may be GPUs
+        pick_device(config.runtime.device)
     check_directory(out, config)
     load_text(config)  # once, here: the runs find the tokens in the cache
-    with locked(out):
+    with closing(launch.team(out, config, say, live)) as team, locked(out):
         write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
-        team = Team(out, config, say, live)
         best = tune(team, config, schemes) if len(config.lrs) > 1 else dict.fromkeys(schemes, config.lrs[0])
         final = [run_config(config, s, best[s], seed) for seed in range(config.seeds) for s in schemes if s in best]
         team.run(final)
@@ -119,7 +117,8 @@ def slug(scheme: str) -> str:
     return plain if plain == scheme else f"{plain[:60]}-{hashlib.sha256(scheme.encode()).hexdigest()[:6]}"
 
 
-GRID = ("schemes", "seeds", "lrs", "tune", "jobs", "launcher", "out")
+GRID = {"schemes", "seeds", "lrs", "tune", "jobs", "launcher", "out"}
+GRID |= {f"{group}.{f.name}" for group, kind in (("ray", Ray), ("slurm", Slurm)) for f in fields(kind)}
 """What may differ when a comparison is extended: which runs there are, not what a run is."""
 
 
@@ -136,166 +135,6 @@ def check_directory(out: Path, config: CompareConfig) -> None:
         raise CheckpointError(f"{out} holds a comparison with {differs}; choose another --out")
 
 
-@dataclass
-class Worker:
-    config: TrainConfig
-    process: subprocess.Popen[bytes]
-    device: int
-
-
-class Team:
-    """Runs training processes, as many at a time as the machine has room for."""
-
-    def __init__(self, out: Path, config: CompareConfig, say: Say, live: bool) -> None:
-        self.out, self.say, self.live = out, say, live
-        self.gpus = gpu_count() if config.runtime.device in ("auto", "cuda") else 0
-        self.jobs = config.jobs or self.gpus or max(1, cores() // config.runtime.threads)
-        self.stopped = False
-        self.asked: list[TrainConfig] = []
-
-    def run(self, configs: list[TrainConfig]) -> list[dict[str, Any]]:
-        """Runs what is not finished yet and returns the summaries in order. A run that died has status failed."""
-        self.asked += configs
-        waiting = [c for c in configs if not done(c)]
-        if skipped := len(configs) - len(waiting):
-            self.say(f"{skipped} of {len(configs)} runs are finished already")
-        workers: list[Worker] = []
-        with self.watch(workers) as refresh, self.interruptible(workers):
-            while waiting or workers:
-                while waiting and len(workers) < self.jobs and not self.stopped:
-                    taken = {worker.device for worker in workers}
-                    device = next(i for i in range(self.jobs) if i not in taken)
-                    workers.append(self.start(waiting.pop(0), device))
-                    if self.stopped:  # the signal came while the process was being made
-                        workers[-1].process.send_signal(signal.SIGINT)
-                if self.stopped and not workers:
-                    break
-                time.sleep(0.2)
-                for worker in [w for w in workers if w.process.poll() is not None]:
-                    workers.remove(worker)
-                    self.report(worker)
-                refresh(len(waiting))
-        if self.stopped:
-            raise Interrupted(f"stopped; every run is saved in {self.out}; the same command goes on from there")
-        return [outcome(c) for c in configs]
-
-    def start(self, config: TrainConfig, device: int) -> Worker:
-        import yaml
-
-        path = self.out / "configs" / f"{Path(config.out).name}.yaml"
-        path.parent.mkdir(exist_ok=True)
-        write_atomic(path, yaml.safe_dump(to_dict(config), sort_keys=False))
-        log = self.out / "configs" / f"{Path(config.out).name}.log"
-        environment = {**os.environ, "OMP_NUM_THREADS": str(config.runtime.threads), "TOKENIZERS_PARALLELISM": "false"}
-        if self.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = visible_device(device % self.gpus)
-        with open(log, "ab") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "geonorm", "train", "--config", str(path)],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # Ctrl-C reaches us first; we pass it on
-            )
-        return Worker(config, process, device)
-
-    def report(self, worker: Worker) -> None:
-        summary = outcome(worker.config)
-        name = Path(worker.config.out).name
-        if summary["status"] == "finished":
-            self.say(f"{name}: val_loss {summary['val_loss']:.4f}, {summary['wall_seconds']:.0f} s")
-        elif not self.stopped:
-            self.say(f"{name}: {summary['status']}: {last_line(self.out / 'configs' / f'{name}.log')}")
-
-    @contextmanager
-    def interruptible(self, workers: list[Worker]) -> Iterator[None]:
-        """Passes Ctrl-C and SIGTERM on to the runs, which save and end; a second one kills them."""
-
-        def stop(number: int, _: Any) -> None:
-            for worker in workers:
-                worker.process.send_signal(signal.SIGKILL if self.stopped else signal.SIGINT)
-            self.stopped = True
-
-        try:
-            old = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread
-            old = {}
-        try:
-            yield
-        finally:
-            for worker in workers:
-                worker.process.kill()
-            for number, handler in old.items():
-                signal.signal(number, handler)
-
-    @contextmanager
-    def watch(self, workers: list[Worker]) -> Iterator[Callable[[int], None]]:
-        """A live table of the runs in progress, on a terminal; otherwise lines from `report` only."""
-        if not self.live:
-            yield lambda waiting: None
-            return
-        from rich.live import Live
-
-        with Live(refresh_per_second=2, transient=True) as live:
-            say, self.say = self.say, live.console.print
-            shown = 0.0
-
-            def refresh(waiting: int) -> None:
-                nonlocal shown
-                if time.monotonic() - shown > 1:
-                    live.update(progress_table(workers, waiting))
-                    shown = time.monotonic()
-
-            try:
-                yield refresh
-            finally:
-                self.say = say
-
-
-def progress_table(workers: list[Worker], waiting: int) -> Any:
-    from rich.table import Table
-
-    table = Table(title=f"{waiting} runs waiting", title_justify="left")
-    for name in ("run", "step", "loss", "val loss", "tokens/s"):
-        table.add_column(name, justify="left" if name == "run" else "right")
-    for worker in workers:
-        rows = last_rows(Run(Path(worker.config.out)).metrics)
-        last = rows[-1] if rows else {"step": 0}
-        val = next((row["val_loss"] for row in reversed(rows) if "val_loss" in row), None)
-        table.add_row(
-            Path(worker.config.out).name,
-            f"{last['step']}/{worker.config.steps}",
-            shown(last.get("loss"), ".4f"),
-            shown(val, ".4f"),
-            shown(last.get("tokens_per_second"), ",.0f"),
-        )
-    return table
-
-
-def shown(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def done(config: TrainConfig) -> bool:
-    """Whether a run needs no more work (a divergence is a result). CheckpointError if its directory holds another."""
-    run = Run(Path(config.out))
-    if (run.path / "config.yaml").exists():
-        run.check_same(config)
-    summary = run.summary()
-    return summary is not None and summary["status"] in ("finished", "diverged")
-
-
-def outcome(config: TrainConfig) -> dict[str, Any]:
-    """The run's summary, or that of a failed run where it left none."""
-    summary = Run(Path(config.out)).summary()
-    if summary is not None:
-        return summary
-    empty = dict.fromkeys(("val_loss", "val_bpb", "train_loss", "tokens_per_second", "peak_memory_bytes"))
-    known = {"status": "failed", "scheme": config.scheme, "seed": config.seed, "lr": config.lr, "phase": config.phase}
-    counts = {"steps": 0, "tokens": 0, "parameters": 0, "matmul_parameters": 0, "spikes": 0, "grad_spikes": 0}
-    return {**known, **empty, **counts, "wall_seconds": 0.0}
-
-
 def collect(out: Path, schemes: list[str], wanted: list[TrainConfig], command: list[str]) -> dict[str, Any]:
     """Reads every run of a comparison, those that left nothing included, and writes results.json. The first scheme is
     the baseline; runs of schemes that are not asked for this time come last."""
@@ -309,34 +148,3 @@ def collect(out: Path, schemes: list[str], wanted: list[TrainConfig], command: l
     results = {"command": command, "runs": found, "schemes": aggregate(found, baseline)}
     write_json(out / "results.json", results)
     return results
-
-
-def last_rows(path: Path, size: int = 1 << 16) -> list[dict[str, Any]]:
-    """The rows in the last `size` bytes of a file of metrics."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - size))
-            return list(rows_of(file.read().decode(errors="replace").splitlines()))
-    except OSError:
-        return []
-
-
-def last_line(path: Path) -> str:
-    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "no output"
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def gpu_count() -> int:
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def visible_device(index: int) -> str:
-    """The index-th of the devices that this process may use."""
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return allowed.split(",")[index] if allowed else str(index)

@@ -155,7 +155,7 @@ class Runtime:
     reshard: bool = True
     """fsdp: give up a block's whole weights after its forward pass, and gather them again for the backward pass."""
     shard_size: int | None = None
-    """fsdp: ranks that share one copy of the model, copies being replicated beside each other; all ranks when not given."""
+    """fsdp: ranks that share one copy of the model, beside other copies; all ranks when not given."""
     tensorboard: bool = True
     """Whether to write event files."""
 
@@ -165,7 +165,7 @@ class Recipe:
     """What every run of a comparison shares."""
 
     preset: str = "nano"
-    """Size of the model: nano, nano-gpt2, mini, 125m, paper-125m, 350m, 1.3b, 7b."""
+    """Size of the model: nano, nano-gpt2, mini, 125m, paper-125m, 350m, 1.3b, 7b, 70b."""
     data: str = "stdlib"
     """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
     steps: int = 300
@@ -238,16 +238,98 @@ class TrainConfig(Recipe):
 
 
 @dataclass(frozen=True)
+class Machine:
+    """What a plan (--dry-run) assumes of one device. The defaults are an H100 SXM with one 400 Gbit/s port."""
+
+    tflops: float = 989.0
+    """Peak of dense matrix products in bf16, 10^12 operations per second (half of it for fp32, as TF32)."""
+    mfu: float = 0.4
+    """Share of the peak that the model's own operations reach, recomputation not counted."""
+    bandwidth: float = 50.0
+    """Gigabytes per second that one rank sends to others, and receives at the same time."""
+    memory: float = 72.0
+    """GiB that tensors may take: 80 less a tenth for CUDA, NCCL and fragmentation."""
+
+    def __post_init__(self) -> None:
+        within("machine.mfu", self.mfu, 1e-6, 1)
+        for name in ("tflops", "bandwidth", "memory"):
+            within(f"machine.{name}", getattr(self, name), 1e-9)
+
+
+@dataclass(frozen=True)
 class TrainCommand(TrainConfig):
     """Trains one model, or goes on with a run that was stopped: the settings of a run are stored in its directory, and
     the same command, or --config RUN/config.yaml, repeats or resumes it."""
 
     dry_run: bool = False
-    """Print the resolved settings and the size of the run; train nothing, write nothing."""
+    """Print the resolved settings and a plan of the run (size, memory, time); train nothing, write nothing."""
+    world_size: int | None = None
+    """With --dry-run: ranks to plan for; 1 when not given. A real run has as many as torchrun starts."""
+    json: bool = False
+    """With --dry-run: one JSON object instead of a table."""
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.world_size is not None:
+            within("world_size", self.world_size, 1)
+        for name, given in (("world-size", self.world_size is not None), ("json", self.json)):
+            if given and not self.dry_run:
+                raise ConfigError(f"--{name} belongs to --dry-run; torchrun --nproc-per-node N starts N ranks")
 
     def run(self) -> TrainConfig:
         """The settings of the run itself."""
         return TrainConfig(**{f.name: getattr(self, f.name) for f in fields(TrainConfig)})
+
+
+@dataclass(frozen=True)
+class Ray:
+    """--launcher ray: every run is a task; --out and the caches lie on a file system that all nodes see."""
+
+    address: str | None = None
+    """Cluster (host:port, ray://host:port, auto), or local for one of its own here; when not given $RAY_ADDRESS, else
+    the cluster that runs on this machine, else a new one."""
+    gpus: float | None = None
+    """GPUs of a run, also a share of one; 1 when not given, if the cluster has any and the device is not cpu."""
+    retries: int = 3
+    """How often a run is started again after its worker died or it failed; it goes on from its newest checkpoint."""
+
+    def __post_init__(self) -> None:
+        within("ray.retries", self.retries, 0)
+        if self.gpus is not None:
+            within("ray.gpus", self.gpus, 0)
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """--launcher slurm: every phase (tuning, its extensions, final runs) is a job array, one run a task."""
+
+    submit: bool = False
+    """Submit the array, and behind it a job that goes on with the next phase, by sbatch; else only write the script."""
+    partition: str | None = None
+    """Partition."""
+    account: str | None = None
+    """Account that is charged."""
+    time: str | None = None
+    """Time limit of one task, as sbatch reads it; a run that reaches it is saved and submitted again."""
+    gpus: int | None = None
+    """GPUs of a run, one rank on each; when not given 1 with --runtime.device cuda, else none."""
+    memory: str | None = None
+    """Memory of a run, as sbatch reads it (16G)."""
+    options: list[str] = field(default_factory=list)
+    """Further options of sbatch, each a word without its dashes (qos=high constraint=a100)."""
+    setup: str | None = None
+    """Line of shell before a run, such as `module load cuda`."""
+    retries: int = 3
+    """How often a run is submitted again that ended without getting further."""
+
+    def __post_init__(self) -> None:
+        within("slurm.retries", self.retries, 0)
+        if self.gpus is not None:
+            within("slurm.gpus", self.gpus, 0)
+        for name, value in (*vars(self).items(), *(("options", word) for word in self.options)):
+            if isinstance(value, str) and ("\n" in value or not value.strip()):
+                raise ConfigError(f"slurm.{name} must be one line of text, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -270,8 +352,10 @@ class CompareConfig(Recipe):
     """Directory of the comparison."""
     jobs: int | None = None
     """Runs at a time; as many as the machine has cores for (CPU) or devices (GPU) when not given."""
-    launcher: Literal["local"] = "local"
-    """Where runs are started: as processes on this machine, which outlive this one only if it is killed."""
+    launcher: Literal["local", "ray", "slurm"] = "local"
+    """Where runs are started: as processes on this machine, as tasks of a Ray cluster, as a SLURM array."""
+    ray: Ray = field(default_factory=Ray)
+    slurm: Slurm = field(default_factory=Slurm)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -367,4 +451,7 @@ GROUPS: dict[str, type] = {
     "checkpoint": Checkpoint,
     "guard": Guard,
     "runtime": Runtime,
+    "machine": Machine,
+    "ray": Ray,
+    "slurm": Slurm,
 }

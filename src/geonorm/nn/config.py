@@ -88,6 +88,7 @@ PRESETS: dict[str, DecoderConfig] = {
     "350m": DecoderConfig(layers=24, width=1024, heads=16, hidden=2736, vocab_size=50304, context=1024),
     "1.3b": DecoderConfig(layers=24, width=2048, heads=16, hidden=5464, vocab_size=50304, context=2048),
     "7b": DecoderConfig(layers=32, width=4096, heads=32, hidden=11008, vocab_size=50304, context=2048),
+    "70b": DecoderConfig(layers=80, width=8192, heads=64, kv_heads=8, hidden=28672, vocab_size=50304, context=4096),
 }
 
 

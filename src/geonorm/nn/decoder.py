@@ -116,11 +116,12 @@ class Decoder(nn.Module):
         self.config = c = config
         self.scheme = parse(c.scheme)
         norm = NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
-        self.embed = nn.utils.skip_init(nn.Embedding, c.vocab_size, c.width, device=torch.get_default_device())
+        # torch's own initial values are skipped: on the meta device they import the compiler
+        self.embed = nn.Embedding.from_pretrained(torch.empty(c.vocab_size, c.width), freeze=False)
         self.embed.role = "embed"
         self.position = None
         if c.positions == "learned":
-            self.position = nn.utils.skip_init(nn.Embedding, c.context, c.width, device=torch.get_default_device())
+            self.position = nn.Embedding.from_pretrained(torch.empty(c.context, c.width), freeze=False)
             self.position.role = "position"
         self.entry = End(self.scheme, Site(0, "entry", c.layers), norm)
         self.blocks = nn.ModuleList(BLOCKS[c.block](c, self.scheme, layer) for layer in range(c.layers))
@@ -194,6 +195,8 @@ class Decoder(nn.Module):
             reset = getattr(module, "reset_parameters", None)
             if reset is not None and module is not self and not hasattr(module, "role"):
                 reset()
+        if self.embed.weight.is_meta:  # nothing to draw, and to find that out takes torch longer than the whole build
+            return
         for role, weight, scheme, site in self.weights():
             fan_out, fan_in = weight.shape
             std = scheme.init_std(role, fan_in, fan_out, site, base_std(fan_in))
