@@ -9,7 +9,10 @@ try:
 except ImportError as error:
     raise ConfigError("geonorm.hf needs transformers: pip install 'geonorm[hf]'") from error
 
+from .card import card
 from .config import GeoNormConfig
+from .export import adapt, export
+from .layouts import layout_of, load_stock, to_stock
 from .modeling import GeoNormForCausalLM, GeoNormForSequenceClassification, GeoNormModel, GeoNormPreTrainedModel
 
 __all__ = [
@@ -18,6 +21,12 @@ __all__ = [
     "GeoNormForSequenceClassification",
     "GeoNormModel",
     "GeoNormPreTrainedModel",
+    "adapt",
+    "card",
+    "export",
+    "layout_of",
+    "load_stock",
+    "to_stock",
 ]
 
 transformers.AutoConfig.register("geonorm", GeoNormConfig, exist_ok=True)
