@@ -9,6 +9,7 @@ try:
 except ImportError as error:
     raise ConfigError("geonorm.hf needs transformers: pip install 'geonorm[hf]'") from error
 
+from .apply import Report, apply, restore
 from .config import GeoNormConfig
 from .modeling import GeoNormForCausalLM, GeoNormForSequenceClassification, GeoNormModel, GeoNormPreTrainedModel
 
@@ -18,6 +19,9 @@ __all__ = [
     "GeoNormForSequenceClassification",
     "GeoNormModel",
     "GeoNormPreTrainedModel",
+    "Report",
+    "apply",
+    "restore",
 ]
 
 transformers.AutoConfig.register("geonorm", GeoNormConfig, exist_ok=True)
