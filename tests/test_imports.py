@@ -32,7 +32,7 @@ ALLOWED = {
     "anatomy": {"errors"},
     "probes": {"errors", "sphere", "anatomy"},
     "hf": MODELS | {"anatomy"},
-    "lab": MODELS | {"probes", ""},  # "" is the package itself: its version
+    "lab": MODELS | {"hf", "probes", ""},  # "" is the package itself: its version
     "report": {"errors", "lab.statistics"},
     "bench": MODELS | {"lab", "report"},
     "catalogue": {"arguments", "dynamics", "errors", "norms", "schemes"},
