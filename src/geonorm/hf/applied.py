@@ -70,7 +70,7 @@ class AppliedModel:
     """Mixed into every stock model class inside a model that a scheme was applied to."""
 
     def __init__(self, config: Any, *inputs: Any, **kwargs: Any) -> None:
-        super().__init__(config, *inputs, **kwargs)
+        super().__init__(config, *inputs, **kwargs)  # type: ignore[call-arg]
         from .apply import install  # the two need each other: classes are made by installing, installing is loading
 
         install(self, config.scheme, config.matched)
@@ -85,11 +85,11 @@ class AppliedModel:
 
 
 @cache
-def config_class(stock: type) -> Any:
+def config_class(stock: Any) -> Any:
     """The configuration of a family under a scheme; the family's models under a scheme become known to Auto classes."""
-    made = type(f"Geonorm{stock.__name__}", (AppliedFields, stock), {"model_type": TYPE, "__module__": __name__})
+    made: Any = type(f"Geonorm{stock.__name__}", (AppliedFields, stock), {"model_type": TYPE, "__module__": __name__})
     for name in dir(modeling_auto):
-        auto = getattr(modeling_auto, name)
+        auto: Any = getattr(modeling_auto, name)
         models = getattr(auto, "_model_mapping", None)
         if isinstance(auto, type) and models is not None and stock in models:
             found = models[stock]
@@ -99,7 +99,7 @@ def config_class(stock: type) -> Any:
 
 
 @cache
-def model_class(stock: type, config: type) -> Any:
+def model_class(stock: Any, config: Any) -> Any:
     """The class of a stock model under a scheme."""
     body = {"config_class": config, "__module__": __name__}
     return type(f"Geonorm{stock.__name__}", (AppliedModel, stock), body)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from torch import nn
@@ -217,7 +218,7 @@ def rebuild(block: nn.Module, made: type, sites: nn.ModuleDict, call: Any, undo:
         block.to(device=device, dtype=dtype).train(block.training)
 
     block._modules = {"residuals": sites, "entry": None, "exit": None}
-    block.call = call  # type: ignore[assignment]
+    block.call = call
     block.__class__ = made
     undo.append(back)
 
@@ -242,34 +243,30 @@ def dress(model: Any, scheme: str, family: str, matched: bool, undo: list[Undo])
     because other models may share them."""
     copies: dict[int, Any] = {}
     olds: list[tuple[Any, Any]] = []
-    made = type(model.config) if is_applied(model) else config_class(type(model.config))
+    stock: Any = type(model.config)
+    made = stock if is_applied(model) else config_class(stock)
+    says = {"scheme": scheme, "matched": matched, "stock_type": family, "model_type": TYPE}
     for module in model.modules():
         old = getattr(module, "config", None)
-        if old is not None and type(old) is type(model.config) and not isinstance(old, made):
+        if old is not None and type(old) is stock and stock is not made:
             if id(old) not in copies:
-                new = copy.copy(old)
+                copies[id(old)] = new = copy.deepcopy(old)
                 new.__class__ = made
-                for key, value in (
-                    ("scheme", scheme),
-                    ("matched", matched),
-                    ("stock_type", family),
-                    ("model_type", TYPE),
-                ):
+                for key, value in says.items():
                     setattr(new, key, value)
-                copies[id(old)] = (new, old)
             olds.append((module, old))
     for module, old in olds:
-        module.config = copies[id(old)][0]
-    for module in list(model.modules()):
-        if isinstance(module, PreTrainedModel) and not is_applied(module):
-            stock = type(module)
-            module.__class__ = model_class(stock, made)
-            undo.append(lambda module=module, stock=stock: setattr(module, "__class__", stock))
-        if isinstance(module, PreTrainedModel):
-            # transformers looks this up by the class's name; there is no public way to enter a class of one's own
-            output_capturing._CAN_RECORD_REGISTRY[module] = module._can_record_outputs
-            for name, value in (("_tp_plan", {}), ("_pp_plan", {}), ("_weight_conversions", [])):
-                keep(module, name, value, undo)
+        module.config = copies[id(old)]
+    plans: dict[str, Any] = {"_tp_plan": {}, "_pp_plan": {}, "_weight_conversions": []}  # they name the stock paths
+    for module in [module for module in model.modules() if isinstance(module, PreTrainedModel)]:
+        if not is_applied(module):
+            kind: Any = type(module)
+            module.__class__ = model_class(kind, made)
+            undo.append(partial(setattr, module, "__class__", kind))
+        # transformers looks this up by the class's name; there is no public way to enter a class of one's own
+        output_capturing._CAN_RECORD_REGISTRY[module] = module._can_record_outputs
+        for name, value in plans.items():
+            keep(module, name, value, undo)
 
     def back() -> None:
         for module, old in olds:
@@ -279,7 +276,7 @@ def dress(model: Any, scheme: str, family: str, matched: bool, undo: list[Undo])
 
 
 def keep(module: Any, name: str, value: Any, undo: list[Undo]) -> None:
-    """Sets an attribute of the instance: its plans and conversions are for the stock paths."""
+    """Sets an attribute of the instance."""
     had = name in vars(module)
     old = vars(module).get(name)
     vars(module)[name] = value
@@ -305,7 +302,7 @@ def check_model(model: Any) -> None:
     if not found or any("language_model" in stack.blocks for stack, _ in found):
         raise ConfigError(f"{name} has no blocks that apply knows; give it the text model alone")
     for stack, base in found:
-        for block in model.get_submodule(join(base, stack.blocks)):
+        for block in model.get_submodule(join(base, stack.blocks)).children():
             if "forward" in vars(block) or hasattr(block, "_hf_hook"):
                 raise ConfigError(f"the blocks of this {name} are wrapped (by accelerate or a patch): apply first")
 

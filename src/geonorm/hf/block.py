@@ -213,7 +213,7 @@ def site_of(
             chain.gains = Affine(dim, getattr(stock, "bias", None) is not None)
             carry(stock, chain.gains, stack.gain_offset)
     if matched and norm_in(own, "output") is None:
-        residual.branch.gain = Gain()  # type: ignore[assignment]
+        residual.branch.gain = Gain()
     like = next(p for chain in chains for p in chain.steps.parameters() if p.is_floating_point())
     for part in (own, *(chain.gains for chain in chains), residual.branch.gain):
         if isinstance(part, nn.Module):

@@ -19,7 +19,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -120,7 +121,7 @@ def kept(model: Any, inputs: dict[str, Any]) -> Tensor:
         chain.gains
         for module in model.modules()
         if isinstance(module, Residual) and norm_in(module.own, "input") is None
-        for chain in module.branch.chains  # type: ignore[union-attr]
+        for chain in cast(Any, module.branch).chains
         if chain.gains is not None
     ]
     values = [[p.clone() for p in gains.parameters()] for gains in added]
@@ -161,8 +162,7 @@ def watch(model: Any, inputs: dict[str, Any]) -> tuple[dict[tuple[str, int, str]
 
     def output(key: tuple[str, int, str]) -> Any:
         def hook(module: nn.Module, args: Any, out: Any) -> None:
-            sites[key].after = (out[0] if isinstance(out, tuple) else out).detach()
-            leaves[key[0]] = sites[key].after
+            leaves[key[0]] = sites[key].after = (out[0] if isinstance(out, tuple) else out).detach()
 
         return hook
 
@@ -219,22 +219,22 @@ def fit(model: Any, inputs: dict[str, Any], sites: dict[tuple[str, int, str], Se
         answer(model, inputs)
     finally:
         for module in patched:
-            del module.forward  # type: ignore[attr-defined]
+            del module.forward
 
 
 def fitting(residual: Residual, seen: Seen, beyond: Tensor | None) -> Callable[..., Any]:
     """The forward pass of a site that first fits it. beyond: what the last norm on the stream should give."""
 
     def forward(x: Tensor, **arguments: Any) -> Any:
-        scheme, own, branch = residual.scheme, residual.own, residual.branch
-        site = residual.site(x)
+        scheme, own, site = residual.scheme, residual.own, residual.site(x)
+        branch: Any = residual.branch
         reads = norm_in(own, "input")
         if reads is not None and len(seen.reads) == 1:
             regress(reads, lambda: scheme.read(x, own, site)[0], seen.reads[0])
         y, carry = scheme.read(x, own, site)
-        for chain, wanted in zip(branch.chains, seen.reads, strict=True):  # type: ignore[arg-type, union-attr]
+        for chain, wanted in zip(branch.chains, seen.reads, strict=True):
             if chain.gains is not None:
-                regress(chain.gains, lambda gains=chain.gains: gains(y), wanted)
+                regress(chain.gains, partial(chain.gains, y), wanted)
         out = branch(y.to(compute_dtype(branch, y)), **arguments)
         u = out[0] if isinstance(out, tuple) else out
         weight = norm_weight(own) if branch.gain is None else branch.gain.weight
