@@ -178,6 +178,40 @@ def generate(arguments: list[str]) -> int:
 
 
 @dataclass(frozen=True)
+class Export:
+    """A finished run as a model folder for transformers: weights, configuration, tokenizer, model card."""
+
+    run: str
+    """Run directory."""
+    to: str
+    """Folder to write; it must not exist or be empty."""
+    layout: Literal["geonorm", "stock"] = "geonorm"
+    """geonorm: any scheme, loads with `import geonorm.hf`; stock: the architecture of transformers that the run equals."""
+    remote_code: bool = False
+    """Add a modeling file, so that the folder loads with trust_remote_code=True where geonorm is not installed."""
+
+
+def export(arguments: list[str]) -> int:
+    """a finished run as a model folder for transformers"""
+    options = read(Export, "geonorm export", arguments, ("run",))
+    from . import hf
+    from .hf.export import check_target
+    from .hf.export import export as write
+    from .lab.config import to_dict
+    from .lab.finished import finished
+
+    to = Path(options.to)
+    check_target(to)
+    run = finished(Path(options.run))
+    shape = run.model.config
+    model_type = hf.layout_of(shape).model_type if options.layout == "stock" else "geonorm"
+    text = hf.card(shape, to_dict(run.config), run.summary, run.environment, run.rows, model_type, options.remote_code)
+    write(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text)
+    print(to)
+    return 0
+
+
+@dataclass(frozen=True)
 class Report:
     """A self-contained page from run or comparison directories, or from simulations."""
 
@@ -321,6 +355,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "eval": evaluate,
     "generate": generate,
+    "export": export,
     "report": report,
     "bench": bench,
     "simulate": simulate,

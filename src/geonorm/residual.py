@@ -42,6 +42,7 @@ class Residual(nn.Module):
         self.scheme = parse(scheme).resolve(site)
         self.index, self.kind, self.depth = int(site.layer), site.kind, site.depth
         self.own = self.scheme.params(site, NormSpec(norm, dim, gains, eps))
+        self.narrow = first_parameter(branch)
         # a tensor, so that all layers share one compiled graph; persistent, so that it survives loading and to_empty
         self.register_buffer("layer", torch.tensor(self.index))
 
@@ -64,20 +65,30 @@ class Residual(nn.Module):
             )
         site = self.site(x)
         y, carry = self.scheme.read(x, self.own, site)
-        out = self.branch(y.to(compute_dtype(self.branch, y)), **kwargs)
+        out = self.branch(y.to(self.compute_dtype(y)), **kwargs)
         if isinstance(out, tuple):
             return self.scheme.write(x, out[0], carry, self.own, site), *out[1:]
         return self.scheme.write(x, out, carry, self.own, site)
+
+    def compute_dtype(self, y: Tensor) -> torch.dtype:
+        """What the branch's matrix products want to read: autocast's dtype, else that of its first parameter."""
+        if torch.is_autocast_enabled(y.device.type):
+            return torch.get_autocast_dtype(y.device.type)
+        if self.narrow is None:
+            return y.dtype
+        owner, name = self.narrow
+        dtype: torch.dtype = getattr(owner, name).dtype
+        return dtype
 
     def extra_repr(self) -> str:
         return f"{self.scheme}, layer={self.index}, kind={self.kind}, depth={self.depth}"
 
 
-def compute_dtype(branch: nn.Module, y: Tensor) -> torch.dtype:
-    """What the branch's matrix products want to read: autocast's dtype, else that of its first floating parameter."""
-    if torch.is_autocast_enabled(y.device.type):
-        return torch.get_autocast_dtype(y.device.type)
-    for parameter in branch.parameters():
-        if parameter.is_floating_point():
-            return parameter.dtype
-    return y.dtype
+def first_parameter(branch: nn.Module) -> tuple[nn.Module, str] | None:
+    """The first floating parameter of a module, as its owner and name: found once, because the search costs as much as
+    a small layer, and kept by name, because loading and sharding put other tensors in its place."""
+    for owner in branch.modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            if parameter.is_floating_point():
+                return owner, name
+    return None

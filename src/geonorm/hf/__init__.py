@@ -10,7 +10,10 @@ except ImportError as error:
     raise ConfigError("geonorm.hf needs transformers: pip install 'geonorm[hf]'") from error
 
 from .apply import Report, apply, restore
+from .card import card
 from .config import GeoNormConfig
+from .export import adapt, export
+from .layouts import layout_of, load_stock, to_stock
 from .modeling import GeoNormForCausalLM, GeoNormForSequenceClassification, GeoNormModel, GeoNormPreTrainedModel
 
 __all__ = [
@@ -20,8 +23,14 @@ __all__ = [
     "GeoNormModel",
     "GeoNormPreTrainedModel",
     "Report",
+    "adapt",
     "apply",
+    "card",
+    "export",
+    "layout_of",
+    "load_stock",
     "restore",
+    "to_stock",
 ]
 
 transformers.AutoConfig.register("geonorm", GeoNormConfig, exist_ok=True)
