@@ -9,6 +9,7 @@ try:
 except ImportError as error:
     raise ConfigError("geonorm.hf needs transformers: pip install 'geonorm[hf]'") from error
 
+from .apply import Report, apply, restore
 from .card import card
 from .config import GeoNormConfig
 from .export import adapt, export
@@ -21,11 +22,14 @@ __all__ = [
     "GeoNormForSequenceClassification",
     "GeoNormModel",
     "GeoNormPreTrainedModel",
+    "Report",
     "adapt",
+    "apply",
     "card",
     "export",
     "layout_of",
     "load_stock",
+    "restore",
     "to_stock",
 ]
 
