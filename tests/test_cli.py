@@ -15,7 +15,7 @@ from geonorm import cli
 from geonorm.arguments import options
 from geonorm.bench.config import OpsBench, TrainBench
 from geonorm.cli import main
-from geonorm.lab.config import CompareConfig, TrainCommand, TrainConfig
+from geonorm.lab.config import CompareConfig, EvalConfig, TrainCommand, TrainConfig
 from geonorm.probing import ProbeConfig
 from geonorm.simulation import SimulateConfig
 
@@ -28,6 +28,7 @@ SHARED = set(
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
     optim.floor optim.momentum
     tokens.tokenizer tokens.cache evaluation.every evaluation.tokens evaluation.trace_tokens
+    evaluation.tasks evaluation.task_every evaluation.task_limit
     checkpoint.every checkpoint.keep
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
     runtime.tensorboard runtime.parallel runtime.reshard runtime.shard_size""".split()
@@ -57,7 +58,9 @@ def test_surface_is_frozen() -> None:
     assert set(options(CompareConfig)) == COMPARE, CHANGED
     assert set(options(SimulateConfig)) == SIMULATE, CHANGED
     assert set(options(ProbeConfig)) == PROBE, CHANGED
-    assert set(options(cli.Evaluate)) == {"run", "data", "tokens", "out", "device"}, CHANGED
+    assert set(options(EvalConfig)) == {
+        "model", "data", "tasks", "tokens", "limit", "context", "batch_size", "out", "device"
+    }, CHANGED  # fmt: skip
     assert set(options(cli.Generate)) == {
         "run", "prompt", "tokens", "temperature", "top_k", "seed", "device"
     }, CHANGED  # fmt: skip
@@ -73,7 +76,7 @@ OWN = {
     TrainCommand: "train",
     CompareConfig: "compare",
     SimulateConfig: "simulate",
-    cli.Evaluate: "eval",
+    EvalConfig: "eval",
     OpsBench: "bench ops",
     TrainBench: "bench train",
 }

@@ -33,7 +33,7 @@ ALLOWED = {
     "anatomy": {"errors"},
     "probes": {"errors", "sphere", "anatomy"},
     "hf": MODELS | {"anatomy"},
-    "lab": MODELS | {"anatomy", "probes", "probing", ""},  # "" is the package itself: its version
+    "lab": MODELS | {"anatomy", "hf", "probes", "probing", ""},  # "" is the package itself: its version
     "report": {"errors", "lab.statistics"},
     "bench": MODELS | {"lab", "report"},
     "catalogue": {"arguments", "dynamics", "errors", "norms", "schemes"},

@@ -43,7 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (GeonormError, OSError, MemoryError, RuntimeError) as error:
-        print(f"geonorm {name}: {problem(error)}", file=sys.stderr)
+        line = problem(error)
+        if speaks():
+            print(f"geonorm {name}: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"geonorm {name}: interrupted", file=sys.stderr)
@@ -58,6 +60,11 @@ def run(verb: Callable[[list[str]], int], arguments: list[str]) -> int:
         status = 0
     sys.stdout.flush()
     return status
+
+
+def speaks() -> bool:
+    """Under torchrun all ranks come to the same end, and the first one says it."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def problem(error: Exception) -> str:
@@ -121,9 +128,11 @@ def train(arguments: list[str]) -> int:
     try:
         summary = run(config)
     except Interrupted as stop:
-        print(f"{stop}; the same command goes on from there", file=sys.stderr)
+        if speaks():
+            print(f"{stop}; the same command goes on from there", file=sys.stderr)
         return 130
-    print(f"val_loss {summary['val_loss']:.4f}  bits per byte {summary['val_bpb']:.4f}  in {config.out}")
+    if speaks():
+        print(f"val_loss {summary['val_loss']:.4f}  bits per byte {summary['val_bpb']:.4f}  in {config.out}")
     return 0
 
 
@@ -180,6 +189,40 @@ def generate(arguments: list[str]) -> int:
     ):
         print(piece, end="", flush=True)
     print()
+    return 0
+
+
+@dataclass(frozen=True)
+class Export:
+    """A finished run as a model folder for transformers: weights, configuration, tokenizer, model card."""
+
+    run: str
+    """Run directory."""
+    to: str
+    """Folder to write; it must not exist or be empty."""
+    layout: Literal["geonorm", "stock"] = "geonorm"
+    """geonorm: any scheme, loads with `import geonorm.hf`; stock: the architecture of transformers that the run equals."""
+    remote_code: bool = False
+    """Add a modeling file, so that the folder loads with trust_remote_code=True where geonorm is not installed."""
+
+
+def export(arguments: list[str]) -> int:
+    """a finished run as a model folder for transformers"""
+    options = read(Export, "geonorm export", arguments, ("run",))
+    from . import hf
+    from .hf.export import check_target
+    from .hf.export import export as write
+    from .lab.config import to_dict
+    from .lab.finished import finished
+
+    to = Path(options.to)
+    check_target(to)
+    run = finished(Path(options.run))
+    shape = run.model.config
+    model_type = hf.layout_of(shape).model_type if options.layout == "stock" else "geonorm"
+    text = hf.card(shape, to_dict(run.config), run.summary, run.environment, run.rows, model_type, options.remote_code)
+    write(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text)
+    print(to)
     return 0
 
 
@@ -351,6 +394,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "eval": evaluate,
     "generate": generate,
+    "export": export,
     "report": report,
     "bench": bench,
     "probe": probe,

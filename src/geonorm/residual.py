@@ -52,6 +52,7 @@ class Residual(nn.Module):
         self.scheme = parse(scheme).resolve(site)
         self.index, self.kind, self.depth = int(site.layer), site.kind, site.depth
         self.own = self.scheme.params(site, NormSpec(norm, dim, gains, eps, norm_bias))
+        self.narrow = first_parameter(branch)
         # a tensor, so that all layers share one compiled graph; persistent, so that it survives loading and to_empty
         self.register_buffer("layer", torch.tensor(self.index))
 
@@ -76,24 +77,34 @@ class Residual(nn.Module):
             )
         site = self.site(x)
         y, carry = self.scheme.read(x, self.own, site) if reading is None else reading
-        out = self.branch(y.to(compute_dtype(self.branch, y)), **kwargs)
+        out = self.branch(y.to(self.compute_dtype(y)), **kwargs)
         u, rest = (out[0], out[1:]) if isinstance(out, tuple) else (out, ())
         if then is not None:
-            dtype = compute_dtype(then.branch, x)
+            dtype = then.compute_dtype(x)
             own = self.scheme.write_read(x, u, carry, self.own, site, then.scheme, then.own, then.site(x), dtype)
             return *own, *rest
         x = self.scheme.write(x, u, carry, self.own, site)
         return (x, *rest) if isinstance(out, tuple) else x
 
+    def compute_dtype(self, y: Tensor) -> torch.dtype:
+        """What the branch's matrix products want to read: autocast's dtype, else that of its first parameter."""
+        if torch.is_autocast_enabled(y.device.type):
+            return torch.get_autocast_dtype(y.device.type)
+        if self.narrow is None:
+            return y.dtype
+        owner, name = self.narrow
+        dtype: torch.dtype = getattr(owner, name).dtype
+        return dtype
+
     def extra_repr(self) -> str:
         return f"{self.scheme}, layer={self.index}, kind={self.kind}, depth={self.depth}"
 
 
-def compute_dtype(branch: nn.Module, y: Tensor) -> torch.dtype:
-    """What the branch's matrix products want to read: autocast's dtype, else that of its first floating parameter."""
-    if torch.is_autocast_enabled(y.device.type):
-        return torch.get_autocast_dtype(y.device.type)
-    for parameter in branch.parameters():
-        if parameter.is_floating_point():
-            return parameter.dtype
-    return y.dtype
+def first_parameter(branch: nn.Module) -> tuple[nn.Module, str] | None:
+    """The first floating parameter of a module, as its owner and name: found once, because the search costs as much as
+    a small layer, and kept by name, because loading and sharding put other tensors in its place."""
+    for owner in branch.modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            if parameter.is_floating_point():
+                return owner, name
+    return None

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import random
+import runpy
+import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,3 +93,66 @@ def losses() -> Callable[[Path], list[tuple[Any, ...]]]:
         return [tuple(row.get(key) for key in keys) for row in rows(run / "metrics.jsonl")]
 
     return read
+
+
+PRELOAD = (
+    "geonorm.cli geonorm.lab.train geonorm.lab.plan torch._dynamo torch._decomp.decompositions_for_jvp "
+    "torch.testing yaml jsonargparse"
+).split()
+"""What every rank imports: once, in the process that they are forked from."""
+
+
+class Ranks:
+    """Processes that are the ranks of one world."""
+
+    def __init__(self, folder: Path, job: str, size: int, arguments: tuple[Any, ...]) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(size)}
+        self.files, self.processes = [folder / f"rank{rank}." for rank in range(size)], []
+        for rank in range(size):
+            environment = {"OUTPUT": str(self.files[rank]), "GEONORM_CACHE": os.environ["GEONORM_CACHE"]}
+            if size > 1:
+                environment |= address | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            known = {"job": job, "arguments": [str(a) if isinstance(a, (Path, int)) else a for a in arguments]}
+            process = context.Process(
+                target=runpy.run_path,
+                args=(str(Path(__file__).with_name("rank.py")), {**known, "environment": environment}, "__main__"),
+            )
+            process.start()
+            self.processes.append(process)
+
+    def wait(self, seconds: float = 60) -> list[Result]:
+        """How the ranks ended, in order."""
+        for process in self.processes:
+            process.join(seconds)
+            if process.exitcode is None:
+                for stuck in self.processes:
+                    if stuck.is_alive():
+                        os.kill(stuck.pid, signal.SIGUSR1)  # where it stands, on its stderr
+                process.join(1)
+                raise AssertionError([p.exitcode for p in self.processes], self.read("out"), self.read("err"))
+        outs, errs = self.read("out"), self.read("err")
+        return [Result(p.exitcode, o, e) for p, o, e in zip(self.processes, outs, errs, strict=True)]
+
+    def read(self, name: str) -> list[str]:
+        paths = [Path(f"{file}{name}") for file in self.files]
+        return [path.read_text() if path.exists() else "" for path in paths]
+
+
+@pytest.fixture
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Starts a job of rank.py in a world of some size."""
+    started: list[Ranks] = []
+
+    def start(job: str, size: int, *arguments: Any) -> Ranks:
+        started.append(Ranks(tmp_path_factory.mktemp("ranks"), job, size, arguments))
+        return started[-1]
+
+    yield start
+    for world in started:
+        for process in world.processes:
+            process.kill()
+            process.join()

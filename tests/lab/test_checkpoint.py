@@ -15,7 +15,7 @@ import torch
 
 import geonorm
 from geonorm.errors import CheckpointError
-from geonorm.lab import checkpoint, optim
+from geonorm.lab import checkpoint, optim, storage
 from geonorm.lab.config import Optim
 from geonorm.nn import Decoder, DecoderConfig
 
@@ -93,24 +93,24 @@ def full_open(patch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(ENOSPC, "No space left on device")
 
-    patch.setattr(checkpoint.json, "dump", refuse)
+    patch.setattr(storage.json, "dump", refuse)
 
 
 def full_safetensors(patch: pytest.MonkeyPatch) -> None:
     from safetensors import SafetensorError
 
-    def refuse(_: Any, path: Path) -> None:
+    def refuse(_: Any, path: Path, *__: Any) -> None:
         Path(path).write_bytes(b"half")
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    patch.setattr(checkpoint, "save_file", refuse)
+    patch.setattr(storage, "save_file", refuse)
 
 
 def interrupted(patch: pytest.MonkeyPatch) -> None:
     def refuse(_: Path) -> None:
         raise KeyboardInterrupt
 
-    patch.setattr(checkpoint, "sync", refuse)
+    patch.setattr(storage, "sync", refuse)
 
 
 @pytest.mark.parametrize("fill", [full_open, full_safetensors, interrupted])

@@ -9,7 +9,11 @@ try:
 except ImportError as error:
     raise ConfigError("geonorm.hf needs transformers: pip install 'geonorm[hf]'") from error
 
+from .apply import Report, apply, restore
+from .card import card
 from .config import GeoNormConfig
+from .export import adapt, export
+from .layouts import layout_of, load_stock, to_stock
 from .modeling import GeoNormForCausalLM, GeoNormForSequenceClassification, GeoNormModel, GeoNormPreTrainedModel
 
 __all__ = [
@@ -18,6 +22,15 @@ __all__ = [
     "GeoNormForSequenceClassification",
     "GeoNormModel",
     "GeoNormPreTrainedModel",
+    "Report",
+    "adapt",
+    "apply",
+    "card",
+    "export",
+    "layout_of",
+    "load_stock",
+    "restore",
+    "to_stock",
 ]
 
 transformers.AutoConfig.register("geonorm", GeoNormConfig, exist_ok=True)

@@ -1,7 +1,9 @@
 """The configuration of a geonorm model in transformers: the decoder's shape under the names transformers knows."""
 
-# no `from __future__ import annotations`: transformers checks fields by the types it finds here
+from __future__ import annotations
+
 from dataclasses import fields
+from inspect import get_annotations
 from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
@@ -26,13 +28,21 @@ NAMES = {
 
 THEIRS = {
     "num_labels", "name_or_path", "torch_dtype", "output_attentions", "attn_implementation", "experts_implementation",
-    "per_layer_config", "tie_last_hidden_states", "quantization_config", "model_type", "auto_map", "base_model_tp_plan",
-    "base_model_pp_plan", "_name_or_path", "_commit_hash", "_attn_implementation", "custom_pipelines",
+    "per_layer_config", "tie_last_hidden_states", "quantization_config", "model_type", "auto_map", "_name_or_path", "_commit_hash", "_attn_implementation", "custom_pipelines",
 }  # fmt: skip
 """What transformers itself hands over beside the fields."""
 
 
+def typed(kind: type) -> type:
+    """Gives the fields of a dataclass the types that their annotations name, by which transformers checks values."""
+    for name, hint in get_annotations(kind, eval_str=True).items():
+        if name in kind.__dataclass_fields__:  # type: ignore[attr-defined]
+            kind.__dataclass_fields__[name].type = hint  # type: ignore[attr-defined]
+    return kind
+
+
 @strict
+@typed
 class GeoNormConfig(PreTrainedConfig):
     """A causal decoder under a residual scheme: `GeoNormConfig(scheme="geonorm(decay=sqrt)", hidden_size=512)`.
 
@@ -42,15 +52,14 @@ class GeoNormConfig(PreTrainedConfig):
 
     model_type = "geonorm"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
-    base_model_tp_plan = tensor_parallel_plan()
     base_model_pp_plan: ClassVar[dict[str, Any]] = {
-        "embed": (["input_ids"], ["inputs_embeds"]),
+        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
         "entry": (["inputs_embeds"], ["hidden_states"]),
         "blocks": (["hidden_states", "attention_mask"], ["hidden_states"]),
         "exit": (["hidden_states"], ["hidden_states"]),
     }
     base_model_fsdp_plan: ClassVar[dict[Any, str]] = {
-        "embed": "free_full_weight",
+        "embed_tokens": "free_full_weight",
         "blocks.*": "free_full_weight",
         "exit": "keep_full_weight",
     }
@@ -78,22 +87,32 @@ class GeoNormConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        known = {f.name for f in fields(self)}
         for key in kwargs:
-            if key not in known | THEIRS | set(GenerationConfig._get_default_generation_params()):
-                raise ConfigError(unknown("key of GeoNormConfig", key, known))
+            if key not in THEIRS | set(GenerationConfig._get_default_generation_params()):
+                raise ConfigError(unknown("key of GeoNormConfig", key, [f.name for f in fields(self)]))
         self.scheme = str(parse(self.scheme))
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         self.shape()
         super().__post_init__(**kwargs)
 
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:  # type: ignore[override]
+        """How transformers cuts the base model for tensor parallelism."""
+        return tensor_parallel_plan(self.shape())
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is saved: an attribute that was set on the object and is no key stays behind, and can be no stumbling
+        block to whoever loads it."""
+        known = THEIRS.union(f.name for f in fields(self))
+        return {key: value for key, value in super().to_dict().items() if key in known}
+
     def shape(self) -> DecoderConfig:
         """The shape of the network, in our own words."""
         return DecoderConfig(**{f.name: getattr(self, NAMES.get(f.name, f.name)) for f in fields(DecoderConfig)})
 
     @classmethod
-    def of(cls, decoder: DecoderConfig, **more: Any) -> "GeoNormConfig":
+    def of(cls, decoder: DecoderConfig, **more: Any) -> GeoNormConfig:
         """The configuration of a decoder; `more` are fields that it does not have, such as eos_token_id."""
         shape = {NAMES.get(f.name, f.name): getattr(decoder, f.name) for f in fields(DecoderConfig)}
         return cls(**shape, **more)

@@ -187,7 +187,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         c = config.shape()
         scheme, norm = parse(c.scheme), NormSpec(c.norm, c.width, c.gains, c.eps)
         # without padding_idx: where the end of a text serves as padding too, it would never learn
-        self.embed = nn.utils.skip_init(nn.Embedding, c.vocab_size, c.width, device=torch.get_default_device())
+        self.embed_tokens = nn.utils.skip_init(nn.Embedding, c.vocab_size, c.width, device=torch.get_default_device())
         self.entry = End(scheme, Site(0, "entry", c.layers), norm)
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
         self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers), norm)
@@ -199,10 +199,10 @@ class GeoNormModel(GeoNormPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        return self.embed
+        return self.embed_tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embed = value
+        self.embed_tokens = value
 
     @seen_by_schemes
     @merge_with_config_defaults
@@ -219,7 +219,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
-        embedded: Tensor = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None:
@@ -244,7 +244,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
 class GeoNormForCausalLM(GeoNormPreTrainedModel, GenerationMixin):
     """The language model: `GeoNormModel`, head, and the scheme's scale on the logits where it has one."""
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed.weight"}  # noqa: RUF012
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
     _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
     _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012

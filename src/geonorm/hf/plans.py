@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from ..nn.config import DecoderConfig
 from ..nn.roles import ROLES
 
+ATTENTION, MLP = ("q", "k", "v", "o"), ("gate", "up", "down")
 PLACES = {
-    "attn.branch": ("q", "k", "v", "o"),
-    "mlp.branch": ("gate", "up", "down"),
-    "both.branch.attn": ("q", "k", "v", "o"),
-    "both.branch.mlp": ("gate", "up", "down"),
+    "sequential": {"attn.branch": ATTENTION, "mlp.branch": MLP},
+    "parallel": {"both.branch.attn": ATTENTION, "both.branch.mlp": MLP},
 }
-"""Where a block keeps its matrices: sequential, then parallel blocks."""
+"""Where each kind of block keeps its matrices."""
 CUTS = {"rows": "colwise", "columns": "rowwise"}
 """Our dimension of an (out, in) matrix to the word of transformers; what is cut by columns is summed over devices, so
 that every scheme sees whole rows of the stream and of the update."""
 
 
-def tensor_parallel_plan() -> dict[str, str]:
+def tensor_parallel_plan(config: DecoderConfig) -> dict[str, str]:
     """Module of a block to how it is cut; norms, scalars and the stream are whole on every device."""
-    return {f"blocks.*.{place}.{role}": CUTS[ROLES[role].split] for place, roles in PLACES.items() for role in roles}
+    return {
+        f"blocks.*.{place}.{role}": CUTS[ROLES[role].split]
+        for place, roles in PLACES[config.block].items()
+        for role in roles
+        if not (role == "gate" and config.mlp == "gelu")
+    }

@@ -104,6 +104,34 @@ class Checkpoint:
     """Steps between checkpoints; a fifth of the run when not given. The last step is always saved."""
     keep: int = 2
     """Newest checkpoints kept."""
+    best: bool = False
+    """Save at evaluations that are the best so far too, and keep the best besides the newest."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What is done when a step goes wrong."""
+
+    nan: Literal["stop", "skip", "rewind"] = "stop"
+    """A loss or gradient that is not finite. skip: the batch is dropped; rewind: back to the last checkpoint, and on with
+    the data behind the bad batch; stop: the run ends with a diagnosis."""
+    spike: Literal["ignore", "stop", "skip", "rewind"] = "ignore"
+    """A loss above the mean of the last losses by many standard deviations."""
+    sigmas: float = 6.0
+    """How many."""
+    window: int = 100
+    """How many last losses; judgement starts at 20."""
+    limit: int = 10
+    """Most skips and rewinds of a run; then it stops."""
+    stuck: float = 1800.0
+    """Seconds without progress after which a run of several ranks is ended, with the rank that holds it up named; 0 waits
+    for ever."""
+
+    def __post_init__(self) -> None:
+        within("guard.sigmas", self.sigmas, 1)
+        within("guard.window", self.window, 20)
+        within("guard.limit", self.limit, 1)
+        within("guard.stuck", self.stuck, 0)
 
 
 @dataclass(frozen=True)
@@ -153,6 +181,7 @@ class Recipe:
     tokens: Tokens = field(default_factory=Tokens)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    guard: Guard = field(default_factory=Guard)
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
@@ -420,6 +449,7 @@ GROUPS: dict[str, type] = {
     "tokens": Tokens,
     "evaluation": Evaluation,
     "checkpoint": Checkpoint,
+    "guard": Guard,
     "runtime": Runtime,
     "machine": Machine,
     "ray": Ray,

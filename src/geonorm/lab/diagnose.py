@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ..nn.decoder import Decoder
 from ..probes.measures import SiteMoments
@@ -14,11 +15,17 @@ from .trace import watching
 LARGE = 1e4
 
 
+def finite(parameter: Tensor) -> bool:
+    """Whether all of a parameter is finite, its shards on other ranks included."""
+    whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+    return bool(torch.isfinite(whole).all())
+
+
 @torch.no_grad()
-def diagnose(model: Decoder, ids: Tensor, step: int, what: str = "loss") -> str:
-    """One line: what is not finite, the step, the first site that overflows or spikes on the batch ids, the clamp rate,
+def diagnose(model: Decoder, ids: Tensor, step: int, what: str = "loss is not finite") -> str:
+    """One line: what went wrong, the step, the first site that overflows or spikes on the batch ids, the clamp rate,
     the smallest |x|."""
-    broken = [name for name, p in model.named_parameters() if not torch.isfinite(p).all()]
+    broken = [name for name, p in model.named_parameters() if not finite(p)]
     moments: list[tuple[Site, SiteMoments]] = []
     clamped: list[float] = []
 
@@ -30,7 +37,7 @@ def diagnose(model: Decoder, ids: Tensor, step: int, what: str = "loss") -> str:
 
     with watching(model, look):
         model(ids)
-    parts = [f"{what} is not finite at step {step}"]
+    parts = [f"{what} at step {step}"]
     if broken:
         parts.append(f"{len(broken)} parameters are not finite, first {broken[0]}")
     first = next((site for site, m in moments if not m.finite), None)

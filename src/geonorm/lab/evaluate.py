@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from math import exp, log
 from typing import Any
 
@@ -12,28 +13,45 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .run import finite
+from .world import ALONE, World
 
 
 @torch.no_grad()
 def held_out(
-    model: Any, batches: Iterable[tuple[Tensor, Tensor]], token_bytes: NDArray[np.int64], device: torch.device
+    model: Any,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    token_bytes: NDArray[np.int64],
+    device: torch.device,
+    world: World = ALONE,
 ) -> dict[str, float]:
     """val_loss in nats per token, val_bpb in bits per byte of UTF-8 (comparable between tokenizers), and counts.
 
     model: a Decoder, or what has its `loss`, `eval` and `train`. token_bytes: bytes of each token (vocabulary,); special
-    tokens count 0.
+    tokens count 0. Ranks take turns at the batches; every rank gets the same result, that of one rank but for the order
+    in which batches are added up in fp64.
     """
     was_training = model.training
     model.eval()
     nats = torch.zeros((), dtype=torch.float64, device=device)
     tokens = size = 0
-    for ids, targets in batches:
-        nats += model.loss(ids.to(device), targets.to(device), reduction="sum").double()
-        tokens += targets.numel()
-        size += int(token_bytes[targets.numpy()].sum())
+    for ids, targets, counts in turns(batches, world):
+        loss = model.loss(ids.to(device), targets.to(device), reduction="sum").double()
+        if counts:
+            nats += loss
+            tokens += targets.numel()
+            size += int(token_bytes[targets.numpy()].sum())
     model.train(was_training)
-    total = nats.item()
+    total, count, length = world.total([nats.item(), tokens, size])
+    tokens, size = int(count), int(length)
     return {"val_loss": total / tokens, "val_bpb": total / log(2) / max(1, size), "tokens": tokens, "bytes": size}
+
+
+def turns(batches: Iterable[tuple[Tensor, Tensor]], world: World) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """This rank's batches, the last one repeated without counting where others have one more: all ranks of a sharded
+    model must make the same number of forward passes."""
+    waiting = iter(batches)
+    while group := list(islice(waiting, world.size)):
+        yield *group[min(world.rank, len(group) - 1)], world.rank < len(group)
 
 
 def with_perplexity(result: dict[str, float]) -> dict[str, Any]:

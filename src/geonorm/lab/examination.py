@@ -47,13 +47,13 @@ class Examination:
         self.model.train(was_training)
         return {f"{PREFIX}{name}/{metric}": v for name, found in answers.items() for metric, v in found.items()}
 
-    @staticmethod
-    def last(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, float]]:
-        """The last results by task, from rows of metrics."""
-        found: dict[str, dict[str, float]] = {}
-        for row in rows:
-            for key, value in row.items():
-                if key.startswith(PREFIX):
-                    name, _, metric = key.removeprefix(PREFIX).rpartition("/")
-                    found.setdefault(name, {})[metric] = value
-        return found
+
+def last_answers(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """The last results by task, from rows of metrics."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        for key, value in row.items():
+            if key.startswith(PREFIX):
+                name, _, metric = key.removeprefix(PREFIX).rpartition("/")
+                found.setdefault(name, {})[metric] = value
+    return found

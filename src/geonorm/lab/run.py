@@ -14,8 +14,11 @@ from typing import Any
 from ..errors import CheckpointError, ConfigError
 from .config import TrainConfig, from_dict, to_dict
 
-# what a resumed run may say differently: nothing here changes the numbers
-VOLATILE = ("out", "resume")
+VOLATILE = (
+    "out", "resume", "checkpoint.keep", "checkpoint.best", "guard.stuck", "runtime.accumulate", "runtime.parallel",
+    "runtime.reshard", "runtime.shard_size",
+)  # fmt: skip
+"""What a resumed run may say differently: nothing here changes the numbers by more than the order of a sum."""
 LOCK = ".lock"
 
 
@@ -103,10 +106,11 @@ def difference(old: dict[str, Any], new: dict[str, Any], but: Container[str] = (
 
 
 class Run:
-    """A directory of one training run. Open it with `Run.opened`, which locks it against a second process."""
+    """A directory of one training run. Open it with `Run.opened`, which locks it against a second process. Of several
+    ranks the first writes; on the others writing does nothing."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, writes: bool = True) -> None:
+        self.path, self.writes = path, writes
         self.metrics = path / "metrics.jsonl"
         self.trace = path / "trace.jsonl"
         self.norms = path / "norms.jsonl"
@@ -147,13 +151,20 @@ class Run:
         if differs := difference(to_dict(self.config()), to_dict(config), but=VOLATILE):
             raise CheckpointError(f"{self.path} holds a run with {differs}; choose another --out")
 
+    def write(self, name: str, value: Any) -> None:
+        """Writes a JSON file of the directory."""
+        if self.writes:
+            write_json(self.path / name, value)
+
     def append(self, path: Path, rows: list[dict[str, Any]]) -> None:
+        if not self.writes:
+            return
         with open(path, "a", encoding="utf-8") as file:
             file.writelines(json.dumps({key: finite(value) for key, value in row.items()}) + "\n" for row in rows)
 
     def truncate(self, step: int) -> None:
         """Drops rows after `step`: they will be written again by the resumed run."""
-        for path in (self.metrics, self.trace, self.norms):
+        for path in (self.metrics, self.trace, self.norms) if self.writes else ():
             kept = [json.dumps(row) + "\n" for row in read_rows(path) if row["step"] <= step]
             if path.exists():
                 write_atomic(path, "".join(kept))

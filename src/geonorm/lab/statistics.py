@@ -8,7 +8,7 @@ never dropped.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -102,31 +102,39 @@ def ratio_interval(ratios: ArrayLike) -> tuple[float, float | None, float | None
     return (median, float(values[rank - 1]), float(values[n - rank])) if rank else (median, None, None)
 
 
-def spikes(values: Iterable[float], window: int = 100, sigmas: float = 6.0) -> list[int]:
-    """Indices of values above mean + `sigmas` std of the trailing window of values that were not flagged.
+class SpikeWatch:
+    """Judges values one by one: a spike lies above mean + `sigmas` std of the trailing window of values that were no
+    spikes.
 
-    NaN and infinity are spikes. Judgement starts at 20 values. After a whole window of flagged values in a
-    row the level has moved for good, and the window starts again.
+    NaN and infinity are spikes. Judgement starts at 20 values. After a whole window of spikes in a row the level has
+    moved for good, and the window starts again.
     """
-    enough = min(MIN_SPIKE_WINDOW, window)
-    ring = np.empty(window)
-    kept = streak = 0
-    found: list[int] = []
-    for index, value in enumerate(values):
+
+    def __init__(self, window: int = 100, sigmas: float = 6.0, recent: Iterable[float] = (), streak: int = 0) -> None:
+        self.window, self.sigmas, self.streak = window, sigmas, streak
+        self.recent = deque(recent, maxlen=window)
+
+    def __call__(self, value: float) -> bool:
         spike = not math.isfinite(value)
-        if not spike and kept >= enough:
-            recent = ring[: min(kept, window)]
+        if not spike and len(self.recent) >= min(MIN_SPIKE_WINDOW, self.window):
+            recent = np.fromiter(self.recent, dtype=float)
             mean = float(recent.mean())
-            spike = value > mean + sigmas * float(recent.std()) + 1e-9 * abs(mean)
-        if spike:
-            found.append(index)
-            streak += 1
-            if streak == window:
-                kept = 0
+            spike = value > mean + self.sigmas * float(recent.std()) + 1e-9 * abs(mean)
+        if not spike:
+            self.recent.append(value)
+            self.streak = 0
+        elif self.streak + 1 < self.window:
+            self.streak += 1
         else:
-            ring[kept % window] = value
-            kept, streak = kept + 1, 0
-    return found
+            self.recent.clear()
+            self.streak = 0
+        return spike
+
+
+def spikes(values: Iterable[float], window: int = 100, sigmas: float = 6.0) -> list[int]:
+    """Indices of the values that are spikes, as `SpikeWatch` judges them."""
+    watch = SpikeWatch(window, sigmas)
+    return [index for index, value in enumerate(values) if watch(value)]
 
 
 def usable(summary: Summary) -> bool:

@@ -1,20 +1,19 @@
-"""Training: an explicit loop that reads from top to bottom.
+"""Training: an explicit loop that reads from top to bottom, on one process or many.
 
 batch = f(seed, step) and nothing random happens in a step, so that a run resumed from a checkpoint repeats the
-uninterrupted one bit for bit on a CPU.
+uninterrupted one bit for bit on a CPU. Ranks see rows of the same batch; what they must agree on (losses, norms,
+signals) they agree on in the step, so that all of them take the same way through this file.
 """
 
 from __future__ import annotations
 
-import resource
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -30,16 +29,18 @@ from .data.batches import Batches, validation_batches
 from .diagnose import diagnose
 from .evaluate import held_out
 from .examination import Examination
-from .run import Run, finite, read_rows, write_json
-from .statistics import spikes
+from .guard import Diverged, Judge, Trouble
+from .run import Run, finite
+from .signals import stop_signals
+from .summary import chart, event_writer, progress_line, summarise
+from .watchdog import Watchdog, watchdog
+from .world import ALONE, World, joined, launched, own_device
 
 Say = Callable[[str], None]
 EVALUATION_BATCH = 4096
 """Tokens of a forward pass in evaluations."""
-
-
-class Diverged(GeonormError):
-    """The loss is not finite; the message is the diagnosis."""
+STOP, FAILED = 1, 2
+"""What a rank may have to say to the others after a step: it got a signal; its last save has failed."""
 
 
 class Interrupted(Exception):
@@ -68,14 +69,20 @@ def load_text(config: Recipe) -> Text:
 
 
 def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
-    """Runs or resumes one run in config.out and returns its summary. Raises GeonormError for bad input, Diverged for a
-    loss that is not finite (summary written, last good checkpoint kept) and Interrupted after a signal (all saved)."""
+    """Runs or resumes one run in config.out and returns its summary; under torchrun, this rank's part of it.
+
+    Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
+    kept) and Interrupted after a signal (all saved): on every rank alike."""
     config.decoder(config.scheme)
-    device = parallel.pick_device(config.runtime.device)
+    device = own_device(parallel.pick_device(config.runtime.device))
     torch.set_num_threads(config.runtime.threads)
-    loop = Loop(config, load_text(config), device, say)
-    with Run.opened(config) as run:
-        ended = run.summary() or {"status": "new"}
+    with joined(device) as world, ExitStack() as opened:
+        say = say if world.first else silent
+        loop = Loop(config, world.in_turn(lambda: load_text(config)), device, say, world)
+        run = world.together(
+            lambda: opened.enter_context(Run.opened(config)) if world.first else Run(Path(config.out), writes=False)
+        )
+        ended = world.shared(run.summary() or {"status": "new"})
         if ended["status"] == "finished":
             say(f"{run.path} is already finished")
             return ended
@@ -83,33 +90,43 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
             raise Diverged(
                 f"{run.path} has diverged and would again: {ended.get('diagnosis')}; choose another --out for it"
             )
-        return loop.run(run)
+        try:
+            return loop.run(run)
+        except RuntimeError as error:
+            raise lost_peer(error, world, loop.step) from error
 
 
 class Loop:
-    """State of one training run."""
+    """State of one training run on one rank."""
 
-    def __init__(self, config: TrainConfig, text: Text, device: torch.device, say: Say) -> None:
-        self.config = optim.own_recipe(config)
+    def __init__(self, config: TrainConfig, text: Text, device: torch.device, say: Say, world: World = ALONE) -> None:
+        self.config = c = optim.own_recipe(config)
         self.departures = optim.departures(config)
-        self.text, self.device, self.say = text, device, say
-        shape = config.decoder(config.scheme)
-        self.batches = Batches(text.tokens.train, config.batch_size, shape.context, config.seed)
+        self.text, self.device, self.say, self.world = text, device, say, world
+        kind = parallel.layout(c.runtime, world, c.batch_size)
+        shape = c.decoder(c.scheme)
+        self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed)
         rows = max(1, EVALUATION_BATCH // shape.context)
-        self.held_out = list(validation_batches(text.tokens.validation, rows, shape.context, config.evaluation.tokens))
-        torch.manual_seed(config.seed)
-        self.model = parallel.prepare(Decoder(shape), config.runtime, device)
-        self.optimizers = optim.build(self.model, self.config.optim, self.config.lr)
-        self.writer = event_writer() if config.runtime.tensorboard else None
-        self.evaluate_every = config.evaluation.every or max(1, config.steps // 3)
-        self.examination = Examination(config, self.model, text.tokenizer) if config.evaluation.tasks else None
-        self.save_every = config.checkpoint.every or max(1, config.steps // 5)
+        self.held_out = list(validation_batches(text.tokens.validation, rows, shape.context, c.evaluation.tokens))
+        torch.manual_seed(c.seed)
+        self.model = parallel.prepare(Decoder(shape), c.runtime, device)
+        torch.manual_seed(c.seed + world.rank)
+        self.spread = parallel.Spread(self.model, c.runtime, world, device, kind)
+        self.optimizers = parallel.apart(optim.build(self.model, c.optim, c.lr))
+        self.examination = Examination(c, self.model, text.tokenizer) if c.evaluation.tasks else None
+        self.judge = Judge(c.guard)
+        self.writer = event_writer() if c.runtime.tensorboard and world.first else None
+        self.evaluate_every = c.evaluation.every or max(1, c.steps // 3)
+        self.save_every = c.checkpoint.every or max(1, c.steps // 5)
         # a GPU is asked for its losses seldom, because asking waits for it
         self.log_every = 1 if device.type == "cpu" else 10
         self.step = 0
+        self.passed_over = 0  # batches left out when the run was rewound
+        self.best = inf  # validation loss
         self.seconds = 0.0  # of training, without evaluations and checkpoints
         self.begun = time.monotonic()  # less what earlier processes of the run took
         self.pending: list[dict[str, Any]] = []  # rows since the losses were last read
+        self.dog = Watchdog(ALONE, inf, None)
 
     def run(self, run: Run) -> dict[str, Any]:
         """From the newest checkpoint to the end."""
@@ -118,59 +135,123 @@ class Loop:
             self.say(
                 f"own recipe of {c.scheme}: {', '.join(f'{key} {value:g}' for key, value in self.departures.items())}"
             )
-        state = checkpoint.load_newest(run.checkpoints, self.model, self.optimizers, self.say)
-        if state is not None:
-            self.step, self.seconds = state["step"], state["seconds"]
-            self.begun -= state["wall_seconds"]
+        if self.resume(run):
             self.say(f"resuming {run.path} at step {self.step} of {c.steps}")
         run.truncate(self.step)
-        write_json(
-            run.path / "environment.json", environment.describe(self.device, c.runtime.threads, self.text.tokens.sha256)
-        )
-        if not (run.path / "tokenizer.json").exists():
+        about = environment.describe(self.device, c.runtime.threads, self.text.tokens.sha256)
+        run.write("environment.json", about)
+        if run.writes and not (run.path / "tokenizer.json").exists():
             self.text.tokenizer.save(run.path / "tokenizer.json")
         board = self.writer(str(run.path / "tensorboard"), purge_step=self.step + 1) if self.writer else None
-        with stop_signals() as stopped, closing(board) if board else nullcontext():
+        self.saver = checkpoint.Saver(run.checkpoints, c.checkpoint.keep, c.checkpoint.best, self.world)
+        with (
+            stop_signals(patient=launched()) as stopped,
+            watchdog(self.world, c.guard.stuck) as self.dog,
+            closing(self.saver),
+            closing(board) if board else nullcontext(),
+        ):
             try:
                 self.loop(run, board, stopped)
             except Diverged as diagnosis:
                 run.append(run.metrics, self.settled())
-                self.finish(run, "diverged", str(diagnosis))
+                self.finish(run, "diverged", diagnosis=str(diagnosis))
                 raise
         return self.finish(run, "finished")
 
-    def loop(self, run: Run, board: Any, stopped: list[int]) -> None:
+    def loop(self, run: Run, board: Any, stopped: list[float]) -> None:
         c = self.config
         told = started = time.monotonic()
+        if self.step == 0 and "rewind" in (c.guard.nan, c.guard.spike):
+            self.save({})
         while self.step < c.steps:
             step, last = self.step + 1, self.step + 1 == c.steps
             evaluating = last or step % self.evaluate_every == 0
             saving = last or step % self.save_every == 0
             asking = self.examination is not None and self.examination.due(step, last)
             reading = evaluating or saving or asking or step % self.log_every == 0
-            grad_norms = self.update(evaluating, reading)
-            if not (reading or stopped):
+            try:
+                grad_norms = self.update(evaluating, reading)
+                signal = self.world.highest(FAILED if self.saver.failed else STOP if stopped else 0)
+                if not (reading or signal):
+                    continue
+                rows = self.settled()
+                self.clock(rows, time.monotonic() - started)
+                if evaluating:
+                    rows[-1].update(self.evaluate(run, grad_norms))
+                if asking and self.examination is not None:
+                    self.dog.at(step, "tasks")
+                    rows[-1].update(self.examination.row())
+                    self.spread.settle()
+                run.append(run.metrics, rows)
+                for row in rows:
+                    self.judge.after(row)
+            except Trouble as trouble:
+                self.recover(run, trouble)
+                started = time.monotonic()
                 continue
-            rows = self.settled()
-            self.clock(rows, time.monotonic() - started)
-            if evaluating:
-                rows[-1].update(self.evaluate(run, grad_norms))
-            if asking and self.examination is not None:
-                rows[-1].update(self.examination.row())
-            run.append(run.metrics, rows)
-            self.check(rows)
             if board:
                 chart(board, rows)
             if evaluating or time.monotonic() - told > 15:
                 self.say(progress_line(rows[-1], c.steps))
                 told = time.monotonic()
-            if saving or stopped:
-                progress = {"seconds": self.seconds, "wall_seconds": time.monotonic() - self.begun, "scheme": c.scheme}
-                checkpoint.save(run.checkpoints, step, self.model, self.optimizers, progress, c.checkpoint.keep)
-            if stopped and not last:
-                self.finish(run, "interrupted")
+            better = rows[-1].get("val_loss", inf) < self.best
+            self.best = min(self.best, rows[-1].get("val_loss", inf))
+            if saving or signal or (better and c.checkpoint.best):
+                self.save(rows[-1])
+            if last or signal:
+                self.saver.wait()
+            if signal and not last:
+                self.finish(run, "interrupted", stopped_within=time.monotonic() - min(stopped, default=started))
                 raise Interrupted(f"stopped at step {step} of {c.steps}; saved in {run.path}")
             started = time.monotonic()
+
+    def update(self, measure: bool, check: bool) -> dict[str, float]:
+        """One optimizer step; returns the gradient norm of every site if asked to measure. With `check`, a loss or
+        gradient that is not finite is Trouble before it can reach the weights."""
+        c, step = self.config, self.step + 1
+        self.dog.at(step, "reading the batch")
+        ids, targets = self.batch(step)
+        self.dog.at(step, "forward and backward")
+        size = len(ids) // c.runtime.accumulate
+        losses = []
+        for start in range(0, len(ids), size):
+            rows = slice(start, start + size)
+            with self.spread.micro_batch(last=start + size == len(ids)):
+                with parallel.precision(c.runtime, self.device):
+                    loss = self.spread.loss(ids[rows], targets[rows])
+                (loss / c.runtime.accumulate).backward()
+            losses.append(loss.detach())
+        norms = trace.branch_grad_norms(self.model) if measure else {}
+        grad_norm = self.spread.clip(c.optim.clip if c.optim.clip > 0 else inf)
+        total = self.world.mean(torch.stack(losses).mean())
+        lr = c.lr * optim.rate(c.optim, step, c.steps)
+        tokens = step * c.batch_size * ids.shape[1]
+        row = {"step": step, "tokens": tokens, "loss": total, "lr": lr, "grad_norm": grad_norm}
+        self.dog.at(step, "the optimizer's step")
+        try:
+            if check or self.judge.every_step:
+                self.judge.before(step, total.item(), grad_norm.item())
+        except Trouble as trouble:
+            if trouble.action != "skip":
+                raise
+            self.judge.note(trouble)
+            row["skipped"] = trouble.what
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            if "skipped" not in row:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.model.constrain()
+        self.step = step
+        self.pending.append(row)
+        return norms
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """This rank's rows of the batch of a step, on its device."""
+        rows = parallel.own_rows(self.config.batch_size, self.world)
+        ids, targets = self.batches.at(step - 1 + self.passed_over, rows)
+        return parallel.to_device(ids, self.device), parallel.to_device(targets, self.device)
 
     def settled(self) -> list[dict[str, Any]]:
         """The rows since the last time, tensors as floats; on a GPU this waits for the steps to end."""
@@ -186,60 +267,17 @@ class Loop:
             row["tokens_per_second"] = row["tokens"] / row["step"] / max(1e-9, each)
             row["seconds"] = self.seconds
 
-    def check(self, rows: list[dict[str, Any]]) -> None:
-        """Diverged if a number of these steps is not finite: nothing of them may reach a checkpoint."""
-        for row in rows:
-            for key, what in (("loss", "loss"), ("grad_norm", "gradient norm"), ("val_loss", "validation loss")):
-                if row.get(key, 0.0) is None:
-                    ids = self.held_out[0][0] if key == "val_loss" else self.batches.at(row["step"] - 1)[0]
-                    raise Diverged(self.diagnosis(what, ids, row["step"]))
-
-    def diagnosis(self, what: str, ids: Tensor, step: int) -> str:
-        with parallel.precision(self.config.runtime, self.device):
-            return diagnose(self.model, ids.to(self.device), step, what)
-
-    def update(self, measure: bool, check: bool) -> dict[str, float]:
-        """One optimizer step; returns the gradient norm of every site if asked to measure. With `check`, a loss that is
-        not finite is Diverged before it can reach the weights."""
+    def evaluate(self, run: Run, grad_norms: dict[str, float]) -> dict[str, Any]:
         c = self.config
-        ids, targets = self.batches.at(self.step)
-        size = c.batch_size // c.runtime.accumulate
-        ids, targets = parallel.to_device(ids, self.device), parallel.to_device(targets, self.device)
-        total = torch.zeros((), device=self.device)
-        for start in range(0, c.batch_size, size):
-            rows = slice(start, start + size)
-            with parallel.precision(c.runtime, self.device):
-                loss = self.model.loss(ids[rows], targets[rows])
-            (loss / c.runtime.accumulate).backward()
-            total += loss.detach() / c.runtime.accumulate
-        norms = trace.branch_grad_norms(self.model) if measure else {}
-        limit = c.optim.clip if c.optim.clip > 0 else float("inf")
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        step = self.step + 1
-        if check and not (torch.isfinite(total) and torch.isfinite(grad_norm)):
-            what = "gradient norm" if torch.isfinite(total) else "loss"
-            raise Diverged(self.diagnosis(what, ids, step))
-        lr = c.lr * optim.rate(c.optim, step, c.steps)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        self.model.constrain()
-        self.step = step
-        tokens = step * ids.numel()
-        self.pending.append({"step": step, "tokens": tokens, "loss": total, "lr": lr, "grad_norm": grad_norm})
-        return norms
-
-    def evaluate(self, run: Run, grad_norms: dict[str, float]) -> dict[str, float]:
-        c = self.config
+        self.dog.at(self.step, "evaluation")
         with parallel.precision(c.runtime, self.device):
-            result = held_out(self.model, self.held_out, self.text.tokens.token_bytes, self.device)
+            result = held_out(self.model, self.held_out, self.text.tokens.token_bytes, self.device, self.world)
             if c.evaluation.trace_tokens:
                 ids = self.trace_ids()
                 found = trace.trace(self.model, ids, self.step, grad_norms)
                 run.append(run.trace, found.sites)
                 run.append(run.norms, found.norms)
+        self.spread.settle()
         return {key: finite(result[key]) for key in ("val_loss", "val_bpb")}
 
     def trace_ids(self) -> Tensor:
@@ -248,103 +286,99 @@ class Loop:
         count = max(1, self.config.evaluation.trace_tokens // ids.shape[1])
         return ids[:count].to(self.device)
 
-    def finish(self, run: Run, status: str, diagnosis: str | None = None) -> dict[str, Any]:
+    def save(self, row: dict[str, Any]) -> None:
+        """Copies the state; the writing goes on beside the next steps."""
+        self.dog.at(self.step, "saving")
+        progress = {
+            "scheme": self.config.scheme,
+            "seconds": self.seconds,
+            "wall_seconds": time.monotonic() - self.begun,
+            "val_loss": row.get("val_loss"),
+            "best": finite(self.best),
+            "passed_over": self.passed_over,
+            "guard": self.judge.state(),
+        }
+        self.saver.save(self.step, self.model, self.optimizers, progress)
+
+    def resume(self, run: Run) -> bool:
+        """Takes over the newest checkpoint; False if there is none."""
+        state = checkpoint.load_newest(run.checkpoints, self.model, self.optimizers, self.say, self.world)
+        if state is None:
+            return False
+        self.step, self.seconds = state["step"], state["seconds"]
+        self.begun = time.monotonic() - state["wall_seconds"]
+        self.best = inf if state.get("best") is None else state["best"]
+        self.passed_over = state.get("passed_over", 0)
+        if "guard" in state:
+            self.judge.restore(state["guard"])
+        return True
+
+    def recover(self, run: Run, trouble: Trouble) -> None:
+        """Goes back to the last checkpoint and on with the data behind the bad batch; or Diverged."""
+        if trouble.action == "stop":
+            raise Diverged(self.diagnosis(trouble))
+        self.saver.wait()
+        self.judge.note(trouble)
+        events, passed_over, begun = self.judge.events, self.passed_over, self.begun
+        if not self.resume(run):
+            raise CheckpointError(f"{trouble}, and there is no checkpoint to go back to")
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        self.pending.clear()
+        run.truncate(self.step)
+        self.judge.events, self.begun = events, begun
+        self.passed_over = passed_over + trouble.step - self.step
+        events[-1]["to"] = self.step
+        self.say(f"{trouble}: back to step {self.step}, and on with other data")
+
+    def diagnosis(self, trouble: Trouble) -> str:
+        """What can be said about a bad step, the same on every rank: from the one whose rows overflow."""
+        ids = self.held_out[0][0].to(self.device) if "validation" in trouble.what else self.batch(trouble.step)[0]
+        with parallel.precision(self.config.runtime, self.device):
+            found = self.world.gathered(diagnose(self.model, ids, trouble.step, trouble.what))
+        return next((text for text in found if "first site to overflow" in text), found[0])
+
+    def finish(self, run: Run, status: str, **more: Any) -> dict[str, Any]:
         """Writes summary.json and returns its content."""
         c = self.config
-        rows = list(read_rows(run.metrics))
-        losses = [row["loss"] if row["loss"] is not None else float("nan") for row in rows]
-        norms = [row["grad_norm"] if row["grad_norm"] is not None else float("nan") for row in rows]
-        speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
-        evaluated = [row for row in rows if "val_loss" in row]
-        tail = losses[-max(1, len(losses) // 10) :]
-        summary = {
+        about = {
             "status": status,
             "scheme": c.scheme,
             "seed": c.seed,
             "steps": self.step,
-            "tokens": rows[-1]["tokens"] if rows else 0,
             "parameters": self.model.parameter_count(),
             "matmul_parameters": self.model.matmul_parameter_count(),
             "lr": c.lr,
-            "train_loss": sum(tail) / len(tail) if tail else None,
-            "val_loss": evaluated[-1]["val_loss"] if evaluated else None,
-            "val_bpb": evaluated[-1]["val_bpb"] if evaluated else None,
-            "spikes": len(spikes(losses)),
-            "grad_spikes": len(spikes(norms)),
-            "tokens_per_second": median(speeds) if speeds else None,
-            "peak_memory_bytes": peak_memory(self.device),
             "wall_seconds": time.monotonic() - self.begun,
+            "world_size": self.world.size,
+            "parallel": self.spread.kind,
             "phase": c.phase,
             "own_recipe": self.departures,
             "paper_recipe": parse(c.scheme).recipe(),
-            "diagnosis": diagnosis,
+            "events": self.judge.events,
+            "diagnosis": None,
+            **more,
         }
-        if self.examination is not None:
-            summary["tasks"] = self.examination.last(rows)
-        summary = {key: finite(value) for key, value in summary.items()}
-        write_json(run.path / "summary.json", summary)
-        return summary
+        return self.world.shared(summarise(run, about, self.device))
 
 
-def progress_line(row: dict[str, Any], steps: int) -> str:
-    parts = [f"step {row['step']}/{steps}", f"loss {row['loss']:.4f}", f"{row['tokens_per_second']:,.0f} tokens/s"]
-    if "val_loss" in row:
-        parts.insert(2, f"val {row['val_loss']:.4f}")
-    return "  ".join(parts)
+def silent(line: str) -> None:
+    """What ranks say of which the first speaks."""
 
 
-def peak_memory(device: torch.device) -> int:
-    """Bytes at the peak: of tensors on a GPU, of the whole process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    scale = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
-
-
-def event_writer() -> Any:
-    """TensorBoard's class of writers. GeonormError if it is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise GeonormError(
-            "TensorBoard is missing: pip install geonorm[train], or --runtime.tensorboard false"
-        ) from None
-    return SummaryWriter
-
-
-def chart(board: Any, rows: list[dict[str, Any]]) -> None:
-    """Rows of metrics as TensorBoard scalars."""
-    for row in rows:
-        for name, value in row.items():
-            if name not in ("step", "tokens") and value is not None:
-                board.add_scalar(name, value, row["step"])
-
-
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """A list that fills when SIGINT or SIGTERM arrives; a second one ends the process at once."""
-    received: list[int] = []
-
-    def note(number: int, _: Any) -> None:
-        if received:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        received.append(number)
-
-    try:
-        old = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: whoever runs us handles signals
-        yield received
-        return
-    try:
-        yield received
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+def lost_peer(error: RuntimeError, world: World, step: int) -> Exception:
+    """One line for what a rank sees when another has died; any other error is itself."""
+    if world.size == 1 or not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
+        return error
+    return GeonormError(
+        f"rank {world.rank} lost another rank after step {step}; the same command goes on from the last checkpoint, "
+        "and torchrun --max-restarts N does so by itself"
+    )
 
 
 def load_run(path: Path, device: torch.device) -> tuple[Decoder, TrainConfig, Path]:
-    """Model of a run at its newest whole checkpoint, its settings, and its tokenizer file. CheckpointError if none."""
+    """Model of a run at its newest whole checkpoint, whatever number of ranks trained it, its settings, and its
+    tokenizer file. CheckpointError if none."""
     run = Run(path)
     config = run.config()
     model = Decoder(config.decoder(config.scheme)).to(device)

@@ -27,7 +27,10 @@ def rope(positions: Tensor, head_dim: int, theta: float) -> Rope:
 def rotate(x: Tensor, positions: Rope) -> Tensor:
     """Rotary encoding of (batch, heads, tokens, head_dim): the two halves of a head are the two coordinates."""
     cos, sin = positions
-    out: Tensor = Rotation.apply(x, cos.to(x.dtype), sin.to(x.dtype))
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    if not torch.is_grad_enabled():  # the detour over autograd costs as much as two operations
+        return turned(x, cos, sin, 1)
+    out: Tensor = Rotation.apply(x, cos, sin)
     return out
 
 
@@ -96,20 +99,22 @@ class Attention(nn.Module):
             slot = scheme.slot(name, (heads, c.head_dim), c.width, site)
             if slot is not None:
                 self.slots[name] = slot
+        # the same as sets: asking a ModuleDict a dozen times per token and layer is felt in decoding
+        self.normed, self.slotted = frozenset(self.norms), frozenset(self.slots)
 
     def split(self, name: str, y: Tensor) -> Tensor:
         """(batch, tokens, heads * head_dim) to (batch, tokens, heads, head_dim), through norm and slot of that name."""
-        if name in self.norms and self.whole:
+        if self.whole and name in self.normed:
             y = self.norms[name](y)
         y = y.unflatten(-1, (-1, self.head_dim))  # -1: one rank of a tensor-parallel model has a part of the heads
-        if name in self.norms and not self.whole:
+        if not self.whole and name in self.normed:
             y = self.norms[name](y)
-        return self.slots[name](y) if name in self.slots else y
+        return self.slots[name](y) if name in self.slotted else y
 
     def turn(self, name: str, y: Tensor, positions: Rope | None) -> Tensor:
         """RoPE, if there is one, and the slot behind it; returns (batch, heads, tokens, head_dim)."""
         y = y.transpose(1, 2) if positions is None else rotate(y.transpose(1, 2), positions)
-        return self.slots[name](y.transpose(1, 2)).transpose(1, 2) if name in self.slots else y
+        return self.slots[name](y.transpose(1, 2)).transpose(1, 2) if name in self.slotted else y
 
     def forward(self, y: Tensor, positions: Rope | None, **context: Any) -> Tensor:
         q = self.turn("q_rope", self.split("q", self.q(y)), positions)

@@ -25,6 +25,7 @@ class MLP(nn.Module):
             slot = scheme.slot(name, (c.hidden,), c.width, site) if name == "up" or self.gate else None
             if slot is not None:
                 self.slots[name] = slot
+        self.slotted = frozenset(self.slots)
 
     def forward(self, y: Tensor) -> Tensor:
         up = self.slot("up", self.up(y))
@@ -36,4 +37,4 @@ class MLP(nn.Module):
         return out
 
     def slot(self, name: str, y: Tensor) -> Tensor:
-        return self.slots[name](y) if name in self.slots else y
+        return self.slots[name](y) if name in self.slotted else y

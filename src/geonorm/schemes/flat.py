@@ -26,7 +26,8 @@ class Decayed(Placement):
         require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
 
     def step(self, site: Site) -> Number:
-        return schedule(self.decay, self.alpha, site.t, site.depth)
+        # t costs an operation on a tensor: only where it is needed
+        return self.alpha if self.decay == "constant" else schedule(self.decay, self.alpha, site.t, site.depth)
 
 
 @register("pre")

@@ -1,0 +1,119 @@
+"""The type of a stock model under one of our schemes, so that it is saved, and loaded again, as what it is.
+
+`GeonormLlamaForCausalLM` is a Llama whose configuration says `geonorm_applied`. Its config.json holds the stock fields
+in a part of their own: transformers without geonorm does not know the type, and a stock class that is pointed at the
+folder stops at a sentence where a number should be. Classes are made when they are needed; after `import geonorm.hf`
+the Auto classes load such folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from torch import nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ..anatomy import FAMILIES
+from ..errors import ConfigError, unknown
+from ..nn.decoder import End
+from ..residual import Residual
+from .block import Affine, Gain
+
+TYPE = "geonorm_applied"
+OURS = ("scheme", "matched", "stock_type")
+"""What a configuration has beside the stock fields."""
+GUARD = "num_hidden_layers"
+"""A field of every stock configuration; in config.json it holds a sentence, at which a stock class stops."""
+ABOVE = ("architectures", "dtype", "transformers_version", "model_type")
+"""Fields that stay where every config.json has them."""
+
+
+class AppliedConfig(PreTrainedConfig):
+    """The door through which config.json comes in: the object made is of the family's own class."""
+
+    model_type = TYPE
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        family = config_dict.get("stock_type")
+        if family not in FAMILIES:
+            raise ConfigError(unknown("stock_type in config.json:", str(family), FAMILIES))
+        return config_class(CONFIG_MAPPING[family]).from_dict(config_dict, **kwargs)
+
+
+class AppliedFields:
+    """Mixed into a stock configuration: `scheme`, `stock_type`, `matched` (whether there are gains on the branches)."""
+
+    scheme: str
+    stock_type: str
+    matched: bool
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        flat = {key: value for key, value in config_dict.items() if key not in ("stock", GUARD)}
+        flat = {**flat, **config_dict.get("stock", {GUARD: config_dict.get(GUARD)}), "model_type": TYPE}
+        return super().from_dict(flat, **kwargs)  # type: ignore[misc]
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What config.json holds."""
+        flat = super().to_diff_dict()  # type: ignore[misc]
+        top = {key: flat[key] for key in (*ABOVE, *OURS) if key in flat}
+        guard = f"a {self.stock_type} under {self.scheme}: import geonorm.hf, then load it with an Auto class"
+        return {**top, GUARD: guard, "stock": {key: value for key, value in flat.items() if key not in top}}
+
+
+class AppliedModel:
+    """Mixed into every stock model class inside a model that a scheme was applied to."""
+
+    def __init__(self, config: Any, *inputs: Any, **kwargs: Any) -> None:
+        super().__init__(config, *inputs, **kwargs)  # type: ignore[call-arg]
+        from .apply import install  # the two need each other: classes are made by installing, installing is loading
+
+        install(self, config.scheme, config.matched)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, (Residual, Affine, Gain)):
+            module.reset_parameters()
+        elif isinstance(module, End):
+            module.own.apply(lambda part: getattr(part, "reset_parameters", lambda: None)())
+        else:
+            super()._init_weights(module)  # type: ignore[misc]
+
+
+@cache
+def config_class(stock: Any) -> Any:
+    """The configuration of a family under a scheme; the family's models under a scheme become known to Auto classes."""
+    made: Any = type(f"Geonorm{stock.__name__}", (AppliedFields, stock), {"model_type": TYPE, "__module__": __name__})
+    for name in dir(modeling_auto):
+        auto: Any = getattr(modeling_auto, name)
+        models = getattr(auto, "_model_mapping", None)
+        if isinstance(auto, type) and models is not None and stock in models:
+            found = models[stock]
+            first = found[0] if isinstance(found, tuple) else found
+            auto.register(made, model_class(first, made), exist_ok=True)
+    return made
+
+
+@cache
+def model_class(stock: Any, config: Any) -> Any:
+    """The class of a stock model under a scheme."""
+    body = {"config_class": config, "__module__": __name__}
+    return type(f"Geonorm{stock.__name__}", (AppliedModel, stock), body)
+
+
+def is_applied(model: Any) -> bool:
+    return isinstance(model, AppliedModel)
+
+
+def stock_class(model: Any) -> type:
+    """The stock class of a model under a scheme."""
+    return next(c for c in type(model).__mro__ if issubclass(c, PreTrainedModel) and not issubclass(c, AppliedModel))
+
+
+Undo = Callable[[], None]
+
+AutoConfig.register(TYPE, AppliedConfig, exist_ok=True)

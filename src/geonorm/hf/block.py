@@ -1,0 +1,272 @@
+"""Stock blocks under a scheme: the block keeps its attention and MLP, its residual sites are `Residual`s.
+
+What `anatomy` says of a family is where its modules are; what is said here is how a block's arguments reach them and
+what a block returns, for the families where that is not the rule.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..anatomy import Branch as Where
+from ..anatomy import Stack, Sublayer
+from ..nn.decoder import End
+from ..norms import NORMS, NormSpec, upcast
+from ..residual import Residual
+from ..schemes import Scheme, Site
+
+ARGUMENTS: dict[str, dict[str, dict[str, str]]] = {
+    "bert": {"cross": {"encoder_hidden_states": "encoder_hidden_states", "attention_mask": "encoder_attention_mask"}},
+    "gpt2": {
+        "cross": {
+            "encoder_hidden_states": "encoder_hidden_states",
+            "encoder_attention_mask": "encoder_attention_mask",
+            "attention_mask": "attention_mask",
+        }
+    },
+    "t5": {
+        "attn": {"mask": "attention_mask"},
+        "cross": {
+            "mask": "encoder_attention_mask",
+            "key_value_states": "encoder_hidden_states",
+            "position_bias": "encoder_decoder_position_bias",
+        },
+    },
+}
+ARGUMENTS["roberta"] = ARGUMENTS["bert"]
+"""Arguments of a branch that the block knows by another name: family, kind, {the branch's: the block's}."""
+
+OUTPUTS: dict[str, tuple[tuple[str, int], ...]] = {
+    "t5": (("attn", 0), ("cross", 0)),
+    "gptj": (("parallel", 0),),
+    "gpt_neo": (("attn", 0),),
+}
+"""What a block returns beside the stream: kind and place among what that branch returned beside its update."""
+
+
+class Affine(nn.Module):
+    """y times a vector, plus a vector: the gains of a norm that stood before one of several branches."""
+
+    def __init__(self, dim: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, y: Tensor) -> Tensor:
+        out = upcast(y) * self.weight
+        return (out if self.bias is None else out + self.bias).to(y.dtype)
+
+
+class Gain(nn.Module):
+    """u times one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, u: Tensor) -> Tensor:
+        return u * self.weight.to(u.dtype)
+
+
+class Chain(nn.Module):
+    """Stock modules one after the other. The first gets the arguments; what it returns beside its output is handed
+    back."""
+
+    def __init__(self, steps: Iterable[nn.Module], gains: Affine | None = None) -> None:
+        super().__init__()
+        self.gains = gains
+        self.steps = nn.ModuleList(steps)
+
+    def forward(self, y: Tensor, **arguments: Any) -> tuple[Tensor, ...]:
+        beside: tuple[Any, ...] = ()
+        u = y if self.gains is None else self.gains(y)
+        for place, step in enumerate(self.steps):
+            out = step(u, **arguments) if place == 0 else step(u)
+            if isinstance(out, tuple):
+                u, beside = out[0], beside or out[1:]
+            else:
+                u = out
+        return u, *beside
+
+
+class StockBranch(nn.Module):
+    """What a stock block does between reading the stream and adding to it, dropout included; chains side by side are
+    summed, as in GPT-J."""
+
+    def __init__(self, chains: Iterable[Chain], gain: Gain | None = None) -> None:
+        super().__init__()
+        self.chains = nn.ModuleList(chains)
+        self.gain = gain
+
+    def forward(self, y: Tensor, **arguments: Any) -> Any:
+        u, *beside = self.chains[0](y, **arguments)
+        for chain in self.chains[1:]:
+            u = u + chain(y)[0]
+        if self.gain is not None:
+            u = self.gain(u)
+        return (u, *beside) if beside else u
+
+
+class Exit(End):
+    """The end of the stream, in the dtype of the model around it."""
+
+    like: Tensor
+
+    def __init__(self, scheme: Scheme, site: Site, norm: NormSpec, dtype: torch.dtype) -> None:
+        super().__init__(scheme, site, norm)
+        self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(self.like.dtype)
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a block is called: names of its stock forward's parameters, the stream first; which of them, under which
+    names, each kind of branch gets (`accepts` is None where it takes anything); what is returned beside the stream."""
+
+    names: tuple[str, ...]
+    renames: dict[str, dict[str, str]]
+    accepts: dict[str, frozenset[str] | None]
+    outputs: tuple[tuple[str, int], ...]
+
+    def arguments(self, kind: str, given: dict[str, Any]) -> dict[str, Any]:
+        if kind == "mlp":
+            return {}
+        renames = self.renames.get(kind, {})
+        taken = set(renames.values()) | ({"attention_mask"} if kind == "cross" else set())
+        found = {k: v for k, v in given.items() if not k.startswith("encoder_") and k not in taken}
+        found |= {mine: given.get(theirs) for mine, theirs in renames.items()}
+        accepts = self.accepts[kind]
+        return found if accepts is None else {k: v for k, v in found.items() if k in accepts}
+
+
+class AppliedBlock:
+    """Mixed into a stock block's class: the same call, the same results, our residuals."""
+
+    call: Call
+    residuals: nn.ModuleDict
+    entry: End | None
+    exit: Exit | None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        call = self.call
+        given = dict(zip(call.names, args, strict=False))
+        given.update(kwargs)
+        x = given.pop(call.names[0])
+        if self.entry is not None:
+            x = self.entry(upcast(x))
+        beside: dict[str, tuple[Any, ...]] = {}
+        for kind, residual in self.residuals.items():
+            if kind == "cross" and given.get("encoder_hidden_states") is None:
+                continue
+            out = residual(x, **call.arguments(kind, given))
+            if isinstance(out, tuple):
+                x, beside[kind] = out[0], out[1:]
+            else:
+                x = out
+        if self.exit is not None:
+            x = self.exit(x)
+        if not call.outputs:
+            return x
+        return x, *(beside[kind][place] if kind in beside else None for kind, place in call.outputs)
+
+
+def site_of(
+    block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, site: Site, dim: int, matched: bool
+) -> Residual:
+    """One residual site of a block under the scheme, built from the stock modules; gains of stock norms are carried to
+    the norms that play their part."""
+    norms = {path: block.get_submodule(path) for path in sublayer.norms}
+    spec = norm_spec(stack, dim, norms.values())
+    chains = [Chain(steps(block, branch)) for branch in sublayer.branches]
+    residual = Residual(StockBranch(chains), scheme, site, dim, spec.kind, spec.gains, spec.eps)
+    own = residual.own
+    inputs = {branch.norm for branch in sublayer.branches}
+    for path, role in sublayer.norms.items():
+        target = norm_in(own, role)
+        if target is not None and not (role == "input" and len(inputs) > 1):
+            carry(norms[path], target, stack.gain_offset)
+    reads = norm_in(own, "input")
+    if len(inputs) > 1 and reads is not None and spec.gains:
+        # one N for all branches, the gains of each on its own chain (GPT-NeoX)
+        own["input"] = NormSpec(spec.kind, dim, gains=False, eps=spec.eps)()  # type: ignore[operator]
+    free = reads is None or len(inputs) > 1
+    for chain, branch in zip(chains, sublayer.branches, strict=True):
+        stock = norms.get(branch.norm) if branch.norm else None
+        wanted = len(inputs) > 1 and reads is not None
+        if stock is not None and spec.gains and free and (wanted or matched):
+            chain.gains = Affine(dim, getattr(stock, "bias", None) is not None)
+            carry(stock, chain.gains, stack.gain_offset)
+    if matched and norm_in(own, "output") is None:
+        residual.branch.gain = Gain()
+    like = next(p for chain in chains for p in chain.steps.parameters() if p.is_floating_point())
+    for part in (own, *(chain.gains for chain in chains), residual.branch.gain):
+        if isinstance(part, nn.Module):
+            part.to(device=like.device, dtype=like.dtype)
+    residual.layer = residual.layer.to(like.device)
+    return residual.train(block.training)
+
+
+def steps(block: nn.Module, branch: Where) -> list[nn.Module]:
+    """The modules of a branch in the order of the computation, its dropout last."""
+    found = [block.get_submodule(path) for path in branch.modules]
+    if branch.dropout is not None:
+        owner, _, name = branch.dropout.rpartition(".")
+        drop = getattr(block.get_submodule(owner), name)
+        found.append(drop if isinstance(drop, nn.Module) else nn.Dropout(float(drop)))
+    return found
+
+
+def norm_spec(stack: Stack, dim: int, stock: Iterable[nn.Module]) -> NormSpec:
+    """What N is at a site, after the stock norms there."""
+    for norm in stock:
+        eps = getattr(norm, "variance_epsilon", None)
+        eps = getattr(norm, "eps", None) if eps is None else eps
+        gains = getattr(norm, "weight", None) is not None
+        return NormSpec(stack.norm, dim, gains, 1e-6 if eps is None else float(eps))
+    return NormSpec(stack.norm, dim)
+
+
+def norm_in(own: nn.Module, role: str) -> nn.Module | None:
+    """The norm of a scheme's parameters that plays a part: input, output, stream, norm (of an end)."""
+    if not isinstance(own, nn.ModuleDict) or role not in own:
+        return None
+    return next((m for m in own[role].modules() if isinstance(m, tuple(NORMS.values()))), None)
+
+
+@torch.no_grad()
+def carry(stock: nn.Module, target: nn.Module, offset: float) -> None:
+    """Gains and biases of a stock norm to one of ours (or an Affine), of which both have them."""
+    for name, shift in (("weight", offset), ("bias", 0.0)):
+        source, place = getattr(stock, name, None), getattr(target, name, None)
+        if isinstance(source, Tensor) and isinstance(place, nn.Parameter):
+            place.copy_(source.to(place.device) + shift)
+
+
+def call_of(block: nn.Module, sublayers: Iterable[Sublayer], family: str) -> Call:
+    names = tuple(
+        p.name
+        for p in inspect.signature(type(block).forward).parameters.values()
+        if p.name != "self" and p.kind is not p.VAR_KEYWORD
+    )
+    accepts = {}
+    for sublayer in sublayers:
+        parameters = inspect.signature(block.get_submodule(sublayer.branches[0].modules[0]).forward).parameters.values()
+        anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        accepts[sublayer.kind] = None if anything else frozenset(p.name for p in parameters)
+    return Call(names, ARGUMENTS.get(family, {}), accepts, OUTPUTS.get(family, ()))

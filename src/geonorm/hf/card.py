@@ -1,0 +1,92 @@
+"""The model card of an exported run: what a reader must know to use the model and to trust its numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..nn.config import DecoderConfig
+from ..schemes import parse
+
+POINTS = 12
+"""Rows of the loss table."""
+
+
+def card(
+    shape: DecoderConfig,
+    settings: dict[str, Any],
+    summary: dict[str, Any],
+    environment: dict[str, Any],
+    rows: list[dict[str, Any]],
+    model_type: str = "geonorm",
+    remote_code: bool = False,
+) -> str:
+    """Markdown with the header that the hub reads. settings, summary, environment, rows: what the run directory holds in
+    config.yaml, summary.json, environment.json and metrics.jsonl; model_type: the architecture of the folder."""
+    scheme = parse(shape.scheme)
+    parts = [
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [geonorm, residual-scheme]\n---",
+        f"# A {summary['parameters'] / 1e6:.3g}M-parameter language model under the residual scheme `{scheme}`",
+        f"`{scheme.equation}`  \n({scheme.source})" if scheme.equation else "",
+        "## Load it\n\n```python\n" + usage(model_type, remote_code) + "\n```",
+        "## How it was trained\n\n" + facts(shape, settings, summary, environment),
+        "## Loss\n\n" + losses(rows),
+        f"Loss in nats per token; the last value on held-out text is {number(summary['val_loss'])}, which is "
+        f"{number(summary['val_bpb'])} bits per byte. {spikes(summary)} One run with one seed: it says nothing about the "
+        "noise between seeds.",
+        "## What it is not\n\nA research model from a comparison of normalization placements. Nobody has examined it for "
+        "errors of fact, bias or harm, and it was not tuned to follow instructions.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def usage(model_type: str, remote_code: bool) -> str:
+    first = "" if model_type != "geonorm" or remote_code else "import geonorm.hf  # registers the architecture\n"
+    trust = ", trust_remote_code=True" if remote_code else ""
+    return (
+        f"{first}from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f'tokenizer = AutoTokenizer.from_pretrained("FOLDER")\n'
+        f'model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})\n'
+        'ids = tokenizer("Once", return_tensors="pt").input_ids\n'
+        "print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))"
+    )
+
+
+def facts(shape: DecoderConfig, settings: dict[str, Any], summary: dict[str, Any], environment: dict[str, Any]) -> str:
+    kv = f", {shape.groups} of keys and values" if shape.groups != shape.heads else ""
+    table = {
+        "shape": f"{shape.layers} layers, width {shape.width}, {shape.heads} heads{kv}, {shape.mlp} MLP of {shape.hidden}, "
+        f"vocabulary {shape.vocab_size}{', tied' if shape.tied else ''}, context {shape.context}",
+        "parameters": f"{summary['parameters']:,}",
+        "data": f"`{settings['data']}`, sha256 of its tokens {environment['data_sha256']}",
+        "tokens seen": f"{summary['tokens']:,} in {summary['steps']:,} steps",
+        "seed": summary["seed"],
+        "learning rate": f"{summary['lr']:g} ({settings['optim']['name']}, {settings['optim']['schedule']})",
+        "own recipe": ", ".join(f"{k} {v:g}" for k, v in (summary.get("own_recipe") or {}).items()) or "none",
+        "made with": f"geonorm {environment['geonorm']}, commit {environment['commit'] or 'unknown'}, torch "
+        f"{environment['torch']}, {environment['device']}",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in table.items())])
+
+
+def losses(rows: list[dict[str, Any]]) -> str:
+    """A table of at most POINTS rows: training loss as the mean since the row before, held-out loss where measured."""
+    rows = [row for row in rows if row.get("loss") is not None]
+    marks = sorted({round((i + 1) * len(rows) / POINTS) for i in range(POINTS)} - {0})
+    lines = ["| step | tokens | training | held out |", "|---|---|---|---|"]
+    for before, mark in zip([0, *marks], marks, strict=False):
+        part = rows[before:mark]
+        held_out = [row["val_loss"] for row in part if row.get("val_loss") is not None]
+        mean = sum(row["loss"] for row in part) / len(part)
+        last = part[-1]
+        lines.append(
+            f"| {last['step']:,} | {last['tokens']:,} | {mean:.4f} | {f'{held_out[-1]:.4f}' if held_out else ''} |"
+        )
+    return "\n".join(lines)
+
+
+def spikes(summary: dict[str, Any]) -> str:
+    return f"Spikes of the loss: {summary['spikes']}, of the gradient norm: {summary['grad_spikes']}."
+
+
+def number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4f}"

@@ -1,0 +1,109 @@
+"""A decoder as a folder that transformers loads: weights, configuration, tokenizer, generation settings, model card."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+from ..errors import ConfigError
+from ..nn.decoder import Decoder
+from ..schemes import parse
+from .config import GeoNormConfig
+from .layouts import layout_of, to_stock
+from .modeling import GeoNormForCausalLM
+from .remote import AUTO_MAP, FILE, modeling_source
+
+LayoutName = Literal["geonorm", "stock"]
+
+
+def adapt(decoder: Decoder, **tokens: Any) -> GeoNormForCausalLM:
+    """The decoder as a transformers model, sharing its weights; tokens: bos_token_id, eos_token_id, pad_token_id."""
+    config = GeoNormConfig.of(decoder.config, dtype=decoder.embed.weight.dtype, **tokens)
+    with torch.device("meta"):
+        model = GeoNormForCausalLM(config)
+    weights = {hf_name(name): value for name, value in decoder.state_dict(keep_vars=True).items()}
+    model.load_state_dict(weights, strict=True, assign=True)
+    model.tie_weights()
+    return model.train(decoder.training)
+
+
+def hf_name(name: str) -> str:
+    """The name of a decoder's weight in `GeoNormForCausalLM`."""
+    place, _, rest = name.partition(".")
+    if place == "logits_slot":
+        return name
+    return f"lm_head.{rest}" if place == "head" else f"model.{'embed_tokens' if place == 'embed' else place}.{rest}"
+
+
+def fast_tokenizer(text: str, end: int, context: int) -> Any:
+    """A tokenizer.json as a fast tokenizer of transformers whose token `end` begins, ends and pads texts."""
+    tokenizer = Tokenizer.from_str(text)
+    token = tokenizer.id_to_token(end)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=token,
+        eos_token=token,
+        pad_token=token,
+        padding_side="left",
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def check_target(to: Path) -> None:
+    """ConfigError unless the folder is new or empty."""
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigError(f"{to} is {'not empty' if to.is_dir() else 'a file'}: choose another --to")
+
+
+def export(
+    decoder: Decoder,
+    tokenizer: str,
+    end: int,
+    to: Path,
+    layout: LayoutName = "geonorm",
+    remote_code: bool = False,
+    card: str = "",
+    shard: str = "5GB",
+) -> Path:
+    """Writes the folder and returns it; it appears whole or not at all.
+
+    tokenizer: a tokenizer.json as text; end: the id that ends a document. layout stock: the architecture of transformers
+    that the decoder equals. remote_code: the folder brings its modeling file, for `trust_remote_code=True` where geonorm
+    is not installed. card: text of README.md. shard: the size of the largest weight file. ConfigError if the folder is
+    not empty, or if no architecture is equal.
+    """
+    check_target(to)
+    if layout == "stock":
+        layout_of(decoder.config)
+        if remote_code:
+            raise ConfigError("--layout stock loads without --remote-code: leave one of them out")
+    source = modeling_source(parse(decoder.config.scheme)) if remote_code else ""
+    tokens = {"bos_token_id": end, "eos_token_id": end}
+    model: Any = adapt(decoder, **tokens)
+    if layout == "stock":
+        model = to_stock(model)
+    if remote_code:
+        model.config.auto_map = {auto: f"{FILE.removesuffix('.py')}.{name}" for auto, name in AUTO_MAP.items()}
+    model.generation_config = transformers.GenerationConfig(**tokens, pad_token_id=end)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    aside = to.with_name(f".{to.name}.{os.getpid()}")
+    try:
+        model.save_pretrained(aside, max_shard_size=shard)
+        fast_tokenizer(tokenizer, end, decoder.config.context).save_pretrained(aside)
+        if remote_code:
+            (aside / FILE).write_text(source, encoding="utf-8")
+        if card:
+            (aside / "README.md").write_text(card, encoding="utf-8")
+        if to.exists():
+            to.rmdir()
+        os.replace(aside, to)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return to

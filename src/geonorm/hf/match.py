@@ -1,0 +1,323 @@
+"""init="match": gains for which a changed model begins as near as it can to the model that it was.
+
+The stock model runs once on a probe and shows what every branch read and where the stream went. The changed model then
+runs on the same probe, and each site is fitted when the computation reaches it, on the stream that is really there:
+
+    what the branch reads   gains (and bias) of the scheme's input norm, or those that stand on the branch, by least
+                            squares per feature, if that is nearer than the carried ones
+    what it proposes        one number on the update (or on the gains of the scheme's output norm), such that the
+                            direction of the stream after the site is nearest
+    what leaves             gains of the norm at the end, by least squares; the last norm on the stream where the scheme
+                            has none at the end
+
+Nothing is trained, no matrix is touched. It is a start for continued training, not a conversion without loss: numbers
+say how near it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..anatomy import join
+from ..errors import ConfigError
+from ..norms import upcast
+from ..residual import Residual, compute_dtype
+from .block import Exit, norm_in
+
+SEQUENCES, TOKENS = 4, 64
+"""Size of a random probe."""
+NEAR_ENOUGH = 1e-6
+"""Relative error at which carried gains are left alone."""
+
+
+@dataclass
+class Near:
+    """Relative errors |new - stock| / |stock| of what the model returns (logits or last hidden states) on the probe."""
+
+    what: str
+    kept: float
+    """Under init="keep"."""
+    matched: float
+    tokens: int
+
+    def __str__(self) -> str:
+        return (
+            f"relative error of the {self.what} {self.matched:.4g} after fitting gains, {self.kept:.4g} without, "
+            f"on {self.tokens} tokens"
+        )
+
+
+@dataclass
+class Seen:
+    """What the stock model did at one site: what the branches read, and the stream after it."""
+
+    reads: list[Tensor]
+    after: Tensor | None = None
+
+
+@torch.no_grad()
+def matched(model: Any, change: Callable[[], Any], probe: Any) -> tuple[Any, Near]:
+    """Runs the stock model, changes it, fits it; returns what `change` did and how near it is."""
+    inputs = inputs_of(model, probe)
+    training = {name: module.training for name, module in model.named_modules()}
+    model.eval()
+    try:
+        sites, leaves, stock = watch(model, inputs)
+        report = change()
+        model.eval()
+        before = kept(model, inputs)
+        fit(model, inputs, sites, leaves)
+        what, after = answer(model, inputs)
+    finally:
+        for name, module in model.named_modules():
+            module.training = training.get(name, model.training if name else training[""])
+    return report, Near(what, error(before, stock), error(after, stock), stock.shape[:-1].numel())
+
+
+def inputs_of(model: Any, probe: Any) -> dict[str, Any]:
+    """Keyword arguments of a forward pass; random ids or pixels, the same each time, where none are given."""
+    config, device = model.config, model.device
+    if isinstance(probe, dict):
+        return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in probe.items()}
+    if isinstance(probe, Tensor):
+        inputs = {model.main_input_name: probe.to(device)}
+    elif probe is not None:
+        raise ConfigError("probe must be a tensor of ids, or the keyword arguments of the forward pass")
+    else:
+        generator = torch.Generator().manual_seed(0)
+        if model.main_input_name == "pixel_values":
+            shape = (SEQUENCES, config.num_channels, config.image_size, config.image_size)
+            drawn = torch.randn(shape, generator=generator).to(model.dtype)
+        else:
+            longest = getattr(config, "max_position_embeddings", None) or TOKENS
+            length = max(1, min(TOKENS, longest - 2))  # RoBERTa counts positions from 2
+            drawn = torch.randint(config.vocab_size, (SEQUENCES, length), generator=generator)
+        inputs = {model.main_input_name: drawn.to(device)}
+    if config.is_encoder_decoder and hasattr(model, "get_decoder"):
+        inputs["decoder_input_ids"] = inputs[model.main_input_name]
+    return inputs
+
+
+def answer(model: Any, inputs: dict[str, Any]) -> tuple[str, Tensor]:
+    """What the model returns: its name, and the tensor. Without a cache: a branch that is fitted runs twice."""
+    cached = "use_cache" in inspect.signature(model.forward).parameters
+    out = model(**{**inputs, **({"use_cache": False} if cached else {})})
+    for what in ("logits", "last_hidden_state"):
+        if getattr(out, what, None) is not None:
+            return what.replace("_", " ").replace("state", "states"), upcast(getattr(out, what))
+    raise ConfigError(f"{type(model).__name__} returns neither logits nor hidden states to match")
+
+
+def kept(model: Any, inputs: dict[str, Any]) -> Tensor:
+    """What the model returns under init="keep": without the gains that only matching puts on branches."""
+    added = [
+        chain.gains
+        for module in model.modules()
+        if isinstance(module, Residual) and norm_in(module.own, "input") is None
+        for chain in cast(Any, module.branch).chains
+        if chain.gains is not None
+    ]
+    values = [[p.clone() for p in gains.parameters()] for gains in added]
+    for gains in added:
+        gains.reset_parameters()
+    _, returned = answer(model, inputs)
+    for gains, saved in zip(added, values, strict=True):
+        for p, value in zip(gains.parameters(), saved, strict=True):
+            p.copy_(value)
+    return returned
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    return float((upcast(found) - upcast(wanted)).norm() / upcast(wanted).norm())
+
+
+def watch(model: Any, inputs: dict[str, Any]) -> tuple[dict[tuple[str, int, str], Seen], dict[str, Tensor], Tensor]:
+    """One pass of the stock model: every site by stack, layer and kind; what leaves each stack; what is returned."""
+    from .apply import stacks
+
+    sites: dict[tuple[str, int, str], Seen] = {}
+    leaves: dict[str, Tensor] = {}
+    handles = []
+
+    def reading(key: tuple[str, int, str], place: int) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            y = args[0] if args else kwargs["hidden_states"]
+            sites.setdefault(key, Seen([])).reads.insert(place, y.detach())
+
+        return hook
+
+    def before(previous: tuple[str, int, str]) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if previous in sites:
+                sites[previous].after = (args[0] if args else kwargs["hidden_states"]).detach()
+
+        return hook
+
+    def output(key: tuple[str, int, str]) -> Any:
+        def hook(module: nn.Module, args: Any, out: Any) -> None:
+            leaves[key[0]] = sites[key].after = (out[0] if isinstance(out, tuple) else out).detach()
+
+        return hook
+
+    def leaving(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, out: Any) -> None:
+            leaves[name] = out.detach()
+
+        return hook
+
+    for stack, base in stacks(model, model.config, model.config.model_type):
+        for layer, block in enumerate(model.get_submodule(join(base, stack.blocks))):
+            previous: list[tuple[str, int, str]] = []
+            for sublayer in stack.sublayers:
+                key = (stack.name, layer, sublayer.kind)
+                reader = block.get_submodule(sublayer.branches[0].reader)
+                for earlier in previous[-2:]:  # a cross site may not run: then what was before it is what it left
+                    handles.append(reader.register_forward_pre_hook(before(earlier), with_kwargs=True))
+                for place, branch in enumerate(sublayer.branches):
+                    first = block.get_submodule(branch.modules[0])
+                    handles.append(first.register_forward_pre_hook(reading(key, place), with_kwargs=True))
+                previous.append(key)
+            handles.append(block.register_forward_hook(output(previous[-1])))
+        if stack.exit is not None:
+            handles.append(model.get_submodule(join(base, stack.exit)).register_forward_hook(leaving(stack.name)))
+    try:
+        _, returned = answer(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sites, leaves, returned
+
+
+def fit(model: Any, inputs: dict[str, Any], sites: dict[tuple[str, int, str], Seen], leaves: dict[str, Tensor]) -> None:
+    """One pass of the changed model in which every site is fitted before it goes on."""
+    from .apply import stacks
+
+    patched: list[nn.Module] = []
+    for stack, base in stacks(model, model.config, model.config.stock_type):
+        blocks = model.get_submodule(join(base, stack.blocks))
+        end = blocks[-1].exit if stack.exit is None else model.get_submodule(join(base, stack.exit))
+        for layer, block in enumerate(blocks):
+            for kind, residual in block.residuals.items():
+                seen = sites.get((stack.name, layer, kind))
+                if seen is None:
+                    continue
+                last = layer == len(blocks) - 1 and kind == list(block.residuals)[-1]
+                beyond = leaves[stack.name] if last and norm_in(end.own, "norm") is None else None
+                residual.forward = fitting(residual, seen, beyond)
+                patched.append(residual)
+        if norm_in(end.own, "norm") is not None:
+            end.forward = leaving(end, leaves[stack.name])
+            patched.append(end)
+    try:
+        answer(model, inputs)
+    finally:
+        for module in patched:
+            del module.forward
+
+
+def fitting(residual: Residual, seen: Seen, beyond: Tensor | None) -> Callable[..., Any]:
+    """The forward pass of a site that first fits it. beyond: what the last norm on the stream should give."""
+
+    def forward(x: Tensor, **arguments: Any) -> Any:
+        scheme, own, site = residual.scheme, residual.own, residual.site(x)
+        branch: Any = residual.branch
+        reads = norm_in(own, "input")
+        if reads is not None and len(seen.reads) == 1:
+            regress(reads, lambda: scheme.read(x, own, site)[0], seen.reads[0])
+        y, carry = scheme.read(x, own, site)
+        for chain, wanted in zip(branch.chains, seen.reads, strict=True):
+            if chain.gains is not None:
+                regress(chain.gains, partial(chain.gains, y), wanted)
+        out = branch(y.to(compute_dtype(branch, y)), **arguments)
+        u = out[0] if isinstance(out, tuple) else out
+        weight = norm_weight(own) if branch.gain is None else branch.gain.weight
+        if weight is not None and seen.after is not None:
+            scale(weight, lambda: scheme.seen(scheme.write(x, proposal(u, branch), carry, own, site)), seen.after)
+        stream = norm_in(own, "stream")
+        if beyond is not None and stream is not None:
+            proposed = proposal(u, branch)
+            regress(stream, lambda: scheme.write(x, proposed, carry, own, site), beyond)
+        return type(residual).forward(residual, x, **arguments)
+
+    return forward
+
+
+def proposal(u: Tensor, branch: Any) -> Tensor:
+    """The update with the gain as it is now: u came with a gain of 1."""
+    return u if branch.gain is None else branch.gain(u)
+
+
+def norm_weight(own: nn.Module) -> Tensor | None:
+    norm = norm_in(own, "output")
+    return None if norm is None else getattr(norm, "weight", None)
+
+
+def leaving(end: Exit, wanted: Tensor) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        norm = norm_in(end.own, "norm")
+        assert norm is not None
+        regress(norm, lambda: type(end).forward(end, x), wanted)
+        return type(end).forward(end, x)
+
+    return forward
+
+
+def regress(module: Any, run: Callable[[], Tensor], wanted: Tensor) -> None:
+    """Gains (and bias, where there is one) of a norm or an Affine such that `run` gives `wanted`, per feature, if that
+    is nearer than what they are now."""
+    weight, bias = module.weight, getattr(module, "bias", None)
+    if weight is None:
+        return
+    target = upcast(wanted).reshape(-1, wanted.shape[-1])
+    now = error(run().reshape(target.shape), target)
+    if now < NEAR_ENOUGH:
+        return
+    kept = [(p, p.clone()) for p in (weight, bias) if p is not None]
+    weight.fill_(1.0)
+    if bias is not None:
+        bias.zero_()
+    plain = upcast(run()).reshape(target.shape)
+    middle, aim = (plain.mean(0), target.mean(0)) if bias is not None else (torch.zeros_like(plain[0]),) * 2
+    spread = (plain - middle).square().sum(0)
+    slope = torch.where(spread > 0, ((plain - middle) * (target - aim)).sum(0) / spread.clamp(min=1e-30), 1.0)
+    weight.copy_(slope)
+    if bias is not None:
+        bias.copy_(aim - slope * middle)
+    if not error(run().reshape(target.shape), target) < now:
+        for p, value in kept:
+            p.copy_(value)
+
+
+def scale(weight: Tensor, run: Callable[[], Tensor], wanted: Tensor) -> None:
+    """The factor on a weight for which the direction of `run` is nearest to that of `wanted`: a grid of factors from
+    1/1000 to 1000, then thirds of what is left."""
+    start = weight.clone()
+    target = upcast(wanted)
+
+    def off(power: float) -> float:
+        weight.copy_(start * 10.0**power)
+        found = upcast(run())
+        cosine = torch.cosine_similarity(found, target.view(found.shape), dim=-1)
+        return float((1 - cosine.double()).mean())
+
+    best, error_now = 0.0, off(0.0)
+    if error_now < NEAR_ENOUGH:
+        weight.copy_(start)
+        return
+    for power in [step / 4 for step in range(-12, 13)]:
+        found = off(power)
+        if found < error_now:
+            best, error_now = power, found
+    low, high = best - 0.25, best + 0.25
+    for _ in range(12):
+        left, right = low + (high - low) / 3, high - (high - low) / 3
+        low, high = (low, right) if off(left) < off(right) else (left, high)
+    middle = (low + high) / 2
+    weight.copy_(start * 10.0 ** (middle if off(middle) < error_now else best))

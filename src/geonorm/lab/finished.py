@@ -1,0 +1,50 @@
+"""A run that has ended well, read as a whole: what an export or a report of its model needs to know."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError
+from ..nn.decoder import Decoder
+from .config import TrainConfig
+from .data import Tokenizer, load_tokenizer
+from .run import Run, read_rows
+from .train import load_run
+from .use import NO_TEXT
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Model in its last state and eval mode, settings, and what the run directory says of data, losses and machine."""
+
+    model: Decoder
+    config: TrainConfig
+    tokenizer: Tokenizer
+    summary: dict[str, Any]
+    environment: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+
+def finished(path: Path) -> Finished:
+    """The run in a directory, on the CPU. CheckpointError if there is none or it has not come to its end."""
+    run = Run(path)
+    run.config()
+    summary = run.summary() or {"status": "running or interrupted"}
+    if summary["status"] != "finished":
+        raise CheckpointError(
+            f"{path} is not finished ({summary['status']}): the command that began it goes on with it"
+        )
+    model, config, tokenizer = load_run(path, torch.device("cpu"))
+    try:
+        environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise CheckpointError(f"{path / 'environment.json'} is not readable: the run directory is damaged") from None
+    rows = list(read_rows(run.metrics))
+    return Finished(
+        model, config, load_tokenizer(str(tokenizer), NO_TEXT, model.config.vocab_size), summary, environment, rows
+    )

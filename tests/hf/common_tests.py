@@ -1,0 +1,122 @@
+"""transformers' own common tests on our classes: run by hand, on a checkout of its tests that is no part of this project.
+
+    python tests/hf/common_tests.py FOLDER [-k NAMES] [--table FILE]
+
+FOLDER holds `tests/` of transformers in the installed release, or of the nearest commit to be had, unmodified. Everything
+that its causal language models are tested with runs on geonorm; its generation tests on pre, post and ngpt too. Prints a
+table of every test with its result; needs pytest and `parameterized`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+SCHEMES = ("pre", "post", "ngpt")
+"""Schemes that run the generation tests beside geonorm, which runs everything."""
+
+if "GEONORM_THEIRS" in os.environ:
+    sys.path.insert(0, os.environ["GEONORM_THEIRS"])
+    import unittest
+    from importlib.util import find_spec
+    from types import ModuleType
+
+    if (
+        find_spec("tests.distributed_testing_utils") is None
+    ):  # the source distribution leaves it out; no test here calls it
+        absent = ModuleType("tests.distributed_testing_utils")
+        absent.__getattr__ = lambda name: lambda: "cpu"  # type: ignore[method-assign]
+        sys.modules[absent.__name__] = absent
+
+    from tests.causal_lm_tester import CausalLMModelTest, CausalLMModelTester  # type: ignore[import-not-found]
+    from tests.generation.test_utils import GenerationTesterMixin  # type: ignore[import-not-found]
+
+    from transformers.models.auto import modeling_auto
+
+    from geonorm import hf
+
+    # the tests look in transformers' tables of names whether a class takes labels
+    for table, kind in (
+        ("", "Model"),
+        ("_FOR_CAUSAL_LM", "ForCausalLM"),
+        ("_FOR_SEQUENCE_CLASSIFICATION", "ForSequenceClassification"),
+    ):
+        getattr(modeling_auto, f"MODEL{table}_MAPPING_NAMES")["geonorm"] = f"GeoNorm{kind}"
+
+    class Tester(CausalLMModelTester):
+        base_model_class = hf.GeoNormModel
+        config_class = hf.GeoNormConfig
+        causal_lm_class = hf.GeoNormForCausalLM
+        sequence_classification_class = hf.GeoNormForSequenceClassification
+        scheme = "geonorm"
+
+    class TestGeoNorm(CausalLMModelTest, unittest.TestCase):
+        model_tester_class = Tester
+
+    def generation(name: str) -> type:
+        """A test case with transformers' generation tests alone, for a scheme."""
+        tester = type("Tester", (Tester,), {"scheme": name})
+
+        def set_up(self: Any) -> None:
+            self.model_tester = tester(self)
+            self.all_model_classes = self.model_tester.all_model_classes
+
+        members = {"setUp": set_up, "model_tester_class": tester}
+        return type(f"Test{name.capitalize()}", (GenerationTesterMixin, unittest.TestCase), members)
+
+    for scheme in SCHEMES:
+        globals()[f"Test{scheme.capitalize()}"] = generation(scheme)
+
+
+class Results:
+    """A plugin of pytest that keeps the result of every test: passed, failed, or skipped with the reason."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, str]] = defaultdict(dict)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        _, case, test = report.nodeid.split("::")
+        if report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self.found[test][case] = "skipped: " + reason.removeprefix("Skipped: ").split("\n")[0]
+        elif report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.found[test][case] = f"failed: {str(crash.message if crash else report.longrepr).splitlines()[0][:200]}"
+        elif report.when == "call":
+            self.found[test].setdefault(case, "passed")
+        if report.failed or report.duration > 5:
+            print(f"\n{test} {self.found[test].get(case)} ({report.duration:.0f} s)", file=sys.stderr)
+
+    def table(self) -> str:
+        cases = ["TestGeoNorm", *(f"Test{scheme.capitalize()}" for scheme in SCHEMES)]
+        lines = [f"| test | {' | '.join(['geonorm', *SCHEMES])} |", "|---" * (1 + len(cases)) + "|"]
+        for test, results in sorted(self.found.items()):
+            lines.append(f"| `{test}` | {' | '.join(results.get(case, '') for case in cases)} |")
+        return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    import pytest
+
+    folder, *rest = arguments
+    table = Path(rest.pop(rest.index("--table") + 1)).absolute() if "--table" in rest else None
+    rest = [word for word in rest if word != "--table"]
+    os.environ["GEONORM_THEIRS"] = str(Path(folder).absolute())
+    here = str(Path(__file__).absolute())
+    os.chdir(folder)
+    results = Results()
+    status = pytest.main(
+        [here, "-q", "-c", os.devnull, "--rootdir", folder, "-p", "no:cacheprovider", *rest], [results]
+    )
+    if table:
+        table.write_text(results.table() + "\n", encoding="utf-8")
+    else:
+        print(results.table())
+    return int(status)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,286 @@
+"""A scheme for a stock model in place: every family under its own scheme gives the logits it gave, and can go back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("transformers")
+
+from geonorm import hf
+from geonorm.errors import ConfigError
+from geonorm.hf.block import Exit
+from geonorm.residual import Residual
+
+Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
+OWN = {
+    **dict.fromkeys(("gemma2", "gemma3_text"), "peri(entry=embedding)"),
+    **dict.fromkeys(("olmo2", "olmo3"), "olmo2(entry=embedding)"),
+    **dict.fromkeys(("bert", "bert-decoder", "roberta", "opt-post"), "post(entry=embedding)"),
+}
+"""The scheme that each family has already; for the others pre(entry=embedding)."""
+
+
+def own(family: str) -> str:
+    if family == "gemma3":
+        pytest.skip("apply wants the text model alone")
+    return OWN.get(family, "pre(entry=embedding)")
+
+
+def fresh(tiny: Tiny, family: str) -> tuple[Any, dict[str, Any]]:
+    model, inputs = tiny(family)
+    return copy.deepcopy(model), inputs
+
+
+def returned(model: Any, inputs: dict[str, Any]) -> Tensor:
+    out = model(**inputs)
+    return out.logits if hasattr(out, "logits") else out.last_hidden_state
+
+
+@torch.no_grad()
+def test_its_own_scheme_changes_nothing_and_undo_is_exact(family: str, tiny: Tiny) -> None:
+    scheme = own(family)
+    model, inputs = fresh(tiny, family)
+    kind, config, names = type(model), model.config, dict(model.named_parameters())
+    wanted = returned(model, inputs)
+    report = hf.apply(model, scheme)
+    found = returned(model, inputs)
+    if family == "gpt_neox":  # the gains of its two norms stand after one common norm
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    else:
+        assert torch.equal(found, wanted)
+    assert report.sites == sum(isinstance(m, Residual) for m in model.modules()) and report.scheme == scheme
+    assert len(report.carried) == len(report.added), "every new parameter took over a stock gain"
+    assert type(model) is not kind and isinstance(model, kind) and model.config is not config
+    report.undo()
+    assert type(model) is kind and model.config is config and torch.equal(returned(model, inputs), wanted)
+    after = dict(model.named_parameters())
+    assert list(after) == list(names) and all(after[name] is p for name, p in names.items())
+    with pytest.raises(ConfigError, match="nothing to restore"):
+        report.undo()
+
+
+def test_under_geonorm(family: str, tiny: Tiny) -> None:
+    """Radii are kept at every site, no norm is left in the blocks, and every parameter that the pass uses learns."""
+    own(family)
+    model, inputs = fresh(tiny, family)
+    before = sum(p.numel() for p in model.parameters())
+    trained = {name for name, p in model.named_parameters() if gradient_of(model, inputs, name, p)}
+    report = hf.apply(model, "geonorm")
+    ratios: list[Tensor] = []
+
+    def hook(module: nn.Module, args: Any, out: Any) -> None:
+        after = out[0] if isinstance(out, tuple) else out
+        ratios.append((after.norm(dim=-1) / args[0].norm(dim=-1) - 1).abs().max())
+
+    for module in model.modules():
+        if isinstance(module, Residual):
+            module.register_forward_hook(hook)
+    model.zero_grad()
+    returned(model, inputs).square().mean().backward()
+    assert len(ratios) == report.sites and max(ratios) < 1e-5
+    for module in model.modules():
+        if isinstance(module, Residual):
+            assert not any("norm" in type(m).__name__.lower() for m in module.own.modules())
+    idle = [name for name, p in model.named_parameters() if p.grad is None]
+    assert len(idle) <= len(model_names(model)) - len(trained & model_names(model)), idle
+    assert sum(p.numel() for p in model.parameters()) < before
+    assert not set(report.removed) & {name for name, _ in model.named_modules()} - exits(model)
+
+
+def gradient_of(model: Any, inputs: dict[str, Any], name: str, parameter: nn.Parameter) -> bool:
+    if not any(p.grad is not None for p in model.parameters()):
+        returned(model, inputs).square().mean().backward()
+    return parameter.grad is not None
+
+
+def model_names(model: Any) -> set[str]:
+    return {name for name, _ in model.named_parameters()}
+
+
+def exits(model: Any) -> set[str]:
+    return {name for name, module in model.named_modules() if isinstance(module, Exit)}
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "bert", "t5", "phi", "opt"])
+def test_training_is_the_same_under_its_own_scheme(case: str, tiny: Tiny) -> None:
+    """Dropout draws the same numbers at the same places; gradients of every matrix are equal."""
+    stock, inputs = fresh(tiny, case)
+    for module in stock.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.3
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.3
+    changed = copy.deepcopy(stock)
+    hf.apply(changed, own(case))
+    losses, gradients = [], []
+    for model in (stock, changed):
+        model.train()
+        torch.manual_seed(0)
+        loss = returned(model, inputs).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        matrices = [p for p in model.parameters() if p.dim() == 2 and p.grad is not None]
+        gradients.append(sorted(float(p.grad.norm()) for p in matrices))
+    assert losses[0] == losses[1]
+    assert gradients[0] == pytest.approx(gradients[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["geonorm", "hyper(n=2)", "mix(post, pre, share=0.5)", "siamese"])
+@pytest.mark.parametrize("case", ["llama", "gpt2", "gptj", "t5"])
+@torch.no_grad()
+def test_generation_with_and_without_a_cache(case: str, scheme: str, tiny: Tiny) -> None:
+    model, inputs = fresh(tiny, case)
+    hf.apply(model, scheme)
+    settings = {"max_new_tokens": 6, "do_sample": False, "min_new_tokens": 6}
+    ids = inputs["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0  # padding on the left
+    with_cache = model.generate(input_ids=ids, attention_mask=mask, use_cache=True, **settings)
+    without = model.generate(input_ids=ids, attention_mask=mask, use_cache=False, **settings)
+    assert torch.equal(with_cache, without)
+    if case != "t5":
+        alone = model.generate(input_ids=ids[:1, 3:], attention_mask=mask[:1, 3:], **settings)
+        if case == "llama":  # positions follow the mask
+            assert torch.equal(alone[0], with_cache[0, 3:])
+
+
+@pytest.mark.parametrize("case", ["llama", "bert", "gpt2"])
+def test_recomputed_blocks_give_the_same_gradients(case: str, tiny: Tiny) -> None:
+    model, inputs = fresh(tiny, case)
+    hf.apply(model, "geonorm")
+    found = []
+    for recompute in (False, True):
+        if recompute:
+            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+            enable({"use_reentrant": False})
+        model.train()
+        model.zero_grad()
+        torch.manual_seed(0)
+        returned(model, {**inputs, "use_cache": False} if case != "bert" else inputs).square().mean().backward()
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "bert"])
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@torch.no_grad()
+def test_one_graph(case: str, tiny: Tiny) -> None:
+    model, inputs = fresh(tiny, case)
+    hf.apply(model, "geonorm")
+    wanted = returned(model, inputs)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(returned(compiled, inputs), wanted)
+
+
+@torch.no_grad()
+def test_the_stream_is_wide_in_half_precision(tiny: Tiny) -> None:
+    model, inputs = fresh(tiny, "llama")
+    model.bfloat16()
+    report = hf.apply(model, "geonorm(learn=gain, update=norm)")
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    seen = []
+    for module in model.modules():
+        if isinstance(module, Residual):
+            module.register_forward_hook(lambda m, args, out: seen.append((args[0].dtype, m.branch)))
+    assert returned(model, inputs).dtype == torch.bfloat16
+    assert len(seen) == report.sites and all(dtype == torch.float32 for dtype, _ in seen)
+    model.float()
+    assert returned(model, inputs).dtype == torch.float32
+
+
+@torch.no_grad()
+def test_hidden_states_and_attentions_are_recorded(tiny: Tiny) -> None:
+    model, inputs = tiny("llama")
+    wanted = model(**inputs, output_hidden_states=True)
+    model = copy.deepcopy(model)
+    model.set_attn_implementation("eager")
+    hf.apply(model, "pre(entry=embedding)")
+    out = model(**inputs, output_hidden_states=True, output_attentions=True)
+    assert len(out.hidden_states) == len(wanted.hidden_states) == 4 and len(out.attentions) == 3
+    for found, state in zip(out.hidden_states, wanted.hidden_states, strict=True):
+        torch.testing.assert_close(found, state)
+
+
+@torch.no_grad()
+def test_a_model_that_shares_the_configuration_is_left_alone(tiny: Tiny) -> None:
+    from transformers import LlamaForCausalLM
+
+    model, inputs = fresh(tiny, "llama")
+    twin = LlamaForCausalLM(model.config).eval()
+    wanted = returned(twin, inputs)
+    hf.apply(model, "geonorm")
+    assert type(twin.config).__name__ == "LlamaConfig" and not hasattr(twin.config, "scheme")
+    assert torch.equal(returned(twin, inputs), wanted) and twin.config.model_type == "llama"
+
+
+@torch.no_grad()
+def test_undo_after_training_keeps_what_was_learned(tiny: Tiny) -> None:
+    model, _ = fresh(tiny, "llama")
+    norm = model.model.layers[0].input_layernorm.weight.clone()
+    report = hf.apply(model, "geonorm")
+    model.model.layers[0].residuals.attn.branch.chains[0].steps[0].q_proj.weight.fill_(7.0)
+    model.double().train()
+    report.undo()
+    layer = model.model.layers[0]
+    assert bool((layer.self_attn.q_proj.weight == 7.0).all())
+    assert torch.equal(layer.input_layernorm.weight, norm.double()) and layer.input_layernorm.training
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+
+
+def test_the_report_can_be_read(tiny: Tiny) -> None:
+    model, _ = fresh(tiny, "llama")
+    text = str(hf.apply(model, "peri(decay=sqrt)"))
+    assert "peri(decay=sqrt) on GeonormLlamaForCausalLM (llama): 6 residual sites replaced" in text
+    assert "model.layers.*.input_layernorm (3)" in text and "residuals.mlp.own.output.weight (3)" in text
+    text = str(hf.apply(fresh(tiny, "gpt2")[0], "deepnorm"))
+    assert "other standard deviations; yours were kept" in text
+
+
+def test_refusals(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    model, _ = fresh(tiny, "llama")
+    mamba = transformers.MambaForCausalLM(
+        transformers.MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=9, state_size=4)
+    )
+    ours = hf.GeoNormForCausalLM(hf.GeoNormConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+    quantised, patched = copy.deepcopy(model), copy.deepcopy(model)
+    quantised.hf_quantizer = object()
+    patched.model.layers[1].forward = print
+    applied = copy.deepcopy(model)
+    hf.apply(applied, "post")
+    names = [name for name, _ in model.named_parameters()]
+    for subject, scheme, said in [
+        (nn.Linear(2, 2), "geonorm", "apply changes transformers models, not Linear"),
+        (mamba, "geonorm", "unknown model family 'mamba'"),
+        (ours, "geonorm", "its scheme is a field of its configuration"),
+        (quantised, "geonorm", "is quantised"),
+        (patched, "geonorm", "wrapped"),
+        (applied, "geonorm", "post is already applied"),
+        (tiny("gemma3")[0], "geonorm", "give it the text model alone"),
+        (model, "ngpt", "modules inside a branch or head"),
+        (model, "geonom", "did you mean 'geonorm'"),
+    ]:
+        with pytest.raises(ConfigError, match=said) as error:
+            hf.apply(subject, scheme)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match="unknown init 'mach'"):
+        hf.apply(model, "pre", init="mach")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="probe"):
+        hf.apply(model, "pre", probe=torch.zeros(1, 1).long())
+    assert [name for name, _ in model.named_parameters()] == names and type(model).__name__ == "LlamaForCausalLM"
+
+
+def test_a_block_with_parts_that_the_table_does_not_know_is_refused(tiny: Tiny) -> None:
+    model, _ = fresh(tiny, "llama")
+    model.model.layers[1].adapter = nn.Linear(2, 2)
+    names = [name for name, _ in model.named_parameters()]
+    with pytest.raises(ConfigError, match=r"parameters that apply does not know: adapter\.weight"):
+        hf.apply(model, "geonorm")
+    assert [name for name, _ in model.named_parameters()] == names and type(model).__name__ == "LlamaForCausalLM"

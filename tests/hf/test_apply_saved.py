@@ -1,0 +1,180 @@
+"""A model under another scheme is saved as what it is: it loads again equal, and not as the stock model."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers")
+
+import transformers
+
+from geonorm import hf
+from geonorm.errors import ConfigError
+from geonorm.hf.match import error
+from geonorm.schemes import parse
+
+Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
+AUTO = {
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "T5ForConditionalGeneration": "AutoModelForSeq2SeqLM",
+    "ViTModel": "AutoModel",
+}
+
+
+def loaded(stock: type, folder: Path) -> Any:
+    auto = next((getattr(transformers, auto) for end, auto in AUTO.items() if stock.__name__.endswith(end)), None)
+    if auto is None:
+        pytest.skip("no Auto class loads the stock model either")
+    model, info = auto.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    return model.eval()
+
+
+@torch.no_grad()
+def returned(model: Any, inputs: dict[str, Any]) -> Tensor:
+    out = model(**inputs)
+    return out.logits if hasattr(out, "logits") else out.last_hidden_state
+
+
+@pytest.mark.parametrize("scheme", ["geonorm(learn=gain, update=norm)", "peri"])
+def test_saved_and_loaded(family: str, scheme: str, tiny: Tiny, tmp_path: Path) -> None:
+    if family == "gemma3":
+        pytest.skip("apply wants the text model alone")
+    model, inputs = tiny(family)
+    stock, model = type(model), copy.deepcopy(model)
+    hf.apply(model, scheme)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(Exception, match=r"(?i)num_hidden_layers|'str' object|attention_types"):
+        stock.from_pretrained(tmp_path)
+    again = loaded(stock, tmp_path)
+    assert isinstance(again, stock) and type(again).__name__ == f"Geonorm{stock.__name__}"
+    assert again.config.scheme == str(parse(scheme)) and again.config.model_type == "geonorm_applied"
+    assert torch.equal(returned(again, inputs), returned(model, inputs))
+    with pytest.raises(ConfigError, match="was loaded from a folder"):
+        hf.restore(again)
+    with pytest.raises(ConfigError, match="already applied"):
+        hf.apply(again, "post")
+
+
+def test_what_is_in_the_folder(tiny: Tiny, tmp_path: Path) -> None:
+    model = copy.deepcopy(tiny("llama")[0])
+    hf.apply(model, "geonorm")
+    model.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert content["model_type"] == "geonorm_applied" and content["scheme"] == "geonorm"
+    assert content["stock_type"] == "llama" and content["stock"]["hidden_size"] == 32
+    assert "import geonorm.hf" in content["num_hidden_layers"] and "model_type" not in content["stock"]
+    with pytest.raises(Exception, match=r"import geonorm\.hf, then load it with an Auto class"):
+        transformers.LlamaConfig.from_pretrained(tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert config.num_hidden_layers == 3 and isinstance(config, transformers.LlamaConfig)
+    config.save_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again/config.json").read_text())["stock"] == content["stock"]
+    content["stock_type"] = "lama"
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="did you mean 'llama'"):
+        transformers.AutoConfig.from_pretrained(tmp_path)
+
+
+def test_the_inner_model_is_of_our_type_too(tiny: Tiny, tmp_path: Path) -> None:
+    """The base model saved by itself is the trap again, one level down."""
+    model, inputs = tiny("llama")
+    model = copy.deepcopy(model)
+    hf.apply(model, "post")
+    model.model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "geonorm_applied"
+    again = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    assert torch.equal(returned(again, inputs), returned(model.model, inputs))
+
+
+def test_precision_and_tied_weights_survive(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=32, max_position_embeddings=16, tie_word_embeddings=True, **shape)
+    model = transformers.LlamaForCausalLM(config).bfloat16().eval()
+    hf.apply(model, "siamese")
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").eval()
+    inputs = {"input_ids": torch.arange(8)[None]}
+    assert {p.dtype for p in again.parameters()} == {torch.bfloat16}
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+    assert torch.equal(returned(again, inputs), returned(model, inputs))
+
+
+def test_another_process_loads_it_only_as_what_it_is(tiny: Tiny, tmp_path: Path) -> None:
+    model, _ = tiny("gpt2")
+    model = copy.deepcopy(model)
+    hf.apply(model, "geonorm")
+    model.save_pretrained(tmp_path)
+    inputs = {"input_ids": torch.arange(3, 12)[None]}
+    torch.save(returned(model, inputs), tmp_path / "logits.pt")
+    script = """
+import sys, torch, transformers
+folder = sys.argv[1]
+try:
+    transformers.AutoModelForCausalLM.from_pretrained(folder)
+except ValueError as error:
+    assert "geonorm_applied" in str(error), error
+else:
+    raise SystemExit("transformers alone loaded it")
+import geonorm.hf
+model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+with torch.no_grad():
+    logits = model(torch.arange(3, 12)[None]).logits
+print(torch.equal(logits, torch.load(folder + "/logits.pt")), model.config.scheme)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert done.stdout.split() == ["True", "geonorm"], done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt_neox", "bert", "t5", "vit", "gemma2"])
+def test_matched_gains_bring_the_first_pass_nearer(case: str, tiny: Tiny, tmp_path: Path) -> None:
+    model, inputs = tiny(case)
+    stock, model, kept = returned(model, inputs), copy.deepcopy(model), copy.deepcopy(model)
+    report = hf.apply(model, "geonorm", init="match", probe=inputs)
+    hf.apply(kept, "geonorm")
+    assert report.near.matched < 0.9 * report.near.kept
+    assert report.near.matched == pytest.approx(error(returned(model, inputs), stock), rel=1e-5)
+    assert report.near.kept == pytest.approx(error(returned(kept, inputs), stock), rel=1e-4)
+    assert f"{report.near.matched:.4g} after fitting gains" in str(report)
+    model.save_pretrained(tmp_path)
+    again = loaded(type(tiny(case)[0]), tmp_path)
+    assert torch.equal(returned(again, inputs), returned(model, inputs))
+    report.undo()
+    assert torch.equal(returned(model, inputs), stock)
+
+
+@pytest.mark.parametrize(
+    ("case", "scheme"), [("llama", "pre"), ("olmo2", "olmo2"), ("bert", "post"), ("gemma2", "peri")]
+)
+def test_matching_its_own_scheme_is_exact(case: str, scheme: str, tiny: Tiny) -> None:
+    model = copy.deepcopy(tiny(case)[0])
+    report = hf.apply(model, f"{scheme}(entry=embedding)", init="match")
+    assert report.near.matched <= report.near.kept + 1e-9 < 1e-6
+
+
+def test_matching_on_random_ids_leaves_the_mode_alone(tiny: Tiny) -> None:
+    model = copy.deepcopy(tiny("gpt2")[0]).train()
+    model.transformer.h[0].mlp.eval()
+    report = hf.apply(model, "post", init="match")
+    assert report.near.tokens == 4 * 62 and report.near.matched < report.near.kept
+    assert model.training and model.transformer.h[1].residuals.training
+    with pytest.raises(ConfigError, match="probe must be"):
+        hf.apply(copy.deepcopy(tiny("gpt2")[0]), "post", init="match", probe="text")

@@ -1,0 +1,83 @@
+"""One rank of a small world, forked from a server that has imported torch already: what torchrun does, in a tenth of
+the time. Run by the `ranks` fixture with `job`, `arguments` and `environment` as globals."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from geonorm.cli import main
+from geonorm.lab import checkpoint, parallel, train
+from geonorm.lab.config import from_dict
+from geonorm.nn import Decoder
+
+
+def run(dtype: str, *command: str) -> int:
+    """geonorm train, for fp64 with a model in double precision."""
+    if dtype == "fp64":
+        train.Decoder = lambda shape: Decoder(shape).double()  # type: ignore
+    return main(list(command))
+
+
+def spoilt(bad_rank: str, position: str, *command: str) -> int:
+    """geonorm train in which one rank's part of one batch of the data gives a loss that is not a number."""
+    batch = train.Loop.batch
+
+    def spoil(loop: train.Loop, step: int) -> Any:
+        bad = loop.world.rank == int(bad_rank) and step + loop.passed_over == int(position)
+        loop.spread.loss = (lambda ids, targets: loop.model.loss(ids, targets) * float("nan")) if bad else loop.model.loss
+        return batch(loop, step)
+
+    train.Loop.batch = spoil  # type: ignore
+    return main(list(command))
+
+
+def stuck(bad_rank: str, step: str, how: str, *command: str) -> int:
+    """geonorm train in which one rank does not come back from reading a batch: it sleeps, or the process is stopped."""
+    batch = train.Loop.batch
+
+    def stay(loop: train.Loop, at: int) -> Any:
+        if loop.world.rank == int(bad_rank) and at == int(step):
+            if how == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(600)
+        return batch(loop, at)
+
+    train.Loop.batch = stay  # type: ignore
+    return main(list(command))
+
+
+def gather(folder: str, out: str, settings: dict[str, Any]) -> int:
+    """Loads a checkpoint into this world; the first rank writes all it then holds, whole, as one process would."""
+    config = from_dict(train.TrainConfig, settings)
+    device = torch.device("cpu")
+    with train.joined(device) as world:
+        loop = train.Loop(config, train.load_text(config), device, print, world)
+        checkpoint.load(train.Path(folder), loop.model, loop.optimizers, world)
+        tensors, _ = checkpoint.state_of(loop.model, loop.optimizers, world)
+        whole = {name: t.full_tensor() if isinstance(t, parallel.DTensor) else t for name, t in tensors.items()}
+        whole = {name: tensor for name, tensor in whole.items() if not name.startswith("random.")}
+        cut = sum(isinstance(t, parallel.DTensor) for t in tensors.values())
+        if world.first:
+            save_file(whole, f"{out}.safetensors", {"sharded": str(cut)})
+    return 0
+
+
+if __name__ == "__main__":
+    job: str
+    arguments: list[Any]
+    environment: dict[str, str]
+    os.environ.update(environment)
+    for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
+        handle = os.open(environment["OUTPUT"] + name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(handle, stream.fileno())
+    torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1)  # for whoever looks for the reason of a hang
+    sys.exit({"run": run, "spoilt": spoilt, "stuck": stuck, "gather": gather}[job](*arguments))
