@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError
 from ..nn.decoder import Decoder
 from ..nn.roles import ROLES
 from .config import Machine, Runtime, TrainConfig, to_dict
 from .footprint import Conditions, Piece, footprint
 from .optim import own_recipe
+from .parallel import layout
+from .world import World
 
 FP32, BF16 = 4, 2
 
@@ -40,18 +41,10 @@ class Spread:
         return self.shard * self.copies
 
 
-def spread(runtime: Runtime, ranks: int) -> Spread:
-    """ConfigError for settings that do not fit so many ranks."""
-    kind = runtime.parallel if runtime.parallel != "auto" else "ddp" if ranks > 1 else "none"
-    if kind == "none" and ranks > 1:
-        raise ConfigError(f"--runtime.parallel none is one process, not {ranks} ranks; use ddp or fsdp")
-    if kind != "fsdp":
-        if runtime.shard_size is not None:
-            raise ConfigError("--runtime.shard-size needs --runtime.parallel fsdp")
-        return Spread(kind, 1, ranks)
-    shard = runtime.shard_size or ranks
-    if ranks % shard:
-        raise ConfigError(f"{ranks} ranks are not a multiple of --runtime.shard-size {shard}")
+def spread(runtime: Runtime, ranks: int, batch_size: int) -> Spread:
+    """As a real run decides it: ConfigError for settings that do not fit so many ranks."""
+    kind = layout(runtime, World(size=ranks), batch_size)
+    shard = (runtime.shard_size or ranks) if kind == "fsdp" else 1
     return Spread(kind, shard, ranks // shard)
 
 
@@ -61,12 +54,7 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
     machine = machine or Machine()
     config = own_recipe(config)
     shape, runtime = config.decoder(config.scheme), config.runtime
-    where = spread(runtime, ranks)
-    if config.batch_size % (ranks * runtime.accumulate):
-        raise ConfigError(
-            f"batch_size {config.batch_size} must be a multiple of {ranks} ranks times "
-            f"runtime.accumulate {runtime.accumulate}"
-        )
+    where = spread(runtime, ranks, config.batch_size)
     micro = config.batch_size // (ranks * runtime.accumulate)
     with torch.device("meta"):
         model = Decoder(shape)
