@@ -98,9 +98,7 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
 class Loop:
     """State of one training run on one rank."""
 
-    def __init__(
-        self, config: TrainConfig, text: Text, device: torch.device, say: Say, world: World = ALONE
-    ) -> None:
+    def __init__(self, config: TrainConfig, text: Text, device: torch.device, say: Say, world: World = ALONE) -> None:
         self.config = c = optim.own_recipe(config)
         self.departures = optim.departures(config)
         self.text, self.device, self.say, self.world = text, device, say, world
