@@ -167,7 +167,9 @@ def last_row(run: Path) -> int:
 def losses(run: Path) -> list[tuple[Any, ...]]:
     from geonorm.lab.run import read_rows
 
-    return [(row["step"], row["loss"], row["grad_norm"], row.get("val_loss")) for row in read_rows(run / "metrics.jsonl")]
+    return [
+        (row["step"], row["loss"], row["grad_norm"], row.get("val_loss")) for row in read_rows(run / "metrics.jsonl")
+    ]
 
 
 def same(folders: list[Path], kind: str) -> bool:
@@ -203,7 +205,11 @@ def main() -> int:
         about = environment.describe(torch.device("cpu"), threads=1)
         options.out.write_text(json.dumps({**result, "environment": about}, indent=1) + "\n")
     good = result["weights_equal"] and result["optimizer_equal"] and result["losses_equal"]
-    return 0 if good and result["kills"] == options.kills and not any(result[bad] for bad in ("lost", "corrupt", "hung")) else 1
+    return (
+        0
+        if good and result["kills"] == options.kills and not any(result[bad] for bad in ("lost", "corrupt", "hung"))
+        else 1
+    )
 
 
 if __name__ == "life":

@@ -32,7 +32,9 @@ def spoilt(bad_rank: str, position: str, *command: str) -> int:
 
     def spoil(loop: train.Loop, step: int) -> Any:
         bad = loop.world.rank == int(bad_rank) and step + loop.passed_over == int(position)
-        loop.spread.loss = (lambda ids, targets: loop.model.loss(ids, targets) * float("nan")) if bad else loop.model.loss
+        loop.spread.loss = (
+            (lambda ids, targets: loop.model.loss(ids, targets) * float("nan")) if bad else loop.model.loss
+        )
         return batch(loop, step)
 
     train.Loop.batch = spoil  # type: ignore

@@ -47,7 +47,11 @@ def summary(run: Path) -> dict[str, Any]:
 
 def weights_and_moments(run: Path, step: int) -> dict[str, Any]:
     folder = run / "checkpoints" / f"step-{step}"
-    return {f"{kind} {k}": v for kind in ("model", "optimizer") for k, v in load_file(folder / f"{kind}.safetensors").items()}
+    return {
+        f"{kind} {k}": v
+        for kind in ("model", "optimizer")
+        for k, v in load_file(folder / f"{kind}.safetensors").items()
+    }
 
 
 @pytest.mark.parametrize("action", ["skip", "rewind"])

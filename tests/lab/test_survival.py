@@ -196,11 +196,12 @@ def test_best_is_kept(tmp_path: Path) -> None:
 
 
 def test_best_of_a_run(train: Any, tmp_path: Path) -> None:
-    options = ["--steps", 8, "--evaluation.every", 1, "--checkpoint.every", 8, "--checkpoint.keep", 1, "--lr", 0.3]
-    assert train(tmp_path / "run", *options, "--checkpoint.best", "--optim.schedule", "constant").status == 0
+    options = ["--steps", 8, "--evaluation.every", 1, "--checkpoint.every", 8, "--checkpoint.keep", 1, "--lr", 3]
+    options += ["--scheme", "pre", "--optim.schedule", "constant", "--optim.warmup", 1]  # ever higher, then too high
+    assert train(tmp_path / "run", *options, "--checkpoint.best").status == 0
     evaluated = {row["step"]: row["val_loss"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")}
     best = min(evaluated, key=evaluated.__getitem__)
-    assert best < 8  # the learning rate is far too high
+    assert 1 < best < 8
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [best, 8]
 
 

@@ -120,9 +120,7 @@ def save(
     return folder / f"step-{step}"
 
 
-def load(
-    path: Path, model: nn.Module, optimizers: Optimizers | None = None, world: World = ALONE
-) -> dict[str, Any]:
+def load(path: Path, model: nn.Module, optimizers: Optimizers | None = None, world: World = ALONE) -> dict[str, Any]:
     """Restores model, optimizers and random states in place from a checkpoint folder and returns its state.
 
     CheckpointError, on every rank, if a file is missing, its checksum differs, or its tensors do not fit; then nothing
@@ -275,9 +273,7 @@ def restore_optimizers(model: nn.Module, optimizers: Optimizers, moments: dict[s
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def old_names(
-    state: dict[str, Any], model: nn.Module, optimizers: Optimizers | None
-) -> Callable[[str], str]:
+def old_names(state: dict[str, Any], model: nn.Module, optimizers: Optimizers | None) -> Callable[[str], str]:
     """Checkpoints of version 0.1 number the parameters in the order of the optimizers: optimizer.0.3.exp_avg."""
     if optimizers is None or not isinstance(state["optimizer"], list):
         return str

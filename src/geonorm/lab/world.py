@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from ..errors import GeonormError
 
@@ -120,14 +121,18 @@ def joined(device: torch.device) -> Iterator[World]:
     if not launched():
         yield ALONE
         return
+    store, rank, size = next(rendezvous("env://"))
+    # torchrun keeps the store when it starts the ranks again, and in it the addresses of those that have died
+    store = dist.PrefixStore(f"life {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    own = {"store": store, "rank": rank, "world_size": size}
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        dist.init_process_group("cuda:nccl,cpu:gloo", device_id=device)
+        dist.init_process_group("cuda:nccl,cpu:gloo", device_id=device, **own)
     else:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", **own)
     try:
         saving = dist.new_group(backend="gloo")
         LEFT.extend((dist.group.WORLD, saving))
-        yield World(dist.get_rank(), dist.get_world_size(), saving)
+        yield World(rank, size, saving)
     finally:
         dist.destroy_process_group()
