@@ -95,6 +95,31 @@ def test_sgd_with_momentum_takes_everything() -> None:
         Optim(momentum=1.0)
 
 
+def learned_along_ones(norm: str, name: str, lr: float) -> float:
+    """Of the change of o and down after three steps: the share along ones in the stream's dimension, times dim."""
+    decoder = model("pre(entry=embedding)", norm=norm).double()
+    writers = [weight for role, weight, _, _ in decoder.weights() if role in ("o", "down")]
+    before = [weight.detach().clone() for weight in writers]
+    for optimizer in optim.build(decoder, Optim(name=name, weight_decay=0.0), lr):  # type: ignore[arg-type]
+        for _ in range(3):
+            decoder.zero_grad()
+            decoder.loss(IDS, IDS).backward()
+            optimizer.step()
+    changes = [(now - old).detach() for now, old in zip(writers, before, strict=True)]
+    along = sum(change.sum(0).square().sum().item() for change in changes)
+    return along / sum(change.square().sum().item() for change in changes)
+
+
+def test_layer_norm_hides_the_uniform_direction_from_training() -> None:
+    """Every sub-layer and the head read the stream through a norm that takes the mean out, so no gradient lies along
+    ones. SGD never writes there, Muon by the rounding of its bfloat16, AdamW because it scales each entry alone."""
+    assert learned_along_ones("layer", "sgd", 0.1) < 1e-20
+    assert learned_along_ones("layer", "muon", 1e-2) < 0.02
+    assert learned_along_ones("layer", "adamw", 1e-2) > 1e-3
+    for name, lr in (("sgd", 0.1), ("muon", 1e-2), ("adamw", 1e-2)):
+        assert learned_along_ones("rms", name, lr) > 0.1
+
+
 def test_own_recipe_takes_effect_and_is_on_record(train: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = train(run, "--scheme", "ngpt", "--recipe", "own", "--steps", 3, "--optim.warmup", 0.5)
