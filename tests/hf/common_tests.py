@@ -28,7 +28,10 @@ if "GEONORM_THEIRS" in os.environ:
         find_spec("tests.distributed_testing_utils") is None
     ):  # the source distribution leaves it out; no test here calls it
         absent = ModuleType("tests.distributed_testing_utils")
-        absent.__getattr__ = lambda name: lambda: "cpu"  # type: ignore[method-assign]
+        for name in ("backend", "device_type"):
+            setattr(absent, f"_get_distributed_{name}", lambda: "cpu")
+        for name in ("_get_rank_device", "_set_rank_device", "_start_rank_processes", "run_distributed"):
+            setattr(absent, name, None)
         sys.modules[absent.__name__] = absent
 
     from tests.causal_lm_tester import CausalLMModelTest, CausalLMModelTester  # type: ignore[import-not-found]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ..nn.config import DecoderConfig
@@ -44,7 +45,7 @@ def usage(model_type: str, remote_code: bool) -> str:
     trust = ", trust_remote_code=True" if remote_code else ""
     return (
         f"{first}from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'tokenizer = AutoTokenizer.from_pretrained("FOLDER")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})\n'
         f'model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})\n'
         'ids = tokenizer("Once", return_tensors="pt").input_ids\n'
         "print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))"
@@ -57,7 +58,7 @@ def facts(shape: DecoderConfig, settings: dict[str, Any], summary: dict[str, Any
         "shape": f"{shape.layers} layers, width {shape.width}, {shape.heads} heads{kv}, {shape.mlp} MLP of {shape.hidden}, "
         f"vocabulary {shape.vocab_size}{', tied' if shape.tied else ''}, context {shape.context}",
         "parameters": f"{summary['parameters']:,}",
-        "data": f"`{settings['data']}`, sha256 of its tokens {environment['data_sha256']}",
+        "data": f"`{Path(settings['data']).name}`, sha256 of its tokens {environment['data_sha256']}",
         "tokens seen": f"{summary['tokens']:,} in {summary['steps']:,} steps",
         "seed": summary["seed"],
         "learning rate": f"{summary['lr']:g} ({settings['optim']['name']}, {settings['optim']['schedule']})",

@@ -145,6 +145,14 @@ class Bundle:
         for name in definition.names():
             if name.id in definition.module.outside:
                 self.outside[name.id] = definition.module.outside[name.id]
+            elif not (self.known(definition, name.id) or hasattr(builtins, name.id)):
+                raise LookupError(f"{place}: where does {name.id} come from? remote.py reads one name to an assignment")
+
+    def known(self, definition: Definition, name: str) -> bool:
+        """Whether a name is the package's: of the module, or imported at its top or inside the definition."""
+        inner = (n for n in ast.walk(definition.node) if isinstance(n, ast.ImportFrom))
+        local = {alias.asname or alias.name for node in inner for alias in node.names}
+        return name in local or name in definition.module.ours or name in definition.module.definitions
 
     def targets(self, definition: Definition) -> Iterator[Place]:
         for _, _, _, place in self.uses(definition):
@@ -307,6 +315,8 @@ def free_names(node: ast.AST, scopes: list[set[str]]) -> Iterator[ast.Name]:
             else:
                 yield from free_names(statement, [*scopes, {n for s in node.body if (n := defined(s))}])
         return
+    if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+        scopes = [*scopes, {n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}]
     for child in ast.iter_child_nodes(node):
         yield from free_names(child, scopes)
 
@@ -334,6 +344,8 @@ def bound(node: ast.FunctionDef | ast.Lambda) -> set[str]:
                 names.add(child.name)
             elif isinstance(child, ast.arg):
                 names.add(child.arg)
+            elif isinstance(child, ast.ExceptHandler) and child.name:
+                names.add(child.name)
     return names
 
 
