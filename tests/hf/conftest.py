@@ -42,7 +42,7 @@ def build() -> Callable[..., Any]:
         torch.manual_seed(0)
         model = GeoNormForCausalLM(GeoNormConfig(scheme=scheme, **{**SIZE, **fields})).eval()
         with torch.no_grad():  # gains and scalars that are not 1 or 0, so that none can be forgotten
-            for name, parameter in model.named_parameters():
+            for parameter in model.parameters():
                 if parameter.dim() < 2 and parameter.numel() < 61:
                     parameter += 0.1 * torch.rand(parameter.shape)
         return model

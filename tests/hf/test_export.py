@@ -140,10 +140,9 @@ def test_stock_layout_of_a_run_is_llama(run: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(llama(ids).logits, finished(run).model(ids), rtol=1e-5, atol=1e-5)
 
 
-ROUND = ["geonorm", "ngpt", "first(hybrid(input=norm), hybrid)", "hyper", "per_kind(siamese, siamese(sum=norm))"]
+ROUND = ["geonorm", "mix(ngpt, angpt)"]
 
 
-@pytest.mark.timeout(300)
 def test_remote_code_loads_alone_with_equal_logits(tmp_path: Path) -> None:
     tokenizer = load_tokenizer("byte", NO_TEXT, 257)
     shape = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 48, "vocab_size": 257, "context": 32}
@@ -168,7 +167,7 @@ def test_remote_code_of_every_scheme_is_one_file_without_the_package(scheme: str
     module = type(sys)(space["__name__"])
     sys.modules[module.__name__] = module
     try:
-        exec(compile(text, "modeling_geonorm.py", "exec"), module.__dict__)
+        exec(compile(text, "modeling_geonorm.py", "exec"), module.__dict__)  # noqa: S102
         config = module.GeoNormConfig(
             scheme=scheme, hidden_size=16, num_hidden_layers=2, intermediate_size=16, vocab_size=31
         )

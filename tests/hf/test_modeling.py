@@ -260,6 +260,6 @@ def test_weights_are_cut_whole_rows_for_every_scheme(build: Any) -> None:
         model = build("geonorm", block=block)
         modules = {name.replace("0", "*") for name, _ in model.model.named_modules()}
         assert set(model.config.base_model_tp_plan) <= modules
-        assert model.config.base_model_tp_plan[
-            min(k for k in modules if k.endswith("branch.o") or k.endswith("attn.o"))
-        ]
+        cut = {name.rpartition(".")[2]: how for name, how in model.config.base_model_tp_plan.items()}
+        assert {role for role, how in cut.items() if how == "rowwise"} == {"o", "down"}
+        assert {role for role, how in cut.items() if how == "colwise"} == {"q", "k", "v", "gate", "up"}

@@ -1,9 +1,9 @@
 """One readable modeling file that needs torch and transformers alone: what a model folder carries for `auto_map`.
 
-It is made from the source of this package: the definitions that the model classes and the schemes of one model reach, in
-the order of their modules, comments and docstrings included, imports among modules left out. Where two modules use one
-name for different things, one of them takes its module's name in front. The fused kernels stay behind: the geodesic
-update is the closed form in plain PyTorch, which is what runs on a CPU here too.
+It is made from the source of this package: the definitions that the model classes and the schemes of one model reach,
+in the order of their modules, comments and docstrings included, imports among modules left out. Where two modules use
+one name for different things, one of them takes its module's name in front. The fused kernels stay behind: the
+geodesic update is the closed form in plain PyTorch, which is what runs on a CPU here too.
 """
 
 from __future__ import annotations
@@ -249,7 +249,9 @@ class Bundle:
             for n in ast.walk(statement)
         }
         bodies = {
-            (n.lineno, n.col_offset) for n in ast.walk(definition.node) if id(n) in inside and hasattr(n, "lineno")
+            (n.lineno, n.col_offset)
+            for n in ast.walk(definition.node)
+            if id(n) in inside and isinstance(n, (ast.expr, ast.stmt))
         }
         for line, start, _, place in self.uses(definition):
             if (line, start) not in bodies:
@@ -361,7 +363,8 @@ def modeling_source(scheme: Scheme) -> str:
     """The text of the modeling file for models under a scheme. ConfigError for a scheme from another package."""
     home = __name__.partition(".")[0]
     roots: list[Place] = []
-    for kind in dict.fromkeys([GeoNorm, *schemes_in(scheme)]):  # a configuration without settings is geonorm
+    kinds: list[type[Scheme]] = [GeoNorm, *schemes_in(scheme)]
+    for kind in dict.fromkeys(kinds):  # a configuration without settings is geonorm
         package, _, module = kind.__module__.partition(".")
         if package != home:
             raise ConfigError(
