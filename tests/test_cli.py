@@ -19,7 +19,7 @@ from geonorm.lab.config import CompareConfig, EvalConfig, TrainCommand, TrainCon
 from geonorm.probing import ProbeConfig
 from geonorm.simulation import SimulateConfig
 
-VERBS = {"compare", "train", "eval", "generate", "report", "bench", "simulate", "probe", "schemes", "data"}
+VERBS = set("compare train eval generate export report bench simulate probe schemes data".split())
 SHARED = set(
     """preset data steps batch_size objective recipe out
     model.layers model.width model.heads model.kv_heads model.hidden model.vocab_size model.context model.mlp model.norm
@@ -64,6 +64,7 @@ def test_surface_is_frozen() -> None:
     assert set(options(cli.Generate)) == {
         "run", "prompt", "tokens", "temperature", "top_k", "seed", "device"
     }, CHANGED  # fmt: skip
+    assert set(options(cli.Export)) == {"run", "to", "layout", "remote_code"}, CHANGED
     assert set(options(cli.Report)) == {"dirs", "out", "figures"}, CHANGED
     assert set(options(OpsBench)) == set("shapes dtypes modes only pairs threads device quick out".split()), CHANGED
     assert set(options(TrainBench)) == set(
@@ -82,7 +83,7 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("kind", [*OWN, cli.Generate, cli.Report, cli.Data])
+@pytest.mark.parametrize("kind", [*OWN, cli.Generate, cli.Export, cli.Report, cli.Data])
 def test_help_documents_every_option(kind: type, capsys: Any) -> None:
     verb = OWN.get(kind, kind.__name__.lower())
     assert main([*verb.split(), "--help"]) == 0
@@ -106,7 +107,7 @@ def test_help_does_not_import_torch() -> None:
 import sys, time
 from geonorm.cli import main
 for words in ("--help", "train --help", "compare --help", "eval -h", "schemes --help", "simulate -h", "bench -h",
-              "bench ops -h", "bench train -h"):
+              "export -h", "bench ops -h", "bench train -h"):
     main(words.split())
 print(sorted({"torch", "numpy", "jsonargparse", "yaml"} & set(sys.modules)))
 """
@@ -241,6 +242,11 @@ BAD = [
     ("generate", "RUN is missing"),
     ("generate nowhere --prompt x", "nowhere holds no run"),
     ("generate a b", "unexpected argument 'b'"),
+    ("export", "RUN is missing"),
+    ("export nowhere", "--to is missing"),
+    ("export nowhere --to text.txt", "text.txt is a file: choose another --to"),
+    ("export nowhere --to out", "nowhere holds no run"),
+    ("export nowhere --to out --layout lama", "--layout takes geonorm or stock, got 'lama'"),
     ("report", "DIRS is missing"),
     ("report nowhere", "no run directory in nowhere"),
     ("schemes geonrom", "did you mean 'geonorm'?"),
