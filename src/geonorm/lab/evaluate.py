@@ -20,8 +20,8 @@ def held_out(
 ) -> dict[str, float]:
     """val_loss in nats per token, val_bpb in bits per byte of UTF-8 (comparable between tokenizers), and counts.
 
-    model: a Decoder, or what has its `loss`, `eval` and `train`. token_bytes: bytes of each token (vocabulary,); special
-    tokens count 0.
+    model: a Decoder, or what has its `loss`, `eval` and `train`. token_bytes: bytes of each token (vocabulary,);
+    special tokens count 0.
     """
     was_training = model.training
     model.eval()
