@@ -78,13 +78,13 @@ def run(train: Any, tmp_path: Path) -> Path:
 def folder(tmp_path: Path, run: Path) -> Path:
     """A random Llama with the run's tokenizer, as a Hugging Face folder."""
     transformers = pytest.importorskip("transformers")
-    from geonorm.lab.tasks import fast
+    from geonorm.hf.export import fast_tokenizer
 
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.LlamaConfig(vocab_size=257, max_position_embeddings=32, **shape)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
-    fast(run / "tokenizer.json").save_pretrained(tmp_path / "llama")
+    fast_tokenizer((run / "tokenizer.json").read_text(), 256, 32).save_pretrained(tmp_path / "llama")
     return tmp_path / "llama"
 
 
@@ -231,7 +231,7 @@ def test_a_tokenizer_that_begins_texts_begins_windows() -> None:
 @needs_harness
 def test_a_random_model_scores_chance(sets: Path, tmp_path: Path) -> None:
     """Over many questions with random choices, within three standard errors."""
-    from geonorm.lab.tasks import AsCausalLM, fast
+    from geonorm.lab.data.tokenizer import ByteTokenizer
     from geonorm.nn import Decoder, DecoderConfig
 
     generator = torch.Generator().manual_seed(0)
@@ -245,8 +245,7 @@ def test_a_random_model_scores_chance(sets: Path, tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     torch.manual_seed(1)
     model = Decoder(DecoderConfig(layers=1, width=16, heads=2, hidden=16, vocab_size=257, context=16)).eval()
-    (tmp_path / "tokenizer.json").write_text(byte_tokenizer())
-    lm = tasks.listener(AsCausalLM(model), fast(tmp_path / "tokenizer.json"), batch_size=64)
+    lm = tasks.listener(*tasks.adapted(model, ByteTokenizer()), batch_size=64)
     found = tasks.Tasks([str(path)]).ask(lm)["guess"]
     assert found["documents"] == 400 and found["chance"] == 0.25
     for name in ("acc", "gold_probability"):
@@ -256,12 +255,6 @@ def test_a_random_model_scores_chance(sets: Path, tmp_path: Path) -> None:
 
 def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def byte_tokenizer() -> str:
-    from geonorm.lab.data.tokenizer import ByteTokenizer
-
-    return ByteTokenizer().json
 
 
 @needs_harness

@@ -42,7 +42,8 @@ class AppliedConfig(PreTrainedConfig):
         family = config_dict.get("stock_type")
         if family not in FAMILIES:
             raise ConfigError(unknown("stock_type in config.json:", str(family), FAMILIES))
-        return config_class(CONFIG_MAPPING[family]).from_dict(config_dict, **kwargs)
+        stock: Any = CONFIG_MAPPING[family]
+        return config_class(stock).from_dict(config_dict, **kwargs)
 
 
 class AppliedFields:
@@ -91,7 +92,7 @@ def config_class(stock: Any) -> Any:
     for name in dir(modeling_auto):
         auto: Any = getattr(modeling_auto, name)
         models = getattr(auto, "_model_mapping", None)
-        if isinstance(auto, type) and models is not None and stock in models:
+        if name.startswith("Auto") and models is not None and stock in models:
             found = models[stock]
             first = found[0] if isinstance(found, tuple) else found
             auto.register(made, model_class(first, made), exist_ok=True)

@@ -377,14 +377,14 @@ class CompareConfig(Recipe):
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Loss on any text, and tasks by lm-evaluation-harness, of a run, an exported folder or any Hugging Face model."""
+    """Loss on any text, and tasks through lm_eval, of a run, an exported folder or any Hugging Face model."""
 
     model: str
     """Run directory, model folder, or a name on the Hugging Face hub."""
     data: str | None = None
     """Text as for train: its held-out part if it has one or if the run was trained on it, else all of it."""
     tasks: list[str] = field(default_factory=list)
-    """Question sets of $GEONORM_DATA/eval, JSON-lines files of questions, or tasks of lm-evaluation-harness."""
+    """Sets of questions in $GEONORM_DATA/eval, JSONL files of questions, or tasks that lm_eval knows."""
     tokens: int | None = None
     """Most tokens of the text."""
     limit: int | None = None

@@ -26,9 +26,9 @@ def held_out(
 ) -> dict[str, float]:
     """val_loss in nats per token, val_bpb in bits per byte of UTF-8 (comparable between tokenizers), and counts.
 
-    model: a Decoder, or what has its `loss`, `eval` and `train`. token_bytes: bytes of each token (vocabulary,); special
-    tokens count 0. Ranks take turns at the batches; every rank gets the same result, that of one rank but for the order
-    in which batches are added up in fp64.
+    model: a Decoder, or what has its `loss`, `eval` and `train`. token_bytes: bytes of each token (vocabulary,);
+    special tokens count 0. Ranks take turns at the batches; every rank gets the same result, that of one rank but for
+    the order in which batches are added up in fp64.
     """
     was_training = model.training
     model.eval()

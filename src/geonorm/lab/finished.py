@@ -13,9 +13,9 @@ from ..errors import CheckpointError
 from ..nn.decoder import Decoder
 from .config import TrainConfig
 from .data import Tokenizer, load_tokenizer
+from .data.source import NO_TEXT
 from .run import Run, read_rows
 from .train import load_run
-from .use import NO_TEXT
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from ..errors import CheckpointError, ConfigError, DataError
 from . import parallel
 from .data import Source, Tokenizer, load_tokenizer
+from .data.source import NO_TEXT
 from .data.tokenizer import FileTokenizer
-from .tasks import AsCausalLM, fast
+from .tasks import adapted
 from .train import load_run
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -31,7 +32,7 @@ class Subject:
     """A causal language model that can be asked.
 
     about: what a summary says of it. scorer: has `loss(ids, targets, reduction)` and eval/train, as `held_out` wants.
-    context: tokens of a window of text. tokenizer: ours, for a source of text. causal and fast: model and tokenizer for
+    context: tokens of a window of text. tokenizer: ours, for a source of text. theirs: model and tokenizer for
     lm-evaluation-harness. precision: the context to run it in.
     """
 
@@ -40,8 +41,7 @@ class Subject:
     context: int
     device: torch.device
     tokenizer: Callable[[Source], Tokenizer]
-    causal: Any
-    fast: Callable[[], Any]
+    theirs: Callable[[], tuple[Any, Any]]
     precision: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
@@ -64,18 +64,14 @@ def open_subject(name: str, device: torch.device, context: int | None = None) ->
         return load_tokenizer(str(file), source, model.config.vocab_size)
 
     about = {"run": name, "scheme": config.scheme}
-    causal = AsCausalLM(model, precision)
-    return Subject(about, model, model.config.context, device, tokenizer, causal, partial(fast, file), precision)
+    theirs = partial(adapted, model, tokenizer(NO_TEXT))
+    return Subject(about, model, model.config.context, device, tokenizer, theirs, precision)
 
 
 def hugging_face(name: str, device: torch.device, context: int | None) -> Subject:
     """A causal language model by transformers: a folder (ours, exported ones included) or a name on the hub."""
-    try:
-        import transformers
+    from ..hf import transformers  # ConfigError without it; and with it, our own model types are known
 
-        from .. import hf  # noqa: F401  registers our own model types
-    except ImportError:
-        raise ConfigError(f"{name} is a Hugging Face model: pip install geonorm[hf]") from None
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype="auto").eval().to(device)
     except (OSError, ValueError, KeyError) as error:
@@ -96,7 +92,7 @@ def hugging_face(name: str, device: torch.device, context: int | None) -> Subjec
             raise DataError(f"{name} has no fast tokenizer: its bytes per token are not known, so use --tasks only")
         return FileTokenizer(name, theirs.backend_tokenizer.to_str())
 
-    return Subject(about, scorer, window, device, tokenizer, model, lambda: theirs)
+    return Subject(about, scorer, window, device, tokenizer, lambda: (model, theirs))
 
 
 def begin(tokenizer: Any) -> int | None:

@@ -11,23 +11,18 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from math import exp, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
-from types import SimpleNamespace
 from typing import Any
-
-import torch
-from torch import Tensor, nn
 
 from ..errors import ConfigError, DataError, nearest
 from ..nn.decoder import Decoder
-from .data import load_tokenizer
+from .data import Tokenizer
 from .data.files import JSON_SUFFIXES, read_bytes
-from .data.source import NO_TEXT
 from .run import finite
 
 MISSING = "tasks need lm-evaluation-harness: pip install geonorm[eval]"
@@ -219,8 +214,7 @@ def standard_error(values: list[float]) -> float:
 
 
 def listener(model: Any, tokenizer: Any, batch_size: int, live: bool = False) -> Any:
-    """The harness's language model around one in hand: a Hugging Face model, or anything that has its `config` and
-    `device` and answers a call with an object with `logits`."""
+    """The harness's language model around a Hugging Face model in hand, and its tokenizer."""
     lm = harness("models.huggingface").HFLM(
         pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size
     )
@@ -230,39 +224,18 @@ def listener(model: Any, tokenizer: Any, batch_size: int, live: bool = False) ->
     return lm
 
 
+def adapted(model: Decoder, tokenizer: Tokenizer) -> tuple[Any, Any]:
+    """A decoder of ours, sharing its weights, and its tokenizer, as transformers has them."""
+    from ..hf import adapt
+    from ..hf.export import fast_tokenizer
+
+    end = tokenizer.eos
+    made = adapt(model, bos_token_id=end, eos_token_id=end, pad_token_id=end)
+    return made, fast_tokenizer(tokenizer.json, end, model.config.context)
+
+
 def silent(method: Any) -> Any:
     def call(requests: Any) -> Any:
         return method(requests, disable_tqdm=True)
 
     return call
-
-
-def fast(file: Path) -> Any:
-    """A run's tokenizer.json as transformers' fast tokenizer."""
-    from transformers import PreTrainedTokenizerFast
-
-    ours = load_tokenizer(str(file), NO_TEXT, 2**31)
-    names = {i: token for token, i in PreTrainedTokenizerFast(tokenizer_file=str(file)).get_vocab().items()}
-    end = names[ours.eos]
-    return PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token=end, bos_token=end, pad_token=end)
-
-
-class AsCausalLM(nn.Module):
-    """A decoder with the face that lm-evaluation-harness wants: ids to an object with logits. No weight is copied, so a
-    model can be asked while it trains."""
-
-    def __init__(self, model: Decoder, precision: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-        super().__init__()
-        self.model, self.precision = model, precision
-        self.config = SimpleNamespace(model_type="geonorm", max_position_embeddings=model.config.context)
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.embed.weight.device
-
-    def tie_weights(self) -> None:
-        """Nothing to do: our weights are tied by being one tensor."""
-
-    def forward(self, ids: Tensor) -> SimpleNamespace:
-        with self.precision():
-            return SimpleNamespace(logits=self.model(ids))

@@ -37,7 +37,7 @@ def evaluate(config: EvalConfig, live: bool = False) -> dict[str, Any]:
         result.update(on_text(subject, c.data, c.tokens))
     if tasks is not None:
         with subject.precision():
-            answers = tasks.ask(listener(subject.causal, subject.fast(), c.batch_size, live))
+            answers = tasks.ask(listener(*subject.theirs(), c.batch_size, live))
         result.update(tasks=answers, limit=c.limit, harness=f"lm_eval {version('lm_eval')}")
         if c.out is not None:
             tasks.write(Path(c.out) / "tasks")
