@@ -24,7 +24,21 @@ PUBLIC = {
     "probe": "lab.probe",
     "GeonormError": "errors",
 }
-MODULES = ("dynamics", "errors", "hf", "lab", "nn", "norms", "ops", "probes", "report", "residual", "schemes", "sphere")
+MODULES = (
+    "anatomy",
+    "dynamics",
+    "errors",
+    "hf",
+    "lab",
+    "nn",
+    "norms",
+    "ops",
+    "probes",
+    "report",
+    "residual",
+    "schemes",
+    "sphere",
+)
 
 __all__ = [*PUBLIC, *MODULES]
 
