@@ -210,7 +210,7 @@ BAD = [
     ("eval", "MODEL is missing"),
     ("eval nowhere", "--data is missing"),
     ("eval nowhere --data x.txt", "nowhere holds no run"),
-    ("generate", "MODEL is missing"),
+    ("generate", "RUN is missing"),
     ("generate nowhere --prompt x", "nowhere holds no run"),
     ("generate a b", "unexpected argument 'b'"),
     ("report", "DIRS is missing"),
