@@ -2,11 +2,11 @@
 
     python benchmarks/decode.py [--shapes 125m nano] [--rounds 41] [--tokens 32] [--out benchmarks/results/decode.json]
 
-All models of a shape have the same sizes and fp32 weights; Llama and pre(entry=embedding) have the same weights and give
-the same tokens. Programs take turns in one process: in each round, in an order that rotates, each decodes `tokens` tokens
-after a prompt of 32 with a DynamicCache, one forward pass at a time, and the time per token of the round is kept. Time is
-CPU time of the one thread, which other programs on the machine disturb least; what is reported is the median over rounds
-of the ratio within the round, with the 95 % interval of that median.
+All models of a shape have the same sizes and fp32 weights; Llama and pre(entry=embedding) have the same weights and
+give the same tokens. Programs take turns in one process: in each round, in an order that rotates, each decodes
+`tokens` tokens after a prompt of 32 with a DynamicCache, one forward pass at a time, and the time per token of the
+round is kept. Time is CPU time of the one thread, which other programs on the machine disturb least; what is reported
+is the median over rounds of the ratio within the round, with the 95 % interval of that median.
 """
 
 from __future__ import annotations

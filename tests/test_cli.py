@@ -18,7 +18,7 @@ from geonorm.cli import main
 from geonorm.lab.config import CompareConfig, EvalConfig, TrainCommand, TrainConfig
 from geonorm.simulation import SimulateConfig
 
-VERBS = {"compare", "train", "eval", "generate", "report", "bench", "simulate", "schemes", "data"}
+VERBS = {"compare", "train", "eval", "generate", "export", "report", "bench", "simulate", "schemes", "data"}
 SHARED = set(
     """preset data steps batch_size objective recipe out
     model.layers model.width model.heads model.kv_heads model.hidden model.vocab_size model.context model.mlp model.norm
@@ -53,6 +53,7 @@ def test_surface_is_frozen() -> None:
     assert set(options(cli.Generate)) == {
         "run", "prompt", "tokens", "temperature", "top_k", "seed", "device"
     }, CHANGED  # fmt: skip
+    assert set(options(cli.Export)) == {"run", "to", "layout", "remote_code"}, CHANGED
     assert set(options(cli.Report)) == {"dirs", "out", "figures"}, CHANGED
     assert set(options(OpsBench)) == set("shapes dtypes modes only pairs threads device quick out".split()), CHANGED
     assert set(options(TrainBench)) == set(
@@ -71,7 +72,7 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("kind", [*OWN, cli.Generate, cli.Report, cli.Data])
+@pytest.mark.parametrize("kind", [*OWN, cli.Generate, cli.Export, cli.Report, cli.Data])
 def test_help_documents_every_option(kind: type, capsys: Any) -> None:
     verb = OWN.get(kind, kind.__name__.lower())
     assert main([*verb.split(), "--help"]) == 0
@@ -95,7 +96,7 @@ def test_help_does_not_import_torch() -> None:
 import sys, time
 from geonorm.cli import main
 for words in ("--help", "train --help", "compare --help", "eval -h", "schemes --help", "simulate -h", "bench -h",
-              "bench ops -h", "bench train -h"):
+              "export -h", "bench ops -h", "bench train -h"):
     main(words.split())
 print(sorted({"torch", "numpy", "jsonargparse", "yaml"} & set(sys.modules)))
 """
@@ -213,6 +214,11 @@ BAD = [
     ("generate", "RUN is missing"),
     ("generate nowhere --prompt x", "nowhere holds no run"),
     ("generate a b", "unexpected argument 'b'"),
+    ("export", "RUN is missing"),
+    ("export nowhere", "--to is missing"),
+    ("export nowhere --to text.txt", "text.txt is a file: choose another --to"),
+    ("export nowhere --to out", "nowhere holds no run"),
+    ("export nowhere --to out --layout lama", "--layout takes geonorm or stock, got 'lama'"),
     ("report", "DIRS is missing"),
     ("report nowhere", "no run directory in nowhere"),
     ("schemes geonrom", "did you mean 'geonorm'?"),

@@ -186,9 +186,9 @@ class Export:
     to: str
     """Folder to write; it must not exist or be empty."""
     layout: Literal["geonorm", "stock"] = "geonorm"
-    """geonorm: any scheme, loads with `import geonorm.hf`; stock: the architecture of transformers that the run equals."""
+    """geonorm: any scheme, loads with `import geonorm.hf`; stock: the architecture of transformers that it equals."""
     remote_code: bool = False
-    """Add a modeling file, so that the folder loads with trust_remote_code=True where geonorm is not installed."""
+    """Add a modeling file: the folder then loads with trust_remote_code=True where geonorm is not installed."""
 
 
 def export(arguments: list[str]) -> int:

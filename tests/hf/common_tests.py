@@ -1,17 +1,18 @@
-"""transformers' own common tests on our classes: run by hand, on a checkout of its tests that is no part of this project.
+"""transformers' own common tests on our classes, by hand, on a copy of its tests that is no part of this project.
 
     python tests/hf/common_tests.py FOLDER [-k NAMES] [--table FILE]
 
-FOLDER holds `tests/` of transformers in the installed release, or of the nearest commit to be had, unmodified. Everything
-that its causal language models are tested with runs on geonorm; its generation tests on pre, post and ngpt too. Prints a
-table of every test with its result; needs pytest and `parameterized`.
+FOLDER holds `tests/` of transformers in the installed release, or of the nearest commit to be had, unmodified.
+Everything that its causal language models are tested with runs on geonorm; its generation tests on pre, post and ngpt
+too. Prints a table of every test with its result; needs pytest and `parameterized`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,17 @@ if "GEONORM_THEIRS" in os.environ:
     from importlib.util import find_spec
     from types import ModuleType
 
-    if (
-        find_spec("tests.distributed_testing_utils") is None
-    ):  # the source distribution leaves it out; no test here calls it
+    # the source distribution leaves this helper out; what it starts is skipped for architectures that are not theirs
+    if find_spec("tests.distributed_testing_utils") is None:
         absent = ModuleType("tests.distributed_testing_utils")
-        absent.__getattr__ = lambda name: lambda: "cpu"  # type: ignore[method-assign]
+        for name in ("backend", "device_type"):
+            setattr(absent, f"_get_distributed_{name}", lambda: "cpu")
+        for name in ("_get_rank_device", "_set_rank_device", "_start_rank_processes", "run_distributed"):
+            setattr(absent, name, None)
         sys.modules[absent.__name__] = absent
 
     from tests.causal_lm_tester import CausalLMModelTest, CausalLMModelTester  # type: ignore[import-not-found]
     from tests.generation.test_utils import GenerationTesterMixin  # type: ignore[import-not-found]
-
     from transformers.models.auto import modeling_auto
 
     from geonorm import hf
@@ -91,11 +93,31 @@ class Results:
             print(f"\n{test} {self.found[test].get(case)} ({report.duration:.0f} s)", file=sys.stderr)
 
     def table(self) -> str:
-        cases = ["TestGeoNorm", *(f"Test{scheme.capitalize()}" for scheme in SCHEMES)]
-        lines = [f"| test | {' | '.join(['geonorm', *SCHEMES])} |", "|---" * (1 + len(cases)) + "|"]
-        for test, results in sorted(self.found.items()):
-            lines.append(f"| `{test}` | {' | '.join(results.get(case, '') for case in cases)} |")
-        return "\n".join(lines)
+        """Markdown: what passed, what was skipped and why, for the cases together whose results are the same."""
+        alike: dict[str, list[str]] = defaultdict(list)
+        for case in sorted({case for results in self.found.values() for case in results}):
+            groups: dict[str, list[str]] = defaultdict(list)
+            for test, results in sorted(self.found.items()):
+                if case in results:
+                    groups[results[case]].append(test)
+            counts = Counter({result.partition(":")[0]: 0 for result in groups})
+            for result, tests in groups.items():
+                counts[result.partition(":")[0]] += len(tests)
+            rows = [
+                ", ".join(f"{counts[kind]} {kind}" for kind in sorted(counts)),
+                "",
+                "| result | tests |",
+                "|---|---|",
+            ]
+            rows += [f"| {result.replace('|', '/')} | {listed(tests)} |" for result, tests in sorted(groups.items())]
+            alike["\n".join(rows)].append(case.removeprefix("Test").lower())
+        return "\n\n".join(f"**{', '.join(cases)}**: {text}" for text, cases in alike.items())
+
+
+def listed(tests: list[str]) -> str:
+    """Names without their prefix; variants of one test (a number and words behind its name) counted."""
+    names = Counter(re.sub(r"_\d+(_.*)?$", "", test.removeprefix("test_")) for test in tests)
+    return ", ".join(f"{name} ({count})" if count > 1 else name for name, count in names.items())
 
 
 def main(arguments: list[str]) -> int:
@@ -109,7 +131,7 @@ def main(arguments: list[str]) -> int:
     os.chdir(folder)
     results = Results()
     status = pytest.main(
-        [here, "-q", "-c", os.devnull, "--rootdir", folder, "-p", "no:cacheprovider", *rest], [results]
+        [here, "-q", "-c", os.devnull, "--rootdir", folder, "--noconftest", "-p", "no:cacheprovider", *rest], [results]
     )
     if table:
         table.write_text(results.table() + "\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ..nn.config import DecoderConfig
@@ -20,8 +21,8 @@ def card(
     model_type: str = "geonorm",
     remote_code: bool = False,
 ) -> str:
-    """Markdown with the header that the hub reads. settings, summary, environment, rows: what the run directory holds in
-    config.yaml, summary.json, environment.json and metrics.jsonl; model_type: the architecture of the folder."""
+    """Markdown with the header that the hub reads. settings, summary, environment, rows: what the run directory holds
+    in config.yaml, summary.json, environment.json and metrics.jsonl; model_type: the architecture of the folder."""
     scheme = parse(shape.scheme)
     parts = [
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [geonorm, residual-scheme]\n---",
@@ -31,10 +32,10 @@ def card(
         "## How it was trained\n\n" + facts(shape, settings, summary, environment),
         "## Loss\n\n" + losses(rows),
         f"Loss in nats per token; the last value on held-out text is {number(summary['val_loss'])}, which is "
-        f"{number(summary['val_bpb'])} bits per byte. {spikes(summary)} One run with one seed: it says nothing about the "
-        "noise between seeds.",
-        "## What it is not\n\nA research model from a comparison of normalization placements. Nobody has examined it for "
-        "errors of fact, bias or harm, and it was not tuned to follow instructions.",
+        f"{number(summary['val_bpb'])} bits per byte. {spikes(summary)} One run with one seed: it says nothing about "
+        "the noise between seeds.",
+        "## What it is not\n\nA research model from a comparison of normalization placements. Nobody has examined it "
+        "for errors of fact, bias or harm, and it was not tuned to follow instructions.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -44,7 +45,7 @@ def usage(model_type: str, remote_code: bool) -> str:
     trust = ", trust_remote_code=True" if remote_code else ""
     return (
         f"{first}from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'tokenizer = AutoTokenizer.from_pretrained("FOLDER")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})\n'
         f'model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})\n'
         'ids = tokenizer("Once", return_tensors="pt").input_ids\n'
         "print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))"
@@ -54,10 +55,10 @@ def usage(model_type: str, remote_code: bool) -> str:
 def facts(shape: DecoderConfig, settings: dict[str, Any], summary: dict[str, Any], environment: dict[str, Any]) -> str:
     kv = f", {shape.groups} of keys and values" if shape.groups != shape.heads else ""
     table = {
-        "shape": f"{shape.layers} layers, width {shape.width}, {shape.heads} heads{kv}, {shape.mlp} MLP of {shape.hidden}, "
-        f"vocabulary {shape.vocab_size}{', tied' if shape.tied else ''}, context {shape.context}",
+        "shape": f"{shape.layers} layers, width {shape.width}, {shape.heads} heads{kv}, {shape.mlp} MLP of "
+        f"{shape.hidden}, vocabulary {shape.vocab_size}{', tied' if shape.tied else ''}, context {shape.context}",
         "parameters": f"{summary['parameters']:,}",
-        "data": f"`{settings['data']}`, sha256 of its tokens {environment['data_sha256']}",
+        "data": f"`{Path(settings['data']).name}`, sha256 of its tokens {environment['data_sha256']}",
         "tokens seen": f"{summary['tokens']:,} in {summary['steps']:,} steps",
         "seed": summary["seed"],
         "learning rate": f"{summary['lr']:g} ({settings['optim']['name']}, {settings['optim']['schedule']})",

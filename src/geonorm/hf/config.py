@@ -26,10 +26,11 @@ NAMES = {
 }
 """Fields of DecoderConfig that transformers calls otherwise; all others keep their names."""
 
-THEIRS = {
-    "num_labels", "name_or_path", "torch_dtype", "output_attentions", "attn_implementation", "experts_implementation",
-    "per_layer_config", "tie_last_hidden_states", "quantization_config", "model_type", "auto_map", "_name_or_path", "_commit_hash", "_attn_implementation", "custom_pipelines",
-}  # fmt: skip
+THEIRS = set(
+    """num_labels name_or_path torch_dtype output_attentions attn_implementation experts_implementation
+    per_layer_config tie_last_hidden_states quantization_config model_type auto_map _name_or_path _commit_hash
+    _attn_implementation custom_pipelines""".split()
+)
 """What transformers itself hands over beside the fields."""
 
 

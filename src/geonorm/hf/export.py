@@ -74,10 +74,10 @@ def export(
 ) -> Path:
     """Writes the folder and returns it; it appears whole or not at all.
 
-    tokenizer: a tokenizer.json as text; end: the id that ends a document. layout stock: the architecture of transformers
-    that the decoder equals. remote_code: the folder brings its modeling file, for `trust_remote_code=True` where geonorm
-    is not installed. card: text of README.md. shard: the size of the largest weight file. ConfigError if the folder is
-    not empty, or if no architecture is equal.
+    tokenizer: a tokenizer.json as text; end: the id that ends a document. layout stock: the architecture of
+    transformers that the decoder equals. remote_code: the folder brings its modeling file, for `trust_remote_code=True`
+    where geonorm is not installed. card: text of README.md. shard: the size of the largest weight file. ConfigError if
+    the folder is not empty, or if no architecture is equal.
     """
     check_target(to)
     if layout == "stock":

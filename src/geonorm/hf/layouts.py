@@ -144,7 +144,7 @@ def to_stock(model: GeoNormForCausalLM) -> Any:
     layout = layout_of(config)
     settings = {NAMES.get(name, name): getattr(config, name) for name in SHARED}
     settings.update({name: getattr(model.config, name) for name in TOKENS})
-    settings.update({key: config.bias for key in layout.bias}, **layout.settings)
+    settings.update(dict.fromkeys(layout.bias, config.bias), **layout.settings)
     settings["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
     if "eps" not in layout.shape:
         settings["rms_norm_eps"] = config.eps

@@ -20,8 +20,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
-from transformers.utils import can_return_tuple
-from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..nn.attention import Attention, rope
@@ -124,14 +123,15 @@ class GeoNormPreTrainedModel(PreTrainedModel):
             self.draw(module, end.scheme, end.site)
         elif isinstance(module, nn.Linear) and not hasattr(module, "role"):  # a classifier
             init.normal_(module.weight, 0.0, base_std(module.in_features))
-        elif hasattr(module, "reset_parameters") and not isinstance(module, nn.Linear):
+        elif not isinstance(module, nn.Linear) and (reset := getattr(module, "reset_parameters", None)):
             loaded = [(p, p.clone()) for p in module.parameters(recurse=False) if getattr(p, LOADED, False)]
-            module.reset_parameters()
+            reset()
             for parameter, value in loaded:
                 parameter.copy_(value)
 
-    def draw(self, module: nn.Module, scheme: Scheme, site: Site) -> None:
-        weight, role = module.weight, "embed" if isinstance(module, nn.Embedding) else str(module.role)
+    def draw(self, module: Any, scheme: Scheme, site: Site) -> None:
+        """The weights of a linear layer or an embedding, as the scheme at the site begins."""
+        weight, role = module.weight, "embed" if isinstance(module, nn.Embedding) else module.role
         if not getattr(weight, LOADED, False):
             fan_out, fan_in = weight.shape
             init.normal_(weight, 0.0, scheme.init_std(role, fan_in, fan_out, site, base_std(fan_in)))
@@ -152,8 +152,9 @@ class GeoNormPreTrainedModel(PreTrainedModel):
                 for part in module.branch.modules():
                     if isinstance(part, nn.Linear) and hasattr(part, "role"):
                         module.scheme.constrain({str(part.role): [part.weight]})
-        self.ends()[0].scheme.constrain({"embed": [self.get_input_embeddings().weight]})
-        head = self.get_output_embeddings()
+        embedding: Any = self.get_input_embeddings()
+        self.ends()[0].scheme.constrain({"embed": [embedding.weight]})
+        head: Any = self.get_output_embeddings()
         if head is not None and not self.config.tie_word_embeddings:
             self.ends()[1].scheme.constrain({"head": [head.weight]})
 
@@ -205,8 +206,8 @@ class GeoNormModel(GeoNormPreTrainedModel):
         self.embed_tokens = value
 
     @seen_by_schemes
-    @merge_with_config_defaults
-    @capture_outputs
+    @merge_with_config_defaults  # type: ignore[untyped-decorator]
+    @capture_outputs  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -246,7 +247,7 @@ class GeoNormForCausalLM(GeoNormPreTrainedModel, GenerationMixin):
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
-    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # type: ignore[dict-item]  # noqa: RUF012
     _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
 
     def __init__(self, config: GeoNormConfig) -> None:
@@ -257,7 +258,7 @@ class GeoNormForCausalLM(GeoNormPreTrainedModel, GenerationMixin):
         self.logits_slot = end.scheme.slot("logits", (config.vocab_size,), config.hidden_size, end.site)
         self.post_init()
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,

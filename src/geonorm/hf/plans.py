@@ -5,10 +5,11 @@ from __future__ import annotations
 from ..nn.config import DecoderConfig
 from ..nn.roles import ROLES
 
-ATTENTION, MLP = ("q", "k", "v", "o"), ("gate", "up", "down")
+ATTENTION = ("q", "k", "v", "o")
+FEED_FORWARD = ("gate", "up", "down")
 PLACES = {
-    "sequential": {"attn.branch": ATTENTION, "mlp.branch": MLP},
-    "parallel": {"both.branch.attn": ATTENTION, "both.branch.mlp": MLP},
+    "sequential": {"attn.branch": ATTENTION, "mlp.branch": FEED_FORWARD},
+    "parallel": {"both.branch.attn": ATTENTION, "both.branch.mlp": FEED_FORWARD},
 }
 """Where each kind of block keeps its matrices."""
 CUTS = {"rows": "colwise", "columns": "rowwise"}

@@ -1,9 +1,9 @@
 """One readable modeling file that needs torch and transformers alone: what a model folder carries for `auto_map`.
 
-It is made from the source of this package: the definitions that the model classes and the schemes of one model reach, in
-the order of their modules, comments and docstrings included, imports among modules left out. Where two modules use one
-name for different things, one of them takes its module's name in front. The fused kernels stay behind: the geodesic
-update is the closed form in plain PyTorch, which is what runs on a CPU here too.
+It is made from the source of this package: the definitions that the model classes and the schemes of one model reach,
+in the order of their modules, comments and docstrings included, imports among modules left out. Where two modules use
+one name for different things, one of them takes its module's name in front. The fused kernels stay behind: the
+geodesic update is the closed form in plain PyTorch, which is what runs on a CPU here too.
 """
 
 from __future__ import annotations
@@ -145,6 +145,14 @@ class Bundle:
         for name in definition.names():
             if name.id in definition.module.outside:
                 self.outside[name.id] = definition.module.outside[name.id]
+            elif not (self.known(definition, name.id) or hasattr(builtins, name.id)):
+                raise LookupError(f"{place}: where does {name.id} come from? remote.py reads one name to an assignment")
+
+    def known(self, definition: Definition, name: str) -> bool:
+        """Whether a name is the package's: of the module, or imported at its top or inside the definition."""
+        inner = (n for n in ast.walk(definition.node) if isinstance(n, ast.ImportFrom))
+        local = {alias.asname or alias.name for node in inner for alias in node.names}
+        return name in local or name in definition.module.ours or name in definition.module.definitions
 
     def targets(self, definition: Definition) -> Iterator[Place]:
         for _, _, _, place in self.uses(definition):
@@ -241,7 +249,9 @@ class Bundle:
             for n in ast.walk(statement)
         }
         bodies = {
-            (n.lineno, n.col_offset) for n in ast.walk(definition.node) if id(n) in inside and hasattr(n, "lineno")
+            (n.lineno, n.col_offset)
+            for n in ast.walk(definition.node)
+            if id(n) in inside and isinstance(n, (ast.expr, ast.stmt))
         }
         for line, start, _, place in self.uses(definition):
             if (line, start) not in bodies:
@@ -307,6 +317,8 @@ def free_names(node: ast.AST, scopes: list[set[str]]) -> Iterator[ast.Name]:
             else:
                 yield from free_names(statement, [*scopes, {n for s in node.body if (n := defined(s))}])
         return
+    if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+        scopes = [*scopes, {n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}]
     for child in ast.iter_child_nodes(node):
         yield from free_names(child, scopes)
 
@@ -334,6 +346,8 @@ def bound(node: ast.FunctionDef | ast.Lambda) -> set[str]:
                 names.add(child.name)
             elif isinstance(child, ast.arg):
                 names.add(child.arg)
+            elif isinstance(child, ast.ExceptHandler) and child.name:
+                names.add(child.name)
     return names
 
 
@@ -349,7 +363,8 @@ def modeling_source(scheme: Scheme) -> str:
     """The text of the modeling file for models under a scheme. ConfigError for a scheme from another package."""
     home = __name__.partition(".")[0]
     roots: list[Place] = []
-    for kind in dict.fromkeys([GeoNorm, *schemes_in(scheme)]):  # a configuration without settings is geonorm
+    kinds: list[type[Scheme]] = [GeoNorm, *schemes_in(scheme)]
+    for kind in dict.fromkeys(kinds):  # a configuration without settings is geonorm
         package, _, module = kind.__module__.partition(".")
         if package != home:
             raise ConfigError(

@@ -1,0 +1,76 @@
+"""What the tests of `geonorm.hf` share: a tiny model of any scheme, ids, a finished run, quiet transformers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+SIZE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 61,
+    "max_position_embeddings": 32,
+}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quiet() -> Iterator[None]:
+    transformers = pytest.importorskip("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    yield
+
+
+@pytest.fixture
+def build() -> Callable[..., Any]:
+    """build(scheme, **fields of the configuration): a tiny language model in eval mode; equal calls, equal weights."""
+
+    def make(scheme: str = "geonorm", **fields: Any) -> Any:
+        import torch
+
+        from geonorm.hf import GeoNormConfig, GeoNormForCausalLM
+
+        torch.manual_seed(0)
+        model = GeoNormForCausalLM(GeoNormConfig(scheme=scheme, **{**SIZE, **fields})).eval()
+        with torch.no_grad():  # gains and scalars that are not 1 or 0, so that none can be forgotten
+            for parameter in model.parameters():
+                if parameter.dim() < 2 and parameter.numel() < 61:
+                    parameter += 0.1 * torch.rand(parameter.shape)
+        return model
+
+    return make
+
+
+@pytest.fixture
+def ids() -> Any:
+    import torch
+
+    return torch.randint(1, 61, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of six steps with an own BPE."""
+    from geonorm.cli import main
+
+    folder = tmp_path_factory.mktemp("run")
+    text = folder / "small.txt"
+    text.write_text(
+        "".join(f"the cat number {i} sat on the mat and saw {i * i} residual streams.\n" for i in range(400))
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEONORM_CACHE", str(folder / "cache"))
+        shape = "--model.layers 2 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16"
+        rest = "--model.vocab_size 300 --evaluation.tokens 256 --evaluation.trace_tokens 64 --runtime.tensorboard false"
+        words = f"train {shape} {rest} --runtime.device cpu --steps 6 --scheme pre".split()
+        assert main([*words, "--data", str(text), "--out", str(folder / "out")]) == 0
+    return folder / "out"

@@ -1,0 +1,248 @@
+"""From a run to a folder that transformers loads, alone if need be; and refusals that leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from geonorm import Decoder, DecoderConfig, names
+from geonorm.cli import main
+from geonorm.errors import ConfigError
+
+transformers = pytest.importorskip("transformers")
+
+from geonorm import hf  # noqa: E402
+from geonorm.hf.export import fast_tokenizer  # noqa: E402
+from geonorm.hf.remote import modeling_source  # noqa: E402
+from geonorm.lab.data import load_tokenizer  # noqa: E402
+from geonorm.lab.finished import finished  # noqa: E402
+from geonorm.lab.use import NO_TEXT  # noqa: E402
+from geonorm.schemes import Scheme, parse  # noqa: E402
+
+ALONE = """
+import sys
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "geonorm":
+            raise ImportError("geonorm is not installed here")
+sys.meta_path.insert(0, Without())
+import torch
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+found = {}
+for folder in sys.argv[2:]:
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    ids = torch.arange(2, 20).view(2, 9)
+    found[folder] = model(ids).logits, model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
+    AutoModel.from_pretrained(folder, trust_remote_code=True)
+    AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+torch.save(found, sys.argv[1])
+assert not [name for name in sys.modules if name.split(".")[0] == "geonorm"]
+"""
+FRESH = """
+import sys, torch, geonorm.hf
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[2]).eval()
+torch.save(model(torch.arange(2, 20).view(2, 9)).logits, sys.argv[1])
+"""
+
+
+def python(code: str, *words: Any, path: str = "") -> None:
+    """Runs code in a fresh interpreter, which is shown this package only through `path`."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment.update({"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(Path(words[0]).parent / "modules")})
+    environment.update({"PYTHONPATH": path} if path else {})
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)],
+        env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.fixture
+def folder(run: Path, tmp_path: Path) -> Path:
+    assert main(["export", str(run), "--to", str(tmp_path / "model")]) == 0
+    return tmp_path / "model"
+
+
+def test_a_run_comes_back_with_equal_logits_in_a_fresh_process(run: Path, folder: Path, tmp_path: Path) -> None:
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json",
+    ]  # fmt: skip
+    python(FRESH, tmp_path / "logits", folder, path=str(Path(hf.__file__).parents[2]))
+    assert torch.equal(torch.load(tmp_path / "logits"), finished(run).model(torch.arange(2, 20).view(2, 9)))
+
+
+def test_tokenizer_and_generation_settings_come_along(run: Path, folder: Path) -> None:
+    ours = load_tokenizer(str(run / "tokenizer.json"), NO_TEXT, 300)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    text = "the cat number 12 sat: ünïcödé  and   spaces\n"
+    assert theirs(text).input_ids == ours.encode([text])[0].tolist() and theirs.is_fast
+    assert theirs.decode(theirs(text).input_ids) == text
+    assert theirs.eos_token_id == theirs.bos_token_id == theirs.pad_token_id == ours.eos
+    settings = transformers.GenerationConfig.from_pretrained(folder)
+    assert settings.eos_token_id == settings.pad_token_id == settings.bos_token_id == ours.eos
+    model = hf.GeoNormForCausalLM.from_pretrained(folder)
+    batch = theirs(["the cat", "the cat number 7 sat on"], return_tensors="pt", padding=True)
+    assert model.generate(**batch, max_new_tokens=3).shape[0] == 2
+
+
+def test_byte_tokenizer_is_a_fast_one() -> None:
+    ours = load_tokenizer("byte", NO_TEXT, 257)
+    theirs = fast_tokenizer(ours.json, ours.eos, 64)
+    text = "naïve <|endofte>\t\n  ☃"
+    assert theirs(text).input_ids == list(text.encode()) and theirs.decode(theirs(text).input_ids) == text
+    assert theirs.eos_token_id == 256
+
+
+@pytest.mark.parametrize("name", ["gpt2.tokenizer.json.xz", "gpt-neox-olmo-dolma-v1_5.tokenizer.json.xz"])
+def test_published_tokenizers_are_usable(name: str) -> None:
+    path = Path(os.environ.get("GEONORM_DATA", "nowhere")) / "tokenizers" / name
+    if not path.exists():
+        pytest.skip("needs the tokenizers in $GEONORM_DATA")
+    ours = load_tokenizer(str(path), NO_TEXT, 60000)
+    theirs = fast_tokenizer(ours.json, ours.eos, 1024)
+    text = "Once upon a time, in 1984, there were 3 models.\n\tx = y"
+    assert theirs(text, add_special_tokens=False).input_ids == ours.encode([text])[0].tolist()
+    assert theirs.decode(theirs(text, add_special_tokens=False).input_ids) == text
+    assert theirs.eos_token_id == ours.eos
+
+
+def test_card_says_what_was_trained_how_and_with_which_result(run: Path, folder: Path) -> None:
+    text = (folder / "README.md").read_text()
+    summary = json.loads((run / "summary.json").read_text())
+    environment = json.loads((run / "environment.json").read_text())
+    assert text.startswith("---\nlibrary_name: transformers\n") and "`pre`" in text
+    for fact in (
+        f"{summary['tokens']:,}",
+        f"{summary['val_loss']:.4f}",
+        environment["data_sha256"],
+        "small.txt",
+        "| seed | 0 |",
+    ):
+        assert fact in text, fact
+    assert str(run.parent) not in text
+    assert "| step | tokens | training | held out |" in text and "| 6 |" in text
+
+
+def test_stock_layout_of_a_run_is_llama(run: Path, tmp_path: Path) -> None:
+    assert main(["export", str(run), "--to", str(tmp_path / "llama"), "--layout", "stock"]) == 0
+    llama = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama").eval()
+    assert type(llama) is transformers.LlamaForCausalLM
+    ids = torch.arange(2, 20).view(2, 9)
+    torch.testing.assert_close(llama(ids).logits, finished(run).model(ids), rtol=1e-5, atol=1e-5)
+
+
+ROUND = ["geonorm", "mix(ngpt, angpt)"]
+
+
+def test_remote_code_loads_alone_with_equal_logits(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer("byte", NO_TEXT, 257)
+    shape = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 48, "vocab_size": 257, "context": 32}
+    made = {}
+    for number, scheme in enumerate(ROUND):
+        torch.manual_seed(number)
+        model = Decoder(DecoderConfig(scheme=scheme, **shape)).eval()
+        to = hf.export(model, tokenizer.json, 256, tmp_path / f"model{number}", remote_code=True)
+        made[str(to)] = model
+    python(ALONE, tmp_path / "found", *made)
+    ids = torch.arange(2, 20).view(2, 9)
+    for folder, (logits, text) in torch.load(tmp_path / "found").items():
+        assert torch.equal(logits, made[folder](ids)), folder
+        ours = hf.GeoNormForCausalLM.from_pretrained(folder).eval()
+        assert torch.equal(text, ours.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0))
+
+
+@pytest.mark.parametrize("scheme", [*names(), "pre(form=scaled)", "mix(ngpt, geonorm)"])
+def test_remote_code_of_every_scheme_is_one_file_without_the_package(scheme: str) -> None:
+    text = modeling_source(parse(scheme))
+    space: dict[str, Any] = {"__name__": f"made_for_{abs(hash(scheme))}"}
+    module = type(sys)(space["__name__"])
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(text, "modeling_geonorm.py", "exec"), module.__dict__)  # noqa: S102
+        config = module.GeoNormConfig(
+            scheme=scheme, hidden_size=16, num_hidden_layers=2, intermediate_size=16, vocab_size=31
+        )
+        torch.manual_seed(0)
+        model = module.GeoNormForCausalLM(config).eval()
+    finally:
+        del sys.modules[module.__name__]
+    torch.manual_seed(0)
+    ours = hf.GeoNormForCausalLM(hf.GeoNormConfig(**config.to_dict())).eval()
+    ids = torch.arange(18).view(2, 9)
+    assert torch.equal(model(ids).logits, ours(ids).logits)
+    assert "import geonorm" not in "\n".join(line for line in text.splitlines() if line.startswith(("import", "from")))
+    assert "triton" not in text.lower() and "from ." not in text
+
+
+class Foreign(Scheme):
+    def write(self, x: Any, u: Any, carry: Any, p: Any, site: Any, h: Any = 1.0) -> Any:
+        return x + u
+
+
+def test_a_scheme_from_elsewhere_cannot_be_carried() -> None:
+    with pytest.raises(ConfigError, match="is not part of geonorm, so --remote-code cannot carry it"):
+        modeling_source(Foreign())
+
+
+def test_shards(run: Path, tmp_path: Path) -> None:
+    whole = finished(run)
+    to = hf.export(whole.model, whole.tokenizer.json, whole.tokenizer.eos, tmp_path / "m", shard="20KB")
+    assert len(list(to.glob("model-*.safetensors"))) > 1 and (to / "model.safetensors.index.json").exists()
+    ids = torch.arange(2, 20).view(2, 9)
+    assert torch.equal(hf.GeoNormForCausalLM.from_pretrained(to)(ids).logits, whole.model(ids))
+
+
+def damaged(run: Path, to: Path, status: str) -> Path:
+    """A copy of the run that says it ended otherwise."""
+    to.mkdir()
+    for name in ("config.yaml", "environment.json", "tokenizer.json"):
+        (to / name).write_bytes((run / name).read_bytes())
+    summary = json.loads((run / "summary.json").read_text())
+    if status:
+        (to / "summary.json").write_text(json.dumps({**summary, "status": status}))
+    return to
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("RUN", "--to is missing"),
+        ("nowhere --to out", "nowhere holds no run"),
+        ("RUN --to full", "full is not empty: choose another --to"),
+        ("RUN --to full/file", "full/file is a file: choose another --to"),
+        ("diverged --to out", "diverged is not finished (diverged)"),
+        ("unfinished --to out", "unfinished is not finished (running or interrupted)"),
+        ("RUN --to out --layout stok", "--layout takes geonorm or stock"),
+        ("RUN --to out --layout stock --remote-code", "--layout stock loads without --remote-code"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    words: str, said: str, run: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    damaged(run, tmp_path / "diverged", "diverged")
+    damaged(run, tmp_path / "unfinished", "")
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["export", *words.replace("RUN", str(run)).split()]) == 2
+    out, err = capsys.readouterr()
+    assert said in err and len(err.splitlines()) == 1 and err.startswith("geonorm export: ") and out == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_failing_export_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    whole = finished(run)
+    monkeypatch.setattr(sys.modules["geonorm.hf.export"], "fast_tokenizer", lambda *given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        hf.export(whole.model, whole.tokenizer.json, whole.tokenizer.eos, tmp_path / "model")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,265 @@
+"""Models in transformers: the decoder's own function, in every way that transformers may call it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from geonorm import Decoder, names
+from geonorm.errors import ConfigError
+
+transformers = pytest.importorskip("transformers")
+
+from geonorm import hf  # noqa: E402
+from geonorm.hf.export import adapt, hf_name  # noqa: E402
+
+EVERY = [
+    *names(),
+    "mix(ngpt, geonorm)",
+    "pre(form=scaled)",
+    "pre(entry=embedding)",
+    "geonorm(learn=affine, final=none)",
+]
+SOME = ["geonorm", "pre", "ngpt", "residual_dual", "hyper", "hybrid"]
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tied": {"tie_word_embeddings": True},
+    "gelu with biases": {"mlp": "gelu", "bias": True},
+    "parallel": {"block": "parallel"},
+    "qk head": {"qk_norm": "head"},
+    "qk full": {"qk_norm": "full"},
+    "layer norm": {"norm": "layer"},
+    "no gains": {"gains": False},
+}
+
+
+def greedy(model: Any, ids: Any, **settings: Any) -> Any:
+    settings = {
+        "max_new_tokens": 5,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "attention_mask": torch.ones_like(ids),
+        **settings,
+    }
+    return model.generate(ids, **settings)
+
+
+@pytest.mark.parametrize("scheme", EVERY)
+def test_every_scheme_is_its_decoder_and_generates_alike_with_and_without_cache(
+    scheme: str, build: Any, ids: Any
+) -> None:
+    model = build(scheme)
+    decoder = Decoder(model.config.shape())
+    decoder.load_state_dict({name: model.state_dict()[hf_name(name)] for name in decoder.state_dict()})
+    torch.testing.assert_close(model(ids).logits, decoder.eval()(ids), rtol=0, atol=0)
+    found = greedy(model, ids)
+    assert found.shape == (2, 14) and torch.equal(found, greedy(model, ids, use_cache=False))
+    if scheme in SOME:
+        assert torch.equal(found, greedy(model, ids, cache_implementation="static", disable_compile=True))
+    one = greedy(model, ids[:1])  # a single token takes its own path through the geodesic step
+    assert torch.equal(one, found[:1])
+
+
+@pytest.mark.parametrize("scheme", EVERY)
+def test_every_scheme_survives_saving(scheme: str, build: Any, ids: Any, tmp_path: Path) -> None:
+    model = build(scheme)
+    model.save_pretrained(tmp_path)
+    again, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    assert type(again) is hf.GeoNormForCausalLM and again.config.scheme == model.config.scheme
+    assert torch.equal(model(ids).logits, again(ids).logits)
+
+
+@pytest.mark.parametrize("scheme", EVERY)
+def test_one_seed_draws_the_weights_of_the_decoder(scheme: str, build: Any) -> None:
+    config = build(scheme).config
+    torch.manual_seed(3)
+    ours = Decoder(config.shape()).state_dict()
+    torch.manual_seed(3)
+    theirs = hf.GeoNormForCausalLM(config).state_dict()
+    assert {hf_name(name) for name in ours} == set(theirs)
+    assert all(torch.equal(value, theirs[hf_name(name)]) for name, value in ours.items())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("scheme", ["geonorm", "ngpt"])
+def test_every_layout(layout: str, scheme: str, build: Any, ids: Any, tmp_path: Path) -> None:
+    model = build(scheme, **LAYOUTS[layout])
+    assert torch.equal(greedy(model, ids), greedy(model, ids, use_cache=False))
+    model.save_pretrained(tmp_path)
+    again = hf.GeoNormForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(model(ids).logits, again(ids).logits)
+    tied = again.lm_head.weight.data_ptr() == again.get_input_embeddings().weight.data_ptr()
+    assert tied == bool(layout == "tied")
+
+
+@pytest.mark.parametrize("scheme", SOME)
+def test_buffers_and_scalars_that_no_file_holds_are_made_anew(
+    scheme: str, build: Any, ids: Any, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = build(scheme)
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    kept = {k: v for k, v in weights.items() if not k.endswith(".layer") and ".own." not in k and "slot" not in k}
+    assert len(kept) < len(weights)
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    torch.manual_seed(0)
+    again = hf.GeoNormForCausalLM.from_pretrained(tmp_path)
+    fresh = hf.GeoNormForCausalLM(model.config).state_dict()
+    for name, value in again.state_dict().items():
+        expected = weights[name] if name in kept else fresh[name]
+        assert torch.equal(value, expected), name
+
+
+@pytest.mark.parametrize("scheme", SOME)
+def test_left_padding_changes_nothing(scheme: str, build: Any, ids: Any) -> None:
+    model = build(scheme)
+    padded = torch.cat((torch.zeros(2, 3, dtype=ids.dtype), ids), 1)
+    mask = torch.cat((torch.zeros(2, 3, dtype=ids.dtype), torch.ones_like(ids)), 1)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    found = model(padded, attention_mask=mask, position_ids=positions).logits[:, 3:]
+    torch.testing.assert_close(found, model(ids).logits, rtol=1e-4, atol=1e-5)
+    assert torch.equal(greedy(model, padded, attention_mask=mask)[:, 3:], greedy(model, ids))
+
+
+@pytest.mark.parametrize("scheme", SOME)
+def test_attention_backends_agree_and_eager_returns_its_weights(scheme: str, build: Any, ids: Any) -> None:
+    model = build(scheme)
+    sdpa = model(ids).logits
+    model.set_attn_implementation("eager")
+    out = model(ids, output_attentions=True, output_hidden_states=True)
+    torch.testing.assert_close(out.logits, sdpa, rtol=1e-4, atol=1e-5)
+    assert [w.shape for w in out.attentions] == [(2, 4, 9, 9)] * 2
+    torch.testing.assert_close(out.attentions[0].sum(-1), torch.ones(2, 4, 9))
+    assert not out.attentions[0].triu(1).any()
+    assert [h.shape for h in out.hidden_states] == [(2, 9, 32)] * 3
+
+
+def test_beams_and_assisted_decoding(build: Any, ids: Any) -> None:
+    model, helper = build("geonorm"), build("pre", num_hidden_layers=1)
+    assert greedy(model, ids, num_beams=3).shape == (2, 14)
+    assert torch.equal(greedy(model, ids, num_beams=3), greedy(model, ids, num_beams=3, use_cache=False))
+    assert torch.equal(greedy(model, ids[:1], assistant_model=helper), greedy(model, ids[:1]))
+
+
+@pytest.mark.parametrize("scheme", SOME)
+def test_gradient_checkpointing_gives_the_same_gradients(scheme: str, build: Any, ids: Any) -> None:
+    plain, saving = build(scheme).train(), build(scheme).train()
+    getattr(saving, "activation_checkpointing_enable", saving.gradient_checkpointing_enable)()
+    for model in (plain, saving):
+        model(ids, labels=ids).loss.backward()
+    missing = [name for name, p in plain.named_parameters() if p.grad is None]
+    assert not missing
+    for (name, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad), name
+
+
+def test_half_precision_keeps_the_stream_wide(build: Any, ids: Any) -> None:
+    wide = build()
+    narrow = copy.deepcopy(wide).to(torch.bfloat16)
+    out = narrow(ids, output_hidden_states=True)
+    assert out.logits.dtype == torch.bfloat16 and out.hidden_states[1].dtype == torch.float32
+    assert narrow.model.blocks[1].attn.layer.item() == 1  # a rounded buffer would be another depth
+    torch.testing.assert_close(out.logits.float(), wide(ids).logits, rtol=0.1, atol=0.1)
+    assert torch.equal(greedy(narrow, ids), greedy(narrow, ids, use_cache=False))
+
+
+def test_embeddings_grow(build: Any, ids: Any) -> None:
+    model = build(tie_word_embeddings=True)
+    before = model(ids).logits
+    model.resize_token_embeddings(70, mean_resizing=False)
+    after = model(ids).logits
+    assert after.shape[-1] == 70 and model.config.vocab_size == 70
+    torch.testing.assert_close(after[..., :61], before)
+
+
+def test_constraints_hold_after_a_step(build: Any, ids: Any) -> None:
+    model = build("ngpt").train()
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    model(ids, labels=ids).loss.backward()
+    optimizer.step()
+    weight = model.model.blocks[0].attn.branch.q.weight
+    assert not torch.allclose(weight.norm(dim=-1), torch.ones(32), atol=1e-5)
+    model.constrain()
+    for tensor in (weight, model.lm_head.weight, model.get_input_embeddings().weight):
+        torch.testing.assert_close(tensor.norm(dim=-1), torch.ones(len(tensor)))
+    torch.testing.assert_close(model.model.blocks[1].mlp.branch.down.weight.norm(dim=0), torch.ones(48))
+
+
+def test_classifier_reads_the_last_token_that_is_no_padding(build: Any, ids: Any) -> None:
+    config = build().config
+    config.pad_token_id, config.num_labels = 0, 3
+    torch.manual_seed(0)
+    model = hf.GeoNormForSequenceClassification(config).eval()
+    padded = torch.cat((ids, torch.zeros(2, 4, dtype=ids.dtype)), 1)
+    mask = (padded != 0).long()
+    torch.testing.assert_close(model(padded, attention_mask=mask).logits, model(ids).logits)
+    assert model(ids, labels=torch.tensor([0, 2])).loss > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"scheem": "pre"}, "unknown key of GeoNormConfig 'scheem': did you mean 'scheme'?"),
+        ({"scheme": "geonrom"}, "unknown scheme 'geonrom': did you mean 'geonorm'?"),
+        ({"hidden_size": 30, "num_attention_heads": 4}, "model.width 30 must be an even multiple of model.heads 4"),
+        ({"qk_norm": "none", "num_hidden_layers": 0}, "model.layers must be at least 1"),
+    ],
+)
+def test_wrong_configurations_are_one_line(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        hf.GeoNormConfig(**fields)
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+def test_wrong_types_are_refused() -> None:
+    from huggingface_hub.errors import StrictDataclassFieldValidationError
+
+    for fields in ({"hidden_size": "128"}, {"mlp": "relu"}, {"gains": "yes"}):
+        with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(fields))):
+            hf.GeoNormConfig(**fields)
+
+
+def test_configuration_holds_every_field_of_the_decoder() -> None:
+    from dataclasses import fields
+
+    from geonorm import DecoderConfig
+    from geonorm.hf.config import NAMES
+
+    config = hf.GeoNormConfig()
+    assert hf.GeoNormConfig.of(DecoderConfig()).to_dict() == config.to_dict()
+    for f in fields(DecoderConfig):
+        assert hasattr(config, NAMES.get(f.name, f.name)), f.name
+    shape = DecoderConfig(scheme="post", layers=3, width=24, heads=3, kv_heads=1, mlp="gelu", bias=True, rope_theta=5e5)
+    assert hf.GeoNormConfig.of(shape).shape() == shape
+
+
+def test_scheme_becomes_canonical_and_attributes_that_are_no_keys_stay_behind(tmp_path: Path) -> None:
+    config = hf.GeoNormConfig(scheme="geonorm( alpha = 1.0,decay=sqrt )")
+    assert config.scheme == "geonorm(decay=sqrt)"
+    config.note = "mine"
+    config.save_pretrained(tmp_path)
+    assert transformers.AutoConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
+    assert "note" not in config.to_dict()
+
+
+def test_adapted_decoder_shares_its_weights(ids: Any, build: Any) -> None:
+    decoder = Decoder(build("ngpt").config.shape()).eval()
+    model = adapt(decoder, eos_token_id=0)
+    assert model.lm_head.weight.data_ptr() == decoder.head.weight.data_ptr() and not model.training
+    assert torch.equal(model(ids).logits, decoder(ids))
+
+
+def test_weights_are_cut_whole_rows_for_every_scheme(build: Any) -> None:
+    for block in ("sequential", "parallel"):
+        model = build("geonorm", block=block)
+        modules = {name.replace("0", "*") for name, _ in model.model.named_modules()}
+        assert set(model.config.base_model_tp_plan) <= modules
+        cut = {name.rpartition(".")[2]: how for name, how in model.config.base_model_tp_plan.items()}
+        assert {role for role, how in cut.items() if how == "rowwise"} == {"o", "down"}
+        assert {role for role, how in cut.items() if how == "colwise"} == {"q", "k", "v", "gate", "up"}
