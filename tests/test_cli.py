@@ -239,7 +239,7 @@ BAD = [
     ("eval", "MODEL is missing"),
     ("eval nowhere", "--data is missing"),
     ("eval nowhere --data x.txt", "nowhere holds no run"),
-    ("generate", "MODEL is missing"),
+    ("generate", "RUN is missing"),
     ("generate nowhere --prompt x", "nowhere holds no run"),
     ("generate a b", "unexpected argument 'b'"),
     ("export", "RUN is missing"),

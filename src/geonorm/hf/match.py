@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ..anatomy import join
 from ..errors import ConfigError
 from ..norms import upcast
-from ..residual import Residual, compute_dtype
+from ..residual import Residual
 from .block import Exit, norm_in
 
 SEQUENCES, TOKENS = 4, 64
@@ -235,7 +235,7 @@ def fitting(residual: Residual, seen: Seen, beyond: Tensor | None) -> Callable[.
         for chain, wanted in zip(branch.chains, seen.reads, strict=True):
             if chain.gains is not None:
                 regress(chain.gains, partial(chain.gains, y), wanted)
-        out = branch(y.to(compute_dtype(branch, y)), **arguments)
+        out = branch(y.to(residual.compute_dtype(y)), **arguments)
         u = out[0] if isinstance(out, tuple) else out
         weight = norm_weight(own) if branch.gain is None else branch.gain.weight
         if weight is not None and seen.after is not None:
