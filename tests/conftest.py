@@ -97,8 +97,8 @@ def build(case: str) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.fixture
-def tiny() -> Callable[[str], tuple[Any, dict[str, Any]]]:
-    """tiny(case) for a name in CASES: a model and the inputs of one forward pass. Shared: leave it as it is."""
+def tiny_model() -> Callable[[str], tuple[Any, dict[str, Any]]]:
+    """tiny_model(case) for a name in CASES: a model and the inputs of one forward pass. Shared: leave it as it is."""
     pytest.importorskip("transformers")
     return build
 

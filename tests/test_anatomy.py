@@ -52,10 +52,10 @@ def apply_norm(block: nn.Module, path: str | None, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def test_every_block_is_the_sum_that_the_table_states(family: str, tiny: Tiny) -> None:
+def test_every_block_is_the_sum_that_the_table_states(family: str, tiny_model: Tiny) -> None:
     """x' = after(x + output(sum of branches)), branch by branch from what each module returned, is the block's output;
     and each branch was handed norm(x)."""
-    model, inputs = tiny(family)
+    model, inputs = tiny_model(family)
     seen, _ = run(model, inputs)
     found = stacks_of(model)
     assert found
@@ -76,16 +76,16 @@ def test_every_block_is_the_sum_that_the_table_states(family: str, tiny: Tiny) -
             torch.testing.assert_close(x, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_sublayers_that_are_taken_apart_wrongly_are_noticed(tiny: Tiny) -> None:
+def test_sublayers_that_are_taken_apart_wrongly_are_noticed(tiny_model: Tiny) -> None:
     """The test above can fail: OLMo-2 read as Llama (no input norm there) has no such modules."""
-    model, _ = tiny("olmo2")
+    model, _ = tiny_model("olmo2")
     (wrong,) = anatomy(SimpleNamespace(model_type="llama"))
     with pytest.raises(AttributeError):
         model.get_submodule("model.layers.0").get_submodule(wrong.sublayers[0].branches[0].reader)
 
 
-def test_blocks_see_the_hidden_states_of_the_model(family: str, tiny: Tiny) -> None:
-    model, inputs = tiny(family)
+def test_blocks_see_the_hidden_states_of_the_model(family: str, tiny_model: Tiny) -> None:
+    model, inputs = tiny_model(family)
     seen, out = run(model, inputs)
     for base, stack in stacks_of(model):
         states = getattr(out, "hidden_states", None)
@@ -95,9 +95,9 @@ def test_blocks_see_the_hidden_states_of_the_model(family: str, tiny: Tiny) -> N
             assert torch.equal(seen[id(block)][0], states[k])
 
 
-def test_norms_at_the_ends(family: str, tiny: Tiny) -> None:
+def test_norms_at_the_ends(family: str, tiny_model: Tiny) -> None:
     """entry and exit norms stand where the table says; every norm of the model's width that runs is in the table."""
-    model, inputs = tiny(family)
+    model, inputs = tiny_model(family)
     seen, _ = run(model, inputs)
     listed = set()
     for base, stack in stacks_of(model):
@@ -119,9 +119,9 @@ def test_norms_at_the_ends(family: str, tiny: Tiny) -> None:
             assert inside or id(module) in listed, name
 
 
-def test_kinds_of_norm_and_stored_gains(family: str, tiny: Tiny) -> None:
+def test_kinds_of_norm_and_stored_gains(family: str, tiny_model: Tiny) -> None:
     """rms or layer, and gain_offset: what each norm computes from its own weight."""
-    model, _ = tiny(family)
+    model, _ = tiny_model(family)
     for base, stack in stacks_of(model):
         block = model.get_submodule(join(base, stack.blocks))[0]
         for place in stack.sublayers:
@@ -135,9 +135,9 @@ def test_kinds_of_norm_and_stored_gains(family: str, tiny: Tiny) -> None:
                 torch.testing.assert_close(norm(x), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_dropout_stands_where_the_table_says(family: str, tiny: Tiny) -> None:
+def test_dropout_stands_where_the_table_says(family: str, tiny_model: Tiny) -> None:
     """A dropout path is a Dropout, or (OPT) the block's own probability; every other Dropout is in a branch."""
-    model, _ = tiny(family)
+    model, _ = tiny_model(family)
     for base, stack in stacks_of(model):
         block = model.get_submodule(join(base, stack.blocks))[0]
         paths = [b.dropout for place in stack.sublayers for b in place.branches if b.dropout]
@@ -155,10 +155,10 @@ def test_every_family_has_a_case(family: str) -> None:
     assert family.split("-")[0] in FAMILIES
 
 
-def test_the_cases_cover_the_table(tiny: Tiny) -> None:
+def test_the_cases_cover_the_table(tiny_model: Tiny) -> None:
     covered = set()
     for name in FAMILIES:
-        covered.add(tiny(name)[0].config.model_type)
+        covered.add(tiny_model(name)[0].config.model_type)
     assert covered == set(FAMILIES)
 
 

@@ -81,6 +81,7 @@ PUBLIC = [
     "simulate",
     "probe",
     "GeonormError",
+    "anatomy",
     "dynamics",
     "errors",
     "lab",

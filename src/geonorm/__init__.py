@@ -24,7 +24,20 @@ PUBLIC = {
     "probe": "lab.probe",
     "GeonormError": "errors",
 }
-MODULES = ("dynamics", "errors", "lab", "nn", "norms", "ops", "probes", "report", "residual", "schemes", "sphere")
+MODULES = (
+    "anatomy",
+    "dynamics",
+    "errors",
+    "lab",
+    "nn",
+    "norms",
+    "ops",
+    "probes",
+    "report",
+    "residual",
+    "schemes",
+    "sphere",
+)
 
 __all__ = [*PUBLIC, *MODULES]
 

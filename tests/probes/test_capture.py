@@ -39,9 +39,9 @@ def captured(model: nn.Module, inputs: dict[str, Any]) -> tuple[Capture, Any]:
     return capture, out
 
 
-def test_sites_follow_each_other_and_the_models_own_hidden_states(family: str, tiny: Tiny) -> None:
+def test_sites_follow_each_other_and_the_models_own_hidden_states(family: str, tiny_model: Tiny) -> None:
     """x' of a site is x of the next one; x of block k is hidden state k; and x' is what norms and sum make of x, u."""
-    model, inputs = tiny(family)
+    model, inputs = tiny_model(family)
     capture, out = captured(model, inputs)
     assert len(capture.rows()) == len(capture.sites)
     for base, stack in capture.stacks:
@@ -64,8 +64,8 @@ def test_sites_follow_each_other_and_the_models_own_hidden_states(family: str, t
             torch.testing.assert_close(after, moved, rtol=1e-5, atol=1e-5)
 
 
-def test_rows_are_a_plain_computation_in_fp64(family: str, tiny: Tiny) -> None:
-    model, inputs = tiny(family)
+def test_rows_are_a_plain_computation_in_fp64(family: str, tiny_model: Tiny) -> None:
+    model, inputs = tiny_model(family)
     capture, _ = captured(model, inputs)
     for site in capture.sites.values():
         x, after, u = (part.double() for part in site.measure.kept)
@@ -103,8 +103,8 @@ def test_rows_are_a_plain_computation_in_fp64(family: str, tiny: Tiny) -> None:
         assert row["cos_pair"] == pytest.approx((pairs / (n * (n - 1))).mean().item(), abs=1e-6)
 
 
-def test_norm_rows_are_a_plain_computation_in_fp64(family: str, tiny: Tiny) -> None:
-    model, inputs = tiny(family)
+def test_norm_rows_are_a_plain_computation_in_fp64(family: str, tiny_model: Tiny) -> None:
+    model, inputs = tiny_model(family)
     seen: dict[str, tuple[Tensor, Tensor]] = {}
 
     def keep(name: str) -> Any:
@@ -135,9 +135,9 @@ def test_norm_rows_are_a_plain_computation_in_fp64(family: str, tiny: Tiny) -> N
             assert row[f"share_ones_{end}"] == pytest.approx(cosine.square().mean().item(), abs=1e-5)
 
 
-def test_padding_is_left_out(tiny: Tiny) -> None:
+def test_padding_is_left_out(tiny_model: Tiny) -> None:
     """A batch with padding has the rows of its tokens: those of each sequence alone."""
-    model, _ = tiny("llama")
+    model, _ = tiny_model("llama")
     ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(1))
     mask = torch.ones(2, 9, dtype=torch.int64)
     mask[1, 5:] = 0
@@ -167,8 +167,8 @@ def compare(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
                 assert value == other[name], name
 
 
-def test_padding_of_opts_flat_tokens(tiny: Tiny) -> None:
-    model, inputs = tiny("opt")
+def test_padding_of_opts_flat_tokens(tiny_model: Tiny) -> None:
+    model, inputs = tiny_model("opt")
     mask = torch.ones_like(inputs["input_ids"])
     mask[0, 6:] = 0
     capture = Capture(model)
@@ -177,8 +177,8 @@ def test_padding_of_opts_flat_tokens(tiny: Tiny) -> None:
     assert {row["tokens"] for row in capture.rows() + capture.norm_rows()} == {int(mask.sum())}
 
 
-def test_encoder_and_decoder_have_masks_of_their_own(tiny: Tiny) -> None:
-    model, inputs = tiny("t5")
+def test_encoder_and_decoder_have_masks_of_their_own(tiny_model: Tiny) -> None:
+    model, inputs = tiny_model("t5")
     masks = {"encoder": torch.ones_like(inputs["input_ids"]), "decoder": torch.ones_like(inputs["decoder_input_ids"])}
     masks["encoder"][0, 4:], masks["decoder"][1, 3:] = 0, 0
     capture = Capture(model)
@@ -190,10 +190,10 @@ def test_encoder_and_decoder_have_masks_of_their_own(tiny: Tiny) -> None:
         model(**inputs)
 
 
-def test_bf16_models_are_measured_in_fp32(tiny: Tiny) -> None:
+def test_bf16_models_are_measured_in_fp32(tiny_model: Tiny) -> None:
     import copy
 
-    model, inputs = tiny("llama")
+    model, inputs = tiny_model("llama")
     half = copy.deepcopy(model).bfloat16()
     capture, _ = captured(half, inputs)
     for site in capture.sites.values():
@@ -222,8 +222,8 @@ def test_our_own_models(scheme: str, norm: str) -> None:
         assert all(row["radius_after"] == pytest.approx(row["radius"], rel=1e-6) for row in rows)
 
 
-def test_by_hand_is_the_table(tiny: Tiny) -> None:
-    model, inputs = tiny("gpt2")
+def test_by_hand_is_the_table(tiny_model: Tiny) -> None:
+    model, inputs = tiny_model("gpt2")
     (stack,) = anatomy(model.config)
     by_hand = Stack.by_hand("h", ["attn:norm=ln_1,branch=attn", "mlp:norm=ln_2,branch=mlp"], exit="ln_f")
     one, other = Capture(model, [stack]), Capture(model, [by_hand])
@@ -277,8 +277,8 @@ def test_norms_of_any_model() -> None:
         Capture(nn.Linear(2, 2), sites=False)
 
 
-def test_hooks_are_gone_afterwards_also_after_an_error(tiny: Tiny) -> None:
-    model, inputs = tiny("gpt2")
+def test_hooks_are_gone_afterwards_also_after_an_error(tiny_model: Tiny) -> None:
+    model, inputs = tiny_model("gpt2")
     capture = Capture(model)
 
     def hooks() -> int:
@@ -331,8 +331,8 @@ def test_a_uniform_component_of_known_size_and_an_outlier_dimension_are_found() 
     assert site["peak"] == pytest.approx(8.0, rel=1e-3)
 
 
-def test_what_a_norm_is_is_asked(family: str, tiny: Tiny) -> None:
-    model, _ = tiny(family)
+def test_what_a_norm_is_is_asked(family: str, tiny_model: Tiny) -> None:
+    model, _ = tiny_model(family)
     for base, stack in Capture(model).stacks:
         for place in stack.sublayers:
             for path in place.norms:

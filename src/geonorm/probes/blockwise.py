@@ -77,7 +77,7 @@ def load_one_block(
     """A model whose blocks have weights only while they run. name: a local directory.
 
     ConfigError for a directory without safetensors, and where the files call the weights otherwise than today's
-    transformers: save the model anew with save_pretrained.
+    transformers (ViT, older checkpoints): its own loader translates, this one does not.
     """
     config = load_config(name)
     kind = model_class(config)
@@ -121,7 +121,7 @@ def locate(shards: Shards, key: str, model: nn.Module) -> str:
         twins = [name for name, p in model.named_parameters(remove_duplicate=False) if p is parameter]
         found = next((stored for name in twins if (stored := shards.stored(name))), None)
     if found is None:
-        raise ConfigError(f"the safetensors files have no {key}: save the model anew with save_pretrained, then probe")
+        raise ConfigError(f"the safetensors files have no {key}, as transformers calls it today: load it whole")
     return found
 
 

@@ -54,16 +54,18 @@ def r2(values: list[float], fitted: list[float], total: float) -> float | None:
 
 
 def implied(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Laws of the rows of one model's trace: by stack, for each kind of site and for all together ('all')."""
+    """Laws of the rows of one model's trace: by stack, for each kind of site, and for the mean of each block's sites
+    ('all')."""
     series: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    depths: dict[str, int] = {}
     for row in rows:
-        if row.get("ratio") is None:
-            continue
-        stack = str(row.get("stack", "decoder"))
-        depths[stack] = max(depths.get(stack, 0), int(row["t"]))
-        for kind in (str(row["kind"]), "all"):
-            series.setdefault(stack, {}).setdefault(kind, []).append((float(row["t"]), float(row["ratio"])))
-    return {
-        stack: {kind: fit(points, depths[stack]) for kind, points in kinds.items()} for stack, kinds in series.items()
-    }
+        if row.get("ratio") is not None:
+            kinds = series.setdefault(str(row.get("stack", "decoder")), {})
+            kinds.setdefault(str(row["kind"]), []).append((float(row["t"]), float(row["ratio"])))
+    found = {}
+    for stack, kinds in series.items():
+        every = [point for points in kinds.values() for point in points]
+        blocks = {t: [value for at, value in every if at == t] for t, _ in sorted(every)}
+        means = [(t, sum(values) / len(values)) for t, values in blocks.items()]
+        depth = int(max(blocks))
+        found[stack] = {kind: fit(points, depth) for kind, points in [*kinds.items(), ("all", means)]}
+    return found

@@ -45,10 +45,7 @@ def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[P
     from geonorm.report.runs import load
 
     if study := _study(dirs):
-        kind, paths = study
-        names = _distinct([path.resolve().name for path in paths])
-        folders = [Path(out_dir) / name if len(paths) > 1 else Path(out_dir) for name in names]
-        return [file for path, folder in zip(paths, folders, strict=True) for file in _draw(kind, path, folder)]
+        return [file for written in _figures(*study, Path(out_dir)) for file in written]
     return draw(load(dirs), Path(out_dir))
 
 
@@ -74,6 +71,13 @@ def _study(dirs: Sequence[AnyPath] | AnyPath) -> tuple[str, list[Path]] | None:
     return None if kinds <= {"run"} else (kinds.pop(), paths)
 
 
+def _figures(kind: str, paths: list[Path], out_dir: Path) -> list[list[Path]]:
+    """Figures of each directory; several get a folder each."""
+    names = _distinct([path.resolve().name for path in paths])
+    folders = [out_dir / name if len(paths) > 1 else out_dir for name in names]
+    return [_draw(kind, path, folder) for path, folder in zip(paths, folders, strict=True)]
+
+
 def _draw(kind: str, path: Path, folder: Path) -> list[Path]:
     from geonorm.report import geometry, simulation, trajectories
     from geonorm.report.figures import save
@@ -91,16 +95,13 @@ def _build_study(kind: str, paths: list[Path], target: Path, figures: AnyPath | 
     from geonorm.report import geometry, simulation
 
     drawings = []
-    for path in paths:
-        with TemporaryDirectory() as scratch:
-            written = [file for file in _draw(kind, path, Path(scratch)) if file.suffix == ".svg"]
-            drawings.append({file.stem: file.read_bytes() for file in written})
+    with TemporaryDirectory() as scratch:
+        for written in _figures(kind, paths, Path(scratch if figures is None else figures)):
+            drawings.append({file.stem: file.read_bytes() for file in written if file.suffix == ".svg"})
     if kind == "probe":
         text = geometry.page([geometry.load(path) for path in paths], drawings)
     else:
         text = simulation.page([simulation.load(path) for path in paths], drawings)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
-    if figures is not None:
-        write_figures(paths, figures)
     return target

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 NOTE = (
-    "step: tangential part of x'-x over |x|, mean over tokens and sites; law: the decay that its course in depth is "
+    "step: tangential part of x'-x over |x|, mean over tokens and sites; law: the decay that its course over blocks is "
     "nearest to, with R²; |cos| to (1, ..., 1) beside the same for 64 random directions (5 to 95 % of them) and for "
     "the direction that tokens share most"
 )
@@ -135,10 +135,17 @@ def panels(keys: Sequence[tuple[str, str, bool]]) -> Callable[[Geometry, Figure]
                 some |= line(axes, rows, key, look, name, depths(rows))
             dress(axes, title, log and some)
             shown |= some
-        legend(axes)
+        place_legend(figure)
         return shown
 
     return paint
+
+
+def place_legend(figure: Figure) -> None:
+    """The legend, beside the last panel that shows something."""
+    shown = [axes for axes in figure.get_axes() if axes.get_legend_handles_labels()[1]]
+    if shown:
+        legend(shown[-1])
 
 
 def dress(axes: Axes, title: str, log: bool) -> None:
@@ -149,22 +156,31 @@ def dress(axes: Axes, title: str, log: bool) -> None:
 
 
 def steps(found: Geometry, figure: Figure) -> bool:
-    """Implied step size over depth, linear and log-log, with each series' nearest law."""
+    """Implied step size over depth, mean of a block's sites, linear and log-log, with each series' nearest law."""
     shown = False
     for axes, log in zip(figure.subplots(1, 2), (False, True), strict=True):
         for name, look in looks(found.names).items():
-            rows = found.sites.get(name, [])
+            rows = block_means(found.sites.get(name, []), "ratio")
             shown |= line(axes, rows, "ratio", look, name, [row["t"] for row in rows], linestyle="", shade=False)
             law = found.schedule(name)
             if rows and law:
-                depth = rows[0]["depth"]
+                depth = len(rows)
                 grid = [1 + (depth - 1) * k / 60 for k in range(61)]
                 axes.plot(grid, [curve(law, t, depth) for t in grid], color=look.light, linestyle=":", linewidth=1.6)
-        dress(axes, "tangential / |x|" + (", log-log: powers are straight" if log else ""), log and shown)
+        dress(axes, "tangential / |x|, mean of a block" + ("; powers are straight" if log else ""), log and shown)
         if log:
             axes.set_xscale("log")
-    legend(axes)
+    place_legend(figure)
     return shown
+
+
+def block_means(rows: Sequence[Row], key: str) -> list[Row]:
+    """One row per block: the mean of a column over its sites."""
+    found: dict[int, list[float]] = {}
+    for row in rows:
+        if row.get(key) is not None:
+            found.setdefault(row["t"], []).append(row[key])
+    return [{"t": t, key: sum(values) / len(values)} for t, values in sorted(found.items())]
 
 
 def curve(law: Row, t: float, depth: int) -> float:
@@ -190,7 +206,7 @@ def rotation(found: Geometry, figure: Figure) -> bool:
             ]
             shown |= line(axes, rows, key, look, name, depths(rows))
         dress(axes, "degrees, with gain and bias" if key == "rotation" else "without gain and bias", False)
-    legend(axes)
+    place_legend(figure)
     return shown
 
 
@@ -211,7 +227,7 @@ def uniform(found: Geometry, figure: Figure) -> bool:
             points = list(zip(at, rows, strict=True))
             between(axes, points, f"cos_null_low_{end}", f"cos_null_high_{end}", look, 0.25)
         dress(axes, f"|cos| to (1, ..., 1) {end} the norm", False)
-    legend(axes)
+    place_legend(figure)
     return shown
 
 
