@@ -159,7 +159,7 @@ def figures(runs: list[Facts], found: list[dict[str, Any]], gradients: dict[str,
         save(page, "course", about)
 
         page = Figure(figsize=(9.6, 3.4))
-        for axes, when in zip(page.subplots(1, 2, sharey=True), ("start", "end"), strict=True):
+        for axes, when in zip(page.subplots(1, 2, sharey=True), ("start", "end"), strict=True) if found else ():
             for row in found:
                 if row["when"] == when:
                     for kind, style in (("attn", "--"), ("mlp", "-")):
@@ -175,9 +175,10 @@ def figures(runs: list[Facts], found: list[dict[str, Any]], gradients: dict[str,
             axes.set_yscale("log")
             axes.set_xlabel("t = block + 1")
             axes.set_title({"start": "As drawn", "end": "After training"}[when])
-        page.axes[0].set_ylabel("implied step size |P(x'-x)|/|x|")
-        page.axes[1].legend(fontsize=8)
-        save(page, "schedule", "pre(entry=embedding) · 16 layers · width 64 · one line a seed · books-small")
+        if found:
+            page.axes[0].set_ylabel("implied step size |P(x'-x)|/|x|")
+            page.axes[1].legend(fontsize=8)
+            save(page, "schedule", "pre(entry=embedding) · 16 layers · width 64 · one line a seed · books-small")
 
         page = Figure(figsize=(9.6, 3.4))
         left, right = page.subplots(1, 2)

@@ -21,13 +21,17 @@ DEEP = settings(
     steps=60, evaluation__every=30, checkpoint__every=60, batch_size=4, lr="6e-3",
     model__layers=16, model__width=64, model__hidden=172,
 )  # fmt: skip
+DECAY = {"adamw": 0.1, "muon": 0.1, "sgd": 1e-4}
+"""SGD's is a term of the gradient, which its momentum and its far higher rates multiply."""
 RATES = {"adamw": ("2e-3", "6e-3", "1.8e-2"), "muon": ("2e-3", "6e-3", "1.8e-2"), "sgd": ("0.1", "0.3", "1")}
 
 
 def grid() -> Grid:
     course = {
         f"{norm}-{optimizer}-batch{batch}-lr{lr}": [
-            *COMMON, *SHORT, *settings(model__norm=norm, optim__name=optimizer, batch_size=batch, lr=lr)
+            *COMMON, *SHORT,
+            *settings(model__norm=norm, batch_size=batch, lr=lr),
+            *settings(optim__name=optimizer, optim__weight_decay=DECAY[optimizer]),
         ]
         for optimizer, rates in RATES.items()
         for lr in rates

@@ -117,8 +117,8 @@ def figure(grouped: dict[str, list[Facts]], folder: Path) -> None:
         right.axhline(1, color="#5c5c5c", linewidth=0.8)
         right.set_xlabel("step")
         right.set_title("The course; one line a seed", fontsize=9)
-        right.set_ylim(bottom=0)
-        right.legend(fontsize=8)
+        right.set_ylim(0, 1.35 * right.get_ylim()[1])
+        right.legend(fontsize=8, loc="upper left")
         run = next(iter(grouped.values()))[0]
         page.supxlabel(
             f"blue LayerNorm, orange RMSNorm · about {run['parameters'] / 1e6:.2f}M parameters · 4 layers · "
