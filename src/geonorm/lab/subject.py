@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..errors import CheckpointError, ConfigError, DataError
 from . import parallel
 from .data import Source, Tokenizer, load_tokenizer
+from .data.optional import require
 from .data.source import NO_TEXT
 from .data.tokenizer import FileTokenizer
 from .tasks import adapted
@@ -70,7 +71,8 @@ def open_subject(name: str, device: torch.device, context: int | None = None) ->
 
 def hugging_face(name: str, device: torch.device, context: int | None) -> Subject:
     """A causal language model by transformers: a folder (ours, exported ones included) or a name on the hub."""
-    from ..hf import transformers  # ConfigError without it; and with it, our own model types are known
+    transformers = require("transformers", f"{name}: a Hugging Face model", "hf")
+    from .. import hf  # noqa: F401  our own model types become known
 
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype="auto").eval().to(device)
