@@ -35,8 +35,9 @@ def arguments(text: Path, out: Path, steps: int) -> list[str]:
     return (
         f"train --model.layers 2 --model.width 32 --model.heads 2 --model.hidden 64 --model.context 16 "
         f"--model.vocab_size 257 --tokens.tokenizer byte --runtime.device cpu --runtime.tensorboard false "
-        f"--evaluation.tokens 256 --evaluation.trace_tokens 0 --evaluation.every {steps} --checkpoint.every {SAVE_EVERY} "
-        f"--steps {steps} --batch_size 4 --scheme geonorm(learn=gain) --data {text} --out {out}"
+        f"--evaluation.tokens 256 --evaluation.trace_tokens 0 --evaluation.every {steps} "
+        f"--checkpoint.every {SAVE_EVERY} --steps {steps} --batch_size 4 --scheme geonorm(learn=gain) "
+        f"--data {text} --out {out}"
     ).split()
 
 
@@ -213,9 +214,7 @@ def main() -> int:
 
 
 if __name__ == "life":
-    command: list[str]
-    environment: dict[str, str]
-    log: str
+    command, environment, log = (globals()[name] for name in ("command", "environment", "log"))
     os.environ.update(environment)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream.fileno())

@@ -29,7 +29,8 @@ SHARED = set(
     optim.floor optim.momentum
     tokens.tokenizer tokens.cache evaluation.every evaluation.tokens evaluation.trace_tokens
     evaluation.tasks evaluation.task_every evaluation.task_limit
-    checkpoint.every checkpoint.keep
+    checkpoint.every checkpoint.keep checkpoint.best
+    guard.nan guard.spike guard.sigmas guard.window guard.limit guard.stuck
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
     runtime.tensorboard runtime.parallel runtime.reshard runtime.shard_size""".split()
 )

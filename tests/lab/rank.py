@@ -73,9 +73,7 @@ def gather(folder: str, out: str, settings: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    job: str
-    arguments: list[Any]
-    environment: dict[str, str]
+    job, arguments, environment = (globals()[name] for name in ("job", "arguments", "environment"))
     os.environ.update(environment)
     for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
         handle = os.open(environment["OUTPUT"] + name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

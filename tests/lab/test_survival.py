@@ -252,7 +252,7 @@ def test_state_that_was_changed_is_refused(tmp_path: Path, damage: Any) -> None:
     state = json.loads(path.read_text())
     damage(state)
     path.write_text(json.dumps(state))
-    with pytest.raises(CheckpointError, match="corrupt|not readable"):
+    with pytest.raises(CheckpointError, match=r"corrupt|not readable"):
         checkpoint.load(tmp_path / "step-2", model)
 
 

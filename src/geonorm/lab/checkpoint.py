@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 
 from ..errors import CheckpointError
@@ -67,7 +68,7 @@ class Saver:
         world = self.world
         writer = Writer(self.folder, step, world.rank, world.size, state)
         try:
-            dcp.save(tensors, storage_writer=writer, process_group=world.saving, no_dist=world.size == 1)
+            dcp_save(tensors, storage_writer=writer, process_group=world.saving, no_dist=world.size == 1)
         except CheckpointException as failed:
             if world.first:
                 clear(self.folder)
@@ -130,7 +131,7 @@ def load(path: Path, model: nn.Module, optimizers: Optimizers | None = None, wor
     files = [name for name in sorted(state["sha256"]) if optimizers is not None or kind_of(name) == "model"]
     reader = Reader(path, files, old_names(state, model, optimizers))
     try:
-        found = reader.read_metadata().state_dict_metadata
+        found = reader.tensors()
     except UNREADABLE as error:
         raise unreadable(path, error) from error
     own, _ = state_of(model, [], world)
@@ -146,7 +147,7 @@ def load(path: Path, model: nn.Module, optimizers: Optimizers | None = None, wor
     moments = blank_moments(found, model) if optimizers is not None else {}
     quiet()
     try:
-        dcp.load({**targets, **moments}, storage_reader=reader, process_group=None, no_dist=world.size == 1)
+        dcp_load({**targets, **moments}, storage_reader=reader, process_group=None, no_dist=world.size == 1)
     except CheckpointException as failed:
         raise unreadable(path, next(iter(failed.failures.values()))[0]) from failed
     if optimizers is not None:

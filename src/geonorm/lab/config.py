@@ -113,8 +113,8 @@ class Guard:
     """What is done when a step goes wrong."""
 
     nan: Literal["stop", "skip", "rewind"] = "stop"
-    """A loss or gradient that is not finite. skip: the batch is dropped; rewind: back to the last checkpoint, and on with
-    the data behind the bad batch; stop: the run ends with a diagnosis."""
+    """A loss or gradient that is not finite. skip: the batch is dropped; rewind: back to the last checkpoint, and on
+    with the data behind the bad batch; stop: the run ends with a diagnosis."""
     spike: Literal["ignore", "stop", "skip", "rewind"] = "ignore"
     """A loss above the mean of the last losses by many standard deviations."""
     sigmas: float = 6.0
@@ -124,8 +124,8 @@ class Guard:
     limit: int = 10
     """Most skips and rewinds of a run; then it stops."""
     stuck: float = 1800.0
-    """Seconds without progress after which a run of several ranks is ended, with the rank that holds it up named; 0 waits
-    for ever."""
+    """Seconds without progress after which a run of several ranks is ended, with the rank that holds it up named; 0
+    waits for ever."""
 
     def __post_init__(self) -> None:
         within("guard.sigmas", self.sigmas, 1)

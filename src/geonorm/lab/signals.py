@@ -11,8 +11,8 @@ from typing import Any
 
 @contextmanager
 def stop_signals(patient: bool = False) -> Iterator[list[float]]:
-    """A list that takes the time at which SIGINT or SIGTERM arrives. A second one ends the process at once, unless it is
-    patient: torchrun passes Ctrl-C on to processes that have seen it already, and kills those that take too long."""
+    """A list that takes the time at which SIGINT or SIGTERM arrives. A second one ends the process at once, unless it
+    is patient: torchrun passes Ctrl-C on to processes that have seen it already, and kills what takes too long."""
     received: list[float] = []
 
     def note(number: int, _: Any) -> None:

@@ -161,6 +161,11 @@ class Reader(StorageReader):
                     places[MetadataIndex(key, torch.Size(start))] = (path, name)
         return Metadata(state_dict_metadata=dict(tensors), storage_data=places)
 
+    def tensors(self) -> dict[str, TensorStorageMetadata]:
+        """What the files hold: there is nothing but tensors in them."""
+        self.places = (metadata := self.read_metadata()).storage_data
+        return cast(dict[str, TensorStorageMetadata], metadata.state_dict_metadata)
+
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         wanted: dict[Path, list[tuple[str, Any]]] = {}
         for item in plan.items:
@@ -215,12 +220,11 @@ def verify(path: Path, sums: Iterator[tuple[str, str]]) -> None:
 def whole(path: Path, files: list[str]) -> dict[str, Tensor]:
     """All tensors of some files of one kind by name, put together from their shards."""
     reader = Reader(path, files)
-    metadata = reader.read_metadata()
     tensors: dict[str, Tensor] = {}
-    for key, about in metadata.state_dict_metadata.items():
+    for key, about in reader.tensors().items():
         tensor = torch.empty(about.size, dtype=about.properties.dtype)
         for chunk in about.chunks:
-            file, name = metadata.storage_data[MetadataIndex(key, chunk.offsets)]
+            file, name = reader.places[MetadataIndex(key, chunk.offsets)]
             with safe_open(file, framework="pt") as opened:
                 part = tuple(slice(at, at + n) for at, n in zip(chunk.offsets, chunk.sizes, strict=True))
                 tensor[part] = opened.get_tensor(name)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from threading import Event, Thread
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from .world import World
 

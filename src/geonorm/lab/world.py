@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from ..errors import GeonormError
@@ -123,7 +124,7 @@ def joined(device: torch.device) -> Iterator[World]:
         return
     store, rank, size = next(rendezvous("env://"))
     # torchrun keeps the store when it starts the ranks again, and in it the addresses of those that have died
-    store = dist.PrefixStore(f"life {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    store = PrefixStore(f"life {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     own = {"store": store, "rank": rank, "world_size": size}
     if device.type == "cuda":
         torch.cuda.set_device(device)
