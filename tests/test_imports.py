@@ -30,8 +30,8 @@ ALLOWED = {
     "simulation": {"errors"},
     "dynamics": MATHS | {"schemes", "simulation"},
     "probes": {"errors", "sphere"},
-    "hf": MODELS,
-    "lab": MODELS | {"probes", ""},  # "" is the package itself: its version
+    "hf": MODELS | {""},  # "" is the package itself: its version
+    "lab": MODELS | {"probes", ""},
     "report": {"errors", "lab.statistics"},
     "bench": MODELS | {"lab", "report"},
     "catalogue": {"arguments", "dynamics", "errors", "norms", "schemes"},
