@@ -32,8 +32,8 @@ ALLOWED = {
     "dynamics": MATHS | {"schemes", "simulation"},
     "anatomy": {"errors"},
     "probes": {"errors", "sphere", "anatomy"},
-    "hf": MODELS | {"anatomy"},
-    "lab": MODELS | {"anatomy", "hf", "probes", "probing", ""},  # "" is the package itself: its version
+    "hf": MODELS | {"anatomy", ""},  # "" is the package itself: its version
+    "lab": MODELS | {"anatomy", "hf", "probes", "probing", ""},
     "report": {"errors", "lab.statistics"},
     "bench": MODELS | {"lab", "report"},
     "catalogue": {"arguments", "dynamics", "errors", "norms", "schemes"},

@@ -104,7 +104,7 @@ class GeoNormPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs = {  # noqa: RUF012
-        "hidden_states": [OutputRecorder(GeoNormLayer), OutputRecorder(GeoNormParallelLayer)],
+        "hidden_states": GradientCheckpointingLayer,
         "attentions": OutputRecorder(GeoNormAttend, index=1),
     }
 

@@ -14,7 +14,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from .. import __version__
@@ -111,21 +111,20 @@ class Module:
                 self.outside[alias.asname or alias.name] = f"from {node.module} import {described(alias)}"
 
 
+@cache
+def read(name: str) -> Module:
+    return Module(name).parse()
+
+
 class Bundle:
     """The definitions that some roots reach."""
 
     def __init__(self, roots: Iterable[Place]) -> None:
-        self.modules: dict[str, Module] = {}
         self.found: dict[Place, Definition] = {}
         self.outside: dict[str, str] = {}
         for root in roots:
             self.reach(root)
         self.renamed = self.rename()
-
-    def module(self, name: str) -> Module:
-        if name not in self.modules:
-            self.modules[name] = Module(name).parse()
-        return self.modules[name]
 
     def place(self, module: Module, name: str) -> Place | None:
         """Where a name of a module is defined in the package, through any number of re-exports."""
@@ -133,13 +132,13 @@ class Bundle:
             return module.name, name
         if name in module.ours and module.ours[name][1]:
             home, original = module.ours[name]
-            return self.place(self.module(home), original)
+            return self.place(read(home), original)
         return None
 
     def reach(self, place: Place) -> None:
         if place in self.found:
             return
-        definition = self.found[place] = self.module(place[0]).definitions[place[1]]
+        definition = self.found[place] = read(place[0]).definitions[place[1]]
         for target in self.targets(definition):
             self.reach(target)
         for name in definition.names():
@@ -174,10 +173,10 @@ class Bundle:
         }
         for name in free_names(definition.node, []):
             if name.id in local.ours:
-                place = self.place(self.module(local.ours[name.id][0]), local.ours[name.id][1])
+                place = self.place(read(local.ours[name.id][0]), local.ours[name.id][1])
             elif name.id in through and id(name) in members:
                 node = members[id(name)]
-                place = self.place(self.module(through[name.id]), node.attr)
+                place = self.place(read(through[name.id]), node.attr)
                 if place:
                     yield node.lineno, node.col_offset, node.end_col_offset or 0, place
                 continue
@@ -261,7 +260,7 @@ class Bundle:
         imports = sorted(set(self.outside.values()), key=lambda line: (line.startswith("from"), line))
         parts = [f'"""{about}"""\n\nfrom __future__ import annotations\n\n' + "\n".join(merged(imports))]
         for name in self.order():
-            inside = [d for d in self.module(name).definitions.values() if (name, d.name) in self.found]
+            inside = [d for d in read(name).definitions.values() if (name, d.name) in self.found]
             parts.append(f"\n# {name.replace('.', '/')}\n")
             parts.extend(f"\n{self.text(definition)}\n" for definition in inside)
         return "\n".join(parts)
