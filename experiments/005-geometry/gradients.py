@@ -40,9 +40,7 @@ def measured(scheme: str, layers: int, width: int, seed: int) -> dict[str, list[
     ids = torch.randint(1024, (4, 65))
     model.loss(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()).backward()
     norms = trace.branch_grad_norms(model)
-    return {
-        name: [norms[f"{layer}.mlp.{role}"] for layer in range(layers)] for name, role in (("w1", "up"), ("w2", "down"))
-    }
+    return {name: [norms[f"{layer}.mlp.{name}"] for layer in range(layers)] for name in ("w1", "w2")}
 
 
 def r2(values: Sequence[float], law: Sequence[float]) -> float:

@@ -146,7 +146,7 @@ def test_traces_say_what_they_must(scheme: str, block: str) -> None:
     assert [(row["layer"], row["kind"]) for row in rows] == [(site.layer, site.kind) for site, _ in sites]
     for row, (_, residual) in zip(rows, sites, strict=True):
         unknown = {key for key, value in row.items() if value is None}
-        assert unknown <= {"clamped", "rotation", "grad_norm", "grad_norm_up", "grad_norm_down", "speed"}, row
+        assert unknown <= {"clamped", "rotation", "grad_norm", "grad_w1", "grad_w2", "speed"}, row
         assert ("speed" in unknown) == (not residual.scheme.planar or row["scheme"] == "rezero")  # a = 0 turns nothing
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
         assert ("clamped" in unknown) == ("geonorm" not in row["scheme"])

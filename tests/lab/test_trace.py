@@ -149,16 +149,18 @@ def test_gradient_norms_add_up() -> None:
     decoder = model("geonorm")
     decoder.loss(IDS, IDS).backward()
     norms = lab.branch_grad_norms(decoder)
-    sites, matrices = ["0.attn", "0.mlp", "1.attn", "1.mlp"], ["0.mlp.up", "0.mlp.down", "1.mlp.up", "1.mlp.down"]
+    sites, matrices = ["0.attn", "0.mlp", "1.attn", "1.mlp"], ["0.mlp.w1", "0.mlp.w2", "1.mlp.w1", "1.mlp.w2"]
     assert set(norms) == {*sites, *matrices}
     total = math.sqrt(sum(p.grad.double().square().sum().item() for p in decoder.blocks.parameters()))
     assert math.sqrt(sum(norms[key] ** 2 for key in sites)) == pytest.approx(total, rel=1e-12)
     for layer, block in enumerate(decoder.blocks):
-        for role, matrix in (("up", block.mlp.branch.up), ("down", block.mlp.branch.down)):
-            assert norms[f"{layer}.mlp.{role}"] == pytest.approx(matrix.weight.grad.norm().item(), rel=1e-6)
+        mlp = block.mlp.branch
+        for name, matrices in (("w1", (mlp.up, mlp.gate)), ("w2", (mlp.down,))):
+            wanted = torch.stack([matrix.weight.grad.norm() for matrix in matrices]).norm().item()
+            assert norms[f"{layer}.mlp.{name}"] == pytest.approx(wanted, rel=1e-6)
     rows = lab.trace(decoder, IDS, 1, norms).sites
     assert [row["grad_norm"] for row in rows] == [norms[key] for key in sites]
-    assert [row["grad_norm_down"] for row in rows] == [None, norms["0.mlp.down"], None, norms["1.mlp.down"]]
+    assert [row["grad_w2"] for row in rows] == [None, norms["0.mlp.w2"], None, norms["1.mlp.w2"]]
 
 
 @pytest.mark.parametrize("scheme", names())

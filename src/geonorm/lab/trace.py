@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -22,8 +22,8 @@ Look = Callable[[Site, Residual, Tensor, Tensor, Tensor], None]
 CENTRED: dict[type, bool | None] = {LayerNorm: True, RMSNorm: False, UnitNorm: False, DyT: None}
 """The norms that are measured, and whether they take the mean out."""
 QUANTILE = re.compile(r"_p\d\d$")
-MLP_ROLES = ("up", "down")
-"""W1 and W2 of arXiv:2002.04745, whose gradients a trace shows apart."""
+MATRICES = {"w1": ("up", "gate"), "w2": ("down",)}
+"""W1 and W2 of an MLP, by role (arXiv:2002.04745): what reads, and what writes to the stream."""
 
 
 class Trace(NamedTuple):
@@ -87,7 +87,7 @@ def trace(model: Decoder, ids: Tensor, step: int, grad_norms: dict[str, float]) 
                 "clamped": None if clamped is None else clamped.double().mean().item(),
                 "rotation": own[0] if own else None,
                 "grad_norm": grad_norms.get(key),
-                **{f"grad_norm_{role}": grad_norms.get(f"{key}.{role}") for role in MLP_ROLES},
+                **{f"grad_{name}": grad_norms.get(f"{key}.{name}") for name in MATRICES},
             }
         )
 
@@ -176,14 +176,17 @@ def site_key(site: Site) -> str:
 
 @torch.no_grad()
 def branch_grad_norms(model: Decoder) -> dict[str, float]:
-    """Gradient norm of each site's branch weights, by `site_key`, before clipping; of the first and second matrix of an
-    MLP also apart, by `site_key` and role."""
+    """Gradient norm of each site's branch weights, by `site_key`, before clipping; of an MLP also of W1 and W2 apart,
+    by `site_key` and name."""
     norms = {}
     for site, residual in model.residuals():
-        squares = [p.grad.double().square().sum() for p in residual.branch.parameters() if p.grad is not None]
-        norms[site_key(site)] = torch.stack(squares).sum().sqrt().item() if squares else 0.0
-        for module in residual.branch.modules():
-            role = getattr(module, "role", None)
-            if role in MLP_ROLES and isinstance(module, nn.Linear) and module.weight.grad is not None:
-                norms[f"{site_key(site)}.{role}"] = module.weight.grad.double().norm().item()
+        norms[site_key(site)] = grad_norm(residual.branch.parameters())
+        for name, roles in MATRICES.items() if site.kind == "mlp" else ():
+            linears = [module for module in residual.branch.modules() if isinstance(module, nn.Linear)]
+            norms[f"{site_key(site)}.{name}"] = grad_norm(m.weight for m in linears if getattr(m, "role", "") in roles)
     return norms
+
+
+def grad_norm(parameters: Iterable[Tensor]) -> float:
+    squares = [p.grad.double().square().sum() for p in parameters if p.grad is not None]
+    return torch.stack(squares).sum().sqrt().item() if squares else 0.0
