@@ -73,14 +73,16 @@ class GeoNormConfig(PreTrainedConfig):
     num_attention_heads: int = 4
     num_key_value_heads: int | None = None
     max_position_embeddings: int = 128
-    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    mlp: Literal["swiglu", "gelu", "gelu_tanh"] = "swiglu"
     block: Literal["sequential", "parallel"] = "sequential"
     norm: Literal["rms", "layer", "dyt", "none"] = "rms"
     gains: bool = True
+    norm_bias: bool = True
     norm_eps: float = 1e-6
     qk_norm: Literal["none", "head", "full"] = "none"
     bias: bool = False
     tie_word_embeddings: bool = False
+    positions: Literal["rope", "learned", "none"] = "rope"
     rope_theta: float = 10000.0
     use_cache: bool = True
     pad_token_id: int | None = None
@@ -98,7 +100,7 @@ class GeoNormConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     @property
-    def base_model_tp_plan(self) -> dict[str, str]:  # type: ignore[override]
+    def base_model_tp_plan(self) -> dict[str, str]:
         """How transformers cuts the base model for tensor parallelism."""
         return tensor_parallel_plan(self.shape())
 

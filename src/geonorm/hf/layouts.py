@@ -56,7 +56,14 @@ class Layout:
     """Whether they multiply the embedding by sqrt(width)."""
 
     def fixed(self) -> dict[str, Any]:
-        always = {"mlp": "swiglu", "block": "sequential", "norm": "rms", "gains": True, "qk_norm": "none"}
+        always = {
+            "mlp": "swiglu",
+            "block": "sequential",
+            "positions": "rope",
+            "norm": "rms",
+            "gains": True,
+            "qk_norm": "none",
+        }
         return {**always, **({} if self.bias else {"bias": False}), **self.shape}
 
     def names(self, config: DecoderConfig) -> Iterator[tuple[str, str]]:

@@ -131,7 +131,7 @@ class GeoNormPreTrainedModel(PreTrainedModel):
 
     def draw(self, module: Any, scheme: Scheme, site: Site) -> None:
         """The weights of a linear layer or an embedding, as the scheme at the site begins."""
-        weight, role = module.weight, "embed" if isinstance(module, nn.Embedding) else module.role
+        weight, role = module.weight, getattr(module, "role", "embed")
         if not getattr(weight, LOADED, False):
             fan_out, fan_in = weight.shape
             init.normal_(weight, 0.0, scheme.init_std(role, fan_in, fan_out, site, base_std(fan_in)))
@@ -154,6 +154,9 @@ class GeoNormPreTrainedModel(PreTrainedModel):
                         module.scheme.constrain({str(part.role): [part.weight]})
         embedding: Any = self.get_input_embeddings()
         self.ends()[0].scheme.constrain({"embed": [embedding.weight]})
+        position: Any = getattr(self.base_model, "position", None)
+        if position is not None:
+            self.ends()[0].scheme.constrain({"position": [position.weight]})
         head: Any = self.get_output_embeddings()
         if head is not None and not self.config.tie_word_embeddings:
             self.ends()[1].scheme.constrain({"head": [head.weight]})
@@ -186,13 +189,17 @@ class GeoNormModel(GeoNormPreTrainedModel):
     def __init__(self, config: GeoNormConfig) -> None:
         super().__init__(config)
         c = config.shape()
-        scheme, norm = parse(c.scheme), NormSpec(c.norm, c.width, c.gains, c.eps)
+        scheme, norm = parse(c.scheme), NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
         # without padding_idx: where the end of a text serves as padding too, it would never learn
         self.embed_tokens = nn.utils.skip_init(nn.Embedding, c.vocab_size, c.width, device=torch.get_default_device())
+        self.position = None
+        if c.positions == "learned":
+            self.position = nn.utils.skip_init(nn.Embedding, c.context, c.width, device=torch.get_default_device())
+            self.position.role = "position"
         self.entry = End(scheme, Site(0, "entry", c.layers), norm)
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
         self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers), norm)
-        self.head_dim, self.rope_theta = c.head_dim, c.rope_theta
+        self.head_dim, self.rope_theta = c.head_dim, c.rope_theta if c.positions == "rope" else None
         self.gradient_checkpointing = False
         for module in self.modules():
             if isinstance(module, GeoNormAttend):
@@ -206,8 +213,8 @@ class GeoNormModel(GeoNormPreTrainedModel):
         self.embed_tokens = value
 
     @seen_by_schemes
-    @merge_with_config_defaults  # type: ignore[untyped-decorator]
-    @capture_outputs  # type: ignore[untyped-decorator]
+    @merge_with_config_defaults
+    @capture_outputs
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -233,8 +240,13 @@ class GeoNormModel(GeoNormPreTrainedModel):
             past_key_values=past_key_values,
             position_ids=position_ids,
         )
-        turns = rope(position_ids.unsqueeze(1), self.head_dim, self.rope_theta)
-        x = self.entry(upcast(embedded))
+        turns = None
+        if self.rope_theta is not None:
+            turns = rope(position_ids.unsqueeze(1), self.head_dim, self.rope_theta)
+        x = upcast(embedded)
+        if self.position is not None:
+            x = x + self.position(position_ids)
+        x = self.entry(x)
         for block in self.blocks:
             x = block(x, positions=turns, mask=mask, past_key_values=past_key_values, **kwargs)
         return BaseModelOutputWithPast(
@@ -247,7 +259,7 @@ class GeoNormForCausalLM(GeoNormPreTrainedModel, GenerationMixin):
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
-    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # type: ignore[dict-item]  # noqa: RUF012
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
     _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
 
     def __init__(self, config: GeoNormConfig) -> None:
@@ -258,7 +270,7 @@ class GeoNormForCausalLM(GeoNormPreTrainedModel, GenerationMixin):
         self.logits_slot = end.scheme.slot("logits", (config.vocab_size,), config.hidden_size, end.site)
         self.post_init()
 
-    @can_return_tuple  # type: ignore[untyped-decorator]
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -300,7 +312,7 @@ class GeoNormForSequenceClassification(GenericForSequenceClassification, GeoNorm
     """A linear classifier on the last token that is not padding."""
 
     def __init__(self, config: GeoNormConfig) -> None:
-        GeoNormPreTrainedModel.__init__(self, config)
+        GeoNormPreTrainedModel.__init__(self, config)  # type: ignore[call-arg]
         self.num_labels = config.num_labels
         self.model = GeoNormModel(config)
         self.score = nn.Linear(config.hidden_size, self.num_labels, bias=False)
