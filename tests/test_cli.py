@@ -26,9 +26,10 @@ SHARED = set(
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
     optim.floor
     tokens.tokenizer tokens.cache evaluation.every evaluation.tokens evaluation.trace_tokens
-    checkpoint.every checkpoint.keep
+    checkpoint.every checkpoint.keep checkpoint.best
+    guard.nan guard.spike guard.sigmas guard.window guard.limit guard.stuck
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
-    runtime.tensorboard""".split()
+    runtime.tensorboard runtime.parallel runtime.reshard runtime.shard_size""".split()
 )
 TRAIN = SHARED | set("scheme lr seed resume phase dry_run".split())
 COMPARE = SHARED | set("schemes lrs seeds tune tune_steps jobs launcher".split())
