@@ -5,8 +5,8 @@
 A model of about 50M parameters with AdamW's averages: 560 MB. Copy and save take turns; copy: every tensor cloned.
 stall: what the training thread waits in `Saver.save`; both in wall time and in CPU time of that thread, which others
 on a shared machine do not disturb. beside: how much slower a fixed piece of work (matrix products on one thread) gets
-while the other thread writes, where the machine has a core for it. Ratios are medians of pairs with their distribution-free
-95 % interval.
+while the other thread writes, where the machine has a core for it. Ratios are medians of pairs with their
+distribution-free 95 % interval.
 """
 
 from __future__ import annotations
