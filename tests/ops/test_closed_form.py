@@ -44,3 +44,29 @@ def test_only_half_precision_is_sliced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert closed_form.sliceable(half, half) and closed_form.sliceable(full, half)
     assert not closed_form.sliceable(full, full) and not closed_form.sliceable(half[:1], half[:1])
     assert not closed_form.sliceable(torch.nn.Parameter(half), half)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("size", [0.0, 1e-20, 1e-6, 1e-2, 0.5, 3.0, 1e6])
+def test_one_token_without_gradient_takes_the_same_step(dtype: torch.dtype, size: float) -> None:
+    torch.manual_seed(0)
+    x, u = torch.randn(1, 1, 64).to(dtype), (size * torch.randn(1, 1, 64)).to(dtype)
+    for angles in (AngleMap(), AngleMap(post=torch.tensor(0.25)), AngleMap(post=3.0, max_angle=0.5)):
+        with torch.no_grad():
+            assert closed_form.is_one_row(x, u)
+            ours = closed_form.one_row(x, u, angles)
+            assert torch.equal(closed_form.closed_form(x, u, angles), ours)
+        expected = closed_form.step(x, u, angles)[0].to(dtype)
+        assert ours.dtype == dtype and ours.shape == x.shape
+        limit = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(ours, expected, rtol=limit, atol=limit)
+
+
+def test_one_token_at_the_edges() -> None:
+    x, zero = torch.randn(64), torch.zeros(64)
+    assert torch.equal(closed_form.one_row(zero, x, AngleMap()), zero)
+    assert torch.equal(closed_form.one_row(x, zero, AngleMap()), x)
+    torch.testing.assert_close(closed_form.one_row(x, 3 * x, AngleMap()), x)
+    for bad in (float("nan"), float("inf")):
+        assert closed_form.one_row(x, torch.full((64,), bad), AngleMap()).isnan().all()
+        assert closed_form.one_row(torch.full((64,), bad), x, AngleMap()).isnan().all()

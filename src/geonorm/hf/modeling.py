@@ -172,7 +172,7 @@ def seen_by_schemes(forward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(forward)
     def wrapper(self: GeoNormModel, *args: Any, **kwargs: Any) -> Any:
         scheme = self.entry.scheme
-        if scheme.layout == "one stream":
+        if self.one_stream:
             return forward(self, *args, **kwargs)
         as_dict = kwargs.pop("return_dict", self.config.return_dict)
         out = forward(self, *args, return_dict=True, **kwargs)
@@ -199,6 +199,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         self.entry = End(scheme, Site(0, "entry", c.layers), norm)
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
         self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers), norm)
+        self.one_stream = self.entry.scheme.layout == "one stream"
         self.head_dim, self.rope_theta = c.head_dim, c.rope_theta if c.positions == "rope" else None
         self.gradient_checkpointing = False
         for module in self.modules():

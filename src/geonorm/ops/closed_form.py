@@ -21,8 +21,10 @@ from .slopes import General, Plain
 
 def closed_form(x: Tensor, u: Tensor, angles: AngleMap) -> Tensor:
     """x' of shape and dtype of x; gradients to x, u and to whichever of pre, post, gain, bias are tensors."""
-    if not torch.is_grad_enabled() and is_one_row(x, u) and Plain.fits(angles):
-        return one_row(x, u, angles)
+    if not torch.is_grad_enabled():
+        if is_one_row(x, u) and Plain.fits(angles):
+            return one_row(x, u, angles)
+        return (sliced_step if sliceable(x, u) else step)(x, u, angles)[0].to(x.dtype)
     out: Tensor = ClosedForm.apply(
         x, u, angles.pre, angles.post, angles.gain, angles.bias, angles.max_angle, angles.power
     )
@@ -38,7 +40,8 @@ def is_one_row(x: Tensor, u: Tensor) -> bool:
 def one_row(x: Tensor, u: Tensor, angles: AngleMap) -> Tensor:
     """As `step` under the paper's map for one token, without gradient: what is one number per token is a Python number
     here, which saves three operations of four where calling an operation costs more than its work."""
-    wide, update = upcast(x).view(-1), upcast(u).view(-1)
+    wide = upcast(x).reshape(-1)
+    update = u.reshape(-1).to(wide.dtype)
     xx = float(torch.dot(wide, wide))
     if xx == 0:
         return x.clone()
