@@ -340,9 +340,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Layer]]] = {
 # fmt: on
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_rebuilt_model_is_the_model(family: str, agree: Callable[..., None]) -> None:
-    name, options, layers = FAMILIES[family]
+@pytest.mark.parametrize("rebuilt", FAMILIES)
+def test_the_rebuilt_model_is_the_model(rebuilt: str, agree: Callable[..., None]) -> None:
+    name, options, layers = FAMILIES[rebuilt]
     theirs = tiny(name, options)
     ours = copy.deepcopy(theirs)
     swapped = rebuild(ours, layers)
