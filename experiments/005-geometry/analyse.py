@@ -149,8 +149,9 @@ def figures(runs: list[Facts], found: list[dict[str, Any]], gradients: dict[str,
             axes.axhline(1, color="#5c5c5c", linewidth=0.8)
             axes.set_title(title)
             axes.set_xlabel("step")
-            axes.set_ylim(bottom=0)
-            axes.legend(fontsize=8)
+            axes.legend(fontsize=8, loc="upper left")
+        highest = max(ratio(point) for run in runs for point in run["course"].values())
+        page.axes[0].set_ylim(0, 1.2 * highest)
         page.axes[0].set_ylabel("|cos| to ones over null")
         about = (
             "One line a cell: 3 learning rates x 2 batch sizes; grey: 5 to 95 % of random directions · "

@@ -22,7 +22,6 @@ Facts = dict[str, Any]
 WORDS = {
     "norm": "the other norm", "norm_without_bias": "LayerNorm without bias", "positions": "the other positions",
     "tied": "the other tying", "mlp": "the other MLP", "bias": "the other linear biases",
-    "long": "eight times the tokens",
 }  # fmt: skip
 ENDS = {
     "llama": "nano Llama: RMSNorm, RoPE, untied, SwiGLU, no biases",

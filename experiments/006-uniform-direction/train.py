@@ -1,5 +1,4 @@
-"""The runs of this experiment: both ends, each with one factor of the other end at a time, and with eight times the
-tokens; three seeds.
+"""The runs of this experiment: both ends, and each with one factor of the other end at a time; three seeds.
 
 python experiments/006-uniform-direction/train.py OUT [part of a name ...]
 """
@@ -12,11 +11,20 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from grid import Grid, settings, train
 
-COMMON: dict[str, object] = dict(
-    preset="nano", data="books-small", scheme="pre(entry=embedding)", lr="6e-3", batch_size=2, steps=150,
-    model__eps="1e-5", evaluation__every=50, evaluation__tokens=4096, checkpoint__every=150, checkpoint__keep=1,
-    runtime__tensorboard="false",
-)  # fmt: skip
+COMMON: dict[str, object] = {
+    "preset": "nano",
+    "data": "books-small",
+    "scheme": "pre(entry=embedding)",
+    "lr": "6e-3",
+    "batch_size": 2,
+    "steps": 150,
+    "model__eps": "1e-5",
+    "evaluation__every": 50,
+    "evaluation__tokens": 4096,
+    "checkpoint__every": 150,
+    "checkpoint__keep": 1,
+    "runtime__tensorboard": "false",
+}
 SEEDS = 3
 LLAMA = {
     "norm": {"model__norm": "rms"},
@@ -32,7 +40,6 @@ GPT2 = {
     "mlp": {"model__mlp": "gelu_tanh", "model__hidden": 512},
     "bias": {"model__bias": "true"},
 }
-LONG = {"batch_size": 8, "steps": 300, "evaluation__every": 100, "checkpoint__every": 300}
 WITHOUT_BIAS = {"model__norm": "layer", "model__norm_bias": "false"}
 
 
@@ -47,7 +54,6 @@ def models() -> dict[str, dict[str, object]]:
         for name in factors:
             found[f"{end}-{name}"] = merged(factors, **{name: other[name]})
         found[f"{end}-norm_without_bias"] = merged(factors, norm=WITHOUT_BIAS)
-        found[f"{end}-long"] = merged(factors) | LONG
     return found
 
 
