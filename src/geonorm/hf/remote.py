@@ -34,7 +34,15 @@ STAND_INS = {
 def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.0) -> Tensor:
     """The update under any angle map, in plain PyTorch; h scales the angle of the step."""
     return closed_form(x, u, angles) if isinstance(h, float) and h == 1.0 else reference(x, u, angles, h)
-'''
+''',
+    ("ops.geodesic", "geodesic_step_read"): '''\
+def geodesic_step_read(
+    x: Tensor, u: Tensor, angles: AngleMap, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """The update, and the same once more as what the next sub-layer reads, in its dtype (default: that of x)."""
+    out = geodesic_step(x, u, angles)
+    return out, out.to(x.dtype if dtype is None else dtype)
+''',
 }
 """What replaces a definition that would bring the kernels along."""
 
