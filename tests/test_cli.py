@@ -34,7 +34,8 @@ SHARED = set(
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
     runtime.tensorboard runtime.parallel runtime.reshard runtime.shard_size""".split()
 )
-PLAN = set("dry_run world_size json machine.tflops machine.mfu machine.bandwidth machine.memory".split())
+MACHINE = set("machine.tflops machine.tflops_fp32 machine.mfu machine.bandwidth machine.memory".split())
+PLAN = MACHINE | {"dry_run", "world_size", "json"}
 TRAIN = SHARED | PLAN | set("scheme lr seed resume phase".split())
 COMPARE = SHARED | set(
     """schemes lrs seeds tune tune_steps jobs launcher ray.address ray.gpus ray.retries slurm.submit slurm.partition
@@ -94,6 +95,16 @@ def test_help_documents_every_option(kind: type, capsys: Any) -> None:
         assert option.flag in text or option.name.upper() in text, option.name
         assert " ".join(option.text.split()) in text, option.name
     assert text.startswith(f"usage: geonorm {verb}") and kind.__doc__ and kind.__doc__.split()[0] in text
+
+
+def test_help_keeps_an_option_apart_from_its_text(capsys: Any) -> None:
+    """However long the option is: --model.norm-bias true|false is just as wide as the column."""
+    assert main(["train", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    documented = [line for line in lines if line.startswith("  --")]
+    assert len(documented) > 60
+    assert all(line[:30].endswith(" ") or len(line) == len(line.split("   ")[0]) for line in documented)
+    assert not any("  " in line[30:] for line in lines if line.startswith("  "))
 
 
 def test_main_help_names_every_verb_and_the_exit_status(capsys: Any) -> None:
@@ -198,6 +209,7 @@ BAD = [
     ("train --runtime.accumulate 3", "batch_size 4 must be a multiple of runtime.accumulate 3"),
     ("train --world-size 2", "--world-size belongs to --dry-run"),
     ("train --json", "--json belongs to --dry-run"),
+    ("train --machine.mfu 0.3", "--machine.* belongs to --dry-run"),
     ("train --dry-run --world-size 0", "world_size must be at least 1"),
     ("train --dry-run --world-size 3", "batch_size 4 must be a multiple of 3 ranks times runtime.accumulate 1"),
     ("train --dry-run --world-size 2 --runtime.parallel none", "torchrun started 2 processes; use ddp or fsdp"),

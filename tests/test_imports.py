@@ -49,6 +49,7 @@ FREE_OF_TORCH = (
     "simulation",
     "probing",
     "nn.config",
+    "lab.clusters",
     "lab.config",
     "lab.statistics",
     "lab.simulations",

@@ -246,9 +246,10 @@ def help_text(kind: type, program: str, known: dict[str, Option], words: tuple[s
         lines += ["", group] if group else [""]
         for usage, text in entries:
             first = f"  {usage:<28}"
-            if len(usage) > 28:
-                lines.append(first)
+            if len(usage) > 27:
+                lines.append(first.rstrip())
                 first = " " * 30
+            text = " ".join(text.split())
             lines += textwrap.wrap(text, width, initial_indent=first, subsequent_indent=" " * 30) or [first]
     return "\n".join(lines)
 

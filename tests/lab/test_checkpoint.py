@@ -152,6 +152,16 @@ def test_full_disk_ends_a_run_in_one_line(train: Any, call: Any, small_disk: Pat
     assert json.loads((run / "checkpoints" / f"step-{newest}" / "state.json").read_text())["step"] == newest
 
 
+def test_what_a_checkpoint_lacks_is_said(tmp_path: Path) -> None:
+    model, optimizers = trained()
+    path = checkpoint.save(tmp_path, 2, model, optimizers, {}, keep=1)
+    (path / "state.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"step-2 is not readable: 'step' is missing$"):
+        checkpoint.load(path, model)
+    with pytest.raises(CheckpointError, match="'step' is missing; no usable checkpoint is left in"):
+        checkpoint.load_newest(tmp_path, model, None, pytest.fail)
+
+
 def test_no_pickle_in_the_source() -> None:
     folder = Path(geonorm.__file__).parent
     sources = [path for path in folder.rglob("*.py") if path.name != "stdlib.py"]  # a list of module names

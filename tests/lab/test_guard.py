@@ -122,6 +122,7 @@ def test_too_often_is_the_end(train: Any, tmp_path: Path, action: str) -> None:
         result = train(tmp_path / "run", "--steps", 30, "--guard.nan", action, "--guard.limit", 3)
     assert result.status == 2 and "3 steps were skipped or rewound before, which is --guard.limit" in result.err
     assert len(result.err.splitlines()) == 1
+    assert f"{'skipped' if action == 'skip' else 'back to step'}" in result.out
     assert summary(tmp_path / "run")["status"] == "diverged" and len(summary(tmp_path / "run")["events"]) == 3
 
 

@@ -169,6 +169,7 @@ def test_slurm_script(cluster: Cluster, compare: Any, tmp_path: Path) -> None:
     for line in ("partition=gpu", "account=lab", "time=02:00:00", "gpus-per-task=2", "mem=16G", "qos=high",
                  "constraint=a100", "array=0-3%3", "cpus-per-task=6", "requeue", "signal=B:TERM@120"):  # fmt: skip
         assert f"\n#SBATCH --{line}\n" in text, line
+    assert "\nexport TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120\n" in text and "--signal=B:TERM@120\n" in text
     assert "\nmodule load cuda\n" in text and "torch.distributed.run --standalone --nproc-per-node 2 -m geonorm" in text
     assert text.index("#SBATCH --signal") < text.index("runs=("), "sbatch reads no option behind the first command"
     for name in ("runs.sh", "next.sh"):

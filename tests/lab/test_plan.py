@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from geonorm.arguments import read
 from geonorm.lab import optim, parallel
-from geonorm.lab.config import Machine, Optim, Runtime, TrainCommand, TrainConfig
+from geonorm.lab.clusters import Machine
+from geonorm.lab.config import Optim, Runtime, TrainCommand, TrainConfig
 from geonorm.lab.plan import flops_per_token, plan
 from geonorm.nn.config import DecoderConfig
 from geonorm.nn.decoder import Decoder
@@ -100,9 +101,9 @@ def test_peak_of_every_scheme(scheme: str) -> None:
 
 
 def test_a_plan_reads_as_written_out_by_hand() -> None:
-    """350M parameters, eight ranks, bf16: the terms that need no model run, by hand."""
+    """350M parameters, eight ranks, fp32: the terms that need no model run, by hand."""
     config = TrainConfig(preset="350m", scheme="pre", batch_size=64, steps=10)
-    found = plan(config, 8, Machine(tflops=100, mfu=0.5, bandwidth=10))
+    found = plan(config, 8, Machine(tflops_fp32=50, mfu=0.5, bandwidth=10))
     count = found["parameters"]
     assert found["matmul_parameters"] == 2 * 50304 * 1024 + 24 * (4 * 1024**2 + 3 * 1024 * 2736)
     assert count == found["matmul_parameters"] + 1024 * (2 * 24 + 1)  # gains: two of a block, exit
@@ -111,7 +112,6 @@ def test_a_plan_reads_as_written_out_by_hand() -> None:
     memory = found["memory"]
     assert (memory["parameters"], memory["gradients"], memory["optimizer"]) == (4 * count, 4 * count, 8 * count)
     assert found["wire"] == {"all_gather": 0, "reduce_scatter": 0, "all_reduce": 2 * (4 * count * 7 // 8)}
-    # fp32 runs at half of the peak
     assert found["seconds"]["compute"] == pytest.approx(found["flops_per_token"] * 64 * 1024 / (8 * 50e12 * 0.5))
     assert found["seconds"]["wire"] == pytest.approx(7 * count / 10e9)
     assert found["tokens_per_day"]["in_turn"] * found["seconds"]["step_in_turn"] == pytest.approx(86400 * 64 * 1024)
@@ -170,8 +170,10 @@ def test_text_and_json_say_the_same(call: Any) -> None:
     found = json.loads(data.out)
     for number in (found["parameters"], found["flops_per_token"], found["tokens"]):
         assert f"{number:,}" in text.out
-    peak = f"{found['memory_peak'] / 2**20:.1f} MiB"
+    peak = f"{found['memory_peak'] / 2**20:.2f} MiB"
     assert peak in text.out and "DDP" in text.out and "all-reduce" in text.out
+    assert "67 TFLOP/s in fp32" in text.out and "989 TFLOP/s in bf16" in call(*words, "--runtime.dtype", "bf16").out
+    assert f"hidden {found['model']['hidden']}, vocabulary {found['model']['vocab_size']}" in text.out
     small = call(*words, "--machine.memory", 0.001)
     assert "no: not with one sequence" in small.out
 

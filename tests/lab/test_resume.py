@@ -189,4 +189,5 @@ def test_nothing_usable_is_one_line(train: Any, call: Any, tmp_path: Path) -> No
     before = (run / "metrics.jsonl").read_text()
     for result in (train(run, "--steps", 6, "--checkpoint.every", 2), call("generate", run, "--tokens", 2)):
         assert result.status == 2 and "no usable checkpoint" in result.err.splitlines()[-1]
+        assert (result.out + result.err).count("falling back") == len(list((run / "checkpoints").iterdir())) - 1
     assert (run / "metrics.jsonl").read_text() == before

@@ -165,15 +165,16 @@ def load_newest(
 ) -> dict[str, Any] | None:
     """The newest checkpoint that is whole; each corrupt one is reported through `warn` and passed over. None if there
     is no checkpoint at all; CheckpointError if there are some and none can be used."""
-    failed = None
-    for step in reversed(world.shared(steps(folder))):
+    found = world.shared(steps(folder))
+    for step in reversed(found):
         try:
             return load(folder / f"step-{step}", model, optimizers, world)
         except CheckpointError as error:
+            if step == found[0]:
+                raise CheckpointError(
+                    f"{error}; no usable checkpoint is left in {folder}: train anew with another --out"
+                ) from error
             warn(f"{error}; falling back to the previous one")
-            failed = error
-    if failed is not None:
-        raise CheckpointError(f"no usable checkpoint in {folder}; choose another --out to start anew") from failed
     return None
 
 

@@ -20,7 +20,8 @@ from typing import Any
 from ..errors import CheckpointError, ConfigError
 from ..schemes import parse
 from . import launch
-from .config import TUNING_SEED, CompareConfig, Ray, Recipe, Slurm, TrainConfig, to_dict
+from .clusters import Ray, Slurm
+from .config import TUNING_SEED, CompareConfig, Recipe, TrainConfig, from_dict, to_dict
 from .launch import Team, outcome
 from .parallel import pick_device
 from .run import LOCK, Run, difference, locked, stored_settings, write_atomic, write_json
@@ -131,6 +132,10 @@ def check_directory(out: Path, config: CompareConfig) -> None:
     stored = stored_settings(out) if (out / "config.yaml").exists() else {}
     if "schemes" not in stored:
         raise CheckpointError(f"{out} is not empty and holds no comparison; choose another --out")
+    try:  # settings that the version which began it did not have stand at their defaults
+        stored = to_dict(from_dict(CompareConfig, stored))
+    except (ConfigError, TypeError) as error:
+        raise CheckpointError(f"{out / 'config.yaml'} does not hold the settings of a comparison: {error}") from None
     if differs := difference(stored, to_dict(config), but=GRID):
         raise CheckpointError(f"{out} holds a comparison with {differs}; choose another --out")
 

@@ -6,11 +6,11 @@ What people set most is a field of the config itself (`--steps`), the rest is gr
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass
-from math import inf
 from typing import Any, Literal, get_type_hints
 
 from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig, preset
+from .clusters import Machine, Ray, Slurm, within
 
 MAX_SEED = 2**63 - 1
 TUNING_SEED = 1_000_000
@@ -238,25 +238,6 @@ class TrainConfig(Recipe):
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What a plan (--dry-run) assumes of one device. The defaults are an H100 SXM with one 400 Gbit/s port."""
-
-    tflops: float = 989.0
-    """Peak of dense matrix products in bf16, 10^12 operations per second (half of it for fp32, as TF32)."""
-    mfu: float = 0.4
-    """Share of the peak that the model's own operations reach, recomputation not counted."""
-    bandwidth: float = 50.0
-    """Gigabytes per second that one rank sends to others, and receives at the same time."""
-    memory: float = 72.0
-    """GiB that tensors may take: 80 less a tenth for CUDA, NCCL and fragmentation."""
-
-    def __post_init__(self) -> None:
-        within("machine.mfu", self.mfu, 1e-6, 1)
-        for name in ("tflops", "bandwidth", "memory"):
-            within(f"machine.{name}", getattr(self, name), 1e-9)
-
-
-@dataclass(frozen=True)
 class TrainCommand(TrainConfig):
     """Trains one model, or goes on with a run that was stopped: the settings of a run are stored in its directory, and
     the same command, or --config RUN/config.yaml, repeats or resumes it."""
@@ -273,63 +254,17 @@ class TrainCommand(TrainConfig):
         super().__post_init__()
         if self.world_size is not None:
             within("world_size", self.world_size, 1)
-        for name, given in (("world-size", self.world_size is not None), ("json", self.json)):
+        for name, given, instead in (
+            ("--world-size", self.world_size is not None, "; torchrun --nproc-per-node N starts N ranks"),
+            ("--json", self.json, ""),
+            ("--machine.*", self.machine != Machine(), ""),
+        ):
             if given and not self.dry_run:
-                raise ConfigError(f"--{name} belongs to --dry-run; torchrun --nproc-per-node N starts N ranks")
+                raise ConfigError(f"{name} belongs to --dry-run{instead}")
 
     def run(self) -> TrainConfig:
         """The settings of the run itself."""
         return TrainConfig(**{f.name: getattr(self, f.name) for f in fields(TrainConfig)})
-
-
-@dataclass(frozen=True)
-class Ray:
-    """--launcher ray: every run is a task; --out and the caches lie on a file system that all nodes see."""
-
-    address: str | None = None
-    """Cluster (host:port, ray://host:port, auto), or local for one of its own here; when not given $RAY_ADDRESS, else
-    the cluster that runs on this machine, else a new one."""
-    gpus: float | None = None
-    """GPUs of a run, also a share of one; 1 when not given, if the cluster has any and the device is not cpu."""
-    retries: int = 3
-    """How often a run is started again after its worker died or it failed; it goes on from its newest checkpoint."""
-
-    def __post_init__(self) -> None:
-        within("ray.retries", self.retries, 0)
-        if self.gpus is not None:
-            within("ray.gpus", self.gpus, 0)
-
-
-@dataclass(frozen=True)
-class Slurm:
-    """--launcher slurm: every phase (tuning, its extensions, final runs) is a job array, one run a task."""
-
-    submit: bool = False
-    """Submit the array, and behind it a job that goes on with the next phase, by sbatch; else only write the script."""
-    partition: str | None = None
-    """Partition."""
-    account: str | None = None
-    """Account that is charged."""
-    time: str | None = None
-    """Time limit of one task, as sbatch reads it; a run that reaches it is saved and submitted again."""
-    gpus: int | None = None
-    """GPUs of a run, one rank on each; when not given 1 with --runtime.device cuda, else none."""
-    memory: str | None = None
-    """Memory of a run, as sbatch reads it (16G)."""
-    options: list[str] = field(default_factory=list)
-    """Further options of sbatch, each a word without its dashes (qos=high constraint=a100)."""
-    setup: str | None = None
-    """Line of shell before a run, such as `module load cuda`."""
-    retries: int = 3
-    """How often a run is submitted again that ended without getting further."""
-
-    def __post_init__(self) -> None:
-        within("slurm.retries", self.retries, 0)
-        if self.gpus is not None:
-            within("slurm.gpus", self.gpus, 0)
-        for name, value in (*vars(self).items(), *(("options", word) for word in self.options)):
-            if isinstance(value, str) and ("\n" in value or not value.strip()):
-                raise ConfigError(f"slurm.{name} must be one line of text, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -404,13 +339,6 @@ class EvalConfig:
         for name in ("tokens", "limit", "context", "batch_size"):
             if getattr(self, name) is not None:
                 within(name, getattr(self, name), 1)
-
-
-def within(name: str, value: float, low: float, high: float = inf) -> None:
-    """ConfigError unless low <= value <= high and the value is finite."""
-    if not low <= value <= high or value == inf:
-        bound = f"between {low:g} and {high:g}" if high < inf else "finite" if value == inf else f"at least {low:g}"
-        raise ConfigError(f"{name} must be {bound}, got {value:g}")
 
 
 def directory(out: str) -> None:

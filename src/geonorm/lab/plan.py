@@ -19,7 +19,8 @@ import torch
 
 from ..nn.decoder import Decoder
 from ..nn.roles import ROLES
-from .config import Machine, Runtime, TrainConfig, to_dict
+from .clusters import Machine
+from .config import Runtime, TrainConfig, to_dict
 from .footprint import Conditions, Piece, footprint
 from .optim import own_recipe
 from .parallel import layout
@@ -62,12 +63,13 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
     tokens = config.batch_size * shape.context
     memory = Memory(model, config, where)
     wire = wire_bytes(memory.pieces(1), model.parameter_count(), runtime, where)
-    peak = machine.tflops * 1e12 * (1 if runtime.dtype == "bf16" else 0.5)
-    compute = operations * tokens / (ranks * peak * machine.mfu)
+    peak = machine.tflops if runtime.dtype == "bf16" else machine.tflops_fp32
+    compute = operations * tokens / (ranks * peak * 1e12 * machine.mfu)
     transfer = sum(wire.values()) / (machine.bandwidth * 1e9)
     largest = memory.largest(int(machine.memory * 2**30))
     return {
         "settings": to_dict(config),
+        "model": to_dict(shape),
         "assumed": asdict(machine),
         "parameters": model.parameter_count(),
         "matmul_parameters": model.matmul_parameter_count(),
@@ -217,13 +219,15 @@ def wire_bytes(pieces: list[Piece], parameters: int, runtime: Runtime, where: Sp
 
 
 def table(found: dict[str, Any]) -> str:
-    """A plan as lines for a terminal; what is zero is left out."""
+    """A plan as lines for a terminal; memory below one KiB is left out."""
     memory, seconds, day = found["memory"], found["seconds"], found["tokens_per_day"]
     runtime, assumed = found["settings"]["runtime"], found["assumed"]
     now, other = ("with", "without") if runtime["recompute"] else ("without", "with")
     peak = {"with": found["memory_peak_recompute"], "without": found["memory_peak_no_recompute"]}
     layouts = {"none": "one process", "ddp": "DDP", "fsdp": f"FSDP, {found['ranks_of_a_copy']} to a copy"}
     batch, largest = found["largest_sequences_per_pass"], found["largest_batch"]
+    speed = "tflops" if runtime["dtype"] == "bf16" else "tflops_fp32"
+    shape = found["model"]
     parts = [
         ("parameters", "parameters", " (fp32: they are the master copies)"),
         ("gradients", "gradients", ""),
@@ -235,6 +239,11 @@ def table(found: dict[str, Any]) -> str:
         ("reducing", "reduction buffer", ""),
     ]
     rows = [
+        (
+            "model",
+            f"{found['settings']['scheme']}; {shape['layers']} layers, width {shape['width']}, {shape['heads']} heads, "
+            f"hidden {shape['hidden']}, vocabulary {shape['vocab_size']}, context {shape['context']}",
+        ),
         ("parameters", f"{found['parameters']:,} ({found['matmul_parameters']:,} in matrices)"),
         (
             "ranks",
@@ -245,7 +254,7 @@ def table(found: dict[str, Any]) -> str:
         ("FLOPs per token", f"{found['flops_per_token']:,}"),
         ("FLOPs of the run", f"{found['flops']:.3g}"),
         ("memory of a rank", ""),
-        *((f"  {name}", binary(memory[key]) + note) for key, name, note in parts if memory[key]),
+        *((f"  {name}", binary(memory[key]) + note) for key, name, note in parts if memory[key] >= 2**10),
         ("  peak of a step", f"{binary(peak[now])}; {binary(peak[other])} {other} recomputation"),
         (
             f"fits {assumed['memory']:g} GiB",
@@ -264,15 +273,18 @@ def table(found: dict[str, Any]) -> str:
         ("days of the run", f"{seconds['run_overlapped'] / 86400:.3g} or more"),
         (
             "assumed",
-            f"{assumed['tflops']:g} TFLOP/s in bf16, MFU {assumed['mfu']:g}, {assumed['bandwidth']:g} GB/s "
-            "(--machine.*)",
+            f"{assumed[speed]:g} TFLOP/s in {runtime['dtype']}, MFU {assumed['mfu']:g}, "
+            f"{assumed['bandwidth']:g} GB/s a rank (--machine.*)",
         ),
     ]
     return "\n".join(f"{name:<22} {text}".rstrip() for name, text in rows)
 
 
 def binary(count: int) -> str:
-    return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:,.2f} {unit}"
+    return f"{count} bytes"
 
 
 def decimal(count: int) -> str:

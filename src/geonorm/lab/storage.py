@@ -265,6 +265,8 @@ def sync(path: Path) -> None:
 def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

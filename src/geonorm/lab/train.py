@@ -236,6 +236,7 @@ class Loop:
                 raise
             self.judge.note(trouble)
             row["skipped"] = trouble.what
+            self.say(f"{trouble}: its batch is skipped")
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr

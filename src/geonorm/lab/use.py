@@ -14,7 +14,8 @@ import torch
 from ..errors import ConfigError, DataError
 from ..nn.sampling import generate
 from . import parallel
-from .config import MAX_SEED, EvalConfig, within
+from .clusters import within
+from .config import MAX_SEED, EvalConfig
 from .data import Tokenizer, load_tokenizer, open_source, prepare
 from .data.batches import validation_batches
 from .data.source import NO_TEXT

@@ -26,6 +26,8 @@ from .team import Say, Submitted, Team
 
 GOES_ON = "GEONORM_SLURM_GOES_ON"
 """Set in the job behind an array: the comparison is not begun anew, so failed runs are counted."""
+GRACE = 120
+"""Seconds before the time limit at which a run is told to save and end."""
 TASKS = 1000
 """Most tasks of an array: SLURM's default MaxArraySize is 1001. What is left comes in the next one."""
 
@@ -90,7 +92,7 @@ class Slurm(Team):
             *([f"#SBATCH --time={options.time}"] if options.time else []),
             "#SBATCH --ntasks=1",
             "#SBATCH --requeue",
-            "#SBATCH --signal=B:TERM@120",
+            f"#SBATCH --signal=B:TERM@{GRACE}",
         ]
         body = [
             "runs=(",
@@ -100,6 +102,8 @@ class Slurm(Team):
             f'exec >>{logs}/"$(basename "$settings" .yaml).log" 2>&1',
             *self.setup(),
             f"export OMP_NUM_THREADS={config.runtime.threads} TOKENIZERS_PARALLELISM=false",
+            # torchrun gives its ranks 30 seconds to save, and then kills them
+            *([f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={GRACE}"] if gpus > 1 else []),
             "# SIGTERM, before the time limit or a preemption, reaches the training itself, which saves and ends",
             f'exec {command} "$settings"',
         ]
