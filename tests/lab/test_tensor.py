@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from geonorm.lab import checkpoint
 
@@ -24,7 +25,7 @@ def both(runs: Any, tmp_path: Path) -> Any:  # noqa: F811
         alone, run = tmp_path / f"{name} alone", tmp_path / name
         assert [r.status for r in runs(alone.name, 1, *STEPS, *options, dtype=dtype).wait()] == [0]
         ended = runs(run.name, size, *STEPS, *options, *more, dtype=dtype).wait()
-        assert [(r.status, r.err) for r in ended] == [(0, "")] * size, ended
+        assert [(r.status, r.err[-2000:]) for r in ended] == [(0, "")] * size, ended[0].err
         for key in ("loss", "val_loss", "val_bpb"):
             assert numbers(run, key) == pytest.approx(numbers(alone, key), rel=bound, abs=0), (name, key)
         assert numbers(run, "grad_norm") == pytest.approx(numbers(alone, "grad_norm"), rel=10 * bound)
@@ -43,3 +44,51 @@ def both(runs: Any, tmp_path: Path) -> Any:  # noqa: F811
 @pytest.mark.parametrize(("dtype", "bound"), [("fp64", 1e-10), ("fp32", 1e-5)])
 def test_two_ranks_share_the_matrices(both: Any, scheme: str, dtype: str, bound: float) -> None:
     both("run", 2, bound, ["--scheme", scheme], TENSOR, dtype)
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "more"),
+    [
+        (2, ["--scheme", "pre", "--model.qk_norm", "full", "--model.bias", "true", "--runtime.recompute"], []),
+        (2, ["--scheme", "hybrid", "--model.qk_norm", "head", "--model.block", "parallel", "--model.norm", "dyt"], []),
+        (2, ["--scheme", "angpt", "--model.heads", 4, "--model.kv_heads", 2, "--runtime.accumulate", 2], []),
+        (4, ["--scheme", "geonorm(learn=affine)"], ["--runtime.parallel", "fsdp"]),
+        (4, ["--scheme", "ngpt", "--model.tied", "true"], []),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else str(value),
+)
+def test_what_acts_on_heads_and_units(both: Any, size: int, options: list[Any], more: list[Any]) -> None:
+    """Norms and scales of q, k, v, of hidden units; biases; fewer key heads; on top of FSDP over pairs of ranks."""
+    both("run", size, 1e-9, options, [*TENSOR, *more])
+
+
+def settings(text: Path, **changes: Any) -> dict[str, Any]:
+    """Of a run with most of its weights in blocks."""
+    model = {"layers": 8, "width": 64, "heads": 4, "hidden": 128, "vocab_size": 257, "context": 16}
+    given = {"data": str(text), "tokens": {"tokenizer": "byte"}, "model": model, "batch_size": 8}
+    return {**given, "evaluation": {"tokens": 256}, **changes}
+
+
+@pytest.mark.parametrize("scheme", ["geonorm(learn=affine)", "ngpt", "hyper"])
+def test_no_rank_ever_holds_the_whole_model(ranks: Any, text: Path, tmp_path: Path, scheme: str) -> None:
+    """Initial weights are those of one rank, bit for bit; a rank that makes them holds its share, the vectors, and one
+    matrix at a time, drawn and cut."""
+    worlds = {"one": (1, {}), "fsdp": (4, {"parallel": "fsdp"}), "tensor": (2, {"tensor_size": 2})}
+    if scheme == "ngpt":
+        worlds["both"] = (4, {"tensor_size": 2})
+    found = {}
+    for name, (size, runtime) in worlds.items():
+        ended = ranks("born", size, tmp_path / name, settings(text, scheme=scheme, runtime=runtime)).wait()
+        assert all(r.status == 0 for r in ended), ended[0].err  # the profiler says something of its own
+        found[name] = load_file(tmp_path / f"{name}.safetensors")
+        told = [json.loads(r.out) for r in ended]
+        whole = sum(tensor.nbytes for tensor in found["one"].values())
+        largest = max(tensor.nbytes for tensor in found["one"].values())
+        vectors = sum(t.nbytes for key, t in found["one"].items() if t.dim() < 2 or ".own." in key)
+        print(scheme, name, whole, told[0])
+        for each in told:
+            assert each["share"] < each["peak"] < each["share"] + 3 * largest + 2 * vectors or size == 1
+            assert size == 1 or each["peak"] < 0.8 * whole
+        assert set(found[name]) == set(found["one"])
+        assert all(torch.equal(tensor, found["one"][key]) for key, tensor in found[name].items())
+        assert all(bool(tensor.isfinite().all()) for tensor in found[name].values())

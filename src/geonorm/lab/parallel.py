@@ -147,10 +147,13 @@ class Spread:
         groups = tensor.alike(p.grad for p in self.model.parameters() if p.grad is not None)
         if len(groups) == 1 and not isinstance(groups[0][0], DTensor):
             return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        total = torch.stack([tensor.whole(torch.nn.utils.get_total_norm(group)) for group in groups]).norm()
+        parts = [[tensor.local(gradient) for gradient in group] for group in groups]
+        norms = [torch.nn.utils.get_total_norm(part) for part in parts]
+        squares = [tensor.summed(norm.square(), group) for norm, group in zip(norms, groups, strict=True)]
+        total = torch.stack(squares).sum().sqrt()
         scale = (limit / (total + 1e-6)).clamp(max=1.0)
-        for group in groups:
-            torch._foreach_mul_([g.to_local() if isinstance(g, DTensor) else g for g in group], scale)
+        for part in parts:
+            torch._foreach_mul_(part, scale)
         return total
 
     def settle(self) -> None:
@@ -173,19 +176,37 @@ def mesh_of(runtime: Runtime, world: World, device: torch.device, kind: str) -> 
 
 def fill(model: Decoder, device: torch.device) -> None:
     """Gives a model that was cut on the meta device its initial weights, those that one rank would draw: every rank
-    draws all of them, in the same order, but holds one whole matrix at a time and keeps its own part."""
+    draws all of them, in the same order, but holds one whole matrix at a time and keeps its own part. Vectors and
+    scalars are made whole, all at once, because schemes start them as they like."""
     model.to_empty(device=device)
     if model.config.tied:
         model.head.weight = model.embed.weight
+    matrices = {id(weight) for _, weight, _, _ in model.weights()}
+    kept = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if id(parameter) not in matrices
+    ]
+    for module, name, parameter in kept:
+        module._parameters[name] = nn.Parameter(torch.empty(parameter.shape, device=device))
     model.reset_scalars()
+    for module, name, parameter in kept:
+        keep(parameter, module._parameters[name])
+        module._parameters[name] = parameter
     for role, weight, scheme, site in model.weights():
-        drawn = draw(torch.empty(weight.shape), role, scheme, site)
-        if not isinstance(weight, DTensor):
-            weight.data.copy_(drawn)
-            continue
-        for chunk in weight.__create_chunk_list__():
-            own = tuple(slice(at, at + n) for at, n in zip(chunk.offsets, chunk.sizes, strict=True))
-            weight.to_local().data.copy_(drawn[own])
+        keep(weight, draw(torch.empty(weight.shape), role, scheme, site))
+
+
+@torch.no_grad()
+def keep(parameter: Tensor, whole: Tensor) -> None:
+    """Copies this rank's part of a whole tensor."""
+    if not isinstance(parameter, DTensor):
+        parameter.copy_(whole)
+        return
+    for chunk in parameter.__create_chunk_list__():
+        own = tuple(slice(at, at + n) for at, n in zip(chunk.offsets, chunk.sizes, strict=True))
+        parameter.to_local().copy_(whole[own])
 
 
 def shard(model: Decoder, runtime: Runtime, mesh: DeviceMesh) -> None:

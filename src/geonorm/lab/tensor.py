@@ -8,7 +8,7 @@ step, and every other write of a scheme is a function of whole rows. It is the s
 what stands on it (norms and scalars of schemes, embedding, exit, head) is computed by each and needs no communication.
 
 What a scheme or `qk_norm` puts on heads or hidden units computes on distributed tensors: PyTorch knows which of its
-operators mix what lies on several ranks, so that any such module is right, also one that needs all heads of a token.
+operators mix what lies on several ranks. A norm over all heads of a token (qk_norm full) gathers them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def cut(model: Decoder, mesh: DeviceMesh) -> None:
     for module in model.modules():
         if isinstance(module, Attention):
             for name, norm in module.norms.items():
-                parallelize_module(norm, mesh, OnUnits(-1 if module.whole else -2))
+                parallelize_module(norm, mesh, OnUnits(-1, gathered=True) if module.whole else OnUnits(-2))
             for slot in module.slots.values():
                 parallelize_module(slot, mesh, OnUnits(-2))
         elif isinstance(module, MLP):
@@ -66,9 +66,22 @@ def alike(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     return list(groups.values())
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, of which this rank may hold a part."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def summed(value: Tensor, group: list[Tensor]) -> Tensor:
+    """A number that was computed from this rank's part of a group, summed over the ranks that hold the other parts."""
+    first = group[0]
+    if not isinstance(first, DTensor):
+        return value
+    held = [Replicate() if placement.is_replicate() else Partial() for placement in first.placements]
+    total = DTensor.from_local(value, first.device_mesh, held, run_check=False)
+    for dim in range(len(held)):  # one after the other: PyTorch warns of two at once
+        held[dim] = Replicate()
+        total = total.redistribute(placements=held)
+    return total.to_local()
 
 
 def same_everywhere(model: nn.Module) -> None:
@@ -123,17 +136,18 @@ class Summed(RowwiseParallel):
 
 
 class OnUnits(ParallelStyle):
-    """For a module on heads or hidden units: sees them as one tensor that is cut along `dim`. Its own parameters are
-    whole on every rank."""
+    """For a module on heads or hidden units: sees them as one tensor that is cut along `dim`, or `gathered`, where it
+    needs whole rows of them. Its own parameters are whole on every rank."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, gathered: bool = False) -> None:
         super().__init__()
-        self.dim = dim
+        self.dim, self.gathered = dim, gathered
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         def enter(_: nn.Module, given: tuple[Any, ...], __: DeviceMesh) -> tuple[Any, ...]:
             (y,) = given
-            return (DTensor.from_local(y, mesh, [Shard(y.dim() + self.dim)], run_check=False),)
+            units = DTensor.from_local(y, mesh, [Shard(y.dim() + self.dim)], run_check=False)
+            return (units.redistribute(placements=[Replicate()]) if self.gathered else units,)
 
         def leave(_: nn.Module, out: DTensor, __: DeviceMesh) -> Tensor:
             return out.redistribute(placements=[Shard(out.dim() + self.dim)]).to_local()

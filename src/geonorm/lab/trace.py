@@ -17,7 +17,7 @@ from ..probes import NormMeasure, SiteMeasure
 from ..probes.measures import mean, wide
 from ..residual import Residual
 from ..schemes import Site
-from .tensor import alike, whole
+from .tensor import alike, local, summed
 
 Look = Callable[[Site, Residual, Tensor, Tensor, Tensor], None]
 CENTRED: dict[type, bool | None] = {LayerNorm: True, RMSNorm: False, UnitNorm: False, DyT: None}
@@ -190,5 +190,5 @@ def branch_grad_norms(model: Decoder) -> dict[str, float]:
 
 def grad_norm(parameters: Iterable[Tensor]) -> float:
     groups = alike(p.grad for p in parameters if p.grad is not None)
-    squares = [whole(torch.stack([grad.double().square().sum() for grad in group]).sum()) for group in groups]
+    squares = [summed(torch.stack([local(g).double().square().sum() for g in group]).sum(), group) for group in groups]
     return torch.stack(squares).sum().sqrt().item() if squares else 0.0
