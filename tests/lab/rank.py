@@ -61,7 +61,7 @@ def stuck(bad_rank: str, step: str, how: str, *command: str) -> int:
 
 def born(out: str, settings: dict[str, Any]) -> int:
     """Builds a model for this world; the first rank writes its initial weights, whole, and every rank what it held at
-    most while it built, by the records of PyTorch's allocator, in bytes."""
+    most while it built, by the records of PyTorch's allocator, in bytes; then takes two steps."""
     config = from_dict(train.TrainConfig, settings)
     text = train.load_text(config)
     torch.use_deterministic_algorithms(True)  # memory that nobody fills is not a number
@@ -76,7 +76,12 @@ def born(out: str, settings: dict[str, Any]) -> int:
             whole = {n: (t.full_tensor() if isinstance(t, parallel.DTensor) else t).clone() for n, t in tensors.items()}
             if world.first:
                 save_file(whole, f"{out}.safetensors")
-        print(json.dumps({"peak": peak, "share": share}))
+        dtypes: list[str] = []
+        loop.model.blocks[-1].register_forward_hook(lambda _, __, out: dtypes.append(str(out.dtype)))
+        for _ in range(2):
+            loop.update(measure=False, check=False)
+        losses = [float(row["loss"]) for row in loop.pending]
+        print(json.dumps({"peak": peak, "share": share, "stream": dtypes[-1], "losses": losses}))
     return 0
 
 

@@ -223,9 +223,7 @@ def shard(model: Decoder, runtime: Runtime, mesh: DeviceMesh) -> None:
     policy = half if runtime.dtype == "bf16" else plain
 
     def cut(module: nn.Module, policy: MixedPrecisionPolicy) -> None:
-        fully_shard(
-            module, mesh=mesh, reshard_after_forward=runtime.reshard, mp_policy=policy, ignored_params=uncut
-        )
+        fully_shard(module, mesh=mesh, reshard_after_forward=runtime.reshard, mp_policy=policy, ignored_params=uncut)
 
     for block in model.blocks:
         cut(block, policy)

@@ -48,7 +48,7 @@ def cut(model: Decoder, mesh: DeviceMesh) -> None:
     parallelize_module(model, mesh, plan)
     for module in model.modules():
         if isinstance(module, Attention):
-            for name, norm in module.norms.items():
+            for norm in module.norms.values():
                 parallelize_module(norm, mesh, OnUnits(-1, gathered=True) if module.whole else OnUnits(-2))
             for slot in module.slots.values():
                 parallelize_module(slot, mesh, OnUnits(-2))

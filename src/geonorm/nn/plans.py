@@ -13,8 +13,8 @@ PLACES = {
 }
 """Where each kind of block keeps its matrices."""
 CUTS = {"rows": "colwise", "columns": "rowwise"}
-"""Our dimension of an (out, in) matrix to the word of PyTorch and transformers; what is cut by columns is summed over devices, so
-that every scheme sees whole rows of the stream and of the update."""
+"""Our dimension of an (out, in) matrix to the word of PyTorch and transformers; what is cut by columns is summed over
+devices, so that every scheme sees whole rows of the stream and of the update."""
 
 
 def tensor_parallel_plan(config: DecoderConfig) -> dict[str, str]:
