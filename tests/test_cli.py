@@ -32,7 +32,7 @@ SHARED = set(
     checkpoint.every checkpoint.keep checkpoint.best
     guard.nan guard.spike guard.sigmas guard.window guard.limit guard.stuck
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
-    runtime.tensorboard runtime.parallel runtime.reshard runtime.shard_size""".split()
+    runtime.tensorboard runtime.parallel runtime.reshard runtime.shard_size runtime.tensor_size""".split()
 )
 MACHINE = set("machine.tflops machine.tflops_fp32 machine.mfu machine.bandwidth machine.memory".split())
 PLAN = MACHINE | {"dry_run", "world_size", "json"}
@@ -224,6 +224,8 @@ BAD = [
     ("train --preset small", "unknown preset 'small'"),
     ("train --scheme geonrom", "unknown scheme 'geonrom': did you mean 'geonorm'?"),
     ("train --scheme geonorm(decai=sqrt)", "did you mean 'decay'?"),
+    ("train --dry-run --world-size 2 --runtime.tensor-size 2", "a plan does not count tensor parallelism"),
+    ("train --runtime.tensor-size 0", "runtime.tensor_size must be at least 1"),
     ("train --runtime.device tpu", "unknown device 'tpu'"),
     ("train --runtime.device cpu:x", "unknown device 'cpu:x'"),
     ("train --runtime.device mps", "use auto, cpu or cuda"),

@@ -4,14 +4,17 @@ the time. Run by the `ranks` fixture with `job`, `arguments` and `environment` a
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import signal
 import sys
 import time
+from itertools import accumulate
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch.profiler import ProfilerActivity, profile
 
 from geonorm.cli import main
 from geonorm.lab import checkpoint, parallel, train
@@ -58,6 +61,32 @@ def stuck(bad_rank: str, step: str, how: str, *command: str) -> int:
     return main(list(command))
 
 
+def born(out: str, settings: dict[str, Any]) -> int:
+    """Builds a model for this world; the first rank writes its initial weights, whole, and every rank what it held at
+    most while it built, by the records of PyTorch's allocator, in bytes; then takes two steps."""
+    config = from_dict(train.TrainConfig, settings)
+    text = train.load_text(config)
+    torch.use_deterministic_algorithms(True)  # memory that nobody fills is not a number
+    with train.joined(torch.device("cpu")) as world:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            loop = train.Loop(config, text, torch.device("cpu"), print, world)
+        events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+        peak = max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+        tensors = {name: t.detach() for name, t in loop.model.state_dict().items()}
+        share = sum(parallel.tensor.local(t).nbytes for t in tensors.values())
+        if out:
+            whole = {n: (t.full_tensor() if isinstance(t, parallel.DTensor) else t).clone() for n, t in tensors.items()}
+            if world.first:
+                save_file(whole, f"{out}.safetensors")
+        dtypes: list[str] = []
+        loop.model.blocks[-1].register_forward_hook(lambda _, __, out: dtypes.append(str(out.dtype)))
+        for _ in range(2):
+            loop.update(measure=False, check=False)
+        losses = [float(row["loss"]) for row in loop.pending]
+        print(json.dumps({"peak": peak, "share": share, "stream": dtypes[-1], "losses": losses}))
+    return 0
+
+
 def gather(folder: str, out: str, settings: dict[str, Any]) -> int:
     """Loads a checkpoint into this world; the first rank writes all it then holds, whole, as one process would."""
     config = from_dict(train.TrainConfig, settings)
@@ -82,4 +111,4 @@ if __name__ == "__main__":
         os.dup2(handle, stream.fileno())
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1)  # for whoever looks for the reason of a hang
-    sys.exit({"run": run, "spoilt": spoilt, "stuck": stuck, "gather": gather}[job](*arguments))
+    sys.exit({"run": run, "spoilt": spoilt, "stuck": stuck, "gather": gather, "born": born}[job](*arguments))

@@ -11,8 +11,8 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig
+from ..nn.plans import tensor_parallel_plan
 from ..schemes import parse
-from .plans import tensor_parallel_plan
 
 NAMES = {
     "width": "hidden_size",

@@ -156,6 +156,8 @@ class Runtime:
     """fsdp: give up a block's whole weights after its forward pass, and gather them again for the backward pass."""
     shard_size: int | None = None
     """fsdp: ranks that share one copy of the model, beside other copies; all ranks when not given."""
+    tensor_size: int = 1
+    """Ranks that share every matrix of a block (tensor parallelism) and see the same rows of the batch."""
     tensorboard: bool = True
     """Whether to write event files."""
 
@@ -189,6 +191,7 @@ class Recipe:
         within("batch_size", self.batch_size, 1)
         within("runtime.threads", self.runtime.threads, 1)
         within("runtime.accumulate", self.runtime.accumulate, 1)
+        within("runtime.tensor_size", self.runtime.tensor_size, 1)
         if self.runtime.shard_size is not None:
             within("runtime.shard_size", self.runtime.shard_size, 1)
         within("checkpoint.keep", self.checkpoint.keep, 1)

@@ -50,8 +50,8 @@ def turns(batches: Iterable[tuple[Tensor, Tensor]], world: World) -> Iterator[tu
     """This rank's batches, the last one repeated without counting where others have one more: all ranks of a sharded
     model must make the same number of forward passes."""
     waiting = iter(batches)
-    while group := list(islice(waiting, world.size)):
-        yield *group[min(world.rank, len(group) - 1)], world.rank < len(group)
+    while group := list(islice(waiting, world.readers)):
+        yield *group[min(world.reader, len(group) - 1)], world.reader < len(group) and world.counts
 
 
 def with_perplexity(result: dict[str, float]) -> dict[str, Any]:

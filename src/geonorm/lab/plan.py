@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..errors import ConfigError
 from ..nn.decoder import Decoder
 from ..nn.roles import ROLES
 from .clusters import Machine
@@ -44,6 +45,10 @@ class Spread:
 
 def spread(runtime: Runtime, ranks: int, batch_size: int) -> Spread:
     """As a real run decides it: ConfigError for settings that do not fit so many ranks."""
+    if runtime.tensor_size > 1:
+        raise ConfigError(
+            f"a plan does not count tensor parallelism; leave out --runtime.tensor_size {runtime.tensor_size}"
+        )
     kind = layout(runtime, World(size=ranks), batch_size)
     shard = (runtime.shard_size or ranks) if kind == "fsdp" else 1
     return Spread(kind, shard, ranks // shard)

@@ -16,7 +16,7 @@ from .config import TrainConfig, from_dict, to_dict
 
 VOLATILE = (
     "out", "resume", "checkpoint.keep", "checkpoint.best", "guard.stuck", "runtime.accumulate", "runtime.parallel",
-    "runtime.reshard", "runtime.shard_size",
+    "runtime.reshard", "runtime.shard_size", "runtime.tensor_size",
 )  # fmt: skip
 """What a resumed run may say differently: nothing here changes the numbers by more than the order of a sum."""
 LOCK = ".lock"

@@ -17,6 +17,7 @@ from ..probes import NormMeasure, SiteMeasure
 from ..probes.measures import mean, wide
 from ..residual import Residual
 from ..schemes import Site
+from .tensor import alike, local, summed
 
 Look = Callable[[Site, Residual, Tensor, Tensor, Tensor], None]
 CENTRED: dict[type, bool | None] = {LayerNorm: True, RMSNorm: False, UnitNorm: False, DyT: None}
@@ -188,5 +189,6 @@ def branch_grad_norms(model: Decoder) -> dict[str, float]:
 
 
 def grad_norm(parameters: Iterable[Tensor]) -> float:
-    squares = [p.grad.double().square().sum() for p in parameters if p.grad is not None]
+    groups = alike(p.grad for p in parameters if p.grad is not None)
+    squares = [summed(torch.stack([local(g).double().square().sum() for g in group]).sum(), group) for group in groups]
     return torch.stack(squares).sum().sqrt().item() if squares else 0.0

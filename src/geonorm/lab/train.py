@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from torch import Tensor
 from ..errors import CheckpointError, GeonormError
 from ..nn.decoder import Decoder
 from ..schemes import parse
-from . import checkpoint, environment, optim, parallel, trace
+from . import checkpoint, environment, optim, parallel, tensor, trace
 from .config import Recipe, TrainConfig
 from .data import TokenData, Tokenizer, load_tokenizer, open_source, prepare
 from .data.batches import Batches, validation_batches
@@ -102,16 +102,20 @@ class Loop:
     def __init__(self, config: TrainConfig, text: Text, device: torch.device, say: Say, world: World = ALONE) -> None:
         self.config = c = optim.own_recipe(config)
         self.departures = optim.departures(config)
-        self.text, self.device, self.say, self.world = text, device, say, world
         kind = parallel.layout(c.runtime, world, c.batch_size)
+        self.world = world = replace(world, tensor=c.runtime.tensor_size)
+        self.text, self.device, self.say = text, device, say
         shape = c.decoder(c.scheme)
+        tensor.check(shape, world.tensor)
         self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed)
         rows = max(1, EVALUATION_BATCH // shape.context)
         self.held_out = list(validation_batches(text.tokens.validation, rows, shape.context, c.evaluation.tokens))
         torch.manual_seed(c.seed)
-        self.model = parallel.prepare(Decoder(shape), c.runtime, device)
-        torch.manual_seed(c.seed + world.rank)
+        with torch.device(built_on := parallel.built_on(kind, world)):
+            model = Decoder(shape)
+        self.model = parallel.prepare(model, c.runtime, device if built_on.type == "cpu" else built_on)
         self.spread = parallel.Spread(self.model, c.runtime, world, device, kind)
+        torch.manual_seed(c.seed + world.rank)
         self.optimizers = parallel.apart(optim.build(self.model, c.optim, c.lr))
         self.examination = Examination(c, self.model, text.tokenizer) if c.evaluation.tasks else None
         self.judge = Judge(c.guard)
@@ -353,6 +357,7 @@ class Loop:
             "wall_seconds": time.monotonic() - self.begun,
             "world_size": self.world.size,
             "parallel": self.spread.kind,
+            "tensor_size": self.world.tensor,
             "phase": c.phase,
             "own_recipe": self.departures,
             "paper_recipe": parse(c.scheme).recipe(),

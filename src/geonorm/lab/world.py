@@ -31,11 +31,28 @@ class World:
     size: int = 1
     saving: Any = None
     """A gloo group of its own for checkpoints: they are written by a second thread beside the training."""
+    tensor: int = 1
+    """Ranks, one after the other, that share every matrix and see the same data."""
 
     @property
     def first(self) -> bool:
         """Whether this rank speaks and writes for all."""
         return self.rank == 0
+
+    @property
+    def readers(self) -> int:
+        """How many there are that read different data: groups of `tensor` ranks."""
+        return self.size // self.tensor
+
+    @property
+    def reader(self) -> int:
+        """Which of them this rank belongs to."""
+        return self.rank // self.tensor
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank speaks for its group where ranks are summed."""
+        return self.rank % self.tensor == 0
 
     def mean(self, value: Tensor) -> Tensor:
         """Mean over ranks, in place, without waiting for a GPU."""

@@ -101,6 +101,14 @@ class ParallelBlock(nn.Module):
         return out
 
 
+def draw(weight: Tensor, role: str, scheme: Scheme, site: Site) -> Tensor:
+    """Draws a weight (out, in) in place as its scheme starts it, and returns it."""
+    fan_out, fan_in = weight.shape
+    weight.normal_(0.0, scheme.init_std(role, fan_in, fan_out, site, base_std(fan_in)))
+    scheme.constrain({role: [weight]})
+    return weight
+
+
 BLOCKS = {"sequential": Block, "parallel": ParallelBlock}
 
 
@@ -191,20 +199,22 @@ class Decoder(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draws all weights anew and restores every norm, scalar and buffer."""
+        self.reset_scalars()
+        if self.embed.weight.is_meta:  # nothing to draw, and to find that out takes torch longer than the whole build
+            return
+        for role, weight, scheme, site in self.weights():
+            draw(weight, role, scheme, site)
+
+    @torch.no_grad()
+    def reset_scalars(self) -> None:
+        """Restores all that is not drawn: every norm, scalar, bias and buffer."""
         for module in self.modules():
             reset = getattr(module, "reset_parameters", None)
             if reset is not None and module is not self and not hasattr(module, "role"):
                 reset()
-        if self.embed.weight.is_meta:  # nothing to draw, and to find that out takes torch longer than the whole build
-            return
-        for role, weight, scheme, site in self.weights():
-            fan_out, fan_in = weight.shape
-            std = scheme.init_std(role, fan_in, fan_out, site, base_std(fan_in))
-            weight.normal_(0.0, std)
         for module in self.modules():
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()
-        self.constrain()
 
     @torch.no_grad()
     def constrain(self) -> None:

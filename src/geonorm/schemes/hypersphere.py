@@ -143,7 +143,7 @@ class AnGPT(Interpolated):
     def constrain(self, weights_by_role: Mapping[str, list[Tensor]]) -> None:
         for weights in weights_by_role.values():
             for weight in weights:
-                weight.div_(torch.linalg.vector_norm(weight, dim=-1, keepdim=True).clamp_(min=1.0))
+                weight.div_(torch.linalg.vector_norm(weight, dim=-1, keepdim=True).clamp(min=1.0))
 
 
 @cache

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..nn.config import DecoderConfig
-from ..nn.roles import ROLES
+from .config import DecoderConfig
+from .roles import ROLES
 
 ATTENTION = ("q", "k", "v", "o")
 FEED_FORWARD = ("gate", "up", "down")
@@ -13,8 +13,8 @@ PLACES = {
 }
 """Where each kind of block keeps its matrices."""
 CUTS = {"rows": "colwise", "columns": "rowwise"}
-"""Our dimension of an (out, in) matrix to the word of transformers; what is cut by columns is summed over devices, so
-that every scheme sees whole rows of the stream and of the update."""
+"""Our dimension of an (out, in) matrix to the word of PyTorch and transformers; what is cut by columns is summed over
+devices, so that every scheme sees whole rows of the stream and of the update."""
 
 
 def tensor_parallel_plan(config: DecoderConfig) -> dict[str, str]:
@@ -23,5 +23,5 @@ def tensor_parallel_plan(config: DecoderConfig) -> dict[str, str]:
         f"blocks.*.{place}.{role}": CUTS[ROLES[role].split]
         for place, roles in PLACES[config.block].items()
         for role in roles
-        if not (role == "gate" and config.mlp == "gelu")
+        if not (role == "gate" and config.mlp != "swiglu")
     }
