@@ -160,7 +160,7 @@ def place_legend(figure: Figure) -> None:
 
 def dress(axes: Axes, title: str, log: bool) -> None:
     axes.set_xlabel("block t")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     axes.set_title(title)
     if log:
         axes.set_yscale("log")
