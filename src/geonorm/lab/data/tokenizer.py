@@ -97,7 +97,7 @@ class FileTokenizer(Tokenizer):
         if not self._ids:
             raise DataError(f"{name}: the tokenizer has an empty vocabulary")
         self.vocab_size = max(self._ids.values()) + 1
-        ends = [token for token in (*END_NAMES, end) if token in self._ids]
+        ends = [token for token in (*END_NAMES, *([end] if end else [])) if token in self._ids]
         if not ends:
             raise DataError(f"{name}: no end-of-document token: add one of {' '.join(END_NAMES)} to the tokenizer")
         self.eos = self._ids[ends[0]]
