@@ -9,6 +9,7 @@ import json
 import lzma
 import subprocess
 import sys
+from importlib.util import find_spec
 from math import exp, log, sqrt
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,28 @@ def test_text_of_a_hugging_face_model_by_hand(folder: Path, call: Any, tmp_path:
     assert answer["loss"] == pytest.approx(total / count, abs=1e-6)
     assert answer["bits_per_byte"] == pytest.approx(total / log(2) / answer["bytes"], abs=1e-6)
     assert json.loads(call("eval", folder, "--data", text).out)["tokens"] % 32 == 0  # its own context
+
+
+def test_the_end_of_a_document_is_what_the_folder_says(folder: Path, call: Any, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Spheres keep their radius.\n" * 12)
+    known = json.loads(call("eval", folder, "--data", text).out)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).exists():
+            (folder / name).write_text((folder / name).read_text().replace("<|endoftext|>", "<fin>"))
+    result = call("eval", folder, "--data", text)
+    assert result.status == 0, result.err
+    assert json.loads(result.out)["loss"] == known["loss"]
+
+
+def test_weights_that_cannot_be_read_here_are_one_line(folder: Path, call: Any, tmp_path: Path) -> None:
+    if find_spec("bitsandbytes"):
+        pytest.skip("bitsandbytes is installed")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    result = call("eval", folder, "--data", "stdlib")
+    assert result.status == 2 and "cannot be loaded here" in result.err and len(result.err.splitlines()) == 1
 
 
 def test_a_tokenizer_that_begins_texts_begins_windows() -> None:

@@ -131,6 +131,15 @@ def test_eval_refuses(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
     assert result.status == 2 and "tokenizer" in result.err
 
 
+def test_eval_leaves_a_folder_with_something_else_as_it_is(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
+    before = (run / "summary.json").read_bytes()
+    result = call("eval", run, "--data", text, "--out", run)
+    assert result.status == 2 and "holds no evaluation" in result.err and len(result.err.splitlines()) == 1
+    assert (run / "summary.json").read_bytes() == before
+    for _ in range(2):  # its own folder is written again
+        assert call("eval", run, "--data", text, "--out", tmp_path / "found").status == 0
+
+
 def test_run_without_a_checkpoint(run: Path, call: Any) -> None:
     for folder in (run / "checkpoints").iterdir():
         folder.rename(run / f"away-{folder.name}")

@@ -76,6 +76,8 @@ def hugging_face(name: str, device: torch.device, context: int | None) -> Subjec
 
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype="auto").eval().to(device)
+    except ImportError as error:  # a quantiser, for one, that is not installed
+        raise ConfigError(f"{name} cannot be loaded here: {first_line(error)}") from None
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{name} holds no run and no causal language model ({first_line(error)})") from None
     try:
@@ -92,7 +94,7 @@ def hugging_face(name: str, device: torch.device, context: int | None) -> Subjec
     def tokenizer(source: Source) -> Tokenizer:
         if not getattr(theirs, "is_fast", False):
             raise DataError(f"{name} has no fast tokenizer: its bytes per token are not known, so use --tasks only")
-        return FileTokenizer(name, theirs.backend_tokenizer.to_str())
+        return FileTokenizer(name, theirs.backend_tokenizer.to_str(), theirs.eos_token)
 
     return Subject(about, scorer, window, device, tokenizer, lambda: (model, theirs))
 

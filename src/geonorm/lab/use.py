@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import ConfigError, DataError
+from ..errors import CheckpointError, ConfigError, DataError
 from ..nn.sampling import generate
 from . import parallel
 from .clusters import within
@@ -20,6 +20,7 @@ from .data import Tokenizer, load_tokenizer, open_source, prepare
 from .data.batches import validation_batches
 from .data.source import NO_TEXT
 from .evaluate import held_out, with_perplexity
+from .simulations import writable
 from .subject import Subject, open_subject
 from .tasks import Tasks, listener
 from .train import EVALUATION_BATCH, load_run
@@ -31,6 +32,8 @@ def evaluate(config: EvalConfig, live: bool = False) -> dict[str, Any]:
     """Loss on a text and results of tasks, for a run or a Hugging Face model. The definitions of local tasks are
     written to `out`, so that lm-evaluation-harness can repeat them by itself."""
     c = config
+    if c.out is not None:
+        check(Path(c.out))
     tasks = Tasks(c.tasks, c.limit) if c.tasks else None
     subject = open_subject(c.model, parallel.pick_device(c.device), c.context)
     result = dict(subject.about)
@@ -43,6 +46,13 @@ def evaluate(config: EvalConfig, live: bool = False) -> dict[str, Any]:
         if c.out is not None:
             tasks.write(Path(c.out) / "tasks")
     return result
+
+
+def check(out: Path) -> None:
+    """CheckpointError if `out` cannot be written or holds something else than an evaluation, such as a run."""
+    writable(out)
+    if out.exists() and not {entry.name for entry in out.iterdir()} <= {"summary.json", "tasks"}:
+        raise CheckpointError(f"{out} is not empty and holds no evaluation; choose another --out")
 
 
 def on_text(subject: Subject, data: str, tokens: int | None) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def _draw(kind: str, path: Path, folder: Path) -> list[Path]:
 
     if kind == "probe":
         found = geometry.load(path)
-        return save(found, geometry.FIGURES, geometry.caption(found), folder)
+        return save(found, geometry.FIGURES, geometry.caption(found), folder, geometry.NOTES)
     trace = simulation.load(path)
     return save(trace, trajectories.FIGURES, simulation.caption(trace.summary), folder)
 

@@ -15,6 +15,7 @@ from geonorm.report.tables import difference, spread, unfinished
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 MARKERS = {
@@ -35,8 +36,12 @@ def draw(comparison: Comparison, out_dir: Path) -> list[Path]:
     return save(comparison, FIGURES, summary_line(comparison), out_dir)
 
 
-def save(source: Any, figures: Mapping[str, Callable[[Any, Figure], bool]], caption: str, out_dir: Path) -> list[Path]:
-    """Paint each figure of `figures` from `source`; one that returns False has nothing to show and is left out."""
+def save(
+    source: Any, figures: Mapping[str, Callable[[Any, Figure], bool]], caption: str, out_dir: Path,
+    notes: Mapping[str, str] | None = None,
+) -> list[Path]:  # fmt: skip
+    """Paint each figure of `figures` from `source`; one that returns False has nothing to show and is left out. Below
+    each stands the caption, and behind it the note of that figure, if it has one."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -50,7 +55,13 @@ def save(source: Any, figures: Mapping[str, Callable[[Any, Figure], bool]], capt
             FigureCanvasAgg(figure)
             if not paint(source, figure):
                 continue
-            figure.supxlabel(caption, x=0.01, ha="left", fontsize=8, color="#5c5c5c")
+            figure.supxlabel(
+                "; ".join(filter(None, (caption, (notes or {}).get(name)))),
+                x=0.01,
+                ha="left",
+                fontsize=8,
+                color="#5c5c5c",
+            )
             for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
                 path = out_dir / f"{name}.{suffix}"
                 figure.savefig(path, metadata=metadata)
@@ -290,13 +301,29 @@ def _plot(axes: Axes, x: Any, curve: series.Curve, look: Look, scheme: str) -> N
     axes.fill_between(x, curve.low, curve.high, color=look.light, alpha=0.15, linewidth=0)
 
 
-def legend(axes: Axes) -> None:
-    """Beside the axes; the figure grows with the number of schemes."""
-    rows = len(axes.get_legend_handles_labels()[1])
+def legend(axes: Axes, others: Sequence[Axes] = ()) -> None:
+    """Beside the axes, of what they and the others show; the figure grows with the number of schemes."""
+    entries = {
+        name: handle for one in (*others, axes) for handle, name in zip(*one.get_legend_handles_labels(), strict=True)
+    }
     figure = axes.get_figure(root=True)
     if figure is not None:
-        figure.set_figheight(max(figure.get_figheight(), 0.9 + 0.2 * rows))
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+        figure.set_figheight(max(figure.get_figheight(), 0.9 + 0.2 * len(entries)))
+    axes.legend(entries.values(), entries, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+
+
+def plain_ticks(axis: Axis) -> None:
+    """A logarithmic axis of less than two and a half decades with numbers as they are written (0.03, 20), and few."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    low, high = axis.get_view_interval()
+    if high >= 300 * low:
+        return
+    axis.set_major_locator(
+        LogLocator(subs=(1, 2, 5)) if high >= 10 * low else MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=3)
+    )
+    axis.set_major_formatter(lambda value, _: f"{value:.6g}")
+    axis.set_minor_locator(NullLocator())
 
 
 def dash(look: Look) -> Any:

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geonorm.report.figures import MARKERS, dash, label, legend
+from geonorm.report.figures import MARKERS, dash, label, legend, plain_ticks
 from geonorm.report.simulation import Cells, shell, table
 from geonorm.report.simulation import figure as drawing
 from geonorm.report.style import Look, figures, looks, si
@@ -32,9 +32,19 @@ TITLES = {
     "uniform": "The uniform vector, beside random directions (band) and the principal one (dashed)",
     "tokens": "Tokens among themselves",
     "massive": "Large activations and the sphere",
-    "gradients": "Gradient norms",
+    "gradients": "Gradient norms: all weights of a site, its matrices before the last (W1), the last (W2)",
     "depth_use": "What blocks are worth",
 }
+SHADED = "shaded: middle half of tokens"
+NOTES = {
+    "norms": SHADED,
+    "steps": "dotted: the nearest law",
+    "rotation": SHADED,
+    "uniform": "band: 5 to 95 % of 64 random directions; dashed: the principal direction",
+    "massive": SHADED,
+    "gradients": "one batch",
+}
+"""What stands below a figure behind the caption: what its bands and thin lines are."""
 
 
 @dataclass(frozen=True)
@@ -142,17 +152,19 @@ def panels(keys: Sequence[tuple[str, str, bool]]) -> Callable[[Geometry, Figure]
 
 
 def place_legend(figure: Figure) -> None:
-    """The legend, beside the last panel that shows something."""
+    """The legend of all panels, beside the last that shows something."""
     shown = [axes for axes in figure.get_axes() if axes.get_legend_handles_labels()[1]]
     if shown:
-        legend(shown[-1])
+        legend(shown[-1], shown[:-1])
 
 
 def dress(axes: Axes, title: str, log: bool) -> None:
     axes.set_xlabel("block t")
+    axes.locator_params(axis="x", integer=True)
     axes.set_title(title)
     if log:
         axes.set_yscale("log")
+        plain_ticks(axes.yaxis)
 
 
 def steps(found: Geometry, figure: Figure) -> bool:
@@ -170,6 +182,7 @@ def steps(found: Geometry, figure: Figure) -> bool:
         dress(axes, "tangential / |x|, mean of a block" + ("; powers are straight" if log else ""), log and shown)
         if log:
             axes.set_xscale("log")
+            plain_ticks(axes.xaxis)
     place_legend(figure)
     return shown
 
@@ -205,7 +218,7 @@ def rotation(found: Geometry, figure: Figure) -> bool:
                 for row in norm_rows(found, name)
             ]
             shown |= line(axes, rows, key, look, name, depths(rows))
-        dress(axes, "degrees, with gain and bias" if key == "rotation" else "without gain and bias", False)
+        dress(axes, "degrees, with gain and bias" if key == "rotation" else "degrees, without gain and bias", False)
     place_legend(figure)
     return shown
 
@@ -244,15 +257,15 @@ def depth_use(found: Geometry, figure: Figure) -> bool:
                    marker=MARKERS[look.marker], markersize=3.5, label=label(name))  # fmt: skip
     dress(left, "loss added without block t, nats", False)
     right.set_xlabel("angle from x before to x after, radians")
-    right.set_title("loss added without some blocks in a row")
+    right.set_title("loss added without blocks in a row, nats")
     legend(right)
     return True
 
 
 def gradients(found: Geometry, figure: Figure) -> bool:
-    keys = (("grad_norm", "of a site's weights"), ("grad_w1", "of W1"), ("grad_w2", "of W2"))
+    keys = (("grad_norm", "site"), ("grad_w1", "W1"), ("grad_w2", "W2"))
     known = [(k, title) for k, title in keys if any(r.get(k) for rows in found.sites.values() for r in rows)]
-    return bool(known) and panels([(key, f"gradient norm {title}", True) for key, title in known])(found, figure)
+    return bool(known) and panels([(key, f"gradient norm, {title}", True) for key, title in known])(found, figure)
 
 
 FIGURES: dict[str, Callable[[Geometry, Figure], bool]] = {
@@ -271,7 +284,7 @@ FIGURES: dict[str, Callable[[Geometry, Figure], bool]] = {
 def caption(found: Geometry) -> str:
     models = found.summary["models"]
     tokens = " / ".join(dict.fromkeys(si(model["tokens"]) for model in models))
-    return f"{found.summary['data']}, {tokens} tokens; shaded: middle half of tokens"
+    return f"{found.summary['data']}, {tokens} tokens"
 
 
 def overview(models: Sequence[Row]) -> tuple[list[str], Cells]:

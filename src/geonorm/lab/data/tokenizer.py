@@ -82,9 +82,10 @@ class ByteTokenizer(Tokenizer):
 
 
 class FileTokenizer(Tokenizer):
-    """A ``tokenizer.json`` run by the tokenizers library."""
+    """A ``tokenizer.json`` run by the tokenizers library. end: the end-of-document token where the vocabulary has none
+    of the usual names; tokenizer.json does not say which it is, the files beside it do."""
 
-    def __init__(self, name: str, text: str) -> None:
+    def __init__(self, name: str, text: str, end: str | None = None) -> None:
         self.name, self.json = name, text
         self._tokenizer: Any = require("tokenizers", f"tokenizer '{name}'", "train").Tokenizer.from_str(text)
         # A training stream is not a batch of requests: nothing is cut, filled up, or taken for a control
@@ -96,7 +97,7 @@ class FileTokenizer(Tokenizer):
         if not self._ids:
             raise DataError(f"{name}: the tokenizer has an empty vocabulary")
         self.vocab_size = max(self._ids.values()) + 1
-        ends = [token for token in END_NAMES if token in self._ids]
+        ends = [token for token in (*END_NAMES, *([end] if end else [])) if token in self._ids]
         if not ends:
             raise DataError(f"{name}: no end-of-document token: add one of {' '.join(END_NAMES)} to the tokenizer")
         self.eos = self._ids[ends[0]]
