@@ -21,6 +21,7 @@ RULES = MATHS | {"ops", "schemes"}
 MODELS = RULES | {"residual", "nn"}
 ALLOWED = {
     "errors": set(),
+    "devices": {"errors"},
     "sphere": {"errors"},
     "norms": {"errors"},
     "ops": MATHS,
@@ -29,13 +30,13 @@ ALLOWED = {
     "nn": RULES | {"residual"},
     "simulation": {"errors"},
     "probing": {"anatomy", "errors"},
-    "dynamics": MATHS | {"schemes", "simulation"},
+    "dynamics": MATHS | {"devices", "schemes", "simulation"},
     "anatomy": {"errors"},
     "probes": {"errors", "sphere", "anatomy"},
     "hf": MODELS | {"anatomy", ""},  # "" is the package itself: its version
-    "lab": MODELS | {"anatomy", "hf", "probes", "probing", ""},
+    "lab": MODELS | {"anatomy", "devices", "hf", "probes", "probing", ""},
     "report": {"errors", "lab.statistics"},
-    "bench": MODELS | {"lab", "report"},
+    "bench": MODELS | {"devices", "lab", "report"},
     "catalogue": {"arguments", "dynamics", "errors", "norms", "schemes"},
     "arguments": {"errors", "lab.config"},
     "__main__": {"cli"},

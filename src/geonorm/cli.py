@@ -290,7 +290,8 @@ def simulate(arguments: list[str]) -> int:
 
     out, settings = Path(config.out), asdict(config)
     simulations.check(out, settings)
-    from .dynamics.simulate import Simulation, pick_device
+    from .devices import pick_device
+    from .dynamics.simulate import Simulation
     from .dynamics.simulate import simulate as run
     from .lab import environment
     from .report import write_figures

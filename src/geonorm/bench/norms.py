@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._functorch import config as functorch
 
+from ..devices import pick_device
 from ..lab import environment, optim, parallel
 from ..lab.config import Optim, Runtime
 from ..lab.run import write_json
@@ -105,7 +106,7 @@ def candidates(dim: int, device: torch.device, modes: list[str]) -> list[Candida
 def bench_norms(config: NormsBench, say: Say = print) -> dict[str, Any]:
     """Checks, times, prints and, with `out`, writes summary.json and figures/; returns the summary. WrongResult before
     anything of a shape is timed if a norm differs from fp64."""
-    device = parallel.pick_device(config.device)
+    device = pick_device(config.device)
     torch.set_num_threads(config.threads)
     clock = clock_of(device, config.threads)
     out = Path(config.out) if config.out else None

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch._functorch import config as functorch
 
+from ..devices import pick_device
 from ..errors import ConfigError
-from ..lab import environment, parallel
+from ..lab import environment
 from ..lab.run import write_json
 from ..ops import backends
 from . import show
@@ -31,7 +32,7 @@ GAINS = f"{PRE}, gains"
 def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
     """Checks, times, prints and, with `out`, writes summary.json and figures/; returns the summary. WrongResult before
     anything of a shape is timed if a candidate differs from fp64; ConfigError for a word that fits no candidate."""
-    device = parallel.pick_device(config.device)
+    device = pick_device(config.device)
     torch.set_num_threads(config.threads)
     clock = clock_of(device, config.threads)
     found, missing = candidates(device)

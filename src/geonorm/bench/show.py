@@ -7,6 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from ..report.columns import aligned
+
 Say = Callable[[str], None]
 Row = dict[str, Any]
 
@@ -15,16 +17,6 @@ def interval(ratio: Any) -> str:
     """1.02 (1.00 to 1.04)."""
     middle, low, high = ratio
     return f"{middle:.2f}" if low is None else f"{middle:.2f} ({low:.2f} to {high:.2f})"
-
-
-def aligned(table: list[list[str]]) -> list[str]:
-    """Columns of equal width, the first flush left."""
-    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
-    lines = []
-    for first, *others in table:
-        right = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
-        lines.append("  ".join((first.ljust(widths[0]), *right)).rstrip())
-    return lines
 
 
 def host(times: dict[str, dict[str, float]], say: Say) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..devices import pick_device
 from ..errors import ConfigError, GeonormError
 from ..lab import environment, optim, parallel
 from ..lab.config import Optim, Runtime
@@ -43,7 +44,7 @@ class Program:
 def bench_train(config: TrainBench, say: Say = print) -> dict[str, Any]:
     """Builds every program, lets them take turns, prints the table and, with `out`, writes summary.json; returns the
     summary. ConfigError for a bad scheme or preset, GeonormError if a loss is not finite."""
-    device = parallel.pick_device(config.device)
+    device = pick_device(config.device)
     torch.set_num_threads(config.threads)
     clock = clock_of(device, config.threads)
     torch.compiler.reset()  # graphs of earlier models count towards the compiler's limit for one function

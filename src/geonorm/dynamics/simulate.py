@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import sphere
+from ..devices import pick_device
 from ..errors import ConfigError
 from ..schemes import Scheme, parse
 from ..simulation import SimulateConfig
@@ -123,15 +124,6 @@ def check(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
     flow = Flow(scheme, attention(config, 0), depth=config.layers)
     if config.method != "layers":
         flow.velocity(flow.start(start[:1, :2]), config.time)
-
-
-def pick_device(name: str) -> torch.device:
-    """ConfigError for a device that is not there."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"unknown device {name!r}; use auto, cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device 'cuda' is asked for, but PyTorch sees no GPU here; use auto or cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def beginning(config: SimulateConfig) -> Tensor:

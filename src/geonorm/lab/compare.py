@@ -17,13 +17,13 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from ..devices import pick_device
 from ..errors import CheckpointError, ConfigError
 from ..schemes import parse
 from . import launch
 from .clusters import Ray, Slurm
 from .config import TUNING_SEED, CompareConfig, Recipe, TrainConfig, from_dict, to_dict
 from .launch import Team, outcome
-from .parallel import pick_device
 from .run import LOCK, Run, difference, locked, stored_settings, write_atomic, write_json
 from .statistics import aggregate
 from .train import load_text

@@ -25,21 +25,6 @@ from .world import ALONE, LEFT, World
 Optimizers = list[torch.optim.Optimizer]
 
 
-def pick_device(name: str) -> torch.device:
-    """The device of `runtime.device`; ConfigError if it is not there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"unknown device {name!r}; use auto, cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device {name!r} is not supported; use auto, cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r} is asked for, but PyTorch sees no GPU here; use auto or cpu")
-    return device
-
-
 def prepare(model: Decoder, runtime: Runtime, device: torch.device) -> Decoder:
     """Moves the model and wraps its blocks and its loss in place; parameter names do not change."""
     model.to(device)
@@ -192,7 +177,7 @@ def fill(model: Decoder, device: torch.device) -> None:
         module._parameters[name] = nn.Parameter(torch.empty(parameter.shape, device=device))
     model.reset_scalars()
     for module, name, parameter in kept:
-        keep(parameter, module._parameters[name])
+        keep(parameter, getattr(module, name))
         module._parameters[name] = parameter
     for role, weight, scheme, site in model.weights():
         keep(weight, draw(torch.empty(weight.shape), role, scheme, site))

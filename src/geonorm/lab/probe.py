@@ -15,13 +15,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..anatomy import Stack
+from ..devices import pick_device
 from ..errors import CheckpointError, ConfigError
 from ..probes import load
 from ..probes.blockwise import load_one_block
 from ..probes.schedule import implied
 from ..probes.subject import Inputs, Subject, ablation, gradient_norms
 from ..probing import ProbeConfig
-from . import environment, parallel
+from . import environment
 from .data import load_tokenizer, open_source
 from .run import LOCK, finite
 from .simulations import save, writable
@@ -188,7 +189,7 @@ class Opened:
 
 def open_model(name: str, config: ProbeConfig) -> Opened:
     """A run of ours or a Hugging Face model with its tokenizer. ConfigError or CheckpointError, one line."""
-    device, path = parallel.pick_device(config.device), Path(name)
+    device, path = pick_device(config.device), Path(name)
     if (path / "config.yaml").is_file():
         model, _, file = load_run(path, device)
         own = load_tokenizer(str(file), open_source("stdlib"), model.config.vocab_size)
@@ -266,7 +267,7 @@ def check(out: Path) -> None:
 
 
 def write(config: ProbeConfig, found: Sequence[Probe]) -> None:
-    device = parallel.pick_device(config.device)
+    device = pick_device(config.device)
     clean = [
         [{"model": one.name, **{key: finite(value) for key, value in row.items()}} for row in rows]
         for one in found

@@ -152,4 +152,4 @@ class OnUnits(ParallelStyle):
         def leave(_: nn.Module, out: DTensor, __: DeviceMesh) -> Tensor:
             return out.redistribute(placements=[Shard(out.dim() + self.dim)]).to_local()
 
-        return distribute_module(module, mesh, None, enter, leave)
+        return distribute_module(module, mesh, None, enter, leave)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..devices import pick_device
 from ..errors import CheckpointError, GeonormError
 from ..nn.decoder import Decoder
 from ..schemes import parse
@@ -74,7 +75,7 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
     Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
     kept) and Interrupted after a signal (all saved): on every rank alike."""
     config.decoder(config.scheme)
-    device = own_device(parallel.pick_device(config.runtime.device))
+    device = own_device(pick_device(config.runtime.device))
     torch.set_num_threads(config.runtime.threads)
     with joined(device) as world, ExitStack() as opened:
         say = say if world.first else silent

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..devices import pick_device
 from ..errors import CheckpointError, ConfigError, DataError
 from ..nn.sampling import generate
-from . import parallel
 from .clusters import within
 from .config import MAX_SEED, EvalConfig
 from .data import Tokenizer, load_tokenizer, open_source, prepare
@@ -35,7 +35,7 @@ def evaluate(config: EvalConfig, live: bool = False) -> dict[str, Any]:
     if c.out is not None:
         check(Path(c.out))
     tasks = Tasks(c.tasks, c.limit) if c.tasks else None
-    subject = open_subject(c.model, parallel.pick_device(c.device), c.context)
+    subject = open_subject(c.model, pick_device(c.device), c.context)
     result = dict(subject.about)
     if c.data is not None:
         result.update(on_text(subject, c.data, c.tokens))
@@ -86,7 +86,7 @@ def generate_text(
     within("tokens", tokens, 1, MOST_TOKENS)
     within("seed", seed, 0, MAX_SEED)
     within("temperature", temperature, 0)
-    device = parallel.pick_device(device_name)
+    device = pick_device(device_name)
     model, _, tokenizer_file = load_run(path, device)
     tokenizer = load_tokenizer(str(tokenizer_file), NO_TEXT, model.config.vocab_size)
     try:

@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from geonorm.report.columns import aligned
 from geonorm.report.figures import MARKERS, dash, label, legend, plain_ticks
 from geonorm.report.simulation import Cells, shell, table
 from geonorm.report.simulation import figure as drawing
@@ -330,8 +331,7 @@ def mean(rows: Sequence[Row], key: str) -> float | None:
 def terminal(models: Sequence[Row]) -> list[str]:
     """The overview as lines of text."""
     titles, cells = overview(models)
-    widths = [max(len(row[i]) for row in [titles, *cells]) for i in range(len(titles))]
-    return ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in [titles, *cells]]
+    return aligned([titles, *cells], numbers=False)
 
 
 def page(probes: Sequence[Geometry], drawings: Sequence[dict[str, bytes]]) -> str:

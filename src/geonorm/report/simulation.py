@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from geonorm.report.columns import aligned
 from geonorm.report.runs import Record
 
 Cells = list[list[str]]
@@ -136,10 +137,7 @@ def terminal(summary: Record) -> list[str]:
     """Both tables as lines of text."""
     lines = [caption(summary)]
     for titles, cells in (speeds(summary), velocities(summary)):
-        widths = [max(len(row[i]) for row in [titles, *cells]) for i in range(len(titles))]
-        lines.append("")
-        for row in [titles, *cells]:
-            lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        lines += ["", *aligned([titles, *cells], numbers=False)]
     return [*lines, "", NOTE]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from geonorm.lab.statistics import SEED_CAP, Row
+from geonorm.report.columns import aligned
 from geonorm.report.style import memory, rate, si, signed
 
 WIDTH = 100
@@ -72,12 +73,8 @@ def terminal(rows: Sequence[Row]) -> list[str]:
         *([column.cell(row) for column in columns] for row in rows),
     ]
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
-    widths[0] = max(6, min(widths[0], WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1)))
-    lines = []
-    for first, *others in table:
-        cells = [_fit(first, widths[0]).ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
+    room = max(6, WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1))
+    lines = aligned([[_fit(first, room), *others] for first, *others in table])
     lines.insert(1, "-" * max(map(len, lines)))
     return [*lines, "", *(line for row in rows for line in _wrap(headline(row)))]
 

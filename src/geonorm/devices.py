@@ -1,0 +1,22 @@
+"""Which device to compute on."""
+
+from __future__ import annotations
+
+import torch
+
+from .errors import ConfigError
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of a setting (auto, cpu, cuda, cuda:1); ConfigError if it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"unknown device {name!r}; use auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r} is not supported; use auto, cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} is asked for, but PyTorch sees no GPU here; use auto or cpu")
+    return device

@@ -1,0 +1,17 @@
+"""Tables as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def aligned(table: Sequence[Sequence[str]], numbers: bool = True) -> list[str]:
+    """Columns of equal width: the first flush left, the others flush right if they are numbers."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for first, *others in table:
+        cells = [
+            cell.rjust(width) if numbers else cell.ljust(width) for cell, width in zip(others, widths[1:], strict=True)
+        ]
+        lines.append("  ".join((first.ljust(widths[0]), *cells)).rstrip())
+    return lines
