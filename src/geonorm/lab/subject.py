@@ -75,7 +75,11 @@ def hugging_face(name: str, device: torch.device, context: int | None) -> Subjec
     from .. import hf  # noqa: F401  our own model types become known
 
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype="auto", use_safetensors=True).eval().to(device)
+        model = (
+            transformers.AutoModelForCausalLM.from_pretrained(name, dtype="auto", use_safetensors=True)
+            .eval()
+            .to(device)
+        )
     except ImportError as error:  # a quantiser, for one, that is not installed
         raise ConfigError(f"{name} cannot be loaded here: {first_line(error)}") from None
     except (OSError, ValueError, KeyError) as error:
