@@ -262,7 +262,7 @@ def test_simulations_of_one_name_get_a_folder_each(done: Path, tmp_path: Path) -
 
 def test_runs_and_simulations_do_not_mix(done: Path, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(GeonormError, match="not both"):
+    with pytest.raises(GeonormError, match="give them apart"):
         report.build([done, tmp_path], tmp_path / "page.html")
 
 

@@ -32,8 +32,8 @@ def own(family: str) -> str:
     return OWN.get(family, "pre(entry=embedding)")
 
 
-def fresh(tiny: Tiny, family: str) -> tuple[Any, dict[str, Any]]:
-    model, inputs = tiny(family)
+def fresh(tiny_model: Tiny, family: str) -> tuple[Any, dict[str, Any]]:
+    model, inputs = tiny_model(family)
     return copy.deepcopy(model), inputs
 
 
@@ -43,9 +43,9 @@ def returned(model: Any, inputs: dict[str, Any]) -> Tensor:
 
 
 @torch.no_grad()
-def test_its_own_scheme_changes_nothing_and_undo_is_exact(family: str, tiny: Tiny) -> None:
+def test_its_own_scheme_changes_nothing_and_undo_is_exact(family: str, tiny_model: Tiny) -> None:
     scheme = own(family)
-    model, inputs = fresh(tiny, family)
+    model, inputs = fresh(tiny_model, family)
     kind, config, names = type(model), model.config, dict(model.named_parameters())
     wanted = returned(model, inputs)
     report = hf.apply(model, scheme)
@@ -65,10 +65,10 @@ def test_its_own_scheme_changes_nothing_and_undo_is_exact(family: str, tiny: Tin
         report.undo()
 
 
-def test_under_geonorm(family: str, tiny: Tiny) -> None:
+def test_under_geonorm(family: str, tiny_model: Tiny) -> None:
     """Radii are kept at every site, no norm is left in the blocks, and every parameter that the pass uses learns."""
     own(family)
-    model, inputs = fresh(tiny, family)
+    model, inputs = fresh(tiny_model, family)
     before = sum(p.numel() for p in model.parameters())
     trained = {name for name, p in model.named_parameters() if gradient_of(model, inputs, name, p)}
     report = hf.apply(model, "geonorm")
@@ -108,9 +108,9 @@ def exits(model: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("case", ["llama", "gpt2", "bert", "t5", "phi", "opt"])
-def test_training_is_the_same_under_its_own_scheme(case: str, tiny: Tiny) -> None:
+def test_training_is_the_same_under_its_own_scheme(case: str, tiny_model: Tiny) -> None:
     """Dropout draws the same numbers at the same places; gradients of every matrix are equal."""
-    stock, inputs = fresh(tiny, case)
+    stock, inputs = fresh(tiny_model, case)
     for module in stock.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.3
@@ -134,8 +134,8 @@ def test_training_is_the_same_under_its_own_scheme(case: str, tiny: Tiny) -> Non
 @pytest.mark.parametrize("scheme", ["geonorm", "hyper(n=2)", "mix(post, pre, share=0.5)", "siamese"])
 @pytest.mark.parametrize("case", ["llama", "gpt2", "gptj", "t5"])
 @torch.no_grad()
-def test_generation_with_and_without_a_cache(case: str, scheme: str, tiny: Tiny) -> None:
-    model, inputs = fresh(tiny, case)
+def test_generation_with_and_without_a_cache(case: str, scheme: str, tiny_model: Tiny) -> None:
+    model, inputs = fresh(tiny_model, case)
     hf.apply(model, scheme)
     settings = {"max_new_tokens": 6, "do_sample": False, "min_new_tokens": 6}
     ids = inputs["input_ids"]
@@ -151,8 +151,8 @@ def test_generation_with_and_without_a_cache(case: str, scheme: str, tiny: Tiny)
 
 
 @pytest.mark.parametrize("case", ["llama", "bert", "gpt2"])
-def test_recomputed_blocks_give_the_same_gradients(case: str, tiny: Tiny) -> None:
-    model, inputs = fresh(tiny, case)
+def test_recomputed_blocks_give_the_same_gradients(case: str, tiny_model: Tiny) -> None:
+    model, inputs = fresh(tiny_model, case)
     hf.apply(model, "geonorm")
     found = []
     for recompute in (False, True):
@@ -170,8 +170,8 @@ def test_recomputed_blocks_give_the_same_gradients(case: str, tiny: Tiny) -> Non
 @pytest.mark.parametrize("case", ["llama", "gpt2", "bert"])
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @torch.no_grad()
-def test_one_graph(case: str, tiny: Tiny) -> None:
-    model, inputs = fresh(tiny, case)
+def test_one_graph(case: str, tiny_model: Tiny) -> None:
+    model, inputs = fresh(tiny_model, case)
     hf.apply(model, "geonorm")
     wanted = returned(model, inputs)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
@@ -179,8 +179,8 @@ def test_one_graph(case: str, tiny: Tiny) -> None:
 
 
 @torch.no_grad()
-def test_the_stream_is_wide_in_half_precision(tiny: Tiny) -> None:
-    model, inputs = fresh(tiny, "llama")
+def test_the_stream_is_wide_in_half_precision(tiny_model: Tiny) -> None:
+    model, inputs = fresh(tiny_model, "llama")
     model.bfloat16()
     report = hf.apply(model, "geonorm(learn=gain, update=norm)")
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
@@ -195,8 +195,8 @@ def test_the_stream_is_wide_in_half_precision(tiny: Tiny) -> None:
 
 
 @torch.no_grad()
-def test_hidden_states_and_attentions_are_recorded(tiny: Tiny) -> None:
-    model, inputs = tiny("llama")
+def test_hidden_states_and_attentions_are_recorded(tiny_model: Tiny) -> None:
+    model, inputs = tiny_model("llama")
     wanted = model(**inputs, output_hidden_states=True)
     model = copy.deepcopy(model)
     model.set_attn_implementation("eager")
@@ -208,10 +208,10 @@ def test_hidden_states_and_attentions_are_recorded(tiny: Tiny) -> None:
 
 
 @torch.no_grad()
-def test_a_model_that_shares_the_configuration_is_left_alone(tiny: Tiny) -> None:
+def test_a_model_that_shares_the_configuration_is_left_alone(tiny_model: Tiny) -> None:
     from transformers import LlamaForCausalLM
 
-    model, inputs = fresh(tiny, "llama")
+    model, inputs = fresh(tiny_model, "llama")
     twin = LlamaForCausalLM(model.config).eval()
     wanted = returned(twin, inputs)
     hf.apply(model, "geonorm")
@@ -220,8 +220,8 @@ def test_a_model_that_shares_the_configuration_is_left_alone(tiny: Tiny) -> None
 
 
 @torch.no_grad()
-def test_undo_after_training_keeps_what_was_learned(tiny: Tiny) -> None:
-    model, _ = fresh(tiny, "llama")
+def test_undo_after_training_keeps_what_was_learned(tiny_model: Tiny) -> None:
+    model, _ = fresh(tiny_model, "llama")
     norm = model.model.layers[0].input_layernorm.weight.clone()
     report = hf.apply(model, "geonorm")
     model.model.layers[0].residuals.attn.branch.chains[0].steps[0].q_proj.weight.fill_(7.0)
@@ -233,19 +233,19 @@ def test_undo_after_training_keeps_what_was_learned(tiny: Tiny) -> None:
     assert {p.dtype for p in model.parameters()} == {torch.float64}
 
 
-def test_the_report_can_be_read(tiny: Tiny) -> None:
-    model, _ = fresh(tiny, "llama")
+def test_the_report_can_be_read(tiny_model: Tiny) -> None:
+    model, _ = fresh(tiny_model, "llama")
     text = str(hf.apply(model, "peri(decay=sqrt)"))
     assert "peri(decay=sqrt) on GeonormLlamaForCausalLM (llama): 6 residual sites replaced" in text
     assert "model.layers.*.input_layernorm (3)" in text and "residuals.mlp.own.output.weight (3)" in text
-    text = str(hf.apply(fresh(tiny, "gpt2")[0], "deepnorm"))
+    text = str(hf.apply(fresh(tiny_model, "gpt2")[0], "deepnorm"))
     assert "other standard deviations; yours were kept" in text
 
 
-def test_refusals(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
-    model, _ = fresh(tiny, "llama")
+    model, _ = fresh(tiny_model, "llama")
     mamba = transformers.MambaForCausalLM(
         transformers.MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=9, state_size=4)
     )
@@ -263,7 +263,7 @@ def test_refusals(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         (quantised, "geonorm", "is quantised"),
         (patched, "geonorm", "wrapped"),
         (applied, "geonorm", "post is already applied"),
-        (tiny("gemma3")[0], "geonorm", "give it the text model alone"),
+        (tiny_model("gemma3")[0], "geonorm", "give it the text model alone"),
         (model, "ngpt", "modules inside a branch or head"),
         (model, "geonom", "did you mean 'geonorm'"),
     ]:
@@ -277,8 +277,8 @@ def test_refusals(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [name for name, _ in model.named_parameters()] == names and type(model).__name__ == "LlamaForCausalLM"
 
 
-def test_a_block_with_parts_that_the_table_does_not_know_is_refused(tiny: Tiny) -> None:
-    model, _ = fresh(tiny, "llama")
+def test_a_block_with_parts_that_the_table_does_not_know_is_refused(tiny_model: Tiny) -> None:
+    model, _ = fresh(tiny_model, "llama")
     model.model.layers[1].adapter = nn.Linear(2, 2)
     names = [name for name, _ in model.named_parameters()]
     with pytest.raises(ConfigError, match=r"parameters that apply does not know: adapter\.weight"):

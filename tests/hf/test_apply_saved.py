@@ -49,10 +49,10 @@ def returned(model: Any, inputs: dict[str, Any]) -> Tensor:
 
 
 @pytest.mark.parametrize("scheme", ["geonorm(learn=gain, update=norm)", "peri"])
-def test_saved_and_loaded(family: str, scheme: str, tiny: Tiny, tmp_path: Path) -> None:
+def test_saved_and_loaded(family: str, scheme: str, tiny_model: Tiny, tmp_path: Path) -> None:
     if family == "gemma3":
         pytest.skip("apply wants the text model alone")
-    model, inputs = tiny(family)
+    model, inputs = tiny_model(family)
     stock, model = type(model), copy.deepcopy(model)
     hf.apply(model, scheme)
     with torch.no_grad():
@@ -71,8 +71,8 @@ def test_saved_and_loaded(family: str, scheme: str, tiny: Tiny, tmp_path: Path) 
         hf.apply(again, "post")
 
 
-def test_what_is_in_the_folder(tiny: Tiny, tmp_path: Path) -> None:
-    model = copy.deepcopy(tiny("llama")[0])
+def test_what_is_in_the_folder(tiny_model: Tiny, tmp_path: Path) -> None:
+    model = copy.deepcopy(tiny_model("llama")[0])
     hf.apply(model, "geonorm")
     model.save_pretrained(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
@@ -91,9 +91,9 @@ def test_what_is_in_the_folder(tiny: Tiny, tmp_path: Path) -> None:
         transformers.AutoConfig.from_pretrained(tmp_path)
 
 
-def test_the_inner_model_is_of_our_type_too(tiny: Tiny, tmp_path: Path) -> None:
+def test_the_inner_model_is_of_our_type_too(tiny_model: Tiny, tmp_path: Path) -> None:
     """The base model saved by itself is the trap again, one level down."""
-    model, inputs = tiny("llama")
+    model, inputs = tiny_model("llama")
     model = copy.deepcopy(model)
     hf.apply(model, "post")
     model.model.save_pretrained(tmp_path)
@@ -116,8 +116,8 @@ def test_precision_and_tied_weights_survive(tmp_path: Path) -> None:
     assert torch.equal(returned(again, inputs), returned(model, inputs))
 
 
-def test_another_process_loads_it_only_as_what_it_is(tiny: Tiny, tmp_path: Path) -> None:
-    model, _ = tiny("gpt2")
+def test_another_process_loads_it_only_as_what_it_is(tiny_model: Tiny, tmp_path: Path) -> None:
+    model, _ = tiny_model("gpt2")
     model = copy.deepcopy(model)
     hf.apply(model, "geonorm")
     model.save_pretrained(tmp_path)
@@ -145,8 +145,8 @@ print(torch.equal(logits, torch.load(folder + "/logits.pt")), model.config.schem
 
 
 @pytest.mark.parametrize("case", ["llama", "gpt_neox", "bert", "t5", "vit", "gemma2"])
-def test_matched_gains_bring_the_first_pass_nearer(case: str, tiny: Tiny, tmp_path: Path) -> None:
-    model, inputs = tiny(case)
+def test_matched_gains_bring_the_first_pass_nearer(case: str, tiny_model: Tiny, tmp_path: Path) -> None:
+    model, inputs = tiny_model(case)
     stock, model, kept = returned(model, inputs), copy.deepcopy(model), copy.deepcopy(model)
     report = hf.apply(model, "geonorm", init="match", probe=inputs)
     hf.apply(kept, "geonorm")
@@ -155,7 +155,7 @@ def test_matched_gains_bring_the_first_pass_nearer(case: str, tiny: Tiny, tmp_pa
     assert report.near.kept == pytest.approx(error(returned(kept, inputs), stock), rel=1e-4)
     assert f"{report.near.matched:.4g} after fitting gains" in str(report)
     model.save_pretrained(tmp_path)
-    again = loaded(type(tiny(case)[0]), tmp_path)
+    again = loaded(type(tiny_model(case)[0]), tmp_path)
     assert torch.equal(returned(again, inputs), returned(model, inputs))
     report.undo()
     assert torch.equal(returned(model, inputs), stock)
@@ -164,17 +164,17 @@ def test_matched_gains_bring_the_first_pass_nearer(case: str, tiny: Tiny, tmp_pa
 @pytest.mark.parametrize(
     ("case", "scheme"), [("llama", "pre"), ("olmo2", "olmo2"), ("bert", "post"), ("gemma2", "peri")]
 )
-def test_matching_its_own_scheme_is_exact(case: str, scheme: str, tiny: Tiny) -> None:
-    model = copy.deepcopy(tiny(case)[0])
+def test_matching_its_own_scheme_is_exact(case: str, scheme: str, tiny_model: Tiny) -> None:
+    model = copy.deepcopy(tiny_model(case)[0])
     report = hf.apply(model, f"{scheme}(entry=embedding)", init="match")
     assert report.near.matched <= report.near.kept + 1e-9 < 1e-6
 
 
-def test_matching_on_random_ids_leaves_the_mode_alone(tiny: Tiny) -> None:
-    model = copy.deepcopy(tiny("gpt2")[0]).train()
+def test_matching_on_random_ids_leaves_the_mode_alone(tiny_model: Tiny) -> None:
+    model = copy.deepcopy(tiny_model("gpt2")[0]).train()
     model.transformer.h[0].mlp.eval()
     report = hf.apply(model, "post", init="match")
     assert report.near.tokens == 4 * 62 and report.near.matched < report.near.kept
     assert model.training and model.transformer.h[1].residuals.training
     with pytest.raises(ConfigError, match="probe must be"):
-        hf.apply(copy.deepcopy(tiny("gpt2")[0]), "post", init="match", probe="text")
+        hf.apply(copy.deepcopy(tiny_model("gpt2")[0]), "post", init="match", probe="text")
