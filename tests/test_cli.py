@@ -212,7 +212,10 @@ BAD = [
     ("train --machine.mfu 0.3", "--machine.* belongs to --dry-run"),
     ("train --dry-run --world-size 0", "world_size must be at least 1"),
     ("train --dry-run --world-size 3", "batch_size 4 must be a multiple of 3 ranks times runtime.accumulate 1"),
-    ("train --dry-run --world-size 2 --runtime.parallel none", "torchrun started 2 processes; use ddp or fsdp"),
+    (
+        "train --dry-run --world-size 2 --runtime.parallel none",
+        "--runtime.parallel none is one rank, this is 2: use ddp or fsdp",
+    ),
     ("train --dry-run --runtime.shard-size 2", "--runtime.shard_size 2 needs --runtime.parallel fsdp"),
     (
         "train --dry-run --world-size 4 --runtime.parallel fsdp --runtime.shard-size 3",
