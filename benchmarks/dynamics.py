@@ -31,7 +31,6 @@ from geonorm import dynamics
 from geonorm.lab import environment
 from geonorm.lab.statistics import ratio_interval
 
-
 MODES = ("plain", "compiled")
 WORDS = {torch.float32: "fp32", torch.float64: "fp64"}
 
