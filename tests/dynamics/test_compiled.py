@@ -190,6 +190,7 @@ def test_a_compiler_that_fails_is_named_in_one_line(graphs: dict[Any, Any], monk
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own compiler uses TorchScript
 @pytest.mark.parametrize("scheme", ["geonorm", "ngpt", "siamese"])
 def test_a_compiler_keeps_the_numbers(scheme: str) -> None:
     plain, fast = both(scheme, Attention(beta=2.0), DEPTH)
@@ -199,5 +200,5 @@ def test_a_compiler_keeps_the_numbers(scheme: str) -> None:
     if parse(scheme).planar:
         settings: dict[str, Any] = {"schemes": [scheme], "tokens": 4, "dim": 4, "time": 3.0, "points": 8}
         a, b = (geonorm.simulate(**settings, compile=compile) for compile in (False, True))
-        for old, new in zip(a.trace, b.trace, strict=True):
-            assert new == pytest.approx(old, rel=1e-9, abs=1e-12)
+        old, new = ([row[key] for row in found.trace for key in ("gap", "radius", "speed")] for found in (a, b))
+        assert new == pytest.approx(old, rel=1e-9, abs=1e-12)
