@@ -59,8 +59,8 @@ class SimulateConfig:
     device: str = "cpu"
     """auto, cpu or cuda."""
     compile: bool = False
-    """torch.compile of what a scheme does beside attention: ten seconds or so per scheme at first, pays off in long
-    simulations; the same numbers to rounding."""
+    """torch.compile of what a scheme does beside attention: the same numbers to rounding, ten seconds or so per scheme
+    at first, so that it pays off after thousands of velocities (many tokens, long times)."""
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> SimulateConfig:
