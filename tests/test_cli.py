@@ -43,7 +43,7 @@ COMPARE = SHARED | set(
 )
 SIMULATE = set(
     """schemes init tokens dim beta time seeds out weights per heads causal delta method step log_time points depth
-    dtype device""".split()
+    dtype device compile""".split()
 )
 PROBE = set(
     """models data tokens context batch gradients ablate_blocks out device dtype one_block tokenizer revision
