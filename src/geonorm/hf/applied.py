@@ -8,20 +8,23 @@ the Auto classes load such folders.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+import copy
+from functools import cache, partial
 from typing import Any
 
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import output_capturing
 
 from ..anatomy import FAMILIES
 from ..errors import ConfigError, unknown
 from ..nn.decoder import End
 from ..residual import Residual
+from ..schemes import parse
 from .block import Affine, Gain
+from .sites import Undo, replace_sites
 
 TYPE = "geonorm_applied"
 OURS = ("scheme", "matched", "stock_type")
@@ -72,8 +75,6 @@ class AppliedModel:
 
     def __init__(self, config: Any, *inputs: Any, **kwargs: Any) -> None:
         super().__init__(config, *inputs, **kwargs)  # type: ignore[call-arg]
-        from .apply import install  # the two need each other: classes are made by installing, installing is loading
-
         install(self, config.scheme, config.matched)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -110,11 +111,58 @@ def is_applied(model: Any) -> bool:
     return isinstance(model, AppliedModel)
 
 
-def stock_class(model: Any) -> type:
-    """The stock class of a model under a scheme."""
-    return next(c for c in type(model).__mro__ if issubclass(c, PreTrainedModel) and not issubclass(c, AppliedModel))
+def dress(model: Any, scheme: str, family: str, matched: bool, undo: list[Undo]) -> None:
+    """Makes the model, and every model inside it, of the type that says what it is; configurations are copied first,
+    because other models may share them."""
+    copies: dict[int, Any] = {}
+    olds: list[tuple[Any, Any]] = []
+    stock: Any = type(model.config)
+    made = stock if is_applied(model) else config_class(stock)
+    says = {"scheme": scheme, "matched": matched, "stock_type": family, "model_type": TYPE}
+    for module in model.modules():
+        old = getattr(module, "config", None)
+        if old is not None and type(old) is stock and stock is not made:
+            if id(old) not in copies:
+                copies[id(old)] = new = copy.deepcopy(old)
+                new.__class__ = made
+                for key, value in says.items():
+                    setattr(new, key, value)
+            olds.append((module, old))
+    for module, old in olds:
+        module.config = copies[id(old)]
+    plans: dict[str, Any] = {"_tp_plan": {}, "_pp_plan": {}, "_weight_conversions": []}  # they name the stock paths
+    for module in [module for module in model.modules() if isinstance(module, PreTrainedModel)]:
+        if not is_applied(module):
+            kind: Any = type(module)
+            module.__class__ = model_class(kind, made)
+            undo.append(partial(setattr, module, "__class__", kind))
+        # transformers looks this up by the class's name; there is no public way to enter a class of one's own
+        output_capturing._CAN_RECORD_REGISTRY[module] = module._can_record_outputs
+        for name, value in plans.items():
+            keep(module, name, value, undo)
+
+    def back() -> None:
+        for module, old in olds:
+            module.config = old
+
+    undo.append(back)
 
 
-Undo = Callable[[], None]
+def keep(module: Any, name: str, value: Any, undo: list[Undo]) -> None:
+    """Sets an attribute of the instance."""
+    had = name in vars(module)
+    old = vars(module).get(name)
+    vars(module)[name] = value
+    undo.append(lambda: vars(module).update({name: old}) if had else vars(module).pop(name))
+
+
+def install(model: Any, scheme: str, matched: bool) -> None:
+    """What loading does: the same change to a model that was just built of its stock parts."""
+    if any(isinstance(module, Residual) for module in model.modules()):
+        return
+    undo: list[Undo] = []
+    dress(model, scheme, model.config.stock_type, matched, undo)
+    replace_sites(model, parse(scheme), model.config.stock_type, matched, undo)
+
 
 AutoConfig.register(TYPE, AppliedConfig, exist_ok=True)

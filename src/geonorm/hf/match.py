@@ -25,7 +25,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..anatomy import join
+from ..anatomy import FAMILIES, join, rooted
 from ..errors import ConfigError
 from ..norms import upcast
 from ..residual import Residual
@@ -140,8 +140,6 @@ def error(found: Tensor, wanted: Tensor) -> float:
 
 def watch(model: Any, inputs: dict[str, Any]) -> tuple[dict[tuple[str, int, str], Seen], dict[str, Tensor], Tensor]:
     """One pass of the stock model: every site by stack, layer and kind; what leaves each stack; what is returned."""
-    from .apply import stacks
-
     sites: dict[tuple[str, int, str], Seen] = {}
     leaves: dict[str, Tensor] = {}
     handles = []
@@ -172,7 +170,7 @@ def watch(model: Any, inputs: dict[str, Any]) -> tuple[dict[tuple[str, int, str]
 
         return hook
 
-    for stack, base in stacks(model, model.config, model.config.model_type):
+    for stack, base in rooted(model, FAMILIES[model.config.model_type](model.config)):
         for layer, block in enumerate(model.get_submodule(join(base, stack.blocks))):
             previous: list[tuple[str, int, str]] = []
             for sublayer in stack.sublayers:
@@ -197,10 +195,8 @@ def watch(model: Any, inputs: dict[str, Any]) -> tuple[dict[tuple[str, int, str]
 
 def fit(model: Any, inputs: dict[str, Any], sites: dict[tuple[str, int, str], Seen], leaves: dict[str, Tensor]) -> None:
     """One pass of the changed model in which every site is fitted before it goes on."""
-    from .apply import stacks
-
     patched: list[nn.Module] = []
-    for stack, base in stacks(model, model.config, model.config.stock_type):
+    for stack, base in rooted(model, FAMILIES[model.config.stock_type](model.config)):
         blocks = model.get_submodule(join(base, stack.blocks))
         end = blocks[-1].exit if stack.exit is None else model.get_submodule(join(base, stack.exit))
         for layer, block in enumerate(blocks):
