@@ -261,7 +261,7 @@ BAD = [
     ("export nowhere", "--to is missing"),
     ("export nowhere --to text.txt", "text.txt is a file: choose another --to"),
     ("export nowhere --to out", "nowhere holds no run"),
-    ("export nowhere --to out --layout lama", "--layout takes geonorm or stock, got 'lama'"),
+    ("export nowhere --to out --layout lama", "unknown layout 'lama': did you mean 'llama'?"),
     ("report", "DIRS is missing"),
     ("report nowhere", "no run directory in nowhere"),
     ("schemes geonrom", "did you mean 'geonorm'?"),
