@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from functools import cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
@@ -30,7 +30,8 @@ TYPE = "geonorm_applied"
 OURS = ("scheme", "matched", "stock_type")
 """What a configuration has beside the stock fields."""
 GUARD = "num_hidden_layers"
-"""A field of every stock configuration; in config.json it holds a sentence, at which a stock class stops."""
+"""A field of every stock configuration; in config.json it holds a sentence, at which a stock class stops. It stands
+under the family's own name of that field, too, whose type is checked when the configuration is read."""
 ABOVE = ("architectures", "dtype", "transformers_version", "model_type")
 """Fields that stay where every config.json has them."""
 
@@ -55,19 +56,27 @@ class AppliedFields:
     scheme: str
     stock_type: str
     matched: bool
+    attribute_map: ClassVar[dict[str, str]]
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        flat = {key: value for key, value in config_dict.items() if key not in ("stock", GUARD)}
-        flat = {**flat, **config_dict.get("stock", {GUARD: config_dict.get(GUARD)}), "model_type": TYPE}
-        return super().from_dict(flat, **kwargs)  # type: ignore[misc]
+        flat = dict(config_dict)
+        if "stock" in flat:
+            stock = flat.pop("stock")
+            flat = {key: value for key, value in flat.items() if key not in cls.guarded()} | stock
+        return super().from_dict({**flat, "model_type": TYPE}, **kwargs)  # type: ignore[misc]
+
+    @classmethod
+    def guarded(cls) -> set[str]:
+        return {GUARD, cls.attribute_map.get(GUARD, GUARD)}
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json holds."""
         flat = super().to_diff_dict()  # type: ignore[misc]
         top = {key: flat[key] for key in (*ABOVE, *OURS) if key in flat}
-        guard = f"a {self.stock_type} under {self.scheme}: import geonorm.hf, then load it with an Auto class"
-        return {**top, GUARD: guard, "stock": {key: value for key, value in flat.items() if key not in top}}
+        guard = f"no stock {self.stock_type} but one under {self.scheme}: import geonorm.hf, then use an Auto class"
+        rest = {key: value for key, value in flat.items() if key not in top}
+        return {**top, **dict.fromkeys(sorted(self.guarded()), guard), "stock": rest}
 
 
 class AppliedModel:
