@@ -217,7 +217,7 @@ def damaged(run: Path, to: Path, status: str) -> Path:
     ("words", "said"),
     [
         ("RUN", "--to is missing"),
-        ("nowhere --to out", "nowhere holds no run"),
+        ("nowhere --to out", "there is no run nowhere"),
         ("RUN --to full", "full is not empty: choose another --to"),
         ("RUN --to full/file", "full/file is a file: choose another --to"),
         ("diverged --to out", "diverged is not finished (diverged)"),
