@@ -174,6 +174,40 @@ def test_matching_its_own_scheme_is_exact(case: str, scheme: str, tiny_model: Ti
     assert report.near.matched <= report.near.kept + 1e-9 < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("probe", "said"),
+    [
+        (torch.rand(2, 8), "a probe of ids is (batch, tokens) of integers, not (2, 8) of float32"),
+        (torch.arange(8), "a probe of ids is (batch, tokens) of integers, not (8,) of int64"),
+        (torch.zeros(2, 0).long(), "a probe of ids is (batch, tokens) of integers, not (2, 0) of int64"),
+        (torch.tensor([[1, 67]]), "the probe has ids from 1 to 67, and the model knows 0 to 66"),
+        (torch.tensor([[-1, 3]]), "the probe has ids from -1 to 3, and the model knows 0 to 66"),
+        (torch.ones(1, 65).long(), "GPT2LMHeadModel cannot read the probe (IndexError: "),
+        ({"ids": torch.ones(1, 4).long()}, "GPT2LMHeadModel cannot read the probe ("),
+    ],
+)
+def test_a_probe_that_the_model_cannot_read(probe: Any, said: str, tiny_model: Tiny) -> None:
+    model, inputs = tiny_model("gpt2")
+    stock, model = returned(model, inputs), copy.deepcopy(model)
+    with pytest.raises(ConfigError) as caught:
+        hf.apply(model, "post", init="match", probe=probe)
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+    assert type(model).__name__ == "GPT2LMHeadModel" and torch.equal(returned(model, inputs), stock)
+
+
+def test_a_failure_while_matching_leaves_the_stock_model(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = tiny_model("gpt2")
+    stock, model = returned(model, inputs), copy.deepcopy(model)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("geonorm.hf.match.fit", lambda *given: 1 / 0)
+        hf.apply(model, "post", init="match")
+    assert type(model).__name__ == "GPT2LMHeadModel" and torch.equal(returned(model, inputs), stock)
+    narrow = hf.apply(model, "pre(entry=embedding)", init="match", probe=inputs["input_ids"].to(torch.uint8))
+    assert narrow.near.matched < 1e-6
+    with pytest.raises(ConfigError, match="has no weights yet"):
+        hf.apply(copy.deepcopy(tiny_model("llama")[0]).to("meta"), "post", init="match")
+
+
 def test_matching_on_random_ids_leaves_the_mode_alone(tiny_model: Tiny) -> None:
     model = copy.deepcopy(tiny_model("gpt2")[0]).train()
     model.transformer.h[0].mlp.eval()

@@ -9,6 +9,7 @@ the Auto classes load such folders.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ from ..errors import ConfigError, unknown
 from ..nn.decoder import End
 from ..residual import Residual
 from ..schemes import parse
-from .block import Affine, Gain
+from .block import Affine, Gain, StockBranch
 from .sites import Undo, replace_sites
 
 TYPE = "geonorm_applied"
@@ -123,6 +124,8 @@ def is_applied(model: Any) -> bool:
 def dress(model: Any, scheme: str, family: str, matched: bool, undo: list[Undo]) -> None:
     """Makes the model, and every model inside it, of the type that says what it is; configurations are copied first,
     because other models may share them."""
+    forget_hooks(model)
+    undo.append(partial(forget_hooks, model))
     copies: dict[int, Any] = {}
     olds: list[tuple[Any, Any]] = []
     stock: Any = type(model.config)
@@ -146,7 +149,7 @@ def dress(model: Any, scheme: str, family: str, matched: bool, undo: list[Undo])
             module.__class__ = model_class(kind, made)
             undo.append(partial(setattr, module, "__class__", kind))
         # transformers looks this up by the class's name; there is no public way to enter a class of one's own
-        output_capturing._CAN_RECORD_REGISTRY[module] = module._can_record_outputs
+        output_capturing._CAN_RECORD_REGISTRY[module] = recorded(module)
         for name, value in plans.items():
             keep(module, name, value, undo)
 
@@ -155,6 +158,25 @@ def dress(model: Any, scheme: str, family: str, matched: bool, undo: list[Undo])
             module.config = old
 
     undo.append(back)
+
+
+def recorded(module: Any) -> Any:
+    """What transformers records of a model, where it is now: T5 finds attentions by layers that are gone, GPT-2 those
+    to an encoder by a path. A branch returns what its attention does."""
+    found = module._can_record_outputs
+    for key, kind in (("attentions", "attn"), ("cross_attentions", "cross")):
+        if found and isinstance(found.get(key), output_capturing.OutputRecorder):
+            found = {**found, key: replace(found[key], target_class=StockBranch, layer_name=f"residuals.{kind}")}
+    return found
+
+
+def forget_hooks(model: nn.Module) -> None:
+    """transformers hangs its recorders on modules once and for all: with other modules it must do that anew."""
+    for module in model.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if getattr(hook, "__name__", "") == "output_capturing_hook":
+                del module._forward_hooks[key]
+        vars(module).pop("_output_capturing_hooks_installed", None)
 
 
 def keep(module: Any, name: str, value: Any, undo: list[Undo]) -> None:

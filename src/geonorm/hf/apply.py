@@ -90,7 +90,14 @@ def apply(model: Any, scheme: str | Scheme, init: Literal["keep", "match"] = "ke
         raise ConfigError('a probe is what init="match" fits on: leave it out, or say init="match"')
     family = model.config.model_type
     if init == "match":
-        report, near = matched(model, lambda: change(model, scheme, family, True), probe)
+        if any(p.is_meta for p in model.parameters()):
+            raise ConfigError(f'this {type(model).__name__} has no weights yet (meta device): init="match" needs them')
+        try:
+            report, near = matched(model, lambda: change(model, scheme, family, True), probe)
+        except BaseException:
+            if is_applied(model):
+                restore(model)
+            raise
         report.near = near
         return report
     return change(model, scheme, family, False)
@@ -98,9 +105,9 @@ def apply(model: Any, scheme: str | Scheme, init: Literal["keep", "match"] = "ke
 
 def restore(model: Any) -> None:
     """Gives a model back its residual scheme, its norms and its type. Weights that were trained meanwhile stay."""
-    record = vars(model).get(RECORD)
+    record = getattr(model, "__dict__", {}).get(RECORD)
     if record is None:
-        what = "was loaded from a folder, which holds no stock norms" if is_applied(model) else "has its own scheme"
+        what = "was loaded from a folder, which holds no stock norms" if is_applied(model) else "has what it came with"
         raise ConfigError(f"nothing to restore: this {type(model).__name__} {what}")
     for step in reversed(record):
         step()
@@ -133,6 +140,9 @@ def check_model(model: Any) -> None:
     name = type(model).__name__
     if hasattr(model, "peft_config") or getattr(model, "_hf_peft_config_loaded", False):
         raise ConfigError("this model has PEFT adapters: apply the scheme first, then add them")
+    inside = next((at for at in ("_orig_mod", "module") if isinstance(getattr(model, at, None), PreTrainedModel)), None)
+    if inside is not None:
+        raise ConfigError(f"this model is wrapped ({name}): apply to the one inside, model.{inside}, and wrap it again")
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(f"apply changes transformers models, not {name}; geonorm.Residual is for models of your own")
     if is_applied(model):
@@ -149,8 +159,15 @@ def check_model(model: Any) -> None:
         raise ConfigError(f"{name} has no blocks that apply knows; give it the text model alone")
     for stack, base in found:
         for block in model.get_submodule(join(base, stack.blocks)).children():
+            branches = [branch for sublayer in stack.sublayers for branch in sublayer.branches]
+            if not all(any(map(has_floats, map(block.get_submodule, branch.modules))) for branch in branches):
+                raise ConfigError(f"this {name} is quantised: apply the scheme to the full-precision model")
             if "forward" in vars(block) or hasattr(block, "_hf_hook"):
                 raise ConfigError(f"the blocks of this {name} are wrapped (by accelerate or a patch): apply first")
+
+
+def has_floats(module: Any) -> bool:
+    return any(p.is_floating_point() for p in module.parameters())
 
 
 def check_scheme(model: Any, scheme: Scheme) -> None:
