@@ -13,8 +13,9 @@ from .apply import Report, apply, restore
 from .card import card
 from .config import GeoNormConfig
 from .export import adapt, export
-from .layouts import layout_of, load_stock, to_stock
+from .layouts import layout_of
 from .modeling import GeoNormForCausalLM, GeoNormForSequenceClassification, GeoNormModel, GeoNormPreTrainedModel
+from .stock import load_stock, to_stock
 
 __all__ = [
     "GeoNormConfig",
