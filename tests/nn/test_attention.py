@@ -27,3 +27,10 @@ def test_a_turn_keeps_lengths_and_its_gradient_turns_back() -> None:
     torch.testing.assert_close(back, x.detach(), rtol=1e-6, atol=1e-6)
     with torch.no_grad():
         assert torch.equal(rotate(x, (table[0], table[1])), turned)
+
+
+def test_a_smaller_table_turns_the_first_dimensions() -> None:
+    x = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0))
+    part = rope(torch.arange(5), 4, 100.0)
+    found = rotate(x, part)
+    assert torch.equal(found[..., 4:], x[..., 4:]) and torch.equal(found[..., :4], rotate(x[..., :4], part))

@@ -58,6 +58,8 @@ def test_preset_with_changes() -> None:
 def test_grouped_queries() -> None:
     assert DecoderConfig(heads=4).groups == 4 and DecoderConfig(heads=4, kv_heads=2).groups == 2
     assert DecoderConfig(width=96, heads=4).head_dim == 24
+    wide = DecoderConfig(width=50, heads=4, head_width=16, rotary=0.25)
+    assert wide.head_dim == 16 and wide.rotary_dim == 4
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,11 @@ def test_grouped_queries() -> None:
         ({"heads": 3}, "even multiple of model.heads 3"),
         ({"width": 12, "heads": 4}, "even multiple"),  # head_dim 3 has no rotary pairs
         ({"width": 13, "heads": 4, "positions": "learned"}, "width 13 must be a multiple of model.heads 4"),
+        ({"head_width": 0}, "model.head_width must be at least 1"),
+        ({"head_width": 9}, "model.head_width 9 must be even (rotary pairs)"),
+        ({"rotary": 0.1}, "model.rotary 0.1 of a head of 32 must be an even number of dimensions"),
+        ({"rotary": 0.0}, "model.rotary 0 of"),
+        ({"rotary": 1.5}, "model.rotary 1.5 of"),
         ({"kv_heads": 3}, "multiple of model.kv_heads"),
         ({"kv_heads": 8}, "multiple of model.kv_heads"),
         ({"kv_heads": 0}, "model.kv_heads must be at least 1"),

@@ -22,6 +22,8 @@ TINY = DecoderConfig(layers=2, width=32, heads=4, hidden=48, vocab_size=61, cont
 VARIANTS: dict[str, dict[str, Any]] = {
     "gelu with biases": {"mlp": "gelu", "bias": True},
     "GPT-2": {"mlp": "gelu_tanh", "bias": True, "norm": "layer", "tied": True, "positions": "learned"},
+    "wide heads": {"head_width": 12, "kv_heads": 2, "qk_norm": "full"},
+    "partly rotated": {"rotary": 0.5},
     "no positions": {"positions": "none"},
     "tied": {"tied": True},
     "grouped": {"kv_heads": 2},

@@ -20,9 +20,11 @@ NAMES = {
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
+    "head_width": "head_dim",
     "context": "max_position_embeddings",
     "eps": "norm_eps",
     "tied": "tie_word_embeddings",
+    "rotary": "partial_rotary_factor",
 }
 """Fields of DecoderConfig that transformers calls otherwise; all others keep their names."""
 
@@ -72,6 +74,7 @@ class GeoNormConfig(PreTrainedConfig):
     num_hidden_layers: int = 4
     num_attention_heads: int = 4
     num_key_value_heads: int | None = None
+    head_dim: int | None = None
     max_position_embeddings: int = 128
     mlp: Literal["swiglu", "gelu", "gelu_tanh"] = "swiglu"
     block: Literal["sequential", "parallel"] = "sequential"
@@ -84,6 +87,7 @@ class GeoNormConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
     positions: Literal["rope", "learned", "none"] = "rope"
     rope_theta: float = 10000.0
+    partial_rotary_factor: float = 1.0
     use_cache: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None

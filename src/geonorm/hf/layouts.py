@@ -49,6 +49,10 @@ class Layout:
     """Our MLPs that it can have, with their activation."""
     kv_heads: str = "any"
     """How many there are: any number, all (as many as heads) or one."""
+    head_width: bool = False
+    """Whether a head can be of another width than width / heads."""
+    rotary: bool = False
+    """Whether a part of each head can be rotated."""
     bias: tuple[str, ...] = ()
     """Their switches for biases of linear layers."""
     dropout: tuple[str, ...] = ()
@@ -93,6 +97,11 @@ class Layout:
             if getattr(config, name) != value
         ]
         found += [f"kv_heads={config.groups}, not {heads}"] if config.groups != heads else []
+        usual = config.width / config.heads
+        if config.head_dim != usual and not self.head_width:
+            found.append(f"head_width={config.head_dim}, not {usual:g}")
+        if config.rotary != 1 and not self.rotary:
+            found.append(f"rotary={config.rotary:g}, not 1")
         return found + ([f"mlp={config.mlp}, not {' or '.join(self.mlp)}"] if config.mlp not in self.mlp else [])
 
 
@@ -127,12 +136,12 @@ OLD_NAMES: dict[str, Any] = {
 NEOX_NAMES: dict[str, Any] = {
     "fields": {"eps": "layer_norm_eps", "kv_heads": None}, "mlp": PLAIN, "kv_heads": "all", "bias": ("attention_bias",),
     "layers": "gpt_neox.layers", "embedding": "gpt_neox.embed_in", "exit": "gpt_neox.final_layer_norm",
-    "by_head": True,
+    "rotary": True, "by_head": True,
 }  # fmt: skip
 
 LAYOUTS = (
-    Layout("llama", {**PRE, **LLAMA}, bias=("attention_bias", "mlp_bias")),
-    Layout("mistral", {**PRE, **LLAMA}, settings={"sliding_window": None}),
+    Layout("llama", {**PRE, **LLAMA}, head_width=True, bias=("attention_bias", "mlp_bias")),
+    Layout("mistral", {**PRE, **LLAMA}, head_width=True, settings={"sliding_window": None}),
     Layout("qwen2", {**PRE, **LLAMA}, settings={"use_sliding_window": False}),
     Layout(
         "phi3",
@@ -140,11 +149,11 @@ LAYOUTS = (
             **PRE, QKV: "self_attn.qkv_proj", "attn.branch.o": "self_attn.o_proj",
             joined("gate", "up", at="mlp.branch"): "mlp.gate_up_proj", "mlp.branch.down": "mlp.down_proj",
         },
-        settings={"sliding_window": None},
+        settings={"sliding_window": None}, rotary=True,
     ),
     Layout(
         "qwen3", {**PRE, **HEAD_NORMS, **LLAMA}, shape={"qk_norm": "head"}, settings={"use_sliding_window": False},
-        bias=("attention_bias",),
+        head_width=True, bias=("attention_bias",),
     ),
     Layout(
         "olmo", LLAMA, shape={"norm": "layer", "gains": False, "eps": 1e-5}, settings={"clip_qkv": None},
@@ -169,7 +178,7 @@ LAYOUTS = (
             "attn_logit_softcapping": None, "final_logit_softcapping": None, "use_bidirectional_attention": None,
             "layer_types": "full_attention",
         },
-        offset=1.0, scaled=True,
+        head_width=True, offset=1.0, scaled=True,
     ),
     Layout(
         "gpt2", GPT2, mlp={"gelu": "gelu", "gelu_tanh": "gelu_new"}, kv_heads="all", transposed=True,
@@ -192,6 +201,10 @@ LAYOUTS = (
         shape={"norm": "layer"}, settings={"sliding_window": None}, fields={"eps": "norm_epsilon"}, bias=("use_bias",),
     ),
     Layout(
+        "stablelm", {**PRE, **LLAMA}, shape={"norm": "layer"}, rotary=True, bias=("use_qkv_bias",),
+        settings={"use_parallel_residual": False, "qk_layernorm": False}, fields={"eps": "layer_norm_eps"},
+    ),
+    Layout(
         "falcon", {name: path.replace("attention.", "self_attention.") for name, path in SIDE_BY_SIDE.items()},
         mlp=PLAIN, kv_heads="one", shape={"norm": "layer", "block": "parallel"}, bias=("bias",),
         settings={"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True, "alibi": False},
@@ -204,10 +217,9 @@ LAYOUTS = (
 MISSING = {
     "bert": "attention to both sides", "bloom": "ALiBi", "cohere": "rotation of neighbours",
     "deepseek_v3": "experts", "gemma": "a gated GELU", "gemma3_text": "a gated GELU", "gpt_neo": "unscaled attention",
-    "gpt_oss": "experts", "gptj": "rotation of a part of each head", "mamba": "a recurrence", "mixtral": "experts",
+    "gpt_oss": "experts", "gptj": "rotation of neighbours", "mamba": "a recurrence", "mixtral": "experts",
     "mpt": "ALiBi", "olmo3": "attention in windows", "olmoe": "experts", "opt": "a ReLU",
-    "phi": "rotation of a part of each head", "qwen2_moe": "experts", "qwen3_moe": "experts",
-    "roberta": "attention to both sides", "stablelm": "rotation of a part of each head",
+    "phi": "a bias of its head", "qwen2_moe": "experts", "qwen3_moe": "experts", "roberta": "attention to both sides",
     "t5": "an encoder", "vit": "an encoder",
 }  # fmt: skip
 """What well-known architectures have and our decoder does not."""
@@ -302,15 +314,15 @@ def shape_of(theirs: Any, layout: Layout) -> DecoderConfig:
     width, heads = theirs.hidden_size, theirs.num_attention_heads
     if fixed["positions"] == "rope":
         rope = theirs.rope_parameters
-        if rope.get("rope_type", "default") != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
-            usual = ("default", 1.0, rope["rope_theta"])
-            unusual = {key: value for key, value in rope.items() if value not in usual}
-            refuse("rope_parameters", unusual, "the default type on whole heads")
+        if rope.get("rope_type", "default") != "default":
+            refuse("rope_parameters", rope, "rope_type default")
         fixed["rope_theta"] = float(rope["rope_theta"])
-    if (getattr(theirs, "head_dim", None) or width // heads) != width // heads:
-        refuse("head_dim", theirs.head_dim, f"hidden_size / num_attention_heads = {width // heads}")
-    if layout.scaled and theirs.query_pre_attn_scalar != width // heads:
-        refuse("query_pre_attn_scalar", theirs.query_pre_attn_scalar, width // heads)
+        fixed["rotary"] = float(rope.get("partial_rotary_factor", 1.0))
+    head_dim = getattr(theirs, "head_dim", None) or width // heads
+    if head_dim * heads != width:
+        fixed["head_width"] = head_dim
+    if layout.scaled and theirs.query_pre_attn_scalar != head_dim:
+        refuse("query_pre_attn_scalar", theirs.query_pre_attn_scalar, head_dim)
     if layout.scaled and theirs.tie_word_embeddings:
         refuse("tie_word_embeddings", True, False)
     shape = {name: getattr(theirs, called) for name in SHARED if (called := layout.called(name)) is not None}

@@ -200,7 +200,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
         self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers), norm)
         self.one_stream = self.entry.scheme.layout == "one stream"
-        self.head_dim, self.rope_theta = c.head_dim, c.rope_theta if c.positions == "rope" else None
+        self.rotary_dim, self.rope_theta = c.rotary_dim, c.rope_theta if c.positions == "rope" else None
         self.gradient_checkpointing = False
         for module in self.modules():
             if isinstance(module, GeoNormAttend):
@@ -243,7 +243,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         )
         turns = None
         if self.rope_theta is not None:
-            turns = rope(position_ids.unsqueeze(1), self.head_dim, self.rope_theta)
+            turns = rope(position_ids.unsqueeze(1), self.rotary_dim, self.rope_theta)
         x = upcast(embedded)
         if self.position is not None:
             x = x + self.position(position_ids)

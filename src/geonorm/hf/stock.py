@@ -67,7 +67,6 @@ def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
 def stock_config(config: GeoNormConfig, layout: Layout) -> Any:
     """The configuration of the architecture for a decoder that equals it."""
     shape = config.shape()
-    default = transformers.AutoConfig.for_model(layout.model_type)
     settings = {called: getattr(shape, name) for name in SHARED if (called := layout.called(name)) is not None}
     if layout.called("kv_heads") is not None:
         settings["num_key_value_heads"] = shape.groups
@@ -75,13 +74,13 @@ def stock_config(config: GeoNormConfig, layout: Layout) -> Any:
     settings.update(dict.fromkeys(layout.bias, shape.bias), **dict.fromkeys(layout.dropout, 0.0), **layout.settings)
     settings[layout.called("mlp") or ""] = layout.mlp[shape.mlp]
     if layout.positions is None:
-        partial = {"partial_rotary_factor": 1.0} if "partial_rotary_factor" in default.rope_parameters else {}
+        partial = {"partial_rotary_factor": shape.rotary} if layout.rotary else {}
         settings["rope_parameters"] = {"rope_type": "default", "rope_theta": shape.rope_theta, **partial}
     if "layer_types" in layout.settings:
         settings["layer_types"] = [layout.settings["layer_types"]] * shape.layers
     if layout.scaled:
         settings["query_pre_attn_scalar"] = shape.head_dim
-    if "head_dim" in default.to_dict():
+    if layout.head_width:
         settings["head_dim"] = shape.head_dim
     return transformers.AutoConfig.for_model(layout.model_type, **settings)
 

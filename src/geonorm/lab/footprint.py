@@ -137,7 +137,7 @@ def footprint(model: Decoder, batch: int, conditions: Conditions) -> list[Piece]
     with FakeTensorMode():
         ids = torch.zeros(batch, shape.context, dtype=torch.long)
         rotary = shape.positions == "rope"
-        turns = rope(torch.arange(shape.context), shape.head_dim, shape.rope_theta) if rotary else None
+        turns = rope(torch.arange(shape.context), shape.rotary_dim, shape.rope_theta) if rotary else None
         start = entry(model)
         first = run(start, ids, {}, c, set())
         with torch.no_grad(), c.precision():

@@ -108,12 +108,13 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
 
 
 def flops_per_token(model: Decoder) -> int:
-    """Forward and backward: 6 per parameter of a matrix that multiplies, and 6 layers context width for the scores and
-    values of causal attention, of which half are computed."""
+    """Forward and backward: 6 per parameter of a matrix that multiplies, and 6 layers context (heads head_dim) for
+    the scores and values of causal attention, of which half are computed."""
     shape = model.config
+    attention = shape.layers * shape.context * shape.heads * shape.head_dim
     rows = ("position",) if shape.tied else ("embed", "position")  # looked up; a tied embedding multiplies as the head
     looked_up = sum(weight.numel() for role, weight, _, _ in model.weights() if role in rows)
-    return 6 * (model.matmul_parameter_count() - looked_up) + 6 * shape.layers * shape.context * shape.width
+    return 6 * (model.matmul_parameter_count() - looked_up + attention)
 
 
 class Memory:

@@ -16,17 +16,20 @@ from .roles import linear
 Rope = tuple[Tensor, Tensor]
 
 
-def rope(positions: Tensor, head_dim: int, theta: float) -> Rope:
-    """(cos, sin) of shape (..., tokens, head_dim / 2) in fp32 for integer positions (..., tokens)."""
-    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+def rope(positions: Tensor, dim: int, theta: float) -> Rope:
+    """(cos, sin) of shape (..., tokens, dim / 2) in fp32 for integer positions (..., tokens), dim of a head rotated."""
+    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
     # 1 / theta^e and not theta^-e: to the last bit what transformers computes
     angles = positions.float().unsqueeze(-1) * (1.0 / theta**exponents)
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, positions: Rope) -> Tensor:
-    """Rotary encoding of (batch, heads, tokens, head_dim): the two halves of a head are the two coordinates."""
+    """Rotary encoding of (batch, heads, tokens, head_dim): the two halves of a head are the two coordinates. Where the
+    table is for fewer dimensions, those are the first, and the rest stays."""
     cos, sin = positions
+    if (dim := 2 * cos.shape[-1]) < x.shape[-1]:
+        return torch.cat((rotate(x[..., :dim], positions), x[..., dim:]), dim=-1)
     if cos.dtype != x.dtype:
         cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     if not torch.is_grad_enabled():  # the detour over autograd costs as much as two operations

@@ -22,6 +22,8 @@ class DecoderConfig:
     """Query heads."""
     kv_heads: int | None = None
     """Key and value heads (grouped-query attention); as many as heads when not given."""
+    head_width: int | None = None
+    """Dimension of a head; width / heads when not given."""
     hidden: int = 344
     """Hidden units of the MLP."""
     vocab_size: int = 1024
@@ -51,23 +53,37 @@ class DecoderConfig:
     the causal mask tells positions apart."""
     rope_theta: float = 10000.0
     """Base of the rotary position encoding."""
+    rotary: float = 1.0
+    """Share of each head that is rotated, its first dimensions (GPT-NeoX)."""
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():
             if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
                 raise ConfigError(unknown(f"model.{name}", getattr(self, name), get_args(hint)))
-        for name in ("layers", "width", "heads", "kv_heads", "hidden", "vocab_size", "context"):
+        for name in ("layers", "width", "heads", "kv_heads", "head_width", "hidden", "vocab_size", "context"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} must be at least 1, got {getattr(self, name)}")
-        if self.width % self.heads or (self.positions == "rope" and self.head_dim % 2):
-            even, pairs = ("n even", " (rotary pairs)") if self.positions == "rope" else ("", "")
+        even, pairs = ("n even", " (rotary pairs)") if self.positions == "rope" else ("", "")
+        if self.head_width is None and (self.width % self.heads or (even and self.head_dim % 2)):
             raise ConfigError(f"model.width {self.width} must be a{even} multiple of model.heads {self.heads}{pairs}")
+        if even and self.head_dim % 2:
+            raise ConfigError(f"model.head_width {self.head_width} must be even{pairs}")
+        if not 0 < self.rotary <= 1 or (even and (self.rotary_dim < 2 or self.rotary_dim % 2)):
+            raise ConfigError(
+                f"model.rotary {self.rotary:g} of a head of {self.head_dim} must be an even number of dimensions, at "
+                "least 2 and at most all"
+            )
         if self.heads % self.groups:
             raise ConfigError(f"model.heads {self.heads} must be a multiple of model.kv_heads {self.kv_heads}")
 
     @property
     def head_dim(self) -> int:
-        return self.width // self.heads
+        return self.width // self.heads if self.head_width is None else self.head_width
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that are rotated."""
+        return int(self.head_dim * self.rotary)
 
     @property
     def groups(self) -> int:

@@ -144,7 +144,7 @@ class Decoder(nn.Module):
         past = cache[0].length if cache else 0
         positions = torch.arange(past, past + ids.shape[1], device=ids.device)
         rotary = self.config.positions == "rope"
-        turns = rope(positions, self.config.head_dim, self.config.rope_theta) if rotary else None
+        turns = rope(positions, self.config.rotary_dim, self.config.rope_theta) if rotary else None
         x = self.embed(ids)
         if self.position is not None:
             self.within_context(past + ids.shape[1])
