@@ -15,6 +15,7 @@ from .apply import Report, apply, restore
 from .card import card
 from .config import GeoNormConfig
 from .export import adapt, export
+from .fold import fold
 from .layouts import layout_of, load_stock, to_stock
 from .modeling import GeoNormForCausalLM, GeoNormForSequenceClassification, GeoNormModel, GeoNormPreTrainedModel
 from .peft import introduce
@@ -35,6 +36,7 @@ __all__ = [
     "apply",
     "card",
     "export",
+    "fold",
     "layout_of",
     "load_stock",
     "parameter_groups",

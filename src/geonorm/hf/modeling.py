@@ -26,7 +26,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from ..nn.attention import Attention, rope
 from ..nn.config import DecoderConfig
 from ..nn.decoder import Block, End, ParallelBlock
-from ..nn.roles import base_std, linear
+from ..nn.roles import base_std, linear, undrawn
 from ..norms import NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site, parse
@@ -77,7 +77,8 @@ class GeoNormAttention(Attention):
         if cache is not None:
             k, v = cache.update(k, v, self.inner.layer_idx)
         out: Tensor = self.inner(q, k, v, mask, **more)[0]
-        return out.unflatten(-1, (-1, self.head_dim)) if out.dim() == 3 else out  # some functions join the heads
+        # some functions join the heads; that of vLLM, whose batch is one text, leaves out the batch too
+        return out if out.dim() == 4 else out.reshape(q.shape[0], q.shape[2], -1, self.head_dim)
 
 
 class GeoNormLayer(Block, GradientCheckpointingLayer):
@@ -97,12 +98,15 @@ class GeoNormPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["GeoNormLayer", "GeoNormParallelLayer"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    # accelerate moves arguments to where a module is: not the cache, nor the residual that comes next
+    _skip_keys_device_placement = ["past_key_values", "then"]  # noqa: RUF012
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
+    # vLLM takes no buffers from files and stops at them: it leaves these out, and keeps the index built into a residual
+    _keys_to_ignore_on_load_unexpected = [r"\.layer$"]  # noqa: RUF012
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": GradientCheckpointingLayer,
         "attentions": OutputRecorder(GeoNormAttend, index=1),
@@ -191,10 +195,10 @@ class GeoNormModel(GeoNormPreTrainedModel):
         c = config.shape()
         scheme, norm = parse(c.scheme), NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
         # without padding_idx: where the end of a text serves as padding too, it would never learn
-        self.embed_tokens = nn.utils.skip_init(nn.Embedding, c.vocab_size, c.width, device=torch.get_default_device())
+        self.embed_tokens = undrawn(nn.Embedding, c.vocab_size, c.width)
         self.position = None
         if c.positions == "learned":
-            self.position = nn.utils.skip_init(nn.Embedding, c.context, c.width, device=torch.get_default_device())
+            self.position = undrawn(nn.Embedding, c.context, c.width)
             self.position.role = "position"
         self.entry = End(scheme, Site(0, "entry", c.layers), norm)
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
