@@ -271,9 +271,25 @@ class GeoNormForCausalLM(GeoNormPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = GeoNormModel(config)
         self.lm_head = linear("head", config.hidden_size, config.vocab_size)
-        end = self.model.exit
-        self.logits_slot = end.scheme.slot("logits", (config.vocab_size,), config.hidden_size, end.site)
+        self.logits_slot = self.slot_on_logits()
         self.post_init()
+
+    def slot_on_logits(self) -> nn.Module | None:
+        end = self.model.exit
+        return end.scheme.slot("logits", (self.config.vocab_size,), self.config.hidden_size, end.site)
+
+    @torch.no_grad()
+    def resize_token_embeddings(self, *args: Any, **settings: Any) -> nn.Embedding:
+        """As transformers does it; the scheme's scale on logits grows too, and new weights meet its constraints."""
+        embedding: nn.Embedding = super().resize_token_embeddings(*args, **settings)
+        old, new = self.logits_slot, self.slot_on_logits()
+        if old is not None and new is not None:
+            for was, becomes in zip(old.parameters(), new.parameters(), strict=True):
+                kept = min(len(was), len(becomes))
+                becomes[:kept] = was[:kept]
+            self.logits_slot = new.to(self.lm_head.weight)
+        self.constrain()
+        return embedding
 
     @can_return_tuple
     def forward(

@@ -13,7 +13,7 @@ def introduce() -> None:
     if find_spec("peft") is None:
         return
     try:
-        from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as table
+        from peft.utils import constants
     except ImportError:  # a release that does not go with this transformers says so to whoever uses it
         return
-    table.setdefault("geonorm", TARGETS)
+    constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.setdefault("geonorm", TARGETS)

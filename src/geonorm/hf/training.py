@@ -45,7 +45,7 @@ def decay_parameter_names(model: nn.Module) -> list[str]:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Groups for any optimizer, decayed parameters first: `torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-3)`."""
+    """Groups for any optimizer, what decays first: `torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-3)`."""
     decays = set(decay_parameter_names(model))
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [
@@ -54,16 +54,16 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-class ConstrainCallback(transformers.TrainerCallback):  # type: ignore[misc]
-    """For `transformers.Trainer(callbacks=[ConstrainCallback()])` and trainers built on it: the constraints that schemes
-    such as nGPT put on weights hold before the first step and after every one.
+class ConstrainCallback(transformers.TrainerCallback):
+    """For `transformers.Trainer(callbacks=[ConstrainCallback()])` and trainers built on it: the constraints that
+    schemes such as nGPT put on weights hold before the first step and after every one.
 
     Warns where the optimizer decays what should not decay.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **found: Any) -> None:
         model, optimizer = found["model"], found.get("optimizer")
-        if not state.global_step:  # else from a checkpoint, where they hold: to divide by 1 once more moves the last bit
+        if not state.global_step:  # from a checkpoint they hold, and to divide by 1 once more moves the last bit
             self.constrain(model)
         left_out = undecayed(model)
         kept = {id(p): name for name, p in model.named_parameters() if name in left_out}
@@ -71,8 +71,9 @@ class ConstrainCallback(transformers.TrainerCallback):  # type: ignore[misc]
             names = [kept[id(p)] for p in group["params"] if id(p) in kept]
             if names and group.get("weight_decay"):
                 warnings.warn(
-                    f"weight decay {group['weight_decay']} applies to {len(names)} gains, scalars or embeddings ({names[0]}, "
-                    "...): use geonorm.hf.Trainer, or an optimizer on geonorm.hf.parameter_groups(model, weight_decay)",
+                    f"weight decay {group['weight_decay']} applies to {len(names)} gains, scalars or embeddings "
+                    f"({names[0]}, ...): use geonorm.hf.Trainer, or an optimizer on "
+                    "geonorm.hf.parameter_groups(model, weight_decay)",
                     stacklevel=2,
                 )
 
@@ -87,7 +88,7 @@ class ConstrainCallback(transformers.TrainerCallback):  # type: ignore[misc]
                 return
 
 
-class Trainer(transformers.Trainer):  # type: ignore[misc]
+class Trainer(transformers.Trainer):
     """`transformers.Trainer` that decays what `geonorm train` decays and keeps the constraints of schemes."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:

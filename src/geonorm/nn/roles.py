@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import nn
-
-Layer = TypeVar("Layer", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ ROLES = {
 }
 
 
-def undrawn(kind: Callable[..., Layer], *args: Any, **settings: Any) -> Layer:
+def undrawn(kind: type[nn.Module], *args: Any, **settings: Any) -> Any:
     """A layer of torch on the default device whose weights nobody has drawn yet: the model draws them.
 
     They are registered anew, not moved as `skip_init` does, so that accelerate's `init_empty_weights`, and vLLM, see
@@ -49,8 +46,8 @@ def undrawn(kind: Callable[..., Layer], *args: Any, **settings: Any) -> Layer:
 
 def linear(role: str, inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
     """A linear layer that knows its role."""
-    layer = undrawn(nn.Linear, inputs, outputs, bias=bias)
-    layer.role = role
+    layer: nn.Linear = undrawn(nn.Linear, inputs, outputs, bias=bias)
+    layer.role = role  # type: ignore[assignment]
     return layer
 
 

@@ -64,8 +64,9 @@ class Combined(Scheme):
         return part
 
     def plain_head(self) -> Scheme:
-        parts = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: part.plain_head() for name, part in parts.items() if isinstance(part, Scheme)})
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        parts: dict[str, Any] = {name: part.plain_head() for name, part in found.items() if isinstance(part, Scheme)}
+        return replace(self, **parts)
 
     def recipe(self) -> dict[str, float]:
         one, other = self.parts()
