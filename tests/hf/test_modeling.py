@@ -152,12 +152,16 @@ def test_every_scheme_is_one_graph(scheme: str, build: Any, ids: Any) -> None:
 
 @pytest.mark.parametrize("scheme", ["geonorm", "hyper"])
 def test_decoding_with_a_static_cache_is_one_graph(scheme: str, build: Any, ids: Any) -> None:
+    from torch._dynamo.utils import counters
+
     model = build(scheme, num_hidden_layers=1)
-    expected = greedy(model, ids, max_new_tokens=3)
+    expected = greedy(model, ids)
     torch.compiler.reset()
+    counters.clear()
     model.forward = torch.compile(model.forward, fullgraph=True, backend="eager")
-    found = greedy(model, ids, max_new_tokens=3, cache_implementation="static", disable_compile=True)
+    found = greedy(model, ids, cache_implementation="static", disable_compile=True)
     assert torch.equal(found, expected)
+    assert counters["stats"]["unique_graphs"] == 2  # one for the prompt, one for every token after it
 
 
 @pytest.mark.slow
@@ -165,7 +169,7 @@ def test_decoding_with_a_static_cache_is_one_graph(scheme: str, build: Any, ids:
 @pytest.mark.parametrize("scheme", ["geonorm", "hyper"])
 def test_generation_compiles_by_itself_with_a_static_cache(scheme: str, build: Any, ids: Any) -> None:
     """What transformers does on a GPU, asked for on a CPU: the forward pass compiled, in one graph."""
-    model = build(scheme)
+    model = build(scheme, num_hidden_layers=1)
     model.generation_config.compile_config = transformers.CompileConfig(fullgraph=True, mode="default")
     model.generation_config.compile_config._compile_all_devices = True
     torch.compiler.reset()

@@ -141,8 +141,11 @@ def test_a_model_built_under_init_empty_weights_is_on_meta(scheme: str, build: A
     assert all(p.is_meta for p in model.parameters())
 
 
-@pytest.mark.parametrize("disk", ["none", "blocks", "ends"])
-@pytest.mark.parametrize("scheme", [*names(), "geonorm(learn=affine)"])
+PLACES = [(scheme, "blocks") for scheme in (*names(), "geonorm(learn=affine)")]
+PLACES += [(scheme, disk) for scheme in (*SOME, "ngpt") for disk in ("none", "ends")]
+
+
+@pytest.mark.parametrize(("scheme", "disk"), PLACES)
 def test_device_maps(scheme: str, disk: str, build: Any, ids: Any, tmp_path: Path) -> None:
     model = build(scheme)
     model.save_pretrained(tmp_path / "model", max_shard_size="10KB")
