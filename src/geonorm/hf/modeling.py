@@ -7,7 +7,8 @@ where weights are in half precision.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -148,22 +149,44 @@ class GeoNormPreTrainedModel(PreTrainedModel):
         base: Any = self.base_model
         return base.entry, base.exit
 
-    @torch.no_grad()
-    def constrain(self) -> None:
-        """Applies the constraints that schemes such as nGPT put on weights: call it after every optimizer step."""
+    def constrained(self) -> Iterator[tuple[Scheme, str, Tensor]]:
+        """Every weight that a scheme may put a constraint on: the scheme, the weight's role, the weight."""
         for module in self.modules():
             if isinstance(module, Residual):
                 for part in module.branch.modules():
                     if isinstance(part, nn.Linear) and hasattr(part, "role"):
-                        module.scheme.constrain({str(part.role): [part.weight]})
+                        yield module.scheme, str(part.role), part.weight
         embedding: Any = self.get_input_embeddings()
-        self.ends()[0].scheme.constrain({"embed": [embedding.weight]})
+        yield self.ends()[0].scheme, "embed", embedding.weight
         position: Any = getattr(self.base_model, "position", None)
         if position is not None:
-            self.ends()[0].scheme.constrain({"position": [position.weight]})
+            yield self.ends()[0].scheme, "position", position.weight
         head: Any = self.get_output_embeddings()
         if head is not None and not self.config.tie_word_embeddings:
-            self.ends()[1].scheme.constrain({"head": [head.weight]})
+            yield self.ends()[1].scheme, "head", head.weight
+
+    @torch.no_grad()
+    def constrain(self) -> None:
+        """Applies the constraints that schemes such as nGPT put on weights: call it after every optimizer step."""
+        for scheme, role, weight in self.constrained():
+            scheme.constrain({role: [weight]})
+
+    @torch.no_grad()
+    def save_pretrained(self, *args: Any, **settings: Any) -> None:
+        """As transformers does it; warns where weights are further from their constraint than half precision explains,
+        as after training without it."""
+        for scheme, role, weight in self.constrained():
+            if type(scheme).constrain is not Scheme.constrain and not weight.is_meta:
+                kept = weight.clone()
+                scheme.constrain({role: [kept]})
+                if (kept - weight).norm() > 0.01 * weight.norm():
+                    warnings.warn(
+                        f"weights ({role}) are not where {scheme} keeps them: train with geonorm.hf.ConstrainCallback() "
+                        "or call model.constrain() after every optimizer step",
+                        stacklevel=2,
+                    )
+                    break
+        super().save_pretrained(*args, **settings)
 
 
 LOADED = "_is_hf_initialized"
