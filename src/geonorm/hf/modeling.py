@@ -181,7 +181,7 @@ class GeoNormPreTrainedModel(PreTrainedModel):
                 scheme.constrain({role: [kept]})
                 if (kept - weight).norm() > 0.01 * weight.norm():
                     warnings.warn(
-                        f"weights ({role}) are not where {scheme} keeps them: train with geonorm.hf.ConstrainCallback() "
+                        f"weights ({role}) are not where {scheme} keeps them: train with geonorm.hf.ConstrainCallback "
                         "or call model.constrain() after every optimizer step",
                         stacklevel=2,
                     )
