@@ -1,23 +1,27 @@
 """Speed and memory of the particle system.
 
-    python benchmarks/dynamics.py [--rounds 11] [--large 60000] [--out benchmarks/results/dynamics.json]
+    python benchmarks/dynamics.py [--rounds 41] [--large 60000] [--out benchmarks/results/dynamics.json]
 
 loop     a plain double loop over particles in NumPy against our velocity, n = 256, d = 512
-products our velocity against its two matrix products alone, y y^T and s y: n = 1024 and up (CPU time)
+products our velocity against its two matrix products alone, y y^T and s y: n = 1024 and up
 large    one velocity of many particles (d = 64, fp32) in a process of its own: seconds, and peak memory of the process
-Pairs take turns in one process on one thread; the ratio is the median of pairs with its 95 % interval.
+The velocity as it is and as `Flow(compile=True)` has it, compilation not counted. All take turns in one process on one
+thread, by its CPU time; a ratio is the median of the ratios within rounds with the 95 % interval of that median.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
+import random
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -26,6 +30,9 @@ import torch
 from geonorm import dynamics
 from geonorm.lab import environment
 from geonorm.lab.statistics import ratio_interval
+
+MODES = ("plain", "compiled")
+WORDS = {torch.float32: "fp32", torch.float64: "fp64"}
 
 
 def double_loop(theta: np.ndarray, beta: float) -> np.ndarray:
@@ -42,57 +49,85 @@ def double_loop(theta: np.ndarray, beta: float) -> np.ndarray:
     return out
 
 
-def pairs(a: Callable[[], Any], b: Callable[[], Any], rounds: int) -> dict[str, float]:
-    """time(a) / time(b) in CPU time of this process, taking turns."""
-    spent: dict[str, list[float]] = {"a": [], "b": []}
-    a(), b()
-    for index in range(rounds):
-        for name, run in (("a", a), ("b", b)) if index % 2 else (("b", b), ("a", a)):
+def turns(programs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """CPU time of this process for each program, in an order drawn anew every round."""
+    spent: dict[str, list[float]] = {name: [] for name in programs}
+    order, names = random.Random(0), list(programs)
+    for program in programs.values():
+        program()
+    for _ in range(rounds):
+        order.shuffle(names)
+        for name in names:
             begun = time.process_time()
-            run()
+            programs[name]()
             spent[name].append(time.process_time() - begun)
-    ratio, low, high = ratio_interval([x / y for x, y in zip(spent["a"], spent["b"], strict=True)])
-    a_ms, b_ms = (1e3 * sorted(spent[name])[rounds // 2] for name in "ab")
-    return {"ratio": ratio, "low": low, "high": high, "pairs": rounds, "a_ms": a_ms, "b_ms": b_ms}
+    return spent
 
 
-def against_loop(dtype: torch.dtype, rounds: int) -> dict[str, float]:
-    flow = dynamics.Flow("post", dynamics.Attention(beta=1.0))
-    x = flow.start(dynamics.uniform(256, 512, dtype=dtype))
+def ratio(a: list[float], b: list[float]) -> dict[str, float | None]:
+    """time(a) / time(b) of runs in the same rounds: median, its 95 % interval, and the median times."""
+    middle, low, high = ratio_interval([x / y for x, y in zip(a, b, strict=True)])
+    return {
+        "ratio": middle, "low": low, "high": high, "pairs": len(a), "a_ms": 1e3 * median(a), "b_ms": 1e3 * median(b)
+    }  # fmt: skip
+
+
+def flows(scheme: str) -> dict[str, dynamics.Flow]:
+    return {word: dynamics.Flow(scheme, dynamics.Attention(beta=1.0), compile=word == "compiled") for word in MODES}
+
+
+def against_loop(dtype: torch.dtype, rounds: int) -> dict[str, Any]:
+    both = flows("post")
+    x = both["plain"].start(dynamics.uniform(256, 512, dtype=dtype))
     theta = x[0].numpy()
-    np.testing.assert_allclose(flow.velocity(x, 0.0)[0].numpy(), double_loop(theta, 1.0), rtol=0, atol=1e-6)
-    return pairs(lambda: double_loop(theta, 1.0), lambda: flow.velocity(x, 0.0), rounds)
+    for flow in both.values():
+        np.testing.assert_allclose(flow.velocity(x, 0.0)[0].numpy(), double_loop(theta, 1.0), rtol=0, atol=1e-6)
+    spent = turns({"loop": lambda: double_loop(theta, 1.0)} | velocities(both, x), rounds)
+    return {f"loop / post {mode}, n 256 d 512 {WORDS[dtype]}": ratio(spent["loop"], spent[mode]) for mode in MODES}
 
 
-def against_products(n: int, dim: int, scheme: str, dtype: torch.dtype, rounds: int) -> dict[str, float]:
-    flow = dynamics.Flow(scheme, dynamics.Attention(beta=1.0))
-    x = flow.start(dynamics.uniform(n, dim, dtype=dtype))[0]
-    return pairs(lambda: flow.velocity(x, 0.0), lambda: (x @ x.mT) @ x, rounds)
+def against_products(n: int, dim: int, scheme: str, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
+    both = flows(scheme)
+    x = both["plain"].start(dynamics.uniform(n, dim, dtype=dtype))[0]
+    spent = turns({"products": lambda: (x @ x.mT) @ x} | velocities(both, x), rounds)
+    return {
+        f"{scheme} {mode} / products, n {n} d {dim} {WORDS[dtype]}": ratio(spent[mode], spent["products"])
+        for mode in MODES
+    }
+
+
+def velocities(both: dict[str, dynamics.Flow], x: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    return {mode: partial(flow.velocity, x, 0.0) for mode, flow in both.items()}
+
+
+def peak() -> int:
+    """Peak bytes of this process alone; what the system calls the peak of a child includes its parent's."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
 
 
 def large(n: int) -> dict[str, float]:
     """In this process: the peak includes Python and torch, whose share is reported."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    before = peak()
     flow = dynamics.Flow("post", dynamics.Attention(beta=1.0))
     x = flow.start(dynamics.uniform(n, 64, dtype=torch.float32))
     begun, cpu = time.perf_counter(), time.process_time()
     moved = flow.velocity(x, 0.0)
     seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu
     assert torch.isfinite(moved).all()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "n": n,
         "dim": 64,
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
-        "peak_bytes": peak,
+        "peak_bytes": peak(),
         "torch_bytes": before,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--large", type=int, default=60_000)
     parser.add_argument("--only-large", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
@@ -102,17 +137,19 @@ def main() -> None:
     if args.only_large:
         print(json.dumps(large(args.only_large)))
         return
-    rows: dict[str, dict[str, float]] = {}
-    for dtype, word in ((torch.float32, "fp32"), (torch.float64, "fp64")):
-        rows[f"loop / post, n 256 d 512 {word}"] = against_loop(dtype, max(7, args.rounds // 2))
+    rows: dict[str, Any] = {}
+
+    def take(found: dict[str, Any]) -> None:
+        rows.update(found)
+        for name, row in found.items():
+            within = f"({row['low']:.2f} to {row['high']:.2f})"
+            print(f"{name:48} {row['ratio']:6.2f}  {within:18} {row['a_ms']:.1f} / {row['b_ms']:.1f} ms", flush=True)
+
+    for dtype in WORDS:
+        take(against_loop(dtype, args.rounds))
     for n, dim in ((1024, 64), (1024, 512), (4096, 64)):
         for scheme, dtype in (("post", torch.float32), ("geonorm", torch.float32), ("pre", torch.float64)):
-            name = f"{scheme} / products, n {n} d {dim} {'fp32' if dtype == torch.float32 else 'fp64'}"
-            rows[name] = against_products(n, dim, scheme, dtype, args.rounds)
-    for name, row in rows.items():
-        print(
-            f"{name:42} {row['ratio']:.2f}  ({row['low']:.2f} to {row['high']:.2f})   {row['a_ms']:.1f} ms", flush=True
-        )
+            take(against_products(n, dim, scheme, dtype, args.rounds))
     command = [sys.executable, __file__, "--only-large", str(args.large)]
     rows["large"] = big = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(

@@ -115,7 +115,9 @@ def ops(out: Path) -> list[Verdict]:
 def dtypes(out: Path) -> list[Verdict]:
     from geonorm.bench.ops import bench_ops
 
-    bench_ops(OpsBench(["32768x1024", "4096x768"], ["fp32", "mixed", "fp16"], device="cuda", out=str(out)))
+    bench_ops(
+        OpsBench(shapes=["32768x1024", "4096x768"], dtypes=["fp32", "mixed", "fp16"], device="cuda", out=str(out))
+    )
     return []
 
 

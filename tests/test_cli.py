@@ -43,7 +43,7 @@ COMPARE = SHARED | set(
 )
 SIMULATE = set(
     """schemes init tokens dim beta time seeds out weights per heads causal delta method step log_time points depth
-    dtype device""".split()
+    dtype device compile""".split()
 )
 PROBE = set(
     """models data tokens context batch gradients ablate_blocks out device dtype one_block tokenizer revision
@@ -212,7 +212,10 @@ BAD = [
     ("train --machine.mfu 0.3", "--machine.* belongs to --dry-run"),
     ("train --dry-run --world-size 0", "world_size must be at least 1"),
     ("train --dry-run --world-size 3", "batch_size 4 must be a multiple of 3 ranks times runtime.accumulate 1"),
-    ("train --dry-run --world-size 2 --runtime.parallel none", "torchrun started 2 processes; use ddp or fsdp"),
+    (
+        "train --dry-run --world-size 2 --runtime.parallel none",
+        "--runtime.parallel none is one rank, this is 2: use ddp or fsdp",
+    ),
     ("train --dry-run --runtime.shard-size 2", "--runtime.shard_size 2 needs --runtime.parallel fsdp"),
     (
         "train --dry-run --world-size 4 --runtime.parallel fsdp --runtime.shard-size 3",
@@ -253,15 +256,15 @@ BAD = [
     ("compare --slurm.partiton x", "did you mean '--slurm.partition'?"),
     ("eval", "MODEL is missing"),
     ("eval nowhere", "--data is missing"),
-    ("eval nowhere --data x.txt", "nowhere holds no run"),
+    ("eval nowhere --data x.txt", "there is no run and no model folder nowhere"),
     ("generate", "RUN is missing"),
-    ("generate nowhere --prompt x", "nowhere holds no run"),
+    ("generate nowhere --prompt x", "there is no run nowhere"),
     ("generate a b", "unexpected argument 'b'"),
     ("export", "RUN is missing"),
     ("export nowhere", "--to is missing"),
     ("export nowhere --to text.txt", "text.txt is a file: choose another --to"),
-    ("export nowhere --to out", "nowhere holds no run"),
-    ("export nowhere --to out --layout lama", "--layout takes geonorm or stock, got 'lama'"),
+    ("export nowhere --to out", "there is no run nowhere"),
+    ("export nowhere --to out --layout lama", "unknown layout 'lama': did you mean 'llama'?"),
     ("report", "DIRS is missing"),
     ("report nowhere", "no run directory in nowhere"),
     ("schemes geonrom", "did you mean 'geonorm'?"),

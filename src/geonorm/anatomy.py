@@ -11,7 +11,7 @@ there or not. Nothing else about a family is known anywhere in the project: the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -285,6 +285,14 @@ def root(model: Any, stack: Stack) -> str | None:
     if not names:
         return None
     return min(names, key=len)[: -len(stack.blocks)].rstrip(".")
+
+
+def rooted(model: Any, stacks: Iterable[Stack]) -> Iterator[tuple[Stack, str]]:
+    """Those of the stacks that a model has, each with the path of the base model that its paths start from."""
+    for stack in stacks:
+        base = root(model, stack)
+        if base is not None:
+            yield stack, base
 
 
 def join(*paths: str) -> str:

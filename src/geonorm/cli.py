@@ -200,8 +200,9 @@ class Export:
     """Run directory."""
     to: str
     """Folder to write; it must not exist or be empty."""
-    layout: Literal["geonorm", "stock"] = "geonorm"
-    """geonorm: any scheme, loads with `import geonorm.hf`; stock: the architecture of transformers that it equals."""
+    layout: str = "geonorm"
+    """geonorm: any scheme, loads with `import geonorm.hf`; stock, or by name (llama, gpt2, ...): the architecture of
+    transformers that it equals."""
     remote_code: bool = False
     """Add a modeling file: the folder then loads with trust_remote_code=True where geonorm is not installed."""
 
@@ -212,14 +213,16 @@ def export(arguments: list[str]) -> int:
     from . import hf
     from .hf.export import check_target
     from .hf.export import export as write
+    from .hf.layouts import architecture, check_layout
     from .lab.config import to_dict
     from .lab.finished import finished
 
     to = Path(options.to)
     check_target(to)
+    check_layout(options.layout)
     run = finished(Path(options.run))
     shape = run.model.config
-    model_type = hf.layout_of(shape).model_type if options.layout == "stock" else "geonorm"
+    model_type = architecture(shape, options.layout)
     text = hf.card(shape, to_dict(run.config), run.summary, run.environment, run.rows, model_type, options.remote_code)
     write(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text)
     print(to)

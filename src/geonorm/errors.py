@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class GeonormError(ValueError):
@@ -33,3 +35,18 @@ def unknown(what: str, name: str, valid: Iterable[str]) -> str:
     valid = sorted(valid)
     guess = nearest(name, valid)
     return f"unknown {what} {name!r}" + (f": {guess}" if guess else "") + f" (valid: {', '.join(valid)})"
+
+
+def near_folder(name: str) -> str:
+    """`: did you mean 'runs/nano'?` for the folder of a run or a model beside that path, or in runs, whose name is
+    nearest; or an empty string."""
+    path = Path(name)
+    folders = {
+        entry.name: str(entry)
+        for place in dict.fromkeys((Path("runs"), path.parent))
+        if place.is_dir() and os.access(place, os.R_OK | os.X_OK)
+        for entry in place.iterdir()
+        if os.path.isfile(entry / "config.yaml") or os.path.isfile(entry / "config.json")  # False where it may not look
+    }
+    found = get_close_matches(path.name, folders, n=1)
+    return f": did you mean '{folders[found[0]]}'?" if found else ""

@@ -62,7 +62,10 @@ class Residual(nn.Module):
         restore(self.own)
 
     def site(self, x: Tensor) -> Site:
-        """Where this stands, with the layer as a 0-d tensor in the precision of the maths on x."""
+        """Where this stands, with the layer as a 0-d tensor in the precision of the maths on x. Outside the compiler a
+        CPU takes it as a number, because converting the tensor costs as much as adding two tokens."""
+        if self.layer.is_cpu and type(self.layer) is Tensor and not torch.compiler.is_compiling():
+            return Site(self.layer.item(), self.kind, self.depth)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         return Site(self.layer.to(dtype), self.kind, self.depth)
 

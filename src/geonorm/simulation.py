@@ -58,6 +58,9 @@ class SimulateConfig:
     """Precision; float32 follows a collapse to 1 - cos of about 1e-12 only."""
     device: str = "cpu"
     """auto, cpu or cuda."""
+    compile: bool = False
+    """torch.compile of what a scheme does beside attention: the same numbers to rounding, ten seconds or so per scheme
+    at first, so that it pays off after thousands of velocities (many tokens, long times)."""
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> SimulateConfig:

@@ -110,7 +110,15 @@ def test_what_is_kept_for_the_backward_pass() -> None:
 def test_command_writes_tables_and_a_summary(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setattr(norms, "preset", lambda name, **changes: preset("nano", **{**vars(TINY), **changes}))
     said: list[str] = []
-    config = NormsBench(["32x16"], ["fp32"], ["fwd", "both"], ["eager"], batch_size=2, pairs=6, out=str(tmp_path))
+    config = NormsBench(
+        shapes=["32x16"],
+        dtypes=["fp32"],
+        passes=["fwd", "both"],
+        modes=["eager"],
+        batch_size=2,
+        pairs=6,
+        out=str(tmp_path),
+    )
     norms.bench_norms(config, said.append)
     found = json.loads((tmp_path / "summary.json").read_text())
     assert set(found) == {"setting", "missing", "environment", "rows", "steps"} and found["missing"] == {}
@@ -136,7 +144,7 @@ def test_a_wrong_norm_ends_the_command_before_anything_is_written(monkeypatch: A
     bent = replace(candidates(16, CPU, ["eager"])[0], forward=lambda x, w, b: x * w + b)
     monkeypatch.setattr(norms, "candidates", lambda *_: [bent])
     with pytest.raises(WrongResult):
-        norms.bench_norms(NormsBench(["32x16"], ["fp32"], out=str(tmp_path / "out")), lambda line: None)
+        norms.bench_norms(NormsBench(shapes=["32x16"], dtypes=["fp32"], out=str(tmp_path / "out")), lambda line: None)
     assert not (tmp_path / "out" / "summary.json").exists()
 
 
@@ -157,7 +165,7 @@ def test_decoding_does_the_same_each_time(monkeypatch: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself
 def test_compiled_norms_are_right_and_compared_with_compiled() -> None:
-    config, missing = NormsBench(["32x16"], ["fp32"], ["bwd"], ["compiled"], pairs=6), {}
+    config, missing = NormsBench(shapes=["32x16"], dtypes=["fp32"], passes=["bwd"], modes=["compiled"], pairs=6), {}
     with norms.functorch.patch(donated_buffer=False):
         rows = norms.measure((32, 16), "fp32", config, CPU, CpuClock(1), missing)
     assert not missing and [row["name"] for row in rows if row.get("compiled") is False] == [norms.BASE]

@@ -97,7 +97,7 @@ def test_a_wrong_candidate_ends_the_command_before_anything_is_written(monkeypat
     monkeypatch.setattr(ops, "candidates", lambda device: ([wrong, Candidate(ops.PRE, add_norm, norm=True)], {}))
     out = tmp_path / "out"
     with pytest.raises(WrongResult, match="planted is wrong"):
-        bench_ops(OpsBench(["32x16"], ["fp32"], ["fwd"], pairs=6, out=str(out)), lambda line: None)
+        bench_ops(OpsBench(shapes=["32x16"], dtypes=["fp32"], modes=["fwd"], pairs=6, out=str(out)), lambda line: None)
     assert not (out / "summary.json").exists()
 
 
@@ -136,7 +136,14 @@ def test_bytes_with_an_fp32_stream_and_bf16_updates() -> None:
 
 def test_table(tmp_path: Path) -> None:
     said: list[str] = []
-    config = OpsBench(["48x32"], ["fp32", "mixed"], ["both", "fwd"], ["closed", "textbook"], pairs=6, out=str(tmp_path))
+    config = OpsBench(
+        shapes=["48x32"],
+        dtypes=["fp32", "mixed"],
+        modes=["both", "fwd"],
+        only=["closed", "textbook"],
+        pairs=6,
+        out=str(tmp_path),
+    )
     chosen = [c for c in choose(candidates(CPU)[0], config.only) if not c.compiled]
     rows = [row for dtype in config.dtypes for row in measure(chosen, (48, 32), dtype, config, CPU, CpuClock(1), {})]
     show.ops(rows[: len(rows) // 2], said.append)
@@ -164,7 +171,10 @@ def test_table(tmp_path: Path) -> None:
 
 def test_command_writes_a_summary(tmp_path: Path) -> None:
     said: list[str] = []
-    bench_ops(OpsBench(["16x8"], ["fp32"], ["bwd"], ["twice"], pairs=6, out=str(tmp_path)), said.append)
+    bench_ops(
+        OpsBench(shapes=["16x8"], dtypes=["fp32"], modes=["bwd"], only=["twice"], pairs=6, out=str(tmp_path)),
+        said.append,
+    )
     assert any("auto takes" in line for line in said) and any("not here: Liger" in line for line in said)
     found = json.loads((tmp_path / "summary.json").read_text())
     assert set(found) == {"setting", "auto", "missing", "environment", "rows", "host_microseconds"}
@@ -177,7 +187,7 @@ def test_command_writes_a_summary(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself
 def test_compiled_candidates_are_right_and_compared_with_compiled() -> None:
-    config = OpsBench(["32x16"], ["fp32"], ["bwd"], pairs=6)
+    config = OpsBench(shapes=["32x16"], dtypes=["fp32"], modes=["bwd"], pairs=6)
     found = [c for c in candidates(CPU)[0] if c.name in ("geonorm compiled", ops.PRE, f"{ops.PRE} compiled")]
     with ops.functorch.patch(donated_buffer=False):
         rows = {row["name"]: row for row in measure(found, (32, 16), "fp32", config, CPU, CpuClock(1), {})}

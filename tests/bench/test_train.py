@@ -25,7 +25,7 @@ def tiny(monkeypatch: Any) -> None:
 
 def test_table_and_summary(tmp_path: Path) -> None:
     said: list[str] = []
-    config = TrainBench(["geonorm", "post"], batch_size=2, modes=["eager"], pairs=6, out=str(tmp_path))
+    config = TrainBench(schemes=["geonorm", "post"], batch_size=2, modes=["eager"], pairs=6, out=str(tmp_path))
     train.bench_train(config, said.append)
     assert said[0] == "nano: batch 2 x context 8 = 16 tokens, vocabulary 32, fp32, 1 threads"
     found = json.loads((tmp_path / "summary.json").read_text())
@@ -72,4 +72,4 @@ def test_a_loss_that_is_not_finite_is_refused() -> None:
 def test_schemes_are_distinct() -> None:
     for schemes in (["pre"], ["pre()"], ["geonorm", "geonorm(alpha=1.0)"]):
         with pytest.raises(ConfigError, match="names a scheme twice"):
-            train.bench_train(TrainBench(schemes), lambda line: None)
+            train.bench_train(TrainBench(schemes=schemes), lambda line: None)

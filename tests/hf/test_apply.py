@@ -207,6 +207,29 @@ def test_hidden_states_and_attentions_are_recorded(tiny_model: Tiny) -> None:
         torch.testing.assert_close(found, state)
 
 
+@pytest.mark.parametrize("before", [False, True])
+@torch.no_grad()
+def test_attentions_are_those_of_the_stock_model(family: str, before: bool, tiny_model: Tiny) -> None:
+    """Of every stack, with hidden states; also where transformers has recorded before, and after undo."""
+    scheme = own(family)
+    stock, inputs = fresh(tiny_model, family)
+    stock.set_attn_implementation("eager")
+    model = copy.deepcopy(stock)
+    asked = {**inputs, "output_attentions": True, "output_hidden_states": True}
+    wanted = stock(**asked)
+    if before:
+        model(**asked)
+    report = hf.apply(model, scheme)
+    under = model(**asked)
+    report.undo()
+    for found in (under, model(**asked)):
+        names = [name for name in wanted if "attentions" in name or "hidden_states" in name]
+        assert names and [len(found[name]) for name in names] == [len(wanted[name]) for name in names]
+        for name in names:
+            for one, other in zip(found[name], wanted[name], strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
 @torch.no_grad()
 def test_a_model_that_shares_the_configuration_is_left_alone(tiny_model: Tiny) -> None:
     from transformers import LlamaForCausalLM
@@ -270,6 +293,26 @@ def test_refusals(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConfigError, match=said) as error:
             hf.apply(subject, scheme)
         assert "\n" not in str(error.value)
+    for wrapped, said in [
+        (
+            torch.compile(model, backend="eager"),
+            r"wrapped \(OptimizedModule\): apply to the one inside, model\._orig_mod",
+        ),
+        (nn.DataParallel(model), r"wrapped \(DataParallel\): apply to the one inside, model\.module"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            hf.apply(wrapped, "geonorm")
+    dynamic = copy.deepcopy(model)
+    for layer in dynamic.model.layers:
+        for parameter in layer.mlp.requires_grad_(False).parameters():
+            parameter.data = parameter.data.to(torch.int8)
+    with pytest.raises(ConfigError, match="is quantised"):
+        hf.apply(dynamic, "geonorm")
+    for subject in (model, nn.Linear(2, 2), None):
+        with pytest.raises(
+            ConfigError, match=f"nothing to restore: this {type(subject).__name__} has what it came with"
+        ):
+            hf.restore(subject)
     with pytest.raises(ConfigError, match="unknown init 'mach'"):
         hf.apply(model, "pre", init="mach")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="probe"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,7 +60,10 @@ def test_saved_and_loaded(family: str, scheme: str, tiny_model: Tiny, tmp_path: 
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(tmp_path)
-    with pytest.raises(Exception, match=r"(?i)num_hidden_layers|'str' object|attention_types"):
+    said = (
+        rf"no stock {model.config.stock_type} but one under {parse(scheme)}: import geonorm.hf, then use an Auto class"
+    )
+    with pytest.raises(Exception, match=re.escape(said)):
         stock.from_pretrained(tmp_path)
     again = loaded(stock, tmp_path)
     assert isinstance(again, stock) and type(again).__name__ == f"Geonorm{stock.__name__}"
@@ -79,7 +83,7 @@ def test_what_is_in_the_folder(tiny_model: Tiny, tmp_path: Path) -> None:
     assert content["model_type"] == "geonorm_applied" and content["scheme"] == "geonorm"
     assert content["stock_type"] == "llama" and content["stock"]["hidden_size"] == 32
     assert "import geonorm.hf" in content["num_hidden_layers"] and "model_type" not in content["stock"]
-    with pytest.raises(Exception, match=r"import geonorm\.hf, then load it with an Auto class"):
+    with pytest.raises(Exception, match=r"import geonorm\.hf, then use an Auto class"):
         transformers.LlamaConfig.from_pretrained(tmp_path)
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     assert config.num_hidden_layers == 3 and isinstance(config, transformers.LlamaConfig)
@@ -168,6 +172,40 @@ def test_matching_its_own_scheme_is_exact(case: str, scheme: str, tiny_model: Ti
     model = copy.deepcopy(tiny_model(case)[0])
     report = hf.apply(model, f"{scheme}(entry=embedding)", init="match")
     assert report.near.matched <= report.near.kept + 1e-9 < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("probe", "said"),
+    [
+        (torch.rand(2, 8), "a probe of ids is (batch, tokens) of integers, not (2, 8) of float32"),
+        (torch.arange(8), "a probe of ids is (batch, tokens) of integers, not (8,) of int64"),
+        (torch.zeros(2, 0).long(), "a probe of ids is (batch, tokens) of integers, not (2, 0) of int64"),
+        (torch.tensor([[1, 67]]), "the probe has ids from 1 to 67, and the model knows 0 to 66"),
+        (torch.tensor([[-1, 3]]), "the probe has ids from -1 to 3, and the model knows 0 to 66"),
+        (torch.ones(1, 65).long(), "GPT2LMHeadModel cannot read the probe (IndexError: "),
+        ({"ids": torch.ones(1, 4).long()}, "GPT2LMHeadModel cannot read the probe ("),
+    ],
+)
+def test_a_probe_that_the_model_cannot_read(probe: Any, said: str, tiny_model: Tiny) -> None:
+    model, inputs = tiny_model("gpt2")
+    stock, model = returned(model, inputs), copy.deepcopy(model)
+    with pytest.raises(ConfigError) as caught:
+        hf.apply(model, "post", init="match", probe=probe)
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+    assert type(model).__name__ == "GPT2LMHeadModel" and torch.equal(returned(model, inputs), stock)
+
+
+def test_a_failure_while_matching_leaves_the_stock_model(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = tiny_model("gpt2")
+    stock, model = returned(model, inputs), copy.deepcopy(model)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("geonorm.hf.match.fit", lambda *given: 1 / 0)
+        hf.apply(model, "post", init="match")
+    assert type(model).__name__ == "GPT2LMHeadModel" and torch.equal(returned(model, inputs), stock)
+    narrow = hf.apply(model, "pre(entry=embedding)", init="match", probe=inputs["input_ids"].to(torch.uint8))
+    assert narrow.near.matched < 1e-6
+    with pytest.raises(ConfigError, match="has no weights yet"):
+        hf.apply(copy.deepcopy(tiny_model("llama")[0]).to("meta"), "post", init="match")
 
 
 def test_matching_on_random_ids_leaves_the_mode_alone(tiny_model: Tiny) -> None:

@@ -132,10 +132,11 @@ def test_card_says_what_was_trained_how_and_with_which_result(run: Path, folder:
     assert "| step | tokens | training | held out |" in text and "| 6 |" in text
 
 
-def test_stock_layout_of_a_run_is_llama(run: Path, tmp_path: Path) -> None:
-    assert main(["export", str(run), "--to", str(tmp_path / "llama"), "--layout", "stock"]) == 0
+@pytest.mark.parametrize(("layout", "kind"), [("stock", "LlamaForCausalLM"), ("mistral", "MistralForCausalLM")])
+def test_a_run_in_a_stock_layout(layout: str, kind: str, run: Path, tmp_path: Path) -> None:
+    assert main(["export", str(run), "--to", str(tmp_path / "llama"), "--layout", layout]) == 0
     llama = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama").eval()
-    assert type(llama) is transformers.LlamaForCausalLM
+    assert type(llama).__name__ == kind and "import geonorm" not in (tmp_path / "llama" / "README.md").read_text()
     ids = torch.arange(2, 20).view(2, 9)
     torch.testing.assert_close(llama(ids).logits, finished(run).model(ids), rtol=1e-5, atol=1e-5)
 
@@ -216,12 +217,12 @@ def damaged(run: Path, to: Path, status: str) -> Path:
     ("words", "said"),
     [
         ("RUN", "--to is missing"),
-        ("nowhere --to out", "nowhere holds no run"),
+        ("nowhere --to out", "there is no run nowhere"),
         ("RUN --to full", "full is not empty: choose another --to"),
         ("RUN --to full/file", "full/file is a file: choose another --to"),
         ("diverged --to out", "diverged is not finished (diverged)"),
         ("unfinished --to out", "unfinished is not finished (running or interrupted)"),
-        ("RUN --to out --layout stok", "--layout takes geonorm or stock"),
+        ("RUN --to out --layout stok", "unknown layout 'stok': did you mean 'stock'"),
         ("RUN --to out --layout stock --remote-code", "--layout stock loads without --remote-code"),
     ],
 )

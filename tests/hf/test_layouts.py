@@ -12,9 +12,17 @@ from geonorm.errors import ConfigError
 
 transformers = pytest.importorskip("transformers")
 
-from geonorm import hf  # noqa: E402
-from geonorm.hf.layouts import LAYOUTS  # noqa: E402
+from geonorm import Decoder, hf  # noqa: E402
+from geonorm.hf.layouts import LAYOUTS, MISSING  # noqa: E402
+from geonorm.lab.data import load_tokenizer  # noqa: E402
+from geonorm.lab.use import NO_TEXT  # noqa: E402
+from geonorm.nn.config import preset  # noqa: E402
 
+GPT2 = {
+    "norm": "layer", "norm_eps": 1e-5, "bias": True, "mlp": "gelu_tanh", "positions": "learned",
+    "tie_word_embeddings": True, "num_key_value_heads": 4,
+}  # fmt: skip
+NEOX = {"norm": "layer", "norm_eps": 1e-5, "bias": True, "mlp": "gelu", "num_key_value_heads": 4}
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "pre(entry=embedding)": ("llama", {}),
     "pre": ("llama", {}),
@@ -24,11 +32,36 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "pre layer": ("olmo", {"norm": "layer", "gains": False, "norm_eps": 1e-5}),
     "olmo2": ("olmo2", {"qk_norm": "full"}),
     "peri": ("gemma2", {}),
+    "pre(entry=embedding) gpt2": ("gpt2", GPT2),
+    "pre(entry=embedding) gpt2 without biases": ("gpt2", {**GPT2, "bias": False, "norm_bias": False}),
+    "pre(entry=embedding) gpt2, one key": ("gpt_bigcode", {**GPT2, "num_key_value_heads": 1}),
+    "pre layer norm": ("gpt_neox", {**NEOX}),
+    "pre without gains": ("gpt_neox", {**NEOX, "gains": False}),
+    "pre side by side": ("gpt_neox", {**NEOX, "block": "parallel", "mlp": "gelu_tanh"}),
+    "pre grouped": ("starcoder2", {**NEOX, "num_key_value_heads": 2, "bias": False}),
+    "pre side by side, one key": ("falcon", {**NEOX, "block": "parallel", "num_key_value_heads": 1, "bias": False}),
     "sandwich": ("gemma2", {}),
 }
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "intermediate_size": 48, "vocab_size": 61}  # fmt: skip
+OLD = {"num_key_value_heads": None, "intermediate_size": None}
+PYTHIA = {
+    **OLD, "intermediate_size": 48,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+}  # fmt: skip
 THEIRS: dict[str, dict[str, Any]] = {
+    "gpt2": OLD,
+    "gpt2 of other activation, untied": {**OLD, "activation_function": "gelu", "tie_word_embeddings": False},
+    "gpt2 of other width": {**OLD, "n_inner": 40},
+    "gpt_bigcode": OLD,
+    "gpt_neox": PYTHIA,
+    "gpt_neox in turn": {**PYTHIA, "use_parallel_residual": False, "attention_bias": False},
+    "starcoder2": {"tie_word_embeddings": False},
+    "falcon": {**OLD, "ffn_hidden_size": 48},
+    "phi3": {},
+    "qwen2": {},
+    "llama with biases": {"attention_bias": True, "mlp_bias": True},
+    "llama with biases of attention": {"attention_bias": True},
     "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rms_norm_eps": 1e-5},
     "mistral": {"sliding_window": None},
     "qwen3": {"head_dim": 8},
@@ -47,14 +80,15 @@ def close(a: Any, b: Any) -> None:
 
 def stock(model_type: str, **settings: Any) -> Any:
     """A tiny model of transformers with random weights, gains and biases included."""
-    config = transformers.AutoConfig.for_model(
-        model_type, **{**SIZE, **THEIRS[model_type], **settings}, pad_token_id=None
-    )
+    given = {**SIZE, **THEIRS[model_type], **settings, "bos_token_id": 1, "eos_token_id": 2}
+    given = {name: value for name, value in given.items() if value is not None or name not in OLD}
+    config = transformers.AutoConfig.for_model(model_type.split(" ")[0], **given, pad_token_id=None)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.2 * torch.rand(parameter.shape)
+    model.generation_config = transformers.GenerationConfig(bos_token_id=1, eos_token_id=2)
     return model
 
 
@@ -66,6 +100,7 @@ def test_a_scheme_becomes_an_architecture_and_comes_back(name: str, build: Any, 
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert theirs.config.model_type == model_type and type(theirs).__module__.startswith("transformers.")
     close(theirs(ids).logits, model(ids).logits)
+    close(hf.to_stock(model)(ids).logits, model(ids).logits)
     again = hf.load_stock(tmp_path)
     assert type(again) is hf.GeoNormForCausalLM
     close(again(ids).logits, model(ids).logits)
@@ -80,16 +115,18 @@ def test_an_architecture_becomes_a_scheme_and_goes_back(model_type: str, ids: An
     close(ours(ids).logits, expected)
     ours.save_pretrained(tmp_path / "ours")
     close(hf.GeoNormForCausalLM.from_pretrained(tmp_path / "ours")(ids).logits, expected)
-    hf.to_stock(ours).save_pretrained(tmp_path / "again")
+    hf.to_stock(ours, model_type.split(" ")[0]).save_pretrained(tmp_path / "again")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
     close(again(ids).logits, expected)
-    if model_type in ("llama", "qwen3", "olmo2"):  # nothing was computed on the way: bit for bit
+    if model_type not in ("gemma2", "gpt_neox"):  # nothing was computed on the way: bit for bit
         same = again.state_dict()
         assert all(torch.equal(value, same[name]) for name, value in theirs.state_dict().items())
 
 
 def test_every_layout_is_tested() -> None:
-    assert {layout.model_type for layout in LAYOUTS} == set(THEIRS)
+    assert {layout.model_type for layout in LAYOUTS} == {name.split(" ")[0] for name in THEIRS}
+    assert not set(MISSING) & {layout.model_type for layout in LAYOUTS}
+    assert set(MISSING) <= set(transformers.models.auto.configuration_auto.CONFIG_MAPPING)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +152,17 @@ def test_what_has_no_equal_is_refused(fields: dict[str, Any], said: str, build: 
     ("model_type", "settings", "said"),
     [
         ("llama", {"hidden_act": "gelu"}, "llama with hidden_act=gelu has no equal here"),
-        ("llama", {"mlp_bias": True}, "llama with attention_bias and mlp_bias=different"),
+        ("gpt2", {"activation_function": "relu"}, "gpt2 with activation_function=relu has no equal here, only with"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "gpt2 with scale_attn_by_inverse_layer_idx=True"),
+        ("gpt2", {"add_cross_attention": True}, "gpt2 with add_cross_attention=True has no equal here"),
+        (
+            "gpt_neox",
+            {"rope_parameters": None},
+            "gpt_neox with rope_parameters={'partial_rotary_factor': 0.25} has no equal",
+        ),
+        ("gpt_bigcode", {"multi_query": False}, "gpt_bigcode with multi_query=False has no equal here"),
+        ("falcon", {"alibi": True}, "falcon with alibi=True has no equal here"),
+        ("qwen2", {"use_sliding_window": True}, "qwen2 with use_sliding_window=True has no equal here"),
         ("llama", {"head_dim": 16}, "llama with head_dim=16 has no equal here"),
         (
             "llama",
@@ -133,14 +180,81 @@ def test_what_has_no_equal_is_refused(fields: dict[str, Any], said: str, build: 
 def test_settings_without_an_equal_are_refused_by_name(
     model_type: str, settings: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    config = transformers.AutoConfig.for_model(model_type, **{**SIZE, **THEIRS[model_type], **settings})
+    given = {**SIZE, **THEIRS[model_type], **settings}
+    given = {name: value for name, value in given.items() if value is not None or name not in OLD}
+    config = transformers.AutoConfig.for_model(model_type, **given)
     config.save_pretrained(tmp_path)
     with pytest.raises(ConfigError) as caught:
         hf.load_stock(tmp_path)
     assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
 
 
-def test_other_architectures_are_refused(tmp_path: Path) -> None:
-    transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="unknown architecture 'gpt2'"):
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            "PhiConfig",
+            "phi has rotation of a part of each head, which geonorm's decoder does not have; geonorm.hf.apply",
+        ),
+        ("MixtralConfig", "mixtral has experts, which geonorm's decoder does not have"),
+        ("XGLMConfig", "unknown architecture 'xglm'"),
+    ],
+)
+def test_other_architectures_are_refused(config: str, said: str, tmp_path: Path) -> None:
+    getattr(transformers, config)().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError) as caught:
         hf.load_stock(tmp_path)
+    assert str(caught.value).startswith(said)
+
+
+def test_an_architecture_by_name(build: Any, ids: Any) -> None:
+    model = build("pre(entry=embedding)")
+    assert [hf.to_stock(model, name).config.model_type for name in ("llama", "mistral", "phi3")] == [
+        "llama", "mistral", "phi3",
+    ]  # fmt: skip
+    close(hf.to_stock(model, "qwen2")(ids).logits, model(ids).logits)
+    biased = build("pre(entry=embedding)", bias=True)
+    with pytest.raises(
+        ConfigError, match=r"qwen2 has no bias at model\.layers\.0\.self_attn\.o_proj, and that of .* is not 0"
+    ):
+        hf.to_stock(biased, "qwen2")
+    with pytest.raises(ConfigError, match=r"pre.* is not gemma2, which is peri"):
+        hf.to_stock(model, "gemma2")
+    with pytest.raises(ConfigError, match=r"gpt2 has no equal for model.positions=rope, not learned; model.norm=rms"):
+        hf.to_stock(model, "gpt2")
+    with pytest.raises(ConfigError, match="unknown architecture 'lama': did you mean 'llama'"):
+        hf.to_stock(model, "lama")
+
+
+def test_what_was_trained_with_dropout_goes_on_without(build: Any) -> None:
+    """GPT-2's rates are 0.1 where its configuration says nothing; our decoder has none."""
+    config = hf.to_stock(build("pre(entry=embedding)", **GPT2)).config
+    assert (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) == (0.0, 0.0, 0.0)
+
+
+def test_positions_are_not_normalised_by_gpt2(build: Any) -> None:
+    with pytest.raises(ConfigError, match="pre normalises the sum of embedding and position, and gpt2 does not"):
+        hf.to_stock(build("pre", **GPT2))
+
+
+@torch.no_grad()
+def test_gpt2_goes_on_generating_the_same(ids: Any, tmp_path: Path) -> None:
+    theirs = stock("gpt2")
+    theirs.save_pretrained(tmp_path)
+    ours = hf.load_stock(tmp_path)
+    assert ours.config.scheme == "pre(entry=embedding)" and ours.lm_head.weight is ours.model.embed_tokens.weight
+    settings = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(ours.generate(ids, **settings), theirs.generate(ids, **settings))
+
+
+@torch.no_grad()
+def test_the_preset_is_gpt2(ids: Any, tmp_path: Path) -> None:
+    """Decoder -> export -> GPT2LMHeadModel: the preset's own shape, biases and gains away from their start."""
+    torch.manual_seed(0)
+    decoder = Decoder(preset("nano-gpt2", scheme="pre(entry=embedding)", vocab_size=257)).eval()
+    for parameter in decoder.parameters():
+        parameter += 0.02 * torch.randn(parameter.shape)
+    hf.export(decoder, load_tokenizer("byte", NO_TEXT, 257).json, 256, tmp_path / "model", layout="stock")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert type(theirs) is transformers.GPT2LMHeadModel
+    close(theirs(ids).logits, decoder(ids))

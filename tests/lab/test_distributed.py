@@ -178,7 +178,7 @@ def test_a_run_goes_on_in_another_world(saved_on_two: Path, runs: Any, call: Any
     ("options", "said"),
     [
         (["--batch_size", 6, "--runtime.accumulate", 2], "must be a multiple of 2 ranks times runtime.accumulate 2"),
-        (["--runtime.parallel", "none"], "torchrun started 2 processes; use ddp or fsdp"),
+        (["--runtime.parallel", "none"], "--runtime.parallel none is one rank, this is 2: use ddp or fsdp"),
         (["--runtime.parallel", "fsdp", "--runtime.shard_size", 3], "a number of ranks that is a multiple of it"),
         (["--data", "/nowhere/text.txt"], "/nowhere/text.txt"),
         (["--scheme", "geonrom"], "did you mean 'geonorm'"),

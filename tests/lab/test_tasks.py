@@ -308,7 +308,7 @@ def test_refusals(run: Path, call: Any, tmp_path: Path, sets: Path) -> None:
         ((run, "--tasks", "plain.validation", "--limit", 0), "limit must be at least 1"),
         ((run, "--tasks", "plain.validation", "--context", 16), "--context is for Hugging Face models"),
         ((run,), "--data is missing"),
-        ((tmp_path / "nowhere", "--tasks", "plain.validation"), "holds no run"),
+        ((tmp_path / "nowhere", "--tasks", "plain.validation"), "there is no run and no model folder"),
         ((sets, "--tasks", "plain.validation"), "nor a config.json"),
     ]:
         result = call("eval", *arguments)

@@ -122,7 +122,7 @@ def test_eval_refuses(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
         ((run, "--data", tmp_path / "short.txt"), "do not fill one window of 16"),
         ((run, "--data", text, "--tokens", 0), "tokens must be at least 1"),
         ((tmp_path, "--data", text), "holds no run"),
-        ((tmp_path / "nothing", "--data", text), "holds no run"),
+        ((tmp_path / "nothing", "--data", text), "there is no run and no model folder"),
     ]:
         result = call("eval", *arguments)
         assert result.status == 2 and said in result.err and len(result.err.splitlines()) == 1, result.err

@@ -157,42 +157,6 @@ def test_more_tokens_than_learned_positions() -> None:
         next(made)
 
 
-def test_greedy_takes_the_most_likely_token() -> None:
-    model = decoder()
-    prompt = ids(tokens=4)
-    tokens = torch.cat(list(generate(model, prompt, 3, temperature=0)), 1)
-    text = torch.cat((prompt, tokens), 1)
-    assert tokens.shape == (2, 3)
-    assert torch.equal(model(text)[:, 3:-1].argmax(-1), tokens)
-    assert torch.equal(torch.cat(list(generate(model, prompt, 3, top_k=1)), 1), tokens)
-
-
-def test_top_k_and_temperature() -> None:
-    model, prompt = decoder(), ids(batch=1, tokens=4).expand(400, 4)
-
-    def first(**kwargs: Any) -> set[int]:
-        generator = torch.Generator().manual_seed(0)
-        return set(next(generate(model, prompt, 1, generator=generator, **kwargs)).flatten().tolist())
-
-    likely = set(model(prompt[:1])[0, -1].topk(5).indices.tolist())
-    assert first(top_k=5, temperature=3.0) == likely
-    assert len(first(temperature=5.0)) > 30
-    assert len(first(top_k=100)) == len(first())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"ids": torch.zeros(1, 0, dtype=torch.long)}, "no tokens"),
-        ({"temperature": -1}, "temperature"),
-        ({"top_k": 0}, "top_k"),
-    ],
-)
-def test_sampling_errors(arguments: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        next(generate(decoder(), **({"ids": ids(), "tokens": 1} | arguments)))
-
-
 @pytest.mark.parametrize("scheme", names())
 def test_one_seed_draws_the_same_matrices_for_every_scheme(scheme: str) -> None:
     """Up to the scheme's own standard deviations and, for nGPT and anGPT, the constraint after them."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from geonorm import norms
 from geonorm.ops import AngleMap, closed_form, geodesic_step
 
 
@@ -53,8 +54,8 @@ def test_one_token_without_gradient_takes_the_same_step(dtype: torch.dtype, size
     x, u = torch.randn(1, 1, 64).to(dtype), (size * torch.randn(1, 1, 64)).to(dtype)
     for angles in (AngleMap(), AngleMap(post=torch.tensor(0.25)), AngleMap(post=3.0, max_angle=0.5)):
         with torch.no_grad():
-            assert closed_form.is_one_row(x, u)
-            ours = closed_form.one_row(x, u, angles)
+            assert norms.one_row(x) and norms.one_row(u)
+            ours = closed_form.step_of_one(x, u, angles)
             assert torch.equal(closed_form.closed_form(x, u, angles), ours)
         expected = closed_form.step(x, u, angles)[0].to(dtype)
         assert ours.dtype == dtype and ours.shape == x.shape
@@ -64,9 +65,9 @@ def test_one_token_without_gradient_takes_the_same_step(dtype: torch.dtype, size
 
 def test_one_token_at_the_edges() -> None:
     x, zero = torch.randn(64), torch.zeros(64)
-    assert torch.equal(closed_form.one_row(zero, x, AngleMap()), zero)
-    assert torch.equal(closed_form.one_row(x, zero, AngleMap()), x)
-    torch.testing.assert_close(closed_form.one_row(x, 3 * x, AngleMap()), x)
+    assert torch.equal(closed_form.step_of_one(zero, x, AngleMap()), zero)
+    assert torch.equal(closed_form.step_of_one(x, zero, AngleMap()), x)
+    torch.testing.assert_close(closed_form.step_of_one(x, 3 * x, AngleMap()), x)
     for bad in (float("nan"), float("inf")):
-        assert closed_form.one_row(x, torch.full((64,), bad), AngleMap()).isnan().all()
-        assert closed_form.one_row(torch.full((64,), bad), x, AngleMap()).isnan().all()
+        assert closed_form.step_of_one(x, torch.full((64,), bad), AngleMap()).isnan().all()
+        assert closed_form.step_of_one(torch.full((64,), bad), x, AngleMap()).isnan().all()

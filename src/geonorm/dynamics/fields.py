@@ -77,7 +77,7 @@ class Attention:
             return y.unsqueeze(-3) @ weight.to(y)
         if y.shape[-1] % self.heads:
             raise ConfigError(f"width {y.shape[-1]} is not divisible by {self.heads} heads")
-        return y.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+        return y.reshape(*y.shape[:-1], self.heads, -1).transpose(-3, -2)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Weighted means of v, (..., heads, n, head_dim), in blocks of queries."""
@@ -85,9 +85,9 @@ class Attention:
         if self.normalised and self.chunk is None and fused(q, v):
             shape = v.shape
             q, k, v = (part.reshape(-1, *part.shape[-3:]) for part in (q, k, v))
-            # beta on the queries: the kernel's own scale multiplies the causal mask's -inf, too (nan at beta <= 0)
-            out = F.scaled_dot_product_attention(self.beta * q, k, v, is_causal=self.causal, scale=1.0)
-            return out.view(shape)
+            # the kernel's own scale saves a pass over q; it multiplies the causal mask's -inf, too (nan at beta <= 0)
+            q, scale = (q, self.beta) if self.beta > 0 else (self.beta * q, 1.0)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=scale).view(shape)
         rows = self.chunk or block_rows(q, k)
         if rows >= n:
             return self.block(q, k, v, 0)

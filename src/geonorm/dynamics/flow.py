@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,10 @@ from .. import sphere
 from ..errors import ConfigError
 from ..schemes import Scheme, Site, parse
 from .fields import Field
-from .rates import derivative, in_plane, parameters
+from .rates import derivative, in_plane, motion, parameters
+
+if TYPE_CHECKING:
+    from .compiled import Motion
 
 Sublayers = Sequence[tuple[str, Field]]
 
@@ -39,18 +43,24 @@ class Flow:
     """A scheme, the sub-layers of one layer and the depth L that schemes with a horizon refer to.
 
     field: one field (it stands at an `attn` site), or the sub-layers in order as (kind, field) pairs; a layer then
-    moves every particle once per sub-layer. Raises ConfigError for an unknown scheme, for one whose state is not made
+    moves every particle once per sub-layer. compile: what a velocity does beside its field runs through torch.compile
+    (a C++ compiler is needed; seconds per scheme and shape), with values equal to rounding; where a gradient is wanted
+    it stays as it is. Raises ConfigError for an unknown scheme, for one whose state is not made
     of vectors of width dim, for a state of the wrong shape, for zero vectors, and where a schedule has run out.
     """
 
-    def __init__(self, scheme: str | Scheme, field: Field | Sublayers, depth: int = 1) -> None:
+    def __init__(
+        self, scheme: str | Scheme, field: Field | Sublayers, depth: int = 1, *, compile: bool = False
+    ) -> None:
         self.scheme = parse(scheme)
         self.sublayers: Sublayers = list(field) if isinstance(field, Sequence) else [("attn", field)]
         if depth < 1:
             raise ConfigError(f"depth must be at least 1, got {depth}")
         self.depth = depth
         self.streams = self.scheme.streams
+        self.compile = compile
         self.cache: dict[tuple[object, ...], nn.Module] = {}
+        self.graphs: dict[tuple[object, ...], Motion] = {}
         wanted = (2, self.streams, 4) if self.streams > 1 else (2, 4)
         if self.enter(torch.eye(2, 4, dtype=torch.float64)).shape != wanted:
             why = f" ({self.scheme.lawless})" if self.scheme.lawless else ""
@@ -107,6 +117,7 @@ class Flow:
         if key not in self.cache:
             if len(self.cache) > 64:
                 self.cache.clear()
+                self.graphs.clear()  # their keys are identities of what was just dropped
             self.cache[key] = parameters(rule, site, dim, like)
         return self.cache[key]
 
@@ -123,16 +134,24 @@ class Flow:
         for index, (kind, _) in enumerate(self.sublayers):
             rule, site = self.rule(tau, kind)
             u = self.update(x, tau, index)
-            if rule.planar:
-                drho, dtau, v = in_plane(rule, self.own(rule, site, 2, x), x, u, site)
-                if tau > self.depth and (dtau < 0).any():
-                    raise ConfigError(f"{rule} runs backwards after its last layer: depth {self.depth}, time {tau:g}")
-                moved = drho * x + dtau * v
-            else:
-                moved = derivative(rule, self.own(rule, site, x.shape[-1], x), x, u, site)
+            moved, dtau = self.motion(rule, site, x, u)
+            if dtau is not None and tau > self.depth and (dtau < 0).any():
+                raise ConfigError(f"{rule} runs backwards after its last layer: depth {self.depth}, time {tau:g}")
             total = moved if total is None else total + moved
         assert total is not None
         return total
+
+    def motion(self, rule: Scheme, site: Site, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As rates.motion: dx/dh and dtau/dh at a site, compiled if that is asked for and no gradient is."""
+        own = self.own(rule, site, 2 if rule.planar else x.shape[-1], x)
+        if not self.compile or (torch.is_grad_enabled() and (x.requires_grad or u.requires_grad)):
+            return motion(rule, own, x, u, site)
+        run = self.graphs.get(key := (id(own), x.shape))
+        if run is None:
+            from .compiled import compiled
+
+            run = self.graphs[key] = compiled(rule, own, x, u, site)
+        return run(x, u, site.layer)
 
     def layer(self, x: Tensor, tau: float) -> Tensor:
         """The network: every sub-layer of the layer at tau, written with h = 1."""

@@ -60,6 +60,15 @@ def in_plane(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -> 
     return sphere.safe_divide(velocity[..., :1], radius), sphere.safe_divide(velocity[..., 1:], height), v
 
 
+def motion(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor | None]:
+    """(dx/dh, dtau/dh) for an update u that is held fixed: shape of x, and (..., 1) or None for a rule that leaves the
+    plane of x and u. own: the parameters of the site at dim = 2, or at dim = x.shape[-1] for such a rule."""
+    if not rule.planar:
+        return derivative(rule, own, x, u, site), None
+    drho, dtau, v = in_plane(rule, own, x, u, site)
+    return torch.addcmul(drho * x, dtau, v), dtau
+
+
 def rates(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor]:
     """(drho/dh, dtau/dh) at h = 0 for tokens x and updates u, both (..., dim); each of shape (...), without a graph.
 

@@ -173,7 +173,7 @@ def one(
     velocities: list[float] = []
     rows: list[dict[str, Any]] = []
     for place, batch in enumerate(batches):
-        flow = Flow(scheme, attention(config, place), depth=config.layers)
+        flow = Flow(scheme, attention(config, place), depth=config.layers, compile=config.compile)
         state = flow.start(batch)
         walk = integrate(flow, state, times, method=config.method, step=config.step, log_time=config.log_time)
         for index, (tau, x) in enumerate(walk):

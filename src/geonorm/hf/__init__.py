@@ -16,9 +16,10 @@ from .card import card
 from .config import GeoNormConfig
 from .export import adapt, export
 from .fold import fold
-from .layouts import layout_of, load_stock, to_stock
+from .layouts import layout_of
 from .modeling import GeoNormForCausalLM, GeoNormForSequenceClassification, GeoNormModel, GeoNormPreTrainedModel
 from .peft import introduce
+from .stock import load_stock, to_stock
 
 if TYPE_CHECKING:
     from .training import ConstrainCallback, Trainer, parameter_groups

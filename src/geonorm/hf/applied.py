@@ -8,26 +8,31 @@ the Auto classes load such folders.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any
+import copy
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, ClassVar
 
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import output_capturing
 
 from ..anatomy import FAMILIES
 from ..errors import ConfigError, unknown
 from ..nn.decoder import End
 from ..residual import Residual
-from .block import Affine, Gain
+from ..schemes import parse
+from .block import Affine, Gain, StockBranch
+from .sites import Undo, replace_sites
 
 TYPE = "geonorm_applied"
 OURS = ("scheme", "matched", "stock_type")
 """What a configuration has beside the stock fields."""
 GUARD = "num_hidden_layers"
-"""A field of every stock configuration; in config.json it holds a sentence, at which a stock class stops."""
+"""A field of every stock configuration; in config.json it holds a sentence, at which a stock class stops. It stands
+under the family's own name of that field, too, whose type is checked when the configuration is read."""
 ABOVE = ("architectures", "dtype", "transformers_version", "model_type")
 """Fields that stay where every config.json has them."""
 
@@ -52,19 +57,27 @@ class AppliedFields:
     scheme: str
     stock_type: str
     matched: bool
+    attribute_map: ClassVar[dict[str, str]]
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        flat = {key: value for key, value in config_dict.items() if key not in ("stock", GUARD)}
-        flat = {**flat, **config_dict.get("stock", {GUARD: config_dict.get(GUARD)}), "model_type": TYPE}
-        return super().from_dict(flat, **kwargs)  # type: ignore[misc]
+        flat = dict(config_dict)
+        if "stock" in flat:
+            stock = flat.pop("stock")
+            flat = {key: value for key, value in flat.items() if key not in cls.guarded()} | stock
+        return super().from_dict({**flat, "model_type": TYPE}, **kwargs)  # type: ignore[misc]
+
+    @classmethod
+    def guarded(cls) -> set[str]:
+        return {GUARD, cls.attribute_map.get(GUARD, GUARD)}
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json holds."""
         flat = super().to_diff_dict()  # type: ignore[misc]
         top = {key: flat[key] for key in (*ABOVE, *OURS) if key in flat}
-        guard = f"a {self.stock_type} under {self.scheme}: import geonorm.hf, then load it with an Auto class"
-        return {**top, GUARD: guard, "stock": {key: value for key, value in flat.items() if key not in top}}
+        guard = f"no stock {self.stock_type} but one under {self.scheme}: import geonorm.hf, then use an Auto class"
+        rest = {key: value for key, value in flat.items() if key not in top}
+        return {**top, **dict.fromkeys(sorted(self.guarded()), guard), "stock": rest}
 
 
 class AppliedModel:
@@ -72,8 +85,6 @@ class AppliedModel:
 
     def __init__(self, config: Any, *inputs: Any, **kwargs: Any) -> None:
         super().__init__(config, *inputs, **kwargs)  # type: ignore[call-arg]
-        from .apply import install  # the two need each other: classes are made by installing, installing is loading
-
         install(self, config.scheme, config.matched)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -110,11 +121,79 @@ def is_applied(model: Any) -> bool:
     return isinstance(model, AppliedModel)
 
 
-def stock_class(model: Any) -> type:
-    """The stock class of a model under a scheme."""
-    return next(c for c in type(model).__mro__ if issubclass(c, PreTrainedModel) and not issubclass(c, AppliedModel))
+def dress(model: Any, scheme: str, family: str, matched: bool, undo: list[Undo]) -> None:
+    """Makes the model, and every model inside it, of the type that says what it is; configurations are copied first,
+    because other models may share them."""
+    forget_hooks(model)
+    undo.append(partial(forget_hooks, model))
+    copies: dict[int, Any] = {}
+    olds: list[tuple[Any, Any]] = []
+    stock: Any = type(model.config)
+    made = stock if is_applied(model) else config_class(stock)
+    says = {"scheme": scheme, "matched": matched, "stock_type": family, "model_type": TYPE}
+    for module in model.modules():
+        old = getattr(module, "config", None)
+        if old is not None and type(old) is stock and stock is not made:
+            if id(old) not in copies:
+                copies[id(old)] = new = copy.deepcopy(old)
+                new.__class__ = made
+                for key, value in says.items():
+                    setattr(new, key, value)
+            olds.append((module, old))
+    for module, old in olds:
+        module.config = copies[id(old)]
+    plans: dict[str, Any] = {"_tp_plan": {}, "_pp_plan": {}, "_weight_conversions": []}  # they name the stock paths
+    for module in [module for module in model.modules() if isinstance(module, PreTrainedModel)]:
+        if not is_applied(module):
+            kind: Any = type(module)
+            module.__class__ = model_class(kind, made)
+            undo.append(partial(setattr, module, "__class__", kind))
+        # transformers looks this up by the class's name; there is no public way to enter a class of one's own
+        output_capturing._CAN_RECORD_REGISTRY[module] = recorded(module)
+        for name, value in plans.items():
+            keep(module, name, value, undo)
+
+    def back() -> None:
+        for module, old in olds:
+            module.config = old
+
+    undo.append(back)
 
 
-Undo = Callable[[], None]
+def recorded(module: Any) -> Any:
+    """What transformers records of a model, where it is now: T5 finds attentions by layers that are gone, GPT-2 those
+    to an encoder by a path. A branch returns what its attention does."""
+    found = module._can_record_outputs
+    for key, kind in (("attentions", "attn"), ("cross_attentions", "cross")):
+        if found and isinstance(found.get(key), output_capturing.OutputRecorder):
+            found = {**found, key: replace(found[key], target_class=StockBranch, layer_name=f"residuals.{kind}")}
+    return found
+
+
+def forget_hooks(model: nn.Module) -> None:
+    """transformers hangs its recorders on modules once and for all: with other modules it must do that anew."""
+    for module in model.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if getattr(hook, "__name__", "") == "output_capturing_hook":
+                del module._forward_hooks[key]
+        vars(module).pop("_output_capturing_hooks_installed", None)
+
+
+def keep(module: Any, name: str, value: Any, undo: list[Undo]) -> None:
+    """Sets an attribute of the instance."""
+    had = name in vars(module)
+    old = vars(module).get(name)
+    vars(module)[name] = value
+    undo.append(lambda: vars(module).update({name: old}) if had else vars(module).pop(name))
+
+
+def install(model: Any, scheme: str, matched: bool) -> None:
+    """What loading does: the same change to a model that was just built of its stock parts."""
+    if any(isinstance(module, Residual) for module in model.modules()):
+        return
+    undo: list[Undo] = []
+    dress(model, scheme, model.config.stock_type, matched, undo)
+    replace_sites(model, parse(scheme), model.config.stock_type, matched, undo)
+
 
 AutoConfig.register(TYPE, AppliedConfig, exist_ok=True)

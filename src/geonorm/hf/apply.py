@@ -7,23 +7,18 @@ model is then of another type: it saves and loads as that (see applied.py). `rep
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
-from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import output_capturing
 
-from ..anatomy import FAMILIES, Stack, join, root
+from ..anatomy import FAMILIES, join, rooted
 from ..errors import ConfigError, unknown
-from ..nn.decoder import End
 from ..residual import Residual
 from ..schemes import Scheme, Site, parse
-from .applied import TYPE, Undo, config_class, is_applied, model_class
-from .block import AppliedBlock, Exit, call_of, carry, norm_in, norm_spec, site_of
+from .applied import dress, is_applied
+from .match import matched
+from .sites import Undo, replace_sites, stock_norms
 
 SLOTS = {"attn": ("q", "k", "v", "q_rope", "k_rope"), "mlp": ("up", "gate"), "exit": ("logits",)}
 RECORD = "_geonorm_undo"
@@ -95,9 +90,14 @@ def apply(model: Any, scheme: str | Scheme, init: Literal["keep", "match"] = "ke
         raise ConfigError('a probe is what init="match" fits on: leave it out, or say init="match"')
     family = model.config.model_type
     if init == "match":
-        from .match import matched
-
-        report, near = matched(model, lambda: change(model, scheme, family, True), probe)
+        if any(p.is_meta for p in model.parameters()):
+            raise ConfigError(f'this {type(model).__name__} has no weights yet (meta device): init="match" needs them')
+        try:
+            report, near = matched(model, lambda: change(model, scheme, family, True), probe)
+        except BaseException:
+            if is_applied(model):
+                restore(model)
+            raise
         report.near = near
         return report
     return change(model, scheme, family, False)
@@ -105,9 +105,9 @@ def apply(model: Any, scheme: str | Scheme, init: Literal["keep", "match"] = "ke
 
 def restore(model: Any) -> None:
     """Gives a model back its residual scheme, its norms and its type. Weights that were trained meanwhile stay."""
-    record = vars(model).get(RECORD)
+    record = getattr(model, "__dict__", {}).get(RECORD)
     if record is None:
-        what = "was loaded from a folder, which holds no stock norms" if is_applied(model) else "has its own scheme"
+        what = "was loaded from a folder, which holds no stock norms" if is_applied(model) else "has what it came with"
         raise ConfigError(f"nothing to restore: this {type(model).__name__} {what}")
     for step in reversed(record):
         step()
@@ -136,157 +136,13 @@ def change(model: Any, scheme: Scheme, family: str, matched: bool) -> Report:
     return Report(model, str(scheme), family, sites, removed, added, kept, notes(scheme))
 
 
-def install(model: Any, scheme: str, matched: bool) -> None:
-    """What loading does: the same change to a model that was just built of its stock parts."""
-    if any(isinstance(module, Residual) for module in model.modules()):
-        return
-    undo: list[Undo] = []
-    dress(model, scheme, model.config.stock_type, matched, undo)
-    replace_sites(model, parse(scheme), model.config.stock_type, matched, undo)
-
-
-def stacks(model: Any, config: Any, family: str) -> Iterator[tuple[Stack, str]]:
-    """The stacks that a model has, with the path of the base model."""
-    for stack in FAMILIES[family](config):
-        base = root(model, stack)
-        if base is not None:
-            yield stack, base
-
-
-def stock_norms(model: Any) -> Iterator[tuple[Stack, str, str]]:
-    """Every norm inside and behind the blocks: stack, path of the base or the block, path below it."""
-    for stack, base in stacks(model, model.config, model.config.model_type):
-        for layer in range(len(model.get_submodule(join(base, stack.blocks)))):
-            for sublayer in stack.sublayers:
-                for path in sublayer.norms:
-                    yield stack, join(base, stack.blocks, str(layer)), path
-        if stack.exit is not None:
-            yield stack, base, stack.exit
-
-
-def replace_sites(model: Any, scheme: Scheme, family: str, matched: bool, undo: list[Undo]) -> set[int]:
-    """Gives every block of the model residual sites under the scheme; returns the ids of parameters that took over the
-    gains of a stock norm."""
-    carried: set[int] = set()
-    for stack, base in stacks(model, model.config, family):
-        blocks = model.get_submodule(join(base, stack.blocks))
-        depth, dim = len(blocks), int(model.config.hidden_size)
-        made: Any = None
-        like = next(p for p in blocks.parameters() if p.is_floating_point())
-        last = None if stack.exit is None else model.get_submodule(join(base, stack.exit))
-        inside = [blocks[0].get_submodule(path) for place in stack.sublayers for path in place.norms]
-        spec = norm_spec(stack, dim, inside if last is None else [last])
-        for layer, block in enumerate(blocks):
-            made = made or type(type(block).__name__, (AppliedBlock, type(block)), {"__module__": __name__})
-            sites = nn.ModuleDict()
-            for sublayer in stack.sublayers:
-                site = Site(layer, sublayer.kind, depth)
-                sites[sublayer.kind] = site_of(block, sublayer, stack, scheme, site, dim, matched)
-                carried |= taken_over(sites[sublayer.kind], sublayer.norms.values())
-            check_complete(block, sites, stack)
-            rebuild(block, made, sites, call_of(block, stack.sublayers, family), undo)
-        entry = End(scheme, Site(0, "entry", depth), spec).to(device=like.device, dtype=like.dtype)
-        exit = Exit(scheme, Site(depth - 1, "exit", depth), spec, like.dtype).to(like.device)
-        exit.own.to(like.dtype)
-        blocks[0].entry = entry
-        target = norm_in(exit.own, "norm")
-        if last is None:
-            blocks[-1].exit = exit
-        else:
-            if target is not None:
-                carry(last, target, stack.gain_offset)
-                carried |= {id(p) for p in target.parameters()}
-            swap(model, join(base, stack.exit or ""), exit, undo)
-    return carried
-
-
-def taken_over(residual: Any, roles: Any) -> set[int]:
-    found = {id(p) for role in set(roles) for p in (norm_in(residual.own, role) or nn.Module()).parameters()}
-    return found | {id(p) for chain in residual.branch.chains if chain.gains for p in chain.gains.parameters()}
-
-
-def rebuild(block: nn.Module, made: type, sites: nn.ModuleDict, call: Any, undo: list[Undo]) -> None:
-    """The block's children become its residual sites; the old ones wait in the record of how to undo it."""
-    children, kind = block._modules, type(block)
-
-    def back() -> None:
-        device = next(sites.parameters()).device
-        dtype = next(p for p in sites.parameters() if p.is_floating_point()).dtype
-        block._modules = children
-        block.__class__ = kind
-        del block.call
-        block.to(device=device, dtype=dtype).train(block.training)
-
-    block._modules = {"residuals": sites, "entry": None, "exit": None}
-    block.call = call
-    block.__class__ = made
-    undo.append(back)
-
-
-def swap(model: nn.Module, path: str, module: nn.Module, undo: list[Undo]) -> None:
-    parent, _, name = path.rpartition(".")
-    owner = model.get_submodule(parent)
-    old = getattr(owner, name)
-
-    def back() -> None:
-        like = next((p for p in owner.parameters() if p.is_floating_point()), None)
-        setattr(
-            owner, name, old if like is None else old.to(device=like.device, dtype=like.dtype).train(owner.training)
-        )
-
-    setattr(owner, name, module)
-    undo.append(back)
-
-
-def dress(model: Any, scheme: str, family: str, matched: bool, undo: list[Undo]) -> None:
-    """Makes the model, and every model inside it, of the type that says what it is; configurations are copied first,
-    because other models may share them."""
-    copies: dict[int, Any] = {}
-    olds: list[tuple[Any, Any]] = []
-    stock: Any = type(model.config)
-    made = stock if is_applied(model) else config_class(stock)
-    says = {"scheme": scheme, "matched": matched, "stock_type": family, "model_type": TYPE}
-    for module in model.modules():
-        old = getattr(module, "config", None)
-        if old is not None and type(old) is stock and stock is not made:
-            if id(old) not in copies:
-                copies[id(old)] = new = copy.deepcopy(old)
-                new.__class__ = made
-                for key, value in says.items():
-                    setattr(new, key, value)
-            olds.append((module, old))
-    for module, old in olds:
-        module.config = copies[id(old)]
-    plans: dict[str, Any] = {"_tp_plan": {}, "_pp_plan": {}, "_weight_conversions": []}  # they name the stock paths
-    for module in [module for module in model.modules() if isinstance(module, PreTrainedModel)]:
-        if not is_applied(module):
-            kind: Any = type(module)
-            module.__class__ = model_class(kind, made)
-            undo.append(partial(setattr, module, "__class__", kind))
-        # transformers looks this up by the class's name; there is no public way to enter a class of one's own
-        output_capturing._CAN_RECORD_REGISTRY[module] = module._can_record_outputs
-        for name, value in plans.items():
-            keep(module, name, value, undo)
-
-    def back() -> None:
-        for module, old in olds:
-            module.config = old
-
-    undo.append(back)
-
-
-def keep(module: Any, name: str, value: Any, undo: list[Undo]) -> None:
-    """Sets an attribute of the instance."""
-    had = name in vars(module)
-    old = vars(module).get(name)
-    vars(module)[name] = value
-    undo.append(lambda: vars(module).update({name: old}) if had else vars(module).pop(name))
-
-
 def check_model(model: Any) -> None:
     name = type(model).__name__
     if hasattr(model, "peft_config") or getattr(model, "_hf_peft_config_loaded", False):
         raise ConfigError("this model has PEFT adapters: apply the scheme first, then add them")
+    inside = next((at for at in ("_orig_mod", "module") if isinstance(getattr(model, at, None), PreTrainedModel)), None)
+    if inside is not None:
+        raise ConfigError(f"this model is wrapped ({name}): apply to the one inside, model.{inside}, and wrap it again")
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(f"apply changes transformers models, not {name}; geonorm.Residual is for models of your own")
     if is_applied(model):
@@ -298,17 +154,24 @@ def check_model(model: Any) -> None:
         raise ConfigError(unknown("model family", family, FAMILIES))
     if getattr(model, "hf_quantizer", None) is not None or getattr(model.config, "quantization_config", None):
         raise ConfigError(f"this {name} is quantised: apply the scheme to the full-precision model")
-    found = list(stacks(model, model.config, family))
+    found = list(rooted(model, FAMILIES[family](model.config)))
     if not found or any("language_model" in stack.blocks for stack, _ in found):
         raise ConfigError(f"{name} has no blocks that apply knows; give it the text model alone")
     for stack, base in found:
         for block in model.get_submodule(join(base, stack.blocks)).children():
+            branches = [branch for sublayer in stack.sublayers for branch in sublayer.branches]
+            if not all(any(map(has_floats, map(block.get_submodule, branch.modules))) for branch in branches):
+                raise ConfigError(f"this {name} is quantised: apply the scheme to the full-precision model")
             if "forward" in vars(block) or hasattr(block, "_hf_hook"):
                 raise ConfigError(f"the blocks of this {name} are wrapped (by accelerate or a patch): apply first")
 
 
+def has_floats(module: Any) -> bool:
+    return any(p.is_floating_point() for p in module.parameters())
+
+
 def check_scheme(model: Any, scheme: Scheme) -> None:
-    for stack, base in stacks(model, model.config, model.config.model_type):
+    for stack, base in rooted(model, FAMILIES[model.config.model_type](model.config)):
         depth = len(model.get_submodule(join(base, stack.blocks)))
         for kind, names in SLOTS.items():
             for layer in range(depth):
@@ -322,15 +185,6 @@ def check_scheme(model: Any, scheme: Scheme) -> None:
                     raise ConfigError(
                         f"{scheme} needs {inside}, which a stock model does not have; train geonorm's own"
                     )
-
-
-def check_complete(block: nn.Module, sites: nn.ModuleDict, stack: Stack) -> None:
-    """Nothing of the block may be left behind: every parameter is in a branch or in a norm of the table."""
-    norms = [p for sub in stack.sublayers for path in sub.norms for p in block.get_submodule(path).parameters()]
-    known = {id(p) for p in (*sites.parameters(), *norms)}
-    lost = [name for name, p in block.named_parameters() if id(p) not in known]
-    if lost:
-        raise ConfigError(f"blocks of this model have parameters that apply does not know: {', '.join(lost[:3])}")
 
 
 def notes(scheme: Scheme) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
@@ -15,11 +15,10 @@ from ..errors import ConfigError
 from ..nn.decoder import Decoder
 from ..schemes import parse
 from .config import GeoNormConfig
-from .layouts import layout_of, to_stock
+from .layouts import architecture
 from .modeling import GeoNormForCausalLM
 from .remote import AUTO_MAP, FILE, modeling_source
-
-LayoutName = Literal["geonorm", "stock"]
+from .stock import to_stock
 
 
 def adapt(decoder: Decoder, **tokens: Any) -> GeoNormForCausalLM:
@@ -67,28 +66,28 @@ def export(
     tokenizer: str,
     end: int,
     to: Path,
-    layout: LayoutName = "geonorm",
+    layout: str = "geonorm",
     remote_code: bool = False,
     card: str = "",
     shard: str = "5GB",
 ) -> Path:
     """Writes the folder and returns it; it appears whole or not at all.
 
-    tokenizer: a tokenizer.json as text; end: the id that ends a document. layout stock: the architecture of
-    transformers that the decoder equals. remote_code: the folder brings its modeling file, for `trust_remote_code=True`
-    where geonorm is not installed. card: text of README.md. shard: the size of the largest weight file. ConfigError if
-    the folder is not empty, or if no architecture is equal.
+    tokenizer: a tokenizer.json as text; end: the id that ends a document. layout: geonorm, an architecture of
+    transformers such as gpt2, or stock, which is the first of those that the decoder equals. remote_code: the folder
+    brings its modeling file, for `trust_remote_code=True` where geonorm is not installed. card: text of README.md.
+    shard: the size of the largest weight file. ConfigError if the folder is not empty, or if the decoder does not
+    equal the architecture.
     """
     check_target(to)
-    if layout == "stock":
-        layout_of(decoder.config)
-        if remote_code:
-            raise ConfigError("--layout stock loads without --remote-code: leave one of them out")
+    model_type = architecture(decoder.config, layout)
+    if model_type != "geonorm" and remote_code:
+        raise ConfigError(f"--layout {layout} loads without --remote-code: leave one of them out")
     source = modeling_source(parse(decoder.config.scheme)) if remote_code else ""
     tokens = {"bos_token_id": end, "eos_token_id": end}
     model: Any = adapt(decoder, **tokens)
-    if layout == "stock":
-        model = to_stock(model)
+    if model_type != "geonorm":
+        model = to_stock(model, model_type)
     if remote_code:
         model.config.auto_map = {auto: f"{FILE.removesuffix('.py')}.{name}" for auto, name in AUTO_MAP.items()}
     model.generation_config = transformers.GenerationConfig(**tokens, pad_token_id=end)

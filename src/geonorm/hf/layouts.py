@@ -1,6 +1,6 @@
-"""Architectures of transformers that are a scheme of ours: one table, read in both directions, with equal logits.
+"""Architectures of transformers that are a scheme of ours: one table, read in both directions (stock.py does that).
 
-A layout says under which scheme and shape a decoder computes what the architecture computes, and what its weights are
+A layout says under which scheme and shape a decoder computes what the architecture computes, and what its modules are
 called there. Where a field has no equal, the answer is a ConfigError that names it, never a model that is nearly right.
 """
 
@@ -8,236 +8,314 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-from torch import Tensor
-
+from ..anatomy import FAMILIES
 from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig
 from ..schemes import Placement, parse
-from .config import NAMES, GeoNormConfig
-from .modeling import GeoNormForCausalLM
+from .config import NAMES
 
-MATRICES = {
-    "attn.branch.q": "self_attn.q_proj",
-    "attn.branch.k": "self_attn.k_proj",
-    "attn.branch.v": "self_attn.v_proj",
-    "attn.branch.o": "self_attn.o_proj",
-    "mlp.branch.gate": "mlp.gate_proj",
-    "mlp.branch.up": "mlp.up_proj",
-    "mlp.branch.down": "mlp.down_proj",
-}
-EMBEDDING = "model.embed_tokens.weight"
-PRE_NORMS = {"attn.own.input": "input_layernorm", "mlp.own.input": "post_attention_layernorm"}
-HEAD_NORMS = {"attn.branch.norms.q": "self_attn.q_norm", "attn.branch.norms.k": "self_attn.k_norm"}
+GATED = {"swiglu": "silu"}
+PLAIN = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+SAME = {
+    "silu": "swiglu", "swish": "swiglu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+}  # fmt: skip
+"""Their names of activations, and the MLP that has it here."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One architecture. Modules of a layer are named from `model.blocks.N` here, from `model.layers.N` there."""
+    """One architecture; how it differs from a Llama."""
 
     model_type: str
-    schemes: tuple[str, ...]
+    modules: dict[str, str]
+    """Of a layer: ours, from `model.blocks.N`, to theirs, from `layers.N`. Several joined by blanks on our side are one
+    matrix there, row after row; on their side, several that hold the same."""
+    schemes: tuple[str, ...] = ("pre(entry=embedding)",)
     """What computes the same, the first being what an import gets; the stream enters as the raw embedding."""
-    norms: dict[str, str]
-    """Norms of a layer: our module to theirs."""
     shape: dict[str, Any] = field(default_factory=dict)
-    """Fields of DecoderConfig that the architecture fixes."""
+    """Fields of DecoderConfig that the architecture fixes, beside those that it shares with a Llama."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Fields of their configuration that have one value here."""
+    fields: dict[str, str | None] = field(default_factory=dict)
+    """Fields of DecoderConfig that they call otherwise than most do, or do not have (None)."""
+    layers: str = "model.layers"
+    embedding: str = "model.embed_tokens"
+    exit: str = "model.norm"
+    positions: str | None = None
+    """Their table of learned positions."""
+    mlp: dict[str, str] = field(default_factory=lambda: GATED)
+    """Our MLPs that it can have, with their activation."""
+    kv_heads: str = "any"
+    """How many there are: any number, all (as many as heads) or one."""
     bias: tuple[str, ...] = ()
-    """Their switches for the biases of the linear layers; without any there are none."""
+    """Their switches for biases of linear layers."""
+    dropout: tuple[str, ...] = ()
+    """Their rates of dropout where those are not 0 of themselves: 0 in an export, for there is none here."""
     offset: float = 0.0
     """What they add to a stored gain."""
     scaled: bool = False
     """Whether they multiply the embedding by sqrt(width)."""
+    transposed: bool = False
+    """Whether matrices of a layer are stored (in, out)."""
+    by_head: bool = False
+    """Whether rows of joined matrices alternate head by head."""
 
     def fixed(self) -> dict[str, Any]:
-        always = {
-            "mlp": "swiglu",
-            "block": "sequential",
-            "positions": "rope",
-            "norm": "rms",
-            "gains": True,
-            "qk_norm": "none",
-        }
-        return {**always, **({} if self.bias else {"bias": False}), **self.shape}
+        positions = "rope" if self.positions is None else "learned"
+        return {"block": "sequential", "positions": positions, "norm": "rms", "qk_norm": "none", **self.shape}
 
-    def names(self, config: DecoderConfig) -> Iterator[tuple[str, str]]:
-        """Every weight: our name, their name."""
-        yield EMBEDDING, EMBEDDING
-        yield "lm_head.weight", "lm_head.weight"
-        if config.gains:
-            yield "model.exit.own.norm.weight", "model.norm.weight"
+    def called(self, name: str) -> str | None:
+        """Their name of a field of DecoderConfig."""
+        return {**NAMES, "eps": "rms_norm_eps", "mlp": "hidden_act", **self.fields}.get(name, name)
+
+    def pairs(self, config: DecoderConfig) -> Iterator[tuple[list[str], list[str]]]:
+        """Every module with weights: ours, theirs."""
+        yield ["model.embed_tokens"], [self.embedding]
+        yield ["lm_head"], ["lm_head"]
+        yield ["model.exit.own.norm"], [self.exit]
+        if self.positions is not None:
+            yield ["model.position"], [self.positions]
         for layer in range(config.layers):
-            for ours, theirs in {**MATRICES, **(self.norms if config.gains else {})}.items():
-                for kind in ("weight", "bias") if config.bias and ours in MATRICES else ("weight",):
-                    yield f"model.blocks.{layer}.{ours}.{kind}", f"model.layers.{layer}.{theirs}.{kind}"
+            for ours, theirs in self.modules.items():
+                yield (
+                    [f"model.blocks.{layer}.{name}" for name in ours.split()],
+                    [f"{self.layers}.{layer}.{name}" for name in theirs.split()],
+                )
 
+    def unlike(self, config: DecoderConfig) -> list[str]:
+        """Fields of a decoder that have no equal."""
+        heads = {"any": config.groups, "all": config.heads, "one": 1}[self.kv_heads]
+        found = [
+            f"{name}={getattr(config, name)}, not {value}"
+            for name, value in self.fixed().items()
+            if getattr(config, name) != value
+        ]
+        found += [f"kv_heads={config.groups}, not {heads}"] if config.groups != heads else []
+        return found + ([f"mlp={config.mlp}, not {' or '.join(self.mlp)}"] if config.mlp not in self.mlp else [])
+
+
+def joined(*names: str, at: str = "attn.branch") -> str:
+    return " ".join(f"{at}.{name}" for name in names)
+
+
+ATTENTION = {f"attn.branch.{name}": f"self_attn.{name}_proj" for name in "qkvo"}
+PRE = {"attn.own.input": "input_layernorm", "mlp.own.input": "post_attention_layernorm"}
+HEAD_NORMS = {f"attn.branch.norms.{name}": f"self_attn.{name}_norm" for name in "qk"}
+LLAMA = {**ATTENTION, **{f"mlp.branch.{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")}}
+QKV = joined("q", "k", "v")
+GPT2 = {
+    "attn.own.input": "ln_1", QKV: "attn.c_attn", "attn.branch.o": "attn.c_proj",
+    "mlp.own.input": "ln_2", "mlp.branch.up": "mlp.c_fc", "mlp.branch.down": "mlp.c_proj",
+}  # fmt: skip
+NEOX = {
+    **PRE, QKV: "attention.query_key_value", "attn.branch.o": "attention.dense",
+    "mlp.branch.up": "mlp.dense_h_to_4h", "mlp.branch.down": "mlp.dense_4h_to_h",
+}  # fmt: skip
+SIDE_BY_SIDE = {
+    "both.own.input": "input_layernorm",
+    joined("q", "k", "v", at="both.branch.attn"): "attention.query_key_value", "both.branch.attn.o": "attention.dense",
+    "both.branch.mlp.up": "mlp.dense_h_to_4h", "both.branch.mlp.down": "mlp.dense_4h_to_h",
+}  # fmt: skip
+OLD_NAMES: dict[str, Any] = {
+    "fields": {"hidden": "n_inner", "eps": "layer_norm_epsilon", "mlp": "activation_function", "kv_heads": None},
+    "layers": "transformer.h", "embedding": "transformer.wte", "exit": "transformer.ln_f",
+    "positions": "transformer.wpe", "shape": {"norm": "layer"},
+    "dropout": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+}  # fmt: skip
+NEOX_NAMES: dict[str, Any] = {
+    "fields": {"eps": "layer_norm_eps", "kv_heads": None}, "mlp": PLAIN, "kv_heads": "all", "bias": ("attention_bias",),
+    "layers": "gpt_neox.layers", "embedding": "gpt_neox.embed_in", "exit": "gpt_neox.final_layer_norm",
+    "by_head": True,
+}  # fmt: skip
 
 LAYOUTS = (
+    Layout("llama", {**PRE, **LLAMA}, bias=("attention_bias", "mlp_bias")),
+    Layout("mistral", {**PRE, **LLAMA}, settings={"sliding_window": None}),
+    Layout("qwen2", {**PRE, **LLAMA}, settings={"use_sliding_window": False}),
     Layout(
-        "llama", ("pre(entry=embedding)",), PRE_NORMS,
-        settings={"hidden_act": "silu"}, bias=("attention_bias", "mlp_bias"),
-    ),
-    Layout("mistral", ("pre(entry=embedding)",), PRE_NORMS, settings={"hidden_act": "silu", "sliding_window": None}),
-    Layout(
-        "qwen3", ("pre(entry=embedding)",), {**PRE_NORMS, **HEAD_NORMS}, shape={"qk_norm": "head"},
-        settings={"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False},
-    ),
-    Layout(
-        "olmo", ("pre(entry=embedding)",), {}, shape={"norm": "layer", "gains": False, "eps": 1e-5},
-        settings={"hidden_act": "silu", "clip_qkv": None, "attention_bias": False},
+        "phi3",
+        {
+            **PRE, QKV: "self_attn.qkv_proj", "attn.branch.o": "self_attn.o_proj",
+            joined("gate", "up", at="mlp.branch"): "mlp.gate_up_proj", "mlp.branch.down": "mlp.down_proj",
+        },
+        settings={"sliding_window": None},
     ),
     Layout(
-        "olmo2", ("olmo2(entry=embedding)",),
-        {"attn.own.output": "post_attention_layernorm", "mlp.own.output": "post_feedforward_layernorm", **HEAD_NORMS},
-        shape={"qk_norm": "full"}, settings={"hidden_act": "silu", "attention_bias": False},
+        "qwen3", {**PRE, **HEAD_NORMS, **LLAMA}, shape={"qk_norm": "head"}, settings={"use_sliding_window": False},
+        bias=("attention_bias",),
     ),
     Layout(
-        "gemma2", ("peri(entry=embedding)", "sandwich"),
+        "olmo", LLAMA, shape={"norm": "layer", "gains": False, "eps": 1e-5}, settings={"clip_qkv": None},
+        fields={"eps": None}, bias=("attention_bias",),
+    ),
+    Layout(
+        "olmo2",
+        {
+            "attn.own.output": "post_attention_layernorm", "mlp.own.output": "post_feedforward_layernorm",
+            **HEAD_NORMS, **LLAMA,
+        },
+        ("olmo2(entry=embedding)",), shape={"qk_norm": "full"}, bias=("attention_bias",),
+    ),
+    Layout(
+        "gemma2",
         {
             "attn.own.input": "input_layernorm", "attn.own.output": "post_attention_layernorm",
-            "mlp.own.input": "pre_feedforward_layernorm", "mlp.own.output": "post_feedforward_layernorm",
+            "mlp.own.input": "pre_feedforward_layernorm", "mlp.own.output": "post_feedforward_layernorm", **LLAMA,
         },
+        ("peri(entry=embedding)", "sandwich"), fields={"mlp": "hidden_activation"}, bias=("attention_bias",),
         settings={
-            "hidden_activation": "silu", "attention_bias": False, "attn_logit_softcapping": None,
-            "final_logit_softcapping": None, "use_bidirectional_attention": None, "layer_types": "full_attention",
+            "attn_logit_softcapping": None, "final_logit_softcapping": None, "use_bidirectional_attention": None,
+            "layer_types": "full_attention",
         },
         offset=1.0, scaled=True,
     ),
+    Layout(
+        "gpt2", GPT2, mlp={"gelu": "gelu", "gelu_tanh": "gelu_new"}, kv_heads="all", transposed=True,
+        settings={
+            "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
+        },
+        **OLD_NAMES,
+    ),
+    Layout(
+        "gpt_bigcode", GPT2, mlp=PLAIN, kv_heads="one",
+        settings={"scale_attn_weights": True, "multi_query": True, "add_cross_attention": False}, **OLD_NAMES,
+    ),
+    Layout("gpt_neox", NEOX, shape={"norm": "layer"}, settings={"use_parallel_residual": False}, **NEOX_NAMES),
+    Layout(
+        "gpt_neox", {**SIDE_BY_SIDE, "both.own.input": "input_layernorm post_attention_layernorm"},
+        shape={"norm": "layer", "block": "parallel"}, settings={"use_parallel_residual": True}, **NEOX_NAMES,
+    ),
+    Layout(
+        "starcoder2", {**PRE, **ATTENTION, "mlp.branch.up": "mlp.c_fc", "mlp.branch.down": "mlp.c_proj"}, mlp=PLAIN,
+        shape={"norm": "layer"}, settings={"sliding_window": None}, fields={"eps": "norm_epsilon"}, bias=("use_bias",),
+    ),
+    Layout(
+        "falcon", {name: path.replace("attention.", "self_attention.") for name, path in SIDE_BY_SIDE.items()},
+        mlp=PLAIN, kv_heads="one", shape={"norm": "layer", "block": "parallel"}, bias=("bias",),
+        settings={"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True, "alibi": False},
+        fields={"hidden": "ffn_hidden_size", "eps": "layer_norm_epsilon", "mlp": "activation", "kv_heads": None},
+        layers="transformer.h", embedding="transformer.word_embeddings", exit="transformer.ln_f",
+    ),
 )  # fmt: skip
-"""In the order in which an export chooses among them."""
+"""In the order in which an export chooses among them where it is not told which."""
 
-SHARED = ("vocab_size", "width", "hidden", "layers", "heads", "kv_heads", "context", "tied")
+MISSING = {
+    "bert": "attention to both sides", "bloom": "ALiBi", "cohere": "rotation of neighbours",
+    "deepseek_v3": "experts", "gemma": "a gated GELU", "gemma3_text": "a gated GELU", "gpt_neo": "unscaled attention",
+    "gpt_oss": "experts", "gptj": "rotation of a part of each head", "mamba": "a recurrence", "mixtral": "experts",
+    "mpt": "ALiBi", "olmo3": "attention in windows", "olmoe": "experts", "opt": "a ReLU",
+    "phi": "rotation of a part of each head", "qwen2_moe": "experts", "qwen3_moe": "experts",
+    "roberta": "attention to both sides", "stablelm": "rotation of a part of each head",
+    "t5": "an encoder", "vit": "an encoder",
+}  # fmt: skip
+"""What well-known architectures have and our decoder does not."""
+
+SHARED = ("vocab_size", "width", "hidden", "layers", "heads", "kv_heads", "context", "tied", "eps")
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
-def layout_of(config: DecoderConfig) -> Layout:
-    """The architecture that a decoder equals. ConfigError names what stands in the way."""
+def named(model_type: str) -> list[Layout]:
+    """The layouts of an architecture. ConfigError says what it has and our decoder does not, or which are known."""
+    found = [layout for layout in LAYOUTS if layout.model_type == model_type]
+    if not found and model_type in MISSING:
+        remedy = "; geonorm.hf.apply changes its residual scheme in place" if model_type in FAMILIES else ""
+        raise ConfigError(f"{model_type} has {MISSING[model_type]}, which geonorm's decoder does not have{remedy}")
+    if not found:
+        raise ConfigError(unknown("architecture", model_type, {layout.model_type for layout in LAYOUTS}))
+    return found
+
+
+def layout_of(config: DecoderConfig, model_type: str | None = None) -> Layout:
+    """The architecture that a decoder equals: the one of that name, or the first. ConfigError names what stands in the
+    way."""
     scheme = parse(config.scheme)
     plain = str(replace(scheme, entry="embedding") if isinstance(scheme, Placement) else scheme)
-    by_scheme = [layout for layout in LAYOUTS if plain in layout.schemes]
+    asked = LAYOUTS if model_type is None else named(model_type)
+    by_scheme = [layout for layout in asked if plain in layout.schemes]
     if not by_scheme:
-        known = ", ".join(sorted({layout.schemes[0] for layout in LAYOUTS}))
-        raise ConfigError(f"{scheme} is no architecture of transformers (those are {known}): use --layout geonorm")
-    wrong = {}
-    for layout in by_scheme:
-        wrong[layout.model_type] = [
-            f"{name}={getattr(config, name)}, not {value}"
-            for name, value in layout.fixed().items()
-            if getattr(config, name) != value
-        ]
-        if not wrong[layout.model_type]:
-            if config.tied and (layout.scaled or plain != str(scheme)):
-                what = "scales" if layout.scaled else "normalises"
-                raise ConfigError(
-                    f"{scheme if what == 'normalises' else layout.model_type} {what} the embedding, so the head must "
-                    "have weights of its own, and here they are tied: use --layout geonorm"
-                )
-            return layout
-    nearest = min(wrong, key=lambda name: len(wrong[name]))
-    raise ConfigError(f"{nearest} has no equal for model.{'; model.'.join(wrong[nearest])}: use --layout geonorm")
+        known = ", ".join(sorted({layout.schemes[0] for layout in asked}))
+        what = f"not {model_type}, which is {known}"
+        what = f"no architecture of transformers (those are {known})" if model_type is None else what
+        raise ConfigError(f"{scheme} is {what}: use --layout geonorm")
+    wrong = [(layout.unlike(config), layout) for layout in by_scheme]
+    unlike, layout = min(wrong, key=lambda pair: len(pair[0]))
+    if unlike:
+        raise ConfigError(f"{layout.model_type} has no equal for model.{'; model.'.join(unlike)}: use --layout geonorm")
+    if plain != str(scheme) and layout.positions is not None:
+        raise ConfigError(
+            f"{scheme} normalises the sum of embedding and position, and {layout.model_type} does not: use --layout "
+            "geonorm"
+        )
+    if config.tied and (layout.scaled or plain != str(scheme)):
+        what = "scales" if layout.scaled else "normalises"
+        raise ConfigError(
+            f"{scheme if what == 'normalises' else layout.model_type} {what} the embedding, so the head must "
+            "have weights of its own, and here they are tied: use --layout geonorm"
+        )
+    return layout
 
 
-@torch.no_grad()
-def to_stock(model: GeoNormForCausalLM) -> Any:
-    """The same function as a model of transformers, sharing memory. Where the stream enters as N(embedding), the rows
-    of the embedding are normalised once and for all. ConfigError if no architecture is equal."""
-    config = model.config.shape()
-    layout = layout_of(config)
-    settings = {NAMES.get(name, name): getattr(config, name) for name in SHARED}
-    settings.update({name: getattr(model.config, name) for name in TOKENS})
-    settings.update(dict.fromkeys(layout.bias, config.bias), **layout.settings)
-    settings["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if "eps" not in layout.shape:
-        settings["rms_norm_eps"] = config.eps
-    if layout.settings.get("layer_types"):
-        settings["layer_types"] = [layout.settings["layer_types"]] * config.layers
-    if layout.scaled:
-        settings["query_pre_attn_scalar"] = config.head_dim
-    stock = transformers.AutoConfig.for_model(layout.model_type, **settings, head_dim=config.head_dim)
-    weights = model.state_dict()
-    embedding = model.model.entry(weights[EMBEDDING])
-    weights[EMBEDDING] = embedding / config.width**0.5 if layout.scaled else embedding
-    found = {theirs: weights[ours] for ours, theirs in layout.names(config)}
-    for ours, theirs in layout.names(config):
-        if layout.offset and is_gain(ours):
-            found[theirs] = weights[ours] - layout.offset
-    with torch.device("meta"):
-        out = transformers.AutoModelForCausalLM.from_config(stock)
-    out.load_state_dict(found, strict=True, assign=True)
-    out.tie_weights()
-    return out
+def check_layout(layout: str) -> None:
+    """ConfigError for a --layout that does not exist."""
+    if layout not in (valid := {"geonorm", "stock", *(each.model_type for each in LAYOUTS)}):
+        raise ConfigError(unknown("layout", layout, valid))
 
 
-def is_gain(name: str) -> bool:
-    return ".own." in name or ".norms." in name
+def architecture(config: DecoderConfig, layout: str) -> str:
+    """The model_type of an export for --layout: geonorm, an architecture, or stock for the first that is equal."""
+    check_layout(layout)
+    if layout == "geonorm":
+        return layout
+    return layout_of(config, None if layout == "stock" else layout).model_type
 
 
-@torch.no_grad()
-def load_stock(folder: str | Path) -> GeoNormForCausalLM:
-    """A model of transformers under the scheme that it is, with equal logits: a folder or a name on the hub.
+def layout_for(theirs: Any) -> Layout:
+    """The layout of a configuration of transformers."""
+    found = named(theirs.model_type)
+    return next((layout for layout in found if not unequal(theirs, layout)), found[0])
 
-    ConfigError if its architecture, or a setting of it, has no equal here."""
-    theirs = transformers.AutoConfig.from_pretrained(folder)
-    layout = next((each for each in LAYOUTS if each.model_type == theirs.model_type), None)
-    if layout is None:
-        raise ConfigError(unknown("architecture", theirs.model_type, [each.model_type for each in LAYOUTS]))
-    config = GeoNormConfig.of(shape_of(theirs, layout), **{name: getattr(theirs, name, None) for name in TOKENS})
-    stock = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-    weights = stock.state_dict()
-    found: dict[str, Tensor] = {}
-    for ours, name in layout.names(config.shape()):
-        # a gain that is stored less one has digits that its dtype cannot hold with the one
-        found[ours] = weights[name].float() + layout.offset if layout.offset and is_gain(ours) else weights[name]
-    if layout.scaled:
-        found[EMBEDDING] = found[EMBEDDING] * config.hidden_size**0.5
-    with torch.device("meta"):
-        model = GeoNormForCausalLM(config)
-    for name, buffer in model.named_buffers():
-        found[name] = torch.tensor(model.get_submodule(name.rpartition(".")[0]).index, dtype=buffer.dtype)
-    model.load_state_dict(found, strict=True, assign=True)
-    model.tie_weights()
-    model.generation_config = stock.generation_config
-    return model.eval()
+
+def unequal(theirs: Any, layout: Layout) -> tuple[str, Any, Any] | None:
+    """The first setting that has no equal: its name, its value, the one value that has."""
+    for name, wanted in layout.settings.items():
+        value = getattr(theirs, name, None)
+        values = set(value) if isinstance(value, list) else {value}
+        if values != {wanted} and not (wanted in (None, False) and values <= {None, False}):
+            return name, ", ".join(map(str, values)), wanted
+    return None
 
 
 def shape_of(theirs: Any, layout: Layout) -> DecoderConfig:
-    """The decoder of their configuration. ConfigError names the setting that has no equal."""
+    """The decoder of their configuration, biases aside. ConfigError names the setting that has no equal."""
 
-    def refuse(name: str, value: Any, wanted: Any) -> None:
+    def refuse(name: str | None, value: Any, wanted: Any) -> None:
         raise ConfigError(f"{layout.model_type} with {name}={value} has no equal here, only with {name}={wanted}")
 
-    for name, wanted in layout.settings.items():
-        value = getattr(theirs, name, None)
-        value = set(value) if isinstance(value, list) else {value}
-        if value != {wanted} and not (wanted in (None, False) and value <= {None, False}):
-            refuse(name, ", ".join(map(str, value)), wanted)
-    rope = theirs.rope_parameters
-    if rope.get("rope_type", "default") != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        refuse("rope_parameters", rope, "the default type on whole heads")
-    heads = theirs.num_attention_heads
-    if (getattr(theirs, "head_dim", None) or theirs.hidden_size // heads) != theirs.hidden_size // heads:
-        refuse("head_dim", theirs.head_dim, f"hidden_size / num_attention_heads = {theirs.hidden_size // heads}")
-    if layout.scaled and theirs.query_pre_attn_scalar != theirs.hidden_size // heads:
-        refuse("query_pre_attn_scalar", theirs.query_pre_attn_scalar, theirs.hidden_size // heads)
-    biases = {bool(getattr(theirs, key)) for key in layout.bias}
-    if len(biases) > 1:
-        refuse(" and ".join(layout.bias), "different", "both on or both off")
-    shape = {name: getattr(theirs, NAMES.get(name, name)) for name in SHARED}
-    shape["eps"] = getattr(theirs, "rms_norm_eps", None)
-    if layout.scaled and shape["tied"]:
+    if (setting := unequal(theirs, layout)) is not None:
+        refuse(*setting)
+    fixed = layout.fixed()
+    activation = getattr(theirs, layout.called("mlp") or "", None)
+    if SAME.get(str(activation)) not in layout.mlp:
+        refuse(layout.called("mlp"), activation, " or ".join(layout.mlp.values()))
+    width, heads = theirs.hidden_size, theirs.num_attention_heads
+    if fixed["positions"] == "rope":
+        rope = theirs.rope_parameters
+        if rope.get("rope_type", "default") != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
+            usual = ("default", 1.0, rope["rope_theta"])
+            unusual = {key: value for key, value in rope.items() if value not in usual}
+            refuse("rope_parameters", unusual, "the default type on whole heads")
+        fixed["rope_theta"] = float(rope["rope_theta"])
+    if (getattr(theirs, "head_dim", None) or width // heads) != width // heads:
+        refuse("head_dim", theirs.head_dim, f"hidden_size / num_attention_heads = {width // heads}")
+    if layout.scaled and theirs.query_pre_attn_scalar != width // heads:
+        refuse("query_pre_attn_scalar", theirs.query_pre_attn_scalar, width // heads)
+    if layout.scaled and theirs.tie_word_embeddings:
         refuse("tie_word_embeddings", True, False)
-    return DecoderConfig(
-        **{
-            **shape,
-            **layout.fixed(),
-            "bias": biases == {True},
-            "scheme": layout.schemes[0],
-            "rope_theta": float(rope["rope_theta"]),
-        }
-    )
+    shape = {name: getattr(theirs, called) for name in SHARED if (called := layout.called(name)) is not None}
+    if shape["hidden"] is None:  # GPT-2 leaves it out where it is this
+        shape["hidden"] = 4 * width
+    if layout.kv_heads == "one":
+        shape["kv_heads"] = 1
+    return DecoderConfig(**{**shape, **fixed, "mlp": SAME[str(activation)], "scheme": layout.schemes[0]})

@@ -25,7 +25,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..anatomy import join
+from ..anatomy import FAMILIES, join, rooted
 from ..errors import ConfigError
 from ..norms import upcast
 from ..residual import Residual
@@ -66,6 +66,8 @@ class Seen:
 def matched(model: Any, change: Callable[[], Any], probe: Any) -> tuple[Any, Near]:
     """Runs the stock model, changes it, fits it; returns what `change` did and how near it is."""
     inputs = inputs_of(model, probe)
+    if probe is not None:
+        check_inputs(model, inputs)
     training = {name: module.training for name, module in model.named_modules()}
     model.eval()
     try:
@@ -105,6 +107,28 @@ def inputs_of(model: Any, probe: Any) -> dict[str, Any]:
     return inputs
 
 
+def check_inputs(model: Any, inputs: dict[str, Any]) -> None:
+    """ConfigError unless the model's own forward pass takes the probe; ids of any integer type are made long."""
+    ids = inputs.get("input_ids")
+    if isinstance(ids, Tensor):
+        if ids.is_floating_point() or ids.dtype == torch.bool or ids.dim() != 2 or not ids.numel():
+            raise ConfigError(
+                f"a probe of ids is (batch, tokens) of integers, not {tuple(ids.shape)} of {str(ids.dtype)[6:]}"
+            )
+        inputs.update({key: value.long() for key, value in inputs.items() if key.endswith("_ids")})
+        least, most = int(ids.min()), int(ids.max())
+        if least < 0 or most >= model.get_input_embeddings().weight.shape[0]:
+            rows = model.get_input_embeddings().weight.shape[0]
+            raise ConfigError(f"the probe has ids from {least} to {most}, and the model knows 0 to {rows - 1}")
+    try:
+        answer(model, inputs)
+    except (IndexError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, (ConfigError, torch.OutOfMemoryError)):
+            raise
+        cause = (str(error).strip().splitlines() or [""])[0][:200]
+        raise ConfigError(f"{type(model).__name__} cannot read the probe ({type(error).__name__}: {cause})") from error
+
+
 def answer(model: Any, inputs: dict[str, Any]) -> tuple[str, Tensor]:
     """What the model returns: its name, and the tensor. Without a cache: a branch that is fitted runs twice."""
     cached = "use_cache" in inspect.signature(model.forward).parameters
@@ -140,8 +164,6 @@ def error(found: Tensor, wanted: Tensor) -> float:
 
 def watch(model: Any, inputs: dict[str, Any]) -> tuple[dict[tuple[str, int, str], Seen], dict[str, Tensor], Tensor]:
     """One pass of the stock model: every site by stack, layer and kind; what leaves each stack; what is returned."""
-    from .apply import stacks
-
     sites: dict[tuple[str, int, str], Seen] = {}
     leaves: dict[str, Tensor] = {}
     handles = []
@@ -172,7 +194,7 @@ def watch(model: Any, inputs: dict[str, Any]) -> tuple[dict[tuple[str, int, str]
 
         return hook
 
-    for stack, base in stacks(model, model.config, model.config.model_type):
+    for stack, base in rooted(model, FAMILIES[model.config.model_type](model.config)):
         for layer, block in enumerate(model.get_submodule(join(base, stack.blocks))):
             previous: list[tuple[str, int, str]] = []
             for sublayer in stack.sublayers:
@@ -197,10 +219,8 @@ def watch(model: Any, inputs: dict[str, Any]) -> tuple[dict[tuple[str, int, str]
 
 def fit(model: Any, inputs: dict[str, Any], sites: dict[tuple[str, int, str], Seen], leaves: dict[str, Tensor]) -> None:
     """One pass of the changed model in which every site is fitted before it goes on."""
-    from .apply import stacks
-
     patched: list[nn.Module] = []
-    for stack, base in stacks(model, model.config, model.config.stock_type):
+    for stack, base in rooted(model, FAMILIES[model.config.stock_type](model.config)):
         blocks = model.get_submodule(join(base, stack.blocks))
         end = blocks[-1].exit if stack.exit is None else model.get_submodule(join(base, stack.exit))
         for layer, block in enumerate(blocks):

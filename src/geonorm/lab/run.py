@@ -11,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError, ConfigError, near_folder
 from .config import TrainConfig, from_dict, to_dict
 
 VOLATILE = (
@@ -85,6 +85,8 @@ def stored_settings(folder: Path) -> dict[str, Any]:
     import yaml
 
     stored = folder / "config.yaml"
+    if not folder.exists():
+        raise CheckpointError(f"there is no run {folder}{near_folder(str(folder))}")
     if not stored.exists():
         raise CheckpointError(f"{folder} holds no run (no config.yaml)")
     try:

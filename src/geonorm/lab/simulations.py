@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import CheckpointError
 from .run import LOCK, difference, locked, read_rows, stored_settings, write_atomic, write_json
 
-VOLATILE = ("out", "device")
+VOLATILE = ("out", "device", "compile")
 SAME = ("geonorm", "commit", "python", "torch")
 """What must not have changed for finished schemes to be taken over."""
 

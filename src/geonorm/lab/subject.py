@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, ConfigError, DataError
+from ..probes.load import check_name
 from . import parallel
 from .data import Source, Tokenizer, load_tokenizer
 from .data.optional import require
@@ -23,7 +23,6 @@ from .data.tokenizer import FileTokenizer
 from .tasks import adapted
 from .train import load_run
 
-HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 WINDOW = 2048
 """Most tokens of a window of text for Hugging Face models, unless --context says otherwise."""
 
@@ -49,8 +48,10 @@ class Subject:
 def open_subject(name: str, device: torch.device, context: int | None = None) -> Subject:
     """The run, folder or hub model of that name, in evaluation mode. GeonormError, one line, for anything unusable."""
     path = Path(name).expanduser()
-    if (path / "config.json").is_file() or (not path.exists() and HUB_NAME.fullmatch(name) and not path.is_absolute()):
-        return hugging_face(name, device, context)
+    if not path.exists():
+        check_name(name)
+    if (path / "config.json").is_file() or not path.exists():
+        return hugging_face(str(path) if path.exists() else name, device, context)
     if context is not None:
         raise ConfigError("--context is for Hugging Face models; a run is read in windows of its own context")
     try:

@@ -27,7 +27,8 @@ def rope(positions: Tensor, head_dim: int, theta: float) -> Rope:
 def rotate(x: Tensor, positions: Rope) -> Tensor:
     """Rotary encoding of (batch, heads, tokens, head_dim): the two halves of a head are the two coordinates."""
     cos, sin = positions
-    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    if cos.dtype != x.dtype:
+        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     if not torch.is_grad_enabled():  # the detour over autograd costs as much as two operations
         return turned(x, cos, sin, 1)
     out: Tensor = Rotation.apply(x, cos, sin)

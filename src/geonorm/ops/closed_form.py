@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..norms import upcast
+from ..norms import one_row, upcast
 from .angle import AngleMap
 from .slopes import General, Plain
 
@@ -22,8 +22,8 @@ from .slopes import General, Plain
 def closed_form(x: Tensor, u: Tensor, angles: AngleMap) -> Tensor:
     """x' of shape and dtype of x; gradients to x, u and to whichever of pre, post, gain, bias are tensors."""
     if not torch.is_grad_enabled():
-        if is_one_row(x, u) and Plain.fits(angles):
-            return one_row(x, u, angles)
+        if one_row(x) and one_row(u) and Plain.fits(angles):
+            return step_of_one(x, u, angles)
         return (sliced_step if sliceable(x, u) else step)(x, u, angles)[0].to(x.dtype)
     out: Tensor = ClosedForm.apply(
         x, u, angles.pre, angles.post, angles.gain, angles.bias, angles.max_angle, angles.power
@@ -31,15 +31,8 @@ def closed_form(x: Tensor, u: Tensor, angles: AngleMap) -> Tensor:
     return out
 
 
-def is_one_row(x: Tensor, u: Tensor) -> bool:
-    """Whether this is one token of plain tensors on a CPU, as when a model writes text."""
-    plain = type(x) is Tensor and type(u) is Tensor and x.device.type == "cpu"
-    return plain and x.numel() == x.shape[-1] and u.numel() == x.numel() and not torch.compiler.is_compiling()
-
-
-def one_row(x: Tensor, u: Tensor, angles: AngleMap) -> Tensor:
-    """As `step` under the paper's map for one token, without gradient: what is one number per token is a Python number
-    here, which saves three operations of four where calling an operation costs more than its work."""
+def step_of_one(x: Tensor, u: Tensor, angles: AngleMap) -> Tensor:
+    """As `step` under the paper's map for one token, without gradient: a quarter of the operations."""
     wide = upcast(x).reshape(-1)
     update = u.reshape(-1).to(wide.dtype)
     xx = float(torch.dot(wide, wide))

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from ..anatomy import Stack, anatomy, join, root
+from ..anatomy import Stack, anatomy, join, rooted
 from ..errors import ConfigError
 from .load import load_config, model_class
 
@@ -88,11 +88,9 @@ def load_one_block(
     # torch gives buffers the default dtype of _from_config where a checkpoint would keep them in fp32
     shards = Shards(Path(name), getattr(model, "base_model_prefix", ""))
     owners: dict[str, nn.Module] = {}
-    for stack in stacks or anatomy(config):
-        base = root(model, stack)
-        if base is not None:
-            path = join(base, stack.blocks)
-            owners |= {join(path, n): block for n, block in model.get_submodule(path).named_children()}
+    for stack, base in rooted(model, stacks or anatomy(config)):
+        path = join(base, stack.blocks)
+        owners |= {join(path, n): block for n, block in model.get_submodule(path).named_children()}
     if not owners:
         raise ConfigError(f"no residual site found in {type(model).__name__}")
     resident, head = {}, {id(p) for p in model.parameters()}

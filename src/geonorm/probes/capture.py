@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..anatomy import BY_HAND, Stack, Sublayer, anatomy, join, root
+from ..anatomy import BY_HAND, Stack, Sublayer, anatomy, join, rooted
 from ..errors import ConfigError
 from .accumulate import NormMeasure, SiteMeasure
 from .norms import NormFacts, channels_first, examine, norms_of
@@ -114,10 +114,7 @@ class Capture:
 
     def find(self, stacks: Sequence[Stack]) -> None:
         """Sites and norms of the stacks that this model has."""
-        for stack in stacks:
-            base = root(self.model, stack)
-            if base is None:
-                continue
+        for stack, base in rooted(self.model, stacks):
             self.stacks.append((base, stack))
             blocks = self.blocks(base, stack)
             ends = ((stack.entry, "entry", 0), (stack.exit, "exit", len(blocks) - 1))

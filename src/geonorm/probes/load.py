@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, near_folder
 
-HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+PATIENCE = 5.0
+"""Seconds in which the hub must answer whether it has a model."""
 
 
 def hugging_face() -> Any:
@@ -33,15 +35,41 @@ def load_config(name: str, *, revision: str | None = None, trust_remote_code: bo
         raise ConfigError(f"{name} is a file: MODEL is a directory with config.json and safetensors, or a hub name")
     if path.is_dir() and not (path / "config.json").is_file():
         raise ConfigError(f"{name} is neither a run (config.yaml) nor a Hugging Face model (config.json)")
-    if not path.exists() and not HUB_NAME.fullmatch(name):
-        raise ConfigError(f"no such model: {name} does not exist")
-    with one_line(f"no such model: {name} is not a directory, and the hub does not give it"):
+    if not path.exists():
+        check_name(name, revision)
+    with one_line(f"cannot read the configuration of {name}"):
         config = hugging_face().AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     method = getattr(config, "quantization_config", None)
     if method:
         kind = method.get("quant_method", "?") if isinstance(method, dict) else getattr(method, "quant_method", "?")
         raise ConfigError(f"{name} has quantised weights ({kind}): probe the model that it was made from")
     return config
+
+
+def check_name(name: str, revision: str | None = None) -> None:
+    """ConfigError, at once, unless the hub, or its cache on this machine, has a model of this name, which is no path
+    that exists. transformers would try a hub out of reach for half a minute."""
+    missing = f"there is no run and no model folder {name}"
+    if not HUB_NAME.fullmatch(name):
+        raise ConfigError(f"{missing}{near_folder(name)}")
+    hugging_face()
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        if not isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision), str):
+            huggingface_hub.HfApi().model_info(name, revision=revision, timeout=PATIENCE)
+    except (errors.HFValidationError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+        if isinstance(error, errors.GatedRepoError):  # it exists; transformers says how to get at it
+            return
+        at = "" if revision is None else f" at revision {revision}"
+        raise ConfigError(f"{missing}, and no such model on the hub{at}{near_folder(name)}") from None
+    except errors.HfHubHTTPError:  # the hub is there and will tell transformers what the matter is
+        return
+    except Exception as error:  # its classes belong to the library of the connection, which hub versions exchange
+        raise ConfigError(
+            f"{missing}, and the hub cannot be asked ({type(error).__name__}){near_folder(name)}"
+        ) from None
 
 
 def model_class(config: Any) -> Any:

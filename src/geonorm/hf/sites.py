@@ -1,0 +1,110 @@
+"""Residual sites of ours in the place of a stock model's, with the record of how to take that back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from ..anatomy import FAMILIES, Stack, join, rooted
+from ..errors import ConfigError
+from ..nn.decoder import End
+from ..schemes import Scheme, Site
+from .block import AppliedBlock, Exit, call_of, carry, norm_in, norm_spec, site_of
+
+Undo = Callable[[], None]
+
+
+def stock_norms(model: Any) -> Iterator[tuple[Stack, str, str]]:
+    """Every norm inside and behind the blocks: stack, path of the base or the block, path below it."""
+    for stack, base in rooted(model, FAMILIES[model.config.model_type](model.config)):
+        for layer in range(len(model.get_submodule(join(base, stack.blocks)))):
+            for sublayer in stack.sublayers:
+                for path in sublayer.norms:
+                    yield stack, join(base, stack.blocks, str(layer)), path
+        if stack.exit is not None:
+            yield stack, base, stack.exit
+
+
+def replace_sites(model: Any, scheme: Scheme, family: str, matched: bool, undo: list[Undo]) -> set[int]:
+    """Gives every block of the model residual sites under the scheme; returns the ids of parameters that took over the
+    gains of a stock norm."""
+    carried: set[int] = set()
+    for stack, base in rooted(model, FAMILIES[family](model.config)):
+        blocks = model.get_submodule(join(base, stack.blocks))
+        depth, dim = len(blocks), int(model.config.hidden_size)
+        made: Any = None
+        like = next(p for p in blocks.parameters() if p.is_floating_point())
+        last = None if stack.exit is None else model.get_submodule(join(base, stack.exit))
+        inside = [blocks[0].get_submodule(path) for place in stack.sublayers for path in place.norms]
+        spec = norm_spec(stack, dim, inside if last is None else [last])
+        for layer, block in enumerate(blocks):
+            made = made or type(type(block).__name__, (AppliedBlock, type(block)), {"__module__": __name__})
+            sites = nn.ModuleDict()
+            for sublayer in stack.sublayers:
+                site = Site(layer, sublayer.kind, depth)
+                sites[sublayer.kind] = site_of(block, sublayer, stack, scheme, site, dim, matched)
+                carried |= taken_over(sites[sublayer.kind], sublayer.norms.values())
+            check_complete(block, sites, stack)
+            rebuild(block, made, sites, call_of(block, stack.sublayers, family), undo)
+        entry = End(scheme, Site(0, "entry", depth), spec).to(device=like.device, dtype=like.dtype)
+        exit = Exit(scheme, Site(depth - 1, "exit", depth), spec, like.dtype).to(like.device)
+        exit.own.to(like.dtype)
+        blocks[0].entry = entry
+        target = norm_in(exit.own, "norm")
+        if last is None:
+            blocks[-1].exit = exit
+        else:
+            if target is not None:
+                carry(last, target, stack.gain_offset)
+                carried |= {id(p) for p in target.parameters()}
+            swap(model, join(base, stack.exit or ""), exit, undo)
+    return carried
+
+
+def taken_over(residual: Any, roles: Any) -> set[int]:
+    found = {id(p) for role in set(roles) for p in (norm_in(residual.own, role) or nn.Module()).parameters()}
+    return found | {id(p) for chain in residual.branch.chains if chain.gains for p in chain.gains.parameters()}
+
+
+def check_complete(block: nn.Module, sites: nn.ModuleDict, stack: Stack) -> None:
+    """Nothing of the block may be left behind: every parameter is in a branch or in a norm of the table."""
+    norms = [p for sub in stack.sublayers for path in sub.norms for p in block.get_submodule(path).parameters()]
+    known = {id(p) for p in (*sites.parameters(), *norms)}
+    lost = [name for name, p in block.named_parameters() if id(p) not in known]
+    if lost:
+        raise ConfigError(f"blocks of this model have parameters that apply does not know: {', '.join(lost[:3])}")
+
+
+def rebuild(block: nn.Module, made: type, sites: nn.ModuleDict, call: Any, undo: list[Undo]) -> None:
+    """The block's children become its residual sites; the old ones wait in the record of how to undo it."""
+    children, kind = block._modules, type(block)
+
+    def back() -> None:
+        device = next(sites.parameters()).device
+        dtype = next(p for p in sites.parameters() if p.is_floating_point()).dtype
+        block._modules = children
+        block.__class__ = kind
+        del block.call
+        block.to(device=device, dtype=dtype).train(block.training)
+
+    block._modules = {"residuals": sites, "entry": None, "exit": None}
+    block.call = call
+    block.__class__ = made
+    undo.append(back)
+
+
+def swap(model: nn.Module, path: str, module: nn.Module, undo: list[Undo]) -> None:
+    parent, _, name = path.rpartition(".")
+    owner = model.get_submodule(parent)
+    old = getattr(owner, name)
+
+    def back() -> None:
+        like = next((p for p in owner.parameters() if p.is_floating_point()), None)
+        setattr(
+            owner, name, old if like is None else old.to(device=like.device, dtype=like.dtype).train(owner.training)
+        )
+
+    setattr(owner, name, module)
+    undo.append(back)

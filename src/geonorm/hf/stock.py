@@ -1,0 +1,190 @@
+"""Our decoders as models of transformers' own architectures, and those as ours, with equal logits (see layouts.py).
+
+Where one side has no gain or no bias, that is a gain of 1 or a bias of 0 on the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import initialization
+
+from ..errors import ConfigError
+from ..nn.config import DecoderConfig
+from .config import GeoNormConfig
+from .layouts import SHARED, TOKENS, Layout, joined, layout_for, layout_of, shape_of
+from .modeling import GeoNormForCausalLM
+
+EMBEDDING = "model.embed_tokens.weight"
+Weights = dict[str, Tensor]
+
+
+@torch.no_grad()
+def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
+    """The same function as a model of transformers: of that architecture, or of the first that is equal. Memory is
+    shared where a weight is the same there. Where the stream enters as N(embedding), the rows of the embedding are
+    normalised once and for all. ConfigError if no architecture is equal."""
+    config = model.config.shape()
+    layout = layout_of(config, model_type)
+    with initialization.no_init_weights():
+        out = transformers.AutoModelForCausalLM.from_config(stock_config(model.config, layout))
+    weights = model.state_dict()
+    embedding = model.model.entry(weights[EMBEDDING])
+    weights[EMBEDDING] = embedding / config.width**0.5 if layout.scaled else embedding
+    found, wanted = Weights(), out.state_dict()
+    for ours, theirs in layout.pairs(config):
+        for kind in ("weight", "bias"):
+            parts = [weights.pop(name) for place in ours if (name := f"{place}.{kind}") in weights]
+            names = [name for place in theirs if (name := f"{place}.{kind}") in wanted]
+            if parts and not names and any(part.any() for part in parts):
+                raise ConfigError(
+                    f"{layout.model_type} has no {kind} at {theirs[0]}, and that of {', '.join(ours)} is not 0: use "
+                    "--layout geonorm"
+                )
+            for name in names:
+                if not parts:
+                    found[name] = neutral(wanted[name], kind, layout.offset).to(embedding.dtype)
+                    continue
+                found[name] = together(parts, turned(ours[0], kind, layout), layout, config)
+                if name != names[0]:
+                    found[name] = found[name].clone()  # files hold no shared memory
+                if layout.offset and is_gain(ours[0]):
+                    found[name] = found[name] - layout.offset
+    left = set(weights) & {name for name, _ in model.named_parameters()}
+    if left:
+        raise ConfigError(f"{layout.model_type} has no equal for {min(left)}: use --layout geonorm")
+    out.load_state_dict(found, strict=True, assign=True)
+    out.tie_weights()
+    return out.train(model.training)
+
+
+def stock_config(config: GeoNormConfig, layout: Layout) -> Any:
+    """The configuration of the architecture for a decoder that equals it."""
+    shape = config.shape()
+    default = transformers.AutoConfig.for_model(layout.model_type)
+    settings = {called: getattr(shape, name) for name in SHARED if (called := layout.called(name)) is not None}
+    if layout.called("kv_heads") is not None:
+        settings["num_key_value_heads"] = shape.groups
+    settings.update({name: getattr(config, name) for name in TOKENS})
+    settings.update(dict.fromkeys(layout.bias, shape.bias), **dict.fromkeys(layout.dropout, 0.0), **layout.settings)
+    settings[layout.called("mlp") or ""] = layout.mlp[shape.mlp]
+    if layout.positions is None:
+        partial = {"partial_rotary_factor": 1.0} if "partial_rotary_factor" in default.rope_parameters else {}
+        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": shape.rope_theta, **partial}
+    if "layer_types" in layout.settings:
+        settings["layer_types"] = [layout.settings["layer_types"]] * shape.layers
+    if layout.scaled:
+        settings["query_pre_attn_scalar"] = shape.head_dim
+    if "head_dim" in default.to_dict():
+        settings["head_dim"] = shape.head_dim
+    return transformers.AutoConfig.for_model(layout.model_type, **settings)
+
+
+@torch.no_grad()
+def load_stock(folder: str | Path) -> GeoNormForCausalLM:
+    """A model of transformers under the scheme that it is, with equal logits: a folder or a name on the hub.
+
+    ConfigError if its architecture, or a setting of it, has no equal here."""
+    theirs = transformers.AutoConfig.from_pretrained(folder)
+    layout = layout_for(theirs)
+    shape = shape_of(theirs, layout)
+    stock = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    weights = stock.state_dict()
+    if shape.block == "parallel":
+        one_norm(weights, layout, shape)
+    biased = {name for ours, names in layout.pairs(shape) if is_matrix(ours[0]) for name in names}
+    shape = replace(shape, bias=any(f"{name}.bias" in weights for name in biased))
+    config = GeoNormConfig.of(shape, **{name: getattr(theirs, name, None) for name in TOKENS})
+    with torch.device("meta"):
+        model = GeoNormForCausalLM(config)
+    found, wanted, dtype = Weights(), model.state_dict(), weights[f"{layout.embedding}.weight"].dtype
+    for ours, there in layout.pairs(shape):
+        for kind in ("weight", "bias"):
+            names = [name for place in ours if (name := f"{place}.{kind}") in wanted]
+            given = [weights.pop(name) for place in there if (name := f"{place}.{kind}") in weights]
+            if given and not names:
+                raise ConfigError(f"{layout.model_type} has a {kind} at {there[0]}, which geonorm's decoder has not")
+            if not given:
+                found.update({name: neutral(wanted[name], kind).to(dtype) for name in names})
+                continue
+            # a gain that is stored less one has digits that its dtype cannot hold with the one
+            whole = given[0].float() + layout.offset if layout.offset and is_gain(ours[0]) else given[0]
+            whole = whole.t().contiguous() if turned(ours[0], kind, layout) else whole
+            parts = apart(whole, [wanted[name].shape[0] for name in names], layout, shape)
+            found.update(zip(names, parts, strict=True))
+    if weights:
+        raise ConfigError(f"{layout.model_type} with {min(weights)} has no equal here")
+    if layout.scaled:
+        found[EMBEDDING] = found[EMBEDDING] * shape.width**0.5
+    for name, buffer in model.named_buffers():
+        found[name] = torch.tensor(model.get_submodule(name.rpartition(".")[0]).index, dtype=buffer.dtype)
+    model.load_state_dict(found, strict=True, assign=True)
+    model.tie_weights()
+    model.generation_config = stock.generation_config
+    return model.eval()
+
+
+def is_gain(name: str) -> bool:
+    return ".own." in name or ".norms." in name
+
+
+def is_matrix(name: str) -> bool:
+    return ".branch." in name and not is_gain(name)
+
+
+def neutral(like: Tensor, kind: str, offset: float = 0.0) -> Tensor:
+    """A gain of 1, as it is stored, or a bias of 0."""
+    return torch.full(like.shape, 0.0 if kind == "bias" else 1.0 - offset)
+
+
+def turned(name: str, kind: str, layout: Layout) -> bool:
+    """Whether it is stored (in, out) there."""
+    return layout.transposed and kind == "weight" and is_matrix(name)
+
+
+def together(parts: Sequence[Tensor], turn: bool, layout: Layout, config: DecoderConfig) -> Tensor:
+    """Weights of ours as the one of theirs."""
+    if len(parts) == 1:
+        whole = parts[0]
+    elif layout.by_head:
+        whole = torch.cat([part.unflatten(0, (config.heads, -1)) for part in parts], dim=1).flatten(0, 1)
+    else:
+        whole = torch.cat(list(parts))
+    return whole.t().contiguous() if turn else whole
+
+
+def apart(whole: Tensor, rows: Sequence[int], layout: Layout, config: DecoderConfig) -> list[Tensor]:
+    """The one weight of theirs as those of ours, which have so many rows."""
+    if len(rows) == 1:
+        return [whole]
+    if layout.by_head:
+        parts = whole.unflatten(0, (config.heads, len(rows), -1)).unbind(1)
+        return [part.flatten(0, 1) for part in parts]
+    return [part.clone() for part in whole.split(list(rows))]
+
+
+def one_norm(weights: Weights, layout: Layout, config: DecoderConfig) -> None:
+    """Where two norms of different gains read the stream side by side, one without gains does, and the matrices behind
+    them have theirs: W (g y + b) = (W g) y + W b."""
+    for layer in range(config.layers):
+        place = f"{layout.layers}.{layer}"
+        norms = [f"{place}.{name}" for name in layout.modules["both.own.input"].split()]
+        gains = [(weights[f"{norm}.weight"], weights[f"{norm}.bias"]) for norm in norms]
+        if all(torch.equal(*pair) for pair in zip(gains[0], gains[-1], strict=True)):
+            continue
+        readers = (joined("q", "k", "v", at="both.branch.attn"), "both.branch.mlp.up")
+        for (gain, bias), ours in zip(gains, readers, strict=True):
+            name = f"{place}.{layout.modules[ours]}"
+            matrix = weights[f"{name}.weight"]
+            moved = matrix @ bias
+            weights[f"{name}.weight"] = matrix * gain
+            weights[f"{name}.bias"] = weights[f"{name}.bias"] + moved if f"{name}.bias" in weights else moved
+        for norm in norms:
+            weights[f"{norm}.weight"] = torch.ones_like(gains[0][0])
+            weights[f"{norm}.bias"] = torch.zeros_like(gains[0][1])

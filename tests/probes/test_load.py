@@ -1,0 +1,103 @@
+"""A name that is neither a run nor a folder: said at once, in one line, with the nearest that there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import huggingface_hub
+from huggingface_hub import errors
+
+from geonorm.cli import main
+from geonorm.errors import ConfigError, near_folder
+from geonorm.probes.load import check_name
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with two runs, a model folder and a folder of something else."""
+    monkeypatch.chdir(tmp_path)
+    for name, file in (("runs/nano", "config.yaml"), ("runs/other", "config.yaml"), ("modell", "config.json")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / file).write_text("{}")
+    (tmp_path / "thesis").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception | None], list[str]]:
+    """hub(error): a hub that answers with it, or has every model; returns the names that it is asked for."""
+
+    def make(error: Exception | None) -> list[str]:
+        asked: list[str] = []
+
+        def model_info(self: Any, name: str, **given: Any) -> None:
+            asked.append(name)
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+        return asked
+
+    return make
+
+
+def answer(kind: type[Exception]) -> Exception:
+    """An error of the hub without the response that belongs to it."""
+    error = kind.__new__(kind)
+    Exception.__init__(error, "said the hub")
+    return error
+
+
+def test_the_nearest_run_or_folder(place: Path) -> None:
+    assert near_folder("nanno") == near_folder("runs/nanno") == near_folder("nano") == ": did you mean 'runs/nano'?"
+    assert near_folder("model") == ": did you mean 'modell'?"
+    assert near_folder(str(place / "runs/othr")) == f": did you mean '{place}/runs/other'?"
+    assert near_folder("zzz") == near_folder("nothing/alike") == ""
+
+
+@pytest.mark.parametrize("name", ["nanno", "owner/nanno"])
+def test_what_the_hub_says_decides(name: str, place: Path, hub: Any) -> None:
+    asked = hub(None)
+    check_name(name)
+    assert asked == [name]
+    for kind in (errors.HfHubHTTPError, errors.GatedRepoError):  # there, and transformers is told the rest
+        hub(answer(kind))
+        check_name(name)
+    missing = f"there is no run and no model folder {name}, and"
+    for error, said in (
+        (answer(errors.RepositoryNotFoundError), f"{missing} no such model on the hub: did you mean 'runs/nano'?"),
+        (
+            ConnectionError("no network"),
+            f"{missing} the hub cannot be asked (ConnectionError): did you mean 'runs/nano'?",
+        ),
+    ):
+        hub(error)
+        with pytest.raises(ConfigError) as caught:
+            check_name(name)
+        assert str(caught.value) == said
+
+
+def test_a_path_is_not_asked_for(place: Path, hub: Any) -> None:
+    asked = hub(None)
+    for name in ("runs/deep/nanno", "/runs/nanno", "./nanno", "a b"):
+        with pytest.raises(ConfigError, match=r"^there is no run and no model folder"):
+            check_name(name)
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    "words", ["eval nanno --data stdlib", "probe nanno --out found", "export nanno --to out", "generate nanno"]
+)
+def test_every_verb_says_it_in_one_line(words: str, place: Path, hub: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    hub(ConnectionError("no network"))
+    before = sorted(place.rglob("*"))
+    assert main(words.split()) == 2
+    out, err = capsys.readouterr()
+    assert "there is no run" in err and err.endswith("did you mean 'runs/nano'?\n") and len(err.splitlines()) == 1
+    assert out == "" and sorted(place.rglob("*")) == before
