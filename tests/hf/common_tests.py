@@ -4,7 +4,8 @@
 
 FOLDER holds `tests/` of transformers in the installed release, or of the nearest commit to be had, unmodified.
 Everything that its causal language models are tested with runs on geonorm; its generation tests on pre, post and ngpt
-too. Prints a table of every test with its result; needs pytest and `parameterized`.
+too; its own Llama, with initial weights as large as ours, where a tolerance is absolute. Prints a table of every test
+with its result; needs pytest and `parameterized`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ if "GEONORM_THEIRS" in os.environ:
 
     from tests.causal_lm_tester import CausalLMModelTest, CausalLMModelTester  # type: ignore[import-not-found]
     from tests.generation.test_utils import GenerationTesterMixin  # type: ignore[import-not-found]
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
     from transformers.models.auto import modeling_auto
 
     from geonorm import hf
@@ -65,6 +67,21 @@ if "GEONORM_THEIRS" in os.environ:
         tester = type("Tester", (Tester,), {"scheme": name})
         return type(f"Test{name.capitalize()}", (TestGeoNorm,), {**left_out, "model_tester_class": tester})
 
+    class LlamaTester(CausalLMModelTester):
+        base_model_class, config_class, causal_lm_class = LlamaModel, LlamaConfig, LlamaForCausalLM
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.initializer_range = self.hidden_size**-0.5
+
+    def llama() -> type:
+        """Their Llama with initial weights as large as ours, in the tests whose tolerance is absolute."""
+        tests = {test for test in dir(CausalLMModelTest) if test.startswith("test_")}
+        left_out = dict.fromkeys(test for test in tests if "padding_free" not in test)
+        bases = (CausalLMModelTest, unittest.TestCase)
+        return type("TestLlama", bases, {**left_out, "model_tester_class": LlamaTester})
+
+    TestLlama = llama()
     for scheme in SCHEMES:
         globals()[f"Test{scheme.capitalize()}"] = generation(scheme)
 

@@ -150,8 +150,35 @@ def test_every_scheme_is_one_graph(scheme: str, build: Any, ids: Any) -> None:
         torch.testing.assert_close(compiled, model(ids).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_beams_and_assisted_decoding(build: Any, ids: Any) -> None:
-    model, helper = build("geonorm"), build("pre", num_hidden_layers=1)
+@pytest.mark.parametrize("scheme", ["geonorm", "hyper"])
+def test_decoding_with_a_static_cache_is_one_graph(scheme: str, build: Any, ids: Any) -> None:
+    from torch._dynamo.utils import counters
+
+    model = build(scheme, num_hidden_layers=1)
+    expected = greedy(model, ids)
+    torch.compiler.reset()
+    counters.clear()
+    model.forward = torch.compile(model.forward, fullgraph=True, backend="eager")
+    found = greedy(model, ids, cache_implementation="static", disable_compile=True)
+    assert torch.equal(found, expected)
+    assert counters["stats"]["unique_graphs"] == 2  # one for the prompt, one for every token after it
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # inductor's own
+@pytest.mark.parametrize("scheme", ["geonorm", "hyper"])
+def test_generation_compiles_by_itself_with_a_static_cache(scheme: str, build: Any, ids: Any) -> None:
+    """What transformers does on a GPU, asked for on a CPU: the forward pass compiled, in one graph."""
+    model = build(scheme, num_hidden_layers=1)
+    model.generation_config.compile_config = transformers.CompileConfig(fullgraph=True, mode="default")
+    model.generation_config.compile_config._compile_all_devices = True
+    torch.compiler.reset()
+    assert torch.equal(greedy(model, ids, cache_implementation="static"), greedy(model, ids))
+
+
+@pytest.mark.parametrize("scheme", ["geonorm", "hyper", "ngpt"])
+def test_beams_and_assisted_decoding(scheme: str, build: Any, ids: Any) -> None:
+    model, helper = build(scheme), build("pre", num_hidden_layers=1)
     assert greedy(model, ids, num_beams=3).shape == (2, 14)
     assert torch.equal(greedy(model, ids, num_beams=3), greedy(model, ids, num_beams=3, use_cache=False))
     assert torch.equal(greedy(model, ids[:1], assistant_model=helper), greedy(model, ids[:1]))
@@ -179,13 +206,25 @@ def test_half_precision_keeps_the_stream_wide(build: Any, ids: Any) -> None:
     assert torch.equal(greedy(narrow, ids), greedy(narrow, ids, use_cache=False))
 
 
-def test_embeddings_grow(build: Any, ids: Any) -> None:
-    model = build(tie_word_embeddings=True)
-    before = model(ids).logits
-    model.resize_token_embeddings(70, mean_resizing=False)
-    after = model(ids).logits
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("scheme", SOME)
+def test_embeddings_grow(scheme: str, tied: bool, build: Any, ids: Any, tmp_path: Path) -> None:
+    model = build(scheme, tie_word_embeddings=tied)
+    with torch.no_grad():
+        before = model(ids).logits
+        model.resize_token_embeddings(70)
+        after = model(ids).logits
     assert after.shape[-1] == 70 and model.config.vocab_size == 70
     torch.testing.assert_close(after[..., :61], before)
+    model.train()(ids, labels=ids).loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+    kept = {name: p.clone() for name, p in model.named_parameters()}
+    model.constrain()  # new rows too stand where the scheme wants them
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, kept[name])
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(ids).logits, model.eval()(ids).logits)
 
 
 def test_constraints_hold_after_a_step(build: Any, ids: Any) -> None:

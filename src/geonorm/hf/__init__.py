@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ..errors import ConfigError
 
 try:
@@ -13,23 +15,32 @@ from .apply import Report, apply, restore
 from .card import card
 from .config import GeoNormConfig
 from .export import adapt, export
+from .fold import fold
 from .layouts import layout_of
 from .modeling import GeoNormForCausalLM, GeoNormForSequenceClassification, GeoNormModel, GeoNormPreTrainedModel
+from .peft import introduce
 from .stock import load_stock, to_stock
 
+if TYPE_CHECKING:
+    from .training import ConstrainCallback, Trainer, parameter_groups
+
 __all__ = [
+    "ConstrainCallback",
     "GeoNormConfig",
     "GeoNormForCausalLM",
     "GeoNormForSequenceClassification",
     "GeoNormModel",
     "GeoNormPreTrainedModel",
     "Report",
+    "Trainer",
     "adapt",
     "apply",
     "card",
     "export",
+    "fold",
     "layout_of",
     "load_stock",
+    "parameter_groups",
     "restore",
     "to_stock",
 ]
@@ -38,3 +49,13 @@ transformers.AutoConfig.register("geonorm", GeoNormConfig, exist_ok=True)
 transformers.AutoModel.register(GeoNormConfig, GeoNormModel, exist_ok=True)
 transformers.AutoModelForCausalLM.register(GeoNormConfig, GeoNormForCausalLM, exist_ok=True)
 transformers.AutoModelForSequenceClassification.register(GeoNormConfig, GeoNormForSequenceClassification, exist_ok=True)
+introduce()
+
+
+def __getattr__(name: str) -> Any:
+    """What builds on transformers.Trainer, which takes a second to import, when it is asked for."""
+    if name in ("ConstrainCallback", "Trainer", "parameter_groups"):
+        from . import training
+
+        return getattr(training, name)
+    raise AttributeError(f"module {__name__} has no attribute {name}")

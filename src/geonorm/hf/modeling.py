@@ -7,7 +7,8 @@ where weights are in half precision.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -26,7 +27,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from ..nn.attention import Attention, rope
 from ..nn.config import DecoderConfig
 from ..nn.decoder import Block, End, ParallelBlock
-from ..nn.roles import base_std, linear
+from ..nn.roles import base_std, linear, undrawn
 from ..norms import NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site, parse
@@ -77,7 +78,8 @@ class GeoNormAttention(Attention):
         if cache is not None:
             k, v = cache.update(k, v, self.inner.layer_idx)
         out: Tensor = self.inner(q, k, v, mask, **more)[0]
-        return out.unflatten(-1, (-1, self.head_dim)) if out.dim() == 3 else out  # some functions join the heads
+        # some functions join the heads; that of vLLM, whose batch is one text, leaves out the batch too
+        return out if out.dim() == 4 else out.reshape(q.shape[0], q.shape[2], -1, self.head_dim)
 
 
 class GeoNormLayer(Block, GradientCheckpointingLayer):
@@ -97,12 +99,15 @@ class GeoNormPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["GeoNormLayer", "GeoNormParallelLayer"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    # accelerate moves arguments to where a module is: not the cache, nor the residual that comes next
+    _skip_keys_device_placement = ["past_key_values", "then"]  # noqa: RUF012
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
+    # vLLM takes no buffers from files and stops at them: it leaves these out, and keeps the index built into a residual
+    _keys_to_ignore_on_load_unexpected = [r"\.layer$"]  # noqa: RUF012
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": GradientCheckpointingLayer,
         "attentions": OutputRecorder(GeoNormAttend, index=1),
@@ -144,22 +149,44 @@ class GeoNormPreTrainedModel(PreTrainedModel):
         base: Any = self.base_model
         return base.entry, base.exit
 
-    @torch.no_grad()
-    def constrain(self) -> None:
-        """Applies the constraints that schemes such as nGPT put on weights: call it after every optimizer step."""
+    def constrained(self) -> Iterator[tuple[Scheme, str, Tensor]]:
+        """Every weight that a scheme may put a constraint on: the scheme, the weight's role, the weight."""
         for module in self.modules():
             if isinstance(module, Residual):
                 for part in module.branch.modules():
                     if isinstance(part, nn.Linear) and hasattr(part, "role"):
-                        module.scheme.constrain({str(part.role): [part.weight]})
+                        yield module.scheme, str(part.role), part.weight
         embedding: Any = self.get_input_embeddings()
-        self.ends()[0].scheme.constrain({"embed": [embedding.weight]})
+        yield self.ends()[0].scheme, "embed", embedding.weight
         position: Any = getattr(self.base_model, "position", None)
         if position is not None:
-            self.ends()[0].scheme.constrain({"position": [position.weight]})
+            yield self.ends()[0].scheme, "position", position.weight
         head: Any = self.get_output_embeddings()
         if head is not None and not self.config.tie_word_embeddings:
-            self.ends()[1].scheme.constrain({"head": [head.weight]})
+            yield self.ends()[1].scheme, "head", head.weight
+
+    @torch.no_grad()
+    def constrain(self) -> None:
+        """Applies the constraints that schemes such as nGPT put on weights: call it after every optimizer step."""
+        for scheme, role, weight in self.constrained():
+            scheme.constrain({role: [weight]})
+
+    @torch.no_grad()
+    def save_pretrained(self, *args: Any, **settings: Any) -> None:
+        """As transformers does it; warns where weights are further from their constraint than half precision explains,
+        as after training without it."""
+        for scheme, role, weight in self.constrained():
+            if type(scheme).constrain is not Scheme.constrain and not weight.is_meta:
+                kept = weight.clone()
+                scheme.constrain({role: [kept]})
+                if (kept - weight).norm() > 0.01 * weight.norm():
+                    warnings.warn(
+                        f"weights ({role}) are not where {scheme} keeps them: train with geonorm.hf.ConstrainCallback "
+                        "or call model.constrain() after every optimizer step",
+                        stacklevel=2,
+                    )
+                    break
+        super().save_pretrained(*args, **settings)
 
 
 LOADED = "_is_hf_initialized"
@@ -191,10 +218,10 @@ class GeoNormModel(GeoNormPreTrainedModel):
         c = config.shape()
         scheme, norm = parse(c.scheme), NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
         # without padding_idx: where the end of a text serves as padding too, it would never learn
-        self.embed_tokens = nn.utils.skip_init(nn.Embedding, c.vocab_size, c.width, device=torch.get_default_device())
+        self.embed_tokens = undrawn(nn.Embedding, c.vocab_size, c.width)
         self.position = None
         if c.positions == "learned":
-            self.position = nn.utils.skip_init(nn.Embedding, c.context, c.width, device=torch.get_default_device())
+            self.position = undrawn(nn.Embedding, c.context, c.width)
             self.position.role = "position"
         self.entry = End(scheme, Site(0, "entry", c.layers), norm)
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
@@ -267,9 +294,25 @@ class GeoNormForCausalLM(GeoNormPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = GeoNormModel(config)
         self.lm_head = linear("head", config.hidden_size, config.vocab_size)
-        end = self.model.exit
-        self.logits_slot = end.scheme.slot("logits", (config.vocab_size,), config.hidden_size, end.site)
+        self.logits_slot = self.slot_on_logits()
         self.post_init()
+
+    def slot_on_logits(self) -> nn.Module | None:
+        end = self.model.exit
+        return end.scheme.slot("logits", (self.config.vocab_size,), self.config.hidden_size, end.site)
+
+    @torch.no_grad()
+    def resize_token_embeddings(self, *args: Any, **settings: Any) -> nn.Embedding:
+        """As transformers does it; the scheme's scale on logits grows too, and new weights meet its constraints."""
+        embedding: nn.Embedding = super().resize_token_embeddings(*args, **settings)
+        old, new = self.logits_slot, self.slot_on_logits()
+        if old is not None and new is not None:
+            for was, becomes in zip(old.parameters(), new.parameters(), strict=True):
+                kept = min(len(was), len(becomes))
+                becomes[:kept] = was[:kept]
+            self.logits_slot = new.to(self.lm_head.weight)
+        self.constrain()
+        return embedding
 
     @can_return_tuple
     def forward(

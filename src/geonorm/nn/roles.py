@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -33,11 +33,21 @@ ROLES = {
 }
 
 
+def undrawn(kind: type[nn.Module], *args: Any, **settings: Any) -> Any:
+    """A layer of torch on the default device whose weights nobody has drawn yet: the model draws them.
+
+    They are registered anew, not moved as `skip_init` does, so that accelerate's `init_empty_weights`, and vLLM, see
+    them and keep them on meta."""
+    layer = kind(*args, device="meta", **settings)
+    for name, weight in list(layer.named_parameters(recurse=False)):
+        layer.register_parameter(name, nn.Parameter(torch.empty_like(weight, device=torch.get_default_device())))
+    return layer
+
+
 def linear(role: str, inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
-    """A linear layer that knows its role. Its weights are drawn by the model, not here."""
-    # skip_init does not see `with torch.device(...)` by itself
-    layer = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.get_default_device())
-    layer.role = role
+    """A linear layer that knows its role."""
+    layer: nn.Linear = undrawn(nn.Linear, inputs, outputs, bias=bias)
+    layer.role = role  # type: ignore[assignment]
     return layer
 
 

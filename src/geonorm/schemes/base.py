@@ -139,6 +139,11 @@ class Scheme:
         logits. dim: width of the model."""
         return None
 
+    def plain_head(self) -> Scheme:
+        """The same scheme without a slot on the logits and without a constraint on the head: what a model is under once
+        the scale has been multiplied into the head."""
+        return self
+
     def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
         """Initial standard deviation of a weight by role (embed position q k v o up gate down head), stated against
         the base."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import floor
 from typing import Any, Literal
 
@@ -62,6 +62,11 @@ class Combined(Scheme):
         if site.kind == "entry" and self.entry != "part" and isinstance(part, Placement):
             return replace(part, entry=self.entry)
         return part
+
+    def plain_head(self) -> Scheme:
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        parts: dict[str, Any] = {name: part.plain_head() for name, part in found.items() if isinstance(part, Scheme)}
+        return replace(self, **parts)
 
     def recipe(self) -> dict[str, float]:
         one, other = self.parts()

@@ -103,7 +103,7 @@ class GeoNorm(Placement):
 
     def angles(self, p: Any, site: Site) -> AngleMap:
         """The angle map of a site: depth enters as one number, before or after the clamp."""
-        scalars = p["angle"].by_name() if self.learn != "none" else {}
+        scalars = p["angle"]() if self.learn != "none" else {}
         alpha = scalars.pop("step", self.alpha)
         t, depth = site.t, site.depth
         if self.index == "sublayer":
@@ -142,5 +142,6 @@ class AngleScalars(nn.Module):
         for name, value in self.start.items():
             nn.init.constant_(getattr(self, name), value)
 
-    def by_name(self) -> dict[str, Tensor]:
+    def forward(self) -> dict[str, Tensor]:
+        """By name. Called as a module, so that whoever moves weights about (offloading, sharding) sees it asked for."""
         return {name: F.softplus(self.step) if name == "step" else getattr(self, name) for name in self.start}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import exp, pi, sqrt
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..norms import NormSpec
-from .base import Number, Placement, Schedule, Site, require, schedule
+from .base import Number, Placement, Schedule, Scheme, Site, require, schedule
 from .parse import register
 from .scales import Scale, Scaled, Times, UnitQuery
 
@@ -26,6 +26,8 @@ class Interpolated(Placement):
     alpha: float = field(default=0.05, kw_only=True)
     """Initial step size."""
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
+    head: Literal["scaled", "plain"] = field(default="scaled", kw_only=True)
+    """scaled: the head is constrained like all weights, and each logit has a learned scale; plain: neither."""
 
     def check(self) -> None:
         super().check()
@@ -40,6 +42,19 @@ class Interpolated(Placement):
         if name == "k_rope":
             return NormSpec("unit", shape[-1], gains=False, eps=0.0)()
         return None
+
+    def constrain(self, weights_by_role: Mapping[str, list[Tensor]]) -> None:
+        for role, weights in weights_by_role.items():
+            if role != "head" or self.head == "scaled":
+                for weight in weights:
+                    self.project(role, weight)
+
+    def project(self, role: str, weight: Tensor) -> None:
+        """Puts a weight back where it may be, in place."""
+        raise NotImplementedError(f"{type(self).__name__} must say where its weights may be")
+
+    def plain_head(self) -> Scheme:
+        return replace(self, head="plain")
 
     def recipe(self) -> dict[str, float]:
         return {"weight_decay": 0.0, "warmup": 0.0}
@@ -82,7 +97,7 @@ class NGPT(Interpolated):
     def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
         if name in ("up", "gate"):
             return Scaled(Scale(shape, dim**0.5, 1.0))
-        if name == "logits":
+        if name == "logits" and self.head == "scaled":
             return Scaled(Scale(shape, 1.0, dim**-0.5))
         return super().slot(name, shape, dim, site)
 
@@ -90,10 +105,8 @@ class NGPT(Interpolated):
         """Directions only: every vector is normalised before the first step."""
         return base
 
-    def constrain(self, weights_by_role: Mapping[str, list[Tensor]]) -> None:
-        for role, weights in weights_by_role.items():
-            for weight in weights:
-                weight.copy_(F.normalize(weight, dim=0 if role in ("o", "down") else -1))
+    def project(self, role: str, weight: Tensor) -> None:
+        weight.copy_(F.normalize(weight, dim=0 if role in ("o", "down") else -1))
 
 
 @register("angpt")
@@ -136,14 +149,12 @@ class AnGPT(Interpolated):
             return Times(dim / sqrt(shape[-1]))
         if name == "up":
             return Times(1 / silu_rms(sqrt(dim / shape[-1])))
-        if name == "logits":
+        if name == "logits" and self.head == "scaled":
             return Scaled(Scale(shape, 1.0, 0.01))
         return super().slot(name, shape, dim, site)
 
-    def constrain(self, weights_by_role: Mapping[str, list[Tensor]]) -> None:
-        for weights in weights_by_role.values():
-            for weight in weights:
-                weight.div_(torch.linalg.vector_norm(weight, dim=-1, keepdim=True).clamp(min=1.0))
+    def project(self, role: str, weight: Tensor) -> None:
+        weight.div_(torch.linalg.vector_norm(weight, dim=-1, keepdim=True).clamp(min=1.0))
 
 
 @cache

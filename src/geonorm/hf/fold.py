@@ -1,0 +1,34 @@
+"""Models for engines that know a base model and a head and nothing else."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from ..schemes import parse
+from .modeling import GeoNormForCausalLM
+
+
+@torch.no_grad()
+def fold(model: GeoNormForCausalLM) -> GeoNormForCausalLM:
+    """The model with the learned scale on its logits multiplied into the head, a row for each token; itself where its
+    scheme has none.
+
+    A new model with equal logits to rounding, whose scheme says `head=plain`; all other weights are shared with the
+    old one, but a tied head becomes a weight of its own. It may be trained on: as what it then is, with a free head.
+    """
+    if model.logits_slot is None:
+        return model
+    weights = model.state_dict()
+    head = model.lm_head.weight
+    scale = model.logits_slot(torch.ones(len(head), dtype=torch.float32, device=head.device))
+    weights = {name: value for name, value in weights.items() if not name.startswith("logits_slot.")}
+    weights["lm_head.weight"] = (head.float() * scale.unsqueeze(1)).to(head.dtype)
+    config = copy.deepcopy(model.config)
+    config.scheme, config.tie_word_embeddings = str(parse(config.scheme).plain_head()), False
+    with torch.device("meta"):
+        folded = GeoNormForCausalLM(config)
+    folded.load_state_dict(weights, strict=True, assign=True)
+    folded.generation_config = model.generation_config
+    return folded.train(model.training)

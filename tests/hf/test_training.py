@@ -1,0 +1,223 @@
+"""Training with transformers' Trainer, accelerate and PEFT: as they train any model, decay and constraints included."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
+
+from geonorm import hf, names  # noqa: E402
+from geonorm.hf.export import adapt, hf_name  # noqa: E402
+from geonorm.hf.training import decay_parameter_names  # noqa: E402
+from geonorm.lab import optim  # noqa: E402
+from geonorm.lab.config import Optim  # noqa: E402
+from geonorm.nn import Decoder  # noqa: E402
+
+SOME = ["geonorm", "ngpt", "residual_dual"]
+
+
+def texts(count: int = 16) -> list[dict[str, Any]]:
+    rows = torch.randint(1, 61, (count, 9), generator=torch.Generator().manual_seed(1))
+    return [{"input_ids": row, "labels": row} for row in rows]
+
+
+def trainer(model: Any, folder: Path, kind: Any = hf.Trainer, **settings: Any) -> Any:
+    settings = {"max_steps": 4, "save_steps": 2, "weight_decay": 0.1, "learning_rate": 1e-2, **settings}
+    more = {key: settings.pop(key) for key in ("callbacks", "optimizer_cls_and_kwargs") if key in settings}
+    arguments = transformers.TrainingArguments(
+        folder,
+        per_device_train_batch_size=2,
+        use_cpu=True,
+        report_to=[],
+        logging_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        seed=3,
+        **settings,
+    )
+    return kind(model=model, args=arguments, train_dataset=texts(), **more)
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def equal(one: Any, other: Any) -> bool:
+    one, other = weights(one), weights(other)
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def off_the_sphere(model: Any) -> float:
+    """The largest departure from 1 of the length of a row of q, head and embedding and of a column of down."""
+    block = model.model.blocks[1]
+    rows = (block.attn.branch.q.weight, model.lm_head.weight, model.get_input_embeddings().weight)
+    lengths = [w.norm(dim=-1) for w in rows] + [block.mlp.branch.down.weight.norm(dim=0)]
+    return max((length - 1).abs().max().item() for length in lengths)
+
+
+@pytest.mark.parametrize("scheme", SOME)
+def test_a_run_of_trainer_resumes_where_it_stopped(scheme: str, build: Any, tmp_path: Path) -> None:
+    whole = build(scheme)
+    start = weights(whole)
+    trainer(whole, tmp_path).train()
+    assert not torch.equal(whole.lm_head.weight, start["lm_head.weight"])
+    again = build(scheme)
+    with torch.no_grad():
+        again.lm_head.weight.zero_()  # everything comes from the checkpoint
+    trainer(again, tmp_path / "again").train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert equal(whole, again)
+    saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-4")
+    assert equal(whole, saved)
+
+
+@pytest.mark.parametrize("kind", ["ours", "theirs with the callback"])
+def test_constraints_hold_after_every_step_of_trainer(kind: str, build: Any, tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    class Look(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *state: Any, model: Any, **more: Any) -> None:
+            seen.append(off_the_sphere(model))
+
+    model = build("ngpt")
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    if kind == "ours":
+        trainer(model, tmp_path, callbacks=[Look()]).train()
+    else:
+        callbacks = [hf.ConstrainCallback(), Look()]
+        trainer(model, tmp_path, transformers.Trainer, callbacks=callbacks, weight_decay=0.0).train()
+    assert len(seen) == 4 and max(seen) < 1e-5
+    assert off_the_sphere(hf.GeoNormForCausalLM.from_pretrained(tmp_path / "checkpoint-2")) < 1e-5
+
+
+def test_without_the_callback_they_would_not_hold(build: Any, tmp_path: Path) -> None:
+    model = build("ngpt")
+    trainer(model, tmp_path, transformers.Trainer, weight_decay=0.0, save_strategy="no").train()
+    assert off_the_sphere(model) > 1e-2
+    with pytest.warns(UserWarning, match=r"weights \(q\) are not where ngpt keeps them"):
+        model.save_pretrained(tmp_path / "off")
+    model.constrain()
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "on")
+
+
+@pytest.mark.parametrize("scheme", [*names(), "geonorm(learn=affine)", "mix(ngpt, geonorm)"])
+def test_what_decays_is_what_our_own_optimizer_decays(scheme: str) -> None:
+    shape: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, "vocab_size": 61}
+    for fields in (
+        {"qk_norm": "head", "norm": "layer", "bias": True, "positions": "learned"},
+        {"norm": "dyt", "block": "parallel", "tie_word_embeddings": True},
+    ):
+        config = hf.GeoNormConfig(scheme=scheme, **shape, **fields)
+        decoder, model = Decoder(config.shape()), hf.GeoNormForCausalLM(config)
+        decayed = {id(p) for p in optim.build(decoder, Optim(), 1e-3)[0].param_groups[0]["params"]}
+        expected = {hf_name(name) for name, p in decoder.named_parameters() if id(p) in decayed}
+        found = set(decay_parameter_names(model)) & {name for name, _ in model.named_parameters()}
+        assert found == expected
+
+
+def test_trainers_optimizer_has_these_groups_and_the_stock_one_is_warned_of(build: Any, tmp_path: Path) -> None:
+    model = build("pre")
+    own = trainer(model, tmp_path).create_optimizer()
+    groups = hf.parameter_groups(model, 0.1)
+    for made, expected in zip(own.param_groups, groups, strict=True):
+        assert made["weight_decay"] == expected["weight_decay"]
+        assert [id(p) for p in made["params"]] == [id(p) for p in expected["params"]]
+    assert {p.dim() for p in groups[0]["params"]} == {2}
+    settings: dict[str, Any] = {"callbacks": [hf.ConstrainCallback()], "max_steps": 1, "save_strategy": "no"}
+    with pytest.warns(UserWarning, match=r"applies to 5 gains, scalars or embeddings \(model.embed_tokens.weight, "):
+        trainer(model, tmp_path, transformers.Trainer, **settings).train()
+    made = (torch.optim.AdamW, {"params": hf.parameter_groups(model, 0.1), "lr": 1e-3})
+    trainer(model, tmp_path, transformers.Trainer, optimizer_cls_and_kwargs=made, **settings).train()
+
+
+def test_under_apply_gains_do_not_decay_and_the_stock_models_own_are_left_alone() -> None:
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=61
+    )
+    model = transformers.LlamaForCausalLM(config)
+    theirs = {id(p) for name, p in model.named_parameters() if name in set(decay_parameter_names(model))}
+    matrices = {id(p) for p in model.parameters() if p.dim() == 2}
+    assert theirs == matrices
+    hf.apply(model, "peri")
+    groups = hf.parameter_groups(model, 0.1)
+    assert {id(p) for p in groups[0]["params"]} == matrices
+    assert len(groups[1]["params"]) == 9  # two norms at each of four sites, one at the end
+    assert any(".own." in name for name in transformers.Trainer.get_decay_parameter_names(None, model))
+
+
+def test_accelerate_changes_no_bit_of_a_step(build: Any, ids: Any) -> None:
+    from accelerate import Accelerator
+
+    def step(model: Any, accelerator: Any) -> None:
+        optimizer = torch.optim.AdamW(hf.parameter_groups(model, 0.1), lr=1e-2)
+        wrapped = model
+        if accelerator is not None:
+            wrapped, optimizer = accelerator.prepare(model, optimizer)
+        loss = wrapped(ids, labels=ids).loss
+        loss.backward() if accelerator is None else accelerator.backward(loss)
+        optimizer.step()
+        model.constrain()
+
+    for scheme in SOME:
+        plain, prepared = build(scheme).train(), build(scheme).train()
+        step(plain, None)
+        step(prepared, Accelerator(cpu=True))
+        assert equal(plain, prepared) and not equal(plain, build(scheme))
+
+
+PEFT = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT's own
+
+
+@PEFT
+@pytest.mark.parametrize("scheme", SOME)
+@pytest.mark.parametrize("targets", [None, "all-linear"])
+def test_lora_trains_saves_loads_and_merges(scheme: str, targets: Any, build: Any, ids: Any, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="LoRA needs PEFT")
+    model = build(scheme)
+    before = model(ids).logits
+    config = peft.LoraConfig(r=2, task_type="CAUSAL_LM", target_modules=targets)
+    tuned = peft.get_peft_model(model, config)
+    assert torch.equal(tuned(ids).logits, before)  # B is 0 at the start
+    found = {name.split(".")[-4] for name, p in tuned.named_parameters() if p.requires_grad and "lora_A" in name}
+    assert found == ({"q", "v"} if targets is None else {"q", "k", "v", "o", "gate", "up", "down"})
+    frozen = {name: p.clone() for name, p in tuned.named_parameters() if not p.requires_grad}
+    trainer(tuned, tmp_path, learning_rate=0.1, save_strategy="no").train()
+    tuned.eval()
+    after = tuned(ids).logits
+    assert not torch.allclose(after, before, atol=1e-3)
+    assert all(torch.allclose(p, frozen[name], atol=1e-6) for name, p in tuned.named_parameters() if name in frozen)
+    tuned.save_pretrained(tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(build(scheme), tmp_path / "adapter")
+    torch.testing.assert_close(again(ids).logits, after, rtol=0, atol=1e-6)
+    merged = again.merge_and_unload()
+    assert type(merged) is hf.GeoNormForCausalLM
+    torch.testing.assert_close(merged(ids).logits, after, rtol=1e-4, atol=1e-5)
+    with contextlib.nullcontext() if scheme != "ngpt" else pytest.warns(UserWarning, match="where ngpt keeps them"):
+        merged.save_pretrained(tmp_path / "merged")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.equal(loaded(ids).logits, merged(ids).logits)
+
+
+@PEFT
+def test_lora_leaves_norms_on_queries_alone(build: Any, ids: Any) -> None:
+    peft = pytest.importorskip("peft", reason="LoRA needs PEFT")
+    for fields in ({"qk_norm": "head"}, {"block": "parallel"}):
+        tuned = peft.get_peft_model(build("hybrid", **fields), peft.LoraConfig(r=2))
+        held = {name for name, _ in tuned.named_modules() if name.endswith("lora_A")}
+        assert len(held) == 4 and not any(".norms." in name or ".slots." in name for name in held)
+
+
+def test_adapted_decoder_trains_as_itself(ids: Any, build: Any) -> None:
+    """The constraint and the groups of a decoder and of the model around it are the same."""
+    decoder = Decoder(build("ngpt").config.shape())
+    model = adapt(decoder)
+    with torch.no_grad():
+        decoder.head.weight.mul_(3)
+    model.constrain()
+    torch.testing.assert_close(decoder.head.weight.norm(dim=-1), torch.ones(61))
