@@ -86,6 +86,13 @@ def step(x: Tensor, u: Tensor, angles: AngleMap) -> tuple[Tensor, Tensor, Tensor
     return out.addcmul_(t, rows.b), xx, c + correction, n2
 
 
+def rotation(xx: Tensor, n2: Tensor, angles: AngleMap) -> tuple[Tensor, Tensor]:
+    """a and b of x' = a x + b t, (..., 1), from what `step` keeps."""
+    inverse, dead = invert(xx)
+    rows = (Plain if Plain.fits(angles) else General)(angles, n2 * inverse, dead)
+    return rows.a, rows.b
+
+
 def gradients(
     grad: Tensor, x: Tensor, u: Tensor, xx: Tensor, c: Tensor, n2: Tensor, angles: AngleMap, learned: bool
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
