@@ -117,7 +117,7 @@ def pair_of(grad: Tensor, read: torch.dtype | None = None) -> tuple[Tensor, Tens
 
 def check_norm_shapes(device: str) -> None:
     for dim in (1, 2, 63, 100, 768, 1000):
-        for rows in (1, 3, 17):
+        for rows in (1, 17):
             x, u, grad = sample(rows, dim, device)
             if dim == 1:  # nothing moves, and what should vanish is the rounding of u
                 u = u.clamp(-1, 1)
@@ -169,7 +169,7 @@ def check_norm_dtypes(device: str) -> None:
         (full, fp16, fp16, full),
         (bf16, bf16, full, full),
     ):
-        for norm in norms(100, device, own)[::2]:
+        for norm in norms(100, device, own)[:3:2]:
             x, u, grad = sample(9, 100, device, (stream, update))
             angles, grads = AngleMap(post=0.5, gain=scalar(0.9, device)), pair_of(grad, read)
             found = run(x, u, grads, angles, norm, read)
