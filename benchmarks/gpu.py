@@ -42,6 +42,7 @@ TARGETS: dict[tuple[int, int], tuple[float, float, float | None, float | None]] 
 # preset: sequences of a step, least tokens per second (None: no target)
 MODELS: dict[str, tuple[int, float | None]] = {"125m": (32, 450e3), "350m": (16, None), "1.3b": (8, 50e3)}
 STEP_COST, MEMORY_COST, HOST_MICROSECONDS = 1.01, 1.02, 70.0
+THROUGH = "geonorm, read through a norm"
 Verdict = dict[str, Any]
 
 
@@ -77,6 +78,7 @@ def tests() -> None:
 
 def ops(out: Path) -> list[Verdict]:
     from geonorm.bench.ops import bench_ops
+    from geonorm.ops.launch_norm import MAX_DIM
 
     shapes = ["4096x768", *(f"{rows}x{dim}" for rows, dim in TARGETS)]
     summary = bench_ops(OpsBench(shapes=shapes, dtypes=["bf16"], device="cuda", out=str(out)))
@@ -89,7 +91,12 @@ def ops(out: Path) -> list[Verdict]:
 
         place = f"{count} x {dim} bf16"
         found.append(verdict(f"{place}: forward, share of a copy", row("fwd")["of_copy"][0], forward, False))
-        for name in ("geonorm", "geonorm, read twice"):
+        fused = ["geonorm", "geonorm, read twice"]
+        if dim <= MAX_DIM:  # the norm of wider rows is a kernel of its own
+            share = row("fwd", THROUGH)["of_copy"][0]
+            found.append(verdict(f"{place}: forward of {THROUGH}, share of a copy", share, forward, False))
+            fused.append(THROUGH)
+        for name in fused:
             found.append(
                 verdict(
                     f"{place}: backward of {name}, share of a copy", row("bwd", name)["of_copy"][0], backward, False

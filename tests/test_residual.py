@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from geonorm import Residual, Site, names, parse
 from geonorm.errors import ConfigError
+from geonorm.schemes import GeoNorm
 
 DIM, DEPTH = 8, 4
 VARIANTS = [
@@ -179,8 +181,15 @@ def test_a_stream_of_the_wrong_shape_is_refused_in_one_line(scheme: str) -> None
     assert "\n" not in str(error.value)
 
 
+JOINED = [
+    *VARIANTS,
+    *(f"per_kind(attn=geonorm, mlp={mlp})" for mlp in ("peri", "hybrid", "lns", "geonorm(input=norm)")),
+]
+JOINED += ["per_kind(attn=pre, mlp=geonorm)", "per_kind(attn=geonorm(after=norm), mlp=pre)"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scheme", [*VARIANTS, "per_kind(attn=geonorm, mlp=peri)", "per_kind(attn=pre, mlp=geonorm)"])
+@pytest.mark.parametrize("scheme", JOINED)
 def test_joined_residuals_equal_one_after_the_other(scheme: str, dtype: torch.dtype) -> None:
     """Bit for bit, in both directions, with branches in the stream's dtype or narrower."""
     found = []
@@ -196,6 +205,32 @@ def test_joined_residuals_equal_one_after_the_other(scheme: str, dtype: torch.dt
         out.square().sum().backward()
         found.append([out, x.grad, *(p.grad for m in (first, second) for p in m.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@dataclass(frozen=True)
+class Doubled(GeoNorm):
+    """Says how it reads by `reader`, as its parent does, but reads otherwise."""
+
+    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
+        y, _ = super().read(x, p, site)
+        return 2 * y, "carried"
+
+
+def test_a_read_of_its_own_is_asked_when_residuals_are_joined() -> None:
+    for rule in (Doubled(), Doubled(input="norm")):
+        first = Residual(nn.Identity(), "geonorm", Site(0, "attn", 1), DIM)
+        second = Residual(nn.Identity(), rule, Site(0, "mlp", 1), DIM)
+        middle, (y, carry) = first(torch.randn(2, DIM), then=second)
+        expected = middle if rule.input == "raw" else second.own["input"](middle)
+        assert torch.equal(y, 2 * expected) and carry == "carried"
+
+
+def test_what_a_scheme_reads_through_is_one_of_its_modules() -> None:
+    for scheme, name in (("geonorm", None), ("geonorm(input=norm)", "input"), ("peri", "input"), ("post", None)):
+        module = residual(scheme)
+        assert module.scheme.only_reads and module.scheme.reader(module.own) is (module.own[name] if name else None)
+        y, carry = module.scheme.read(x := stream(module), module.own, module.site(x))
+        assert carry is None and torch.equal(y, x if name is None else module.own[name](x))
 
 
 def test_a_joined_residual_hands_on_what_its_branch_returns_besides() -> None:

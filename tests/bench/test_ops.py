@@ -38,7 +38,7 @@ def test_what_is_measured_is_right(dtype: str) -> None:
         assert all(0 < error < 0.05 for error in errors.values())
         names.add(candidate.name)
     assert {"geonorm", "geonorm, read twice", "geonorm closed", "geonorm textbook", "add + rms_norm"} <= names
-    assert "add + rms_norm, gains" in names
+    assert {"add + rms_norm, gains", "geonorm, read through a norm"} <= names
 
 
 def test_half_of_the_rows_are_clamped() -> None:
@@ -132,6 +132,9 @@ def test_bytes_with_an_fp32_stream_and_bf16_updates() -> None:
     twice, norm = Candidate("x", add_norm, read=True), Candidate("x", add_norm, norm=True)
     assert twice.bytes("both", 1, 4, 2) == 30
     assert norm.bytes("both", 1, 4, 2) == 28
+    through = Candidate("x", add_norm, read=True, through=True)
+    assert through.bytes("both", 1, 4, 2) == 30 and through.bytes("fwd", 1, 2, 2) == 8
+    assert through.bytes("bwd", 1, 2, 2) == 12
 
 
 def test_table(tmp_path: Path) -> None:

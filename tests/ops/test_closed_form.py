@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from shutil import which
+
 import pytest
 import torch
 from torch import Tensor
@@ -37,6 +40,24 @@ def test_slices_change_nothing(
         assert found.dtype == true.dtype and found.shape == true.shape
         torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-5)
     assert len(calls) == -(-(x.numel() // 16) // 5) if layout != "transposed" else len(calls) > 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself
+def test_compiled_for_a_cpu_no_row_is_turned_more_than_once() -> None:
+    """Sines, cosines and roots stand in loops over rows, where they are vectors, and not in those over columns."""
+    from torch._inductor.utils import run_fw_bw_and_get_code
+
+    post = torch.tensor(0.5)
+    compiled = torch.compile(lambda x, u: geodesic_step(x, u, AngleMap(post=post), backend="closed"), dynamic=False)
+    x, u = (t.requires_grad_() for t in torch.randn(2, 64, 48))
+    torch.compiler.reset()
+    _, programs = run_fw_bw_and_get_code(lambda: compiled(x, u))
+    assert len(programs) == 2
+    for program in programs:
+        assert ".cos()" in program
+        assert not any(f"std::{name}(" in program for name in ("cos", "sin", "sqrt"))
 
 
 def test_only_half_precision_is_sliced(monkeypatch: pytest.MonkeyPatch) -> None:

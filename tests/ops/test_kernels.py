@@ -15,23 +15,25 @@ import torch
 from torch import Tensor
 
 import geonorm
-from geonorm.ops import AngleMap, geodesic_step, geodesic_step_read, launch
+from geonorm.ops import AngleMap, geodesic_step, geodesic_step_read, launch, launch_norm
 
 triton = pytest.importorskip("triton")
-SCRIPT = Path(__file__).with_name("kernel_checks.py")
+HERE = Path(__file__).parent
+SCRIPT = HERE / "kernel_checks.py"
 gpu = pytest.mark.gpu
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kernel_checks", SCRIPT)
+def load(name: str) -> ModuleType:
+    """A file beside this one, under the name by which the others import it."""
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-checks = load()
+tools, _, on_norms, checks = map(load, ("kernel_tools", "step_checks", "norm_checks", "kernel_checks"))
 
 
 def test_kernels_under_the_interpreter() -> None:
@@ -40,25 +42,30 @@ def test_kernels_under_the_interpreter() -> None:
     command = [sys.executable, "-W", "error", str(SCRIPT)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(": passed") == len(checks.CHECKS) > 15
+    assert done.stdout.count(": passed") == len(checks.CHECKS) >= 30
 
 
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from geonorm.ops import kernels, launch
-for kernel, dim, backward, flags in (
-    (kernels.forward_kernel, 768, False, {"READ": True}),
-    (kernels.backward_kernel, 64, True, {"READ": True, "LEARNED": True}),
+from geonorm.ops import kernels, kernels_norm, launch, launch_norm
+norm = {"CENTRED": True, "WEIGHTED": True}
+sums = {"LEARNED": True, "DWEIGHT": True, "DSHIFT": True, "STREAM": True}
+for kernel, dim, settings, flags in (
+    (kernels.forward_kernel, 768, launch.settings(768, False), {"READ": True}),
+    (kernels.backward_kernel, 64, launch.settings(64, True), {"READ": True, "LEARNED": True}),
+    (kernels_norm.forward_norm_kernel, 768, launch.settings(768, False), norm | {"SHIFTED": True}),
+    (kernels_norm.backward_norm_kernel, 768, launch_norm.backward_settings(768), norm | sums),
 ):
-    block, rows, warps = launch.settings(dim, backward)
+    block, rows, warps = settings
     flags |= {"PRE_PTR": False, "POST_PTR": True, "GAIN_PTR": True, "BIAS_PTR": True, "FINITE": True, "BIASED": True}
     flags |= {"DIM": dim, "BLOCK": block, "ROWS": rows}
     types = {"x_ptr": "*fp32", "u_ptr": "*bf16", "out_ptr": "*fp32", "read_ptr": "*bf16", "dx_ptr": "*fp32"}
     types |= {"grad_ptr": "*fp32", "read_grad_ptr": "*bf16", "du_ptr": "*bf16", "pre": "fp32"}
     types |= {name: "*fp32" for name in ("post", "gain", "bias", "stats_ptr", "partial_ptr")}
-    types |= {name: "fp32" for name in ("max_angle", "inverse_power")}
+    types |= {name: "*fp32" for name in ("weight_ptr", "shift_ptr", "dweight_ptr", "dshift_ptr")}
+    types |= {name: "fp32" for name in ("max_angle", "inverse_power", "eps")}
     signature = {n: "constexpr" if n in flags else types.get(n, "i32") for n in kernel.arg_names}
     whole = [i for i, n in enumerate(kernel.arg_names) if signature[n] in ("i32", "*fp32", "*bf16")]
     aligned = {(i,): [["tt.divisibility", 16]] for i in whole}
@@ -78,7 +85,18 @@ def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     environment |= {"PYTHONPATH": source, "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("built") == 2
+    assert done.stdout.count("built") == 4
+
+
+@pytest.mark.parametrize("dim", [1, 2, 63, 128, 129, 768, 1024, 1025, 4096, 8192])
+def test_launch_settings_of_the_norm(dim: int) -> None:
+    block, rows, warps = launch_norm.backward_settings(dim)
+    assert dim <= block < 2 * dim and block & (block - 1) == 0
+    assert rows & (rows - 1) == 0 and warps & (warps - 1) == 0 and 1 <= warps <= 16
+    assert block * rows <= max(512, block) and block * rows / (32 * warps) <= 16
+    cpu = torch.device("cpu")
+    assert launch_norm.programs_for(cpu, 3, warps, True) == min(3, max(1, 12 // warps))
+    assert launch_norm.programs_for(cpu, 10**6, warps, False) * warps == 16
 
 
 @pytest.mark.parametrize("dim", [1, 2, 63, 128, 129, 768, 1024, 1025, 4096, 16384])
@@ -102,7 +120,7 @@ def test_on_a_gpu(name: str) -> None:
 
 
 def inputs(rows: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
-    x, u, grad = checks.sample(rows, dim, "cuda", (dtype, dtype))
+    x, u, grad = tools.sample(rows, dim, "cuda", (dtype, dtype))
     return [x.requires_grad_(), u.requires_grad_(), grad]
 
 
@@ -112,11 +130,25 @@ def inputs(rows: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> list[Ten
 @pytest.mark.parametrize("dim", [1024, 1536, 2048, 3072, 4096, 5120, 8192, 16384])
 def test_wide_rows_on_a_gpu(dim: int, dtype: torch.dtype) -> None:
     x, u, grad = inputs(33, dim, dtype)
-    post = checks.scalar(0.5, "cuda")
-    checks.compare(
-        checks.run(x, u, grad, AngleMap(post=post)),
-        checks.truth(x, u, grad, AngleMap(post=post)),
+    post = tools.scalar(0.5, "cuda")
+    tools.compare(
+        tools.run(x, u, grad, AngleMap(post=post)),
+        tools.truth(x, u, grad, AngleMap(post=post)),
     )
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [1024, 1536, 2048, 3072, 4096, 5120, 8192])
+def test_wide_rows_through_a_norm_on_a_gpu(dim: int, dtype: torch.dtype) -> None:
+    x, u, grad = inputs(3001, dim, dtype)
+    u = u.clamp(-3, 3)
+    angles, grads = AngleMap(post=tools.scalar(0.5, "cuda")), on_norms.pair_of(grad)
+    for norm in on_norms.norms(dim, "cuda")[::2]:
+        found, again = (on_norms.run(x, u, grads, angles, norm, None) for _ in range(2))
+        on_norms.agree(found, on_norms.truth(x, u, grads, angles, norm, found["out"]), grads, norm)
+        assert all(torch.equal(found[name], again[name]) for name in found)
 
 
 @gpu
@@ -137,7 +169,7 @@ def test_inductor_around_the_kernels(dynamic: bool) -> None:
         return out.sin(), y.float() * 3
 
     compiled = torch.compile(f, fullgraph=True, dynamic=dynamic)
-    post = checks.scalar(0.5, "cuda")
+    post = tools.scalar(0.5, "cuda")
     for rows in (64, 96):
         x, u, _ = inputs(rows, 128, torch.float32)
         for out, same in zip(compiled(x, u, post), f(x, u, post), strict=True):
@@ -181,7 +213,7 @@ def test_more_than_2_to_the_31_numbers() -> None:
     u[-1, ::2], u[-1, 1::2] = 1.0, -1.0
     x.requires_grad_(), u.requires_grad_()
     out = geodesic_step(x, u, AngleMap(post=0.5))
-    tail = checks.run(x[-2:], u[-2:], torch.ones_like(x[-2:]), AngleMap(post=0.5))
+    tail = tools.run(x[-2:], u[-2:], torch.ones_like(x[-2:]), AngleMap(post=0.5))
     assert torch.equal(out[-2:], tail[0]) and torch.equal(out[0], x[0])
     (du,) = torch.autograd.grad(out, u, torch.ones_like(out))
     assert torch.equal(du[-2:], tail[2])

@@ -1,7 +1,8 @@
 """What is measured beside what, and the truth each is compared with.
 
 Every candidate takes the stream x and the update u, both (rows, dim), and returns what the model goes on with: the new
-stream; the new stream and what the next sub-layer reads of it ("read twice"); for Pre-Norm, the sum and its RMSNorm.
+stream; the new stream and what the next sub-layer reads of it ("read twice"; "read through a norm" is its RMSNorm with
+gains, as under `input=norm`); for Pre-Norm, the sum and its RMSNorm.
 Ratios are to Pre-Norm without gains, its fastest form. With gains, as models have them and the fused kernels of others
 always, a candidate takes them as a third argument and gives their gradient, too.
 """
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..norms import RMSNorm
 from ..ops import AngleMap, geodesic_step_read, geodesic_update
 
 EPS = 1e-6
@@ -27,13 +29,15 @@ Forward = Callable[..., tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to compute one of the functions. `read`: the new stream comes twice, as stream and as what is read."""
+    """One way to compute one of the functions. `read`: the new stream comes twice, as stream and as what is read;
+    `through`: what is read is its RMSNorm."""
 
     name: str
     forward: Forward
     norm: bool = False
     compiled: bool = False
     read: bool = False
+    through: bool = False
     gains: bool = False
 
     @property
@@ -46,6 +50,8 @@ class Candidate:
         apart = update if update != stream else 0
         if self.norm:  # x, u -> sum, y; dsum, dy, sum -> dx, du
             forward, backward = 2 * stream + 2 * update, 3 * stream + update + apart
+        elif self.through:  # x, u -> x', y; dx', dy, x, u -> dx, du
+            forward, backward = 2 * stream + 2 * update, 3 * stream + 3 * update
         elif self.read:  # x, u -> x', y; dx', dy, x, u -> dx, du
             forward, backward = 2 * stream + update + apart, 3 * stream + 3 * update
         else:  # x, u -> x'; dx', x, u -> dx, du
@@ -71,6 +77,18 @@ def step_read(backend: str, decay: Tensor) -> Forward:
     return forward
 
 
+def step_norm(backend: str, decay: Tensor) -> Forward:
+    """The update and its RMSNorm with gains, in the dtype of the update."""
+
+    norm = RMSNorm(0, gains=False, eps=EPS)
+
+    def forward(x: Tensor, u: Tensor, gains: Tensor) -> tuple[Tensor, Tensor]:
+        norm.dim, norm.weight = x.shape[-1], gains  # type: ignore[assignment]  # a leaf of the caller's
+        return geodesic_step_read(x, u, AngleMap(post=decay, max_angle=MAX_ANGLE), u.dtype, backend, norm)
+
+    return forward
+
+
 def add_norm(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """What Pre-Norm does between two sub-layers."""
     total = x + u
@@ -89,6 +107,7 @@ def candidates(device: torch.device) -> tuple[list[Candidate], dict[str, str]]:
     found = [
         Candidate("geonorm", step("auto", decay)),
         Candidate("geonorm, read twice", step_read("auto", decay), read=True),
+        Candidate("geonorm, read through a norm", step_norm("auto", decay), read=True, through=True, gains=True),
     ]
     missing: dict[str, str] = {}
     for backend in ("closed", "triton"):
@@ -99,6 +118,16 @@ def candidates(device: torch.device) -> tuple[list[Candidate], dict[str, str]]:
         else:
             found.append(Candidate(f"geonorm {backend}", step(backend, decay)))
     found.append(Candidate("geonorm compiled", step("auto", decay), compiled=True))
+    found.append(
+        Candidate(
+            "geonorm compiled, read through a norm",
+            step_norm("auto", decay),
+            compiled=True,
+            read=True,
+            through=True,
+            gains=True,
+        )
+    )
     if "geonorm triton" not in missing:  # else auto is the closed form anyway
         found.append(Candidate("geonorm closed compiled", step("closed", decay), compiled=True))
     found += [

@@ -37,11 +37,12 @@ def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.
 ''',
     ("ops.geodesic", "geodesic_step_read"): '''\
 def geodesic_step_read(
-    x: Tensor, u: Tensor, angles: AngleMap, dtype: torch.dtype | None = None
+    x: Tensor, u: Tensor, angles: AngleMap, dtype: torch.dtype | None = None, norm: nn.Module | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The update, and the same once more as what the next sub-layer reads, in its dtype (default: that of x)."""
+    """The update, and what the next sub-layer reads of it, through its norm if it has one, in its dtype (default: that
+    of x)."""
     out = geodesic_step(x, u, angles)
-    return out, out.to(x.dtype if dtype is None else dtype)
+    return out, (out if norm is None else norm(out)).to(x.dtype if dtype is None else dtype)
 ''',
 }
 """What replaces a definition that would bring the kernels along."""

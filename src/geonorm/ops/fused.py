@@ -13,7 +13,7 @@ it. stats is (3, *batch) fp32.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from math import inf
 from typing import Any
@@ -55,6 +55,21 @@ def fields(angles: AngleMap) -> tuple[Any, ...]:
     return angles.pre, angles.post, angles.gain, angles.bias, angles.max_angle, angles.power
 
 
+def split(parameters: Sequence[Any], max_angle: float, power: float) -> tuple[list[Tensor | None], list[float]]:
+    """pre, post, gain and bias as the operators take them: tensors, and numbers for the rest."""
+    tensors = [p if isinstance(p, Tensor) else None for p in parameters]
+    numbers = [0.0 if isinstance(p, Tensor) else float(p) for p in parameters]
+    return tensors, [*numbers, float(max_angle), 0.0 if power == inf else 1.0 / power]
+
+
+def handed_out(found: Tensor, tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """The gradients of pre, post, gain and bias, for those that want one."""
+    return [
+        found[i].to(t) if needed and t is not None else None
+        for i, (t, needed) in enumerate(zip(tensors, wanted, strict=True))
+    ]
+
+
 class Fused(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -69,11 +84,8 @@ class Fused(torch.autograd.Function):
         power: float,
         read: torch.dtype | None,
     ) -> Any:
-        parameters = (pre, post, gain, bias)
-        tensors = [p if isinstance(p, Tensor) else None for p in parameters]
-        numbers = [0.0 if isinstance(p, Tensor) else float(p) for p in parameters]
-        numbers += [float(max_angle), 0.0 if power == inf else 1.0 / power]
-        shard_rules(x)
+        tensors, numbers = split((pre, post, gain, bias), max_angle, power)
+        shard_rules(x, register_shard_rules)
         if read is None or read == x.dtype:
             out, stats = torch.ops.geonorm.geodesic_forward(x, u, *tensors, numbers)
             second = None if read is None else out.view_as(out)
@@ -96,11 +108,7 @@ class Fused(torch.autograd.Function):
         dx, du, found = torch.ops.geonorm.geodesic_backward(
             grad, read_grad, x, u, stats, *tensors, ctx.numbers, any(wanted)
         )
-        learned = [
-            found[i].to(t) if needed and t is not None else None
-            for i, (t, needed) in enumerate(zip(tensors, wanted, strict=True))
-        ]
-        return dx, du, *learned, None, None, None
+        return dx, du, *handed_out(found, tensors, wanted), None, None, None
 
 
 # what the operators do on each device; `scalars` are pre, post, gain, bias, numbers
@@ -185,47 +193,56 @@ for name, cuda, cpu, fake in (
 # how they may be sharded
 
 
+def by_rows(placements: Callable[[Any, Any], tuple[list[Any], list[Any]]], x: Any) -> list[Any]:
+    """Rows are independent, so every dimension but the last may be sharded. `placements` of outputs and arguments, from
+    those of a tensor of rows and of stats."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    whole = x.ndim - 1
+    if any(placement.is_shard(whole) for placement in x.placements):
+        raise ConfigError(
+            "the fused geodesic update needs whole rows, but the last dimension of x is sharded: "
+            "shard tokens instead, or use backend='closed'"
+        )
+    return [placements(Replicate(), Replicate()), *(placements(Shard(d), Shard(d + 1)) for d in range(whole))]
+
+
+def everywhere(tensors: Sequence[Any]) -> list[Any]:
+    """Placements of what every shard needs in full: scalars of the angle, gains of a norm."""
+    from torch.distributed.tensor import Replicate
+
+    return [None if t is None else Replicate() for t in tensors]
+
+
 @cache
 def register_shard_rules() -> None:
-    """Rows are independent, so every dimension but the last may be sharded; gradients of scalars are partial sums."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
+    """For DTensor: gradients of scalars are partial sums."""
+    from torch.distributed.tensor import Partial, Shard
     from torch.distributed.tensor.experimental import register_sharding
 
     ops = torch.ops.geonorm
 
-    def rule(placements: Callable[[Any, Any], tuple[list[Any], list[Any]]], x: Any) -> list[Any]:
-        whole = x.ndim - 1
-        if any(placement.is_shard(whole) for placement in x.placements):
-            raise ConfigError(
-                "the fused geodesic update needs whole rows, but the last dimension of x is sharded: "
-                "shard tokens instead, or use backend='closed'"
-            )
-        return [placements(Replicate(), Replicate()), *(placements(Shard(d), Shard(d + 1)) for d in range(whole))]
-
-    def scalars(tensors: tuple[Any, ...]) -> list[Any]:
-        return [None if t is None else Replicate() for t in tensors]
-
     def forward(x: Any, u: Any, *rest: Any) -> Any:
-        return rule(lambda row, stat: ([row, stat], [row, row, *scalars(rest[:4]), None]), x)
+        return by_rows(lambda row, stat: ([row, stat], [row, row, *everywhere(rest[:4]), None]), x)
 
     def forward_read(x: Any, u: Any, *rest: Any) -> Any:
-        return rule(lambda row, stat: ([row, row, stat], [row, row, *scalars(rest[:4]), None, None]), x)
+        return by_rows(lambda row, stat: ([row, row, stat], [row, row, *everywhere(rest[:4]), None, None]), x)
 
     def backward(grad: Any, read_grad: Any, x: Any, u: Any, stats: Any, *rest: Any) -> Any:
         def placements(row: Any, stat: Any) -> tuple[list[Any], list[Any]]:
             total = Partial() if isinstance(row, Shard) else row
             grads = [row, None if read_grad is None else row]
-            return [row, row, total], [*grads, row, row, stat, *scalars(rest[:4]), None, None]
+            return [row, row, total], [*grads, row, row, stat, *everywhere(rest[:4]), None, None]
 
-        return rule(placements, x)
+        return by_rows(placements, x)
 
     register_sharding(ops.geodesic_forward.default)(forward)
     register_sharding(ops.geodesic_forward_read.default)(forward_read)
     register_sharding(ops.geodesic_backward.default)(backward)
 
 
-def shard_rules(x: Tensor) -> None:
-    """Tells DTensor about the operators when the first one arrives, so that nobody else pays for its import."""
+def shard_rules(x: Tensor, register: Callable[[], None]) -> None:
+    """Tells DTensor about operators when the first one arrives, so that nobody else pays for its import."""
     tensors = sys.modules.get("torch.distributed.tensor")
     if tensors is not None and isinstance(x, tensors.DTensor):
-        register_shard_rules()
+        register()

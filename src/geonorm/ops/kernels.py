@@ -140,6 +140,55 @@ def sinc_bend(angle, cos, sinc):
     return tl.where(small, series, tl.div_rn(cos - sinc, tl.where(small, 1.0, s)))
 
 
+@triton.jit
+def advance(x, u, pre, post, gain, bias, max_angle, inverse_power, FINITE: tl.constexpr, BIASED: tl.constexpr):
+    """x', and <x,x>, c, |t|^2 of every row."""
+    xx = tl.sum(x * x, 1)
+    inverse = invert(xx)
+    c = tl.sum(x * u, 1) * inverse
+    t = u - c[:, None] * x
+    # second round: what rounding left along x is measured, and removed in the coefficients
+    leak = tl.sum(x * t, 1)
+    correction = leak * inverse
+    n2 = tl.sum(t * t, 1) - leak * correction
+    n2 = tl.where(n2 < 0.0, 0.0, n2)
+
+    ratio = tl.sqrt_rn(n2 * inverse)
+    quotient, _, _, _, _, _, _ = angle_map(ratio, pre, post, gain, bias, max_angle, inverse_power, FINITE, BIASED)
+    _, a, _, _, b = coefficients(quotient, ratio, xx)
+    out = (a - b * correction)[:, None] * x + b[:, None] * t
+    return out, xx, c + correction, n2
+
+
+@triton.jit
+def turn(xx, n2, pre, post, gain, bias, max_angle, inverse_power, FINITE: tl.constexpr, BIASED: tl.constexpr):
+    """What the backward pass knows of a row before it has seen a gradient: x' = a x + b t; 1 / <x,x>, the ratio, the
+    slope of the angle, its bend, ratio sin(angle); the angle's derivatives by pre, post, gain and bias, over ratio."""
+    inverse = invert(xx)
+    ratio = tl.sqrt_rn(n2 * inverse)
+    quotient, slope, curvature, by_pre, by_post, by_gain, by_bias = angle_map(
+        ratio, pre, post, gain, bias, max_angle, inverse_power, FINITE, BIASED
+    )
+    angle, a, sin, sinc, b = coefficients(quotient, ratio, xx)
+    # (slope cos - b) / ratio^2 without the division
+    bend = slope * quotient * quotient * sinc_bend(angle, a, sinc) + sinc * curvature
+    return a, b, inverse, ratio, slope, bend, sin * ratio, by_pre, by_post, by_gain, by_bias
+
+
+@triton.jit
+def pull_back(x, t, do, xx, c, n2, a, b, inverse, ratio, slope, bend, lift):
+    """dx and du from the gradient of x', and what the derivatives of the angle are multiplied with."""
+    p = tl.sum(x * do, 1)
+    m = tl.sum(t * do, 1)
+    dead = xx == 0.0
+    along_t = tl.where(dead, 0.0, bend * m - slope * b * p) * inverse
+    along_x = b * p * inverse
+    du = b[:, None] * do + along_t[:, None] * t - along_x[:, None] * x
+    dx = (a - b * c)[:, None] * do + (c * along_x - along_t * (n2 * inverse))[:, None] * x
+    dx -= (along_x + c * along_t)[:, None] * t
+    return dx, du, tl.where(dead, 0.0, a * m - lift * p)
+
+
 # memory
 
 
@@ -183,28 +232,15 @@ def forward_kernel(
     x = load_rows(x_ptr, rows, x_stride, columns, mask)
     u = load_rows(u_ptr, rows, u_stride, columns, mask)
 
-    xx = tl.sum(x * x, 1)
-    inverse = invert(xx)
-    c = tl.sum(x * u, 1) * inverse
-    t = u - c[:, None] * x
-    # second round: what rounding left along x is measured, and removed in the coefficients
-    leak = tl.sum(x * t, 1)
-    correction = leak * inverse
-    n2 = tl.sum(t * t, 1) - leak * correction
-    n2 = tl.where(n2 < 0.0, 0.0, n2)
-
-    ratio = tl.sqrt_rn(n2 * inverse)
-    quotient, _, _, _, _, _, _ = angle_map(
-        ratio, number(pre, PRE_PTR), number(post, POST_PTR), number(gain, GAIN_PTR), number(bias, BIAS_PTR),
+    out, xx, c, n2 = advance(
+        x, u, number(pre, PRE_PTR), number(post, POST_PTR), number(gain, GAIN_PTR), number(bias, BIAS_PTR),
         max_angle, inverse_power, FINITE, BIASED,
     )  # fmt: skip
-    _, a, _, _, b = coefficients(quotient, ratio, xx)
-    out = (a - b * correction)[:, None] * x + b[:, None] * t
     tl.store(where_in_memory(out_ptr, rows, DIM, columns), out, mask=mask)
     if READ:
         tl.store(where_in_memory(read_ptr, rows, DIM, columns), out, mask=mask)
     tl.store(stats_ptr + rows, xx, mask=inside)
-    tl.store(stats_ptr + count + rows, c + correction, mask=inside)
+    tl.store(stats_ptr + count + rows, c, mask=inside)
     tl.store(stats_ptr + 2 * count + rows, n2, mask=inside)
 
 
@@ -232,31 +268,16 @@ def backward_kernel(
     c = tl.load(stats_ptr + count + rows, mask=inside, other=0.0)
     n2 = tl.load(stats_ptr + 2 * count + rows, mask=inside, other=0.0)
 
-    t = u - c[:, None] * x
-    p = tl.sum(x * do, 1)
-    m = tl.sum(t * do, 1)
-
-    dead = xx == 0.0
-    inverse = invert(xx)
-    ratio2 = n2 * inverse
-    ratio = tl.sqrt_rn(ratio2)
-    quotient, slope, curvature, by_pre, by_post, by_gain, by_bias = angle_map(
-        ratio, number(pre, PRE_PTR), number(post, POST_PTR), number(gain, GAIN_PTR), number(bias, BIAS_PTR),
+    a, b, inverse, ratio, slope, bend, lift, by_pre, by_post, by_gain, by_bias = turn(
+        xx, n2, number(pre, PRE_PTR), number(post, POST_PTR), number(gain, GAIN_PTR), number(bias, BIAS_PTR),
         max_angle, inverse_power, FINITE, BIASED,
     )  # fmt: skip
-    angle, a, sin, sinc, b = coefficients(quotient, ratio, xx)
-    # (slope cos - b) / ratio^2 without the division
-    bend = slope * quotient * quotient * sinc_bend(angle, a, sinc) + sinc * curvature
-    along_t = tl.where(dead, 0.0, bend * m - slope * b * p) * inverse
-    along_x = b * p * inverse
-    du = b[:, None] * do + along_t[:, None] * t - along_x[:, None] * x
-    dx = (a - b * c)[:, None] * do + (c * along_x - along_t * ratio2)[:, None] * x
-    dx -= (along_x + c * along_t)[:, None] * t
+    t = u - c[:, None] * x
+    dx, du, free = pull_back(x, t, do, xx, c, n2, a, b, inverse, ratio, slope, bend, lift)
     tl.store(where_in_memory(dx_ptr, rows, DIM, columns), dx, mask=mask)
     tl.store(where_in_memory(du_ptr, rows, DIM, columns), du, mask=mask)
 
     if LEARNED:
-        free = tl.where(dead, 0.0, a * m - sin * ratio * p)
         programs = tl.num_programs(0)
         slot = partial_ptr + tl.program_id(0)
         tl.store(slot, tl.sum(free * by_pre, 0))

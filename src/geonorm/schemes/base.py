@@ -102,10 +102,15 @@ class Scheme:
         """End of the stream to what the head reads, (..., dim)."""
         return x
 
+    def reader(self, p: Any) -> nn.Module | None:
+        """The norm through which the sub-layer reads the stream, one of `p`; None: the stream as it is."""
+        return None
+
     def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-        """What the sub-layer reads, and what `write` needs from the same look at x. The stream itself unless a scheme
-        says otherwise."""
-        return x, None
+        """What the sub-layer reads, and what `write` needs from the same look at x. The stream through the reader, and
+        nothing, unless a scheme says otherwise."""
+        norm = self.reader(p)
+        return (x if norm is None else norm(x)), None
 
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         """The stream after the sub-layer proposed u. h a tensor: differentiable forward and backward in h."""
@@ -120,8 +125,8 @@ class Scheme:
         return x, then.read(x, own, at)
 
     @property
-    def reads_stream(self) -> bool:
-        """Whether `read` returns the stream as it is and nothing for `write`."""
+    def only_reads(self) -> bool:
+        """Whether `read` is what `reader` says and no more."""
         return type(self).read is Scheme.read
 
     def seen(self, x: Tensor) -> Tensor:

@@ -129,8 +129,8 @@ class Peri(Decayed):
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"input": norm(), "output": norm()}
 
-    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-        return p["input"](x), None
+    def reader(self, p: Any) -> nn.Module | None:
+        return p["input"]
 
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         return add(x, p["output"](u), self.step(site), h)
@@ -253,8 +253,8 @@ class Keel(Placement):
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"input": norm(), "stream": norm()}
 
-    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-        return p["input"](x), None
+    def reader(self, p: Any) -> nn.Module | None:
+        return p["input"]
 
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         alpha = self.alpha if isinstance(self.alpha, float) else 2.0 * site.depth

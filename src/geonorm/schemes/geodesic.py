@@ -78,23 +78,19 @@ class GeoNorm(Placement):
             parts["stream"] = norm()
         return parts
 
-    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-        return (p["input"](x) if self.input == "norm" else x), None
+    def reader(self, p: Any) -> nn.Module | None:
+        return p["input"] if self.input == "norm" else None
 
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         turned = geodesic_step(x, self.proposal(u, p), self.angles(p, site), h)
         return p["stream"](turned) if self.after == "norm" else turned
 
-    @property
-    def reads_stream(self) -> bool:
-        return self.input == "raw"
-
     def write_read(
         self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, then: Scheme, own: Any, at: Site, dtype: torch.dtype
     ) -> tuple[Tensor, tuple[Tensor, Any]]:
-        if self.after == "norm" or not then.reads_stream:
+        if self.after == "norm" or not then.only_reads:
             return super().write_read(x, u, carry, p, site, then, own, at, dtype)
-        x, y = geodesic_step_read(x, self.proposal(u, p), self.angles(p, site), dtype)
+        x, y = geodesic_step_read(x, self.proposal(u, p), self.angles(p, site), dtype, norm=then.reader(own))
         return x, (y, None)
 
     def proposal(self, u: Tensor, p: Any) -> Tensor:

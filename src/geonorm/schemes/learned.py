@@ -79,8 +79,8 @@ class LayerScale(Placement):
             return self.start
         return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
 
-    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-        return p["input"](x), None
+    def reader(self, p: Any) -> nn.Module | None:
+        return p["input"]
 
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         return scaled_add(x, u, p["scale"](), h)

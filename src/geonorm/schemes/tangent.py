@@ -39,8 +39,8 @@ class Orthogonal(Decayed):
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
         return {"input": norm()}
 
-    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-        return p["input"](x), None
+    def reader(self, p: Any) -> nn.Module | None:
+        return p["input"]
 
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         wide = upcast(x)

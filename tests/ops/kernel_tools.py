@@ -1,0 +1,94 @@
+"""What the checks of the kernels share: inputs, the truth in fp64, and how far from it a result may be."""
+
+from __future__ import annotations
+
+from math import pi
+
+import torch
+from torch import Tensor
+
+from geonorm.ops import AngleMap, geodesic_step
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def scalar(value: float, device: str) -> Tensor:
+    return torch.tensor(value, device=device, requires_grad=True)
+
+
+def maps(device: str) -> dict[str, AngleMap]:
+    def s(value: float) -> Tensor:
+        return scalar(value, device)
+
+    return {
+        "plain": AngleMap(),
+        "pre": AngleMap(pre=0.4),
+        "pre learned": AngleMap(pre=s(0.4)),
+        "post learned": AngleMap(post=s(0.4)),
+        "post negative": AngleMap(post=-0.4),
+        "post over one": AngleMap(post=2.5, max_angle=pi),
+        "gain": AngleMap(gain=s(1.3), post=0.5),
+        "affine": AngleMap(gain=s(0.8), bias=s(0.05), post=0.7),
+        "bias": AngleMap(bias=0.1),
+        "projection": AngleMap(power=1.0, post=0.5),
+        "cayley": AngleMap(power=2.0, pre=0.7, max_angle=pi / 8),
+        "power 3.7": AngleMap(power=3.7, max_angle=2.5),
+        "everything": AngleMap(s(0.9), s(0.6), s(1.1), s(0.03), 0.7, 1.5),
+    }
+
+
+def sample(rows: int, dim: int, device: str, types: tuple[torch.dtype, ...] = (torch.float32,) * 2) -> list[Tensor]:
+    """x, u and an incoming gradient; |u| / |x| runs from 0.01 to 50 over the rows."""
+    generator = torch.Generator().manual_seed(rows * 1009 + dim)
+    x, u, grad = torch.randn(3, rows, dim, generator=generator, dtype=torch.float64)
+    u = u * torch.logspace(-2, 1.7, rows, dtype=torch.float64)[:, None]
+    return [t.to(dtype).to(device) for t, dtype in ((x, types[0]), (u, types[1]), (grad, types[0]))]
+
+
+def learned(angles: AngleMap) -> list[Tensor]:
+    return [p for p in (angles.pre, angles.post, angles.gain, angles.bias) if isinstance(p, Tensor)]
+
+
+def run(x: Tensor, u: Tensor, grad: Tensor, angles: AngleMap, backend: str = "triton") -> tuple[Tensor, ...]:
+    """x', dx, du and the gradients of what is learned."""
+    a, b = x.detach().requires_grad_(), u.detach().requires_grad_()
+    out = geodesic_step(a, b, angles, backend=backend)
+    return out.detach(), *torch.autograd.grad(out, (a, b, *learned(angles)), grad)
+
+
+def truth(x: Tensor, u: Tensor, grad: Tensor, angles: AngleMap) -> tuple[Tensor, ...]:
+    return run(x.double(), u.double(), grad.double(), angles, "reference")
+
+
+def row_error(found: Tensor, true: Tensor) -> float:
+    """Largest error of a row in units of that row."""
+    difference = (found.double() - true.double()).norm(dim=-1)
+    return (difference / true.double().norm(dim=-1).clamp(min=1e-300)).max().item()
+
+
+def largest_error(found: Tensor, true: Tensor) -> float:
+    """Largest error of a row in units of the largest row: for gradients, whose rows may cancel."""
+    difference = (found.double() - true.double()).norm(dim=-1).max()
+    return (difference / true.double().norm(dim=-1).max().clamp(min=1e-300)).item()
+
+
+def within_an_ulp(found: Tensor, true: Tensor) -> bool:
+    """At most one unit in the last place from the fp64 result, rounded; 1e-6 of the row where the number is tiny."""
+    rounded = true.to(found.dtype).double()
+    ulp = torch.finfo(found.dtype).eps * 2.0 ** torch.floor(torch.log2(rounded.abs().clamp(min=1e-30)))
+    small = 1e-6 * true.norm(dim=-1, keepdim=True)
+    return bool(((found.double() - rounded).abs() <= ulp + small).all())
+
+
+def compare(found: tuple[Tensor, ...], true: tuple[Tensor, ...]) -> None:
+    out, dx, du, *scalars = found
+    if out.dtype in HALF:
+        assert within_an_ulp(out, true[0]), "out is more than an ulp off"
+    else:
+        assert row_error(out, true[0]) < 1e-6, f"out {row_error(out, true[0]):.1e}"
+    for name, a, b in (("dx", dx, true[1]), ("du", du, true[2])):
+        limit = 1e-2 if a.dtype in HALF else 2e-6
+        assert largest_error(a, b) < limit, f"{name} {largest_error(a, b):.1e}"
+    for i, (a, b) in enumerate(zip(scalars, true[3:], strict=True)):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        assert (a - b).abs() <= 2e-5 * b.abs() + 1e-4, f"learned scalar {i}: {a} instead of {b}"

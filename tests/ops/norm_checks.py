@@ -1,0 +1,315 @@
+"""What the kernels that end in a norm must do, as functions of a device: see kernel_checks.py.
+
+The truth of y is N in fp64 of the x' that the kernel wrote, because N sees the stream as it is in memory; gradients are
+compared with the whole of it in fp64."""
+
+from __future__ import annotations
+
+import math
+from math import inf
+
+import torch
+from kernel_tools import HALF, compare, maps, row_error, sample, scalar, within_an_ulp
+from torch import Tensor, nn
+
+from geonorm import Residual, Site
+from geonorm.norms import LayerNorm, RMSNorm, UnitNorm
+from geonorm.ops import AngleMap, geodesic_step, geodesic_step_read, launch_norm
+
+Found = dict[str, Tensor]
+
+
+def norms(dim: int, device: str, dtype: torch.dtype = torch.float32) -> list[nn.Module]:
+    """Every norm that is part of a kernel, gains and biases drawn."""
+    built: list[nn.Module] = [RMSNorm(dim), RMSNorm(dim, gains=False, eps=1e-3), LayerNorm(dim)]
+    built += [LayerNorm(dim, bias=False, eps=1e-5), LayerNorm(dim, gains=False)]
+    generator = torch.Generator().manual_seed(dim)
+    for norm in built:
+        for p in norm.parameters():
+            nn.init.normal_(p, mean=0.5, generator=generator)
+        norm.to(device, dtype)
+    return built
+
+
+def fused(y: Tensor) -> bool:
+    """Whether y came out of a kernel, as it is or cast."""
+    node = y.grad_fn
+    if "ToCopy" in type(node).__name__:
+        node = node.next_functions[0][0]
+    return "FusedNorm" in type(node).__name__
+
+
+def run(
+    x: Tensor, u: Tensor, grads: tuple[Tensor, Tensor], angles: AngleMap, norm: nn.Module, read: torch.dtype | None
+) -> Found:
+    a, b = x.detach().requires_grad_(), u.detach().requires_grad_()
+    out, y = geodesic_step_read(a, b, angles, read, "triton", norm)
+    assert fused(y) and out.dtype == x.dtype and y.dtype == (read or x.dtype)
+    return {"out": out.detach(), "y": y.detach()} | gradients((out, y), grads, a, b, angles, norm)
+
+
+def truth(x: Tensor, u: Tensor, grads: tuple[Tensor, Tensor], angles: AngleMap, norm: nn.Module, out: Tensor) -> Found:
+    """In fp64; y of the x' that was written."""
+    kept = {name: p.dtype for name, p in norm.named_parameters()}
+    a, b = x.detach().double().requires_grad_(), u.detach().double().requires_grad_()
+    norm.double()
+    true = geodesic_step(a, b, angles, backend="reference")
+    pair = true, norm(true)
+    found = {"out": true.detach(), "y": norm(out.double()).detach()}
+    found |= gradients(pair, tuple(g.double() for g in grads), a, b, angles, norm)
+    for name, p in norm.named_parameters():
+        p.data = p.data.to(kept[name])
+    return found
+
+
+def gradients(
+    outputs: tuple[Tensor, ...], grads: tuple[Tensor, ...], x: Tensor, u: Tensor, angles: AngleMap, norm: nn.Module
+) -> Found:
+    names = [name for name in ("pre", "post", "gain", "bias") if isinstance(getattr(angles, name), Tensor)]
+    scalars = [getattr(angles, name) for name in names]
+    own = dict(norm.named_parameters())
+    found = torch.autograd.grad(outputs, (x, u, *scalars, *own.values()), grads)
+    return dict(zip(("dx", "du", *names, *(f"norm {name}" for name in own)), found, strict=True))
+
+
+def conditions(out: Tensor, grads: tuple[Tensor, ...], norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Of each row (..., 1): by how much the norm magnifies rounding in x', and the size of the gradient of x' when
+    nothing in it cancels. In rows of one or two numbers almost everything cancels."""
+    wide, first, second = (t.double() for t in (out, *grads))
+    centred = wide - wide.mean(-1, keepdim=True) if isinstance(norm, LayerNorm) else wide
+    scale = torch.rsqrt(centred.square().mean(-1, keepdim=True) + norm.eps)
+    magnified = (wide.square().mean(-1, keepdim=True).sqrt() * scale).clamp(min=1.0)
+    weight = 1.0 if norm.weight is None else norm.weight.detach().double()
+    size = first.norm(dim=-1, keepdim=True) + magnified * scale * (weight * second).norm(dim=-1, keepdim=True)
+    return magnified, size
+
+
+def agree(found: Found, true: Found, grads: tuple[Tensor, ...], norm: nn.Module) -> None:
+    out, y = found["out"], found["y"]
+    compare((out, out, out), (true["out"], out.double(), out.double()))  # x' as without a norm
+    magnified, size = conditions(out, grads, norm)
+    off = (y.double() - true["y"]).norm(dim=-1, keepdim=True)
+    if y.dtype in HALF:
+        assert within_an_ulp(y, true["y"]), "y is more than an ulp off"
+    else:
+        worst = (off / (magnified * true["y"].norm(dim=-1, keepdim=True).clamp(min=1e-30))).max().item()
+        assert worst < 1e-6, f"y {worst:.1e}"
+    for name in ("dx", "du"):
+        a, b = found[name].double(), true[name]
+        limit = 1e-2 if found[name].dtype in HALF else 1e-2 if out.dtype in HALF else 2e-6
+        worst = ((a - b).norm(dim=-1).max() / torch.maximum(b.norm(dim=-1).max(), size.max())).item()
+        assert worst < limit, f"{name} {worst:.1e}"
+    for name in found.keys() - {"out", "y", "dx", "du"}:
+        a, b = found[name].double(), true[name].double()
+        assert found[name].shape == b.shape and torch.isfinite(a).all()
+        half = found[name].dtype in HALF or out.dtype in HALF or y.dtype in HALF
+        of_norm = name.startswith("norm")
+        limit = (1e-2 if half else 2e-6 if of_norm else 2e-5) * magnified.max()
+        noise = 2e-7 * magnified.max() * grads[1].double().norm() if of_norm else 1e-4
+        assert (a - b).norm() <= limit * b.norm() + noise, f"{name}: {a} not {b}"
+
+
+def pair_of(grad: Tensor, read: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """The gradient of x' and another one, of y."""
+    other = torch.randn(grad.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return grad, other.to(grad.device, read or grad.dtype)
+
+
+def check_norm_shapes(device: str) -> None:
+    for dim in (1, 2, 63, 100, 768, 1000):
+        for rows in (1, 17):
+            x, u, grad = sample(rows, dim, device)
+            if dim == 1:  # nothing moves, and what should vanish is the rounding of u
+                u = u.clamp(-1, 1)
+            grads, angles = pair_of(grad), AngleMap(post=0.7)
+            for norm in norms(dim, device) if (rows, dim) == (17, 63) else norms(dim, device)[:3:2]:
+                found = run(x, u, grads, angles, norm, None)
+                try:
+                    agree(found, truth(x, u, grads, angles, norm, found["out"]), grads, norm)
+                except AssertionError as error:
+                    raise AssertionError(f"{rows} x {dim}, {type(norm).__name__}: {error}") from None
+
+
+def check_norm_sums_over_many_rows(device: str) -> None:
+    """More rows than programs: each adds up several tiles, the last of them not full; twice the same bits."""
+    dim = 100
+    _, rows, warps = launch_norm.backward_settings(dim)
+    place = torch.empty(0, device=device).device
+    x, u, grad = sample(2 * rows * launch_norm.programs_for(place, 10**9, warps, False) + 3, dim, device)
+    u, grads, angles = u.clamp(-3, 3), pair_of(grad), AngleMap(post=scalar(0.7, device))
+    norm = norms(dim, device)[2]
+    found, again = (run(x, u, grads, angles, norm, None) for _ in range(2))
+    agree(found, truth(x, u, grads, angles, norm, found["out"]), grads, norm)
+    assert all(torch.equal(found[name], again[name]) for name in found)
+
+
+def check_norm_with_every_angle_map(device: str) -> None:
+    for i, (name, angles) in enumerate(maps(device).items()):
+        x, u, grad = sample(12, 63, device)
+        norm = norms(63, device)[i % 3]
+        grads = pair_of(grad)
+        found = run(x, u, grads, angles, norm, None)
+        try:
+            agree(found, truth(x, u, grads, angles, norm, found["out"]), grads, norm)
+        except AssertionError as error:
+            raise AssertionError(f"map {name}: {error}") from None
+
+
+def check_norm_dtypes(device: str) -> None:
+    """Streams, updates and readings of one type and of several; gains as wide as the stream, or as narrow as a branch;
+    a reading wider than the stream has the digits of the stream, as the norm after the step gives it."""
+    full, (bf16, fp16) = torch.float32, HALF
+    for stream, update, read, own in (
+        (bf16, bf16, bf16, bf16),
+        (full, bf16, bf16, full),
+        (full, bf16, bf16, bf16),
+        (full, full, None, bf16),
+        (bf16, full, bf16, full),
+        (fp16, fp16, fp16, fp16),
+        (full, fp16, fp16, full),
+        (bf16, bf16, full, full),
+    ):
+        for norm in norms(100, device, own)[:3:2]:
+            x, u, grad = sample(9, 100, device, (stream, update))
+            angles, grads = AngleMap(post=0.5, gain=scalar(0.9, device)), pair_of(grad, read)
+            found = run(x, u, grads, angles, norm, read)
+            true = truth(x, u, grads, angles, norm, found["out"])
+            if read is not None and read.itemsize > stream.itemsize:
+                assert torch.equal(found["y"], found["y"].to(stream).to(read))
+                found["y"] = found["y"].to(stream)
+            assert (found["dx"].dtype, found["du"].dtype) == (stream, update)
+            assert all(found[f"norm {name}"].dtype == own for name, _ in norm.named_parameters())
+            agree(found, true, grads, norm)
+
+
+def check_norm_gradients_of_either(device: str) -> None:
+    """Only the stream is used, or only the reading; nothing learned, or only some of it."""
+    x, u, grad = sample(9, 64, device)
+    first, second = pair_of(grad)
+    for norm in norms(64, device)[::2]:
+        both = run(x, u, (first, second), AngleMap(post=0.5), norm, None)
+        parts = []
+        for grads in ((first, 0 * second), (0 * first, second)):
+            a, b = x.detach().requires_grad_(), u.detach().requires_grad_()
+            outputs = geodesic_step_read(a, b, AngleMap(post=0.5), None, "triton", norm)
+            at = 0 if grads[0] is first else 1
+            parts.append(torch.autograd.grad(outputs[at], (a, b), grads[at]))
+            zeros = run(x, u, grads, AngleMap(post=0.5), norm, None)
+            for one, two in zip(parts[-1], (zeros["dx"], zeros["du"]), strict=True):
+                torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+        for i, name in enumerate(("dx", "du")):
+            torch.testing.assert_close(parts[0][i] + parts[1][i], both[name], rtol=1e-5, atol=1e-5)
+        norm.requires_grad_(False)
+        a, b = x.detach().requires_grad_(), u.detach().requires_grad_()
+        outputs = geodesic_step_read(a, b, AngleMap(post=0.5), None, "triton", norm)
+        for one, name in zip(torch.autograd.grad(outputs, (a, b), (first, second)), ("dx", "du"), strict=True):
+            torch.testing.assert_close(one, both[name], rtol=1e-6, atol=1e-6)
+
+
+def check_norm_layouts(device: str) -> None:
+    """Slices, transposed and batched rows, gradients with stride 0, gains that are every other number of a tensor."""
+    base = sample(48, 30, device)
+    wide = torch.randn(80, device=device)
+    for x in (base[0][:, 3:23], base[0][::2, :20], base[0].T[:, :40], base[0].reshape(6, 8, 30).transpose(0, 1)):
+        u = base[1].reshape(-1)[: x.numel()].reshape(x.shape)
+        norm = LayerNorm(x.shape[-1]).to(device)
+        norm.weight.data = wide[: 2 * x.shape[-1] : 2]
+        results = []
+        for a, b in ((x, u), (x.contiguous(), u.contiguous())):
+            a, b = a.detach().requires_grad_(), b.detach().requires_grad_()
+            outputs = geodesic_step_read(a, b, AngleMap(post=0.5), None, "triton", norm)
+            results.append((*outputs, *torch.autograd.grad(sum(o.sum() for o in outputs), (a, b, norm.weight))))
+        for one, two in zip(*results, strict=True):
+            assert torch.equal(one, two)
+
+
+def check_norm_of_rows_without_a_direction(device: str) -> None:
+    """Zero rows, u = 0, u along x, and for LayerNorm rows of one number repeated: finite, and N of what was written."""
+    for norm in norms(64, device)[::2]:
+        x, u, grad = sample(8, 64, device)
+        x[0] = 0
+        x[1] = u[1] = 0
+        u[2] = 0
+        u[3] = x[3]
+        u[4] = -1e4 * x[4]
+        x[5], u[5] = 2.0, 0
+        found = run(x, u, pair_of(grad), AngleMap(post=0.7), norm, None)
+        assert all(t.isfinite().all() for t in found.values())
+        assert found["out"][:2].eq(0).all() and torch.equal(found["out"][2], x[2])
+        true = norm(found["out"]).detach()
+        torch.testing.assert_close(found["y"], true, rtol=1e-5, atol=1e-5)
+        assert found["du"][:2].eq(0).all() and found["du"][2].ne(0).any()
+
+
+def check_norm_keeps_bad_numbers_on_their_row(device: str) -> None:
+    for bad in (math.nan, inf, -inf):
+        for norm in norms(63, device)[::2]:
+            x, u, grad = sample(5, 63, device)
+            clean = run(x, u, pair_of(grad), AngleMap(post=0.5), norm, None)
+            x[1, 0] = bad
+            u[3, 5] = bad
+            found = run(x, u, pair_of(grad), AngleMap(post=0.5), norm, None)
+            for name in ("out", "y", "dx", "du"):
+                assert found[name][[1, 3]].isnan().all()
+                assert torch.equal(found[name][[0, 2, 4]], clean[name][[0, 2, 4]])
+
+
+def check_norm_of_extreme_rows(device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    radii = torch.tensor([1e-18, 1e-12, 1e-6, 1e-3, 1.0, 1e6, 1e12, 1e15], dtype=torch.float64)[:, None]
+    x, u, grad = torch.randn(3, len(radii), 64, generator=generator, dtype=torch.float64)
+    x, u, grad = ((t * r).float().to(device) for t, r in ((x, radii), (u, 0.3 * radii), (grad, 1.0)))
+    for norm in norms(64, device):
+        found = run(x, u, pair_of(grad), AngleMap(), norm, None)
+        true = truth(x, u, pair_of(grad), AngleMap(), norm, found["out"])
+        assert row_error(found["y"], true["y"]) < 1e-6 and found["dx"].isfinite().all()
+        for name in ("dx", "du"):
+            assert row_error(found[name], true[name]) < 3e-6, name
+
+
+def check_norm_of_nothing(device: str) -> None:
+    for shape in ((0, 5), (2, 0, 3, 5)):
+        norm = norms(5, device)[2]
+        x, u = (torch.zeros(shape, device=device, requires_grad=True) for _ in range(2))
+        out, y = geodesic_step_read(x, u, AngleMap(post=0.5), None, "triton", norm)
+        grads = torch.autograd.grad(out.sum() + y.sum(), (x, u, *norm.parameters()))
+        assert out.shape == y.shape == grads[0].shape == grads[1].shape == shape
+        assert grads[2].eq(0).all() and grads[3].eq(0).all()
+
+
+def check_norms_that_are_called(device: str) -> None:
+    """Rows too wide for one kernel, other norms, and modules that somebody watches: the step, then the norm."""
+    x, u, _ = sample(1, launch_norm.MAX_DIM + 1, device)
+    watched, seen = RMSNorm(64).to(device), []
+    watched.register_forward_hook(lambda m, args, out: seen.append(out))
+    small = sample(3, 64, device)
+    for norm, a, b in (
+        (RMSNorm(x.shape[-1]).to(device), x, u),
+        (UnitNorm(64), *small[:2]),
+        (watched, *small[:2]),
+        (nn.Identity(), *small[:2]),
+    ):
+        out, y = geodesic_step_read(a.requires_grad_(), b, AngleMap(), None, "triton", norm)
+        assert not fused(y) and "Fused" in type(out.grad_fn).__name__ and torch.equal(y, norm(out))
+    assert len(seen) == 2
+
+
+def check_joined_residuals_through_a_norm(device: str) -> None:
+    """Within a block one kernel writes the stream and the norm of it that the MLP reads: the same numbers as one after
+    the other, up to rounding (Triton's interpreter cuts bf16 off where a GPU rounds)."""
+    for scheme, kind in (("geonorm(input=norm)", "rms"), ("per_kind(attn=geonorm, mlp=peri)", "layer")):
+        first, second = (
+            Residual(nn.Linear(64, 64, device=device), scheme, Site(1, at, 4), 64, norm=kind).to(device)
+            for at in ("attn", "mlp")
+        )
+        x, _, grad = sample(6, 64, device)
+        x.requires_grad_()
+        leaves = [x, *first.parameters(), *second.parameters()]
+        for dtype, tolerance in ((torch.bfloat16, 2e-2), (torch.float32, 2e-6)):
+            with torch.autocast(device, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+                middle, (y, carry) = first(x, then=second)
+                joined, apart = second(middle, reading=(y, carry)), second(first(x))
+            assert middle.dtype == torch.float32 and y.dtype == dtype and carry is None and fused(y)
+            assert y.grad_fn is middle.grad_fn and row_error(joined, apart) < tolerance
+            for a, b in zip(*(torch.autograd.grad(out, leaves, grad) for out in (joined, apart)), strict=True):
+                assert (a - b).norm() <= tolerance * b.norm()

@@ -1,0 +1,297 @@
+"""What the kernels of the geodesic step must do, as functions of a device: see kernel_checks.py."""
+
+from __future__ import annotations
+
+import math
+from math import inf, pi
+
+import torch
+import triton
+import triton.language as tl
+from kernel_tools import (
+    HALF,
+    compare,
+    largest_error,
+    maps,
+    row_error,
+    run,
+    sample,
+    scalar,
+    truth,
+    within_an_ulp,
+)
+from torch.utils.checkpoint import checkpoint
+
+from geonorm import Residual, Site, geodesic_update
+from geonorm.errors import ConfigError
+from geonorm.ops import AngleMap, geodesic_step, geodesic_step_read
+from geonorm.ops.kernels import atan_quotient
+
+
+def check_shapes(device: str) -> None:
+    for dim in (1, 2, 63, 100, 768, 1000):
+        for rows in (1, 3, 17):
+            inputs = sample(rows, dim, device)
+            found, true = run(*inputs, AngleMap(post=0.7)), truth(*inputs, AngleMap(post=0.7))
+            if dim == 1:  # the sphere is two points: nothing moves, and the true gradient of u is 0
+                assert torch.allclose(found[0], inputs[0], rtol=1e-6)
+                assert torch.allclose(found[1], inputs[2], rtol=1e-5, atol=1e-5)
+                assert found[2].abs().max() < 1e-5
+            else:
+                compare(found, true)
+
+
+def check_empty(device: str) -> None:
+    for shape in ((0, 5), (2, 0, 3, 5)):
+        post = scalar(0.5, device)
+        x, u = (torch.zeros(shape, device=device, requires_grad=True) for _ in range(2))
+        out = geodesic_step(x, u, AngleMap(post=post), backend="triton")
+        grads = torch.autograd.grad(out.sum(), (x, u, post))
+        assert out.shape == grads[0].shape == grads[1].shape == shape
+        assert grads[2].item() == 0.0
+
+
+def check_every_angle_map(device: str) -> None:
+    for name, angles in maps(device).items():
+        inputs = sample(12, 63, device)
+        try:
+            compare(run(*inputs, angles), truth(*inputs, angles))
+        except AssertionError as error:
+            raise AssertionError(f"map {name}: {error}") from None
+
+
+def check_dtypes(device: str) -> None:
+    full, (bf16, fp16) = torch.float32, HALF
+    for types in ((bf16, bf16), (full, bf16), (bf16, full), (fp16, fp16), (full, fp16)):
+        for angles in (AngleMap(post=0.5), AngleMap(gain=scalar(0.9, device), power=2.0)):
+            inputs = sample(9, 100, device, types)
+            found = run(*inputs, angles)
+            assert [t.dtype for t in found[:3]] == [types[0], *types]
+            compare(found, truth(*inputs, angles))
+
+
+def check_two_outputs(device: str) -> None:
+    """The stream and what the next sub-layer reads: gradients of both, of either, and one memory for equal dtypes."""
+    for stream, update, read in (
+        (torch.float32, torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.float32, None),
+        (torch.bfloat16, torch.bfloat16, torch.bfloat16),
+    ):
+        x, u, grad = sample(9, 64, device, (stream, update))
+        x.requires_grad_(), u.requires_grad_()
+        post = scalar(0.6, device)
+        second = torch.randn(grad.shape, generator=torch.Generator().manual_seed(1)).to(device, read or stream)
+        out, y = geodesic_step_read(x, u, AngleMap(post=post), read, backend="triton")
+        assert y.dtype == (read or stream) and within_an_ulp(y, out.detach().double())
+        assert (y.data_ptr() == out.data_ptr()) == (y.dtype == stream)
+        wide = [t.detach().double().requires_grad_() for t in (x, u)]
+        true = geodesic_step(*wide, AngleMap(post=post), backend="reference")
+        for outputs, incoming in (((out, y), (grad, second)), ((out,), (grad,)), ((y,), (second,))):
+            found = torch.autograd.grad(outputs, (x, u, post), incoming, retain_graph=True)
+            total = sum(g.double() for g in incoming)
+            expected = torch.autograd.grad(true, (*wide, post), total, retain_graph=True)
+            compare((out.detach(), *found), (true.detach(), *expected))
+
+
+def check_layouts(device: str) -> None:
+    """Rows that are slices, transposed or expanded tensors; gradients with stride 0; several batch dimensions."""
+    angles = AngleMap(post=0.5)
+    base = sample(48, 30, device)
+    for x in (base[0][:, 3:23], base[0][::2, :20], base[0].T[:, :40], base[0].reshape(6, 8, 30).transpose(0, 1)):
+        u = base[1].reshape(-1)[: x.numel()].reshape(x.shape)
+        a, b = x.detach().requires_grad_(), u.detach().requires_grad_()
+        out = geodesic_step(a, b, angles, backend="triton")
+        copies = x.contiguous().detach().requires_grad_(), u.contiguous().detach().requires_grad_()
+        plain = geodesic_step(*copies, angles, backend="triton")
+        assert torch.equal(out, plain)
+        for one, two in zip(
+            torch.autograd.grad(out.sum(), (a, b)), torch.autograd.grad(plain.sum(), copies), strict=True
+        ):
+            assert torch.equal(one, two)
+    x = base[0][:1].expand(48, 30)
+    assert torch.equal(
+        geodesic_step(x, base[1], angles, backend="triton"),
+        geodesic_step(x.contiguous(), base[1], angles, backend="triton"),
+    )
+
+
+def check_rows_without_a_direction(device: str) -> None:
+    for angles in (AngleMap(), AngleMap(pre=0.5, bias=0.02), AngleMap(post=0.3, power=1.0)):
+        x, u, grad = sample(8, 64, device)
+        x[0] = 0
+        x[1] = u[1] = 0
+        u[2] = 0
+        u[3] = x[3]
+        u[4] = -1e4 * x[4]
+        out, dx, du = run(x, u, grad, angles)
+        assert out[:2].eq(0).all() and torch.equal(out[2], x[2])
+        assert row_error(out[3:4], x[3:4]) < 3e-7 and row_error(out[4:5], x[4:5]) < 3e-3
+        assert (out[2:].double().norm(dim=-1) / x[2:].double().norm(dim=-1) - 1).abs().max() < 1e-6
+        assert dx.isfinite().all() and du.isfinite().all()
+        assert du[:2].eq(0).all() and torch.equal(dx[:2], grad[:2]) and du[2].ne(0).any()
+        closed = run(x, u, grad, angles, "closed")
+        keep = [0, 1, 2, 5, 6, 7]
+        for a, b in zip((out, dx, du), closed, strict=True):
+            assert largest_error(a[keep], b[keep]) < 2e-6
+
+
+def check_bad_numbers_stay_on_their_row(device: str) -> None:
+    for bad in (math.nan, inf, -inf):
+        for angles in (AngleMap(post=0.5), AngleMap(power=1.0)):
+            x, u, grad = sample(5, 63, device)
+            clean = run(x, u, grad, angles)
+            x[1, 0] = bad
+            u[3, 5] = bad
+            found = run(x, u, grad, angles)
+            for a, b in zip(found, clean, strict=True):
+                assert a[[1, 3]].isnan().all()
+                assert torch.equal(a[[0, 2, 4]], b[[0, 2, 4]])
+
+
+def check_extreme_rows(device: str) -> None:
+    pairs = [
+        (radius, ratio)
+        for radius in (1e-18, 1e-12, 1e-6, 1.0, 1e6, 1e12, 1e15)
+        for ratio in (1e-18, 1e-9, 1e-3, 1.0, 1e3, 1e15)
+        if radius * ratio <= 1e18
+    ]
+    generator = torch.Generator().manual_seed(0)
+    x, u, grad = torch.randn(3, len(pairs), 64, generator=generator, dtype=torch.float64)
+    radius, ratio = (torch.tensor(column, dtype=torch.float64)[:, None] for column in zip(*pairs, strict=True))
+    x, u = radius * x / x.norm(dim=-1, keepdim=True), radius * ratio * u / u.norm(dim=-1, keepdim=True)
+    x, u, grad = (t.float().to(device) for t in (x, u, grad))
+    for angles in (AngleMap(), AngleMap(post=0.05)):
+        out, dx, du = run(x, u, grad, angles)
+        assert row_error(out, truth(x, u, grad, angles)[0]) < 1e-6
+        assert (out.double().norm(dim=-1) / x.double().norm(dim=-1) - 1).abs().max() < 1e-6
+        assert dx.isfinite().all() and du.isfinite().all()
+
+
+def check_nearly_parallel(device: str) -> None:
+    """The angle survives cancellation, also in bf16 inputs, whose difference is exact in fp32."""
+    generator = torch.Generator().manual_seed(0)
+    x, noise, grad = torch.randn(3, 4, 256, generator=generator)
+    angles = AngleMap(post=0.5, max_angle=1e-3)
+    for sine in (1e-1, 1e-2, 1e-3):
+        inputs = [t.to(device) for t in (x, 3 * x + 3 * sine * noise, grad)]
+        found, true = run(*inputs, angles), truth(*inputs, angles)
+        assert row_error(found[0], true[0]) < 1e-6
+        for a, b in zip(found[1:], true[1:], strict=True):
+            assert largest_error(a, b) < 5e-6 / sine
+    inputs = [t.bfloat16().to(device) for t in (x, 3 * x + 0.03 * noise, grad)]
+    compare(run(*inputs, AngleMap(post=0.5)), truth(*inputs, AngleMap(post=0.5)))
+
+
+def check_around_the_clamp(device: str) -> None:
+    """Ratios within a few ulp of the ceiling: the output is continuous there."""
+    x = torch.tensor([[1.0, 0.0]]).repeat(9, 1)
+    u = torch.tensor([[0.0, pi / 4 * (1 + k * 1.2e-7)] for k in range(-4, 5)])
+    out = geodesic_step(x.to(device), u.to(device), AngleMap(), backend="triton").double().cpu()
+    assert (out - math.sqrt(0.5)).abs().max() < 1e-6
+
+
+@triton.jit
+def atan_kernel(z_ptr, out_ptr, SIZE: tl.constexpr):  # noqa: N803
+    at = tl.arange(0, SIZE)
+    z = tl.load(z_ptr + at)
+    tl.store(out_ptr + at, atan_quotient(z))
+
+
+def check_atan(device: str) -> None:
+    z = torch.cat([torch.logspace(-12, 12, 4096), -torch.logspace(-3, 3, 2047), torch.linspace(0.3, 4, 2049)])
+    out = torch.empty(8192, device=device)
+    atan_kernel[(1,)](z.to(device), out, 8192)
+    true = torch.atan(z.double()) / z.double()
+    exact = true.float()
+    ulp = torch.nextafter(exact, torch.tensor(inf)).double() - exact.double()
+    worst = ((out.cpu().double() - true).abs() / ulp).max().item()
+    assert worst <= 2, f"{worst:.2f} ulp"
+
+
+def check_same_bits_twice(device: str) -> None:
+    x, u, grad = sample(17, 100, device)
+    angles = maps(device)["everything"]
+    for a, b in zip(run(x, u, grad, angles), run(x, u, grad, angles), strict=True):
+        assert torch.equal(a, b)
+
+
+def check_checkpointing(device: str) -> None:
+    x, u, grad = sample(5, 64, device)
+    plain = run(x, u, grad, AngleMap(post=0.5))
+    a, b = x.requires_grad_(), u.requires_grad_()
+    out = checkpoint(lambda p, q: geodesic_update(p, q, decay=0.5, backend="triton"), a, b, use_reentrant=False)
+    for found, true in zip(torch.autograd.grad(out, (a, b), grad), plain[1:], strict=True):
+        assert torch.equal(found, true)
+
+
+def check_autocast(device: str) -> None:
+    """An fp32 stream beside a bf16 branch: the stream stays fp32, the branch's gradient comes in bf16."""
+    linear = torch.nn.Linear(64, 64, bias=False, device=device)
+    residual = Residual(linear, "geonorm", Site(1, "mlp", 4), 64).to(device)
+    x, _, grad = sample(6, 64, device)
+    x.requires_grad_()
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = residual(x)
+    assert out.dtype == torch.float32 and "Fused" in type(out.grad_fn).__name__
+    dx, dw = torch.autograd.grad(out, (x, linear.weight), grad)
+    u = (x.detach().bfloat16() @ linear.weight.detach().bfloat16().T).double()
+    true = geodesic_step(x.detach().double(), u, AngleMap(post=0.5), backend="reference")
+    assert row_error(out, true) < 1e-4 and dx.dtype == dw.dtype == torch.float32
+    assert dx.isfinite().all() and dw.ne(0).any()
+
+
+def check_joined_residuals(device: str) -> None:
+    """Within a block one kernel writes the stream and, in the dtype of the next branch, what is read of it: the same
+    numbers as one after the other (Triton's interpreter cuts bf16 off where a GPU rounds), no copy of the stream."""
+    first, second = (
+        Residual(torch.nn.Linear(64, 64, device=device), "geonorm", Site(1, kind, 4), 64).to(device)
+        for kind in ("attn", "mlp")
+    )
+    x, _, grad = sample(6, 64, device)
+    x.requires_grad_()
+    leaves = [x, *first.parameters(), *second.parameters()]
+    for dtype, tolerance in ((torch.bfloat16, 2e-2), (torch.float32, 1e-6)):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            middle, (y, _) = first(x, then=second)
+            joined, apart = second(middle, reading=(y, None)), second(first(x))
+        assert middle.dtype == torch.float32 and y.dtype == dtype and within_an_ulp(y, middle.detach().double())
+        assert "Fused" in type(middle.grad_fn).__name__ and (dtype == torch.float32 or y.grad_fn is middle.grad_fn)
+        assert row_error(joined, apart) < tolerance
+        for a, b in zip(*(torch.autograd.grad(out, leaves, grad) for out in (joined, apart)), strict=True):
+            assert (a - b).norm() <= tolerance * b.norm()
+
+
+def check_second_derivatives_are_refused(device: str) -> None:
+    x, u, _ = sample(2, 8, device)
+    u.requires_grad_()
+    (first,) = torch.autograd.grad(
+        geodesic_update(x, u, backend="triton").square().sum(), u, create_graph=True, allow_unused=True
+    )
+    try:
+        first.sum().backward()
+    except RuntimeError as error:
+        assert "once_differentiable" in str(error)
+    else:
+        raise AssertionError("a second derivative passed silently")
+
+
+def check_refusals(device: str) -> None:
+    ones = torch.ones(2, 4, device=device)
+    for x, u, says in (
+        (ones.double(), ones.double(), "float64"),
+        (ones, ones.double(), "float64"),
+        (torch.ones(1, 16385, device=device), torch.ones(1, 16385, device=device), "16384"),
+    ):
+        try:
+            geodesic_update(x, u, backend="triton")
+        except ConfigError as error:
+            assert says in str(error) and "auto" in str(error) and "\n" not in str(error)
+        else:
+            raise AssertionError(f"{says} passed silently")
+        assert geodesic_update(x, u, backend="closed").shape == x.shape
+    try:
+        geodesic_update(ones, ones, decay=torch.ones(2, 1, device=device), backend="triton")
+    except ConfigError as error:
+        assert "single numbers" in str(error)
+    else:
+        raise AssertionError("a decay per row passed silently")
