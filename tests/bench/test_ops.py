@@ -220,7 +220,7 @@ def test_choice() -> None:
         *(f"add + rms_norm{kind}" for kind in ("", ", gains", " compiled", ", gains, compiled")),
     ]
     assert choose(found, []) == found
-    with pytest.raises(ConfigError, match="'closd' is part of no candidate's name; here are geonorm, "):
+    with pytest.raises(ConfigError, match="'closd' is part of no candidate's name; here are geonorm; "):
         choose(found, ["closd"])
 
 

@@ -183,6 +183,11 @@ def test_what_has_no_equal_is_refused(fields: dict[str, Any], said: str, build: 
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
             "llama with rope_param",
         ),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "llama with partial_rotary_factor=0.5 has no equal here, only with partial_rotary_factor=1.0",
+        ),
         ("mistral", {"sliding_window": 8}, "mistral with sliding_window=8 has no equal here"),
         ("olmo", {"clip_qkv": 1.0}, "olmo with clip_qkv=1.0 has no equal here"),
         ("gemma2", {"attn_logit_softcapping": 50.0}, "gemma2 with attn_logit_softcapping=50.0"),
@@ -235,6 +240,12 @@ def test_an_architecture_by_name(build: Any, ids: Any) -> None:
         hf.to_stock(model, "gpt2")
     with pytest.raises(ConfigError, match="unknown architecture 'lama': did you mean 'llama'"):
         hf.to_stock(model, "lama")
+
+
+@pytest.mark.parametrize("function", [hf.to_stock, hf.fold])
+def test_models_that_are_not_ours_are_refused(function: Any) -> None:
+    with pytest.raises(ConfigError, match="expected a GeoNormForCausalLM, got LlamaForCausalLM"):
+        function(stock("llama"))
 
 
 def test_what_was_trained_with_dropout_goes_on_without(build: Any) -> None:

@@ -76,6 +76,7 @@ def test_grouped_queries() -> None:
         ({"rotary": 0.1}, "model.rotary 0.1 of a head of 32 must be an even number of dimensions"),
         ({"rotary": 0.0}, "model.rotary 0 of"),
         ({"rotary": 1.5}, "model.rotary 1.5 of"),
+        ({"rotary": 0.5, "positions": "learned"}, "model.rotary 0.5 needs model.positions=rope, not learned"),
         ({"kv_heads": 3}, "multiple of model.kv_heads"),
         ({"kv_heads": 8}, "multiple of model.kv_heads"),
         ({"kv_heads": 0}, "model.kv_heads must be at least 1"),

@@ -76,7 +76,7 @@ def choose(found: list[Candidate], words: list[str]) -> list[Candidate]:
     """Those with one of the words in their name, and Pre-Norm, which all are compared with, without and with gains."""
     for word in words:
         if not any(word in candidate.name for candidate in found):
-            names = ", ".join(candidate.name for candidate in found)
+            names = "; ".join(candidate.name for candidate in found)
             raise ConfigError(f"--only {word!r} is part of no candidate's name; here are {names}")
     chosen = [candidate for candidate in found if not words or any(word in candidate.name for word in words)]
     compiled = any(candidate.compiled for candidate in chosen)

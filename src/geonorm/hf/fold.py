@@ -7,7 +7,7 @@ import copy
 import torch
 
 from ..schemes import parse
-from .modeling import GeoNormForCausalLM
+from .modeling import GeoNormForCausalLM, language_model
 
 
 @torch.no_grad()
@@ -18,6 +18,7 @@ def fold(model: GeoNormForCausalLM) -> GeoNormForCausalLM:
     A new model with equal logits to rounding, whose scheme says `head=plain`; all other weights are shared with the
     old one, but a tied head becomes a weight of its own. It may be trained on: as what it then is, with a free head.
     """
+    model = language_model(model)
     if model.logits_slot is None:
         return model
     weights = model.state_dict()

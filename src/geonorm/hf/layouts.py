@@ -318,6 +318,8 @@ def shape_of(theirs: Any, layout: Layout) -> DecoderConfig:
             refuse("rope_parameters", rope, "rope_type default")
         fixed["rope_theta"] = float(rope["rope_theta"])
         fixed["rotary"] = float(rope.get("partial_rotary_factor", 1.0))
+        if fixed["rotary"] != 1 and not layout.rotary:  # it rotates all, whatever its configuration says
+            refuse("partial_rotary_factor", fixed["rotary"], 1.0)
     head_dim = getattr(theirs, "head_dim", None) or width // heads
     if head_dim * heads != width:
         fixed["head_width"] = head_dim

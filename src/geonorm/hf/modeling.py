@@ -24,6 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from ..errors import ConfigError
 from ..nn.attention import Attention, rope
 from ..nn.config import DecoderConfig
 from ..nn.decoder import Block, End, ParallelBlock
@@ -350,6 +351,13 @@ class GeoNormForCausalLM(GeoNormPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+
+def language_model(model: object) -> GeoNormForCausalLM:
+    """The model itself. ConfigError if it is none of ours, as a stock model is none."""
+    if not isinstance(model, GeoNormForCausalLM):
+        raise ConfigError(f"expected a GeoNormForCausalLM, got {type(model).__name__}")
+    return model
 
 
 class GeoNormForSequenceClassification(GenericForSequenceClassification, GeoNormPreTrainedModel):

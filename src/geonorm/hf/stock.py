@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from ..nn.config import DecoderConfig
 from .config import GeoNormConfig
 from .layouts import SHARED, TOKENS, Layout, joined, layout_for, layout_of, shape_of
-from .modeling import GeoNormForCausalLM
+from .modeling import GeoNormForCausalLM, language_model
 
 EMBEDDING = "model.embed_tokens.weight"
 Weights = dict[str, Tensor]
@@ -30,7 +30,7 @@ def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
     """The same function as a model of transformers: of that architecture, or of the first that is equal. Memory is
     shared where a weight is the same there. Where the stream enters as N(embedding), the rows of the embedding are
     normalised once and for all. ConfigError if no architecture is equal."""
-    config = model.config.shape()
+    config = language_model(model).config.shape()
     layout = layout_of(config, model_type)
     with initialization.no_init_weights():
         out = transformers.AutoModelForCausalLM.from_config(stock_config(model.config, layout))

@@ -73,6 +73,8 @@ class DecoderConfig:
                 f"model.rotary {self.rotary:g} of a head of {self.head_dim} must be an even number of dimensions, at "
                 "least 2 and at most all"
             )
+        if self.rotary != 1 and self.positions != "rope":
+            raise ConfigError(f"model.rotary {self.rotary:g} needs model.positions=rope, not {self.positions}")
         if self.heads % self.groups:
             raise ConfigError(f"model.heads {self.heads} must be a multiple of model.kv_heads {self.kv_heads}")
 
