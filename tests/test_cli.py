@@ -258,7 +258,7 @@ BAD = [
     ("eval nowhere", "--data is missing"),
     ("eval nowhere --data x.txt", "there is no run and no model folder nowhere"),
     ("generate", "RUN is missing"),
-    ("generate nowhere --prompt x", "there is no run nowhere"),
+    ("generate ./nowhere --prompt x", "there is no run and no model folder ./nowhere"),
     ("generate a b", "unexpected argument 'b'"),
     ("export", "RUN is missing"),
     ("export nowhere", "--to is missing"),

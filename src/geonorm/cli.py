@@ -155,10 +155,10 @@ def evaluate(arguments: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Generate:
-    """Text from a trained run."""
+    """Text from a trained run or a Hugging Face model."""
 
     run: str
-    """Run directory."""
+    """Run directory, model folder, or name on the Hugging Face hub."""
     prompt: str = ""
     """Beginning of the text; without it a new document begins."""
     tokens: int = 100
@@ -174,12 +174,12 @@ class Generate:
 
 
 def generate(arguments: list[str]) -> int:
-    """text from a trained run"""
+    """text from a trained run or a Hugging Face model"""
     options = read(Generate, "geonorm generate", arguments, ("run",))
     from .lab.use import generate_text
 
     for piece in generate_text(
-        Path(options.run),
+        options.run,
         options.prompt,
         options.tokens,
         options.temperature,

@@ -67,6 +67,8 @@ THEIRS: dict[str, dict[str, Any]] = {
     "stablelm": {"use_qkv_bias": True},
     "phi3 in part": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     "qwen3 of wide heads": {"head_dim": 24},
+    "qwen2 of wide heads": {"head_dim": 16},
+    "olmo2 of wide heads": {"head_dim": 16},
     "mistral of wide heads": {"sliding_window": None, "head_dim": 16},
     "gpt_neox in turn": {**PYTHIA, "use_parallel_residual": False, "attention_bias": False},
     "starcoder2": {"tie_word_embeddings": False},
@@ -280,3 +282,16 @@ def test_the_preset_is_gpt2(ids: Any, tmp_path: Path) -> None:
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert type(theirs) is transformers.GPT2LMHeadModel
     close(theirs(ids).logits, decoder(ids))
+
+
+def test_what_is_no_stock_model_is_one_line(build: Any, tmp_path: Path) -> None:
+    build(scheme="geonorm").save_pretrained(tmp_path / "ours")
+    (tmp_path / "empty").mkdir()
+    for name, said in (
+        ("ours", "is under a scheme already: load it with transformers.AutoModelForCausalLM"),
+        ("empty", "holds no model of transformers"),
+        ("nothing", "holds no model of transformers"),
+    ):
+        with pytest.raises(ConfigError, match=said) as caught:
+            hf.load_stock(tmp_path / name)
+        assert "\n" not in str(caught.value)

@@ -97,6 +97,24 @@ def test_generation(run: Path, call: Any) -> None:
     assert text("--prompt=--é\n", "--tokens", 40).startswith("--é\n")  # longer than the context of 16
 
 
+@pytest.mark.parametrize("layout", ["geonorm", "gpt2"])
+def test_generation_of_a_model_folder_is_that_of_its_run(layout: str, train: Any, call: Any, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    run, folder = tmp_path / "run", tmp_path / "folder"
+    gpt2 = ["--scheme", "pre(entry=embedding)", "--preset", "nano-gpt2"]
+    assert train(run, "--steps", 2, *(gpt2 if layout == "gpt2" else [])).status == 0
+    assert call("export", run, "--to", folder, "--layout", layout).status == 0
+    for options in (["--temperature", 0], ["--seed", 3], ["--top-k", "null", "--temperature", 1.5]):
+        texts = [call("generate", name, "--prompt", "the cat", "--tokens", 8, *options).out for name in (run, folder)]
+        assert texts[0] == texts[1] and texts[0].startswith("the cat")
+    assert call("generate", folder, "--tokens", 4).status == 0  # begins a new text
+    too_long = call("generate", folder, "--prompt", "the cat " * 9, "--tokens", 200)
+    if layout == "gpt2":
+        assert too_long.status == 2 and "more than the context of this model: " in too_long.err.splitlines()[-1]
+    else:
+        assert too_long.status == 0
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -142,7 +142,7 @@ NEOX_NAMES: dict[str, Any] = {
 LAYOUTS = (
     Layout("llama", {**PRE, **LLAMA}, head_width=True, bias=("attention_bias", "mlp_bias")),
     Layout("mistral", {**PRE, **LLAMA}, head_width=True, settings={"sliding_window": None}),
-    Layout("qwen2", {**PRE, **LLAMA}, settings={"use_sliding_window": False}),
+    Layout("qwen2", {**PRE, **LLAMA}, head_width=True, settings={"use_sliding_window": False}),
     Layout(
         "phi3",
         {
@@ -165,7 +165,7 @@ LAYOUTS = (
             "attn.own.output": "post_attention_layernorm", "mlp.own.output": "post_feedforward_layernorm",
             **HEAD_NORMS, **LLAMA,
         },
-        ("olmo2(entry=embedding)",), shape={"qk_norm": "full"}, bias=("attention_bias",),
+        ("olmo2(entry=embedding)",), shape={"qk_norm": "full"}, head_width=True, bias=("attention_bias",),
     ),
     Layout(
         "gemma2",

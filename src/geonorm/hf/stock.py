@@ -89,8 +89,14 @@ def stock_config(config: GeoNormConfig, layout: Layout) -> Any:
 def load_stock(folder: str | Path) -> GeoNormForCausalLM:
     """A model of transformers under the scheme that it is, with equal logits: a folder or a name on the hub.
 
-    ConfigError if its architecture, or a setting of it, has no equal here."""
-    theirs = transformers.AutoConfig.from_pretrained(folder)
+    ConfigError if there is no model, or if its architecture or a setting of it has no equal here."""
+    try:
+        theirs = transformers.AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{folder} holds no model of transformers ({why})") from None
+    if theirs.model_type.startswith("geonorm"):
+        raise ConfigError(f"{folder} is under a scheme already: load it with transformers.AutoModelForCausalLM")
     layout = layout_for(theirs)
     shape = shape_of(theirs, layout)
     stock = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")

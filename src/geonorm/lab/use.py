@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..devices import pick_device
 from ..errors import CheckpointError, ConfigError, DataError
-from ..nn.sampling import generate
+from ..nn.sampling import generate, sample
 from .clusters import within
 from .config import MAX_SEED, EvalConfig
-from .data import Tokenizer, load_tokenizer, open_source, prepare
+from .data import Tokenizer, open_source, prepare
 from .data.batches import validation_batches
 from .data.source import NO_TEXT
 from .evaluate import held_out, with_perplexity
 from .simulations import writable
 from .subject import Subject, open_subject
 from .tasks import Tasks, listener
-from .train import EVALUATION_BATCH, load_run
+from .train import EVALUATION_BATCH
 
 MOST_TOKENS = 1_000_000
 
@@ -80,29 +82,70 @@ def trained_on(path: Path) -> str | None:
 
 
 def generate_text(
-    path: Path, prompt: str, tokens: int, temperature: float, top_k: int | None, seed: int, device_name: str
+    name: str, prompt: str, tokens: int, temperature: float, top_k: int | None, seed: int, device_name: str
 ) -> Iterator[str]:
-    """The prompt and then new text, piece by piece as it is decoded."""
+    """The prompt and then new text of a run or a Hugging Face model, piece by piece as it is decoded."""
     within("tokens", tokens, 1, MOST_TOKENS)
     within("seed", seed, 0, MAX_SEED)
     within("temperature", temperature, 0)
-    device = pick_device(device_name)
-    model, _, tokenizer_file = load_run(path, device)
-    tokenizer = load_tokenizer(str(tokenizer_file), NO_TEXT, model.config.vocab_size)
     try:
-        ids = [int(i) for i in tokenizer.encode([prompt])[0]] if prompt else [tokenizer.eos]
+        prompt.encode()
     except UnicodeEncodeError:
         raise ConfigError("the prompt is not valid Unicode text") from None
-    generator = torch.Generator(device).manual_seed(seed)
+    device = pick_device(device_name)
+    subject = open_subject(name, device)
+    speak = of_run if "run" in subject.about else of_transformers
+    ids, ends, writer, read = speak(subject, prompt)
     told = ""
-    for token in generate(model, torch.tensor([ids], device=device), tokens, temperature, top_k, generator):
+    for token in writer(torch.tensor([ids], device=device), tokens, temperature, top_k, generator_of(seed, device)):
         ids.append(int(token))
-        if ids[-1] == tokenizer.eos:
+        if ids[-1] in ends:
             return
-        text = decode(tokenizer, ids)
+        text = read(ids)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a character: wait for the rest
             yield text[len(told) :]
             told = text
+
+
+def generator_of(seed: int, device: torch.device) -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
+
+
+Speaker = tuple[list[int], set[int], Callable[..., Iterator[Tensor]], Callable[[list[int]], str]]
+"""Ids of the prompt, ids that end a text, what writes new ids, what makes text of ids."""
+
+
+def of_run(subject: Subject, prompt: str) -> Speaker:
+    tokenizer = subject.tokenizer(NO_TEXT)
+    ids = [int(i) for i in tokenizer.encode([prompt])[0]] if prompt else [tokenizer.eos]
+    return ids, {tokenizer.eos}, partial(generate, subject.scorer), partial(decode, tokenizer)
+
+
+def of_transformers(subject: Subject, prompt: str) -> Speaker:
+    model, tokenizer = subject.theirs()
+    start = next((i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None), None)
+    ids = list(tokenizer(prompt).input_ids) if prompt else [] if start is None else [start]
+    if not ids:
+        raise ConfigError("this tokenizer has no token that begins a text: give a --prompt")
+    ends = model.generation_config.eos_token_id
+    ends = set(ends if isinstance(ends, list) else [ends]) - {None}
+    return ids, ends, partial(continued, model), partial(tokenizer.decode, skip_special_tokens=True)
+
+
+@torch.no_grad()
+def continued(
+    model: Any, ids: Tensor, tokens: int, temperature: float, top_k: int | None, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """As `nn.generate`, for a model of transformers."""
+    past, fresh = None, ids
+    for _ in range(tokens):
+        try:
+            out = model(fresh, past_key_values=past, use_cache=True)
+        except IndexError:  # learned positions have an end
+            longest = getattr(model.config, "max_position_embeddings", "unknown")
+            raise ConfigError(f"prompt and new tokens are more than the context of this model: {longest}") from None
+        past, fresh = out.past_key_values, sample(out.logits[:, -1].float(), temperature, top_k, generator)
+        yield fresh
 
 
 def decode(tokenizer: Tokenizer, ids: list[int]) -> str:
