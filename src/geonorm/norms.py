@@ -24,10 +24,16 @@ def upcast(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
+def transformed() -> bool:
+    """Whether a transform of torch.func (vmap, grad, jvp, ...) stands around what runs now: custom backward passes and
+    Python numbers are then out of place, and the textbook is what can be transformed."""
+    return not torch.compiler.is_compiling() and bool(torch._C._are_functorch_transforms_active())
+
+
 def one_row(x: Tensor) -> bool:
     """Whether x is one token in plain memory of a CPU and nothing is recorded, as when a model writes text: calling an
     operation then costs more than its work, and what is one number per token is better a Python number."""
-    if torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling() or transformed():
         return False
     return x.numel() == x.shape[-1] and x.is_cpu
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ConfigError
-from .norms import NormSpec
+from .norms import NormSpec, transformed
 from .schemes import Scheme, Site, parse, restore
 
 Reading = tuple[Tensor, Any]
@@ -64,7 +64,8 @@ class Residual(nn.Module):
     def site(self, x: Tensor) -> Site:
         """Where this stands, with the layer as a 0-d tensor in the precision of the maths on x. Outside the compiler a
         CPU takes it as a number, because converting the tensor costs as much as adding two tokens."""
-        if self.layer.is_cpu and type(self.layer) is Tensor and not torch.compiler.is_compiling():
+        plain = self.layer.is_cpu and type(self.layer) is Tensor
+        if plain and not torch.compiler.is_compiling() and not transformed():
             return Site(self.layer.item(), self.kind, self.depth)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         return Site(self.layer.to(dtype), self.kind, self.depth)

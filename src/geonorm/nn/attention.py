@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..norms import RMSNorm
+from ..norms import RMSNorm, transformed
 from ..schemes import Scheme, Site
 from .config import DecoderConfig
 from .roles import linear
@@ -32,7 +32,7 @@ def rotate(x: Tensor, positions: Rope) -> Tensor:
         return torch.cat((rotate(x[..., :dim], positions), x[..., dim:]), dim=-1)
     if cos.dtype != x.dtype:
         cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    if not torch.is_grad_enabled():  # the detour over autograd costs as much as two operations
+    if not torch.is_grad_enabled() or transformed():  # the detour over autograd costs as much as two operations
         return turned(x, cos, sin, 1)
     out: Tensor = Rotation.apply(x, cos, sin)
     return out

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, unknown
+from ..norms import transformed
 from . import launch
 
 BACKENDS = ("auto", "triton", "inductor", "closed", "reference")
@@ -56,6 +57,8 @@ def choose(backend: str, x: Tensor, u: Tensor) -> str:
     """The path for these tensors: triton | inductor | closed | reference. Raises ConfigError if the one asked for
     cannot take them."""
     backend = asked(backend)
+    if backend == "auto" and transformed():
+        return "reference"
     if backend in ("auto", "triton") and (backend == "triton" or x.is_cuda):
         reason = why_not_triton(x.device, (x.dtype, u.dtype), x.shape[-1])
         if backend == "triton" and reason:

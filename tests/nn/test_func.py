@@ -1,0 +1,65 @@
+"""Decoders under torch.func: gradients of every text, many models at once, directional derivatives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, jvp, stack_module_state, vmap
+
+from geonorm import Decoder, DecoderConfig, names
+
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+
+
+def decoder(scheme: str, seed: int = 0) -> Decoder:
+    torch.manual_seed(seed)
+    shape = DecoderConfig(scheme=scheme, layers=2, width=16, heads=2, hidden=24, vocab_size=11, context=8)
+    return Decoder(shape).double()
+
+
+def ids(*shape: int) -> Tensor:
+    return torch.randint(11, shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_gradients_of_every_text_at_once(scheme: str) -> None:
+    model, texts = decoder(scheme), ids(3, 7)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], text: Tensor) -> Tensor:
+        logits = functional_call(model, weights, (text[None, :-1],))
+        return torch.nn.functional.cross_entropy(logits[0], text[1:])
+
+    every = vmap(grad(loss), in_dims=(None, 0))(weights, texts)
+    for index, text in enumerate(texts):
+        expected = torch.autograd.grad(model.loss(text[None, :-1], text[None, 1:]), list(model.parameters()))
+        for (name, _), right in zip(model.named_parameters(), expected, strict=True):
+            torch.testing.assert_close(every[name][index], right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scheme", ["geonorm", "pre", "ngpt"])
+@pytest.mark.parametrize("tokens", [1, 5])
+@torch.no_grad()
+def test_many_models_at_once(scheme: str, tokens: int) -> None:
+    models, text = [decoder(scheme, seed) for seed in range(3)], ids(1, tokens)
+    found = vmap(lambda *state: functional_call(models[0], state, (text,)))(*stack_module_state(models))
+    torch.testing.assert_close(found, torch.stack([model(text) for model in models]))
+
+
+@pytest.mark.parametrize("scheme", ["geonorm", "post"])
+def test_directional_derivative(scheme: str) -> None:
+    model, text = decoder(scheme), ids(1, 5)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    torch.manual_seed(1)
+    direction = {name: torch.randn_like(p) for name, p in weights.items()}
+
+    def logits(weights: dict[str, Tensor]) -> Tensor:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # the fused kernel has no forward mode
+            out: Tensor = functional_call(model, weights, (text,))
+        return out
+
+    slope = jvp(logits, (weights,), (direction,))[1]
+    step = 1e-6
+    ahead, behind = ({name: p + sign * step * direction[name] for name, p in weights.items()} for sign in (1, -1))
+    torch.testing.assert_close(slope, (logits(ahead) - logits(behind)) / (2 * step), rtol=1e-5, atol=1e-6)
