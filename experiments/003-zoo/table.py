@@ -1,6 +1,6 @@
 """The README's table: final runs of results.jsonl beside the step times of benchmarks/results/scheme_cost.json.
 
-python experiments/003-zoo/table.py [results.jsonl]
+python experiments/003-zoo/table.py [results.jsonl [baseline]]
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}") if round(value, 3) else "0.000"
 
 
-def main(results: Path) -> None:
-    rows = aggregate([json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()], baseline="pre")
+def main(results: Path, baseline: str = "pre") -> None:
+    rows = aggregate([json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()], baseline=baseline)
     cost = {row["scheme"]: row["ratio"] for row in json.loads(COST.read_text(encoding="utf-8"))["rows"]}
-    print("| scheme | n | validation loss, mean ± sd | paired difference to `pre` (95 %) | resolved | lr | step time / "
-          "`pre` | peak memory, MiB |\n|---|---|---|---|---|---|---|---|")  # fmt: skip
+    print(f"| scheme | n | validation loss, mean ± sd | paired difference to `{baseline}` (95 %) | resolved | lr | "
+          "step time / `pre` | peak memory, MiB |\n|---|---|---|---|---|---|---|---|")  # fmt: skip
     for row in sorted(rows, key=lambda row: row["val_loss_mean"]):
-        name, base = row["scheme"], row["scheme"] == "pre"
+        name, base = row["scheme"], row["scheme"] == baseline
         ratio = cost.get(name)
         interval = f"{signed(row['difference_low'])} to {signed(row['difference_high'])}" if not base else ""
         cells = [
@@ -41,11 +41,11 @@ def main(results: Path) -> None:
             "baseline" if base else f"{signed(row['difference'])} ({interval})",
             "–" if base else "yes" if row["resolved"] else "no",
             f"{row['lr']:g}",
-            "1" if base else f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})" if ratio else "–",
+            "1" if name == "pre" else f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})" if ratio else "–",
             round(row["peak_memory_bytes"] / 2**20),
         ]
         print("| " + " | ".join(map(str, cells)) + " |")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "results.jsonl")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "results.jsonl", *sys.argv[2:3])
