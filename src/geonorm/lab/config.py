@@ -285,7 +285,7 @@ class CompareConfig(Recipe):
     tune: bool = False
     """Extend the learning rates of a scheme by the grid's own ratio until its best is not at an end."""
     tune_steps: int | None = None
-    """Steps of a tuning run; half of --steps when not given."""
+    """Steps of a tuning run; half of --steps when not given. Short runs like higher rates than long ones."""
     out: str = "runs/compare"
     """Directory of the comparison."""
     jobs: int | None = None
