@@ -37,7 +37,9 @@ SHAPE = (
     "--batch-size 2"
 ).split()
 TRAIN = [*SHAPE, "--steps", "8", "--evaluation.every", "4", "--checkpoint.every", "4"]
-WORDS = "the sphere a token moves norm layer small step angle of depth and radius stream reads every head".split()
+WORDS = (
+    "the sphere a token moves norm layer small step angle of depth and radius stream reads writes every head"
+).split()
 
 
 def text() -> str:
