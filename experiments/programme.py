@@ -29,7 +29,7 @@ from typing import Any
 Summaries = dict[str, dict[str, Any]]
 Grid = Mapping[str, Sequence[str]]
 Plan = Callable[[Summaries], Grid]
-TRACED = ("step", "layer", "kind", "clamped", "ratio_p05", "ratio_p50", "ratio_p95", "radius", "angle")
+TRACED = ("step", "layer", "kind", "clamped", "proposal_p05", "proposal_p50", "proposal_p95", "radius", "angle")
 """What is kept of a trace."""
 
 
