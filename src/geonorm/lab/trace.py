@@ -83,7 +83,8 @@ def trace(model: Decoder, ids: Tensor, step: int, grad_norms: dict[str, float]) 
         sites.append(
             {
                 **place(step, str(residual.scheme), site),
-                **without_quantiles(measure.row(), "ratio_p99"),
+                **without_quantiles(measure.row(), *(f"ratio_{q}" for q in ("p05", "p50", "p95", "p99"))),
+                **proposal_ratio(residual.scheme.seen(x), u),
                 **law(residual, x, u),
                 "clamped": None if clamped is None else clamped.double().mean().item(),
                 "rotation": own[0] if own else None,
@@ -113,6 +114,15 @@ def place(step: int, scheme: str, site: Site) -> dict[str, Any]:
 def without_quantiles(row: dict[str, Any], *but: str) -> dict[str, Any]:
     """Means and standard deviations: a run has a row per evaluation and place, quantiles would triple it."""
     return {key: value for key, value in row.items() if key in but or not QUANTILE.search(key)}
+
+
+def proposal_ratio(x: Tensor, u: Tensor) -> dict[str, float]:
+    """Quantiles over tokens of |v|/|x|, v the part of u tangential to x: what a ceiling on the step has to deal with,
+    before it and before any decay."""
+    x = wide(x)
+    ratio = sphere.safe_divide(sphere.radius(sphere.tangent(x, wide(u))), sphere.radius(x)).flatten()
+    at = torch.quantile(ratio, torch.tensor([0.05, 0.5, 0.95], dtype=ratio.dtype, device=ratio.device))
+    return dict(zip(("proposal_p05", "proposal_p50", "proposal_p95"), at.tolist(), strict=True))
 
 
 def law(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | None]:
