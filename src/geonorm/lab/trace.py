@@ -77,14 +77,16 @@ def trace(model: Decoder, ids: Tensor, step: int, grad_norms: dict[str, float]) 
     def look(site: Site, residual: Residual, x: Tensor, u: Tensor, after: Tensor) -> None:
         clamped = residual.scheme.clamped(x, u, residual.own, residual.site(x))
         measure = SiteMeasure()
-        measure.update(*(wide(part) for part in (residual.scheme.seen(x), residual.scheme.seen(after), u)))
+        before, behind = (wide(residual.scheme.seen(part)) for part in (x, after))
+        measure.update(before, behind, wide(u))
         own = [norms[key]["rotation"] for key in map(id, residual.own.children()) if key in norms]
         key = site_key(site)
         sites.append(
             {
                 **place(step, str(residual.scheme), site),
-                **without_quantiles(measure.row(), *(f"ratio_{q}" for q in ("p05", "p50", "p95", "p99"))),
-                **proposal_ratio(residual.scheme.seen(x), u),
+                **without_quantiles(measure.row(), "ratio_p99"),
+                **spread("ratio", before, behind - before),
+                **spread("proposal", before, wide(u)),
                 **law(residual, x, u),
                 "clamped": None if clamped is None else clamped.double().mean().item(),
                 "rotation": own[0] if own else None,
@@ -116,13 +118,12 @@ def without_quantiles(row: dict[str, Any], *but: str) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key in but or not QUANTILE.search(key)}
 
 
-def proposal_ratio(x: Tensor, u: Tensor) -> dict[str, float]:
-    """Quantiles over tokens of |v|/|x|, v the part of u tangential to x: what a ceiling on the step has to deal with,
-    before it and before any decay."""
-    x = wide(x)
-    ratio = sphere.safe_divide(sphere.radius(sphere.tangent(x, wide(u))), sphere.radius(x)).flatten()
-    at = torch.quantile(ratio, torch.tensor([0.05, 0.5, 0.95], dtype=ratio.dtype, device=ratio.device))
-    return dict(zip(("proposal_p05", "proposal_p50", "proposal_p95"), at.tolist(), strict=True))
+def spread(name: str, x: Tensor, step: Tensor) -> dict[str, float]:
+    """Quantiles over tokens of |v|/|x|, v the part of a step tangential to x. Of the update as the sub-layer returned
+    it (`proposal`): what a ceiling has to deal with, before it and before any decay."""
+    found = sphere.safe_divide(sphere.radius(sphere.tangent(x, step)), sphere.radius(x)).flatten()
+    at = torch.quantile(found, torch.tensor([0.05, 0.5, 0.95], dtype=found.dtype, device=found.device))
+    return dict(zip((f"{name}_p05", f"{name}_p50", f"{name}_p95"), at.tolist(), strict=True))
 
 
 def law(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | None]:
