@@ -13,7 +13,7 @@ from geonorm.lab.compare import slug
 
 COMMON = settings(
     preset="nano", model__width=64, model__hidden=172, data="books", batch_size=4, steps=4000,
-    evaluation__every=400, evaluation__average=0.1, evaluation__trace_tokens=4096,
+    evaluation__every=400, evaluation__whole="true", evaluation__average=0.1, evaluation__trace_tokens=4096,
     checkpoint__keep=1, runtime__tensorboard="false",
 )  # fmt: skip
 CEILINGS = {
@@ -32,8 +32,8 @@ SETTINGS = {
     "neox-embedding-norm": ("neox", "entry=embedding, input=norm"),
     "fan_in-embedding-norm": ("fan_in", "entry=embedding, input=norm"),
 }
-"""Initialisation, entry, input. On the sphere of radius sqrt(width) the norm of the stream is the stream, but for gains,
-and with that entry raw and norm do not differ."""
+"""Initialisation, entry, input. On the sphere of radius sqrt(width) the norm of the stream is the stream, but for
+gains, and with that entry raw and norm do not differ."""
 RATES = (6e-3, 3e-3, 1.2e-2)
 TELLING = ("fan_in-sphere-raw", "neox-embedding-raw")
 """The ends: clamped from the first steps on, and free at first."""

@@ -14,7 +14,7 @@ from geonorm.lab.compare import slug
 LAYERS = 12
 COMMON = settings(
     preset="nano", model__width=64, model__hidden=172, model__layers=LAYERS, model__gains="false", data="books",
-    batch_size=4, steps=4000, evaluation__every=800, evaluation__trace_tokens=2048,
+    batch_size=4, steps=4000, evaluation__every=800, evaluation__whole="true", evaluation__trace_tokens=2048,
     checkpoint__keep=1, runtime__tensorboard="false",
 )  # fmt: skip
 WRITES = {
