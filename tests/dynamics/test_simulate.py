@@ -81,7 +81,7 @@ def test_predictions_are_of_this_system_or_none() -> None:
     settings = {"init": "gaussian", "beta": 0.1, "tokens": 3, "dim": 3, "points": 40}
     (row,) = small(schemes=["geonorm(entry=embedding)"], time=1e5, **settings).summary["schemes"]
     assert isclose(row["terminal_exponent"], row["terminal_exponent_predicted"], rel_tol=0.05)
-    assert abs(row["terminal_exponent_predicted"] - 2) > 0.02
+    assert abs(row["terminal_exponent_predicted"] - 2) > 1e-3  # what equal radii have
     for wrong, why in (
         ({"weights": "kaiming"}, "these weights are random"),
         ({"schemes": ["residual_dual"]}, ""),
@@ -92,7 +92,7 @@ def test_predictions_are_of_this_system_or_none() -> None:
         assert row["terminal_law_predicted"] is None and row["terminal_exponent_predicted"] is None
         assert row["terminal_law_unpredicted"] and why in row["terminal_law_unpredicted"]
         text = "\n".join(terminal(found.summary))
-        assert f"no prediction of the last law of {row['scheme']}" in text.replace(", geonorm", "")
+        assert f"no prediction of the last law of {row['scheme']}" in text
 
 
 def test_clusters_of_many_tokens_are_counted_among_some(monkeypatch: Any) -> None:
