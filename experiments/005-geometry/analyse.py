@@ -94,30 +94,33 @@ def schedules(paths: list[Path]) -> list[dict[str, Any]]:
                     "when": when,
                     "ratio": {kind: [row["ratio"] for row in rows if row["kind"] == kind] for kind in ("attn", "mlp")},
                     "laws": implied(rows)["decoder"],
+                    "laws_after_block_1": implied([row for row in rows if row["t"] > 1])["decoder"],
                 }
             )
     return found
 
 
 def schedule_table(found: list[dict[str, Any]]) -> str:
+    """Laws fitted to logarithms, over all blocks and without the first; power of t: mean, lowest and highest run."""
     lines = [
-        "| norm | when | sites | best law (runs) | R² harmonic | sqrt | linear | constant | power of t |",
-        "|" + "---|" * 9,
+        "| norm | when | sites | blocks | law that fits (runs) | R² harmonic | sqrt | linear | constant | power of t |",
+        "|" + "---|" * 10,
     ]
     for norm, (name, _) in NORMS.items():
         for when in ("start", "end"):
             for kind in ("attn", "mlp"):
-                laws = [row["laws"][kind] for row in found if (row["norm"], row["when"]) == (norm, when)]
-                if not laws:
-                    continue
-                best = [law["best"] for law in laws]
-                named = ", ".join(f"{law} {best.count(law)}" for law in dict.fromkeys(best))
-                fits = " | ".join(f"{mean(law[key]['r2'] for law in laws):.2f}" for key in LAWS)
-                power = [law["power"]["exponent"] for law in laws]
-                lines.append(
-                    f"| {name} | {when} | {kind} | {named} | {fits} "
-                    f"| {mean(power):.2f} ({min(power):.2f} to {max(power):.2f}) |"
-                )
+                for key, blocks in (("laws", "all"), ("laws_after_block_1", "2 on")):
+                    laws = [row[key][kind] for row in found if (row["norm"], row["when"]) == (norm, when)]
+                    if not laws:
+                        continue
+                    best = [law["best"] for law in laws]
+                    named = ", ".join(f"{law} {best.count(law)}" for law in dict.fromkeys(best))
+                    fits = " | ".join(f"{mean(law[each]['r2'] for law in laws):.2f}" for each in LAWS)
+                    power = [-law["power"]["exponent"] for law in laws]
+                    lines.append(
+                        f"| {name} | {when} | {kind} | {blocks} | {named} | {fits} "
+                        f"| {mean(power):.2f} ({min(power):.2f} to {max(power):.2f}) |"
+                    )
     return "\n".join(lines) + "\n"
 
 

@@ -14,6 +14,7 @@ from geonorm import report
 from geonorm.cli import main
 from geonorm.dynamics import simulate as simulation
 from geonorm.errors import ConfigError, GeonormError
+from geonorm.report.simulation import terminal
 from geonorm.simulation import SimulateConfig
 
 # scheme: (kind, exponent, time that shows it), worked out by hand in docs/theory.md
@@ -51,6 +52,58 @@ def test_the_terminal_law_is_found(scheme: str) -> None:
 def small(**settings: Any) -> Any:
     base = {"schemes": ["pre", "geonorm"], "tokens": 4, "dim": 4, "time": 3.0, "points": 8, "seeds": 2}
     return geonorm.simulate(**{**base, **settings})
+
+
+def test_no_law_is_stated_before_the_end() -> None:
+    """A run that has not come together has a slope, not a law."""
+    schemes = ["post", "pre", "peri", "geonorm"]
+    for time in (2.0, 20.0):
+        found = geonorm.simulate(schemes=schemes, time=time, seeds=1)
+        for row in found.summary["schemes"]:
+            if row["scheme"] == "post" and time > 2:
+                assert row["terminal_law"] == "exponential" and isclose(row["terminal_exponent"], 2.0, rel_tol=0.01)
+            else:
+                assert (row["terminal_law"], row["terminal_exponent"]) == ("early", None), row
+        text = "\n".join(terminal(found.summary))
+        for row in found.summary["schemes"]:
+            said = f"not at its end (cos {row['cos_pair_final']:.4g})"
+            assert (said in text) == (row["terminal_law"] == "early")
+
+
+def test_predictions_are_of_this_system_or_none() -> None:
+    """Unequal radii, no temperature, whole layers; random weights have none, and the reason stands below the table."""
+    layers = {"method": "layers", "time": 16.0, "points": 17, "log_time": False}
+    rows = small(schemes=["post", "pre"], init="cone", seeds=1, **layers).summary["schemes"]
+    assert isclose(rows[0]["terminal_exponent"], rows[0]["terminal_exponent_predicted"], rel_tol=0.01)
+    (row,) = small(schemes=["olmo2"], beta=0.0, dim=8, time=1000.0, seeds=1, points=40).summary["schemes"]
+    assert row["terminal_law_predicted"] == row["terminal_law"] == "polynomial"
+    assert isclose(row["terminal_exponent"], 2.0, rel_tol=0.01)
+    settings = {"init": "gaussian", "beta": 0.1, "tokens": 3, "dim": 3, "points": 40}
+    (row,) = small(schemes=["geonorm(entry=embedding)"], time=1e5, **settings).summary["schemes"]
+    assert isclose(row["terminal_exponent"], row["terminal_exponent_predicted"], rel_tol=0.05)
+    assert abs(row["terminal_exponent_predicted"] - 2) > 1e-3  # what equal radii have
+    for wrong, why in (
+        ({"weights": "kaiming"}, "these weights are random"),
+        ({"schemes": ["residual_dual"]}, ""),
+        ({"schemes": ["geonorm(entry=embedding)"], "init": "gaussian", "heads": 2}, "radii differ"),
+    ):
+        found = small(**wrong)
+        row = found.summary["schemes"][0]
+        assert row["terminal_law_predicted"] is None and row["terminal_exponent_predicted"] is None
+        assert row["terminal_law_unpredicted"] and why in row["terminal_law_unpredicted"]
+        text = "\n".join(terminal(found.summary))
+        assert f"no prediction of the last law of {row['scheme']}" in text
+
+
+def test_clusters_of_many_tokens_are_counted_among_some(monkeypatch: Any) -> None:
+    monkeypatch.setattr(simulation, "CLUSTERED", 8)
+    seen: list[int] = []
+    whole = simulation.clusters
+    monkeypatch.setattr(simulation, "clusters", lambda theta: seen.append(theta.shape[-2]) or whole(theta))
+    found = small(tokens=20, dim=20, schemes=["post"])
+    assert set(seen) == {7} and found.trace[0]["clusters"] == 7 and len(repr(found)) < 200
+    small(tokens=8, dim=8, schemes=["post"])
+    assert seen[-1] == 8
 
 
 def test_a_causal_mask_halves_the_rate() -> None:

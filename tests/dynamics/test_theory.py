@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from math import cos, exp, isclose, log, pi, sqrt
+from itertools import pairwise
+from math import cos, exp, isclose, log, pi, sin, sqrt
 from typing import Any
 
 import pytest
@@ -66,6 +67,68 @@ def test_radius_at_the_start_matters_to_geonorm_alone_when_it_reads_the_normed_s
     for scheme, exponent in (("geonorm(entry=embedding)", 2.0), ("geonorm(entry=embedding, input=norm)", 0.5)):
         found = theory.terminal(scheme, radius=4.0).exponent
         assert found is not None and isclose(found, exponent, rel_tol=1e-6)
+
+
+def slopes(flow: dynamics.Flow, x: Tensor, times: list[float]) -> list[float]:
+    """Minus the slope of log(1 - cos) against log t between successive times, of the particles themselves."""
+    with torch.no_grad():
+        walk = dynamics.integrate(flow, flow.start(x), times, method="rk4", step=0.05, log_time=True)
+        found = [(log(tau + 1), log(dynamics.gap(flow.tokens(state)).item())) for tau, state in walk]
+    return [(a[1] - b[1]) / (b[0] - a[0]) for a, b in pairwise(found)]
+
+
+# by the linearised system worked out by hand: two tokens of radii 1 and r at inverse temperature beta
+UNEQUAL = [(2, 0.0, 2.5), (2, 0.5, 2.759), (2, 1.0, 3.043), (3, 0.0, 3.333), (3, 0.5, 4.418), (3, 1.0, 5.286)]
+
+
+@pytest.mark.parametrize(("r", "beta", "exponent"), UNEQUAL)
+def test_unequal_radii_change_the_exponent_of_a_scheme_that_keeps_them(r: float, beta: float, exponent: float) -> None:
+    scheme = "geonorm(entry=embedding)"
+    found = theory.terminal(scheme, radius=[1.0, float(r)], beta=beta)
+    assert found.kind == "polynomial" and found.exponent == pytest.approx(exponent, abs=1e-3)
+    x = torch.tensor([[[1.0, 0.0], [r * cos(0.01), r * sin(0.01)]]], dtype=torch.float64)
+    flow = dynamics.Flow(scheme, dynamics.Attention(beta))
+    assert slopes(flow, x, [1e2, 1e3])[0] == pytest.approx(found.exponent, rel=1e-3)
+
+
+def test_unequal_radii_of_many_tokens_and_under_a_mask_against_particles() -> None:
+    scheme, radii = "geonorm(entry=embedding)", [0.7, 1.0, 1.4]
+    x = torch.tensor(radii, dtype=torch.float64)[:, None] * dynamics.cone(3, 3, 1e-3, seeds=(0,))
+    for causal, until in ((False, 1e5), (True, 1e9)):
+        found = theory.terminal(scheme, causal=causal, radius=radii, beta=0.3).exponent
+        flow = dynamics.Flow(scheme, dynamics.Attention(0.3, causal=causal))
+        assert slopes(flow, x, [until / 10, until])[0] == pytest.approx(found, rel=0.02)
+    for other in ("pre(entry=embedding)", "peri(entry=embedding)"):  # radii that grow become equal
+        assert theory.terminal(other, radius=radii).exponent == pytest.approx(2.0, rel=1e-6)
+    same = theory.terminal(scheme, radius=[3.0, 3.0 + 1e-7, 3.0]).exponent
+    assert same == pytest.approx(2.0, rel=1e-5)
+
+
+@pytest.mark.parametrize(("causal", "exponent"), [(False, 2.0), (True, 1.0)])
+def test_olmo2_does_not_freeze_where_there_is_no_temperature(causal: bool, exponent: float) -> None:
+    found = theory.terminal("olmo2", causal=causal, beta=0.0)
+    assert found.kind == "polynomial" and found.exponent == pytest.approx(exponent, rel=1e-6)
+    flow = dynamics.Flow("olmo2", dynamics.Attention(0.0, causal=causal))
+    late = slopes(flow, equiangular(3, 0.99), [1e5, 1e6] if causal else [1e2, 1e3])[0]
+    assert late == pytest.approx(exponent, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "causal", "rate"),
+    [("post", False, 2 * log(2)), ("post", True, 2 * log(4 / 3)), ("ngpt(alpha=0.5)", False, 2 * log(2)),
+     ("deepnorm", False, 2 * log(1 + (2 * DEPTH) ** -0.25)), ("sqrt", False, 4.0)],
+)  # fmt: skip
+def test_whole_layers_have_other_exponentials(scheme: str, causal: bool, rate: float) -> None:
+    """N(x + A) with h = 1 halves a difference; continuous time says e^-1 per layer. Slow laws agree at last."""
+    found = theory.terminal(scheme, DEPTH, causal, layers=True).exponent
+    assert found == pytest.approx(rate, rel=1e-6)
+    if scheme == "post":
+        flow = dynamics.Flow(scheme, dynamics.Attention(1.0, causal=causal))
+        with torch.no_grad():
+            walk = dynamics.integrate(flow, flow.start(equiangular(4, 0.99)), [20, 21], method="layers")
+            early, late = (dynamics.gap(flow.tokens(x)).item() for _, x in walk)
+        assert log(early / late) == pytest.approx(rate, rel=1e-2)
+    assert str(theory.terminal("ngpt(alpha=1)", layers=True)) == "none"  # the token is replaced at once
 
 
 def initial(scheme: str, n: int, beta: float, r: float) -> float:

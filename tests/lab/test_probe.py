@@ -241,6 +241,7 @@ def test_a_block_left_out_is_a_model_without_it(case: str, tiny_model: Tiny) -> 
 def test_python(tiny_model: Tiny, folder: Path) -> None:
     model, inputs = tiny_model("llama")
     found = geonorm.probe(model, inputs["input_ids"])
+    assert repr(found).startswith("Probe(") and len(repr(found)) < 200  # what a notebook prints
     assert found.tokens == 18 and len(found.sites) == 6 and found.about["model_type"] == "llama"
     again = geonorm.probe(model, {**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])})
     assert again.sites == found.sites

@@ -1,12 +1,15 @@
-"""Planted schedules are found, with their scale."""
+"""Planted schedules are found, with their scale, and nothing is found where nothing was planted."""
 
 from __future__ import annotations
 
-from math import sqrt
+import random
+from math import exp, pi, sin, sqrt
 
 import pytest
+from scipy.special import stdtrit
 
-from geonorm.probes.schedule import LAWS, fit, implied
+from geonorm.probes.schedule import LAWS, fit, implied, student
+from geonorm.report.geometry import overview
 
 DEPTH = 12
 SHAPES = {
@@ -31,10 +34,62 @@ def test_planted_law(law: str) -> None:
         assert found["power"]["exponent"] == pytest.approx(power[law], abs=1e-12)
     else:
         assert found["power"]["r2"] < 0.99
+    assert found["power"]["low"] <= found["power"]["exponent"] <= found["power"]["high"]
+
+
+@pytest.mark.parametrize("depth", [4, 12, 32])
+def test_our_own_rule_at_its_clamp_is_harmonic(depth: int) -> None:
+    """A clamped geonorm turns by pi/4 / t, which is .707 .383 .259 .195 of the radius: 1/t but for the first sine."""
+    steps = [(t, sin(pi / 4 / t)) for t in range(1, depth + 1)]
+    assert [round(value, 3) for _, value in steps[:4]] == [0.707, 0.383, 0.259, 0.195]
+    found = fit(steps, depth)
+    assert found is not None and found["best"] == "harmonic" and found["harmonic"]["r2"] > 0.99
+    assert abs(found["power"]["exponent"] - 1) < 0.08
+    if depth > 4:  # a first block that goes its own way does not decide alone
+        found = fit([(1, 1.4), *steps[1:]], depth)
+        assert found is not None and found["best"] == "harmonic"
+
+
+def test_between_the_laws_and_in_noise_none_fits() -> None:
+    draw = random.Random(0)
+    for values in (
+        [t**-0.75 for t in range(1, DEPTH + 1)],
+        [t**0.5 for t in range(1, DEPTH + 1)],
+        [exp(draw.gauss(0, 1)) for _ in range(DEPTH)],
+    ):
+        found = fit(list(enumerate(values, 1)), DEPTH)
+        assert found is not None and found["best"] == "none"
+    assert found["power"]["low"] < 0 < found["power"]["high"]
+    assert found["power"]["high"] - found["power"]["low"] > 0.5
+    # 5 % of noise leave a constant a constant
+    found = fit([(t, 0.3 * exp(draw.gauss(0, 0.05))) for t in range(1, DEPTH + 1)], DEPTH)
+    assert found is not None and found["best"] == "constant"
+
+
+def test_the_interval_of_the_power_holds_the_truth_as_often_as_it_says() -> None:
+    draw, hits = random.Random(1), 0
+    for _ in range(400):
+        found = fit([(t, t**-0.8 * exp(draw.gauss(0, 0.2))) for t in range(1, 9)], 8)
+        assert found is not None
+        hits += found["power"]["low"] <= 0.8 <= found["power"]["high"]
+    assert 0.92 <= hits / 400 <= 0.98
+    assert all(student(n) == pytest.approx(stdtrit(n, 0.975), rel=1e-12) for n in range(1, 60))
+
+
+def test_the_overview_says_where_none_fits() -> None:
+    about = {"model_type": "x", "class": "X", "scheme": "pre", "depth": DEPTH, "parameters": 1, "tokens": 1}
+    models = [
+        about | {"model": name, "schedule": {"decoder": {"all": fit([(t, t**-p) for t in range(1, 13)], DEPTH)}}}
+        for name, p in (("a", 0.75), ("b", 1.0))
+    ]
+    titles, ((*_, law, scale, r2, power), (*_, named, _, _, _)) = overview(models)
+    assert titles[-4:] == ["implied step law", "scale", "R²", "power of t"]
+    assert (law, scale, r2, power) == ("none fits", "–", "–", "-0.75 (-0.75 to -0.75)") and named == "harmonic"
 
 
 def test_too_few_depths_have_no_law() -> None:
     assert fit([(1, 0.5), (2, 0.3), (2, 0.2)], 2) is None
+    assert fit([(1, 0.5), (2, 0.3), (3, 0.0)], 3) is None  # a site that does nothing
 
 
 def test_laws_of_a_trace() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from geonorm.probes.accumulate import NormMeasure, SiteMeasure
+from geonorm.probes.measures import null_directions
 from geonorm.probes.sample import concentration, effective_rank, principal
 from geonorm.probes.streaming import QUANTILES, RELATIVE_ERROR, Moments, Sample
 
@@ -92,6 +93,38 @@ def test_principal_direction_and_concentration() -> None:
     cosine = 1 + torch.log(share + (1 - share) * torch.exp(torch.tensor(-2 * kappa))) / kappa
     assert concentration(cosine.mean().item(), 3) == pytest.approx(kappa, rel=0.08)  # the approximation errs by 6 %
     assert concentration(1.0, 3) is None
+
+
+@pytest.mark.parametrize(("tokens", "dim"), [(60, 90), (90, 60), (512, 768)])
+def test_the_principal_direction_is_that_of_the_singular_values(tokens: int, dim: int) -> None:
+    """Also where the largest two are close, as among directions without a common one."""
+    rows = torch.randn(tokens, dim, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    unit = rows / rows.norm(dim=-1, keepdim=True)
+    top = torch.linalg.svd(unit, full_matrices=False).Vh[0]
+    found = principal(7 * rows)
+    assert found["cos_principal"] == pytest.approx((unit @ top).abs().mean().item(), rel=1e-9)
+    assert found["cos_ones_principal"] == pytest.approx(abs(top.sum().item()) / dim**0.5, rel=1e-7)
+    assert principal(torch.zeros(3, 5)) == {"cos_principal": 0.0, "cos_ones_principal": 0.0}
+
+
+@pytest.mark.parametrize("window", [16, 15])
+def test_the_null_meets_every_position_of_a_window_alike(window: int) -> None:
+    """A sink token at position 0 along one of the random directions, everything else across it."""
+    dim, rows = 24, 256
+    directions = null_directions(dim, torch.zeros((), dtype=torch.float64))
+    sink, other = directions[:, 0], torch.linalg.svd(directions[:, :1].mT).Vh[1]
+    x = other.expand(rows, window, dim).clone()
+    x[:, 0] = sink
+    site, norm = SiteMeasure(), NormMeasure(False)
+    for part in x.split(8):
+        site.update(part, part)
+        norm.update(part, part)
+    every = (x.flatten(0, 1) @ directions).abs().mean().item()
+    assert site.row()["cos_null"] == pytest.approx(every, rel=0.02)
+    assert norm.row()["cos_null_before"] == pytest.approx(every, rel=0.02)
+    site = SiteMeasure()
+    site.update(x[:1, :1], x[:1, :1])
+    assert site.row()["cos_null"] == pytest.approx((sink @ directions).abs().mean().item())  # one token is enough
 
 
 def test_memory_does_not_grow_with_tokens() -> None:

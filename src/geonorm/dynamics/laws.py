@@ -14,6 +14,10 @@ CLOCKS: dict[str, Callable[[Any], Any]] = {"exponential": lambda t: t, "polynomi
 """The function of depth-time t = tau + 1 in which log(1 - cos) is a straight line under each law."""
 
 LEAST_POINTS = 8
+NEAR = 1e-2
+"""1 - cos below which tokens count as together: a law of the end is read off there alone."""
+MOST_DRIFT = 0.05
+"""Of the slope over the window, for a law to be stated."""
 PIECES = 4
 STUDENT = 3.182
 """97.5 % point of Student's t with PIECES - 1 = 3 degrees of freedom."""
@@ -21,11 +25,13 @@ STUDENT = 3.182
 
 @dataclass(frozen=True)
 class Law:
-    """kind: exponential e^(-rate t) | polynomial t^(-rate) | stretched e^(-rate sqrt t) | none; t = tau + 1.
+    """kind: exponential e^(-rate t) | polynomial t^(-rate) | stretched e^(-rate sqrt t) | none | early: the run is not
+    at its end; t = tau + 1.
 
     low, high: 95 % interval of the rate from the slopes of four successive pieces of the window, so that a rate that
-    still drifts shows (the residuals of a smooth curve would claim far too much). r2: of the straight line. None where
-    there is no law.
+    still drifts shows (the residuals of a smooth curve would claim far too much). r2: of the straight line. drift: by
+    what share the slope changes from the first piece to the last, where it only rises or only falls, else 0. None
+    where there is no law.
     """
 
     kind: str
@@ -36,6 +42,7 @@ class Law:
     points: int = 0
     t_from: float | None = None
     t_to: float | None = None
+    drift: float | None = None
 
 
 def series(times: Sequence[float], gap: Sequence[float]) -> tuple[Any, Any]:
@@ -94,7 +101,20 @@ def terminal_law(
     half = STUDENT * slopes.std(ddof=1) / PIECES**0.5
     middle = slopes.mean()
     low, high_end = min(rate, middle - half), max(rate, middle + half)
-    return Law(kind, float(rate), float(low), float(high_end), r2, **window)  # type: ignore[arg-type]
+    steps = np.diff(slopes)
+    drift = float(abs(slopes[-1] - slopes[0]) / rate) if (steps > 0).all() or (steps < 0).all() else 0.0
+    return Law(kind, float(rate), float(low), float(high_end), r2, drift=drift, **window)  # type: ignore[arg-type]
+
+
+def law_at_end(times: Sequence[float], gap: Sequence[float], floor: float = 1e-28) -> Law:
+    """terminal_law of what lies below 1 - cos = 0.01, or `early` where the run has not fallen ten times further, has
+    fewer than 8 points there, or its slope still drifts: until then it is a slope of the way to the end."""
+    t, g = series(times, gap)
+    late = (g < NEAR) & (g > floor)
+    if late.sum() < LEAST_POINTS or g[late].min() > NEAR / 10:
+        return Law("early")
+    law = terminal_law(t[late].tolist(), g[late].tolist(), floor=floor)
+    return Law("early", points=law.points, t_from=law.t_from, t_to=law.t_to) if (law.drift or 0) > MOST_DRIFT else law
 
 
 def line(a: Any, b: Any) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 A trace has one row per scheme, seed and time, in the schema of run directories as far as it applies. A simulation moves
 in continuous depth, so what a network's trace says of a step (step_norm, radial, tangential, ratio, angle) is said of
 the velocity here: per layer. Rows have the extra columns seed, time, gap (1 - mean cosine, without cancellation), speed
-(s, mean over tokens that turn), order and clusters.
+(s, mean over tokens that turn), order and clusters (among at most 2048 tokens: their number is quadratic work).
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from . import theory
 from .fields import Attention, Field, Fresh, random_attention
 from .flow import Flow, check_values
 from .integrators import integrate
-from .laws import collapse_time, terminal_law
+from .laws import collapse_time, law_at_end
 from .observables import clusters, cosine_rate, gap, order_parameter, radius_cv
 from .starts import STARTS
 
 Progress = Callable[[str, float], None]
+CLUSTERED = 2048
+"""Most tokens among which clusters are counted, evenly spaced; 20,000 would take longer than what moves them."""
 COLLAPSED = 1e-2
 """Mean cosine of 0.99: from here on the tokens count as one."""
 SNAPSHOTS = (0.0, 1.0, 3.0, 10.0, 30.0)
@@ -43,11 +45,16 @@ TOGETHER = {"float64": 1e-26, "float32": 1e-12}
 exponential further costs an explicit integrator most of its steps."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Simulation:
     """summary: what summary.json holds. trace: rows. theory: the closed equation per scheme, where it applies.
     particles: directions of the first seed at a few times, in three dimensions, per scheme. Filled scheme by scheme;
     status is "interrupted", and missing names the schemes to come, until all are there."""
+
+    def __repr__(self) -> str:
+        """A line: the trace is as long as the simulation."""
+        done = ", ".join(row["scheme"] for row in self.summary.get("schemes", ()))
+        return f"Simulation({done or 'no scheme yet'}; {len(self.trace):,} rows, {self.summary.get('status')})"
 
     config: SimulateConfig
     summary: dict[str, Any]
@@ -187,15 +194,16 @@ def one(
                 break
     results.trace.extend(rows)
     pictures(config, scheme, start, results)
-    return conclude(config, scheme, rows, sum(velocities) / len(velocities), results)
+    return conclude(config, scheme, start, rows, sum(velocities) / len(velocities), results)
 
 
 def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
     """One row per seed."""
     theta = flow.tokens(x)
+    some = theta[..., :: -(-theta.shape[-2] // CLUSTERED), :]
     columns: dict[str, Tensor | None] = {
         "radius": flow.radius(x).mean(-1), "radius_cv": radius_cv(flow.radius(x)), "gap": gap(theta),
-        "cos_pair": 1 - gap(theta), "order": order_parameter(theta), "clusters": clusters(theta),
+        "cos_pair": 1 - gap(theta), "order": order_parameter(theta), "clusters": clusters(some),
         **dict.fromkeys(("step_norm", "radial", "tangential", "ratio", "angle", "update_norm", "clamped", "speed")),
     }  # fmt: skip
     if flow.scheme.planar:
@@ -222,8 +230,34 @@ def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
     ]
 
 
+def foretell(config: SimulateConfig, scheme: Scheme, start: Tensor) -> tuple[theory.Terminal | None, str | None]:
+    """The law of 1 - cos that theory foresees for these starts, or why it foresees none."""
+    if not scheme.planar:
+        return None, scheme.lawless or "its step leaves the plane of x and u"
+    if config.weights != "identity":
+        return None, "the laws are those of V = I, and these weights are random"
+    flow = Flow(scheme, attention(config, 0), depth=config.layers)
+    radii = {tuple(each) for each in flow.radius(flow.start(start)).double().tolist()}
+    kinds = (config.layers, config.causal)
+    found = [
+        theory.terminal(scheme, *kinds, each, beta=inverse_temperature(config), layers=config.method == "layers")
+        for each in radii
+    ]
+    if len({law.kind for law in found}) > 1:
+        return None, "its law is another one for every seed"
+    rates = [law.exponent for law in found if law.exponent is not None]
+    if rates and config.heads > 1 and max(rates) - min(rates) > 1e-9 * max(rates):
+        return None, "radii differ, and heads see directions apart"
+    return theory.Terminal(found[0].kind, sum(rates) / len(rates) if rates else None), None
+
+
 def conclude(
-    config: SimulateConfig, scheme: Scheme, rows: list[dict[str, Any]], velocity: float, results: Simulation
+    config: SimulateConfig,
+    scheme: Scheme,
+    start: Tensor,
+    rows: list[dict[str, Any]],
+    velocity: float,
+    results: Simulation,
 ) -> dict[str, Any]:
     """What is found about a scheme: initial and terminal velocity, speed and radius at both ends, beside theory."""
     name, seeds = str(scheme), config.seeds
@@ -234,13 +268,13 @@ def conclude(
     gaps = [[row["gap"] for row in of_seed] for of_seed in by_seed]
     usable = [i for i in range(len(times)) if all(g[i] > ROUNDING[config.dtype] for g in gaps)]
     mean = [exp(sum(log(g[i]) for g in gaps) / seeds) for i in usable]
-    law = terminal_law([times[i] for i in usable], mean, floor=ROUNDING[config.dtype])
+    law = law_at_end([times[i] for i in usable], mean, floor=ROUNDING[config.dtype])
     crossings = [collapse_time(times, g, COLLAPSED) for g in gaps]
     reached = [each for each in crossings if each is not None]
-    identity = config.weights == "identity" and scheme.planar
-    expected = theory.terminal(scheme, config.layers, config.causal) if identity else None
+    expected, why = foretell(config, scheme, start)
     solved = None
-    if identity and config.init == "equiangular" and config.heads == 1 and not config.causal:
+    closed = config.init == "equiangular" and config.heads == 1 and not config.causal
+    if closed and config.weights == "identity" and scheme.planar and config.method != "layers":
         path = theory.equiangular(scheme, config.tokens, inverse_temperature(config), times, config.layers)
         solved = asdict(path)
         results.theory[name] = {key: [finite(value) for value in values] for key, values in solved.items()}
@@ -262,6 +296,7 @@ def conclude(
         "terminal_exponent_interval": None if law.rate is None else [law.low, law.high],
         "terminal_law_predicted": None if expected is None else expected.kind,
         "terminal_exponent_predicted": None if expected is None else expected.exponent,
+        "terminal_law_unpredicted": why,
         "collapse_time": sum(reached) / len(reached) if len(reached) == seeds else None,
         "collapsed": len(reached),
         "time_final": times[-1],

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, expm1, isclose, log, sqrt
+from math import exp, expm1, isclose, isfinite, log, sqrt
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from ..schemes.parse import name_of
 from .fields import Attention
 from .flow import Flow
 from .integrators import Slope, dormand_prince
+from .observables import gap as mean_gap
 from .rates import in_plane
 
 LATE = 1e9
@@ -65,6 +66,7 @@ class Frame:
 
     def __init__(self, scheme: str | Scheme, depth: int) -> None:
         self.flow = Flow(scheme, Attention(), depth)
+        self.depth = depth
         if not self.flow.scheme.planar:
             raise ConfigError(f"{self.flow.scheme} has no closed equation: its step leaves the plane of x and u")
 
@@ -90,6 +92,34 @@ class Frame:
         x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
         with torch.no_grad():
             return self.flow.settle(x, tau).norm().item()
+
+    def slowest(self, radii: Tensor, tau: float, beta: float, causal: bool) -> float:
+        """lambda near collapse for radii (n,) of their own that do not change: token i turns towards k at the rate
+        w_ik = p_ik |read(x_k)| / s_i, p_ik = softmax_k(beta |read(x_i)| |read(x_k)|), and 1 - cos shrinks at twice the
+        smallest rate of a mode that is not common to all. w is a symmetric kernel between positive diagonals, so its
+        spectrum is real; a causal one is triangular."""
+        rule, site = self.flow.rule(tau)
+        x = torch.stack((radii, torch.zeros_like(radii)), -1)
+        with torch.no_grad():
+            own = self.flow.own(rule, site, 2, x)
+            m = rule.read(x, own, site)[0][:, 0]
+            scores = beta * m[:, None] * m
+            p = torch.softmax(scores.tril() + torch.full_like(scores, -torch.inf).triu(1) if causal else scores, -1)
+            along = p @ m
+            _, turn, _ = in_plane(rule, own, x, torch.stack((along, NEAR * along), -1), site)
+        w = p * m * turn / radii[:, None]
+        if causal:
+            return 2 * (w.sum(1) - w.diagonal())[1:].min().item()
+        return 2 * torch.linalg.eigvalsh(w.sum(1).diag() - (w * w.mT).sqrt())[1].item()
+
+    def whole(self, radius: float, tau: float, causal: bool) -> float:
+        """-log of the factor by which one layer, h = 1, shrinks 1 - cos of two tokens that are nearly one."""
+        flow = Flow(self.flow.scheme, Attention(0.0, causal=causal), self.depth)
+        angle = torch.tensor([0.0, 1e-4], dtype=torch.float64)
+        x = radius * torch.stack((angle.cos(), angle.sin()), -1)
+        with torch.no_grad():
+            before, after = (mean_gap(flow.tokens(state)).item() for state in (x, flow.layer(x, tau)))
+        return log(before / after) if after > 1e-12 * before else float("inf")
 
 
 def attention(n: int, beta: float, gap: float, m: float = 1.0) -> tuple[float, float, float]:
@@ -185,22 +215,38 @@ def advance(slope: Slope, y: Tensor, s: float, end: float, h: float, tolerance: 
     return y, h
 
 
-def terminal(scheme: str | Scheme, depth: int = 1, causal: bool = False, radius: float = 1.0) -> Terminal:
+def terminal(
+    scheme: str | Scheme,
+    depth: int = 1,
+    causal: bool = False,
+    radius: float | Sequence[float] = 1.0,
+    *,
+    beta: float = 1.0,
+    layers: bool = False,
+) -> Terminal:
     """The law of 1 - cos as t grows without end, read off the scheme's definition near collapse (V = I).
 
     All particles together feel A = m theta; a small difference between them shrinks at the rate lambda = 2 m / s(t, r)
     (full attention), half of it under a causal mask. r follows from r' in the same state: where r' = c r^a t^b, the
     solution is r ~ t^((1+b)/(1-a)). What is left is the logarithmic derivative of lambda in t: -1 is a power law, 0
     an exponential, -1/2 a stretched one. Anything else, also a schedule that ends, is `none`. So is a power law where
-    m^2 (1 - cos) does not vanish: attention that grows colder faster than the particles meet leaves each with itself.
+    beta m^2 (1 - cos) does not vanish: attention that grows colder faster than the particles meet leaves each with
+    itself. radius: one for all, or one for each particle; those that a scheme keeps change the rate, with beta, those
+    that grow become equal. layers: whole layers, h = 1, in place of continuous time: another exponential.
     """
     frame = Frame(scheme, depth)
-    start = frame.settled(radius, LATE - 1)
+    given = torch.tensor(radius if isinstance(radius, Sequence) else [radius], dtype=torch.float64)
+    with torch.no_grad():
+        radii = frame.flow.settle(torch.stack((given, torch.zeros_like(given)), -1), LATE - 1).norm(dim=-1)
+    start = radii.mean().item()
+    unequal = (radii.max() - radii.min()).item() > 1e-9 * start
 
     def look(r: float, t: float) -> tuple[float, float]:
         """(lambda, r') near collapse."""
         m = frame.read(r, t - 1)
         turn, growth = frame.rates(r, t - 1, m, 0.0)
+        if unequal and abs(growth) * t <= 1e-6 * r:
+            return frame.slowest(radii, t - 1, beta, causal), growth
         return 2 * turn * m * (0.5 if causal else 1.0), growth
 
     r, power = start, 0.0
@@ -224,7 +270,7 @@ def terminal(scheme: str | Scheme, depth: int = 1, causal: bool = False, radius:
         return Terminal("none", None)
     slope = log(later / rate) / log(1.01)
     colder = 2 * log(frame.read(r * 1.01**power, LATE * 1.01 - 1) / frame.read(r, LATE - 1)) / log(1.01)
-    if abs(slope + 1) < 1e-3 and rate * LATE <= colder + 1e-6:
+    if beta > 0 and abs(slope + 1) < 1e-3 and rate * LATE <= colder + 1e-6:
         return Terminal("none", None)
     for kind, expected, exponent in (
         ("polynomial", -1.0, rate * LATE),
@@ -232,7 +278,9 @@ def terminal(scheme: str | Scheme, depth: int = 1, causal: bool = False, radius:
         ("exponential", 0.0, rate),
     ):
         if abs(slope - expected) < 1e-3:
-            return Terminal(kind, exponent)
+            if layers and kind == "exponential":
+                exponent = float("inf") if unequal else frame.whole(r, LATE - 1, causal)
+            return Terminal(kind, exponent) if isfinite(exponent) else Terminal("none", None)
     return Terminal("none", None)
 
 

@@ -33,7 +33,7 @@ ABLATION_TOKENS = 4096
 FILES = ("trace.jsonl", "norms.jsonl", "summary.json")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Probe:
     """What was measured of one model. Rows are dictionaries: pandas.DataFrame(probe.sites) is a table.
 
@@ -50,6 +50,17 @@ class Probe:
     schedule: dict[str, Any] = field(default_factory=dict)
     ablation: list[dict[str, Any]] = field(default_factory=list)
     loss: float | None = None
+
+    def __repr__(self) -> str:
+        """A line: the rows themselves are hundreds of numbers each."""
+        counts = ", ".join(
+            f"{len(rows)} {name}"
+            for name, rows in (("sites", self.sites), ("norms", self.norms), ("ablation rows", self.ablation))
+            if rows
+        )
+        laws = [kinds["all"]["best"] for kinds in self.schedule.values() if kinds and kinds.get("all")]
+        law = f", step law {' / '.join(laws)}" if laws else ""
+        return f"Probe({self.name!r}, {self.tokens:,} tokens, {counts or 'no rows'}{law}, {self.seconds:.1f} s)"
 
     def summary(self) -> dict[str, Any]:
         """The model in summary.json."""

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from .measures import analytic_null, divide, norm_tokens, null_cosines, ones_tokens, site_tokens, uniform_cosine
 from .sample import SAMPLE, concentration, many, principal
-from .streaming import Moments, Sample, single
+from .streaming import SEED, Moments, Sample, single
 
 CHUNK = 1 << 17
 """Numbers of one tensor that are worked on at a time, so that they stay in a processor's cache."""
-NULL_STRIDE = 4
-"""The 64 random directions are compared with every fourth token: their mean needs no more, and 64 products are dear."""
+NULL_SHARE = 0.25
+"""Of the tokens, at random, that the 64 random directions are compared with: their mean needs no more, and 64 products
+are dear. A fixed stride would meet the same positions of every window, the first token among them."""
 
 
 def flat(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -40,9 +41,14 @@ class Null:
     def __init__(self) -> None:
         self.sum: Tensor | float = 0.0
         self.count = 0
+        self.generator = torch.Generator().manual_seed(SEED)
 
     def update(self, x: Tensor, radius: Tensor) -> None:
-        cosine = null_cosines(x[::NULL_STRIDE], radius[::NULL_STRIDE])
+        """The draw depends on the number of the token alone; the very first is in it, so that there is one."""
+        drawn = torch.rand(x.shape[0], generator=self.generator) < NULL_SHARE
+        drawn[0] |= self.count == 0
+        drawn = drawn.to(x.device)
+        cosine = null_cosines(x[drawn], radius[drawn])
         self.sum = self.sum + cosine.sum(0, dtype=torch.float64)
         self.count += cosine.shape[0]
 

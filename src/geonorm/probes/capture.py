@@ -85,6 +85,11 @@ def fitted(mask: Tensor | None, x: Tensor, name: str) -> Tensor | None:
     )
 
 
+def mask_of(masks: Masks, stack: str) -> Tensor | None:
+    """The mask of a stack; that of a model with one stream may be given under any name."""
+    return masks.get(stack) if stack in masks or len(masks) != 1 else next(iter(masks.values()))
+
+
 class Capture:
     """Sites and norms of a model, found once; `watching` measures what runs inside it.
 
@@ -173,8 +178,7 @@ class Capture:
             yield
 
     def mask(self, stack: str) -> Tensor | None:
-        """The mask of a stack; that of a model with one stream may be given under any name."""
-        return self.masks.get(stack) if stack in self.masks or len(self.masks) != 1 else next(iter(self.masks.values()))
+        return mask_of(self.masks, stack)
 
     def norm_hook(self, norm: Norm) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: Any, out: Tensor) -> None:

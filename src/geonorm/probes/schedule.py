@@ -1,16 +1,20 @@
 """The schedule that a network follows without saying so: its implied step size |P_x(x'-x)|/|x| over depth, and the law
 of GeoNorm's decay that it is nearest to.
 
-With t = block + 1 of L blocks, each law has one free number, the scale alpha, and is fitted by least squares:
-harmonic alpha/t, sqrt alpha/sqrt(t), linear alpha (L - t + 1)/L, constant alpha. R^2 = 1 - sum of squares about the law
-/ sum of squares about the mean: the constant has 0, and a law that is worse than the mean has less than 0. Beside them
-power: alpha t^-p with both numbers fitted to the logarithms, its R^2 of the values themselves.
+With t = block + 1 of L blocks, each law has one free number, the scale alpha: harmonic alpha/t, sqrt alpha/sqrt(t),
+linear alpha (L - t + 1)/L, constant alpha. All are fitted to the logarithms, where every block counts alike; on the raw
+scale the first block, several times as large as the rest, decides alone. r2 = 1 - sum of squares about the law / sum of
+squares about the mean, both of logarithms: the constant has 0, and a law that is worse than the mean has less than 0.
+spread: root mean square of the logarithm of value / law. Beside them power: alpha t^-exponent, both numbers fitted,
+with the 95 % interval low to high of the exponent (Student's t of the residuals).
+
+best: the law with the least spread, where it explains LEAST_R2 of the variance or stays within LEAST_SPREAD; else none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from math import exp, log, sqrt
+from math import atan, cos, exp, log, pi, sin, sqrt
 from typing import Any
 
 LAWS: dict[str, Callable[[float, int], float]] = {
@@ -19,38 +23,71 @@ LAWS: dict[str, Callable[[float, int], float]] = {
     "linear": lambda t, depth: (depth - t + 1) / depth,
     "constant": lambda t, depth: 1.0,
 }
+LEAST_R2 = 0.9
+"""Among powers, harmonic then covers exponents from 0.76 to 1.46 and sqrt those from 0.38 to 0.73."""
+LEAST_SPREAD = 0.1
+"""10 %: the bar for steps that hardly change, of which no law explains much."""
 
 
 def fit(points: Iterable[tuple[float, float]], depth: int) -> dict[str, Any] | None:
-    """Laws of step sizes (t, value): {law: {alpha, r2}}, the best of the four by R^2; None below 3 depths."""
-    known = [(t, value) for t, value in points]
-    if len({t for t, _ in known}) < 3:
+    """Laws of step sizes (t, value): {best, law: {alpha, r2, spread}, power}. None below 3 depths, and where a step is
+    0, which no law gives."""
+    known = [(float(t), float(value)) for t, value in points]
+    if len({t for t, _ in known}) < 3 or min(value for _, value in known) <= 0:
         return None
-    values = [value for _, value in known]
-    mean = sum(values) / len(values)
-    total = sum((value - mean) ** 2 for value in values)
+    values = [log(value) for _, value in known]
+    total = squares(values)
     laws: dict[str, Any] = {}
     for name, law in LAWS.items():
-        shape = [law(t, depth) for t, _ in known]
-        alpha = sum(s * v for s, v in zip(shape, values, strict=True)) / sum(s * s for s in shape)
-        laws[name] = {"alpha": alpha, "r2": r2(values, [alpha * s for s in shape], total)}
-    best = max(laws, key=lambda name: laws[name]["r2"] if laws[name]["r2"] is not None else -1.0)
-    found = {"best": best if total > 1e-24 * mean * mean else "constant", **laws}
-    if min(values) > 0:
-        logs = [(log(t), log(value)) for t, value in known]
-        x, y = (sum(column) / len(logs) for column in zip(*logs, strict=True))
-        slope = sum((a - x) * (b - y) for a, b in logs) / sum((a - x) ** 2 for a, _ in logs)
-        scale = exp(y - slope * x)
-        fitted = [scale * t**slope for t, _ in known]
-        found["power"] = {"alpha": scale, "exponent": -slope, "r2": r2(values, fitted, total)}
-    return found
+        laws[name] = described([value - log(law(t, depth)) for value, (t, _) in zip(values, known, strict=True)], total)
+    best = min(laws, key=lambda name: laws[name]["spread"])
+    fits = laws[best]["spread"] <= LEAST_SPREAD or (laws[best]["r2"] or 0.0) >= LEAST_R2
+    return {"best": best if fits else "none", **laws, "power": power([log(t) for t, _ in known], values, total)}
 
 
-def r2(values: list[float], fitted: list[float], total: float) -> float | None:
-    """None where all values are the same."""
-    if total == 0:
-        return None
-    return 1 - sum((v - f) ** 2 for v, f in zip(values, fitted, strict=True)) / total
+def power(logs: list[float], values: list[float], total: float) -> dict[str, Any]:
+    """alpha t^-exponent through the logarithms of t and of the values."""
+    n, centre, width = len(logs), sum(logs) / len(logs), squares(logs)
+    slope = sum((a - centre) * b for a, b in zip(logs, values, strict=True)) / width
+    rest = [b - slope * a for a, b in zip(logs, values, strict=True)]
+    half = student(n - 2) * sqrt(squares(rest) / (n - 2) / width)
+    return described(rest, total) | {"exponent": -slope, "low": -slope - half, "high": -slope + half}
+
+
+def described(rest: list[float], total: float) -> dict[str, float | None]:
+    """Of a law, from the logarithms of value / law; r2 is None where all values are the same."""
+    left = squares(rest)
+    return {
+        "alpha": exp(sum(rest) / len(rest)),
+        "r2": 1 - left / total if total > 1e-24 * len(rest) else None,
+        "spread": sqrt(left / len(rest)),
+    }
+
+
+def squares(values: list[float]) -> float:
+    """Sum of squares about the mean."""
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values)
+
+
+def student(freedom: int) -> float:
+    """97.5 % point of Student's t: bisection of the finite sums for whole degrees of freedom (Abramowitz, 26.7.3-4)."""
+
+    def inside(t: float) -> float:
+        """P(|T| < t)."""
+        angle = atan(t / sqrt(freedom))
+        odd = freedom % 2
+        term, total = cos(angle) if odd else 1.0, 0.0
+        for k in range(2 + odd, freedom + 1, 2):
+            total += term
+            term *= cos(angle) ** 2 * (k - 1) / k
+        return 2 / pi * (angle + sin(angle) * total) if odd else sin(angle) * total
+
+    low, high = 0.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if inside(middle) < 0.95 else (low, middle)
+    return high
 
 
 def implied(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ..anatomy import Stack
 from ..errors import ConfigError
-from .capture import Capture, first, stream_of
+from .capture import Capture, first, fitted, mask_of, stream_of
+from .streaming import single
 
 Inputs = Mapping[str, Any]
 NO_LOSS = "needs a model that predicts the next token: this one is {name}"
@@ -83,6 +84,11 @@ class Subject:
 
     def loss(self, batch: Tensor | Inputs) -> Tensor:
         """Mean cross-entropy of the next token, in nats. ConfigError for a model without one."""
+        return self.losses(batch).mean()
+
+    def losses(self, batch: Tensor | Inputs) -> Tensor:
+        """Cross-entropy of every next token that is predicted from a token and is one: without padding on either
+        side. One dimension."""
         inputs = self.inputs(batch)
         ids = inputs.get("decoder_input_ids", inputs.get("input_ids", inputs.get("")))
         out = self.run(inputs, head=True)
@@ -90,8 +96,10 @@ class Subject:
         if logits is None or ids is None or not self.predicts():
             raise ConfigError(NO_LOSS.format(name=type(self.model).__name__))
         mask = inputs.get("decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask")
-        wanted = ids[:, 1:] if mask is None else ids[:, 1:].masked_fill(mask[:, 1:] == 0, -100)
-        return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), wanted.flatten())
+        logits = logits[:, :-1].flatten(0, 1)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        found = F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
+        return found if mask is None else found[(mask[:, 1:] * mask[:, :-1]).flatten() != 0]
 
     def predicts(self) -> bool:
         name = type(self.model).__name__
@@ -161,7 +169,7 @@ def ablation(
             if width == 1 or width <= len(blocks) // 2
             for start in range(len(blocks) - width + 1)
         ]
-        turned = ends(subject, blocks, batches, windows)
+        turned = ends(subject, stack, blocks, batches, windows)
         for done, (start, last) in enumerate(windows):
             handles = [block.register_forward_hook(passed, with_kwargs=True) for block in blocks[start : last + 1]]
             try:
@@ -178,7 +186,8 @@ def ablation(
 
 
 def mean_loss(subject: Subject, batches: Sequence[Tensor | Inputs]) -> float:
-    return sum(float(subject.loss(batch)) for batch in batches) / len(batches)
+    """Over the tokens of all batches, whatever their sizes."""
+    return torch.cat([subject.losses(batch) for batch in batches]).double().mean().item()
 
 
 def passed(_: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
@@ -189,11 +198,13 @@ def passed(_: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
 
 def ends(
     subject: Subject,
+    stack: str,
     blocks: Sequence[nn.Module],
     batches: Sequence[Tensor | Inputs],
     windows: Sequence[tuple[int, int]],
 ) -> dict[tuple[int, int], float]:
-    """Mean angle between the stream before and after each window; streams of one batch are held at a time."""
+    """Mean angle between the stream before and after each window, over tokens without padding; streams of one batch
+    are held at a time."""
     seen: list[Tensor] = []
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> None:
@@ -202,19 +213,21 @@ def ends(
     def after(_: nn.Module, __: Any, out: Any) -> None:
         seen.append(first(out))
 
-    totals = dict.fromkeys(windows, 0.0)
+    totals, count = dict.fromkeys(windows, 0.0), 0
     handles: list[Any] = [block.register_forward_pre_hook(before, with_kwargs=True) for block in blocks]
     handles.append(blocks[-1].register_forward_hook(after))
     try:
         for batch in batches:
-            subject.run(subject.inputs(batch), head=False)
-            unit = [F.normalize(x.float().flatten(0, -2), dim=-1) for x in seen]
+            inputs = subject.inputs(batch)
+            subject.run(inputs, head=False)
+            mask = fitted(mask_of(subject.masks(inputs), stack), seen[0], "the stream")
+            unit = [F.normalize(single(x if mask is None else x[mask]).flatten(0, -2), dim=-1) for x in seen]
             for start, last in windows:
                 a, b = unit[start], unit[last + 1]
-                turn = 2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))
-                totals[start, last] += turn.mean().item() / len(batches)
+                totals[start, last] += (2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))).sum().item()
+            count += unit[0].shape[0]
             seen.clear()
     finally:
         for handle in handles:
             handle.remove()
-    return totals
+    return {window: total / count for window, total in totals.items()}

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 NOTE = (
-    "step: tangential part of x'-x over |x|, mean over tokens and sites; law: the decay that its course over blocks is "
-    "nearest to, with R²; |cos| to (1, ..., 1) beside the same for 64 random directions (5 to 95 % of them) and for "
-    "the direction that tokens share most"
+    "step: tangential part of x'-x over |x|, mean over tokens and sites; law: the decay that its course over blocks "
+    "follows, with R² of the logarithms, and the power of t with its 95 % interval; |cos| to (1, ..., 1) beside the "
+    "same for 64 random directions (5 to 95 % of them) and for the direction that tokens share most"
 )
 TITLES = {
     "norms": "Length of stream and update",
-    "steps": "Implied step size, with the nearest law dotted",
+    "steps": "Implied step size, with its law dotted",
     "rotation": "Rotation by each norm",
     "uniform": "The uniform vector, beside random directions (band) and the principal one (dashed)",
     "tokens": "Tokens among themselves",
@@ -39,7 +39,7 @@ TITLES = {
 SHADED = "shaded: middle half of tokens"
 NOTES = {
     "norms": SHADED,
-    "steps": "dotted: the nearest law",
+    "steps": "dotted: the law that it follows, a power of t where it follows none",
     "rotation": SHADED,
     "uniform": "band: 5 to 95 % of 64 random directions; dashed: the principal direction",
     "massive": SHADED,
@@ -169,7 +169,7 @@ def dress(axes: Axes, title: str, log: bool) -> None:
 
 
 def steps(found: Geometry, figure: Figure) -> bool:
-    """Implied step size over depth, mean of a block's sites, linear and log-log, with each series' nearest law."""
+    """Implied step size over depth, mean of a block's sites, linear and log-log, with each series' law."""
     shown = False
     for axes, log in zip(figure.subplots(1, 2), (False, True), strict=True):
         for name, look in looks(found.names).items():
@@ -198,6 +198,9 @@ def block_means(rows: Sequence[Row], key: str) -> list[Row]:
 
 
 def curve(law: Row, t: float, depth: int) -> float:
+    if law["best"] == "none":
+        fitted: float = law["power"]["alpha"] * t ** -law["power"]["exponent"]
+        return fitted
     shapes = {"harmonic": 1 / t, "sqrt": t**-0.5, "linear": (depth - t + 1) / depth, "constant": 1.0}
     scale: float = law[law["best"]]["alpha"]
     return scale * shapes[law["best"]]
@@ -290,18 +293,39 @@ def caption(found: Geometry) -> str:
 
 def overview(models: Sequence[Row]) -> tuple[list[str], Cells]:
     """One line per model."""
-    titles = ["model", "type", "scheme", "blocks", "parameters", "tokens", "implied step law", "scale", "R²"]
+    titles = [
+        "model",
+        "type",
+        "scheme",
+        "blocks",
+        "parameters",
+        "tokens",
+        "implied step law",
+        "scale",
+        "R²",
+        "power of t",
+    ]
     cells = []
     for model in models:
         for stack, kinds in (model["schedule"] or {"": {}}).items():
             law = kinds.get("all") if kinds else None
-            best = law["best"] if law else None
+            best = law.get(law["best"]) if law else None
             cells.append([
                 series(model["model"], stack, model["schedule"]), model["model_type"] or model["class"],
                 model["scheme"] or "–", str(model["depth"] or "–"), si(model["parameters"]), si(model["tokens"]),
-                best or "–", figures(law[best]["alpha"]) if law else "–", figures(law[best]["r2"]) if law else "–",
+                "–" if law is None else law["best"].replace("none", "none fits"),
+                *(figures(best[key]) if best else "–" for key in ("alpha", "r2")), power_of(law),
             ])  # fmt: skip
     return titles, cells
+
+
+def power_of(law: Row | None) -> str:
+    """The exponent p of t^p fitted to the steps, with its interval where that is on record."""
+    fitted = (law or {}).get("power")
+    if not fitted:
+        return "–"
+    between = f" ({-fitted['high']:.2f} to {-fitted['low']:.2f})" if "low" in fitted else ""
+    return f"{-fitted['exponent']:.2f}{between}".replace("-0.00", "0.00")
 
 
 def averages(found: Geometry) -> tuple[list[str], Cells]:

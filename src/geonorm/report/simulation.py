@@ -90,7 +90,7 @@ def caption(summary: Record) -> str:
 
 def law(kind: str | None, exponent: float | None) -> str:
     """A terminal law of 1 - cos as people write it."""
-    if kind is None:
+    if kind is None or kind == "early":
         return "–"
     if exponent is None:
         return "none"
@@ -115,11 +115,12 @@ def velocities(summary: Record) -> tuple[list[str], Cells]:
     titles = ["scheme", "γ'(0)", "theory", "1 - cos at last", "interval", "theory", "collapse", "cos(T)"]
     table = []
     for row in summary["schemes"]:
-        interval = row["terminal_exponent_interval"]
+        interval, early = row["terminal_exponent_interval"], row["terminal_law"] == "early"
         between = "–" if not interval or None in interval else f"{interval[0]:.3g} to {interval[1]:.3g}"
         table.append([
             row["scheme"], _number(row["initial_velocity"]), _number(row["initial_velocity_predicted"]),
-            law(row["terminal_law"], row["terminal_exponent"]), between,
+            f"not at its end (cos {_number(row['cos_pair_final'])})" if early
+            else law(row["terminal_law"], row["terminal_exponent"]), between,
             law(row["terminal_law_predicted"], row["terminal_exponent_predicted"]),
             "not reached" if row["collapse_time"] is None else f"t = {row['collapse_time']:.4g}",
             _number(row["cos_pair_final"]),
@@ -129,8 +130,18 @@ def velocities(summary: Record) -> tuple[list[str], Cells]:
 
 NOTE = (
     "theory: the closed equation of equiangular tokens, and the limit of large t; collapse: mean cosine 0.99; "
-    "T: the end, or where tokens agree to rounding"
+    "T: the end, or where tokens agree to rounding; not at its end: 1 - cos is not far below 0.01 yet, or its slope "
+    "drifts"
 )
+
+
+def unpredicted(summary: Record) -> list[str]:
+    """Why the theory of the last law is silent about some schemes."""
+    reasons: dict[str, list[str]] = {}
+    for row in summary["schemes"]:
+        if row.get("terminal_law_unpredicted"):
+            reasons.setdefault(row["terminal_law_unpredicted"], []).append(row["scheme"])
+    return [f"no prediction of the last law of {', '.join(names)}: {why}" for why, names in reasons.items()]
 
 
 def terminal(summary: Record) -> list[str]:
@@ -138,7 +149,7 @@ def terminal(summary: Record) -> list[str]:
     lines = [caption(summary)]
     for titles, cells in (speeds(summary), velocities(summary)):
         lines += ["", *aligned([titles, *cells], numbers=False)]
-    return [*lines, "", NOTE]
+    return [*lines, "", NOTE, *unpredicted(summary)]
 
 
 def markdown(summary: Record) -> str:
@@ -182,11 +193,12 @@ TITLES = {
 def _section(trace: Trace, drawn: dict[str, bytes]) -> str:
     tables = "".join(table(*content) for content in (speeds(trace.summary), velocities(trace.summary)))
     figures = "".join(figure(TITLES[name], svg) for name, svg in drawn.items())
+    said = "; ".join([NOTE, *unpredicted(trace.summary)])
     settings = {key: value for key, value in trace.summary.items() if key not in ("kind", "schemes", "status", "out")}
     listed = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(str(v))}</dd></div>" for k, v in settings.items())
     return (
         f'<section><h2>{escape(trace.path.resolve().name)}</h2><p class="caption">{escape(caption(trace.summary))}</p>'
-        f"{tables}<p>{escape(NOTE)}</p>{figures}<details><summary>Settings</summary><dl>{listed}</dl></details>"
+        f"{tables}<p>{escape(said)}</p>{figures}<details><summary>Settings</summary><dl>{listed}</dl></details>"
         "</section>"
     )
 

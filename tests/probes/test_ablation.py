@@ -1,0 +1,51 @@
+"""Losses and angles of an ablation are those of the tokens: without padding, and whatever the sizes of the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from geonorm.probes.subject import Subject, ablation
+
+Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
+
+
+def close(some: tuple[float, list[dict[str, Any]]], others: tuple[float, list[dict[str, Any]]]) -> None:
+    assert some[0] == pytest.approx(others[0], rel=1e-5)
+    for one, other in zip(some[1], others[1], strict=True):
+        for key in ("loss", "angle", "distance"):
+            assert one[key] == pytest.approx(other[key], rel=1e-4), key
+
+
+def test_unequal_batches_count_by_their_tokens(tiny_model: Tiny) -> None:
+    subject = Subject(tiny_model("llama")[0])
+    ids = torch.randint(3, 60, (6, 9), generator=torch.Generator().manual_seed(1))
+    close(ablation(subject, [ids[:5], ids[5:]]), ablation(subject, [ids]))
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_is_in_no_angle_and_no_loss(side: str, tiny_model: Tiny) -> None:
+    """Two of six rows padded: the numbers of the rows alone."""
+    subject = Subject(tiny_model("llama")[0])
+    ids = torch.randint(3, 60, (6, 9), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    apart: list[dict[str, torch.Tensor]] = []
+    for row in range(6):
+        tokens = 4 if row in (1, 3) else 9
+        mask[row] = (torch.arange(9) < tokens) if side == "right" else (torch.arange(9) >= 9 - tokens)
+        apart.append({"input_ids": ids[row][mask[row].bool()][None]})
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    padded = {"input_ids": ids, "attention_mask": mask, "position_ids": places}
+    close(ablation(subject, [padded]), ablation(subject, apart))
+
+
+def test_fp64_models_have_fp64_losses(tiny_model: Tiny) -> None:
+    model: nn.Module = tiny_model("llama")[0]
+    import copy
+
+    ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(3))
+    assert Subject(copy.deepcopy(model).double()).loss(ids).dtype == torch.float64
