@@ -196,6 +196,11 @@ def _mean_loss(summaries: Sequence[Summary], lr: float | None) -> float | None:
     return float(np.mean(losses)) if losses else None
 
 
+def significant(p: float | None) -> bool:
+    """Whether a p is below 5 %."""
+    return p is not None and p < 1 - LEVEL
+
+
 def aggregate(summaries: Sequence[Summary], baseline: str | None = None, margin: float = MARGIN) -> list[Row]:
     """One row per scheme, in order of first appearance, each at its best learning rate.
 
@@ -239,7 +244,7 @@ def _moderate(rows: list[Row], reference: str, margin: float) -> None:
         row["moderated_high"] = found.high if found else None
         row["moderated_p"] = found.p if found else None
         row["margin"], row["equal_p"] = margin, p
-        row["equal"] = None if p is None else p < 1 - LEVEL
+        row["equal"] = None if p is None else significant(p)
 
 
 def _spreads(rows: list[Row]) -> tuple[list[float], list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from geonorm.lab.statistics import LEVEL, SEED_CAP, Row
+from geonorm.lab.statistics import SEED_CAP, Row, significant
 from geonorm.report.columns import aligned
 from geonorm.report.style import memory, rate, si, signed
 
@@ -49,11 +49,6 @@ def headline(row: Row) -> str:
         f"{scheme} against {baseline} is not resolved at {count(pairs, 'seed')}: the interval of "
         f"{signed(difference, digits)} ({between(row)}) nats holds 0{_outlook(row)}"
     )
-
-
-def significant(p: float | None) -> bool:
-    """Whether a p is below 5 %."""
-    return p is not None and p < 1 - LEVEL
 
 
 def _outlook(row: Row) -> str:
