@@ -34,8 +34,11 @@ TRACED = ("step", "layer", "kind", "clamped", "proposal_p05", "proposal_p50", "p
 
 
 def settings(**values: object) -> list[str]:
-    """--model.norm layer of model__norm="layer"."""
-    return [word for key, value in values.items() for word in (f"--{key.replace('__', '.')}", str(value))]
+    """--model.norm layer of model__norm="layer"; a tuple is a list."""
+    words: list[str] = []
+    for key, value in values.items():
+        words += [f"--{key.replace('__', '.')}", *map(str, value if isinstance(value, tuple) else [value])]
+    return words
 
 
 def read_lines(file: Path) -> Iterator[dict[str, Any]]:
