@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from geonorm.lab.statistics import aggregate
+from geonorm.report.tables import chances, difference, moderated, spread
 
 HERE = Path(__file__).parent
 TUNED, OTHERS = HERE / "results.jsonl", HERE / "results-rates.jsonl"
@@ -41,13 +42,11 @@ def show() -> None:
         found = [run for (_, lr, _), run in runs.items() if lr == rate]
         if not any(run["scheme"] == "geonorm" for run in found):
             continue
-        print(f"\n| scheme, rate {rate:g} | n | validation loss | difference to `geonorm` (95 %) |\n|---|---|---|---|")
+        titles = ["n", "validation loss", "difference to `geonorm` (95 %)", "p, by Holm", "moderated (95 %)"]
+        print(f"\n| scheme, rate {rate:g} | " + " | ".join(titles) + " |\n" + "|---" * 6 + "|")
         for row in sorted(aggregate(found, "geonorm"), key=lambda row: row["val_loss_mean"]):
-            low, high = row["difference_low"], row["difference_high"]
-            interval = f" ({low:+.3f} to {high:+.3f})" if low is not None else ""
-            said = "baseline" if row["scheme"] == "geonorm" else f"{row['difference']:+.3f}{interval}"
-            spread = f" ± {row['val_loss_std']:.4f}" if row["val_loss_std"] is not None else ""
-            print(f"| `{row['scheme']}` | {row['n']} | {row['val_loss_mean']:.4f}{spread} | {said} |")
+            cells = [row["n"], spread(row), difference(row), chances(row), moderated(row)]
+            print(f"| `{row['scheme']}` | " + " | ".join(map(str, cells)) + " |")
 
 
 if __name__ == "__main__":

@@ -168,7 +168,7 @@ def main() -> int:
     parser.add_argument("--schemes", nargs="+", default=SCHEMES)
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the small results")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / HERE.name, help="folder of the run directories")
-    parser.add_argument("--minutes", type=float, default=9.5, help="of this call")
+    parser.add_argument("--minutes", type=float, default=9.5, help="that the training of all may take")
     parser.add_argument("--tokens", type=float, default=TOKENS, help="of a run")
     parser.add_argument("--steps", type=int, help="of a run, instead of --tokens")
     parser.add_argument("--lr", type=float, help="instead of the config's 6e-4")

@@ -88,7 +88,7 @@ def compare(arguments: list[str]) -> int:
     from .lab import compare as lab
     from .lab.launch import Submitted
     from .lab.train import Interrupted
-    from .report import tables
+    from .report import checks, runs, tables
 
     try:
         results = lab.compare(config, live=sys.stdout.isatty(), command=["geonorm", "compare", *arguments])
@@ -102,7 +102,7 @@ def compare(arguments: list[str]) -> int:
     if len(failed) < len(results["runs"]):
         out = Path(config.out)
         page = report.build([out], out / "report.html", figures=out / "figures")
-        print("\n".join(tables.terminal(results["schemes"])))
+        print("\n".join(tables.terminal(results["schemes"], checks.limits(runs.load([out])))))
         print(f"report: {page}")
     if failed:
         raise GeonormError(f"runs that did not finish: {', '.join(failed)}; the same command tries them again")

@@ -86,6 +86,9 @@ def test_end_to_end_and_extension(
         first = compare(out, "--schemes", "pre", "geonorm(decay=sqrt)", "--seeds", 2)
     assert first.status == 0, first.err
     assert len(processes.started) == 4 and "geonorm(decay=sqrt)" in first.out and "report.html" in first.out
+    page = (out / "report.html").read_text()
+    for limit in ("2 seeds: a claim needs at least 5", "The learning rate was not tuned", "tokens per parameter"):
+        assert limit in first.out and limit in page
     assert {"config.yaml", "configs", "runs", "results.json", "report.html", "figures"} <= {
         p.name for p in out.iterdir()
     }

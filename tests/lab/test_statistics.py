@@ -181,11 +181,12 @@ def test_runs_that_failed_are_counted_and_a_lucky_survivor_does_not_choose_the_r
     assert geo["statuses"] == {"diverged": 1, "interrupted": 1}
 
 
-def test_aggregate_takes_another_baseline_and_measures_cost_against_it() -> None:
+def test_aggregate_takes_another_baseline_and_makes_no_cost_of_speeds() -> None:
+    """Runs that share a machine slow one another: 80 tokens/s against 100 says nothing about the schemes."""
     runs = [summary("pre", 0, 3.0), summary("geo", 0, 2.9, tokens_per_second=80.0)]
     pre, geo = aggregate(runs, baseline="geo")
     assert geo["difference"] == 0.0 and pre["difference"] == pytest.approx(0.1)
-    assert pre["step_cost"] == 0.8 and not pre["resolved"] and pre["seeds_needed"] is None
+    assert pre["step_cost"] is None and not pre["resolved"] and pre["seeds_needed"] is None
     with pytest.raises(ValueError, match="no run of the baseline"):
         aggregate(runs, baseline="post")
     assert aggregate([]) == []

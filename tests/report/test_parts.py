@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from geonorm.lab.statistics import SEED_CAP, aggregate
 from geonorm.report import series
+from geonorm.report.checks import limits
 from geonorm.report.runs import load, read_run
 from geonorm.report.style import COLOURS, duration, figures, looks, memory, rate, si, signed
 from geonorm.report.svg import Axis, Chart
-from geonorm.report.tables import headline, markdown, terminal
+from geonorm.report.tables import LIMITS, fitted, headline, markdown, terminal, verdict
 
 MakeRun = Callable[..., Path]
 
@@ -213,3 +214,45 @@ def test_the_inverse_of_a_column_is_nan_where_there_is_none() -> None:
     measured = series.measured
     assert measured({"speed": -4.0}, "1/speed") == -0.25 and measured({"speed": 3}, "speed") == 3
     assert all(math.isnan(measured(record, "1/speed")) for record in ({"speed": None}, {}, {"speed": 0.0}))
+
+
+def test_the_terminal_has_the_limits_of_the_page(comparison_dir: Path) -> None:
+    """What the page says against a comparison stands below the verdicts of the terminal too."""
+    comparison = load(comparison_dir)
+    found = limits(comparison)
+    lines = terminal(comparison.rows, found)
+    said = " ".join(line.strip() for line in lines)
+    assert "What limits this comparison:" in lines and len(found) >= 4
+    assert all(f"- {limit}" in said for limit in found) and max(map(len, lines)) <= 100
+    assert any("0.78 tokens per parameter" in limit for limit in found)
+    assert LIMITS not in " ".join(terminal(comparison.rows))
+
+
+def test_rates_tuned_on_shorter_runs_are_a_limit(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed in range(5):
+        make_run("pre", seed, phase="final")
+    for lr in (1e-3, 3e-3, 1e-2):
+        make_run("pre", 9, lr=lr, phase="tune", tokens=409_600)
+    said = limits(load([tmp_path]))
+    assert any("tuned on 410k of 819k tokens" in limit for limit in said)
+
+
+def test_no_table_makes_a_cost_of_speeds(comparison_dir: Path) -> None:
+    """Runs that share a machine slow one another, so their tokens per second compare nothing."""
+    rows = load(comparison_dir).rows
+    assert all(row["tokens_per_second"] for row in rows)
+    text = markdown(rows) + "\n".join(terminal(rows))
+    assert "tokens/s" not in text and "cost" not in text and "×" not in text
+
+
+def test_words_for_p_holm_moderation_and_fits() -> None:
+    alone = rows([3.0, 3.1, 3.2], [2.98, 3.079, 3.178])[1]
+    lost = alone | {"p_holm": 0.2, "family_size": 12}
+    assert verdict(alone) == "resolved" and verdict(lost) == "resolved, not after Holm"
+    assert "not among all 12 (Holm: p = 0.2)" in headline(lost) and "Holm" not in headline(alone)
+    same = rows([3.0, 3.0002, 3.0001, 3.0003], [3.0001, 3.0, 3.0003, 3.0002])[1]
+    assert verdict(same) == "equal within 0.01" and "equal within 0.01" in headline(same)
+    fit = {"loss": 3.1, "loss_error": 0.004, "lr": 0.0061, "problem": None}
+    assert fitted(alone | {"fit": fit}) == "3.1000 ± 0.0040 at 0.0061" and fitted(alone) == "–"
+    outside = fit | {"loss": None, "problem": "the minimum lies above the highest, 0.012"}
+    assert fitted(alone | {"fit": outside}) == "the minimum lies above the highest, 0.012"

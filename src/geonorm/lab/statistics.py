@@ -1,8 +1,9 @@
 """The statistics of the comparison protocol: pure functions over numbers and run summaries.
 
 Runs that share a seed share their data order and their initialisation, so schemes are compared by the
-*paired* difference of each seed. Nothing here imports torch, and a run that did not finish is counted,
-never dropped.
+*paired* difference of each seed; beside it stands the difference with moderated variances (inference.py), and where a
+scheme ran at three rates or more, the minimum of a fit over them (rates.py). Nothing here imports torch, and a run that
+did not finish is counted, never dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import nctdtr, stdtrit
 
-LEVEL = 0.95
+from .inference import LEVEL, MARGIN, Estimate, Prior, contrast, equal_p, fit_prior, holm, moderate, two_sided
+from .rates import Minimum, Parabola, find_minimum, fit_parabola
+
 SEED_CAP = 1000  # seeds_needed answers SEED_CAP + 1 for "more than SEED_CAP"
 MIN_SPIKE_WINDOW = 20
 
@@ -25,13 +28,14 @@ Row = dict[str, Any]
 
 
 class Interval(NamedTuple):
-    """A mean with its two-sided 95 % interval; the ends are None where one value gives no spread."""
+    """A mean with its two-sided 95 % interval and the p of its being 0; None where one value gives no spread."""
 
     mean: float
     low: float | None
     high: float | None
     std: float | None
     n: int
+    p: float | None = None
 
     @property
     def resolved(self) -> bool:
@@ -49,8 +53,9 @@ def paired(differences: ArrayLike) -> Interval:
     if n == 1:
         return Interval(mean, None, None, None, 1)
     std = float(values.std(ddof=1))
-    half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * std / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half, std, n)
+    error = std / math.sqrt(n)
+    half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * error
+    return Interval(mean, mean - half, mean + half, std, n, two_sided(mean, error, n - 1))
 
 
 def seeds_needed(differences: ArrayLike, power: float = 0.8) -> int | None:
@@ -60,7 +65,7 @@ def seeds_needed(differences: ArrayLike, power: float = 0.8) -> int | None:
     magnitude. None where they say nothing (fewer than two values, no spread, mean 0); SEED_CAP + 1 means
     "more than SEED_CAP".
     """
-    mean, _, _, std, _ = paired(differences)
+    mean, _, _, std, *_ = paired(differences)
     if not std or not mean or not math.isfinite(mean / std):
         return None
     effect = abs(mean / std)
@@ -191,10 +196,17 @@ def _mean_loss(summaries: Sequence[Summary], lr: float | None) -> float | None:
     return float(np.mean(losses)) if losses else None
 
 
-def aggregate(summaries: Sequence[Summary], baseline: str | None = None) -> list[Row]:
+def significant(p: float | None) -> bool:
+    """Whether a p is below 5 %."""
+    return p is not None and p < 1 - LEVEL
+
+
+def aggregate(summaries: Sequence[Summary], baseline: str | None = None, margin: float = MARGIN) -> list[Row]:
     """One row per scheme, in order of first appearance, each at its best learning rate.
 
-    Differences are to `baseline` (default: the first scheme), paired by seed. `failed` counts every run that
+    Differences are to `baseline` (default: the first scheme), paired by seed; `p_holm` counts them as one family, which
+    `family` names. `moderated_...` is the difference of the two means under variances that the spreads of all schemes
+    moderate, and `equal` says whether it lies within `margin` (two one-sided tests). `failed` counts every run that
     did not finish, and `statuses` says how each ended.
     """
     groups: dict[str, list[Summary]] = {}
@@ -207,7 +219,89 @@ def aggregate(summaries: Sequence[Summary], baseline: str | None = None) -> list
         raise ValueError(f"no run of the baseline {reference!r}; there are {', '.join(groups)}")
     choices = {scheme: choose(group) for scheme, group in groups.items()}
     base = choices[reference].runs
-    return [_row(scheme, groups[scheme], choices[scheme], reference, base) for scheme in groups]
+    rows = [_row(scheme, groups[scheme], choices[scheme], reference, base) for scheme in groups]
+    _moderate(rows, reference, margin)
+    _fit(rows, groups, reference)
+    for key in ("p", "moderated_p"):
+        for row, p in zip(rows, holm([row[key] for row in rows]), strict=True):
+            row[f"{key}_holm"] = p
+    count = sum(row["p"] is not None for row in rows)
+    family = f"{count} paired {'difference' if count == 1 else 'differences'} to {reference}"
+    return [row | {"family": family, "family_size": count} for row in rows]
+
+
+def _moderate(rows: list[Row], reference: str, margin: float) -> None:
+    """Adds what the spreads of all schemes say about each difference; None where they say nothing."""
+    prior = fit_prior(*_spreads(rows))
+    means = {row["scheme"]: _moderated_mean(row, prior) for row in rows}
+    base = means[reference]
+    for row in rows:
+        own = means[row["scheme"]]
+        found = contrast(own, base) if own and base and row["scheme"] != reference else None
+        p = equal_p(found, margin) if found else None
+        row["moderated_difference"] = found.difference if found else None
+        row["moderated_low"] = found.low if found else None
+        row["moderated_high"] = found.high if found else None
+        row["moderated_p"] = found.p if found else None
+        row["margin"], row["equal_p"] = margin, p
+        row["equal"] = None if p is None else significant(p)
+
+
+def _spreads(rows: list[Row]) -> tuple[list[float], list[int]]:
+    known = [row for row in rows if row["val_loss_std"] is not None]
+    return [row["val_loss_std"] ** 2 for row in known], [row["n"] - 1 for row in known]
+
+
+def _moderated_mean(row: Row, prior: Prior | None) -> Estimate | None:
+    if prior is None or not row["n"]:
+        return None
+    variance, df = moderate((row["val_loss_std"] or 0.0) ** 2, row["n"] - 1, prior)
+    return Estimate(row["val_loss_mean"], variance / row["n"], df)
+
+
+def _fit(rows: list[Row], groups: Mapping[str, Sequence[Summary]], reference: str) -> None:
+    """Adds `fit`, the minimum of a parabola through all of a scheme's runs of full length; None without three rates."""
+    curves = {scheme: _parabola(group) for scheme, group in groups.items()}
+    known = [curve for curve in curves.values() if curve]
+    prior = fit_prior([curve.variance for curve in known], [curve.df for curve in known])
+    minima = {scheme: _minimum(curve, prior) for scheme, curve in curves.items() if curve}
+    base = minima.get(reference)
+    for row in rows:
+        found = minima.get(row["scheme"])
+        row["fit"] = found and _minimum_row(found, base if row["scheme"] != reference else None)
+
+
+def _parabola(group: Sequence[Summary]) -> Parabola | None:
+    """Through the runs of the longest length, at the rates at which none diverged, tuning runs of that length too."""
+    lost = {run.get("lr") for run in group if run.get("status") == "diverged"}
+    runs = [run for run in group if usable(run) and run.get("lr") and run["lr"] not in lost]
+    longest = max((run.get("tokens") or 0 for run in runs), default=0)
+    runs = [run for run in runs if (run.get("tokens") or 0) == longest]
+    return fit_parabola([run["lr"] for run in runs], [run["val_loss"] for run in runs])
+
+
+def _minimum(curve: Parabola, prior: Prior | None) -> Minimum:
+    return find_minimum(curve, *moderate(curve.variance, curve.df, prior)) if prior else find_minimum(curve)
+
+
+def _minimum_row(found: Minimum, base: Minimum | None) -> Row:
+    """The minimum as results.json has it; its difference is to the baseline's own minimum."""
+    loss, other = found.loss, base.loss if base else None
+    error = math.sqrt(loss.error2) if loss and loss.df else None
+    difference = contrast(loss, other) if loss and other and loss.df and other.df else None
+    return {
+        "lr": found.lr,
+        "lr_low": found.lr_low,
+        "lr_high": found.lr_high,
+        "log_lr_error": found.log_error,
+        "loss": loss.value if loss else None,
+        "loss_error": error,
+        "difference": difference.difference if difference else None,
+        "difference_low": difference.low if difference else None,
+        "difference_high": difference.high if difference else None,
+        "p": difference.p if difference else None,
+        "problem": found.problem,
+    }
 
 
 def _row(scheme: str, group: list[Summary], choice: Choice, reference: str, base: list[Summary]) -> Row:
@@ -218,7 +312,6 @@ def _row(scheme: str, group: list[Summary], choice: Choice, reference: str, base
     difference = paired(differences)
     is_reference = scheme == reference
     compared = bool(differences) and not is_reference
-    speed, base_speed = _median(runs, "tokens_per_second"), _median(base, "tokens_per_second")
     bpb = _finite(runs, "val_bpb")
     return {
         "scheme": scheme,
@@ -239,8 +332,9 @@ def _row(scheme: str, group: list[Summary], choice: Choice, reference: str, base
         "pairs": len(differences) if compared else 0,
         "resolved": compared and difference.resolved,
         "seeds_needed": seeds_needed(differences) if compared else None,
-        "tokens_per_second": speed,
-        "step_cost": base_speed / speed if speed and base_speed else None,
+        "p": difference.p if compared else None,
+        "tokens_per_second": _median(runs, "tokens_per_second"),
+        "step_cost": None,  # runs share a machine, so their speeds say nothing; `geonorm bench train` measures costs
         "peak_memory_bytes": max(_finite(runs, "peak_memory_bytes"), default=None),
         "parameters": _largest(group, "parameters"),
         "matmul_parameters": _largest(group, "matmul_parameters"),

@@ -17,7 +17,8 @@ from .. import sphere
 
 BIAS_SOFTNESS = 1e-3
 """The bias turns even a vanishing update, whose direction is noise. It acts as bias * ratio / sqrt(ratio^2 + this^2),
-so that the step and its gradient stay finite at v = 0; at ratios above a percent it is the constant of the paper."""
+so that the step and its gradient stay finite at v = 0; it lacks 5e-7 / ratio^2 of the paper's constant: half a percent
+at a ratio of 0.01."""
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,8 @@ def forest(comparison: Comparison) -> list[Figure]:
         "The bar is the 95 % interval of their mean: where it touches 0 the difference is not resolved."
     )
     if len(rows) > 1:
-        note += f" With {len(rows)} comparisons, expect about {0.05 * len(rows):.2g} to miss 0 by chance alone."
+        note += f" With {len(rows)} comparisons, expect about {0.05 * len(rows):.2g} to miss 0 by chance alone; "
+        note += "the table has p adjusted for that."
     styles = list(looks(comparison.schemes).values())
     return [Figure("Paired differences", note, strips(rows, styles, axis, "Paired differences", zero=True))]
 
@@ -131,6 +132,8 @@ def losses(comparison: Comparison) -> list[Figure]:
             "Validation loss with markers and the range of the seeds, training loss thin. "
             "The start leaves the frame, as may what diverged."
         )
+        if key == "seconds":
+            note += " Runs that shared the machine slowed one another: no measure of cost."
         found.append(Figure(f"Loss against {title}", note, chart))
     return found
 

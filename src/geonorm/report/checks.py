@@ -12,6 +12,8 @@ from geonorm.report.style import rate, si
 from geonorm.report.tables import count
 
 SEEDS_FOR_A_CLAIM = 5
+TOKENS_PER_PARAMETER = 10
+"""Below this the order of schemes is that of early training, and known to change."""
 PARAMETER_TOLERANCE = 0.002
 
 
@@ -68,7 +70,23 @@ def _rates(comparison: Comparison) -> list[str]:
     untuned = [row["scheme"] for row in comparison.rows if row["n"] and row["lr_interior"] is None]
     if untuned:
         found.append(f"The learning rate was not tuned for {', '.join(untuned)}: only one was tried.")
+    tuned = {run.summary.get("tokens") or 0 for run in comparison.runs if run.summary.get("phase") == "tune"}
+    longest = max((row["tokens"] or 0 for row in comparison.rows if row["n"]), default=0)
+    if tuned and 0 < max(tuned) < longest:
+        found.append(
+            f"Learning rates were tuned on {si(max(tuned))} of {si(longest)} tokens: the best rate falls with length, "
+            "so these may be too high, for some schemes more than for others."
+        )
     return found
+
+
+def _length(comparison: Comparison) -> list[str]:
+    shares = [row["tokens"] / row["parameters"] for row in comparison.rows if row["tokens"] and row["parameters"]]
+    if not shares or min(shares) >= TOKENS_PER_PARAMETER:
+        return []
+    return [
+        f"{min(shares):.2g} tokens per parameter: below {TOKENS_PER_PARAMETER} this is a ranking of early training."
+    ]
 
 
 def _pairs(comparison: Comparison) -> list[str]:
@@ -122,5 +140,5 @@ def _losses(comparison: Comparison) -> list[str]:
 
 
 CHECKS: Sequence[Callable[[Comparison], list[str]]] = (
-    _seeds, _unfinished, _rates, _pairs, _budget, _parameters, _data, _losses, _damage,
+    _seeds, _unfinished, _rates, _pairs, _length, _budget, _parameters, _data, _losses, _damage,
 )  # fmt: skip

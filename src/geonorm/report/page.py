@@ -14,11 +14,11 @@ from geonorm.report.checks import limits
 from geonorm.report.runs import Comparison, Record, Run, flatten
 from geonorm.report.style import Look, looks, si
 from geonorm.report.svg import SHAPES
-from geonorm.report.tables import COLUMNS, Column, count, headline
+from geonorm.report.tables import COLUMNS, LIMITS, Column, count, headline
 
 PER_RUN = {"scheme", "seed", "lr", "out", "name", "phase"}  # settings that differ between runs by design
 STATUS = ("scheme", "seed", "lr", "phase", "status", "val_loss")
-NUMERIC = {"n", "tokens/s", "cost", "memory", "parameters"}
+NUMERIC = {"n", "memory", "parameters"}
 
 
 def page(comparison: Comparison) -> str:
@@ -88,7 +88,7 @@ def _limits(comparison: Comparison) -> str:
     found = limits(comparison)
     if not found:
         return '<p class="limits">No departure from the comparison protocol was found in these runs.</p>'
-    return f'<aside class="limits"><h2>What limits this comparison</h2>{_list(found)}</aside>'
+    return f'<aside class="limits"><h2>{LIMITS}</h2>{_list(found)}</aside>'
 
 
 def _legend(styles: dict[str, Look]) -> str:
@@ -121,9 +121,11 @@ def _table(comparison: Comparison) -> str:
         for index, row in enumerate(comparison.rows)
     )
     note = (
-        "Mean ± standard deviation over seeds; differences are paired by seed, with their 95 % interval; "
-        "cost is the time per token against the baseline, from whole runs on a machine that may have been "
-        "shared; spikes (of the loss / of the gradient norm) are summed over the n runs."
+        "Mean ± standard deviation over seeds; differences are paired by seed, with their 95 % interval; p of each "
+        f"alone, and by Holm for all {comparison.rows[0]['family']}; moderated: the difference of the means, variances "
+        "drawn towards that of all schemes as far as their spreads agree; fitted minimum: of a parabola in log rate "
+        "through all full runs, ± standard error; spikes (of the loss / of the gradient norm) are summed over the n "
+        "runs. Speeds are not compared: runs share a machine (geonorm bench train measures them in turns)."
     )
     return f"{_grid([column.title for column in shown], rows)}<p>{note}</p>"
 

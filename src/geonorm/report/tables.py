@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from geonorm.lab.statistics import SEED_CAP, Row
+from geonorm.lab.statistics import SEED_CAP, Row, significant
 from geonorm.report.columns import aligned
 from geonorm.report.style import memory, rate, si, signed
 
 WIDTH = 100
+LIMITS = "What limits this comparison"
 
 
 class Column(NamedTuple):
@@ -39,9 +40,10 @@ def headline(row: Row) -> str:
         )
     if row["resolved"]:
         near, far = sorted((abs(row["difference_low"]), abs(row["difference_high"])))
+        among = f", but not among all {row['family_size']} (Holm: p = {row['p_holm']:.2g})"
         return (
             f"{scheme} is {abs(difference):.{digits}f} ({near:.{digits}f} to {far:.{digits}f}) nats {side} "
-            f"{baseline} at {count(pairs, 'seed')}"
+            f"{baseline} at {count(pairs, 'seed')}{'' if significant(row['p_holm']) else among}"
         )
     return (
         f"{scheme} against {baseline} is not resolved at {count(pairs, 'seed')}: the interval of "
@@ -50,6 +52,8 @@ def headline(row: Row) -> str:
 
 
 def _outlook(row: Row) -> str:
+    if row["equal"]:
+        return f"; equal within {row['margin']:g} by the spreads of all schemes (p = {row['equal_p']:.2g})"
     needed = row["seeds_needed"]
     if needed is None or needed <= row["pairs"]:
         return ""
@@ -65,8 +69,8 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "", *(f"- {headline(row)}" for row in rows)]) + "\n"
 
 
-def terminal(rows: Sequence[Row]) -> list[str]:
-    """Lines of at most 100 columns: the table, then one sentence per scheme."""
+def terminal(rows: Sequence[Row], limits: Sequence[str] = ()) -> list[str]:
+    """Lines of at most 100 columns: the table, one sentence per scheme, and what limits them, as on the page."""
     columns = [column for column in COLUMNS if column.terminal]
     table = [
         [column.title for column in columns],
@@ -76,7 +80,10 @@ def terminal(rows: Sequence[Row]) -> list[str]:
     room = max(6, WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1))
     lines = aligned([[_fit(first, room), *others] for first, *others in table])
     lines.insert(1, "-" * max(map(len, lines)))
-    return [*lines, "", *(line for row in rows for line in _wrap(headline(row)))]
+    lines += ["", *(line for row in rows for line in _wrap(headline(row)))]
+    if limits:
+        lines += ["", f"{LIMITS}:", *(line for limit in limits for line in _wrap(f"- {limit}"))]
+    return lines
 
 
 def count(n: int, noun: str) -> str:
@@ -120,10 +127,36 @@ def difference(row: Row) -> str:
 
 
 def verdict(row: Row) -> str:
-    """Whether the difference is told apart from 0."""
+    """Whether the difference is told apart from 0: by its own interval, and as one of its family."""
     if row["scheme"] == row["baseline"] or row["difference"] is None:
         return "–"
-    return "resolved" if row["resolved"] else "not resolved"
+    if row["resolved"]:
+        return "resolved" if significant(row["p_holm"]) else "resolved, not after Holm"
+    return f"equal within {row['margin']:g}" if row["equal"] else "not resolved"
+
+
+def chances(row: Row) -> str:
+    """p of the paired difference alone, and adjusted for all of the family."""
+    return "–" if row["p"] is None else f"{row['p']:.2g}, {row['p_holm']:.2g}"
+
+
+def moderated(row: Row) -> str:
+    """The difference of the means under variances moderated by the spreads of all schemes."""
+    if row["moderated_difference"] is None:
+        return "–"
+    ends = f"{signed(row['moderated_low'], 3)} to {signed(row['moderated_high'], 3)}"
+    return f"{signed(row['moderated_difference'], 3)} ({ends})"
+
+
+def fitted(row: Row) -> str:
+    """The minimum of the parabola through all rates: loss, its standard error, and the rate; or why there is none."""
+    fit = row["fit"]
+    if not fit:
+        return "–"
+    if fit["loss"] is None:
+        return str(fit["problem"])
+    error = "" if fit["loss_error"] is None else f" ± {fit['loss_error']:.4f}"
+    return f"{fit['loss']:.4f}{error} at {fit['lr']:.2g}" + (f" ({fit['problem']})" if fit["problem"] else "")
 
 
 def learning_rate(row: Row) -> str:
@@ -153,11 +186,12 @@ COLUMNS = (
     Column("n", lambda row: str(row["n"])),
     Column("val loss", spread),
     Column("difference (95 %)", difference),
+    Column("p, Holm", chances),
+    Column("moderated (95 %)", moderated, terminal=False),
     Column("verdict", verdict, terminal=False),
     Column("lr", learning_rate),
+    Column("fitted minimum", fitted, terminal=False),
     Column("bits/byte", lambda row: _number(row, "val_bpb_mean", ".4f"), terminal=False),
-    Column("tokens/s", lambda row: si(row["tokens_per_second"])),
-    Column("cost", lambda row: _number(row, "step_cost", ".2f") + ("×" if row["step_cost"] else "")),
     Column("memory", lambda row: memory(row["peak_memory_bytes"]), terminal=False),
     Column("parameters", lambda row: si(row["parameters"]), terminal=False),
     Column("spikes", _events, terminal=False),

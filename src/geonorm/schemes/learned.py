@@ -50,8 +50,9 @@ class ReZero(Placement):
 class LayerScale(Placement):
     """LayerScale: Pre-Norm whose update is multiplied by a learned small number per feature.
 
-    The initial value 1e-5 at 24 blocks was read in code; 0.1 up to 18 blocks and 1e-6 beyond 24 are from memory of the
-    paper, not checked.
+    Initial values are the rule of the paper's text, as others quote it: 0.1 up to 18 blocks, 1e-5 at 24, 1e-6 beyond.
+    The official models have 1e-5 at 24 and 1e-6 at S36, M36 and M48, but 1e-5 at XXS36; none has 18 blocks or fewer, so
+    that 0.1 stands in no code of theirs.
     """
 
     equation = "x + l u(N(x)), l per feature, learned, small at the start"
@@ -61,8 +62,8 @@ class LayerScale(Placement):
         "26.73 to 27.93 (130M) and 21.92 to 23.45 (250M)."
     )
     checked = (
-        "transformers (BEiT, DINOv2) and x-transformers, to rounding; initial values: third-party code at depth 24, "
-        "else from memory"
+        "transformers (BEiT, DINOv2) and x-transformers, to rounding; initial values: facebookresearch/deit at 24, 36 "
+        "and 48 blocks (but XXS36), a quotation of the paper for 0.1"
     )
     start: Literal["depth"] | float = field(default="depth", kw_only=True)
     """Initial value of the scale; depth: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond."""

@@ -1,0 +1,123 @@
+"""Many schemes judged together: variances that learn from one another, tests counted as a family, and "equal".
+
+A scheme with three seeds knows its own spread badly; twenty of them know well what spreads there are. *Moderated*
+variances (Smyth 2004, doi:10.2202/1544-6115.1027, as in limma) draw each towards the common one, as far as the spreads
+themselves say that there is one. Pure functions of numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import digamma, polygamma, stdtr, stdtrit
+
+LEVEL = 0.95
+MARGIN = 0.01
+"""Nats within which two losses count as equal, unless another margin is stated."""
+
+
+class Prior(NamedTuple):
+    """What the spreads of all schemes say about a variance: as much as `df` degrees of freedom of `variance`. Of
+    `total` degrees of freedom it was estimated, so that nothing derived from it has more."""
+
+    df: float
+    variance: float
+    total: float
+
+
+class Estimate(NamedTuple):
+    """A number, its squared standard error, and the degrees of freedom behind that."""
+
+    value: float
+    error2: float
+    df: float
+
+
+class Contrast(NamedTuple):
+    """A difference with its two-sided 95 % interval and p."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    error: float
+    df: float
+
+
+def fit_prior(variances: ArrayLike, dofs: ArrayLike) -> Prior | None:
+    """The scaled inverse chi-square that the true variances come from, by the moments of log s^2.
+
+    Its df is infinite where the variances differ by no more than their own noise: then they are pooled. None where
+    there are fewer than two variances, or none above 0.
+    """
+    s2, df = np.asarray(variances, dtype=float), np.asarray(dofs, dtype=float)
+    s2, df = s2[df > 0], df[df > 0]
+    if s2.size < 2 or not s2.max() > 0:
+        return None
+    logs = np.log(np.maximum(s2, 1e-5 * np.median(s2[s2 > 0]))) - digamma(df / 2) + np.log(df / 2)
+    excess = float(logs.var(ddof=1) - np.mean(polygamma(1, df / 2)))
+    total = float(df.sum())
+    if excess <= 0:
+        return Prior(math.inf, float(np.average(s2, weights=df)), total)
+    prior = 2 * _invert_trigamma(excess)
+    return Prior(prior, float(np.exp(logs.mean() + digamma(prior / 2) - math.log(prior / 2))), total)
+
+
+def _invert_trigamma(value: float) -> float:
+    """x with trigamma(x) = value, by Newton's method on 1 / trigamma, which is nearly straight."""
+    x = 0.5 + 1 / value
+    for _ in range(50):
+        trigamma = float(polygamma(1, x))
+        step = trigamma * (1 - trigamma / value) / float(polygamma(2, x))
+        x += step
+        if abs(step) < 1e-10 * x:
+            break
+    return x
+
+
+def moderate(variance: float, df: float, prior: Prior) -> tuple[float, float]:
+    """A variance known with `df` degrees of freedom (0: not known) and what the others say: variance and df."""
+    if math.isinf(prior.df):
+        return prior.variance, prior.total
+    both = prior.df + df
+    return (prior.df * prior.variance + df * variance) / both, min(both, prior.total)
+
+
+def contrast(first: Estimate, second: Estimate) -> Contrast:
+    """first - second, the two independent; degrees of freedom after Welch and Satterthwaite."""
+    difference, error2 = first.value - second.value, first.error2 + second.error2
+    if error2 == 0:
+        return Contrast(difference, difference, difference, float(difference == 0), 0.0, math.inf)
+    df = error2**2 / (first.error2**2 / first.df + second.error2**2 / second.df)
+    error = math.sqrt(error2)
+    half = float(stdtrit(df, (1 + LEVEL) / 2)) * error
+    return Contrast(difference, difference - half, difference + half, two_sided(difference, error, df), error, df)
+
+
+def two_sided(value: float, error: float, df: float) -> float:
+    """p of Student's test that the truth is 0."""
+    return float(2 * stdtr(df, -abs(value / error))) if error else float(value == 0)
+
+
+def equal_p(found: Contrast, margin: float = MARGIN) -> float:
+    """p of two one-sided tests that the truth lies `margin` or more from 0: below 0.05, the two are equal within it."""
+    room = margin - abs(found.difference)  # the nearer end decides
+    return float(stdtr(found.df, -room / found.error)) if found.error else float(room <= 0)
+
+
+def holm(ps: Sequence[float | None]) -> list[float | None]:
+    """Each p adjusted for the family (Holm 1979): below 0.05, at most one family in twenty has any false finding.
+
+    None stands for a comparison without a test and is no part of the family.
+    """
+    order = sorted((p, place) for place, p in enumerate(ps) if p is not None)
+    adjusted: list[float | None] = [None] * len(ps)
+    worst = 0.0
+    for rank, (p, place) in enumerate(order):
+        worst = max(worst, min(1.0, (len(order) - rank) * p))
+        adjusted[place] = worst
+    return adjusted
