@@ -57,7 +57,7 @@ def make() -> None:
     Path("text.txt").write_text(text(), encoding="utf-8")
     for name, scheme in SCHEMES.items():
         say("train", "--scheme", scheme, "--data", "text.txt", *TRAIN, "--seed", "3", "--out", f"runs/{name}")
-        say("eval", f"runs/{name}", "--data", "text.txt", "--tokens", "256", "--out", f"evaluations/{name}")
+        say("eval", f"runs/{name}", "--data", "text.txt", "--out", f"evaluations/{name}")
     quick = ["--steps", "4", "--seeds", "2", "--jobs", "1"]
     say("compare", "--schemes", "pre", "geonorm", "--data", "text.txt", *SHAPE, *quick, "--out", "comparison")
     times = ["--tokens", "4", "--dim", "4", "--time", "4", "--seeds", "2"]

@@ -19,6 +19,8 @@ SCHEMES = runpy.run_path(str(HERE / "make.py"))["SCHEMES"]
 # one machine repeats its numbers bit for bit; another sums in another order, which eight steps do not blow up
 CLOSE = {"rel": 2e-5, "abs": 2e-6}
 TIMES = {"seconds", "tokens_per_second", "wall_seconds", "peak_memory_bytes"}
+MOVED = {"val_loss", "val_bpb"}
+"""Measured on the start of the held-out text then, on windows spread over all of it now. So is the trace."""
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +71,10 @@ def test_a_run_goes_on_from_its_checkpoint(name: str, kept: Path) -> None:
     (run / "summary.json").unlink()
     assert main(["train", "--config", f"runs/{name}/config.yaml"]) == 0
     for new, old in zip(rows(run / "metrics.jsonl"), metrics, strict=True):
-        assert_contains(new, old, f"step {old['step']}")
+        assert_contains(new, {key: value for key, value in old.items() if key not in MOVED}, f"step {old['step']}")
     for new, old in zip(rows(run / "trace.jsonl"), trace, strict=True):
-        assert_contains(new, old, f"trace of step {old['step']}, {old['kind']} {old['layer']}")
+        assert set(old) <= set(new)
+        assert all(new[key] == old[key] for key in ("step", "scheme", "layer", "kind", "t"))
     after = load_file(last / "model.safetensors")
     for key, weight in before.items():
         torch.testing.assert_close(after[key].reshape(weight.shape), weight, rtol=1e-4, atol=1e-6, msg=key)
@@ -80,7 +83,7 @@ def test_a_run_goes_on_from_its_checkpoint(name: str, kept: Path) -> None:
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_run_is_evaluated(name: str, kept: Path) -> None:
     old = json.loads((kept / "evaluations" / name / "summary.json").read_text(encoding="utf-8"))
-    assert main(["eval", f"runs/{name}", "--data", "text.txt", "--tokens", "256", "--out", "again"]) == 0
+    assert main(["eval", f"runs/{name}", "--data", "text.txt", "--out", "again"]) == 0
     assert_contains(json.loads((kept / "again" / "summary.json").read_text(encoding="utf-8")), old)
 
 
