@@ -38,9 +38,9 @@ tools, _, on_norms, checks = map(load, ("kernel_tools", "step_checks", "norm_che
 
 def test_kernels_under_the_interpreter() -> None:
     source = str(Path(geonorm.__file__).parents[1])
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": source}
     command = [sys.executable, "-W", "error", str(SCRIPT)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(": passed") == len(checks.CHECKS) >= 30
 
@@ -83,7 +83,7 @@ def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     source = str(Path(geonorm.__file__).parents[1])
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": source, "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("built") == 4
 
