@@ -1,21 +1,33 @@
 # Two commands do everything on a fresh machine:
 #   make compare    virtual environment, install, train four schemes side by side, report
-#   make test       the same environment, then all tests
-# PYTHON picks the interpreter (3.11 to 3.13), VENV the environment's folder, ARGS is passed on.
+#   make test       the same environment, then all tests but the slow ones
+# Before a release:
+#   make test-slow     the slow tests, about half an hour of one core; ARGS=tests/golden takes some of them
+#   make test-oldest   the tests on the oldest versions that pyproject.toml allows, in an environment of its own
+# PYTHON picks the interpreter (3.11 to 3.13), VENV the environment's folder, PINS the versions, ARGS is passed on.
 
 PYTHON ?= python3
 VENV ?= .venv
+PINS ?= constraints.txt
+EXTRAS ?= train,hf,test,dev
 ARGS ?=
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: compare test check lint types clean
+.PHONY: compare test test-slow test-oldest check lint types clean
 
 compare: $(VENV)/.train
 	$(BIN)/geonorm compare $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(PYTEST) $(ARGS)
+
+test-slow: $(VENV)/.test
+	$(PYTEST) -m slow $(ARGS)
+
+test-oldest:
+	$(MAKE) VENV=.venv-oldest PINS=constraints-oldest.txt EXTRAS=train,hf,test test
 
 check: lint types
 
@@ -29,13 +41,13 @@ types: $(VENV)/.test
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.train: pyproject.toml $(PINS) | $(BIN)/python
 	$(PIP) -e ".[train]"
 	touch $@
 
-$(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e ".[train,hf,test,dev]"
+$(VENV)/.test: pyproject.toml $(PINS) | $(BIN)/python
+	$(PIP) -e ".[$(EXTRAS)]"
 	touch $@ $(VENV)/.train
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest runs .pytest_cache .mypy_cache .ruff_cache

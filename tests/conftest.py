@@ -1,15 +1,23 @@
-"""Tiny random models of every Hugging Face family in the table of anatomy, built without a network."""
+"""The environment of all tests, and tiny random models of every Hugging Face family in the table of anatomy."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import pytest
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# What the tests and the processes that they start need, whatever the shell has set, before anything imports torch. One
+# thread each: sums in another order round differently, and two processes are compared bit for bit. No network.
+os.environ |= {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+}
 
 VOCAB, WIDTH = 67, 32
 SHAPE = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
@@ -94,6 +102,14 @@ def build(case: str) -> tuple[Any, dict[str, Any]]:
     if case in ("gpt2-cross", "bert-decoder"):
         inputs["encoder_hidden_states"] = torch.randn(2, 5, WIDTH)
     return model, inputs
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tokens are prepared once for all tests, and not in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEONORM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture

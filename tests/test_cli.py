@@ -13,7 +13,7 @@ import pytest
 
 from geonorm import cli
 from geonorm.arguments import options
-from geonorm.bench.config import OpsBench, TrainBench
+from geonorm.bench.config import NormsBench, OpsBench, TrainBench
 from geonorm.cli import main
 from geonorm.lab.config import CompareConfig, EvalConfig, TrainCommand, TrainConfig
 from geonorm.probing import ProbeConfig
@@ -69,6 +69,9 @@ def test_surface_is_frozen() -> None:
     assert set(options(cli.Export)) == {"run", "to", "layout", "remote_code"}, CHANGED
     assert set(options(cli.Report)) == {"dirs", "out", "figures"}, CHANGED
     assert set(options(OpsBench)) == set("shapes dtypes modes only pairs threads device quick out".split()), CHANGED
+    assert set(options(NormsBench)) == set(
+        "dtypes passes modes preset scheme batch_size shapes quick pairs threads device out".split()
+    ), CHANGED
     assert set(options(TrainBench)) == set(
         "schemes baseline preset batch_size context modes dtype llama pairs threads device out".split()
     ), CHANGED
@@ -82,6 +85,7 @@ OWN = {
     EvalConfig: "eval",
     OpsBench: "bench ops",
     TrainBench: "bench train",
+    NormsBench: "bench norms",
 }
 
 
@@ -119,7 +123,7 @@ def test_help_does_not_import_torch() -> None:
 import sys, time
 from geonorm.cli import main
 for words in ("--help", "train --help", "compare --help", "eval -h", "schemes --help", "simulate -h", "bench -h",
-              "export -h", "bench ops -h", "bench train -h"):
+              "export -h", "bench ops -h", "bench train -h", "bench norms -h"):
     main(words.split())
 print(sorted({"torch", "numpy", "jsonargparse", "yaml"} & set(sys.modules)))
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -254,7 +255,7 @@ def loaded_by(*statements: str) -> list[set[str]]:
     script = "import sys, json\nfound = []\n"
     script += "".join(f"{s}\nfound.append([m.split('.')[0] for m in sys.modules])\n" for s in statements)
     script += "print(json.dumps(found))"
-    environment = {"PYTHONPATH": str(SOURCE.parent), "PATH": "", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(SOURCE.parent)}
     out = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     return [set(modules) for modules in json.loads(out.stdout.splitlines()[-1])]
 

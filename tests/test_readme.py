@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+import zstandard
 
 from geonorm import parse
 from geonorm.arguments import read
+from geonorm.cli import main
 from geonorm.lab.config import CompareConfig
 from geonorm.simulation import SimulateConfig
 
@@ -21,6 +27,17 @@ SCRIPTS = [  # those of 005 and 006 call the lab from Python: one factor of the 
 ]
 
 
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+PYTHON = [block for language, block in BLOCKS if language == "python"]
+SHELL = [line for language, block in BLOCKS if not language for line in block.replace("\\\n", " ").splitlines()]
+SMALL = {"--steps": ["4"], "--seeds": ["1"], "--lrs": ["6e-3"], "--time": ["2"], "--tokens": ["32"]}
+TINY = (
+    "--model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16 --model.vocab_size 300 "
+    "--evaluation.tokens 256 --evaluation.trace_tokens 64 --runtime.tensorboard false --runtime.device cpu"
+)
+WITH = {"compare": TINY.split(), "probe": ["--device", "cpu"]}
+
+
 def commands_of(text: str, verb: str) -> list[list[str]]:
     """Arguments of every `geonorm VERB` command of a text, shell variables left as words."""
     joined = re.sub(r"\\\n\s*", " ", text)
@@ -28,12 +45,38 @@ def commands_of(text: str, verb: str) -> list[list[str]]:
     return [[word for word in shlex.split(line) if word != "$@"] for line in lines]
 
 
-def test_the_python_of_the_readme_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) >= 5
-    names: dict[str, object] = {"__name__": "readme"}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
+@pytest.mark.parametrize("number", range(len(PYTHON)))
+def test_a_python_block_runs_alone(number: int) -> None:
+    assert len(PYTHON) >= 6
+    exec(compile(PYTHON[number], "README.md", "exec"), {"__name__": "readme"})
+
+
+def shrink(verb: str, words: list[str]) -> list[str]:
+    """A command of the README at a tiny size: options in SMALL get other values, nothing is tuned, models that are no
+    folder here (on the hub, then) are left out, comparisons train the smallest model."""
+    groups: list[list[str]] = [[]]
+    for word in [*words, *WITH.get(verb, ())]:
+        if word.startswith("--"):
+            groups.append([])
+        groups[-1].append(word)
+    models, *options = groups
+    here = [model for model in models if Path(model).exists()]
+    cut = [[option[0], *SMALL[option[0]]] if SMALL.get(option[0]) else option for option in options]
+    return here + [word for option in cut if option[0] != "--tune" for word in option]
+
+
+def test_shell_blocks_run_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").rglob("*.md"))]
+    Path("my.txt").write_text("\n".join(texts), encoding="utf-8")
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    Path("my_corpus.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
+    commands = [shlex.split(line) for line in SHELL if not line.startswith("make ")]
+    assert [words[:2] for words in commands] == [
+        ["geonorm", verb] for verb in "compare export generate simulate simulate probe".split()
+    ]
+    for _, verb, *words in commands:
+        assert main([verb, *shrink(verb, words)]) == 0, words
 
 
 @pytest.mark.parametrize("text", [README, *(script.read_text(encoding="utf-8") for script in SCRIPTS)])
@@ -49,6 +92,35 @@ def test_commands_are_valid(text: str) -> None:
     assert found
 
 
+def test_the_whole_path_of_the_paper_s_size_runs_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As experiment 100 says, with a text of its own and fewer tokens held out."""
+    folder = ROOT / "experiments" / "100-paper-125m"
+    (said,) = re.findall(r"`python (\S+/run.py) (train [^`]*)`", (folder / "README.md").read_text(encoding="utf-8"))
+    monkeypatch.setenv("GEONORM_DATA", str(tmp_path))  # the script sets it
+    monkeypatch.chdir(tmp_path)
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").rglob("*.md")))
+    Path("my.txt").write_text(text, encoding="utf-8")
+    for words in (said[1].replace("stdlib", "my.txt") + " --held-out 512", "table --out DIR"):
+        monkeypatch.setattr(sys, "argv", ["run.py", *words.split()])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(ROOT / said[0]), run_name="__main__")
+        assert end.value.code == 0, capsys.readouterr().err
+    assert re.search(r"^\| `geonorm` .* \| finished \|$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_where_the_tokenizers_of_the_configs_come_from_is_told() -> None:
+    """docs/data.md has a command that writes every tokenizer file that a config names."""
+    found = 0
+    for path in (ROOT / "configs").glob("*.yaml"):
+        name = (yaml.safe_load(path.read_text(encoding="utf-8")).get("tokens") or {}).get("tokenizer", "")
+        if name.endswith(".json"):
+            assert f"-o {name} " in (ROOT / "docs" / "data.md").read_text(encoding="utf-8"), path
+            found += 1
+    assert found
+
+
 def test_links_point_at_files() -> None:
     prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", prose):
@@ -57,5 +129,5 @@ def test_links_point_at_files() -> None:
 
 def test_make_targets_of_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
+    for target in re.findall(r"^make ([\w-]+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

@@ -65,11 +65,11 @@ def settings(args: argparse.Namespace, scheme: str, out: Path) -> TrainConfig:
         "out": str(out),
         "lr": args.lr or float(values["lr"]),
     }
-    values["tokens"] = {"tokenizer": str(HERE / "data" / TOKENIZER)}
+    values["tokens"] = {"tokenizer": "bpe" if args.preset else str(HERE / "data" / TOKENIZER)}
     values["evaluation"] = {"tokens": args.held_out}
     values["runtime"] |= {"tensorboard": False, "accumulate": 4}
     if args.preset:
-        values |= {"preset": args.preset, "model": {"vocab_size": 50304}, "batch_size": 4}
+        values |= {"preset": args.preset, "model": {}, "batch_size": 4}
         values["runtime"] = {"tensorboard": False}
     config: TrainConfig = from_dict(TrainConfig, values)
     steps = args.steps or max(1, round(args.tokens / (config.batch_size * config.decoder(scheme).context)))

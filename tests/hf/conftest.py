@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-os.environ["HF_HUB_OFFLINE"] = "1"
 
 SIZE = {
     "hidden_size": 32,

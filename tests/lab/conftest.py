@@ -42,14 +42,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Tokens are prepared once for all tests, and not in the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GEONORM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture
 def tiny(text: Path) -> list[str]:
     """Arguments of train and compare for the smallest model, without TensorBoard."""
@@ -102,6 +94,10 @@ PRELOAD = (
 """What every rank imports: once, in the process that they are forked from."""
 
 
+HANG = 600
+"""Seconds after which ranks that have not ended never will: far above what they take on a busy machine."""
+
+
 class Ranks:
     """Processes that are the ranks of one world."""
 
@@ -124,10 +120,10 @@ class Ranks:
             process.start()
             self.processes.append(process)
 
-    def wait(self, seconds: float = 60) -> list[Result]:
+    def wait(self) -> list[Result]:
         """How the ranks ended, in order."""
         for process in self.processes:
-            process.join(seconds)
+            process.join(HANG)
             if process.exitcode is None:
                 for stuck in self.processes:
                     if stuck.is_alive():

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -284,6 +287,26 @@ def test_live_table(tmp_path: Path) -> None:
     assert "8999/400" in capture.get() and "2.5000" in capture.get() and "5,000" in capture.get()
 
 
+def test_what_the_page_says_repeats_it(
+    processes: type[InProcess], text: Path, tiny: list[str], call: Any, losses: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """In the directory of the first command, word for word: with a relative path of the data, after a tuning."""
+    monkeypatch.chdir(tmp_path)
+    Path("small.txt").write_text(text.read_text())
+    monkeypatch.setattr(report, "build", BUILD)
+    words = [word.replace(str(text), "small.txt") for word in tiny] + ["--schemes", "pre", "post", "--seeds", "1"]
+    assert call("compare", *words, *FAST, "--lrs", "1e-3", "3e-3", "--out=runs/mine").status == 0
+    page = Path("runs/mine/report.html").read_text()
+    said = [shlex.split(unescape(words)) for words in re.findall("<pre>geonorm (.*?)</pre>", page)]
+    assert [words[0] for words in said] == ["compare", "train"]
+    assert call(*(word.replace("NEW", "again") for word in said[0])).status == 0
+    first, second = (json.loads((Path(each) / "results.json").read_text()) for each in ("runs/mine", "again"))
+    assert [run["val_loss"] for run in first["runs"]] == [run["val_loss"] for run in second["runs"]]
+    assert call(*(word.replace("NEW", "one") for word in said[1])).status == 0
+    (run,) = (each for each in first["runs"] if each["run"] in said[1][2])
+    assert run["phase"] == "final" and losses(Path("one")) == losses(Path("runs/mine/runs") / run["run"])
+
+
 def test_interrupt_saves(tiny: list[str], tmp_path: Path) -> None:
     """The real thing: a process that trains processes, and Ctrl-C."""
     out = tmp_path / "out"
@@ -293,12 +316,14 @@ def test_interrupt_saves(tiny: list[str], tmp_path: Path) -> None:
         [sys.executable, "-m", "geonorm", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         metrics = out / "runs" / "pre-lr0.005-seed0" / "metrics.jsonl"
-        deadline = time.monotonic() + 120
-        while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        try:
+            while not (metrics.exists() and metrics.stat().st_size):
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate()
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert err == f"stopped; every run is saved in {out}; the same command goes on from there\n"
     run = metrics.parent

@@ -105,9 +105,8 @@ def process(tiny: list[str]) -> Any:
         command = [sys.executable, "-m", "geonorm", "train", *tiny, "--out", str(out), *map(str, options)]
         running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
         started.append(running)
-        deadline = time.monotonic() + 120
         while max((row["step"] for row in read_rows(out / "metrics.jsonl")), default=0) not in steps:
-            assert running.poll() is None and time.monotonic() < deadline, running.communicate()
+            assert running.poll() is None, running.communicate()
             time.sleep(0.01)
         return running
 
@@ -135,7 +134,7 @@ def test_killed_then_interrupted_then_whole(process: Any, train: Any, losses: An
 
     running = process(run, range(saved + 5, steps - 1), *options)
     running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate()
     assert running.returncode == 130 and f"resuming {run} at step {saved} of {steps}" in out
     assert err.startswith("stopped at step") and err.endswith("the same command goes on from there\n")
     assert len(err.splitlines()) == 1

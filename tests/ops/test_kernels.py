@@ -38,9 +38,11 @@ tools, _, on_norms, checks = map(load, ("kernel_tools", "step_checks", "norm_che
 
 def test_kernels_under_the_interpreter() -> None:
     source = str(Path(geonorm.__file__).parents[1])
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", str(SCRIPT)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": source}
+    # Triton 3.6 itself takes a number out of an array of one number when a loop begins at a tensor
+    known = "ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning"
+    command = [sys.executable, "-W", "error", "-W", known, str(SCRIPT)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(": passed") == len(checks.CHECKS) >= 30
 
@@ -83,7 +85,7 @@ def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     source = str(Path(geonorm.__file__).parents[1])
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": source, "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("built") == 4
 

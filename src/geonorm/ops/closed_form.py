@@ -179,7 +179,8 @@ class ClosedForm(torch.autograd.Function):
         ctx.save_for_backward(x, u, *stats, *(p for p in parameters if isinstance(p, Tensor)))
         ctx.floats = tuple(None if isinstance(p, Tensor) else p for p in parameters)
         ctx.max_angle, ctx.power = max_angle, power
-        return out.to(x.dtype)
+        # compiling, torch 2.11 makes the gradients zero of an output that was written in place or cast to its own dtype
+        return out.to(x.dtype, copy=torch.compiler.is_compiling())
 
     @staticmethod
     @once_differentiable

@@ -47,7 +47,8 @@ def backward_outputs(
     each empty if nobody asks."""
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     du = torch.empty(x.shape, dtype=u.dtype, device=x.device)
-    sizes = (4 * learned, x.shape[-1] * dweight, x.shape[-1] * dshift)
+    dim = x.shape[-1]  # a symbol while a graph is traced: torch 2.11 cannot multiply it by True
+    sizes = (4 if learned else 0, dim if dweight else 0, dim if dshift else 0)
     four, gains, biases = (torch.empty(n, dtype=torch.float32, device=x.device) for n in sizes)
     return dx, du, four, gains, biases
 

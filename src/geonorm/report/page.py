@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from geonorm.lab.statistics import Row
@@ -198,12 +200,15 @@ def _values(runs: Iterable[Run], key: str) -> str:
 
 
 def _repeat(comparison: Comparison) -> str:
-    parts = []
+    """Commands for the directory that the runs were started in: what they name, data above all, is relative to it."""
+    parts = ["<p>In the directory in which these runs were started:</p>"]
     if comparison.command:
         parts.append(f"<p>The whole comparison:</p><pre>{escape(comparison.command)}</pre>")
+    run = comparison.drawn(comparison.baseline)[0]
+    config = Path(str(run.config.get("out") or run.path)) / "config.yaml"
+    again = shlex.join(["geonorm", "train", "--config", str(config), "--out", "NEW"])
     parts.append("<p>One run, from the configuration stored in its directory:</p>")
-    example = "/".join(comparison.runs[0].path.resolve().parts[-2:])
-    parts.append(f"<pre>geonorm train --config {escape(example)}/config.yaml --out NEW</pre>")
+    parts.append(f"<pre>{escape(again)}</pre>")
     for scheme in comparison.schemes:
         run = comparison.drawn(scheme)[0]
         if run.config_text:

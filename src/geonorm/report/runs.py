@@ -123,8 +123,15 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> Comparison:
         runs=runs,
         rows=aggregate([run.summary for run in runs], baseline),
         source=", ".join(dict.fromkeys(_source(root.resolve()) for root in roots)),
-        command=shlex.join(command) if isinstance(command, list) else command,
+        command=shlex.join(_into("NEW", command)) if isinstance(command, list) else command,
     )
+
+
+def _into(out: str, command: list[str]) -> list[str]:
+    """The command with another --out: with its own it would find everything done."""
+    words = [part for word in command for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
+    at = words.index("--out") if "--out" in words else len(words)
+    return [*words[:at], "--out", out, *words[at + 2 :]]
 
 
 def read_run(path: Path) -> Run:

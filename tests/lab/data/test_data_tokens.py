@@ -146,7 +146,7 @@ def test_processes_that_prepare_at_once_all_succeed(path, tmp_path):
         for worker in workers:
             worker.stdin.write("go\n")
             worker.stdin.flush()
-        results = [worker.communicate(timeout=60)[0] for worker in workers]
+        results = [worker.communicate()[0] for worker in workers]
         assert [worker.returncode for worker in workers] == [0, 0, 0]
     data = prepare(open_source(str(path)), ByteTokenizer(), tmp_path / "cache")
     assert set(results) == {f"{data.sha256} {len(data.train)}\n"}
