@@ -45,6 +45,7 @@ for folder in sys.argv[2:]:
 torch.save(found, sys.argv[1])
 assert not [name for name in sys.modules if name.split(".")[0] == "geonorm"]
 """
+SOURCE = str(Path(hf.__file__).parents[2])
 FRESH = """
 import sys, torch, geonorm.hf
 from transformers import AutoModelForCausalLM
@@ -76,7 +77,7 @@ def test_a_run_comes_back_with_equal_logits_in_a_fresh_process(run: Path, folder
         "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",
     ]  # fmt: skip
-    python(FRESH, tmp_path / "logits", folder, path=str(Path(hf.__file__).parents[2]))
+    python(FRESH, tmp_path / "logits", folder, path=SOURCE)
     assert torch.equal(torch.load(tmp_path / "logits"), finished(run).model(torch.arange(2, 20).view(2, 9)))
 
 
@@ -139,6 +140,19 @@ def test_a_run_in_a_stock_layout(layout: str, kind: str, run: Path, tmp_path: Pa
     assert type(llama).__name__ == kind and "import geonorm" not in (tmp_path / "llama" / "README.md").read_text()
     ids = torch.arange(2, 20).view(2, 9)
     torch.testing.assert_close(llama(ids).logits, finished(run).model(ids), rtol=1e-5, atol=1e-5)
+
+
+def test_an_export_is_probed_as_its_run_is(run: Path, folder: Path, tmp_path: Path) -> None:
+    """In a process that has not imported geonorm.hf; sites, and the loss without a block."""
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("the cat sat on the mat and saw residual streams.\n" * 40)
+    words = ["probe", folder, run, "--data", text, "--tokens", 128, "--ablate-blocks", "--out", out]
+    python(f"from geonorm.cli import main; assert main({[*map(str, words)]}) == 0", tmp_path / "none", path=SOURCE)
+    for name in ("trace.jsonl", "ablation.jsonl"):
+        rows = [json.loads(line) for line in (out / name).read_text().splitlines()]
+        theirs, ours = ([{**row, "model": ""} for row in rows if row["model"] == model] for model in ("model", "out"))
+        assert theirs == ours and theirs, name
+    assert main(["probe", str(folder), "--data", str(text), "--one-block", "--out", str(tmp_path / "one")]) == 2
 
 
 ROUND = ["geonorm", "mix(ngpt, angpt)"]
