@@ -117,7 +117,7 @@ def context_of(config: Any) -> int | None:
     if most is None:
         return None
     # RoBERTa counts positions from behind its padding
-    return int(most) - (config.pad_token_id + 1 if config.model_type == "roberta" else 0)
+    return int(most) - (config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta") else 0)
 
 
 def windows(ids: list[int], context: int, vocabulary: int | None) -> torch.Tensor:
