@@ -1,0 +1,73 @@
+"""Which runs experiment 007 wants (experiments/programme.py trains them)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from programme import Grid, Summaries, settings
+from rates import extend, read_losses, tidy
+
+from geonorm.lab.compare import slug
+
+COMMON = settings(
+    preset="nano", model__width=64, model__hidden=172, data="books", batch_size=4, steps=4000,
+    evaluation__every=400, evaluation__whole="true", evaluation__average=0.1, evaluation__trace_tokens=4096,
+    checkpoint__keep=1, runtime__tensorboard="false",
+)  # fmt: skip
+CEILINGS = {
+    "pi/8": "max_angle=pi/8",
+    "pi/4": "max_angle=pi/4",
+    "pi/2": "max_angle=pi/2",
+    "none": "max_angle=pi",
+    "smooth 0.5": "retraction=0.5, max_angle=pi",
+    "smooth 1": "retraction=1, max_angle=pi",
+}
+SETTINGS = {
+    "fan_in-sphere-raw": ("fan_in", "entry=sphere"),
+    "neox-embedding-raw": ("neox", "entry=embedding"),
+    "neox-sphere-raw": ("neox", "entry=sphere"),
+    "fan_in-embedding-raw": ("fan_in", "entry=embedding"),
+    "neox-embedding-norm": ("neox", "entry=embedding, input=norm"),
+    "fan_in-embedding-norm": ("fan_in", "entry=embedding, input=norm"),
+}
+"""Initialisation, entry, input. On the sphere of radius sqrt(width) the norm of the stream is the stream, but for
+gains, and with that entry raw and norm do not differ."""
+RATES = (6e-3, 3e-3, 1.2e-2)
+TELLING = ("fan_in-sphere-raw", "neox-embedding-raw")
+"""The ends: clamped from the first steps on, and free at first."""
+
+
+def plan(known: Summaries) -> Grid:
+    grid: dict[str, list[str]] = {}
+
+    def add(place: str, scheme: str, rate: float, seed: int = 0, **extra: object) -> str:
+        kind = "".join(f"-{key.split('__')[1]}" for key in extra)
+        start = f"{place}-{slug(scheme)}{kind}-lr"
+        grid[f"{start}{rate:g}-seed{seed}"] = [
+            *COMMON,
+            *settings(model__init=SETTINGS[place][0], scheme=scheme, lr=f"{rate:g}", seed=seed, **extra),
+        ]
+        return start
+
+    def tune(place: str, scheme: str, seeds: int = 1, **extra: object) -> None:
+        """Rates by octaves until the best is interior, each with all seeds."""
+        start = add(place, scheme, RATES[0], **extra)
+        losses = read_losses([run for name, run in known.items() if name.startswith(start)])
+        for seed in range(seeds):
+            for rate in extend(losses, RATES):
+                add(place, scheme, tidy(rate), seed, **extra)
+
+    for place in SETTINGS:
+        for ceiling in CEILINGS.values():
+            tune(place, f"geonorm({SETTINGS[place][1]}, {ceiling})")
+    for place in TELLING:  # is saturation the clamp's doing, or that of weights that grow?
+        tune(place, f"geonorm({SETTINGS[place][1]})", 2, optim__hold_norms=("o", "down"))
+    for place in TELLING:
+        for ceiling in CEILINGS.values():
+            tune(place, f"geonorm({SETTINGS[place][1]}, {ceiling})", 2)
+    for place in TELLING:
+        for ceiling in ("pi/8", "pi/4", "pi/2", "smooth 0.5"):
+            tune(place, f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})", model__layers=12)
+    return grid

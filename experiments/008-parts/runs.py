@@ -1,0 +1,68 @@
+"""Which runs experiment 008 wants (experiments/programme.py trains them)."""
+
+from __future__ import annotations
+
+import sys
+from itertools import product
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from programme import Grid, Summaries, settings
+
+from geonorm.lab.compare import slug
+
+LAYERS = 12
+COMMON = settings(
+    preset="nano", model__width=64, model__hidden=172, model__layers=LAYERS, model__gains="false", data="books",
+    batch_size=4, steps=4000, evaluation__every=800, evaluation__whole="true", evaluation__trace_tokens=2048,
+    checkpoint__keep=1, runtime__tensorboard="false",
+)  # fmt: skip
+WRITES = {
+    "add": "pre(input=raw, {decay}, max_step={step})",
+    "tangent": "orthogonal(input=raw, {decay}, max_step={step})",
+    "normalise": "post(final=norm, {decay}, max_step={step})",
+    "geodesic": "geonorm({decay}, max_angle={angle})",
+}
+"""Cells that differ in the write alone: all read the raw stream, none has gains, all end in a norm."""
+CEILINGS = {"ceiling": {"step": "pi/4", "angle": "pi/4"}, "free": {"step": "none", "angle": "pi"}}
+DECAYS = ("constant", "sqrt", "harmonic", "linear")
+SUMS = {
+    "constant": float(LAYERS),
+    "sqrt": sum(t**-0.5 for t in range(1, LAYERS + 1)),
+    "harmonic": sum(1 / t for t in range(1, LAYERS + 1)),
+    "linear": sum((LAYERS - t + 1) / LAYERS for t in range(1, LAYERS + 1)),
+}
+"""Of the steps of all blocks at alpha = 1."""
+ENTRIES = ("sphere", "embedding")
+RATES = (3e-3, 6e-3)
+CONTROLS = ("norm_preserving", "lns", "pre", "pre(entry=embedding)")
+
+
+def name_cell(write: str, decay: str, ceiling: str, entry: str, equal: bool = False) -> str:
+    alpha = f", alpha={SUMS['harmonic'] / SUMS[decay]:.4g}" if equal else ""
+    scheme = WRITES[write].format(decay=f"decay={decay}{alpha}", **CEILINGS[ceiling])
+    return f"{scheme[:-1]}, entry={entry})"
+
+
+def plan(known: Summaries) -> Grid:
+    grid: dict[str, list[str]] = {}
+
+    def add(scheme: str, rate: float, seed: int = 0) -> None:
+        name = f"{slug(scheme)}-lr{rate:g}-seed{seed}"
+        grid[name] = [*COMMON, *settings(scheme=scheme, lr=f"{rate:g}", seed=seed)]
+
+    cells = list(product(WRITES, DECAYS, CEILINGS, ENTRIES))
+    for rate in RATES:
+        for cell in cells:
+            add(name_cell(*cell), rate)
+        for scheme in CONTROLS:
+            add(scheme, rate)
+    for rate in RATES:  # decays at the harmonic's summed step
+        for write, decay in product(WRITES, DECAYS):
+            if decay != "harmonic":
+                add(name_cell(write, decay, "ceiling", "sphere", equal=True), rate)
+    for seed in (1, 2):
+        for cell in cells:
+            if cell[1] in ("harmonic", "constant") and cell[3] == "sphere":
+                add(name_cell(*cell), RATES[1], seed)
+    return grid
