@@ -142,6 +142,19 @@ def test_attention_backends_agree_and_eager_returns_its_weights(scheme: str, bui
     assert [h.shape for h in out.hidden_states] == [(2, 9, 32)] * 3
 
 
+@pytest.mark.parametrize("scheme", ["geonorm", "siamese"])
+@torch.no_grad()
+def test_packed_texts_and_an_exported_graph(scheme: str, build: Any, ids: Any) -> None:
+    model = build(scheme)
+    first, second = ids[:1, :5], ids[1:]
+    positions = torch.cat((torch.arange(5), torch.arange(9)))[None]
+    packed = model(torch.cat((first, second), 1), position_ids=positions, use_cache=False).logits
+    torch.testing.assert_close(packed[:, :5], model(first).logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(packed[:, 5:], model(second).logits, rtol=1e-5, atol=1e-5)
+    made = torch.export.export(model, (), {"input_ids": ids, "use_cache": False}, strict=False).module()
+    torch.testing.assert_close(made(input_ids=ids, use_cache=False).logits, model(ids).logits)
+
+
 SEVERAL = ["hyper", "siamese", "residual_dual", "pre(form=scaled)"]
 
 
