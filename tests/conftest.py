@@ -26,6 +26,8 @@ PLAIN = {**SHAPE, "vocab_size": VOCAB, "max_position_embeddings": 64}
 OLD = {"n_embd": WIDTH, "n_layer": 3, "n_head": 4, "n_inner": 48, "vocab_size": VOCAB, "n_positions": 64}
 EDGES = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 GEMMA3 = {**GROUPED, **EDGES, "sliding_window": 8, "query_pre_attn_scalar": 8}
+FALCON = {**SHAPE, **EDGES, "vocab_size": VOCAB, "ffn_hidden_size": 48, "bias": True}
+FALCON.pop("intermediate_size")
 BERT = {**PLAIN, "hidden_dropout_prob": 0.1, "type_vocab_size": 2}
 T5 = {
     "d_model": WIDTH, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 48,
@@ -66,6 +68,42 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "OPTConfig", "OPTForCausalLM", {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": WIDTH // 2},
     ),
     "phi": ("PhiConfig", "PhiForCausalLM", {**PLAIN, **EDGES}),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", {**PLAIN, **EDGES, "num_key_value_heads": 2}),
+    "gemma": ("GemmaConfig", "GemmaForCausalLM", {**GROUPED, **EDGES}),
+    "olmo": ("OlmoConfig", "OlmoForCausalLM", {**PLAIN, **EDGES, "num_key_value_heads": 2, "clip_qkv": 1.0}),
+    "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {**PLAIN, **EDGES, "num_key_value_heads": 2}),
+    "granite": (
+        "GraniteConfig", "GraniteForCausalLM",
+        {**PLAIN, **EDGES, "num_key_value_heads": 2, "residual_multiplier": 0.22, "embedding_multiplier": 3.0,
+         "attention_multiplier": 0.3, "logits_scaling": 2.0},
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig", "Qwen3MoeForCausalLM",
+        {**GROUPED, **EDGES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+         "mlp_only_layers": [1]},
+    ),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM", {**GROUPED, **EDGES, "num_local_experts": 4}),
+    "starcoder2": ("Starcoder2Config", "Starcoder2ForCausalLM", {**PLAIN, **EDGES, "num_key_value_heads": 2}),
+    "stablelm": ("StableLmConfig", "StableLmForCausalLM", {**PLAIN, **EDGES, "num_key_value_heads": 2}),
+    "stablelm-parallel": (
+        "StableLmConfig", "StableLmForCausalLM",
+        {**PLAIN, **EDGES, "use_parallel_residual": True, "num_key_value_heads": 2},
+    ),
+    "falcon": ("FalconConfig", "FalconForCausalLM", FALCON),
+    "falcon-two": (
+        "FalconConfig", "FalconForCausalLM", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2},
+    ),
+    "falcon-sequential": (
+        "FalconConfig", "FalconForCausalLM", {**FALCON, "parallel_attn": False, "multi_query": False, "alibi": True},
+    ),
+    "gpt_bigcode": ("GPTBigCodeConfig", "GPTBigCodeForCausalLM", {**OLD, **EDGES}),
+    "xlm-roberta": (
+        "XLMRobertaConfig", "XLMRobertaForMaskedLM", {**BERT, **EDGES, "pad_token_id": 1, "bos_token_id": 0},
+    ),
+    "modernbert": (
+        "ModernBertConfig", "ModernBertForMaskedLM",
+        {**PLAIN, **EDGES, "cls_token_id": 1, "sep_token_id": 2, "global_attn_every_n_layers": 2, "local_attention": 8},
+    ),
     "bert": ("BertConfig", "BertForMaskedLM", BERT),
     "bert-decoder": (
         "BertConfig", "BertLMHeadModel", {**BERT, **EDGES, "is_decoder": True, "add_cross_attention": True},

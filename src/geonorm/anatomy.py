@@ -29,11 +29,13 @@ class Branch:
     that is part of these modules (GPT-2, GPT-J, GPT-Neo) is not listed.
     norm: read before the first module, or None.
     dropout: a Dropout between u and the addition, or the block's own number with its probability (OPT), or None.
+    scale: the block's own number that multiplies u before the addition (Granite), or None.
     """
 
     modules: tuple[str, ...]
     norm: str | None = None
     dropout: str | None = None
+    scale: str | None = None
 
     @property
     def reader(self) -> str:
@@ -86,6 +88,7 @@ class Stack:
     exit          norm after the last block, or None
     norm          rms or layer
     gain_offset   what is added to a stored gain (1 for Gemma: the norm multiplies by 1 + weight)
+    eps           of norms that have none to ask for (OLMo)
     """
 
     name: str
@@ -96,6 +99,7 @@ class Stack:
     exit: str | None = None
     norm: str = "rms"
     gain_offset: float = 0.0
+    eps: float = 1e-6
 
     @classmethod
     def by_hand(
@@ -176,6 +180,25 @@ PHI = Stack(
     ),
     embedding="embed_tokens", exit="final_layernorm", norm="layer",
 )  # fmt: skip
+PHI3 = replace(
+    LLAMA,
+    sublayers=(
+        Sublayer("attn", (Branch(("self_attn",), "input_layernorm", "resid_attn_dropout"),)),
+        Sublayer("mlp", (Branch(("mlp",), "post_attention_layernorm", "resid_mlp_dropout"),)),
+    ),
+)
+GRANITE = replace(
+    LLAMA,
+    sublayers=tuple(
+        replace(place, branches=tuple(replace(branch, scale="residual_multiplier") for branch in place.branches))
+        for place in LLAMA.sublayers
+    ),
+)
+MODERNBERT = Stack(
+    "encoder", "layers", _pre("attn", "mlp", "attn_norm", "mlp_norm"), embedding="embeddings.tok_embeddings",
+    entry="embeddings.norm", exit="final_norm", norm="layer",
+)  # fmt: skip
+"""The first block's attn_norm is an nn.Identity: what it reads comes from the norm at the entry."""
 VIT = Stack(
     "encoder", "layers", _pre("attention", "mlp", "layernorm_before", "layernorm_after", "dropout"),
     embedding="embeddings", exit="layernorm", norm="layer",
@@ -196,6 +219,33 @@ def gpt_neox(config: Any) -> tuple[Stack, ...]:
     sequential = (Sublayer("attn", (attention,)), Sublayer("mlp", (mlp,)))
     sublayers = (Sublayer("parallel", (attention, mlp)),) if config.use_parallel_residual else sequential
     return (Stack("decoder", "layers", sublayers, "embed_in", exit="final_layer_norm", norm="layer"),)
+
+
+def stablelm(config: Any) -> tuple[Stack, ...]:
+    attention, mlp = (Branch((name,), "input_layernorm") for name in ("self_attn", "mlp"))
+    mlp = replace(mlp, dropout="dropout")
+    second = replace(mlp, norm="post_attention_layernorm")
+    sequential = (Sublayer("attn", (attention,)), Sublayer("mlp", (second,)))
+    sublayers = (Sublayer("parallel", (attention, mlp)),) if config.use_parallel_residual else sequential
+    return (replace(LLAMA, sublayers=sublayers, norm="layer"),)
+
+
+def falcon(config: Any) -> tuple[Stack, ...]:
+    """Side by side under one norm (7B) or two (40B, 180B), or one after the other (RW)."""
+    new = config.new_decoder_architecture
+    if (new or config.parallel_attn) and config.hidden_dropout:
+        raise ConfigError(
+            "falcon side by side with hidden_dropout: one dropout over both branches, which no row here has"
+        )
+    two = new and config.num_ln_in_parallel_attn in (None, 2)
+    first, second = ("ln_attn", "ln_mlp") if two else ("input_layernorm", "input_layernorm")
+    attention, mlp = Branch(("self_attention",), first), Branch(("mlp",), second)
+    sublayers: tuple[Sublayer, ...] = (Sublayer("parallel", (attention, mlp)),)
+    if not (new or config.parallel_attn):
+        attention = replace(attention, dropout="config.attention_dropout")
+        mlp = Branch(("mlp",), "post_attention_layernorm", "hidden_dropout")
+        sublayers = (Sublayer("attn", (attention,)), Sublayer("mlp", (mlp,)))
+    return (Stack("decoder", "h", sublayers, "word_embeddings", exit="ln_f", norm="layer"),)
 
 
 def opt(config: Any) -> tuple[Stack, ...]:
@@ -246,18 +296,31 @@ def gemma3(config: Any) -> tuple[Stack, ...]:
 
 
 FAMILIES: dict[str, Callable[[Any], tuple[Stack, ...]]] = {
-    **{name: lambda config: (LLAMA,) for name in ("llama", "qwen2", "qwen3", "mistral")},
+    **{
+        name: lambda config: (LLAMA,)
+        for name in ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "smollm3")
+    },
+    "gemma": lambda config: (replace(LLAMA, gain_offset=1.0),),
     **{name: lambda config: (GEMMA,) for name in ("gemma2", "gemma3_text")},
+    "granite": lambda config: (GRANITE,),
+    "olmo": lambda config: (replace(LLAMA, norm="layer", eps=1e-5),),
     **{name: lambda config: (OLMO2,) for name in ("olmo2", "olmo3")},
     "gemma3": gemma3,
     "gpt2": gpt2,
+    "gpt_bigcode": gpt2,
     "gpt_neo": lambda config: (GPT2,),
     "gptj": lambda config: (GPTJ,),
     "gpt_neox": gpt_neox,
     "opt": opt,
     "phi": lambda config: (PHI,),
+    "phi3": lambda config: (PHI3,),
+    "stablelm": stablelm,
+    "starcoder2": lambda config: (replace(LLAMA, norm="layer"),),
+    "falcon": falcon,
     "bert": bert,
     "roberta": bert,
+    "xlm-roberta": bert,
+    "modernbert": lambda config: (MODERNBERT,),
     "vit": lambda config: (VIT,),
     "t5": t5,
 }

@@ -225,7 +225,10 @@ def export(arguments: list[str]) -> int:
     model_type = architecture(shape, options.layout)
     text = hf.card(shape, to_dict(run.config), run.summary, run.environment, run.rows, model_type, options.remote_code)
     write(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text)
+    ours = "geonorm.hf, " if model_type == "geonorm" and not options.remote_code else ""
+    how = f"{str(to)!r}, trust_remote_code=True" if options.remote_code else repr(str(to))
     print(to)
+    print(f"load it: import {ours}transformers; transformers.AutoModelForCausalLM.from_pretrained({how})")
     return 0
 
 

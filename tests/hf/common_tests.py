@@ -3,8 +3,8 @@
     python tests/hf/common_tests.py FOLDER [-k NAMES] [--table FILE]
 
 FOLDER holds `tests/` of transformers in the installed release, or of the nearest commit to be had, unmodified.
-Everything that its causal language models are tested with runs on geonorm; its generation tests on pre, post and ngpt
-too; its own Llama, with initial weights as large as ours, where a tolerance is absolute. Prints a table of every test
+Everything that its causal language models are tested with runs on one scheme of each kind; its generation tests on two
+more; its own Llama, with initial weights as large as ours, where a tolerance is absolute. Prints a table of every test
 with its result; needs pytest and `parameterized`.
 """
 
@@ -17,8 +17,10 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-SCHEMES = ("pre", "post", "ngpt")
-"""Schemes that run the generation tests beside geonorm, which runs everything."""
+SCHEMES = ("geonorm", "ngpt", "siamese", "hyper")
+"""Schemes that run everything: one stream, constraints on weights, several streams."""
+GENERATION = ("pre", "post")
+"""Schemes that run the generation tests."""
 
 if "GEONORM_THEIRS" in os.environ:
     sys.path.insert(0, os.environ["GEONORM_THEIRS"])
@@ -55,17 +57,13 @@ if "GEONORM_THEIRS" in os.environ:
         config_class = hf.GeoNormConfig
         causal_lm_class = hf.GeoNormForCausalLM
         sequence_classification_class = hf.GeoNormForSequenceClassification
-        scheme = "geonorm"
 
-    class TestGeoNorm(CausalLMModelTest, unittest.TestCase):
-        model_tester_class = Tester
+    TESTS = {test for test in dir(CausalLMModelTest) if test.startswith("test_")}
 
-    def generation(name: str) -> type:
-        """A test case with transformers' generation tests alone, for a scheme."""
-        tests = {test for test in dir(CausalLMModelTest) if test.startswith("test_")}
-        left_out = dict.fromkeys(test for test in tests if not hasattr(GenerationTesterMixin, test))
-        tester = type("Tester", (Tester,), {"scheme": name})
-        return type(f"Test{name.capitalize()}", (TestGeoNorm,), {**left_out, "model_tester_class": tester})
+    def case(name: str, left_out: set[str]) -> type:
+        """transformers' tests but for some, for a scheme."""
+        body = {"model_tester_class": type("Tester", (Tester,), {"scheme": name}), **dict.fromkeys(left_out)}
+        return type(f"Test{name.capitalize()}", (CausalLMModelTest, unittest.TestCase), body)
 
     class LlamaTester(CausalLMModelTester):
         base_model_class, config_class, causal_lm_class = LlamaModel, LlamaConfig, LlamaForCausalLM
@@ -76,14 +74,16 @@ if "GEONORM_THEIRS" in os.environ:
 
     def llama() -> type:
         """Their Llama with initial weights as large as ours, in the tests whose tolerance is absolute."""
-        tests = {test for test in dir(CausalLMModelTest) if test.startswith("test_")}
-        left_out = dict.fromkeys(test for test in tests if "padding_free" not in test)
+        left_out = dict.fromkeys(test for test in TESTS if "padding_free" not in test)
         bases = (CausalLMModelTest, unittest.TestCase)
         return type("TestLlama", bases, {**left_out, "model_tester_class": LlamaTester})
 
     TestLlama = llama()
     for scheme in SCHEMES:
-        globals()[f"Test{scheme.capitalize()}"] = generation(scheme)
+        globals()[f"Test{scheme.capitalize()}"] = case(scheme, set())
+    for scheme in GENERATION:
+        left = {test for test in TESTS if not hasattr(GenerationTesterMixin, test)}
+        globals()[f"Test{scheme.capitalize()}"] = case(scheme, left)
 
 
 class Results:

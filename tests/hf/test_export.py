@@ -45,6 +45,7 @@ for folder in sys.argv[2:]:
 torch.save(found, sys.argv[1])
 assert not [name for name in sys.modules if name.split(".")[0] == "geonorm"]
 """
+SOURCE = str(Path(hf.__file__).parents[2])
 FRESH = """
 import sys, torch, geonorm.hf
 from transformers import AutoModelForCausalLM
@@ -76,7 +77,7 @@ def test_a_run_comes_back_with_equal_logits_in_a_fresh_process(run: Path, folder
         "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",
     ]  # fmt: skip
-    python(FRESH, tmp_path / "logits", folder, path=str(Path(hf.__file__).parents[2]))
+    python(FRESH, tmp_path / "logits", folder, path=SOURCE)
     assert torch.equal(torch.load(tmp_path / "logits"), finished(run).model(torch.arange(2, 20).view(2, 9)))
 
 
@@ -92,6 +93,43 @@ def test_tokenizer_and_generation_settings_come_along(run: Path, folder: Path) -
     model = hf.GeoNormForCausalLM.from_pretrained(folder)
     batch = theirs(["the cat", "the cat number 7 sat on"], return_tensors="pt", padding=True)
     assert model.generate(**batch, max_new_tokens=3).shape[0] == 2
+
+
+def test_a_token_for_padding_is_apart_from_the_end(tmp_path: Path) -> None:
+    """In config.json too, so that a batch can be classified; a stock embedding would not learn that row."""
+    tokenizer = json.loads(load_tokenizer("byte", NO_TEXT, 257).json)
+    extra = {**tokenizer["added_tokens"][0], "id": 257, "content": "<|padding|>"}
+    text = json.dumps({**tokenizer, "added_tokens": [*tokenizer["added_tokens"], extra]})
+    decoder = Decoder(
+        DecoderConfig(scheme="pre(entry=embedding)", layers=1, width=16, heads=2, hidden=16, vocab_size=258)
+    )
+    for layout in ("geonorm", "llama"):
+        to = hf.export(decoder, text, 256, tmp_path / layout, layout=layout)
+        for file in ("config.json", "generation_config.json"):
+            found = json.loads((to / file).read_text())
+            assert (found["pad_token_id"], found["eos_token_id"], found["bos_token_id"]) == (257, 256, 256)
+        assert transformers.AutoTokenizer.from_pretrained(to).pad_token == "<|padding|>"
+        assert len({path.stat().st_mode for path in to.iterdir()}) == 1
+    plain = hf.export(decoder, json.dumps(tokenizer), 256, tmp_path / "plain")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(plain, num_labels=3)
+    batch = transformers.AutoTokenizer.from_pretrained(plain)(["the cat", "a"], return_tensors="pt", padding=True)
+    assert model(**{k: v for k, v in batch.items() if k != "token_type_ids"}).logits.shape == (2, 3)
+    stock = hf.export(decoder, json.dumps(tokenizer), 256, tmp_path / "stock", layout="llama")
+    assert json.loads((stock / "config.json").read_text())["pad_token_id"] is None
+
+
+def test_the_last_line_says_how_to_load(run: Path, tmp_path: Path, capfd: Any) -> None:
+    for words, wanted in (
+        ([], "import geonorm.hf, "),
+        (["--remote-code"], ", trust_remote_code=True)"),
+        (["--layout", "stock"], "import transf"),
+    ):
+        to = tmp_path / f"model{len(words)}{wanted[:3].strip(', ')}"
+        assert main(["export", str(run), "--to", str(to), *words]) == 0
+        last = capfd.readouterr().out.splitlines()[-1]
+        assert last.startswith("load it: import ") and wanted in last and str(to) in last
+        if words != ["--remote-code"]:
+            exec(last.removeprefix("load it: "), {})  # noqa: S102
 
 
 def test_byte_tokenizer_is_a_fast_one() -> None:
@@ -129,6 +167,8 @@ def test_card_says_what_was_trained_how_and_with_which_result(run: Path, folder:
     ):
         assert fact in text, fact
     assert str(run.parent) not in text
+    assert "\nlicense: other\nlicense_name: not-stated\n---\n" in text
+    assert "Trained on `small.txt` alone" in text
     assert "| step | tokens | training | held out |" in text and "| 6 |" in text
 
 
@@ -139,6 +179,19 @@ def test_a_run_in_a_stock_layout(layout: str, kind: str, run: Path, tmp_path: Pa
     assert type(llama).__name__ == kind and "import geonorm" not in (tmp_path / "llama" / "README.md").read_text()
     ids = torch.arange(2, 20).view(2, 9)
     torch.testing.assert_close(llama(ids).logits, finished(run).model(ids), rtol=1e-5, atol=1e-5)
+
+
+def test_an_export_is_probed_as_its_run_is(run: Path, folder: Path, tmp_path: Path) -> None:
+    """In a process that has not imported geonorm.hf; sites, and the loss without a block."""
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("the cat sat on the mat and saw residual streams.\n" * 40)
+    words = ["probe", folder, run, "--data", text, "--tokens", 128, "--ablate-blocks", "--out", out]
+    python(f"from geonorm.cli import main; assert main({[*map(str, words)]}) == 0", tmp_path / "none", path=SOURCE)
+    for name in ("trace.jsonl", "ablation.jsonl"):
+        rows = [json.loads(line) for line in (out / name).read_text().splitlines()]
+        theirs, ours = ([{**row, "model": ""} for row in rows if row["model"] == model] for model in ("model", "out"))
+        assert theirs == ours and theirs, name
+    assert main(["probe", str(folder), "--data", str(text), "--one-block", "--out", str(tmp_path / "one")]) == 2
 
 
 ROUND = ["geonorm", "mix(ngpt, angpt)"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,75 @@ def test_attention_backends_agree_and_eager_returns_its_weights(scheme: str, bui
     torch.testing.assert_close(out.attentions[0].sum(-1), torch.ones(2, 4, 9))
     assert not out.attentions[0].triu(1).any()
     assert [h.shape for h in out.hidden_states] == [(2, 9, 32)] * 3
+
+
+@pytest.mark.parametrize("scheme", ["geonorm", "siamese"])
+@torch.no_grad()
+def test_packed_texts_and_an_exported_graph(scheme: str, build: Any, ids: Any) -> None:
+    model = build(scheme)
+    first, second = ids[:1, :5], ids[1:]
+    positions = torch.cat((torch.arange(5), torch.arange(9)))[None]
+    packed = model(torch.cat((first, second), 1), position_ids=positions, use_cache=False).logits
+    torch.testing.assert_close(packed[:, :5], model(first).logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(packed[:, 5:], model(second).logits, rtol=1e-5, atol=1e-5)
+    made = torch.export.export(model, (), {"input_ids": ids, "use_cache": False}, strict=False).module()
+    torch.testing.assert_close(made(input_ids=ids, use_cache=False).logits, model(ids).logits)
+
+
+SEVERAL = ["hyper", "siamese", "residual_dual", "pre(form=scaled)"]
+
+
+def nudged(model: Any, layer: int, token: Any) -> Any:
+    """A hook that adds the token's vector to what sub-layers see of the stream in front of a block."""
+    entry = model.model.entry
+    plain = dataclasses.replace(entry.scheme, entry="embedding")
+
+    def hook(block: Any, args: Any) -> Any:
+        lifted = plain.enter(token + plain.seen(args[0]), entry.own, entry.site)
+        return (args[0] + lifted - plain.enter(plain.seen(args[0]), entry.own, entry.site), *args[1:])
+
+    return model.model.blocks[layer].register_forward_pre_hook(hook)
+
+
+@pytest.mark.parametrize("scheme", ["geonorm", *SEVERAL])
+def test_hidden_states_have_the_gradient_of_a_change_to_the_stream(scheme: str, build: Any, ids: Any) -> None:
+    """Against a central difference, in fp64; logits and gradients of parameters are what they are without."""
+    model = build(scheme).double()
+
+    def loss(out: Any) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), ids.flatten())
+
+    plain = model(ids)
+    loss(plain).backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    out = model(ids, output_hidden_states=True)
+    for state in out.hidden_states:
+        state.retain_grad()
+    loss(out).backward()
+    assert torch.equal(out.logits, plain.logits)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, wanted[name], rtol=1e-9, atol=1e-12)
+    direction = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(1), dtype=torch.double)
+    for layer in range(2):
+        losses = []
+        for step in (1e-5, -1e-5):
+            handle = nudged(model, layer, step * direction)
+            losses.append(loss(model(ids)).item())
+            handle.remove()
+        slope = (losses[0] - losses[1]) / 2e-5
+        assert float((out.hidden_states[layer].grad * direction).sum()) == pytest.approx(slope, rel=1e-6)
+    assert out.hidden_states[-1].grad is not None
+
+
+@pytest.mark.parametrize("scheme", ["geonorm", *SEVERAL])
+def test_some_hidden_states_alone(scheme: str, build: Any, ids: Any) -> None:
+    model = build(scheme)
+    whole = model(ids, output_hidden_states=True).hidden_states
+    first, none, last = model(ids, output_hidden_states=[0, -1]).hidden_states
+    assert none is None and torch.equal(first, whole[0]) and torch.equal(last, whole[2])
+    assert [state is None for state in model(ids, output_hidden_states=1).hidden_states] == [True, False, True]
+    assert torch.equal(model(ids, output_hidden_states=True, return_dict=False)[2][1], whole[1])
 
 
 @pytest.mark.parametrize("scheme", EVERY)

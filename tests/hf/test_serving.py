@@ -171,3 +171,22 @@ def test_half_precision_from_a_folder_is_half_precision_of_the_model(
     narrow = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert {p.dtype for p in narrow.parameters()} == {torch.bfloat16}
     assert torch.equal(narrow(ids).logits, model.to(torch.bfloat16)(ids).logits)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers' own
+@pytest.mark.parametrize("fields", [{}, {"positions": "learned"}, {"block": "parallel"}])
+@pytest.mark.parametrize("scheme", ["geonorm", "ngpt", "siamese"])
+def test_continuous_batching_is_generation(scheme: str, fields: dict[str, Any], build: Any) -> None:
+    """Requests of different length in one pass over one paged cache, which the attention function fills."""
+    if fields and scheme != "geonorm":
+        pytest.skip("one scheme is enough for the layouts")
+    model = build(scheme, **fields)
+    prompts = [[3, 4, 5], [7, 8, 9, 10, 11], [12]]
+    settings = transformers.GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    alone = [
+        model.generate(torch.tensor([prompt]), generation_config=settings)[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+    paged = transformers.ContinuousBatchingConfig(block_size=8, num_blocks=16, max_batch_tokens=32)
+    found = model.generate_batch(prompts, generation_config=settings, continuous_batching_config=paged)
+    assert [request.generated_tokens for request in found.values()] == alone

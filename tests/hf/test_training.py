@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,23 @@ def test_lora_trains_saves_loads_and_merges(scheme: str, targets: Any, build: An
         merged.save_pretrained(tmp_path / "merged")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert torch.equal(loaded(ids).logits, merged(ids).logits)
+
+
+LAZY = """
+import sys, geonorm.hf
+model = geonorm.hf.GeoNormForCausalLM(geonorm.hf.GeoNormConfig(hidden_size=16, num_hidden_layers=1))
+assert "peft" not in sys.modules, "importing geonorm.hf is no reason to import peft"
+import peft
+tuned = peft.get_peft_model(model, peft.LoraConfig(r=2))
+assert {name.split(".")[-2] for name, _ in tuned.named_modules() if name.endswith("lora_A")} == {"q", "v"}
+"""
+
+
+@PEFT
+def test_peft_waits_until_it_is_wanted() -> None:
+    pytest.importorskip("peft", reason="LoRA needs PEFT")
+    done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @PEFT

@@ -354,3 +354,45 @@ def test_a_harness_that_is_broken_says_why(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(tasks, "import_module", fail)
     with pytest.raises(ConfigError, match="sacrebleu"):
         tasks.harness("tasks")
+
+
+@needs_harness
+def test_an_answer_longer_than_the_context_is_counted_and_named(run: Path, sets: Path, call: Any) -> None:
+    """The question is wrong where that answer is the right one; all else is as without it."""
+    rows = [{"context": f"the cat {i}", "choices": [" sat", " saw"], "gold": i % 2} for i in range(6)]
+    rows[2]["choices"] = [" sat" * 40, " saw"]  # of a context of 32 bytes; this one is right
+    path = sets / "eval/long.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    try:
+        result = call("eval", run, "--tasks", "long", "shared.test")
+    finally:
+        path.unlink()
+    assert result.status == 0, result.err
+    answer = json.loads(result.out)
+    assert answer["too_long"] == {"long": [2]} and answer["tasks"]["long"]["too_long"] == 1
+    assert "too_long" not in answer["tasks"]["shared.test"] and answer["tasks"]["shared.test"]["documents"] == QUESTIONS
+    scored = [(scores(run, row["context"], row["choices"]), row["gold"]) for i, row in enumerate(rows) if i != 2]
+    right = [found.index(max(found)) == gold for found, gold in scored]
+    assert answer["tasks"]["long"]["acc"] == pytest.approx(sum(right) / 6)
+    share = [exp(found[gold]) / sum(map(exp, found)) for found, gold in scored]
+    assert answer["tasks"]["long"]["gold_probability"] == pytest.approx(sum(share) / 5, abs=1e-5)
+
+
+@needs_harness
+def test_a_text_longer_than_the_context_is_no_end(run: Path) -> None:
+    from lm_eval.api.instance import Instance
+
+    lm = tasks.listener(*tasks.adapted(load_run(run, torch.device("cpu"))[0], tasks_tokenizer()), 1)
+    made = [
+        Instance("generate_until", {}, ("the cat", {"until": ["x"], "max_gen_toks": most}), i, ("t", i, 1))
+        for i, most in enumerate((3, 32))
+    ]
+    answers = lm.generate_until(made)
+    assert len(answers) == 2 and answers[1] == "" and lm.too_long == {"t": {1}}
+
+
+def tasks_tokenizer() -> Any:
+    from geonorm.lab.data import load_tokenizer
+    from geonorm.lab.data.source import NO_TEXT
+
+    return load_tokenizer("byte", NO_TEXT, 257)

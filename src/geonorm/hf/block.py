@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -39,15 +40,16 @@ ARGUMENTS: dict[str, dict[str, dict[str, str]]] = {
         },
     },
 }
-ARGUMENTS["roberta"] = ARGUMENTS["bert"]
+ARGUMENTS["roberta"] = ARGUMENTS["xlm-roberta"] = ARGUMENTS["bert"]
+ARGUMENTS["gpt_bigcode"] = ARGUMENTS["gpt2"]
 """Arguments of a branch that the block knows by another name: family, kind, {the branch's: the block's}."""
 
 OUTPUTS: dict[str, tuple[tuple[str, int], ...]] = {
     "t5": (("attn", 0), ("cross", 0)),
-    "gptj": (("parallel", 0),),
-    "gpt_neo": (("attn", 0),),
+    **dict.fromkeys(("gptj", "gpt_neo", "falcon"), (("attn", 0),)),
 }
-"""What a block returns beside the stream: kind and place among what that branch returned beside its update."""
+"""What a block returns beside the stream: kind (attn for parallel too) and place among what that branch returned beside
+its update."""
 
 
 class Affine(nn.Module):
@@ -80,6 +82,17 @@ class Gain(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         return u * self.weight.to(u.dtype)
+
+
+class Scale(nn.Module):
+    """u times a number of the block's configuration."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, u: Tensor) -> Tensor:
+        return u * self.factor
 
 
 class Chain(nn.Module):
@@ -176,7 +189,7 @@ class AppliedBlock:
                 continue
             out = residual(x, **call.arguments(kind, given))
             if isinstance(out, tuple):
-                x, beside[kind] = out[0], out[1:]
+                x, beside["attn" if kind == "parallel" else kind] = out[0], out[1:]
             else:
                 x = out
         if self.exit is not None:
@@ -194,10 +207,12 @@ def site_of(
     norms = {path: block.get_submodule(path) for path in sublayer.norms}
     spec = norm_spec(stack, dim, norms.values())
     chains = [Chain(steps(block, branch)) for branch in sublayer.branches]
-    residual = Residual(StockBranch(chains), scheme, site, dim, spec.kind, spec.gains, spec.eps)
+    residual = Residual(StockBranch(chains), scheme, site, dim, spec.kind, spec.gains, spec.eps, spec.bias)
     own = residual.own
     inputs = {branch.norm for branch in sublayer.branches}
     for path, role in sublayer.norms.items():
+        if isinstance(norms[path], nn.Identity) and isinstance(own, nn.ModuleDict) and role in own:
+            own[role] = nn.Identity()  # ModernBERT's first block reads what the entry has normalised
         target = norm_in(own, role)
         if target is not None and not (role == "input" and len(inputs) > 1):
             carry(norms[path], target, stack.gain_offset)
@@ -223,23 +238,27 @@ def site_of(
 
 
 def steps(block: nn.Module, branch: Where) -> list[nn.Module]:
-    """The modules of a branch in the order of the computation, its dropout last."""
+    """The modules of a branch in the order of the computation, then its dropout and its scale."""
     found = [block.get_submodule(path) for path in branch.modules]
     if branch.dropout is not None:
-        owner, _, name = branch.dropout.rpartition(".")
-        drop = getattr(block.get_submodule(owner), name)
+        drop = attrgetter(branch.dropout)(block)
         found.append(drop if isinstance(drop, nn.Module) else nn.Dropout(float(drop)))
+    if branch.scale is not None:
+        found.append(Scale(float(attrgetter(branch.scale)(block))))
     return found
 
 
 def norm_spec(stack: Stack, dim: int, stock: Iterable[nn.Module]) -> NormSpec:
     """What N is at a site, after the stock norms there."""
     for norm in stock:
+        if isinstance(norm, nn.Identity):
+            continue
         eps = getattr(norm, "variance_epsilon", None)
         eps = getattr(norm, "eps", None) if eps is None else eps
         gains = getattr(norm, "weight", None) is not None
-        return NormSpec(stack.norm, dim, gains, 1e-6 if eps is None else float(eps))
-    return NormSpec(stack.norm, dim)
+        bias = getattr(norm, "bias", None) is not None
+        return NormSpec(stack.norm, dim, gains, stack.eps if eps is None else float(eps), bias)
+    return NormSpec(stack.norm, dim, eps=stack.eps)
 
 
 def norm_in(own: nn.Module, role: str) -> nn.Module | None:

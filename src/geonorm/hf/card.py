@@ -25,7 +25,8 @@ def card(
     in config.yaml, summary.json, environment.json and metrics.jsonl; model_type: the architecture of the folder."""
     scheme = parse(shape.scheme)
     parts = [
-        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [geonorm, residual-scheme]\n---",
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [geonorm, residual-scheme]\n"
+        "license: other\nlicense_name: not-stated\n---",
         f"# A {summary['parameters'] / 1e6:.3g}M-parameter language model under the residual scheme `{scheme}`",
         f"`{scheme.equation}`  \n({scheme.source})" if scheme.equation else "",
         "## Load it\n\n```python\n" + usage(model_type, remote_code) + "\n```",
@@ -34,6 +35,8 @@ def card(
         f"Loss in nats per token; the last value on held-out text is {number(summary['val_loss'])}, which is "
         f"{number(summary['val_bpb'])} bits per byte. {spikes(summary)} One run with one seed: it says nothing about "
         "the noise between seeds.",
+        f"## Data and licence\n\nTrained on `{Path(settings['data']).name}` alone. The run states no licence: whoever "
+        "publishes the model chooses one that the licence of these data allows, here and in the header of this page.",
         "## What it is not\n\nA research model from a comparison of normalization placements. Nobody has examined it "
         "for errors of fact, bias or harm, and it was not tuned to follow instructions.",
     ]

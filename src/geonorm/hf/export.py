@@ -40,15 +40,26 @@ def hf_name(name: str) -> str:
     return f"lm_head.{rest}" if place == "head" else f"model.{'embed_tokens' if place == 'embed' else place}.{rest}"
 
 
+PAD_NAMES = ("<|padding|>", "<|pad|>", "<pad>", "[PAD]", "<PAD>", "<|finetune_right_pad_id|>")
+
+
+def padding(tokenizer: Tokenizer, end: int) -> int:
+    """The id that fills up a batch: a token of its own where the tokenizer has one, for what is trained on a text that
+    ends in padding does not learn its end; else `end`."""
+    found = (tokenizer.token_to_id(name) for name in PAD_NAMES)
+    return next((i for i in found if i is not None), end)
+
+
 def fast_tokenizer(text: str, end: int, context: int) -> Any:
-    """A tokenizer.json as a fast tokenizer of transformers whose token `end` begins, ends and pads texts."""
+    """A tokenizer.json as a fast tokenizer of transformers. The token `end` begins texts too: it stands before every
+    text in training, and a beginning of another name, which some tokenizers have, was never seen there."""
     tokenizer = Tokenizer.from_str(text)
     token = tokenizer.id_to_token(end)
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=token,
         eos_token=token,
-        pad_token=token,
+        pad_token=tokenizer.id_to_token(padding(tokenizer, end)),
         padding_side="left",
         model_max_length=context,
         clean_up_tokenization_spaces=False,
@@ -84,13 +95,16 @@ def export(
     if model_type != "geonorm" and remote_code:
         raise ConfigError(f"--layout {layout} loads without --remote-code: leave one of them out")
     source = modeling_source(parse(decoder.config.scheme)) if remote_code else ""
+    pad = padding(Tokenizer.from_str(tokenizer), end)
     tokens = {"bos_token_id": end, "eos_token_id": end}
+    if pad < decoder.config.vocab_size and (pad != end or model_type == "geonorm"):
+        tokens["pad_token_id"] = pad  # a stock embedding never learns its row of padding: not that of the end
     model: Any = adapt(decoder, **tokens)
     if model_type != "geonorm":
         model = to_stock(model, model_type)
     if remote_code:
         model.config.auto_map = {auto: f"{FILE.removesuffix('.py')}.{name}" for auto, name in AUTO_MAP.items()}
-    model.generation_config = transformers.GenerationConfig(**tokens, pad_token_id=end)
+    model.generation_config = transformers.GenerationConfig(**{"pad_token_id": end, **tokens})
     to.parent.mkdir(parents=True, exist_ok=True)
     aside = to.with_name(f".{to.name}.{os.getpid()}")
     try:
@@ -100,6 +114,8 @@ def export(
             (aside / FILE).write_text(source, encoding="utf-8")
         if card:
             (aside / "README.md").write_text(card, encoding="utf-8")
+        for file in aside.iterdir():  # safetensors makes its files readable to their owner alone
+            file.chmod((aside / "config.json").stat().st_mode)
         if to.exists():
             to.rmdir()
         os.replace(aside, to)

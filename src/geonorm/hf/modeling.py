@@ -8,8 +8,7 @@ where weights are in half precision.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from functools import wraps
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,78 +19,19 @@ from transformers.cache_utils import DynamicCache
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
+from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..errors import ConfigError
-from ..nn.attention import Attention, rope
-from ..nn.config import DecoderConfig
-from ..nn.decoder import Block, End, ParallelBlock
+from ..nn.attention import rope
+from ..nn.decoder import End
 from ..nn.roles import base_std, linear, undrawn
 from ..norms import NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site, parse
 from .config import GeoNormConfig
-
-
-def eager(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, **unused: Any
-) -> tuple[Tensor, Tensor]:
-    """Attention step by step: (batch, tokens, heads, head_dim) and the weights (batch, heads, tokens, keys)."""
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1:
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    scores = q @ k.transpose(-1, -2) * scaling
-    weights = torch.softmax(scores if mask is None else scores + mask, -1, dtype=upcast(scores[:0]).dtype).to(q.dtype)
-    return (weights @ v).transpose(1, 2).contiguous(), weights
-
-
-class GeoNormAttend(nn.Module):
-    """The part of attention that transformers exchanges: sdpa, eager, flash, flex or a function of your own.
-
-    A module without weights, because attention functions take one and because outputs are recorded by module.
-    """
-
-    config: GeoNormConfig
-    is_causal = True
-
-    def __init__(self, layer: int, groups: int, head_dim: int) -> None:
-        super().__init__()
-        self.layer_idx, self.num_key_value_groups, self.head_dim = layer, groups, head_dim
-        self.scaling = head_dim**-0.5
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any) -> tuple[Tensor, Any]:
-        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
-        out: tuple[Tensor, Any] = function(self, q, k, v, mask, scaling=self.scaling, **more)
-        return out
-
-
-class GeoNormAttention(Attention):
-    """The decoder's attention with the masks, caches and attention functions of transformers."""
-
-    def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
-        super().__init__(config, scheme, site)
-        self.inner = GeoNormAttend(int(site.layer), self.heads // self.groups, self.head_dim)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: Any = None, mask: Any = None, **more: Any) -> Tensor:
-        cache = more.pop("past_key_values", cache)  # the name by which transformers leaves it out of checkpointing
-        if cache is not None:
-            k, v = cache.update(k, v, self.inner.layer_idx)
-        out: Tensor = self.inner(q, k, v, mask, **more)[0]
-        # some functions join the heads; that of vLLM, whose batch is one text, leaves out the batch too
-        return out if out.dim() == 4 else out.reshape(q.shape[0], q.shape[2], -1, self.head_dim)
-
-
-class GeoNormLayer(Block, GradientCheckpointingLayer):
-    attention = GeoNormAttention
-
-
-class GeoNormParallelLayer(ParallelBlock, GradientCheckpointingLayer):
-    attention = GeoNormAttention
-
-
-LAYERS = {"sequential": GeoNormLayer, "parallel": GeoNormParallelLayer}
+from .layers import LAYERS, Attend, View
 
 
 class GeoNormPreTrainedModel(PreTrainedModel):
@@ -111,7 +51,7 @@ class GeoNormPreTrainedModel(PreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"\.layer$"]  # noqa: RUF012
     _can_record_outputs = {  # noqa: RUF012
         "hidden_states": GradientCheckpointingLayer,
-        "attentions": OutputRecorder(GeoNormAttend, index=1),
+        "attentions": OutputRecorder(Attend, index=1),
     }
 
     @torch.no_grad()
@@ -151,13 +91,18 @@ class GeoNormPreTrainedModel(PreTrainedModel):
         base: Any = self.base_model
         return base.entry, base.exit
 
-    def constrained(self) -> Iterator[tuple[Scheme, str, Tensor]]:
-        """Every weight that a scheme may put a constraint on: the scheme, the weight's role, the weight."""
+    def residuals(self) -> Iterator[tuple[Site, Residual]]:
+        """Every residual site from input to output, as those of a Decoder: what `geonorm probe` measures by."""
         for module in self.modules():
             if isinstance(module, Residual):
-                for part in module.branch.modules():
-                    if isinstance(part, nn.Linear) and hasattr(part, "role"):
-                        yield module.scheme, str(part.role), part.weight
+                yield Site(module.index, module.kind, module.depth), module
+
+    def constrained(self) -> Iterator[tuple[Scheme, str, Tensor]]:
+        """Every weight that a scheme may put a constraint on: the scheme, the weight's role, the weight."""
+        for _, residual in self.residuals():
+            for part in residual.branch.modules():
+                if isinstance(part, nn.Linear) and hasattr(part, "role"):
+                    yield residual.scheme, str(part.role), part.weight
         embedding: Any = self.get_input_embeddings()
         yield self.ends()[0].scheme, "embed", embedding.weight
         position: Any = getattr(self.base_model, "position", None)
@@ -195,23 +140,6 @@ LOADED = "_is_hf_initialized"
 """How transformers marks a tensor that came from a file."""
 
 
-def seen_by_schemes(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Hidden states are (batch, tokens, width) for every scheme: of several streams, the one that sub-layers read."""
-
-    @wraps(forward)
-    def wrapper(self: GeoNormModel, *args: Any, **kwargs: Any) -> Any:
-        scheme = self.entry.scheme
-        if self.one_stream:
-            return forward(self, *args, **kwargs)
-        as_dict = kwargs.pop("return_dict", self.config.return_dict)
-        out = forward(self, *args, return_dict=True, **kwargs)
-        if out.hidden_states is not None:
-            out.hidden_states = (*(scheme.seen(x) for x in out.hidden_states[:-1]), out.hidden_states[-1])
-        return out if as_dict else out.to_tuple()
-
-    return wrapper
-
-
 class GeoNormModel(GeoNormPreTrainedModel):
     """The stream from embedding to exit; returns the last hidden states in the dtype of the embedding."""
 
@@ -232,7 +160,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         self.rotary_dim, self.rope_theta = c.rotary_dim, c.rope_theta if c.positions == "rope" else None
         self.gradient_checkpointing = False
         for module in self.modules():
-            if isinstance(module, GeoNormAttend):
+            if isinstance(module, Attend):
                 module.config = config
         self.post_init()
 
@@ -242,7 +170,6 @@ class GeoNormModel(GeoNormPreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.embed_tokens = value
 
-    @seen_by_schemes
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -277,8 +204,15 @@ class GeoNormModel(GeoNormPreTrainedModel):
         if self.position is not None:
             x = x + self.position(position_ids)
         x = self.entry(x)
-        for block in self.blocks:
-            x = block(x, positions=turns, mask=mask, past_key_values=past_key_values, **kwargs)
+        kwargs.update(positions=turns, mask=mask, past_key_values=past_key_values)
+        if self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states):
+            for block in self.blocks:
+                x = block(x, **kwargs)
+        else:
+            view = View(self.entry)
+            seen = view.seen(x)
+            for block in self.blocks:
+                seen, x = block(seen, x, view=view, **kwargs)
         return BaseModelOutputWithPast(
             last_hidden_state=self.exit(x).to(embedded.dtype), past_key_values=past_key_values
         )
@@ -298,6 +232,10 @@ class GeoNormForCausalLM(GeoNormPreTrainedModel, GenerationMixin):
         self.lm_head = linear("head", config.hidden_size, config.vocab_size)
         self.logits_slot = self.slot_on_logits()
         self.post_init()
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.model.blocks
 
     def slot_on_logits(self) -> nn.Module | None:
         end = self.model.exit

@@ -205,6 +205,7 @@ def open_model(name: str, config: ProbeConfig) -> Opened:
         model, _, file = load_run(path, device)
         own = load_tokenizer(str(file), open_source("stdlib"), model.config.vocab_size)
         return Opened(name, model, lambda words: [int(i) for i in own.encode([words])[0]], model.config.context)
+    introduce()
     hub = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     about = load.load_config(name, **hub)  # type: ignore[arg-type]
     tokenizer = load.load_tokenizer(config.tokenizer or name, **hub)  # type: ignore[arg-type]
@@ -213,6 +214,12 @@ def open_model(name: str, config: ProbeConfig) -> Opened:
     else:
         model = load.load_model(name, device, config.dtype, **hub)  # type: ignore[arg-type]
     return Opened(name, model, transformers_encoder(tokenizer), load.context_of(about))
+
+
+def introduce() -> None:
+    """Makes our own model types known to transformers."""
+    load.hugging_face()
+    from .. import hf  # noqa: F401
 
 
 def transformers_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
@@ -244,6 +251,7 @@ def run(config: ProbeConfig, progress: Told | None = None) -> list[Probe]:
     open_source(config.data)
     for name in config.models:  # what can be known to be wrong without loading is known first
         if not (Path(name) / "config.yaml").is_file():
+            introduce()
             load.load_config(name, revision=config.revision, trust_remote_code=config.trust_remote_code)
     names = labels(config.models)
     found = []

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from math import exp, sqrt
+from math import exp, inf, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -146,8 +146,11 @@ class Tasks:
         gold_probability     softmax over the choices' log-likelihoods at the right one: chance for a model that knows
                              nothing, and smoother than accuracy for small models
         gold_nats            -log p(right choice | context), summed over its tokens
+        too_long             questions with an answer that the context does not hold: a choice of likelihood 0, an empty
+                             answer; the last three leave out those none of whose choices fits, or not the right one
         """
         evaluate = harness("evaluator").evaluate
+        lm.too_long.clear()
         answer = evaluate(lm, self.loaded, limit=self.limit, bootstrap_iters=1000)
         found = {}
         for name in [*answer["results"]]:
@@ -158,6 +161,8 @@ class Tasks:
                 task = self.loaded["tasks"][name]
                 if task.OUTPUT_TYPE == "multiple_choice":
                     row.update(gold(task, samples))
+            if name in lm.too_long:
+                row["too_long"] = len(lm.too_long[name])
             found[name] = {key: finite(value) for key, value in row.items()}
         return found
 
@@ -195,11 +200,15 @@ def gold(task: Any, samples: list[dict[str, Any]]) -> dict[str, float]:
         scores = [float(score) for score, _ in sample["filtered_resps"][: len(choices)]]
         right = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
         right = [choices.index(right) if isinstance(right, str) else right] if not isinstance(right, list) else right
+        if max(scores[i] for i in right) == -inf:
+            continue
         top = max(scores)
         weights = [exp(score - top) for score in scores]
         chance.append(len(right) / len(choices))
         shares.append(sum(weights[i] for i in right) / sum(weights))
         nats.append(-max(scores[i] for i in right))
+    if not chance:
+        return {}
     return {
         "chance": fmean(chance),
         "gold_probability": fmean(shares),
@@ -218,10 +227,39 @@ def listener(model: Any, tokenizer: Any, batch_size: int, live: bool = False) ->
     lm = harness("models.huggingface").HFLM(
         pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size
     )
+    lm.too_long = {}
+    lm.loglikelihood = fitting(lm, lm.loglikelihood, longer_choice, (-inf, False))
+    lm.generate_until = fitting(lm, lm.generate_until, longer_text, "")
     if not live:
         for name in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
             setattr(lm, name, silent(getattr(lm, name)))
     return lm
+
+
+def longer_choice(lm: Any, request: Any) -> bool:
+    """Whether the model's context does not hold a choice."""
+    return len(lm.tok_encode(request.args[1], add_special_tokens=False)) > lm.max_length
+
+
+def longer_text(lm: Any, request: Any) -> bool:
+    """Whether the model's context does not hold the text that is asked for."""
+    return int(request.args[1].get("max_gen_toks", lm.max_gen_toks)) >= lm.max_length
+
+
+def fitting(lm: Any, method: Any, longer: Any, answer: Any) -> Any:
+    """The method for those requests alone that the context holds; of the others, `lm.too_long` has task and question.
+    The harness ends with an AssertionError at the first of them."""
+
+    def call(requests: Any, **settings: Any) -> Any:
+        left_out = [longer(lm, request) for request in requests]
+        for request, out in zip(requests, left_out, strict=True):
+            if out:
+                lm.too_long.setdefault(request.task_name, set()).add(request.doc_id)
+        fit = [request for request, out in zip(requests, left_out, strict=True) if not out]
+        answers = iter(method(fit, **settings) if fit else ())
+        return [answer if out else next(answers) for out in left_out]
+
+    return call
 
 
 def adapted(model: Decoder, tokenizer: Tokenizer) -> tuple[Any, Any]:

@@ -43,8 +43,11 @@ def evaluate(config: EvalConfig, live: bool = False) -> dict[str, Any]:
         result.update(on_text(subject, c.data, c.tokens))
     if tasks is not None:
         with subject.precision():
-            answers = tasks.ask(listener(*subject.theirs(), c.batch_size, live))
+            lm = listener(*subject.theirs(), c.batch_size, live)
+            answers = tasks.ask(lm)
         result.update(tasks=answers, limit=c.limit, harness=f"lm_eval {version('lm_eval')}")
+        if lm.too_long:
+            result["too_long"] = {name: sorted(documents) for name, documents in lm.too_long.items()}
         if c.out is not None:
             tasks.write(Path(c.out) / "tasks")
     return result

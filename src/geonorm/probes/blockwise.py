@@ -80,15 +80,17 @@ def load_one_block(
     transformers (ViT, older checkpoints): its own loader translates, this one does not.
     """
     config = load_config(name)
+    stacks = stacks or anatomy(config)
     kind = model_class(config)
     stored = dtype if dtype != "auto" else getattr(config, "dtype", None) or "float32"
     wanted = getattr(torch, stored) if isinstance(stored, str) else stored
     with parameters_on_meta():
-        model: Any = kind._from_config(config, dtype=wanted).eval()
+        make = getattr(kind, "_from_config", None) or kind.from_config  # the second of an Auto class
+        model: Any = make(config, dtype=wanted).eval()
     # torch gives buffers the default dtype of _from_config where a checkpoint would keep them in fp32
     shards = Shards(Path(name), getattr(model, "base_model_prefix", ""))
     owners: dict[str, nn.Module] = {}
-    for stack, base in rooted(model, stacks or anatomy(config)):
+    for stack, base in rooted(model, stacks):
         path = join(base, stack.blocks)
         owners |= {join(path, n): block for n, block in model.get_submodule(path).named_children()}
     if not owners:

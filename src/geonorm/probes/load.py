@@ -73,10 +73,12 @@ def check_name(name: str, revision: str | None = None) -> None:
 
 
 def model_class(config: Any) -> Any:
-    """The class that the weights were saved from, or the one without a head."""
+    """The class that the weights were saved from, or, where transformers does not have it, what stands for its kind."""
     transformers = hugging_face()
     names = getattr(config, "architectures", None) or ()
-    return next((getattr(transformers, name) for name in names if hasattr(transformers, name)), transformers.AutoModel)
+    causal = any("CausalLM" in name for name in names)
+    other = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
+    return next((getattr(transformers, name) for name in names if hasattr(transformers, name)), other)
 
 
 def load_model(
@@ -115,7 +117,7 @@ def context_of(config: Any) -> int | None:
     if most is None:
         return None
     # RoBERTa counts positions from behind its padding
-    return int(most) - (config.pad_token_id + 1 if config.model_type == "roberta" else 0)
+    return int(most) - (config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta") else 0)
 
 
 def windows(ids: list[int], context: int, vocabulary: int | None) -> torch.Tensor:

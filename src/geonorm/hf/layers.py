@@ -1,0 +1,113 @@
+"""The layers of a geonorm model in transformers: blocks of `geonorm.nn` with its masks, caches, attention functions and
+records of hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ..nn.attention import Attention
+from ..nn.config import DecoderConfig
+from ..nn.decoder import Block, End, ParallelBlock
+from ..norms import upcast
+from ..schemes import Placement, Scheme, Site
+from .config import GeoNormConfig
+
+
+def eager(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, **unused: Any
+) -> tuple[Tensor, Tensor]:
+    """Attention step by step: (batch, tokens, heads, head_dim) and the weights (batch, heads, tokens, keys)."""
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    scores = q @ k.transpose(-1, -2) * scaling
+    weights = torch.softmax(scores if mask is None else scores + mask, -1, dtype=upcast(scores[:0]).dtype).to(q.dtype)
+    return (weights @ v).transpose(1, 2).contiguous(), weights
+
+
+class Attend(nn.Module):
+    """The part of attention that transformers exchanges: sdpa, eager, flash, flex or a function of your own.
+
+    A module without weights, because attention functions take one and because outputs are recorded by module.
+    """
+
+    config: GeoNormConfig
+    is_causal = True
+
+    def __init__(self, layer: int, groups: int, head_dim: int) -> None:
+        super().__init__()
+        self.layer_idx, self.num_key_value_groups, self.head_dim = layer, groups, head_dim
+        self.scaling = head_dim**-0.5
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **more: Any) -> tuple[Tensor, Any]:
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
+        out: tuple[Tensor, Any] = function(self, q, k, v, mask, scaling=self.scaling, **more)
+        return out
+
+
+class GeoNormAttention(Attention):
+    """The decoder's attention with the masks, caches and attention functions of transformers."""
+
+    def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
+        super().__init__(config, scheme, site)
+        self.inner = Attend(int(site.layer), self.heads // self.groups, self.head_dim)
+
+    def attend(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, past_key_values: Any = None, **more: Any
+    ) -> Tensor:
+        """past_key_values: transformers' cache, by the name that it leaves out of checkpointing. What goes by the name
+        of `cache` there is the paged one of continuous batching, which the attention function itself fills."""
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.inner.layer_idx)
+        out: Tensor = self.inner(q, k, v, mask, **more)[0]
+        # some functions join the heads; that of vLLM, whose batch is one text, leaves out the batch too
+        return out if out.dim() == 4 else out.reshape(q.shape[0], q.shape[2], -1, self.head_dim)
+
+
+class View:
+    """Hidden states, (batch, tokens, width) for every scheme: of a stream of another shape, what sub-layers see.
+
+    A hidden state is part of the way from the stream to the loss, so that it has a gradient: that of a change which
+    reaches the stream as an embedding would, with several streams each of them.
+    """
+
+    def __init__(self, entry: End) -> None:
+        scheme = entry.scheme
+        self.entry = entry
+        self.scheme = replace(scheme, entry="embedding") if isinstance(scheme, Placement) else scheme
+
+    def seen(self, x: Tensor) -> Tensor:
+        return self.scheme.seen(x)
+
+    def through(self, seen: Tensor, x: Tensor) -> Tensor:
+        """The stream x, to the bit, for the gradient moved by its hidden state."""
+        moved, still = (self.scheme.enter(state, self.entry.own, self.entry.site) for state in (seen, self.seen(x)))
+        return x + (moved - still).to(x.dtype)
+
+
+class Layer(GradientCheckpointingLayer):
+    """In front of a block: where hidden states are asked for and the stream is of another shape, it takes and returns
+    both, the hidden state first, which is what transformers records."""
+
+    def forward(self, x: Tensor, stream: Tensor | None = None, view: View | None = None, **attention: Any) -> Any:
+        if stream is None or view is None:
+            return super().forward(x, **attention)
+        stream = super().forward(view.through(x, stream), **attention)
+        return view.seen(stream), stream
+
+
+class GeoNormLayer(Layer, Block):
+    attention = GeoNormAttention
+
+
+class GeoNormParallelLayer(Layer, ParallelBlock):
+    attention = GeoNormAttention
+
+
+LAYERS = {"sequential": GeoNormLayer, "parallel": GeoNormParallelLayer}
