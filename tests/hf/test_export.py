@@ -118,7 +118,7 @@ def test_published_tokenizers_are_usable(name: str) -> None:
 def test_card_says_what_was_trained_how_and_with_which_result(run: Path, folder: Path) -> None:
     text = (folder / "README.md").read_text()
     summary = json.loads((run / "summary.json").read_text())
-    environment = json.loads((run / "environment.json").read_text())
+    environment = json.loads((run / "environment.json").read_text())[-1]
     assert text.startswith("---\nlibrary_name: transformers\n") and "`pre`" in text
     for fact in (
         f"{summary['tokens']:,}",
