@@ -137,7 +137,7 @@ def test_the_kept_source_is_what_runs(folder: Folder, capsys: pytest.CaptureFixt
 def test_modules_beside_it_belong_to_the_source(folder: Folder) -> None:
     """A package with parts: an edit of any of them is another source, and what is kept runs without the folder."""
     (folder.path / "rule_here_kit").mkdir()
-    for name, text in (("__init__", "from .half import Half\n"), ("numbers", "from . import deep\nSHARE = deep.SHARE\n"),
+    for name, text in (("__init__", "from .half import Half\n"), ("numbers", "from . import deep\nSHARE = deep.SHARE"),
                        ("deep", "SHARE = 0.5\n"), ("unused", "raise SystemExit\n")):  # fmt: skip
         (folder.path / "rule_here_kit" / f"{name}.py").write_text(text)
     folder.write("rule_here_kit/half.py", share="SHARE", more="from .numbers import SHARE")
