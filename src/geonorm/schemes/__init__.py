@@ -10,7 +10,7 @@ from .learned import LayerScale, ReZero
 from .origin import schemes_in, sources_of, stored
 from .parse import find, names, parse, register
 from .streams import Hyper, ResidualDual, Siamese
-from .tangent import Orthogonal
+from .tangent import NormPreserving, Orthogonal
 
 __all__ = [
     "NGPT",
@@ -24,6 +24,7 @@ __all__ = [
     "LayerNormScaling",
     "LayerScale",
     "Mix",
+    "NormPreserving",
     "Olmo2",
     "Orthogonal",
     "PerKind",
