@@ -214,12 +214,12 @@ def elsewhere_model(tmp_path: Path, monkeypatch: Any) -> Any:
     monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "theirs"))
     (tmp_path / "half_of_it.py").write_text(HALF)
     decoder = Decoder(DecoderConfig("./half_of_it.py:Half(share=0.25)", **SMALL))
-    monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
 
     def made(**settings: Any) -> tuple[Any, Path]:
         byte = load_tokenizer("byte", NO_TEXT, 257)
         folder = hf.export(decoder, byte.json, byte.eos, tmp_path / "model", **settings)
         (tmp_path / "half_of_it.py").unlink()
+        monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
         elsewhere.HERE.clear()
         for name in [name for name in sys.modules if "half_of_it" in name]:
             del sys.modules[name]
