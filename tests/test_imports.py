@@ -19,15 +19,16 @@ SOURCE = Path(geonorm.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
 MATHS = {"errors", "sphere", "norms"}
-RULES = MATHS | {"ops", "schemes"}
+RULES = MATHS | {"elsewhere", "ops", "schemes"}
 MODELS = RULES | {"residual", "nn"}
 ALLOWED = {
     "errors": set(),
     "devices": {"errors"},
+    "elsewhere": {"errors"},
     "sphere": {"errors"},
     "norms": {"errors"},
     "ops": MATHS,
-    "schemes": MATHS | {"ops"},
+    "schemes": MATHS | {"elsewhere", "ops"},
     "residual": RULES,
     "nn": RULES | {"residual"},
     "simulation": {"errors"},
@@ -40,7 +41,7 @@ ALLOWED = {
     "report": {"errors", "lab.statistics"},
     "bench": MODELS | {"devices", "lab", "report"},
     "catalogue": {"arguments", "dynamics", "errors", "norms", "schemes"},
-    "arguments": {"errors", "lab.config"},
+    "arguments": {"elsewhere", "errors", "lab.config", "lab.made", "schemes"},
     "__main__": {"cli"},
     "": set(),  # geonorm/__init__.py loads by name, on use
 }
@@ -49,6 +50,7 @@ FREE_OF_TORCH = (
     "anatomy",
     "arguments",
     "cli",
+    "elsewhere",
     "simulation",
     "probing",
     "nn.config",

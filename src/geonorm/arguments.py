@@ -19,10 +19,14 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
+from . import elsewhere
 from .errors import ConfigError, unknown
 
 C = TypeVar("C")
 CONFIG = "YAML file of settings; options override it."
+TRUST = "Run code that a folder or file names: schemes from elsewhere that you have not typed before."
+SCHEMES = ("scheme", "schemes", "baseline")
+"""Settings that name schemes."""
 
 
 class HelpAsked(Exception):
@@ -90,8 +94,15 @@ def read(kind: type[C], program: str, arguments: list[str], words: tuple[str, ..
     known = options(kind)
     if "-h" in arguments or "--help" in arguments:
         raise HelpAsked(help_text(kind, program, known, words))
-    given = split(arguments, {**known, "config": Option("config", str)}, words)
-    settings = from_file(Path(given.pop("config")[0]), known) if "config" in given else {}
+    given = split(
+        arguments, {**known, "config": Option("config", str), "trust_code": Option("trust_code", bool)}, words
+    )
+    if given.pop("trust_code", ["false"]) == ["true"]:
+        elsewhere.allow()
+    file = Path(given.pop("config")[0]) if "config" in given else None
+    settings = from_file(file, known) if file else {}
+    if file:
+        admit(file, [text for name in SCHEMES if name not in given for text in settings.get(name, ())])
     settings.update(given)
     for option in known.values():
         if option.default is MISSING and option.name not in settings:
@@ -106,6 +117,18 @@ def read(kind: type[C], program: str, arguments: list[str], words: tuple[str, ..
         place[leaf] = convert(known[name], values)
     config: C = from_dict(kind, nested)
     return config
+
+
+def admit(file: Path, schemes: list[str]) -> None:
+    """Schemes that a file of settings names: text from a folder, which runs no code that is not trusted. Beside the
+    settings of a run lies the source of its schemes."""
+    from .lab.made import kept_sources
+
+    kept = kept_sources(file.parent) if schemes else {}
+    for text in schemes if kept else [text for text in schemes if ":" in text]:
+        from .schemes import parse, stored
+
+        parse(stored(text, kept, str(file), strict=True))
 
 
 def split(arguments: list[str], known: dict[str, Option], words: tuple[str, ...]) -> dict[str, list[str]]:
@@ -238,7 +261,7 @@ def help_text(kind: type, program: str, known: dict[str, Option], words: tuple[s
             value = "" if option.default is False else takes(option.hint, short=True)
             usage = f"{option.flag} {value}".rstrip()
             rows.setdefault(option.group, []).append((usage, f"{option.text}{default_text(option)}"))
-    rows[""].append(("--config FILE", CONFIG))
+    rows[""] += [("--config FILE", CONFIG), ("--trust-code", TRUST)]
     places = " ".join(word.upper() + (" ..." if known[word].many else "") for word in words)
     about = textwrap.wrap(" ".join((kind.__doc__ or "").split()), width)
     lines = [f"usage: {program}{' ' if places else ''}{places} [options]", "", *about]

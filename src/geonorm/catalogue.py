@@ -13,7 +13,7 @@ import torch
 from .arguments import docs
 from .dynamics import radial_rate, speed, theory
 from .norms import NormSpec
-from .schemes import Scheme, Site, find, names, parse
+from .schemes import Scheme, Site, find, names, own_parts, parse
 from .schemes.parse import described, format_value, options, takes_scheme
 
 DEPTH, DIM, HEADS = 12, 64, 4
@@ -71,7 +71,7 @@ def initial_scalars(scheme: Scheme) -> dict[str, str]:
     for layer, kind in ((0, "entry"), (1, "attn"), (1, "mlp"), (DEPTH - 1, "exit")):
         site = Site(layer, kind, DEPTH)
         part = scheme.resolve(site)
-        modules = {"": part.params(site, NormSpec("rms", DIM))}
+        modules = {"": own_parts(part, site, NormSpec("rms", DIM))}
         shapes = {name: (heads, DIM // HEADS) if heads else (4 * DIM,) for name, heads in SLOTS.items()}
         wanted = {"attn": ("q", "k", "v", "q_rope", "k_rope"), "mlp": ("up", "gate"), "exit": ("logits",)}.get(kind, ())
         for name in wanted:

@@ -6,10 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from . import elsewhere
 from .arguments import HelpAsked, read
 from .errors import ConfigError, GeonormError, unknown
 
@@ -38,7 +40,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if name not in VERBS:
             raise ConfigError(unknown("verb", name, VERBS))
-        return run(VERBS[name], rest)
+        return copy_context().run(run, VERBS[name], rest)  # --trust-code holds for this command
+    except SystemExit as end:  # nothing here ends so: code from elsewhere does
+        print(f"geonorm {name}: code from elsewhere ended the program (sys.exit {end.code})", file=sys.stderr)
+        return 2
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -50,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"geonorm {name}: interrupted", file=sys.stderr)
         return 130
+    finally:
+        elsewhere.BOUND.clear()
 
 
 def run(verb: Callable[[list[str]], int], arguments: list[str]) -> int:

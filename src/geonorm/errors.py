@@ -16,6 +16,10 @@ class ConfigError(GeonormError):
     """A setting, scheme or option that does not exist or does not fit."""
 
 
+class UntrustedCode(ConfigError):
+    """A text read from a folder names code that nobody has allowed to run."""
+
+
 class DataError(GeonormError):
     """A data source, tokenizer or token cache that cannot be used."""
 

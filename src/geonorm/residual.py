@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .errors import ConfigError
 from .norms import NormSpec, transformed
-from .schemes import Scheme, Site, parse, restore
+from .schemes import Scheme, Site, own_parts, parse, restore
 
 Reading = tuple[Tensor, Any]
 """What a scheme's `read` returns: the branch's input, and what `write` needs from the same look at x."""
@@ -51,7 +51,7 @@ class Residual(nn.Module):
         self.branch = branch
         self.scheme = parse(scheme).resolve(site)
         self.index, self.kind, self.depth = int(site.layer), site.kind, site.depth
-        self.own = self.scheme.params(site, NormSpec(norm, dim, gains, eps, norm_bias))
+        self.own = own_parts(self.scheme, site, NormSpec(norm, dim, gains, eps, norm_bias))
         self.narrow = first_parameter(branch)
         # a tensor, so that all layers share one compiled graph; persistent, so that it survives loading and to_empty
         self.register_buffer("layer", torch.tensor(self.index))

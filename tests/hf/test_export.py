@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from geonorm import Decoder, DecoderConfig, names
+from geonorm import Decoder, DecoderConfig, elsewhere, names
 from geonorm.cli import main
-from geonorm.errors import ConfigError
+from geonorm.errors import ConfigError, UntrustedCode
 
 transformers = pytest.importorskip("transformers")
 
@@ -24,7 +26,7 @@ from geonorm.hf.remote import modeling_source  # noqa: E402
 from geonorm.lab.data import load_tokenizer  # noqa: E402
 from geonorm.lab.finished import finished  # noqa: E402
 from geonorm.lab.use import NO_TEXT  # noqa: E402
-from geonorm.schemes import Scheme, parse  # noqa: E402
+from geonorm.schemes import parse  # noqa: E402
 
 ALONE = """
 import sys
@@ -156,7 +158,7 @@ def test_published_tokenizers_are_usable(name: str) -> None:
 def test_card_says_what_was_trained_how_and_with_which_result(run: Path, folder: Path) -> None:
     text = (folder / "README.md").read_text()
     summary = json.loads((run / "summary.json").read_text())
-    environment = json.loads((run / "environment.json").read_text())
+    environment = json.loads((run / "environment.json").read_text())[-1]
     assert text.startswith("---\nlibrary_name: transformers\n") and "`pre`" in text
     for fact in (
         f"{summary['tokens']:,}",
@@ -237,14 +239,125 @@ def test_remote_code_of_every_scheme_is_one_file_without_the_package(scheme: str
     assert "triton" not in text.lower() and "from ." not in text
 
 
-class Foreign(Scheme):
-    def write(self, x: Any, u: Any, carry: Any, p: Any, site: Any, h: Any = 1.0) -> Any:
-        return x + u
+HALF = """
+from dataclasses import dataclass
+from geonorm import Placement
+from geonorm.schemes.base import add as plus
+
+@dataclass(frozen=True)
+class Half(Placement):
+    share: float = 0.5
+
+    def norms(self, site, norm):
+        return {"input": norm()}
+
+    def read(self, x, p, site):
+        return p["input"](x), None
+
+    def write(self, x, u, carry, p, site, h=1.0):
+        return plus(x, u, self.share, h)
+"""
+SMALL = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "context": 32, "vocab_size": 257}
 
 
-def test_a_scheme_from_elsewhere_cannot_be_carried() -> None:
-    with pytest.raises(ConfigError, match="is not part of geonorm, so --remote-code cannot carry it"):
-        modeling_source(Foreign())
+@pytest.fixture
+def elsewhere_model(tmp_path: Path, monkeypatch: Any) -> Any:
+    """A folder with a scheme from elsewhere, made by someone else: nobody has typed its name here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "theirs"))
+    (tmp_path / "half_of_it.py").write_text(HALF)
+    decoder = Decoder(DecoderConfig("./half_of_it.py:Half(share=0.25)", **SMALL))
+
+    def made(**settings: Any) -> tuple[Any, Path]:
+        byte = load_tokenizer("byte", NO_TEXT, 257)
+        folder = hf.export(decoder, byte.json, byte.eos, tmp_path / "model", **settings)
+        (tmp_path / "half_of_it.py").unlink()
+        monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
+        elsewhere.HERE.clear()
+        for name in [name for name in sys.modules if "half_of_it" in name]:
+            del sys.modules[name]
+        return decoder, folder
+
+    yield made
+    elsewhere.HERE.clear()
+    elsewhere.BOUND.clear()
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_a_folder_runs_the_scheme_that_it_brings_when_that_is_trusted(auto: bool, elsewhere_model: Any) -> None:
+    decoder, folder = elsewhere_model()
+    kept = json.loads((folder / "config.json").read_text())["scheme_source"]["./half_of_it.py"]
+    assert kept["files"] == {"half_of_it": HALF} and kept["interface"] == 1
+    assert kept["sha256"] == hashlib.sha256(HALF.encode()).hexdigest()
+    load = (transformers.AutoModelForCausalLM if auto else hf.GeoNormForCausalLM).from_pretrained
+    for settings in ({}, {"trust_remote_code": False}):
+        with pytest.raises(UntrustedCode, match=r"names code, ./half_of_it.py .*trust_remote_code=True"):
+            load(folder, **settings)
+    assert not [name for name in sys.modules if "half_of_it" in name]
+    model = load(folder, trust_remote_code=True).eval()
+    ids = torch.arange(2, 20).view(2, 9)
+    assert torch.equal(model(ids).logits, decoder(ids)) and model.config.scheme == "./half_of_it.py:Half(share=0.25)"
+    model.save_pretrained(folder.parent / "again")
+    assert torch.equal(load(folder.parent / "again").eval()(ids).logits, decoder(ids))
+
+
+def test_a_name_in_a_folder_imports_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+    """The module lies beside the configuration, and the folder is the working directory and on Python's path."""
+    hf.GeoNormForCausalLM(hf.GeoNormConfig(hidden_size=16, num_hidden_layers=1, vocab_size=61)).save_pretrained(
+        tmp_path
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "code_of_it").mkdir()
+    (tmp_path / "code_of_it" / "rule.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n" + HALF)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    for kind in ("geonorm", "geonorm_applied"):
+        stock = {"stock_type": "llama", "matched": False} if kind == "geonorm_applied" else {}
+        changed = {**settings, **stock, "model_type": kind, "scheme": "code_of_it.rule:Half"}
+        (tmp_path / "config.json").write_text(json.dumps(changed))
+        for load in (transformers.AutoConfig.from_pretrained, transformers.AutoModelForCausalLM.from_pretrained):
+            with suppress(UntrustedCode):
+                load(tmp_path, trust_remote_code=False)
+                assert load == transformers.AutoConfig.from_pretrained  # the configuration is text like any other
+        with pytest.raises(UntrustedCode, match=r"names code, code_of_it\.rule"):
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert not (tmp_path / "ran").exists()
+    for words in (["eval", ".", "--data", "stdlib"], ["generate", "."], ["probe", ".", "--out", str(tmp_path / "x")]):
+        assert main(words) == 2
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_modeling_file_carries_a_scheme_from_elsewhere(elsewhere_model: Any, tmp_path: Path) -> None:
+    decoder, folder = elsewhere_model(remote_code=True)
+    python(ALONE, tmp_path / "found", folder)
+    found = torch.load(tmp_path / "found")
+    torch.testing.assert_close(found[str(folder)][0], decoder(torch.arange(2, 20).view(2, 9)), rtol=1e-5, atol=1e-5)
+    assert json.loads((folder / "config.json").read_text())["scheme"] == "./half_of_it.py:Half(share=0.25)"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("from geonorm import Placement", "import geonorm\nPlacement = geonorm.Placement", "write `from geonorm"),
+        (
+            "from geonorm import Placement",
+            "from geonorm import Placement\nimport beside_it",
+            "one file that imports none",
+        ),
+        ("from dataclasses", "import math as torch\nfrom dataclasses", None),
+    ],
+)
+def test_what_the_modeling_file_cannot_carry(old: str, new: str, said: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside_it.py").touch()
+    (tmp_path / "odd_rule.py").write_text(HALF.replace(old, new, 1))
+    monkeypatch.syspath_prepend(tmp_path)
+    scheme = parse("./odd_rule.py:Half")
+    if said is None:  # an import that is not used stays behind
+        assert "import math as torch" not in modeling_source(scheme)
+        return
+    with pytest.raises(ConfigError, match="--remote-code cannot carry scheme ./odd_rule.py:Half: .*" + said):
+        modeling_source(scheme)
 
 
 def test_shards(run: Path, tmp_path: Path) -> None:

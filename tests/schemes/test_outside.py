@@ -5,17 +5,26 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from geonorm import Decoder, DecoderConfig, Site, dynamics, parse
+from geonorm import Decoder, DecoderConfig, Placement, Residual, Site, dynamics, parse
 from geonorm.cli import main
+from geonorm.errors import ConfigError
+from geonorm.lab import optim
+from geonorm.lab.config import Optim
 from geonorm.lab.train import load_run
 from geonorm.nn import generate
+from geonorm.norms import NormSpec
+from geonorm.schemes.parse import REGISTRY
 
 RULE = """
 from dataclasses import dataclass
@@ -74,30 +83,128 @@ def test_it_mixes_and_has_rates(rule: str) -> None:
     torch.testing.assert_close(dynamics.radial_rate(rule, x, u, site), (x * u).sum(-1) / r - 0.1 * r)
 
 
-def test_the_whole_way_from_a_file_to_a_report(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every run of the comparison is a process of its own, which finds the rule on its path."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+SHAPE = (
+    "--model.layers 2 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16 --model.vocab_size 257 "
+    "--data text.txt --steps 4 --tokens.tokenizer byte --evaluation.tokens 128 --evaluation.trace_tokens 32 "
+    "--runtime.tensorboard false --runtime.device cpu"
+).split()
+DRIVE = """
+import json, sys
+from geonorm.cli import main
+for words in json.loads(sys.argv[1]):
+    assert main(words) == 0, words
+"""
+
+
+def test_the_whole_way_from_a_file_to_a_report(tmp_path: Path) -> None:
+    """As the installed command runs, in the folder of the file: no process has it on its path, and every run of the
+    comparison is a process of its own."""
+    (tmp_path / "damped_rule.py").write_text(RULE)
+    (tmp_path / "text.txt").write_text("".join(f"{i} times {i % 7} makes {i * (i % 7)}.\n" for i in range(900)))
+    names = ["pre", "damped_rule:Damped(keep=0.5)", "./damped_rule.py:Damped"]
+
+    def geonorm(*commands: list[str]) -> None:
+        own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        own |= {"PYTHONSAFEPATH": "1", "GEONORM_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+        words = [sys.executable, "-c", DRIVE, json.dumps(commands)]
+        done = subprocess.run(words, cwd=tmp_path, env=own, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    geonorm(["compare", "--schemes", *names, "--out", "out", "--seeds", "1", *SHAPE])
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [row["scheme"] for row in found["schemes"]] == names
+    assert all(run["status"] == "finished" and 2 < run["val_loss"] < 9 for run in found["runs"])
+    assert all(name in (tmp_path / "out" / "report.html").read_text() for name in names)
+    paths = [f"out/runs/{run['run']}" for name in names[1:] for run in found["runs"] if run["scheme"] == name]
+    for path, name in zip(paths, names[1:], strict=True):
+        rows = [json.loads(line) for line in (tmp_path / path / "trace.jsonl").read_text().splitlines()]
+        assert {row["scheme"] for row in rows} == {name} and len(rows) % 4 == 0
+        (kept,) = (tmp_path / path / "schemes").rglob("*.py")
+        assert kept.read_text() == RULE
+    geonorm(
+        *(["eval", path, "--data", "text.txt", "--tokens", "64"] for path in paths),
+        ["generate", paths[0], "--prompt", "3 times", "--tokens", "4"],
+        ["probe", *paths, "--data", "text.txt", "--tokens", "64", "--out", "geometry"],
+        ["export", paths[1], "--to", "model"],
+        ["eval", "model", "--data", "text.txt", "--tokens", "64"],
+    )
+
+
+def test_a_run_is_read_again(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text("".join(f"{i} times {i % 7} makes {i * (i % 7)}.\n" for i in range(900)))
-    name, out = f"{rule}(keep=0.5)", tmp_path / "out"
-    shape = (
-        "--model.layers 2 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16 --model.vocab_size 257"
-    )
-    arguments = [
-        "compare", "--schemes", "pre", name, "--data", str(tmp_path / "text.txt"), "--out", str(out),
-        "--steps", "4", "--seeds", "1", "--tokens.tokenizer", "byte", "--evaluation.tokens", "128",
-        "--evaluation.trace_tokens", "32", "--runtime.tensorboard", "false", "--runtime.device", "cpu", *shape.split(),
-    ]  # fmt: skip
-    assert main(arguments) == 0
-    found = json.loads((out / "results.json").read_text())
-    assert [row["scheme"] for row in found["schemes"]] == ["pre", name]
-    assert all(run["status"] == "finished" and 2 < run["val_loss"] < 9 for run in found["runs"])
-    assert name in (out / "report.html").read_text()
-    path = out / "runs" / found["runs"][1]["run"]
+    name, path = f"{rule}(keep=0.5)", tmp_path / "run"
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--scheme", name, "--out", str(path), *SHAPE]) == 0
     model, config, _ = load_run(path, torch.device("cpu"))
     assert config.scheme == name and str(model.scheme) == name
     prompt = torch.tensor([[49, 32, 116]])
     texts = [torch.cat(list(generate(model, prompt, 6, temperature=0, cached=cached)), 1) for cached in (True, False)]
     assert torch.equal(*texts)
-    rows = [json.loads(line) for line in (path / "trace.jsonl").read_text().splitlines()]
-    assert {row["scheme"] for row in rows} == {name} and len(rows) % 4 == 0
+
+
+@dataclass(frozen=True)
+class Plain(Placement):
+    """Learned numbers as plain parameters: a number, and a vector."""
+
+    start: float = 0.5
+
+    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module | nn.Parameter]:
+        width = nn.Parameter(torch.full((norm.dim,), 2.0))
+        return {"input": norm(), "scale": nn.Parameter(torch.tensor(self.start)), "width": width}
+
+    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
+        return p["input"](x), None
+
+    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Any = 1.0) -> Tensor:
+        assert set(p) >= {"input"} and "scale" in p and "nothing" not in p
+        return x + h * p["scale"] * p["width"] * u
+
+
+@dataclass(frozen=True)
+class ByName(Plain):
+    """The same from `params` itself."""
+
+    def params(self, site: Site, norm: NormSpec) -> Any:
+        return super().params(site, norm) if site.kind in ("entry", "exit") else dict(self.norms(site, norm))
+
+
+@pytest.mark.parametrize("kind", [Plain, ByName])
+def test_a_learned_number_may_be_a_plain_parameter(kind: type[Plain], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "plain", kind)
+    shape = DecoderConfig("plain", layers=2, width=32, heads=4, hidden=48, vocab_size=61, context=16)
+    torch.manual_seed(0)
+    model = Decoder(shape)
+    ids = torch.randint(61, (4, 17))
+    names = [f"blocks.{i}.{part}.own.{name}" for i in (0, 1) for part in ("attn", "mlp") for name in ("scale", "width")]
+    assert {name for name, _ in model.named_parameters() if "scale" in name or "width" in name} == set(names)
+    assert all(p.dim() > 0 for p in model.parameters())  # what FSDP can shard
+    groups = optim.build(model, Optim(), 1e-2)[0].param_groups
+    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    assert decayed and not decayed & {id(p) for name, p in model.named_parameters() if name in names}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model.loss(ids[:, :-1], ids[:, 1:]).backward()
+    optimizer.step()
+    trained = model.state_dict()
+    assert all(
+        (trained[name] - start).abs().max() > 1e-3 for name in names for start in [0.5 if "scale" in name else 2]
+    )
+    with torch.device("meta"):
+        again = Decoder(shape)
+    again.to_empty(device="cpu")
+    again.load_state_dict(trained)
+    assert torch.equal(again(ids), model(ids))
+    again.double().reset_parameters()
+    assert all((again.state_dict()[name] == (0.5 if "scale" in name else 2)).all() for name in names)
+    x, u = torch.randn(2, 3, 8, dtype=torch.float64)
+    torch.testing.assert_close(dynamics.speed("plain", x, u, Site(0, "attn", 2)), x.norm(dim=-1))
+    plain = model.blocks[0].mlp
+    stream = torch.randn(2, 5, 32)
+    compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(stream), plain(stream))
+
+
+def test_what_is_no_part_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plain, "norms", lambda *_: {"scale": 0.5})
+    with pytest.raises(ConfigError, match=r"scale among the norms of a scheme must be a module or an nn\.Parameter"):
+        Residual(nn.Identity(), Plain(), Site(0, "mlp", 2), 8)

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from .. import sphere
 from ..errors import ConfigError
 from ..norms import NormSpec
-from ..schemes import Scheme, Site, parse, restore
+from ..schemes import Scheme, Site, own_parts, parse, restore
 
 
 def parameters(rule: Scheme, site: Site, dim: int, like: Tensor) -> nn.Module:
     """The norms and scalars of a site in the particle system, at their initial values: every N has radius 1."""
-    own = rule.params(site, NormSpec("unit", dim, gains=False, eps=0.0)).to(like.device, like.dtype)
+    own = own_parts(rule, site, NormSpec("unit", dim, gains=False, eps=0.0)).to(like.device, like.dtype)
     restore(own)
     return own.requires_grad_(False)
 

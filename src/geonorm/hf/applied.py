@@ -20,15 +20,17 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import output_capturing
 
 from ..anatomy import FAMILIES
+from ..elsewhere import allowed
 from ..errors import ConfigError, unknown
 from ..nn.decoder import End
 from ..residual import Residual
-from ..schemes import parse
+from ..schemes import parse, sources_of
 from .block import Affine, Gain, StockBranch
+from .config import from_folder
 from .sites import Undo, replace_sites
 
 TYPE = "geonorm_applied"
-OURS = ("scheme", "matched", "stock_type")
+OURS = ("scheme", "scheme_source", "matched", "stock_type")
 """What a configuration has beside the stock fields."""
 GUARD = "num_hidden_layers"
 """A field of every stock configuration; in config.json it holds a sentence, at which a stock class stops. It stands
@@ -61,10 +63,10 @@ class AppliedFields:
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        flat = dict(config_dict)
+        flat = from_folder(config_dict, kwargs)
         if "stock" in flat:
-            stock = flat.pop("stock")
-            flat = {key: value for key, value in flat.items() if key not in cls.guarded()} | stock
+            stock = flat["stock"]
+            flat = {key: value for key, value in flat.items() if key not in {"stock", *cls.guarded()}} | stock
         return super().from_dict({**flat, "model_type": TYPE}, **kwargs)  # type: ignore[misc]
 
     @classmethod
@@ -86,6 +88,13 @@ class AppliedModel:
     def __init__(self, config: Any, *inputs: Any, **kwargs: Any) -> None:
         super().__init__(config, *inputs, **kwargs)  # type: ignore[call-arg]
         install(self, config.scheme, config.matched)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **settings: Any) -> Any:
+        """As transformers does it. A scheme from elsewhere that config.json names runs with trust_remote_code=True, or
+        if it was typed here before."""
+        with allowed(settings.get("trust_remote_code") is True):
+            return super().from_pretrained(*args, **settings)  # type: ignore[misc]
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (Residual, Affine, Gain)):
@@ -130,7 +139,9 @@ def dress(model: Any, scheme: str, family: str, matched: bool, undo: list[Undo])
     olds: list[tuple[Any, Any]] = []
     stock: Any = type(model.config)
     made = stock if is_applied(model) else config_class(stock)
-    says = {"scheme": scheme, "matched": matched, "stock_type": family, "model_type": TYPE}
+    says: dict[str, Any] = {"scheme": scheme, "matched": matched, "stock_type": family, "model_type": TYPE}
+    if source := sources_of(parse(scheme)):
+        says["scheme_source"] = source
     for module in model.modules():
         old = getattr(module, "config", None)
         if old is not None and type(old) is stock and stock is not made:
@@ -192,8 +203,10 @@ def install(model: Any, scheme: str, matched: bool) -> None:
     if any(isinstance(module, Residual) for module in model.modules()):
         return
     undo: list[Undo] = []
-    dress(model, scheme, model.config.stock_type, matched, undo)
-    replace_sites(model, parse(scheme), model.config.stock_type, matched, undo)
+    rule = parse(scheme)
+    model.config.scheme = str(rule)
+    dress(model, str(rule), model.config.stock_type, matched, undo)
+    replace_sites(model, rule, model.config.stock_type, matched, undo)
 
 
 AutoConfig.register(TYPE, AppliedConfig, exist_ok=True)

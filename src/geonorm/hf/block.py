@@ -263,9 +263,10 @@ def norm_spec(stack: Stack, dim: int, stock: Iterable[nn.Module]) -> NormSpec:
 
 def norm_in(own: nn.Module, role: str) -> nn.Module | None:
     """The norm of a scheme's parameters that plays a part: input, output, stream, norm (of an end)."""
-    if not isinstance(own, nn.ModuleDict) or role not in own:
+    part = own[role] if isinstance(own, nn.ModuleDict) and role in own else None
+    if not isinstance(part, nn.Module):
         return None
-    return next((m for m in own[role].modules() if isinstance(m, tuple(NORMS.values()))), None)
+    return next((m for m in part.modules() if isinstance(m, tuple(NORMS.values()))), None)
 
 
 @torch.no_grad()

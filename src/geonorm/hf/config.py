@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import fields
 from inspect import get_annotations
 from typing import Any, ClassVar, Literal
@@ -9,10 +10,10 @@ from typing import Any, ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError, UntrustedCode, unknown
 from ..nn.config import DecoderConfig
 from ..nn.plans import tensor_parallel_plan
-from ..schemes import parse
+from ..schemes import Scheme, parse, sources_of, stored
 
 NAMES = {
     "width": "hidden_size",
@@ -34,6 +35,15 @@ THEIRS = set(
     _attn_implementation custom_pipelines""".split()
 )
 """What transformers itself hands over beside the fields."""
+
+
+def from_folder(config_dict: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """What config.json says, with its scheme as text of a folder, which runs no code that is not trusted."""
+    scheme, source = config_dict.get("scheme"), config_dict.get("scheme_source")
+    if not isinstance(scheme, str):
+        return config_dict
+    where = settings.get("name_or_path") or config_dict.get("_name_or_path") or "config.json"
+    return {**config_dict, "scheme": stored(scheme, source, str(where))}
 
 
 def typed(kind: type) -> type:
@@ -68,6 +78,7 @@ class GeoNormConfig(PreTrainedConfig):
     }
 
     scheme: str = "geonorm"
+    scheme_source: dict[str, Any] | None = None
     vocab_size: int = 1024
     hidden_size: int = 128
     intermediate_size: int = 344
@@ -99,11 +110,24 @@ class GeoNormConfig(PreTrainedConfig):
         for key in kwargs:
             if key not in THEIRS | set(GenerationConfig._get_default_generation_params()):
                 raise ConfigError(unknown("key of GeoNormConfig", key, [f.name for f in fields(self)]))
-        self.scheme = str(parse(self.scheme))
+        with suppress(UntrustedCode):  # text of a folder: whoever builds the model says whether its code may run
+            self.rule()
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         self.shape()
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As transformers does it. What a folder says runs no code: see `rule`."""
+        return super().from_dict(from_folder(config_dict, kwargs), **kwargs)
+
+    def rule(self) -> Scheme:
+        """The scheme, whose text becomes canonical. `scheme_source` is the source of what in it is from elsewhere;
+        UntrustedCode where that came from a folder and may not run."""
+        scheme = parse(self.scheme)
+        self.scheme, self.scheme_source = str(scheme), sources_of(scheme) or self.scheme_source
+        return scheme
 
     @property
     def base_model_tp_plan(self) -> dict[str, str]:

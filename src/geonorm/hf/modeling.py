@@ -23,13 +23,14 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from ..elsewhere import allowed
 from ..errors import ConfigError
 from ..nn.attention import rope
 from ..nn.decoder import End
 from ..nn.roles import base_std, linear, undrawn
 from ..norms import NormSpec, upcast
 from ..residual import Residual
-from ..schemes import Scheme, Site, parse
+from ..schemes import Scheme, Site
 from .config import GeoNormConfig
 from .layers import LAYERS, Attend, View
 
@@ -53,6 +54,13 @@ class GeoNormPreTrainedModel(PreTrainedModel):
         "hidden_states": GradientCheckpointingLayer,
         "attentions": OutputRecorder(Attend, index=1),
     }
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **settings: Any) -> Any:
+        """As transformers does it. A scheme from elsewhere that config.json names runs with trust_remote_code=True, or
+        if it was typed here before."""
+        with allowed(settings.get("trust_remote_code") is True):
+            return super().from_pretrained(*args, **settings)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -145,8 +153,8 @@ class GeoNormModel(GeoNormPreTrainedModel):
 
     def __init__(self, config: GeoNormConfig) -> None:
         super().__init__(config)
-        c = config.shape()
-        scheme, norm = parse(c.scheme), NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
+        scheme, c = config.rule(), config.shape()
+        norm = NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
         # without padding_idx: where the end of a text serves as padding too, it would never learn
         self.embed_tokens = undrawn(nn.Embedding, c.vocab_size, c.width)
         self.position = None

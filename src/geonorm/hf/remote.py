@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 
-from .. import __version__
+from .. import PUBLIC, __version__, elsewhere
 from ..errors import ConfigError
-from ..schemes import GeoNorm, Scheme
+from ..schemes import GeoNorm, Scheme, schemes_in
+from ..schemes.parse import name_of_class
+from .names import defined, free_names, is_text
 
 PACKAGE = Path(__file__).parent.parent
 ROOTS = ("GeoNormConfig", "GeoNormModel", "GeoNormForCausalLM", "GeoNormForSequenceClassification")
@@ -27,9 +30,44 @@ AUTO_MAP = dict(
     zip(("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification"), ROOTS, strict=True)
 )
 FILE = "modeling_geonorm.py"
-LAYERS = ("errors", "sphere", "norms", "ops", "schemes", "residual", "nn", "hf")
-"""Parts of the package from the bottom up: the order in which the file reads, where definitions leave a choice."""
+LAYERS = ("errors", "elsewhere", "sphere", "norms", "ops", "schemes", "theirs", "residual", "nn", "hf")
+"""Parts of the package from the bottom up: the order in which the file reads, where definitions leave a choice; theirs
+are schemes from elsewhere."""
 STAND_INS = {
+    ("elsewhere", "reading"): '''\
+@contextmanager
+def reading(text: str) -> Iterator[None]:
+    """Text of a folder is text like any other: this file has all the code that there is."""
+    yield
+''',
+    ("elsewhere", "allowed"): '''\
+@contextmanager
+def allowed(yes: bool = True) -> Iterator[None]:
+    """As `reading`."""
+    yield
+''',
+    ("schemes.origin", "stored"): '''\
+def stored(text: str, sources: Any, where: str) -> str:
+    """The text itself: this file names no code but its own."""
+    return text
+''',
+    ("schemes.origin", "sources_of"): '''\
+def sources_of(scheme: Scheme) -> dict[str, Any]:
+    """Nothing new: what config.json holds stays there."""
+    return {}
+''',
+    ("schemes.parse", "find"): '''\
+def find(name: str) -> type[Scheme]:
+    """The class of a name among those of this file. ConfigError with the nearest one when there is none."""
+    if name not in REGISTRY:
+        raise ConfigError(unknown("scheme", name, REGISTRY))
+    return REGISTRY[name]
+''',
+    ("schemes.parse", "installed"): '''\
+def installed() -> dict[str, Any]:
+    """None: this file has what it needs."""
+    return {}
+''',
     ("ops.geodesic", "geodesic_step"): '''\
 def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.0) -> Tensor:
     """The update under any angle map, in plain PyTorch; h scales the angle of the step."""
@@ -45,7 +83,7 @@ def geodesic_step_read(
     return out, (out if norm is None else norm(out)).to(x.dtype if dtype is None else dtype)
 ''',
 }
-"""What replaces a definition that would bring the kernels along."""
+"""What replaces a definition that would bring kernels along, or code from elsewhere."""
 
 Place = tuple[str, str]  # (module, name of a definition)
 Edit = tuple[int, int, int, str]  # line, first column, last column, text
@@ -76,6 +114,8 @@ class Module:
     """Imported from the package: (module, name), the name empty for a module itself."""
     outside: dict[str, str] = field(default_factory=dict)
     """Imported from elsewhere: the statement."""
+    theirs: str | None = None
+    """The text of a scheme from elsewhere."""
 
     @cached_property
     def path(self) -> Path:
@@ -83,7 +123,7 @@ class Module:
         return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
 
     def parse(self) -> Module:
-        text = self.path.read_text("utf-8")
+        text = self.path.read_text("utf-8") if self.theirs is None else self.theirs
         lines = text.splitlines()
         body = ast.parse(text).body
         for node, after in zip(body, [*body[1:], None], strict=True):
@@ -104,7 +144,15 @@ class Module:
         return self
 
     def read_import(self, node: ast.Import | ast.ImportFrom) -> None:
-        if isinstance(node, ast.Import):
+        if self.theirs is not None and isinstance(node, ast.ImportFrom) and of_ours(node.module):
+            base = str(node.module).partition(".")[2]
+            for alias in node.names:
+                path = PACKAGE.joinpath(*base.split("."), alias.name)
+                if path.is_dir() or path.with_suffix(".py").exists():
+                    self.ours[alias.asname or alias.name] = (f"{base}.{alias.name}".lstrip("."), "")
+                else:
+                    self.ours[alias.asname or alias.name] = (base or PUBLIC.get(alias.name, ""), alias.name)
+        elif isinstance(node, ast.Import):
             for alias in node.names:
                 self.outside[alias.asname or alias.name.split(".")[0]] = f"import {described(alias)}"
         elif node.level:
@@ -120,9 +168,39 @@ class Module:
                 self.outside[alias.asname or alias.name] = f"from {node.module} import {described(alias)}"
 
 
-@cache
+THEIRS: dict[str, Module] = {}
+
+
 def read(name: str) -> Module:
+    return THEIRS[name] if name in THEIRS else read_ours(name)
+
+
+@cache
+def read_ours(name: str) -> Module:
     return Module(name).parse()
+
+
+def of_ours(module: str | None) -> bool:
+    return (module or "").partition(".")[0] == elsewhere.OURS
+
+
+def read_theirs(kind: type[Scheme]) -> str:
+    """Reads the source of a scheme from elsewhere; returns the name of its module. ConfigError for one that the file
+    cannot carry."""
+    place, files = elsewhere.place_of(kind), elsewhere.files_of(kind)
+    refuse = f"--remote-code cannot carry scheme {place}:{kind.__qualname__}: "
+    if len(files) != 1 or "." in kind.__qualname__:
+        raise ConfigError(f"{refuse}it must stand at the top of one file that imports none beside it")
+    text = next(iter(files.values()))
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        inner = isinstance(node, ast.ImportFrom) and of_ours(node.module) and node not in tree.body
+        if inner or any(map(of_ours, names)):
+            raise ConfigError(f"{refuse}write `from geonorm... import NAME`, at the top, where it imports from geonorm")
+    name = f"theirs.{re.sub(r'[^A-Za-z0-9]+', '_', place).strip('_')}"
+    THEIRS[name] = Module(name, theirs=text).parse()
+    return name
 
 
 class Bundle:
@@ -152,7 +230,9 @@ class Bundle:
             self.reach(target)
         for name in definition.names():
             if name.id in definition.module.outside:
-                self.outside[name.id] = definition.module.outside[name.id]
+                statement = definition.module.outside[name.id]
+                if self.outside.setdefault(name.id, statement) != statement:
+                    raise LookupError(f"{place}: {statement!r} is not the {name.id} of {self.outside[name.id]!r}")
             elif not (self.known(definition, name.id) or hasattr(builtins, name.id)):
                 raise LookupError(f"{place}: where does {name.id} come from? remote.py reads one name to an assignment")
 
@@ -265,13 +345,16 @@ class Bundle:
             if (line, start) not in bodies:
                 yield place
 
-    def source(self, about: str) -> str:
+    def source(self, about: str, names: Mapping[str, Place] | None = None) -> str:
+        """The whole text. names: of schemes that do not register themselves."""
         imports = sorted(set(self.outside.values()), key=lambda line: (line.startswith("from"), line))
         parts = [f'"""{about}"""\n\nfrom __future__ import annotations\n\n' + "\n".join(merged(imports))]
         for name in self.order():
             inside = [d for d in read(name).definitions.values() if (name, d.name) in self.found]
             parts.append(f"\n# {name.replace('.', '/')}\n")
             parts.extend(f"\n{self.text(definition)}\n" for definition in inside)
+        for name, place in (names or {}).items():
+            parts.append(f"\nREGISTRY[{name!r}] = {self.renamed[place]}\n")
         return "\n".join(parts)
 
 
@@ -289,96 +372,17 @@ def described(alias: ast.alias) -> str:
     return f"{alias.name} as {alias.asname}" if alias.asname else alias.name
 
 
-def is_text(node: ast.stmt | None) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def defined(node: ast.stmt) -> str | None:
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return node.name
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-        return node.targets[0].id
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        return node.target.id
-    return None
-
-
-def free_names(node: ast.AST, scopes: list[set[str]]) -> Iterator[ast.Name]:
-    """Names below a node that no enclosing function binds; a class body binds its own statements' names only."""
-    if isinstance(node, ast.Name):
-        if not any(node.id in scope for scope in scopes):
-            yield node
-        return
-    if isinstance(node, (ast.FunctionDef, ast.Lambda)):
-        for child in [*getattr(node, "decorator_list", []), *signature(node)]:
-            yield from free_names(child, scopes)
-        inner = [*scopes, bound(node)]
-        for child in node.body if isinstance(node.body, list) else [node.body]:
-            yield from free_names(child, inner)
-        return
-    if isinstance(node, ast.ClassDef):
-        for child in [*node.decorator_list, *node.bases, *(k.value for k in node.keywords)]:
-            yield from free_names(child, scopes)
-        for statement in node.body:
-            if isinstance(statement, ast.FunctionDef):
-                yield from free_names(statement, scopes)
-            else:
-                yield from free_names(statement, [*scopes, {n for s in node.body if (n := defined(s))}])
-        return
-    if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-        scopes = [*scopes, {n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}]
-    for child in ast.iter_child_nodes(node):
-        yield from free_names(child, scopes)
-
-
-def signature(node: ast.FunctionDef | ast.Lambda) -> Iterator[ast.AST]:
-    """Defaults and types of the arguments and of the result: read outside the function."""
-    a = node.args
-    every = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
-    yield from (arg.annotation for arg in every if arg.annotation)
-    yield from (value for value in [*a.defaults, *a.kw_defaults] if value)
-    if isinstance(node, ast.FunctionDef) and node.returns:
-        yield node.returns
-
-
-def bound(node: ast.FunctionDef | ast.Lambda) -> set[str]:
-    """Names that a function binds: arguments, assignments, definitions inside it."""
-    a = node.args
-    names = {arg.arg for arg in [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]}
-    body = node.body if isinstance(node.body, list) else [node.body]
-    for statement in body:
-        for child in ast.walk(statement):
-            if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
-                names.add(child.id)
-            elif isinstance(child, (ast.FunctionDef, ast.ClassDef)):
-                names.add(child.name)
-            elif isinstance(child, ast.arg):
-                names.add(child.arg)
-            elif isinstance(child, ast.ExceptHandler) and child.name:
-                names.add(child.name)
-    return names
-
-
-def schemes_in(scheme: Scheme) -> Iterator[type[Scheme]]:
-    yield type(scheme)
-    for f in fields(scheme):
-        value = getattr(scheme, f.name)
-        if isinstance(value, Scheme):
-            yield from schemes_in(value)
-
-
 def modeling_source(scheme: Scheme) -> str:
-    """The text of the modeling file for models under a scheme. ConfigError for a scheme from another package."""
-    home = __name__.partition(".")[0]
+    """The text of the modeling file for models under a scheme. ConfigError for a scheme from elsewhere that it cannot
+    carry."""
     roots: list[Place] = []
+    theirs: dict[str, Place] = {}
     kinds: list[type[Scheme]] = [GeoNorm, *schemes_in(scheme)]
     for kind in dict.fromkeys(kinds):  # a configuration without settings is geonorm
-        package, _, module = kind.__module__.partition(".")
-        if package != home:
-            raise ConfigError(
-                f"scheme {kind.__module__}:{kind.__qualname__} is not part of {home}, so --remote-code cannot carry it"
-            )
-        roots.append((module, kind.__name__))
+        if of_ours(kind.__module__):
+            roots.append((kind.__module__.partition(".")[2], kind.__name__))
+        else:
+            theirs[name_of_class(kind)] = (read_theirs(kind), kind.__name__)
     roots += [("hf.config" if name == "GeoNormConfig" else "hf.modeling", name) for name in ROOTS]
     about = textwrap.dedent(f"""\
         Models under the residual scheme {scheme}, in one file that needs torch and transformers alone.
@@ -386,4 +390,9 @@ def modeling_source(scheme: Scheme) -> str:
         Made by geonorm {__version__} from its source; its licence is Apache-2.0. With the package installed,
         `import geonorm.hf` runs the same model with fused kernels on a GPU.
         """)
-    return Bundle(roots).source(about)
+    try:
+        return Bundle([*roots, *theirs.values()]).source(about, theirs)
+    except (LookupError, SyntaxError) as error:
+        if not theirs:
+            raise
+        raise ConfigError(f"--remote-code cannot carry scheme {', '.join(theirs)}: {error}") from None

@@ -24,6 +24,7 @@ from . import launch
 from .clusters import Ray, Slurm
 from .config import TUNING_SEED, CompareConfig, Recipe, TrainConfig, from_dict, to_dict
 from .launch import Team, outcome
+from .made import Made
 from .run import LOCK, Run, difference, locked, stored_settings, write_atomic, write_json
 from .statistics import aggregate
 from .train import load_text
@@ -53,7 +54,10 @@ def compare(
     if config.launcher == "local" or not config.runtime.device.startswith("cuda"):  # elsewhere there may be GPUs
         pick_device(config.runtime.device)
     check_directory(out, config)
-    load_text(config)  # once, here: the runs find the tokens in the cache
+    text = load_text(config)  # once, here: the runs find the tokens in the cache
+    made = Made.of(config, text.tokens, text.tokenizer, schemes)
+    for settings in sorted((out / "runs").glob("*/config.yaml")):
+        made.check(settings.parent)
     with closing(launch.team(out, config, say, live)) as team, locked(out):
         write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
         best = tune(team, config, schemes) if len(config.lrs) > 1 else dict.fromkeys(schemes, config.lrs[0])
@@ -114,7 +118,7 @@ def run_config(config: CompareConfig, scheme: str, lr: float, seed: int, tuning:
 
 def slug(scheme: str) -> str:
     """A file name for a scheme: readable, and unique by a short hash where characters were lost."""
-    plain = re.sub(r"[^A-Za-z0-9._]+", "-", scheme).strip("-")
+    plain = re.sub(r"[^A-Za-z0-9._]+", "-", scheme).strip("-.")
     return plain if plain == scheme else f"{plain[:60]}-{hashlib.sha256(scheme.encode()).hexdigest()[:6]}"
 
 

@@ -15,7 +15,8 @@ from .. import __version__
 
 
 def describe(device: torch.device, threads: int | None = None, data_sha256: str | None = None) -> dict[str, Any]:
-    """Versions, commit, device, threads (those of this process if not given) and data hash, for environment.json."""
+    """Versions, commit, device, threads (those of this process if not given) and data hash, for environment.json. What
+    a run knows besides stands in made.py."""
     return {
         "geonorm": __version__,
         "commit": commit(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from ..nn.decoder import Decoder
 from .config import TrainConfig
 from .data import Tokenizer, load_tokenizer
 from .data.source import NO_TEXT
+from .made import parts
 from .run import Run, read_rows
 from .train import load_run
 
@@ -27,6 +27,7 @@ class Finished:
     tokenizer: Tokenizer
     summary: dict[str, Any]
     environment: dict[str, Any]
+    """Of the part of the run that ended it."""
     rows: list[dict[str, Any]]
 
 
@@ -40,11 +41,10 @@ def finished(path: Path) -> Finished:
             f"{path} is not finished ({summary['status']}): the command that began it goes on with it"
         )
     model, config, tokenizer = load_run(path, torch.device("cpu"))
-    try:
-        environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise CheckpointError(f"{path / 'environment.json'} is not readable: the run directory is damaged") from None
+    environment = parts(path)
+    if not environment:
+        raise CheckpointError(f"{path / 'environment.json'} is missing: the run directory is damaged")
     rows = list(read_rows(run.metrics))
     return Finished(
-        model, config, load_tokenizer(str(tokenizer), NO_TEXT, model.config.vocab_size), summary, environment, rows
+        model, config, load_tokenizer(str(tokenizer), NO_TEXT, model.config.vocab_size), summary, environment[-1], rows
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .. import elsewhere
 from ..anatomy import Stack
 from ..devices import pick_device
 from ..errors import CheckpointError, ConfigError
@@ -206,6 +207,8 @@ def open_model(name: str, config: ProbeConfig) -> Opened:
         own = load_tokenizer(str(file), open_source("stdlib"), model.config.vocab_size)
         return Opened(name, model, lambda words: [int(i) for i in own.encode([words])[0]], model.config.context)
     introduce()
+    if config.trust_remote_code:
+        elsewhere.allow()
     hub = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     about = load.load_config(name, **hub)  # type: ignore[arg-type]
     tokenizer = load.load_tokenizer(config.tokenizer or name, **hub)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import CheckpointError, ConfigError, DataError
+from ..errors import CheckpointError, ConfigError, DataError, UntrustedCode
 from ..probes.load import check_name
 from . import parallel
 from .data import Source, Tokenizer, load_tokenizer
@@ -81,6 +81,8 @@ def hugging_face(name: str, device: torch.device, context: int | None) -> Subjec
             .eval()
             .to(device)
         )
+    except UntrustedCode:
+        raise
     except ImportError as error:  # a quantiser, for one, that is not installed
         raise ConfigError(f"{name} cannot be loaded here: {first_line(error)}") from None
     except (OSError, ValueError, KeyError) as error:

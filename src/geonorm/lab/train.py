@@ -22,7 +22,7 @@ from torch import Tensor
 from ..devices import pick_device
 from ..errors import CheckpointError, GeonormError
 from ..nn.decoder import Decoder
-from ..schemes import parse
+from ..schemes import parse, stored
 from . import checkpoint, environment, optim, parallel, tensor, trace
 from .averaging import Average
 from .config import Recipe, TrainConfig
@@ -31,6 +31,7 @@ from .data.batches import Batches, validation_batches
 from .diagnose import diagnose
 from .examination import Examination
 from .guard import Diverged, Judge, Trouble
+from .made import Made, kept_sources
 from .matrices import Held, Turning
 from .run import Run, finite
 from .signals import stop_signals
@@ -80,9 +81,11 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
     with joined(device) as world, ExitStack() as opened:
         say = say if world.first else silent
         loop = Loop(config, world.in_turn(lambda: load_text(config)), device, say, world)
+        made = Made.of(config, loop.text.tokens, loop.text.tokenizer, [config.scheme])
         run = world.together(
             lambda: opened.enter_context(Run.opened(config)) if world.first else Run(Path(config.out), writes=False)
         )
+        world.together(lambda: made.check(run.path))
         ended = world.shared(run.summary() or {"status": "new"})
         if ended["status"] == "finished":
             say(f"{run.path} is already finished")
@@ -92,7 +95,7 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
                 f"{run.path} has diverged and would again: {ended.get('diagnosis')}; choose another --out for it"
             )
         try:
-            return loop.run(run)
+            return loop.run(run, made)
         except RuntimeError as error:
             raise lost_peer(error, world, loop.step) from error
 
@@ -134,7 +137,7 @@ class Loop:
         self.pending: list[dict[str, Any]] = []  # rows since the losses were last read
         self.dog = Watchdog(ALONE, inf, None)
 
-    def run(self, run: Run) -> dict[str, Any]:
+    def run(self, run: Run, made: Made) -> dict[str, Any]:
         """From the newest checkpoint to the end."""
         c = self.config
         if self.departures:
@@ -144,8 +147,10 @@ class Loop:
         if self.resume(run):
             self.say(f"resuming {run.path} at step {self.step} of {c.steps}")
         run.truncate(self.step)
-        about = environment.describe(self.device, c.runtime.threads, self.text.tokens.sha256)
-        run.write("environment.json", about)
+        if run.writes and (
+            changed := made.record(run.path, self.step, environment.describe(self.device, c.runtime.threads))
+        ):
+            self.say(changed)
         if run.writes and not (run.path / "tokenizer.json").exists():
             self.text.tokenizer.save(run.path / "tokenizer.json")
         board = self.writer(str(run.path / "tensorboard"), purge_step=self.step + 1) if self.writer else None
@@ -395,6 +400,7 @@ def load_run(path: Path, device: torch.device) -> tuple[Decoder, TrainConfig, Pa
     tokenizer file. CheckpointError if none."""
     run = Run(path)
     config = run.config()
+    parse(stored(config.scheme, kept_sources(path), str(path)))
     model = Decoder(config.decoder(config.scheme)).to(device)
     if checkpoint.load_newest(run.checkpoints, model, None, lambda line: print(line, file=sys.stderr)) is None:
         raise CheckpointError(f"{path} holds no checkpoint yet; let it train first")

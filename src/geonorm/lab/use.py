@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
@@ -22,6 +21,7 @@ from .data import Tokenizer, open_source, prepare
 from .data.batches import validation_batches
 from .data.source import NO_TEXT
 from .evaluate import held_out, with_perplexity
+from .made import parts
 from .simulations import writable
 from .subject import Subject, open_subject
 from .tasks import Tasks, listener
@@ -78,10 +78,10 @@ def on_text(subject: Subject, data: str, tokens: int | None) -> dict[str, Any]:
 def trained_on(path: Path) -> str | None:
     """Hash of the tokens that a run was trained on."""
     try:
-        environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        known = parts(path)
+    except CheckpointError:
         return None
-    return environment.get("data_sha256") if isinstance(environment, dict) else None
+    return known[-1].get("data_sha256") if known else None
 
 
 def generate_text(

@@ -120,7 +120,9 @@ def _data(comparison: Comparison) -> list[str]:
 
 
 def _hash(run: Run) -> str | None:
-    return next((str(value) for key, value in flatten(run.environment) if "sha256" in key), None)
+    return next(
+        (str(value) for part in run.environment for key, value in flatten(part) if key.endswith("data_sha256")), None
+    )
 
 
 def _damage(comparison: Comparison) -> list[str]:

@@ -216,7 +216,8 @@ def _repeat(comparison: Comparison) -> str:
                 f"<details><summary>Configuration of {escape(run.path.name)} ({escape(scheme)})</summary>"
                 f"<pre>{escape(run.config_text)}</pre></details>"
             )
-    environments = {json.dumps(run.environment, sort_keys=True): run.environment for run in comparison.runs}
+    found = [part for run in comparison.runs for part in run.environment or [{}]]
+    environments = {json.dumps(part, sort_keys=True): part for part in map(_alike, found)}
     for number, environment in enumerate(environments.values(), 1):
         name = "Environment" + (f" {number} of {len(environments)}" if len(environments) > 1 else "")
         content = _pairs(list(flatten(environment))) if environment else "<p>No environment was recorded.</p>"
@@ -227,6 +228,11 @@ def _repeat(comparison: Comparison) -> str:
         f"{_grid(('run', *STATUS), statuses)}</details>"
     )
     return "".join(parts)
+
+
+def _alike(environment: Record) -> Record:
+    """What may be the same for several parts of several runs: not the step at which one begins."""
+    return {key: value for key, value in environment.items() if key != "step"}
 
 
 def _status(summary: Record, name: str) -> str:

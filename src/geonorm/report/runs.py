@@ -25,7 +25,8 @@ class Run:
     summary: Record
     config: Record
     config_text: str
-    environment: Record
+    environment: list[Record]
+    """One for each process that worked on the run."""
     metrics: list[Record]
     trace: list[Record]
     damaged: int
@@ -154,7 +155,7 @@ def read_run(path: Path) -> Run:
         summary=fallback | _json(path / "summary.json"),
         config=config,
         config_text=config_text,
-        environment=_json(path / "environment.json"),
+        environment=_parts(path / "environment.json"),
         metrics=_latest(metrics, ("step",)),
         trace=_latest(trace, ("step", "layer", "kind")),
         damaged=damaged_metrics + damaged_trace + damaged_norms,
@@ -213,6 +214,16 @@ def _json(path: Path) -> Record:
     except json.JSONDecodeError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _parts(path: Path) -> list[Record]:
+    """The objects of a list, or the one of a file that is an object, as runs of version 0.1 wrote it."""
+    try:
+        found = json.loads(_text(path) or "[]")
+    except json.JSONDecodeError:
+        return []
+    found = found if isinstance(found, list) else [found]
+    return [part for part in found if isinstance(part, dict)]
 
 
 def _jsonl(path: Path) -> tuple[list[Record], int]:

@@ -1,12 +1,13 @@
 """Residual schemes: each written once, as what a sub-layer reads and how its output is written to the stream."""
 
-from .base import Placement, Scheme, Site, restore
+from .base import Placement, Scheme, Site, own_parts, restore
 from .combine import First, Mix, PerKind
 from .flat import DeepNorm, Keel, LayerNormScaling, Olmo2, Peri, Post, Pre, Sandwich, Sqrt
 from .geodesic import GeoNorm
 from .hybrid import Hybrid
 from .hypersphere import NGPT, AnGPT
 from .learned import LayerScale, ReZero
+from .origin import schemes_in, sources_of, stored
 from .parse import find, names, parse, register
 from .streams import Hyper, ResidualDual, Siamese
 from .tangent import NormPreserving, Orthogonal
@@ -40,7 +41,11 @@ __all__ = [
     "Sqrt",
     "find",
     "names",
+    "own_parts",
     "parse",
     "register",
     "restore",
+    "schemes_in",
+    "sources_of",
+    "stored",
 ]

@@ -7,8 +7,9 @@ tensor, its string is its name everywhere, and no code outside this package asks
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,6 +19,8 @@ from ..errors import ConfigError
 from ..norms import NormSpec
 
 Number = float | Tensor
+INTERFACE = 1
+"""Version of what a scheme from elsewhere may rely on: `Scheme`, `Placement`, `Site`. Runs and exports note it."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,9 @@ class Scheme:
         """What the state of a token is: schemes of one layout may follow one another in a model."""
         return "one stream" if self.streams == 1 else f"{self.streams} streams of {type(self).__name__}"
 
-    def params(self, site: Site, norm: NormSpec) -> nn.Module:
-        """The norms and scalars of this site. Only what the scheme uses: no parameter without a gradient."""
+    def params(self, site: Site, norm: NormSpec) -> nn.Module | Mapping[str, nn.Module | nn.Parameter]:
+        """The norms and scalars of this site, as a module or by name. Only what the scheme uses: no parameter without a
+        gradient. Asked again to restore a plain nn.Parameter, so it may not depend on anything else."""
         return nn.ModuleDict()
 
     def resolve(self, site: Site) -> Scheme:
@@ -193,10 +197,10 @@ class Placement(Scheme):
             return nn.ModuleDict({"norm": norm(gains=False)} if self.entry == "sphere" else {})
         if site.kind == "exit":
             return nn.ModuleDict({"norm": norm()} if self.final == "norm" else {})
-        return nn.ModuleDict(self.norms(site, norm))
+        return together(partial(self.norms, site, norm))
 
-    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
-        """The norms and scalars of a residual inside a block, by name."""
+    def norms(self, site: Site, norm: NormSpec) -> Mapping[str, nn.Module | nn.Parameter]:
+        """The norms and scalars of a residual inside a block, by name; a scalar may be a plain nn.Parameter."""
         return {}
 
     def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
@@ -206,11 +210,61 @@ class Placement(Scheme):
         return p["norm"](x) if self.final == "norm" else x
 
 
+class Parts(nn.ModuleDict):
+    """Modules and plain parameters by name: `p["alpha"]` is the parameter itself. A number is kept as (1,), which
+    behaves alike in all arithmetic on tokens and which FSDP can shard."""
+
+    def __init__(self, make: Callable[[], Mapping[str, nn.Module | nn.Parameter]]) -> None:
+        super().__init__()
+        self.make = make
+        for name, part in make().items():
+            if isinstance(part, nn.Parameter):
+                self.register_parameter(name, as_vector(part))
+            else:
+                self.add_module(name, part)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._parameters[key] if key in self._parameters else self._modules[key]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._parameters or key in self._modules
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Gives the plain parameters the values that the scheme starts them with; the modules restore themselves."""
+        with torch.device("cpu"):
+            for name, part in self.make().items():
+                if isinstance(part, nn.Parameter):
+                    self._parameters[name].copy_(as_vector(part))  # type: ignore[union-attr]
+
+
+def as_vector(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().reshape(1), parameter.requires_grad) if parameter.dim() == 0 else parameter
+
+
+def together(make: Callable[[], Mapping[str, nn.Module | nn.Parameter]]) -> nn.Module:
+    """Norms and scalars by name as one module."""
+    parts = make()
+    for name, part in parts.items():
+        require(
+            isinstance(part, (nn.Module, nn.Parameter)),
+            f"{name} among the norms of a scheme must be a module or an nn.Parameter, got {type(part).__name__}",
+        )
+    modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+    return nn.ModuleDict(modules) if len(modules) == len(parts) else Parts(make)
+
+
+def own_parts(scheme: Scheme, site: Site, norm: NormSpec) -> nn.Module:
+    """What a scheme's `params` says of a site, as one module."""
+    own = scheme.params(site, norm)
+    return own if isinstance(own, nn.Module) else together(partial(scheme.params, site, norm))  # type: ignore[arg-type]
+
+
 def restore(own: nn.Module) -> None:
     """Gives every norm and scalar of a site its initial value, in the dtype it has."""
     for module in own.modules():
         reset = getattr(module, "reset_parameters", None)
-        if reset is not None and module is not own:
+        if reset is not None:
             reset()
 
 

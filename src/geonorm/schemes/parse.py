@@ -2,13 +2,13 @@
 
     scheme  = name [ "(" argument { "," argument } ")" ]
     value   = number | pi | pi/number | number*pi | number*pi/number | inf | true | false | 'text' | bare | scheme
-A name is registered here, or is `package.module:Name`, or stands in the entry-point group `geonorm.schemes`.
-Nothing is evaluated. Importing `package.module` runs that module, as any import does.
+A name is registered here, or is `package.module:Name` or `./file.py:Name`, or stands in the entry-point group
+`geonorm.schemes`. Nothing is evaluated. A plain string is what a person typed: naming a module or file imports it. Text
+that was read from a folder is a `Stored`, which runs only what is trusted (elsewhere.py).
 """
 
 from __future__ import annotations
 
-import importlib
 import re
 import types
 from dataclasses import MISSING, Field, fields
@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from math import inf, isfinite, pi
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from .. import elsewhere
 from ..errors import ConfigError, unknown
 from .base import Scheme
 
@@ -51,13 +52,10 @@ def find(name: str) -> type[Scheme]:
     if name in REGISTRY:
         return REGISTRY[name]
     if name in installed():
-        found = installed()[name].load()
+        point = installed()[name]
+        found = elsewhere.find(point.value, point.load)
     elif ":" in name:
-        module, _, attribute = name.partition(":")
-        try:
-            found = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(f"no scheme {name!r}: {error}; it must name a class as package.module:Name") from None
+        found = elsewhere.find(name)
     else:
         raise ConfigError(unknown("scheme", name, names()))
     if not (isinstance(found, type) and issubclass(found, Scheme)):
@@ -66,20 +64,23 @@ def find(name: str) -> type[Scheme]:
 
 
 def name_of(scheme: Scheme) -> str:
+    return name_of_class(type(scheme))
+
+
+def name_of_class(kind: type[Scheme]) -> str:
     for name, cls in REGISTRY.items():
-        if type(scheme) is cls:
+        if kind is cls:
             return name
-    for name, point in installed().items():
-        if point.value == f"{type(scheme).__module__}:{type(scheme).__qualname__}":
-            return name
-    return f"{type(scheme).__module__}:{type(scheme).__qualname__}"
+    own = f"{elsewhere.place_of(kind)}:{kind.__qualname__}"
+    return next((name for name, point in installed().items() if point.value == own), own)
 
 
 RESERVED = ("pi", "inf", "true", "false")
 
 TOKEN = re.compile(
     r"""\s*(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
-          |(?P<word>[A-Za-z_]\w*(?:\.\w+)*(?::\w+)?)
+          |(?P<word>[\w.~-]*/[^\s'"(),=:]*\.py:\w+
+                   |[A-Za-z_]\w*(?:\.\w+)*(?::\w+)?)
           |(?P<text>'[^']*'|"[^"]*")
           |(?P<mark>[(),=/*+-]))""",
     re.VERBOSE,
@@ -263,7 +264,8 @@ def parse(text: str | Scheme) -> Scheme:
         raise ConfigError(f"a scheme is a string such as 'pre' or 'geonorm(decay=sqrt)', got {text!r}")
     reader = Reader(text)
     try:
-        scheme = reader.scheme()
+        with elsewhere.reading(text):
+            scheme = reader.scheme()
     except RecursionError:
         raise ConfigError("cannot read a scheme nested that deeply") from None
     if reader.at < len(reader.tokens):

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from geonorm.elsewhere import cache_folder
 from geonorm.errors import DataError
 
 
 def default_cache() -> Path:
     """Return ``$GEONORM_CACHE``, or ``~/.cache/geonorm`` where it is not set."""
-    return Path(os.environ.get("GEONORM_CACHE") or Path.home() / ".cache" / "geonorm")
+    return cache_folder()
 
 
 @contextmanager

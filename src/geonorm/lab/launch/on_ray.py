@@ -14,7 +14,9 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from ... import elsewhere
 from ...errors import ConfigError, GeonormError
+from ...schemes import parse, sources_of, stored
 from ..config import CompareConfig, TrainConfig, from_dict
 from ..train import Interrupted, train
 from .team import Say, Team, done, last_line
@@ -75,7 +77,7 @@ class OnRay(Team):
                 while waiting and len(running) < (self.config.jobs or len(configs)):
                     config = waiting.pop(0)
                     path, log = self.settings(config).absolute(), self.log(config).absolute()
-                    running[task.remote(os.getcwd(), str(path), str(log), carried)] = config
+                    running[task.remote(os.getcwd(), str(path), str(log), carried, trusted(config.scheme))] = config
                 ended, _ = ray.wait(list(running), timeout=1.0)
                 for reference in ended:
                     config = running.pop(reference)
@@ -105,7 +107,12 @@ def cause(error: Exception) -> str:
     return lines[0] if lines else type(inner).__name__
 
 
-def train_one(folder: str, settings: str, log: str, environment: dict[str, str]) -> None:
+def trusted(scheme: str) -> list[str]:
+    """sha256 of the schemes from elsewhere that were typed here, which another machine cannot know."""
+    return [about["sha256"] for about in sources_of(parse(scheme)).values() if about["sha256"]]
+
+
+def train_one(folder: str, settings: str, log: str, environment: dict[str, str], trusted: list[str]) -> None:
     """The task: what `geonorm train --config` does in `folder`, its output in `log`. RunFailed if it left no result."""
     import yaml
 
@@ -115,6 +122,9 @@ def train_one(folder: str, settings: str, log: str, environment: dict[str, str])
     with open(log, "a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
         print(f"worker {os.getpid()} on {socket.gethostname()}")
         try:
+            for sha256 in trusted:
+                elsewhere.remember(sha256)
+            parse(stored(config.scheme, None, settings))
             train(config)
         except (GeonormError, Interrupted) as end:
             print(end)

@@ -1,0 +1,47 @@
+"""Where the parts of a scheme come from, as far as that is not this package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from .. import elsewhere
+from .base import INTERFACE, Scheme
+
+
+def schemes_in(scheme: Scheme) -> Iterator[type[Scheme]]:
+    """The class of a scheme, and those of the schemes in its fields."""
+    yield type(scheme)
+    for f in fields(scheme):
+        value = getattr(scheme, f.name)
+        if isinstance(value, Scheme):
+            yield from schemes_in(value)
+
+
+def sources_of(scheme: Scheme) -> dict[str, dict[str, Any]]:
+    """What is kept of the schemes from elsewhere in a scheme, by place: sha256, version of the interface, texts of the
+    files. Empty for the schemes of this package; without files where there is no source, as in a notebook."""
+    found = {}
+    for kind in schemes_in(scheme):
+        if kind.__module__.partition(".")[0] != elsewhere.OURS:
+            files = elsewhere.files_of(kind)
+            sha256 = elsewhere.digest(files) if files else None
+            found[elsewhere.place_of(kind)] = {"sha256": sha256, "interface": INTERFACE, "files": files}
+    return found
+
+
+def stored(text: str, sources: Mapping[str, Any] | None, where: str, strict: bool = False) -> elsewhere.Stored:
+    """A scheme's text with the sources that a folder keeps of it, in the form of `sources_of`; a source for another
+    version of the interface is said."""
+    kept = {}
+    for place, about in (sources or {}).items():
+        files = about.get("files") if isinstance(about, Mapping) else None
+        if isinstance(files, Mapping) and files and elsewhere.own(place) in files:
+            kept[place] = elsewhere.ordered(place, files)
+            if about.get("interface") != INTERFACE:
+                elsewhere.say(
+                    f"{place} of {where} was written for version {about.get('interface')} of the interface of schemes; "
+                    f"this is version {INTERFACE}"
+                )
+    return elsewhere.Stored(text, kept, where, strict)
