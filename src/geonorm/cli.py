@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from . import output
 from .arguments import HelpAsked, read
 from .errors import ConfigError, GeonormError, unknown
 
@@ -22,9 +23,20 @@ STATUS = """
 exit status: 0 done; 2 bad input, a diverged run, or runs of a comparison that failed; 130 interrupted, saved"""
 
 
+SEEN_ENOUGH = ("schemes", "data", "generate")
+"""Verbs that do nothing but print: who closes the pipe has seen enough. Of all others it stops the work."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs one verb and returns the exit status. Errors that a user can act on are one line on stderr."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    output.prepare()
+    try:
+        return run_verb(sys.argv[1:] if arguments is None else arguments)
+    finally:
+        output.settle()
+
+
+def run_verb(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         verbs = [f"  {name:9} {(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items()]
         print("\n".join([USAGE, *verbs, STATUS]))
@@ -39,32 +51,26 @@ def main(arguments: list[str] | None = None) -> int:
         if name not in VERBS:
             raise ConfigError(unknown("verb", name, VERBS))
         return run(VERBS[name], rest)
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        return 0 if name in SEEN_ENOUGH else 130
     except (GeonormError, OSError, MemoryError, RuntimeError) as error:
         line = problem(error)
-        if speaks():
-            print(f"geonorm {name}: {line}", file=sys.stderr)
+        output.record(error)
+        if (rank := output.speaker(error)) is not None:
+            output.complain(f"geonorm {name}: {rank}{line}")
         return 2
     except KeyboardInterrupt:
-        print(f"geonorm {name}: interrupted", file=sys.stderr)
+        output.complain(f"geonorm {name}: interrupted")
         return 130
 
 
 def run(verb: Callable[[list[str]], int], arguments: list[str]) -> int:
     try:
-        status = verb(arguments)
+        return verb(arguments)
     except HelpAsked as asked:
-        print(asked)
-        status = 0
-    sys.stdout.flush()
-    return status
-
-
-def speaks() -> bool:
-    """Under torchrun all ranks come to the same end, and the first one says it."""
-    return os.environ.get("RANK", "0") == "0"
+        with suppress(BrokenPipeError):  # `| head` has seen enough
+            print(asked)
+        return 0
 
 
 def problem(error: Exception) -> str:
@@ -93,7 +99,7 @@ def compare(arguments: list[str]) -> int:
     try:
         results = lab.compare(config, live=sys.stdout.isatty(), command=["geonorm", "compare", *arguments])
     except Interrupted as stop:
-        print(stop, file=sys.stderr)
+        output.complain(str(stop))
         return 130
     except Submitted as said:
         print(said)
@@ -128,10 +134,10 @@ def train(arguments: list[str]) -> int:
     try:
         summary = run(config)
     except Interrupted as stop:
-        if speaks():
-            print(f"{stop}; the same command goes on from there", file=sys.stderr)
+        if output.first():
+            output.complain(f"{stop}; the same command goes on from there")
         return 130
-    if speaks():
+    if output.first():
         print(f"val_loss {summary['val_loss']:.4f}  bits per byte {summary['val_bpb']:.4f}  in {config.out}")
     return 0
 
@@ -310,8 +316,10 @@ def simulate(arguments: list[str]) -> int:
         if not found.summary["schemes"]:
             raise
         simulations.save(out, settings, described, found.files())
-        print(f"geonorm simulate: finished schemes are in {out}, missing: {', '.join(found.summary['missing'])}; "
-              "the same command goes on with these", file=sys.stderr)  # fmt: skip
+        missing = ", ".join(found.summary["missing"])
+        output.complain(
+            f"geonorm simulate: finished schemes are in {out}, missing: {missing}; the same command goes on with these"
+        )
         if not isinstance(stop, KeyboardInterrupt):
             raise
         return 130

@@ -76,7 +76,7 @@ class Writer(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Runs on the first rank, before any rank writes."""
         clear(self.folder)
-        self.aside.mkdir(parents=True)
+        self.aside.mkdir()  # without parents: a directory that was removed does not grow back
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..devices import pick_device
 from ..errors import CheckpointError, GeonormError
 from ..nn.decoder import Decoder
+from ..output import launched
 from ..schemes import parse
 from . import checkpoint, environment, optim, parallel, tensor, trace
 from .config import Recipe, TrainConfig
@@ -32,10 +33,9 @@ from .evaluate import held_out
 from .examination import Examination
 from .guard import Diverged, Judge, Trouble
 from .run import Run, finite
-from .signals import stop_signals
+from .signals import heard, stop_signals
 from .summary import chart, event_writer, progress_line, summarise
-from .watchdog import Watchdog, watchdog
-from .world import ALONE, World, joined, launched, own_device
+from .world import ALONE, World, joined, own_device
 
 Say = Callable[[str], None]
 EVALUATION_BATCH = 4096
@@ -56,14 +56,16 @@ class Text:
     tokenizer: Tokenizer
 
 
-def load_text(config: Recipe) -> Text:
+def load_text(config: Recipe, world: World = ALONE) -> Text:
     """Tokens for a run or comparison; prepares and caches them on first use. DataError for anything unusable, too few
     tokens for one batch or one validation window included."""
+    world.dog.at(0, "preparing the data")
     shape = config.decoder("pre")
     cache = Path(config.tokens.cache) if config.tokens.cache else None
     source = open_source(config.data)
     tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache)
-    text = Text(prepare(source, tokenizer, cache), tokenizer)
+    moved = lambda *_: world.dog.at(0, "preparing the data")  # noqa: E731 the other ranks wait
+    text = Text(prepare(source, tokenizer, cache, progress=moved), tokenizer)
     Batches(text.tokens.train, config.batch_size, shape.context, seed=0)
     next(validation_batches(text.tokens.validation, 1, shape.context))
     return text
@@ -75,11 +77,12 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
     Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
     kept) and Interrupted after a signal (all saved): on every rank alike."""
     config.decoder(config.scheme)
+    stopped: list[float] = []
     device = own_device(pick_device(config.runtime.device))
     torch.set_num_threads(config.runtime.threads)
-    with joined(device) as world, ExitStack() as opened:
-        say = say if world.first else silent
-        loop = Loop(config, world.in_turn(lambda: load_text(config)), device, say, world)
+    with joined(device, config.guard.stuck) as world, ExitStack() as opened:
+        say = heard(say, stopped) if world.first else silent
+        loop = Loop(config, world.in_turn(lambda: load_text(config, world)), device, say, world)
         run = world.together(
             lambda: opened.enter_context(Run.opened(config)) if world.first else Run(Path(config.out), writes=False)
         )
@@ -92,7 +95,7 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
                 f"{run.path} has diverged and would again: {ended.get('diagnosis')}; choose another --out for it"
             )
         try:
-            return loop.run(run)
+            return loop.run(run, stopped)
         except RuntimeError as error:
             raise lost_peer(error, world, loop.step) from error
 
@@ -106,6 +109,7 @@ class Loop:
         kind = parallel.layout(c.runtime, world, c.batch_size)
         self.world = world = replace(world, tensor=c.runtime.tensor_size)
         self.text, self.device, self.say = text, device, say
+        world.dog.at(0, "building the model")
         shape = c.decoder(c.scheme)
         tensor.check(shape, world.tensor)
         self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed)
@@ -131,15 +135,16 @@ class Loop:
         self.seconds = 0.0  # of training, without evaluations and checkpoints
         self.begun = time.monotonic()  # less what earlier processes of the run took
         self.pending: list[dict[str, Any]] = []  # rows since the losses were last read
-        self.dog = Watchdog(ALONE, inf, None)
+        self.dog = world.dog
 
-    def run(self, run: Run) -> dict[str, Any]:
-        """From the newest checkpoint to the end."""
+    def run(self, run: Run, stopped: list[float]) -> dict[str, Any]:
+        """From the newest checkpoint to the end; `stopped` takes the times of signals to stop."""
         c = self.config
         if self.departures:
             self.say(
                 f"own recipe of {c.scheme}: {', '.join(f'{key} {value:g}' for key, value in self.departures.items())}"
             )
+        self.dog.at(0, "reading the checkpoint")
         if self.resume(run):
             self.say(f"resuming {run.path} at step {self.step} of {c.steps}")
         run.truncate(self.step)
@@ -150,8 +155,7 @@ class Loop:
         board = self.writer(str(run.path / "tensorboard"), purge_step=self.step + 1) if self.writer else None
         self.saver = checkpoint.Saver(run.checkpoints, c.checkpoint.keep, c.checkpoint.best, self.world)
         with (
-            stop_signals(patient=launched()) as stopped,
-            watchdog(self.world, c.guard.stuck) as self.dog,
+            stop_signals(launched(), stopped),
             closing(self.saver),
             closing(board) if board else nullcontext(),
         ):
@@ -167,7 +171,7 @@ class Loop:
         c = self.config
         told = started = time.monotonic()
         if self.step == 0 and "rewind" in (c.guard.nan, c.guard.spike):
-            self.save({})
+            self.save(run, {})
         while self.step < c.steps:
             step, last = self.step + 1, self.step + 1 == c.steps
             evaluating = last or step % self.evaluate_every == 0
@@ -202,7 +206,7 @@ class Loop:
             better = rows[-1].get("val_loss", inf) < self.best
             self.best = min(self.best, rows[-1].get("val_loss", inf))
             if saving or signal or (better and c.checkpoint.best):
-                self.save(rows[-1])
+                self.save(run, rows[-1])
             if last or signal:
                 self.saver.wait()
             if signal and not last:
@@ -292,9 +296,10 @@ class Loop:
         count = max(1, self.config.evaluation.trace_tokens // ids.shape[1])
         return ids[:count].to(self.device)
 
-    def save(self, row: dict[str, Any]) -> None:
+    def save(self, run: Run, row: dict[str, Any]) -> None:
         """Copies the state; the writing goes on beside the next steps."""
         self.dog.at(self.step, "saving")
+        self.world.together(run.check_there)
         progress = {
             "scheme": self.config.scheme,
             "seconds": self.seconds,
@@ -378,7 +383,7 @@ def lost_peer(error: RuntimeError, world: World, step: int) -> Exception:
     if world.size == 1 or not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
         return error
     return GeonormError(
-        f"rank {world.rank} lost another rank after step {step}; the same command goes on from the last checkpoint, "
+        f"lost another rank after step {step}; the same command goes on from the last checkpoint, "
         "and torchrun --max-restarts N does so by itself"
     )
 
