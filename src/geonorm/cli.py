@@ -245,6 +245,8 @@ class Report:
     """The page to write."""
     figures: str | None = None
     """Directory for PNG and SVG figures."""
+    force: bool = False
+    """Overwrite --out, whatever it is."""
 
 
 def report(arguments: list[str]) -> int:
@@ -253,7 +255,7 @@ def report(arguments: list[str]) -> int:
     from .report import build
 
     figures = Path(options.figures) if options.figures else None
-    print(build([Path(folder) for folder in options.dirs], Path(options.out), figures=figures))
+    print(build([Path(folder) for folder in options.dirs], Path(options.out), figures=figures, force=options.force))
     return 0
 
 

@@ -49,6 +49,8 @@ def launched() -> bool:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
         if not os.environ[name].isascii() or not os.environ[name].isdigit():
             raise ConfigError(f"${name} is {os.environ[name]!r}, no whole number: start with torchrun, or unset it")
+    if not 0 < int(os.environ["MASTER_PORT"]) < 2**16:
+        raise ConfigError(f"$MASTER_PORT {os.environ['MASTER_PORT']} is no port: give one between 1 and 65535")
     if int(os.environ["RANK"]) >= int(os.environ["WORLD_SIZE"]):
         raise ConfigError(
             f"$RANK {os.environ['RANK']} is not below $WORLD_SIZE {os.environ['WORLD_SIZE']}: start with torchrun"

@@ -13,6 +13,7 @@ from ..nn.config import DecoderConfig, preset
 from .clusters import Machine, Ray, Slurm, within
 
 MAX_SEED = 2**63 - 1
+MOST_THREADS = 1024
 TUNING_SEED = 1_000_000
 """Seed of the short runs that choose a learning rate: none that a final run uses, however many seeds are added."""
 
@@ -187,9 +188,9 @@ class Recipe:
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
-        within("steps", self.steps, 1)
-        within("batch_size", self.batch_size, 1)
-        within("runtime.threads", self.runtime.threads, 1)
+        within("steps", self.steps, 1, 2**53)
+        within("batch_size", self.batch_size, 1, 2**53)
+        within("runtime.threads", self.runtime.threads, 1, MOST_THREADS)
         within("runtime.accumulate", self.runtime.accumulate, 1)
         within("runtime.tensor_size", self.runtime.tensor_size, 1)
         if self.runtime.shard_size is not None:

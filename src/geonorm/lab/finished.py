@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from ..errors import CheckpointError
 from ..nn.decoder import Decoder
+from ..parsing import from_json
 from .config import TrainConfig
 from .data import Tokenizer, load_tokenizer
 from .data.source import NO_TEXT
@@ -41,9 +41,11 @@ def finished(path: Path) -> Finished:
         )
     model, config, tokenizer = load_run(path, torch.device("cpu"))
     try:
-        environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+        environment = from_json((path / "environment.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise CheckpointError(f"{path / 'environment.json'} is not readable: the run directory is damaged") from None
+        environment = None
+    if not isinstance(environment, dict):
+        raise CheckpointError(f"{path / 'environment.json'} is not readable: the run directory is damaged")
     rows = list(read_rows(run.metrics))
     return Finished(
         model, config, load_tokenizer(str(tokenizer), NO_TEXT, model.config.vocab_size), summary, environment, rows

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, ConfigError, near_folder
+from ..parsing import from_json, from_yaml
 from .config import TrainConfig, from_dict, to_dict
 
 VOLATILE = (
@@ -57,7 +58,7 @@ def rows_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Rows of JSON lines; lines that a crash cut short or damaged are passed over."""
     for line in lines:
         try:
-            row = json.loads(line)
+            row = from_json(line)
         except ValueError:
             continue
         if isinstance(row, dict):
@@ -72,13 +73,14 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             raise not_a_lock(folder) from None
         raise CheckpointError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
+    about = os.fstat(lock)
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:  # it may be somebody's file under another name
+        os.close(lock)
+        raise not_a_lock(folder)
     with os.fdopen(lock, "r+") as file:
-        about = os.fstat(lock)
-        if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:  # it may be somebody's file under another name
-            raise not_a_lock(folder)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -122,17 +124,15 @@ def identity(folder: Path) -> tuple[int, int] | None:
 
 def stored_settings(folder: Path) -> dict[str, Any]:
     """The mapping in folder/config.yaml. CheckpointError if there is none or it cannot be read."""
-    import yaml
-
     stored = folder / "config.yaml"
     if not folder.exists():
         raise CheckpointError(f"there is no run {folder}{near_folder(str(folder))}")
     if not stored.exists():
         raise CheckpointError(f"{folder} holds no run (no config.yaml)")
     try:
-        values = yaml.safe_load(stored.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise CheckpointError(f"{stored} is not readable YAML") from None
+        values = from_yaml(stored.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{stored} is not readable YAML: {error}") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{stored} is not a mapping of settings")
     return values
@@ -219,17 +219,23 @@ class Run:
     def truncate(self, step: int) -> None:
         """Drops rows after `step`: they will be written again by the resumed run."""
         for path in (self.metrics, self.trace, self.norms) if self.writes else ():
-            kept = [json.dumps(row) + "\n" for row in read_rows(path) if row["step"] <= step]
+            kept = [json.dumps(row) + "\n" for row in read_rows(path) if whole(row, path) and row["step"] <= step]
             if path.exists():
                 write_atomic(path, "".join(kept))
 
     def summary(self) -> dict[str, Any] | None:
         """What a run left when it ended, or None."""
         try:
-            summary = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+            summary = from_json((self.path / "summary.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return None
-        return summary if isinstance(summary, dict) else None
+        return summary if isinstance(summary, dict) and isinstance(summary.get("status"), str) else None
+
+
+def whole(row: dict[str, Any], path: Path) -> bool:
+    """Whether a row is one of ours: a file may have been edited, or damaged so that it is still JSON."""
+    numbers = ("step", "tokens", "loss", "lr", "grad_norm") if path.name == "metrics.jsonl" else ("step",)
+    return isinstance(row.get("step"), int) and all(isinstance(row.get(n, ""), int | float | None) for n in numbers)
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
@@ -16,6 +15,7 @@ from torch import Tensor
 from ..devices import pick_device
 from ..errors import CheckpointError, ConfigError, DataError
 from ..nn.sampling import generate, sample
+from ..parsing import from_json
 from .clusters import within
 from .config import MAX_SEED, EvalConfig
 from .data import Tokenizer, open_source, prepare
@@ -75,7 +75,7 @@ def on_text(subject: Subject, data: str, tokens: int | None) -> dict[str, Any]:
 def trained_on(path: Path) -> str | None:
     """Hash of the tokens that a run was trained on."""
     try:
-        environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+        environment = from_json((path / "environment.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return environment.get("data_sha256") if isinstance(environment, dict) else None

@@ -213,7 +213,7 @@ def meet(rank: int) -> Any:
         own: dict[str, Any] = {} if (listening := listener(host, port)) is None else {"master_listen_fd": listening}
         wait = timedelta(seconds=MEETING)
         return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=wait, **own)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, TypeError) as error:
         raise GeonormError(
             f"cannot listen at $MASTER_ADDR {host}, $MASTER_PORT {port} ({reason(error)}); choose another port"
         ) from None
@@ -235,7 +235,7 @@ def listener(host: str, port: int) -> int | None:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError:
-        return None
+        raise GeonormError(f"$MASTER_ADDR {host} cannot be resolved to an address; give one of this machine") from None
     if ipaddress.ip_address(address[0]).is_loopback and host not in ("localhost", address[0]):
         return None
     with socket.socket(family, socket.SOCK_STREAM) as server:

@@ -14,7 +14,12 @@ from geonorm.errors import DataError
 
 def default_cache() -> Path:
     """Return ``$GEONORM_CACHE``, or ``~/.cache/geonorm`` where it is not set."""
-    return Path(os.environ.get("GEONORM_CACHE") or Path.home() / ".cache" / "geonorm")
+    if given := os.environ.get("GEONORM_CACHE"):
+        return Path(given)
+    try:
+        return Path.home() / ".cache" / "geonorm"
+    except RuntimeError:  # neither $HOME nor an entry in the list of users
+        raise DataError("there is no home directory for the cache: set GEONORM_CACHE to a writable folder") from None
 
 
 @contextmanager
