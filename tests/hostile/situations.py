@@ -2,7 +2,7 @@
 
 Each must end in one line that names the problem and what to do about it, with exit status 2 and nothing written. The
 driver (run.py) makes a folder of its own for every situation, with `text.txt` in it, what `files` says, and copies of
-what the command line names first: `run` (a finished run), `model` (its export), `sim` (a simulation), `study` (a probe).
+what it names: `run` (a finished run), `model` (its export), `sim` (a simulation).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Call:
 
 
 TINY = (
-    "--data text.txt --model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16 --model.vocab-size 257 "
-    "--tokens.tokenizer byte --evaluation.tokens 256 --evaluation.trace-tokens 64 --runtime.device cpu "
+    "--data text.txt --model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16 "
+    "--model.vocab-size 257 --tokens.tokenizer byte --evaluation.tokens 256 --evaluation.trace-tokens 64 --runtime.device cpu "
     "--runtime.tensorboard false --steps 4"
 ).split()
 TRAIN = f"train {' '.join(TINY)} --out out"
@@ -161,7 +161,7 @@ OLDER = {"run/checkpoints/step-3": gone}
 TRAINING = [
     s(f"{TRAIN} --lr 1e400", "lr must be finite"),
     s(f"{TRAIN} --steps 9007199254740993000000", "steps must be between 1 and"),
-    s(f"{TRAIN} --model.width 1000000000", "width"),
+    s(f"{TRAIN} --model.width 1000000000", "out of memory"),
     s(f"{TRAIN} --model.layers -3", "model.layers", "at least 1"),
     s(f"{TRAIN} --model.heads 3", "model.heads"),
     s(f"{TRAIN} --model.kv-heads 3", "kv_heads"),
@@ -198,7 +198,7 @@ TRAINING = [
     s(f"{TRAIN} --checkpoint.every 0", "checkpoint.every", "at least 1"),
     s(f"{TRAIN} --tokens.tokenizer bpe --model.vocab-size 300000", "too little text"),
     s(f"{TRAIN} --tokens.tokenizer bpe --model.vocab-size 100", "257"),
-    s(f"{TRAIN} --tokens.tokenizer folder", "folder", "tokenizer.json", files={"folder": folder}),
+    s(f"{TRAIN} --tokens.tokenizer folder", "folder", files={"folder": folder}),
     s(f"{TRAIN} --tokens.tokenizer t.json", "not a tokenizer.json", files={"t.json": '{"model": {"type": "None"}}'}),
     s(f"{TRAIN} --tokens.tokenizer t.json", "t.json", files={"t.json": "[" * 100_000}),
     s(f"{TRAIN} --tokens.tokenizer t.json.gz", "broken compression", files={"t.json.gz": b"\x1f\x8b\x08 no"}),
@@ -312,7 +312,7 @@ DAMAGED = [
     s("generate run --tokens 2", "scheme", files={"run/config.yaml": edited(scheme=7)}),
     s("generate run --tokens 2", "steps", files={"run/config.yaml": edited(steps="many")}),
     s("generate run --tokens 2", "preset", files={"run/config.yaml": edited(preset=None, model__layers=None, a=1)}),
-    s("eval run --data text.txt", "runtime", files={"run/config.yaml": edited(runtime="fast")}),
+    s("eval run --data text.txt", "runtime must be a mapping", files={"run/config.yaml": edited(runtime="fast")}),
     s("eval run --data text.txt", "no checkpoint", files={"run/checkpoints": lambda p: [gone(p), p.write_text("x")]}),
     s("export run --to new", "not finished", files={"run/summary.json": gone}),
     s("export run --to new", "not finished", files={"run/summary.json": "{}"}),
