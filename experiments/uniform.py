@@ -30,7 +30,7 @@ def at_start(path: Path) -> list[dict[str, Any]]:
     """Rows of norms.jsonl for the weights as they were drawn."""
     config = Run(path).config()
     loop = Loop(config, load_text(config), CPU, lambda line: None)
-    return trace.trace(loop.model, loop.trace_ids(), 0, {}).norms
+    return trace.trace(loop.model, loop.validation.trace_ids(), 0, {}).norms
 
 
 def course(path: Path) -> dict[int, dict[str, float]]:

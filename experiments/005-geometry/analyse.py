@@ -84,7 +84,7 @@ def schedules(paths: list[Path]) -> list[dict[str, Any]]:
             continue
         config = Run(path).config()
         loop = Loop(config, load_text(config), CPU, lambda line: None)
-        start = trace.trace(loop.model, loop.trace_ids(), 0, {}).sites
+        start = trace.trace(loop.model, loop.validation.trace_ids(), 0, {}).sites
         end = [row for row in read_rows(path / "trace.jsonl") if row["step"] == summary["steps"]]
         for when, rows in (("start", start), ("end", end)):
             found.append(

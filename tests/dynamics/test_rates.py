@@ -39,6 +39,11 @@ VARIANTS = [
     "orthogonal(decay=sqrt)",
     "rezero(alpha=0.1)",
     "layerscale(start=0.3)",
+    "norm_preserving(b=3)",
+    "pre(decay=0.75, max_step=0.2)",
+    "post(input=norm, max_step=0.2)",
+    "orthogonal(decay=0.3, max_step=pi/4, input=raw)",
+    "peri(max_step=0.1)",
 ]
 
 
@@ -80,10 +85,15 @@ FREE: dict[str, Law] = {
     "layerscale": lambda r, a, size, t: (r / 0.1, 0.1 * a),
     "orthogonal": lambda r, a, size, t: (r, a * 1e-6 / (r * r + 1e-6)),
     "orthogonal(decay=sqrt)": lambda r, a, size, t: (r * t**0.5, a / t**0.5 * 1e-6 / (r * r + 1e-6)),
+    "norm_preserving": lambda r, a, size, t: (r * DEPTH**0.5, a / DEPTH**0.5),
+    "norm_preserving(b=3)": lambda r, a, size, t: (r * 2, a / 2),  # 3 of 12 blocks
+    "pre(decay=0.75, alpha=0.5)": lambda r, a, size, t: (2 * r * t**0.75, a / t**0.75 / 2),
+    "pre(max_step=1e-3)": lambda r, a, size, t: (size / 1e-3, 1e-3 * r * a / size),
     "angpt": lambda r, a, size, t: (r / 0.05, 0.05 * a),  # nu(a) = 1 + a + ..., so x + h a u to first order
     "first(peri, pre, blocks=99)": lambda r, a, size, t: (r * size, a / size),
     "geonorm(max_angle=pi)": lambda r, a, size, t: (r * t, zero(r)),
     "geonorm(max_angle=pi, decay=sqrt, alpha=0.5)": lambda r, a, size, t: (r * t**0.5 / 0.5, zero(r)),
+    "geonorm(max_angle=pi, decay=0.75)": lambda r, a, size, t: (r * t**0.75, zero(r)),
     "geonorm(max_angle=pi, decay=linear)": lambda r, a, size, t: (r * DEPTH / (DEPTH - t + 1), zero(r)),
     "geonorm(max_angle=pi, decay=constant)": lambda r, a, size, t: (r, zero(r)),
     "geonorm(max_angle=pi, decay_on=update)": lambda r, a, size, t: (r * t, zero(r)),

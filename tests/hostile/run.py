@@ -1,6 +1,6 @@
 """Puts every situation to the test, in this process: `python tests/hostile/run.py [WORD ...]` for those whose names
-hold the words. A situation ends well in one right line: exit status 2, nothing on stdout, one line on stderr that says what
-it must, no warning beside it, and no file changed."""
+hold the words. A situation ends well in one right line: exit status 2, nothing on stdout, one line on stderr that
+says what it must, no warning beside it, and no file changed."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class Call:
 
 TINY = (
     "--data text.txt --model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16 "
-    "--model.vocab-size 257 --tokens.tokenizer byte --evaluation.tokens 256 --evaluation.trace-tokens 64 --runtime.device cpu "
-    "--runtime.tensorboard false --steps 4"
+    "--model.vocab-size 257 --tokens.tokenizer byte --evaluation.tokens 256 --evaluation.trace-tokens 64 "
+    "--runtime.device cpu --runtime.tensorboard false --steps 4"
 ).split()
 TRAIN = f"train {' '.join(TINY)} --out out"
 COMPARE = f"compare {' '.join(TINY)} --schemes pre --out out"

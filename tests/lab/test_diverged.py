@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from geonorm.lab import checkpoint
-from geonorm.lab import train as module
+from geonorm.lab import checkpoint, validation
 from geonorm.lab.train import Loop
 
 
@@ -70,7 +69,7 @@ def test_validation_loss_alone(train: Any, monkeypatch: Any, tmp_path: Path) -> 
         return {"val_loss": float("nan"), "val_bpb": float("nan"), "tokens": 1, "bytes": 1}
 
     run = tmp_path / "run"
-    monkeypatch.setattr(module, "held_out", broken)
+    monkeypatch.setattr(validation, "held_out", broken)
     result = train(run, "--steps", 6, "--evaluation.every", 3, "--checkpoint.every", 1)
     assert result.status == 2 and "validation loss is not finite at step 3" in result.err
     assert json.loads((run / "summary.json").read_text())["status"] == "diverged"

@@ -12,7 +12,8 @@ import yaml
 
 from geonorm.errors import ConfigError
 from geonorm.lab import optim, parallel, trace
-from geonorm.lab.config import Optim, Runtime, TrainConfig
+from geonorm.lab.config import Runtime, TrainConfig
+from geonorm.lab.options import Optim
 from geonorm.nn import Decoder, DecoderConfig
 
 SHAPE = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8}
@@ -34,6 +35,9 @@ def model(scheme: str = "geonorm", **changes: Any) -> Decoder:
         ({"schedule": "constant", "warmup": 0.2}, {1: 0.05, 20: 1, 21: 1, 100: 1}),
         ({"schedule": "constant", "warmup": 0.0}, {1: 1, 100: 1}),
         ({"schedule": "cosine", "warmup": 1.0}, {1: 0.01, 100: 1}),
+        ({"schedule": "constant", "warmup": 0.5, "warmup_steps": 4}, {1: 0.25, 4: 1, 5: 1}),
+        ({"schedule": "cosine", "warmup_steps": 0, "floor": 0.0}, {50: 0.5, 100: 0.0}),
+        ({"schedule": "cosine", "warmup_steps": 200}, {1: 0.005, 100: 0.5}),
     ],
 )
 def test_schedules_at_key_steps(settings: dict[str, Any], wanted: dict[int, float]) -> None:
@@ -67,6 +71,36 @@ def test_weight_decay_goes_by_role() -> None:
     assert len(found["AdamW 0.3"]) == 2 * 7 + 1
     assert "embed.weight" in found["AdamW 0.0"]
     assert found["AdamW 0.3"] | found["AdamW 0.0"] == {name for name, _ in decoder.named_parameters()}
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("lr", [1e-2, 1e-3])
+def test_independent_decay_is_the_schedules_alone(name: Any, lr: float) -> None:
+    """With a gradient of 0 a matrix shrinks by weight_decay times the schedule, at any rate."""
+    decoder = model()
+    weight = decoder.blocks[0].mlp.branch.down.weight
+    before = weight.detach().clone()
+    for parameter in decoder.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for optimizer in optim.build(decoder, Optim(name=name, weight_decay=0.2, independent=True), lr):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * 0.25
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), before * (1 - 0.2 * 0.25))
+    torch.testing.assert_close(decoder.head.weight.norm(), model().head.weight.norm() * 0.95)
+
+
+def test_independent_decay_needs_a_rate_and_a_decoupled_decay() -> None:
+    with pytest.raises(ConfigError, match="learning rate above 0"):
+        optim.build(model(), Optim(independent=True), 0.0)
+    with pytest.raises(ConfigError, match="adamw or muon"):
+        Optim(name="sgd", independent=True)
+
+
+def test_an_own_recipe_without_warm_up_has_none_in_steps_either() -> None:
+    config = TrainConfig(scheme="ngpt", recipe="own", optim=Optim(warmup_steps=50))
+    assert optim.own_recipe(config).optim.warmup_steps is None
+    assert optim.rate(optim.own_recipe(config).optim, 1, 100) > 0.99
 
 
 def test_tied_head_is_not_decayed() -> None:

@@ -17,6 +17,7 @@ from geonorm.lab.run import Run, read_rows
 METRICS = {"step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second", "seconds"}
 TRACE = set(
     "step scheme layer kind t radius radius_cv step_norm radial tangential ratio ratio_p99 angle off_plane update_norm "
+    "ratio_p05 ratio_p50 ratio_p95 proposal_p05 proposal_p50 proposal_p95 "
     "clamped cos_ones angle_ones cos_null rotation cos_pair grad_norm "
     "radius_after law_radius law_angle law_start speed "
     "tokens radius_std step_norm_std radial_std tangential_std ratio_std angle_std off_plane_std update_norm_std "
@@ -54,7 +55,8 @@ def test_files_and_keys(train: Any, tmp_path: Path) -> None:
     }  # fmt: skip
     metrics, trace = lines(run / "metrics.jsonl"), lines(run / "trace.jsonl")
     assert [row["step"] for row in metrics] == [1, 2, 3, 4]
-    assert all(set(row) == METRICS | ({"val_loss", "val_bpb"} if row["step"] % 2 == 0 else set()) for row in metrics)
+    measured = {"val_loss", "val_bpb", "angle_o", "angle_down", "norm_o", "norm_down"}
+    assert all(set(row) == METRICS | (measured if row["step"] % 2 == 0 else set()) for row in metrics)
     assert all(math.isfinite(value) for row in metrics for value in row.values())
     assert [row["tokens"] for row in metrics] == [64, 128, 192, 256]
     assert [(row["step"], row["layer"], row["kind"], row["t"]) for row in trace] == [

@@ -228,3 +228,19 @@ def test_training_is_the_same_with_and_without(train: Any, losses: Any, tmp_path
 def test_sites_are_residuals() -> None:
     decoder = model("pre")
     assert all(isinstance(residual, Residual) for _, residual in decoder.residuals())
+
+
+def test_quantiles_of_the_step_and_of_what_was_proposed() -> None:
+    """Under a ceiling of pi/8 and constant decay every step is min(proposal, ceiling); steps of this size turn."""
+    x = torch.zeros(1, 101, 8, dtype=torch.float64)
+    x[..., 0] = 2.0
+    step = torch.zeros_like(x)
+    step[..., 0], step[..., 3] = 5.0, 2 * torch.linspace(0, 1, 101)
+    row = lab.spread("proposal", x, step)
+    assert row == pytest.approx({"proposal_p05": 0.05, "proposal_p50": 0.5, "proposal_p95": 0.95})
+    decoder = model("geonorm(decay=constant, max_angle=pi/8)")
+    for site in lab.trace(decoder, IDS, 1, {}).sites:
+        for q in ("p05", "p50", "p95"):  # the step along the tangent is the sine of the angle
+            angle = min(site[f"proposal_{q}"], math.pi / 8)
+            assert site[f"ratio_{q}"] == pytest.approx(math.sin(angle), rel=0.02)
+        assert site["ratio_p05"] <= site["ratio_p50"] <= site["ratio_p95"] <= site["ratio_p99"] * 1.02

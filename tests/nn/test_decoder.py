@@ -165,13 +165,48 @@ def test_one_seed_draws_the_same_matrices_for_every_scheme(scheme: str) -> None:
     reference, model = decoder(seed=3, scheme="pre"), decoder(seed=3, scheme=scheme)
     for (role, found, rule, site), (_, drawn, _, _) in zip(model.weights(), reference.weights(), strict=True):
         fan_out, fan_in = drawn.shape
-        base = base_std(fan_in)
+        base = base_std(role, fan_in, model.config)
         expected = drawn * (rule.init_std(role, fan_in, fan_out, site, base) / base)
         if scheme == "ngpt":
             expected = F.normalize(drawn, dim=0 if role in ("o", "down") else 1)
         if scheme == "angpt":  # no row longer than 1
             expected = drawn / drawn.norm(dim=1, keepdim=True).clamp(min=1)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+INITS: dict[str, tuple[float, float, float]] = {  # width 64, 8 blocks: inside, o and down, embedding
+    "fan_in": (0.125, 0.125, 0.125),
+    "neox": ((2 / (5 * 64)) ** 0.5, 2 / (8 * 64**0.5), (2 / (5 * 64)) ** 0.5),
+    "gpt2": (0.02, 0.02 / 4, 0.02),
+    "zero": (0.125, 0.0, 0.125),
+}
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_initialisations(init: str) -> None:
+    """Of square matrices; neox and gpt2 are the same at any fan-in, and a scheme's own factor multiplies."""
+    inside, writes, embed = INITS[init]
+    shape = {"width": 64, "hidden": 64, "vocab_size": 300, "init": init}
+    for role, weight, _, _ in decoder(layers=8, scheme="pre", **shape).weights():
+        expected = embed if role == "embed" else writes if role in ("o", "down") else inside
+        assert weight.std().item() == pytest.approx(expected, rel=0.05), role
+    wide = DecoderConfig(layers=8, **shape)
+    assert base_std("down", 999, wide) == (999**-0.5 if init == "fan_in" else pytest.approx(writes))
+    rule = decoder(layers=8, scheme="sandwich", **shape)
+    found = {role: weight.std().item() for role, weight, _, _ in rule.weights()}
+    assert found["down"] == pytest.approx(writes / 4, rel=0.05) and found["up"] == pytest.approx(inside, rel=0.05)
+
+
+def test_output_matrices_may_be_drawn_as_for_another_depth() -> None:
+    for init in ("neox", "gpt2"):
+        as_for_12 = DecoderConfig(layers=4, init=init, init_depth=12)
+        for role in ("o", "down", "q", "embed"):
+            assert base_std(role, 64, as_for_12) == base_std(role, 64, DecoderConfig(layers=12, init=init))
+    assert base_std("o", 64, as_for_12) != base_std("o", 64, DecoderConfig(layers=4, init="gpt2"))
+    with pytest.raises(ConfigError, match=r"model.init_depth must be at least 1"):
+        DecoderConfig(init_depth=0)
+    with pytest.raises(ConfigError, match=r"unknown model.init 'neo': did you mean 'neox'"):
+        DecoderConfig(init="neo")  # type: ignore[arg-type]
 
 
 def test_initial_standard_deviation_is_the_base() -> None:

@@ -20,7 +20,7 @@ from geonorm.errors import ConfigError
 parsing = sys.modules["geonorm.schemes.parse"]
 OURS = """
     pre post peri sandwich olmo2 deepnorm keel lns sqrt mix first per_kind geonorm hybrid ngpt angpt rezero layerscale
-    residual_dual siamese hyper orthogonal
+    residual_dual siamese hyper orthogonal norm_preserving
 """.split()
 COMBINED = ["mix", "first", "per_kind"]
 LAYOUTS = {  # what may be combined with what: names to draw from, and the fields that a layout rests on
@@ -107,6 +107,8 @@ def test_the_registry_is_what_is_tested() -> None:
         ("first(blocks=3)", "first(blocks=3)"),
         ("per_kind(peri, geonorm, ends=mlp)", "per_kind(attn=peri, mlp=geonorm, ends=mlp)"),
         ("per_kind(mlp=first(a=keel(alpha=2)))", "per_kind(mlp=first(a=keel(alpha=2)))"),
+        ("geonorm(decay=0.750)", "geonorm(decay=0.75)"),
+        ("pre(decay=1, max_step=pi/4, input=raw)", "pre(decay=1, max_step=pi/4, input=raw)"),
         ("mix(pre(form=scaled), pre(form=scaled))", "mix(a=pre(form=scaled), b=pre(form=scaled))"),
     ],
 )
@@ -130,7 +132,7 @@ def test_a_scheme_passes_through_and_strings_become_schemes() -> None:
         ("geonorm(decay=sqr)", "unknown decay 'sqr': did you mean 'sqrt'"),
         ("geonorm(decay=sqrt(entry=embedding))", "unknown decay"),
         ("geonorm(decay=pre)", "unknown decay 'pre'"),
-        ("geonorm(decay=2)", "decay must be harmonic"),
+        ("geonorm(decay=true)", "decay must be harmonic"),
         ("geonorm(alpha=fast)", "alpha must be a number, got 'fast'"),
         ("geonorm(alpha='2')", "alpha must be a number"),
         ("geonorm(alpha=true)", "alpha must be a number, got True"),
@@ -167,6 +169,10 @@ def test_a_scheme_passes_through_and_strings_become_schemes() -> None:
         ("keel(alpha=0)", "alpha must be positive"),
         ("keel(alpha=deep)", "unknown alpha 'deep'"),
         ("orthogonal(eps=0)", "eps must be positive"),
+        ("norm_preserving(b=0)", "b must be positive"),
+        ("pre(max_step=0)", "max_step must be positive"),
+        ("geonorm(decay=inf)", "decay must be a finite number"),
+        ("geonorm(decay=sqr)", "unknown decay 'sqr'"),
         ("angpt(alpha=2)", "alpha must lie in"),
         ("layerscale(start=tiny)", "unknown start 'tiny'"),
         ("mix(a=3)", "a must be Scheme"),

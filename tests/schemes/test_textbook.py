@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from geonorm import Residual, Site, names, parse, schemes
+from geonorm.errors import ConfigError
 from geonorm.norms import NormSpec, RMSNorm
 from geonorm.ops.angle import BIAS_SOFTNESS
-from geonorm.schemes import Placement, Scheme, restore
+from geonorm.schemes import Placement, Scheme, polar, restore
 
 DIM, DEPTH, EPS = 12, 6, 1e-6
 SITES = [Site(layer, kind, DEPTH) for layer in (0, 2, 5) for kind in ("attn", "mlp")]
@@ -39,7 +40,9 @@ def rotated(x: Tensor, u: Tensor, angle_of: Callable[[Tensor], Tensor]) -> Tenso
     return torch.cos(angle) * x + torch.sin(angle) * radius * v / length
 
 
-def decayed(kind: str, alpha: float, t: int, depth: int) -> float:
+def decayed(kind: str | float, alpha: float, t: int, depth: int) -> float:
+    if isinstance(kind, float):
+        return alpha * t ** (-kind)
     return {
         "harmonic": alpha / t,
         "sqrt": alpha / t**0.5,
@@ -108,6 +111,9 @@ EQUATIONS: dict[str, Equation] = {
     "rezero": lambda x, f, p, s: x + p["alpha.weight"] * f(x),
     "layerscale": lambda x, f, p, s: x + p["scale.weight"] * f(norm(x, p["input.weight"])),
     "orthogonal": sideways,
+    "norm_preserving": lambda x, f, p, s: (
+        ((s.depth - 1) / s.depth) ** 0.5 * x + f(norm(x, p["input.weight"])) / s.depth**0.5
+    ),
     "geonorm": lambda x, f, p, s: rotated(x, f(x), lambda r: r.clamp(max=pi / 4) / (s.layer + 1)),
     "ngpt": step_toward,
     "angpt": lerped,
@@ -206,10 +212,10 @@ def test_a_tensor_layer_and_a_tensor_h_change_nothing(name: str) -> None:
         same(written(scheme, own, site, start, branch, h=0.0), start)
 
 
-@pytest.mark.parametrize("decay", ["harmonic", "sqrt", "linear", "constant"])
+@pytest.mark.parametrize("decay", ["harmonic", "sqrt", "linear", "constant", 0.75])
 @pytest.mark.parametrize("layer", [0, 2, 5])
 @pytest.mark.parametrize("name", ["pre", "post", "peri", "sandwich", "orthogonal", "ngpt"])
-def test_decay_of_flat_schemes(name: str, layer: int, decay: str) -> None:
+def test_decay_of_flat_schemes(name: str, layer: int, decay: str | float) -> None:
     site = Site(layer, "attn", DEPTH)
     scheme, own = placed(f"{name}(decay={decay}, alpha=0.7)", site)
     x, branch, p = stream(scheme), Bend(), dict(own.named_parameters())
@@ -229,8 +235,92 @@ def test_decay_of_flat_schemes(name: str, layer: int, decay: str) -> None:
     same(written(scheme, own, site, x, branch), expected)
 
 
+def proposed(name: str, x: Tensor, u: Tensor) -> Tensor:
+    return u - (x * u).sum(-1, keepdim=True) / ((x * x).sum(-1, keepdim=True) + 1e-6) * x if name == "orthogonal" else u
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+@pytest.mark.parametrize("alpha", [0.6, 1.0, 3.0])
+@pytest.mark.parametrize("ceiling", [0.2, 0.6, pi / 4, 50.0])
+@pytest.mark.parametrize("name", ["pre", "orthogonal", "post"])
+def test_a_ceiling_on_the_step_of_flat_schemes(name: str, ceiling: float, alpha: float, layer: int) -> None:
+    """With equal reads the writes alone differ: |step|/|x| = min(s min(|q|/|x|, c), c) along q."""
+    site = Site(layer, "mlp", DEPTH)
+    rule = f"{name}(decay=sqrt, alpha={alpha}, max_step={ceiling!r}, input=raw)"
+    scheme, own = placed(rule, site)
+    x, branch = stream(scheme), Bend()
+    s = decayed("sqrt", alpha, layer + 1, DEPTH)
+    q, size = proposed(name, x, branch(x)), x.norm(dim=-1, keepdim=True)
+    length = torch.minimum(
+        s * (q.norm(dim=-1, keepdim=True) / size).clamp(max=ceiling), torch.tensor(ceiling, dtype=torch.float64)
+    )
+    expected = x + length * size * q / q.norm(dim=-1, keepdim=True)
+    expected = norm(expected, own.get_parameter("stream.weight")) if name == "post" else expected
+    same(written(scheme, own, site, x, branch), expected)
+    met = scheme.clamped(x, branch(x), own, site)
+    assert met is not None
+    binds = (q.norm(dim=-1) / size.squeeze(-1) >= ceiling) | (length.squeeze(-1) >= ceiling)
+    assert torch.equal(met, binds) and not (ceiling == 50.0 and met.any()) and not (ceiling == 0.2 and not met.any())
+
+
+@pytest.mark.parametrize("name", ["pre", "orthogonal", "post", "peri"])
+def test_below_its_ceiling_a_flat_scheme_is_itself_and_at_rest_it_has_a_gradient(name: str) -> None:
+    site = Site(1, "attn", DEPTH)
+    (free, own), (held, _) = (placed(f"{name}(decay=0.75{more})", site) for more in ("", ", max_step=1e6"))
+    x, branch = stream(free), Bend()
+    same(written(held, own, site, x, branch), written(free, own, site, x, branch))
+    for scheme in (free, held):
+        u = torch.zeros_like(x, requires_grad=True)
+        written(scheme, own, site, x, lambda y, u=u: u).pow(2).sum().backward()
+        assert u.grad is not None and u.grad.isfinite().all() and u.grad.abs().max() > 0
+    y, found = x.bfloat16(), (parse(f"{name}(max_step=0.5)"), own.float())
+    assert written(*found, site, y, lambda y: torch.ones_like(y)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("input", ["raw", "norm"])
+def test_both_forms_of_pre_have_the_ceiling(input: str) -> None:
+    site = Site(1, "mlp", DEPTH)
+    rules = [parse(f"pre(decay=0.5, max_step=0.4, input={input}, form={form})") for form in ("plain", "scaled")]
+    own, x, branch = perturbed(rules[0].params(site, NormSpec("rms", DIM, eps=EPS))), stream(rules[0]), Bend()
+    plain, scaled = (written(rule, own, site, y, branch) for rule, y in zip(rules, (x, polar.split(x)), strict=True))
+    same(polar.merge(scaled), plain)
+    met = [rule.clamped(y, branch(x), own, site) for rule, y in zip(rules, (x, polar.split(x)), strict=True)]
+    assert met[0] is not None and met[1] is not None and met[0].any() and torch.equal(*met)
+
+
+@pytest.mark.parametrize("input", ["raw", "norm"])
+@pytest.mark.parametrize("name", ["pre", "orthogonal", "post", "geonorm"])
+def test_writes_that_are_compared_can_have_equal_reads(name: str, input: str) -> None:
+    site = Site(1, "attn", DEPTH)
+    scheme, own = placed(f"{name}(input={input})", site)
+    x = stream(scheme)
+    same(scheme.read(x, own, site)[0], norm(x, own.get_parameter("input.weight")) if input == "norm" else x)
+
+
+@pytest.mark.parametrize("b", [0.3, 2.0, DEPTH])
+def test_norm_preserving_keeps_the_norm_of_what_is_orthogonal_and_as_long(b: float) -> None:
+    site = Site(3, "mlp", DEPTH)
+    scheme, own = placed(f"norm_preserving(b={b})", site)
+    x = stream(scheme)
+    v = proposed("orthogonal", x, x.roll(1, -1))
+    u = v * x.norm(dim=-1, keepdim=True) / v.norm(dim=-1, keepdim=True)
+    for h in (0.0, 0.4, 1.0):
+        out = written(scheme, own, site, x, lambda y: u, h=h)
+        torch.testing.assert_close(out.norm(dim=-1), x.norm(dim=-1), rtol=1e-6, atol=0)
+        assert out.dtype == torch.float64
+    half = written(scheme, own.float(), site, x.bfloat16(), lambda y: u.bfloat16())
+    assert half.dtype == torch.bfloat16
+
+
+def test_norm_preserving_of_more_than_the_whole_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"b must be at most the number of blocks 6, got 6.5"):
+        parse("norm_preserving(b=6.5)").params(SITES[0], NormSpec("rms", DIM))
+
+
 GEONORM = [
     {},
+    {"decay": 0.75},
+    {"decay": 0.75, "index": "sublayer", "decay_on": "update"},
     {"decay": "sqrt"},
     {"decay": "linear"},
     {"decay": "constant"},
@@ -264,7 +354,7 @@ def geonorm_equation(
     branch: Branch,
     p: dict[str, Tensor],
     site: Site,
-    decay: str = "harmonic",
+    decay: str | float = "harmonic",
     alpha: float = 1.0,
     max_angle: float = pi / 4,
     decay_on: str = "angle",

@@ -26,7 +26,8 @@ from torch._functorch import config as functorch
 
 from ..devices import pick_device
 from ..lab import environment, optim, parallel
-from ..lab.config import Optim, Runtime
+from ..lab.config import Runtime
+from ..lab.options import Optim
 from ..lab.run import write_json
 from ..lab.simulations import writable
 from ..nn.config import preset

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from ..devices import pick_device
 from ..errors import ConfigError, GeonormError
 from ..lab import environment, optim, parallel
-from ..lab.config import Optim, Runtime
+from ..lab.config import Runtime
+from ..lab.options import Optim
 from ..lab.run import write_json
 from ..lab.simulations import writable
 from ..nn.config import DecoderConfig, preset

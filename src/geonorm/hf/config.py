@@ -88,6 +88,8 @@ class GeoNormConfig(PreTrainedConfig):
     positions: Literal["rope", "learned", "none"] = "rope"
     rope_theta: float = 10000.0
     partial_rotary_factor: float = 1.0
+    init: Literal["fan_in", "neox", "gpt2", "zero"] = "fan_in"
+    init_depth: int | None = None
     use_cache: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None

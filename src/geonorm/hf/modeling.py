@@ -128,7 +128,7 @@ class GeoNormPreTrainedModel(PreTrainedModel):
             end = self.ends()[0 if isinstance(module, nn.Embedding) else 1]
             self.draw(module, end.scheme, end.site)
         elif isinstance(module, nn.Linear) and not hasattr(module, "role"):  # a classifier
-            init.normal_(module.weight, 0.0, base_std(module.in_features))
+            init.normal_(module.weight, 0.0, module.in_features**-0.5)
         elif not isinstance(module, nn.Linear) and (reset := getattr(module, "reset_parameters", None)):
             loaded = [(p, p.clone()) for p in module.parameters(recurse=False) if getattr(p, LOADED, False)]
             reset()
@@ -140,7 +140,8 @@ class GeoNormPreTrainedModel(PreTrainedModel):
         weight, role = module.weight, getattr(module, "role", "embed")
         if not getattr(weight, LOADED, False):
             fan_out, fan_in = weight.shape
-            init.normal_(weight, 0.0, scheme.init_std(role, fan_in, fan_out, site, base_std(fan_in)))
+            base = base_std(role, fan_in, self.config.shape())
+            init.normal_(weight, 0.0, scheme.init_std(role, fan_in, fan_out, site, base))
             scheme.constrain({role: [weight]})
         if getattr(module, "bias", None) is not None:
             init.zeros_(module.bias)

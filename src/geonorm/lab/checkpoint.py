@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ from .world import ALONE, World, agreed
 
 Optimizers = list[torch.optim.Optimizer]
 Scalars = dict[str, dict[str, Any]]
+Tensors = Mapping[str, Tensor]
+NOTHING: Tensors = {}
+"""Tensors beside weights, optimizer state and random states that a run keeps, by KIND.NAME."""
 
 
 class Saver:
@@ -41,12 +44,14 @@ class Saver:
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.pending: Future[None] | None = None
 
-    def save(self, step: int, model: nn.Module, optimizers: Optimizers, progress: dict[str, Any]) -> None:
+    def save(
+        self, step: int, model: nn.Module, optimizers: Optimizers, progress: dict[str, Any], more: Tensors = NOTHING
+    ) -> None:
         """Copies the state and returns; folder/step-N appears when all of it is on the disk. Waits for the save before
         this one. CheckpointError, on every rank, if that one failed: then what was saved earlier is as it was."""
         self.wait()
         tensors, scalars = state_of(model, optimizers, self.world)
-        staged = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+        staged = {name: tensor.to("cpu", copy=True) for name, tensor in {**tensors, **more}.items()}
         quiet()
         self.pending = self.thread.submit(self.write, step, staged, {**progress, "optimizer": scalars})
 
@@ -123,7 +128,13 @@ def save(
     return folder / f"step-{step}"
 
 
-def load(path: Path, model: nn.Module, optimizers: Optimizers | None = None, world: World = ALONE) -> dict[str, Any]:
+def load(
+    path: Path,
+    model: nn.Module,
+    optimizers: Optimizers | None = None,
+    world: World = ALONE,
+    more: Tensors = NOTHING,
+) -> dict[str, Any]:
     """Restores model, optimizers and random states in place from a checkpoint folder and returns its state.
 
     CheckpointError, on every rank, if a file is missing, its checksum differs, or its tensors do not fit; then nothing
@@ -137,6 +148,7 @@ def load(path: Path, model: nn.Module, optimizers: Optimizers | None = None, wor
     except UNREADABLE as error:
         raise unreadable(path, error) from error
     own, _ = state_of(model, [], world)
+    own.update(more)
     targets = {name: tensor for name, tensor in own.items() if name.startswith("model.") or name in found}
     sizes = {name: about.size for name, about in found.items() if name.startswith("model.")}
     wanted = {name: tensor.shape for name, tensor in targets.items() if name.startswith("model.")}
@@ -164,13 +176,14 @@ def load_newest(
     optimizers: Optimizers | None,
     warn: Callable[[str], None],
     world: World = ALONE,
+    more: Tensors = NOTHING,
 ) -> dict[str, Any] | None:
     """The newest checkpoint that is whole; each corrupt one is reported through `warn` and passed over. None if there
     is no checkpoint at all; CheckpointError if there are some and none can be used."""
     found = world.shared(steps(folder))
     for step in reversed(found):
         try:
-            return load(folder / f"step-{step}", model, optimizers, world)
+            return load(folder / f"step-{step}", model, optimizers, world, more)
         except CheckpointError as error:
             if step == found[0]:
                 raise agreed(

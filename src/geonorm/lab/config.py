@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig, preset
 from .clusters import Machine, Ray, Slurm, within
+from .options import Checkpoint, Evaluation, Optim
 
 MAX_SEED = 2**63 - 1
 MOST_THREADS = 1024
@@ -35,41 +36,6 @@ Model = overrides()
 
 
 @dataclass(frozen=True)
-class Optim:
-    """The optimizer and its schedule."""
-
-    name: Literal["adamw", "muon", "sgd"] = "adamw"
-    """muon: orthogonalised momentum for matrices inside blocks, AdamW for the rest; sgd: with momentum."""
-    weight_decay: float = 0.1
-    """On matrices but not on embeddings, norms and scalars; decoupled, for sgd a term of the gradient."""
-    momentum: float = 0.9
-    """SGD's."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's averages."""
-    eps: float = 1e-8
-    """AdamW's epsilon."""
-    clip: float = 1.0
-    """Largest norm of the whole gradient; 0 switches clipping off."""
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
-    """After warm-up: cosine to the floor, constant with a linear decay at the end (wsd), or constant."""
-    warmup: float = 0.1
-    """Share of the steps in which the learning rate rises linearly."""
-    cooldown: float = 0.2
-    """Share of the steps in which wsd decays."""
-    floor: float = 0.1
-    """Last learning rate as a share of the highest."""
-
-    def __post_init__(self) -> None:
-        for name in ("warmup", "cooldown", "floor"):
-            within(f"optim.{name}", getattr(self, name), 0, 1)
-        for name in ("weight_decay", "clip", "eps"):
-            within(f"optim.{name}", getattr(self, name), 0)
-        within("optim.momentum", self.momentum, 0, 0.999999)
-        for beta in self.betas:
-            within("optim.betas", beta, 0, 0.999999)
-
-
-@dataclass(frozen=True)
 class Tokens:
     """How text becomes tokens."""
 
@@ -77,36 +43,6 @@ class Tokens:
     """byte, bpe (trained on the training text, as many tokens as model.vocab_size), or a tokenizer.json."""
     cache: str | None = None
     """Folder of prepared tokens; $GEONORM_CACHE or ~/.cache/geonorm when not given."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Measurements during training, on held-out text that never changes."""
-
-    every: int | None = None
-    """Steps between evaluations; a third of the run when not given. The last step is always evaluated."""
-    tokens: int = 65536
-    """Held-out tokens, from the start of the validation text; the whole of it where it is shorter."""
-    trace_tokens: int = 1024
-    """Held-out tokens on which the geometry of every site is measured; 0 switches the trace off."""
-    tasks: list[str] = field(default_factory=list)
-    """Tasks as for `geonorm eval`, asked while the model trains; none by default."""
-    task_every: int | None = None
-    """Steps between them; only after the last step when not given."""
-    task_limit: int | None = None
-    """Most questions of each task; all when not given."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """What survives a crash."""
-
-    every: int | None = None
-    """Steps between checkpoints; a fifth of the run when not given. The last step is always saved."""
-    keep: int = 2
-    """Newest checkpoints kept."""
-    best: bool = False
-    """Save at evaluations that are the best so far too, and keep the best besides the newest."""
 
 
 @dataclass(frozen=True)
@@ -198,17 +134,6 @@ class Recipe:
         within("runtime.tensor_size", self.runtime.tensor_size, 1)
         if self.runtime.shard_size is not None:
             within("runtime.shard_size", self.runtime.shard_size, 1)
-        within("checkpoint.keep", self.checkpoint.keep, 1)
-        within("evaluation.tokens", self.evaluation.tokens, 1)
-        within("evaluation.trace_tokens", self.evaluation.trace_tokens, 0)
-        for name, count in (
-            ("evaluation.every", self.evaluation.every),
-            ("evaluation.task_every", self.evaluation.task_every),
-            ("evaluation.task_limit", self.evaluation.task_limit),
-            ("checkpoint.every", self.checkpoint.every),
-        ):
-            if count is not None:
-                within(name, count, 1)
         if self.batch_size % self.runtime.accumulate:
             raise ConfigError(
                 f"batch_size {self.batch_size} must be a multiple of runtime.accumulate {self.runtime.accumulate}"
@@ -372,7 +297,7 @@ def from_dict(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
         group = GROUPS.get(key)
         if group is not None and isinstance(value, dict):
             value = from_dict(group, value, f"{prefix}{key}.")
-        elif group is not None and not isinstance(value, group):
+        elif group is not None and hints[key] is group and not isinstance(value, group):
             raise ConfigError(f"{prefix}{key} must be a mapping of settings, got {value!r}")
         elif isinstance(value, list) and key == "betas":
             value = tuple(value)

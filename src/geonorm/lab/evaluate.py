@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from math import exp, log
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from .run import finite
 from .world import ALONE, World
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @torch.no_grad()
@@ -46,7 +49,7 @@ def held_out(
     return {"val_loss": total / tokens, "val_bpb": total / log(2) / max(1, size), "tokens": tokens, "bytes": size}
 
 
-def turns(batches: Iterable[tuple[Tensor, Tensor]], world: World) -> Iterator[tuple[Tensor, Tensor, bool]]:
+def turns(batches: Iterable[tuple[A, B]], world: World) -> Iterator[tuple[A, B, bool]]:
     """This rank's batches, the last one repeated without counting where others have one more: all ranks of a sharded
     model must make the same number of forward passes."""
     waiting = iter(batches)

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..nn.decoder import Decoder
 from ..nn.roles import ROLES
 from ..schemes import parse
-from .config import Optim, TrainConfig
+from .config import TrainConfig
+from .options import Optim
 
 
 def departures(config: TrainConfig) -> dict[str, float]:
@@ -24,6 +26,8 @@ def own_recipe(config: TrainConfig) -> TrainConfig:
     """The run with its scheme's departures from the shared recipe (weight_decay, warmup, lr, clip) put in place."""
     changes: dict[str, Any] = departures(config)
     lr = changes.pop("lr", config.lr)
+    if "warmup" in changes:
+        changes["warmup_steps"] = None
     return replace(config, lr=lr, optim=replace(config.optim, **changes))
 
 
@@ -39,7 +43,12 @@ def build(model: Decoder, config: Optim, lr: float) -> list[torch.optim.Optimize
             decayed.append(weight)
     taken = {id(p) for p in (*decayed, *hidden)}
     plain = [p for p in model.parameters() if id(p) not in taken]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    decay = config.weight_decay
+    if config.independent:  # PyTorch multiplies by the rate of the step, lr times the schedule
+        if lr <= 0:
+            raise ConfigError("optim.independent needs a learning rate above 0")
+        decay /= lr
+    groups = [{"params": decayed, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.SGD(groups, lr=lr, momentum=config.momentum)
@@ -47,15 +56,13 @@ def build(model: Decoder, config: Optim, lr: float) -> list[torch.optim.Optimize
         else torch.optim.AdamW(groups, lr=lr, betas=config.betas, eps=config.eps, fused=True)
     ]
     if hidden:
-        optimizers.append(
-            torch.optim.Muon(hidden, lr=lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
-        )
+        optimizers.append(torch.optim.Muon(hidden, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
     return optimizers
 
 
 def rate(config: Optim, step: int, steps: int) -> float:
     """Learning rate of step 1..steps as a share of the highest."""
-    warmup = round(config.warmup * steps)
+    warmup = round(config.warmup * steps) if config.warmup_steps is None else config.warmup_steps
     if step <= warmup:
         return step / max(1, warmup)
     if config.schedule == "cosine":

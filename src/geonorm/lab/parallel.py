@@ -180,7 +180,7 @@ def fill(model: Decoder, device: torch.device) -> None:
         keep(parameter, getattr(module, name))
         module._parameters[name] = parameter
     for role, weight, scheme, site in model.weights():
-        keep(weight, draw(torch.empty(weight.shape), role, scheme, site))
+        keep(weight, draw(torch.empty(weight.shape), role, scheme, site, model.config))
 
 
 @torch.no_grad()

@@ -18,8 +18,8 @@ from ..parsing import from_json, from_yaml
 from .config import TrainConfig, from_dict, to_dict
 
 VOLATILE = (
-    "out", "resume", "checkpoint.keep", "checkpoint.best", "guard.stuck", "runtime.accumulate", "runtime.parallel",
-    "runtime.reshard", "runtime.shard_size", "runtime.tensor_size",
+    "out", "resume", "checkpoint.keep", "checkpoint.best", "checkpoint.minutes", "guard.stuck", "runtime.accumulate",
+    "runtime.parallel", "runtime.reshard", "runtime.shard_size", "runtime.tensor_size",
 )  # fmt: skip
 """What a resumed run may say differently: nothing here changes the numbers by more than the order of a sum."""
 LOCK = ".lock"

@@ -52,7 +52,7 @@ def file_name(kind: str, rank: int, size: int) -> str:
 
 
 def kind_of(file: str) -> str:
-    """model, optimizer or random."""
+    """model, optimizer, random or average."""
     return file.split(".")[0].split("-")[0]
 
 

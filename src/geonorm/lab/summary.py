@@ -34,6 +34,9 @@ def summarise(run: Run, about: dict[str, Any], device: torch.device) -> dict[str
         "tokens_per_second": median(speeds) if speeds else None,
         "peak_memory_bytes": peak_memory(device),
     }
+    for key in ("val_loss_part", "val_loss_average", "val_bpb_average", "val_tokens", "val_documents"):
+        if evaluated and key in evaluated[-1]:
+            summary[key] = evaluated[-1][key]
     if tasks := last_answers(rows):
         summary["tasks"] = tasks
     summary = {key: finite(value) for key, value in summary.items()}

@@ -77,13 +77,16 @@ def trace(model: Decoder, ids: Tensor, step: int, grad_norms: dict[str, float]) 
     def look(site: Site, residual: Residual, x: Tensor, u: Tensor, after: Tensor) -> None:
         clamped = residual.scheme.clamped(x, u, residual.own, residual.site(x))
         measure = SiteMeasure()
-        measure.update(*(wide(part) for part in (residual.scheme.seen(x), residual.scheme.seen(after), u)))
+        before, behind = (wide(residual.scheme.seen(part)) for part in (x, after))
+        measure.update(before, behind, wide(u))
         own = [norms[key]["rotation"] for key in map(id, residual.own.children()) if key in norms]
         key = site_key(site)
         sites.append(
             {
                 **place(step, str(residual.scheme), site),
                 **without_quantiles(measure.row(), "ratio_p99"),
+                **spread("ratio", before, behind - before),
+                **spread("proposal", before, wide(u)),
                 **law(residual, x, u),
                 "clamped": None if clamped is None else clamped.double().mean().item(),
                 "rotation": own[0] if own else None,
@@ -113,6 +116,14 @@ def place(step: int, scheme: str, site: Site) -> dict[str, Any]:
 def without_quantiles(row: dict[str, Any], *but: str) -> dict[str, Any]:
     """Means and standard deviations: a run has a row per evaluation and place, quantiles would triple it."""
     return {key: value for key, value in row.items() if key in but or not QUANTILE.search(key)}
+
+
+def spread(name: str, x: Tensor, step: Tensor) -> dict[str, float]:
+    """Quantiles over tokens of |v|/|x|, v the part of a step tangential to x. Of the update as the sub-layer returned
+    it (`proposal`): what a ceiling has to deal with, before it and before any decay."""
+    found = sphere.safe_divide(sphere.radius(sphere.tangent(x, step)), sphere.radius(x)).flatten()
+    at = torch.quantile(found, torch.tensor([0.05, 0.5, 0.95], dtype=found.dtype, device=found.device))
+    return dict(zip((f"{name}_p05", f"{name}_p50", f"{name}_p95"), at.tolist(), strict=True))
 
 
 def law(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | None]:

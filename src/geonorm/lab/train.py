@@ -22,26 +22,27 @@ from torch import Tensor
 from ..devices import pick_device
 from ..errors import CheckpointError, GeonormError
 from ..nn.decoder import Decoder
+from ..ops.available import asked
 from ..output import launched
 from ..schemes import parse
 from . import checkpoint, environment, optim, parallel, tensor, trace
+from .averaging import Average
 from .config import Recipe, TrainConfig
 from .data import TokenData, Tokenizer, load_tokenizer, open_source, prepare
 from .data.batches import Batches, validation_batches
 from .diagnose import diagnose
-from .evaluate import held_out
 from .examination import Examination
 from .guard import Diverged, Judge, Trouble
+from .matrices import Held, Turning
 from .run import Run, finite
 from .signals import heard, stop_signals
 from .summary import chart, event_writer, progress_line, summarise
+from .validation import Validation, comparable
 from .world import ALONE, World, joined, own_device
 
 Say = Callable[[str], None]
-EVALUATION_BATCH = 4096
-"""Tokens of a forward pass in evaluations."""
-STOP, FAILED = 1, 2
-"""What a rank may have to say to the others after a step: it got a signal; its last save has failed."""
+LATE, STOP, FAILED = 1, 2, 3
+"""What a rank may say to the others after a step: a checkpoint is due; it got a signal; its last save has failed."""
 
 
 class Interrupted(Exception):
@@ -77,6 +78,7 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
     Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
     kept) and Interrupted after a signal (all saved): on every rank alike."""
     config.decoder(config.scheme)
+    asked("auto")  # $GEONORM_BACKEND, before anything is written
     stopped: list[float] = []
     device = own_device(pick_device(config.runtime.device))
     torch.set_num_threads(config.runtime.threads)
@@ -113,8 +115,7 @@ class Loop:
         shape = c.decoder(c.scheme)
         tensor.check(shape, world.tensor)
         self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed)
-        rows = max(1, EVALUATION_BATCH // shape.context)
-        self.held_out = list(validation_batches(text.tokens.validation, rows, shape.context, c.evaluation.tokens))
+        self.validation = Validation(text.tokens, c, shape.context, device, world)
         torch.manual_seed(c.seed)
         with torch.device(built_on := parallel.built_on(kind, world)):
             model = Decoder(shape)
@@ -122,6 +123,8 @@ class Loop:
         self.spread = parallel.Spread(self.model, c.runtime, world, device, kind)
         torch.manual_seed(c.seed + world.rank)
         self.optimizers = parallel.apart(optim.build(self.model, c.optim, c.lr))
+        self.average = Average(self.model, c)
+        self.held = Held(self.model, c.optim.hold_norms)
         self.examination = Examination(c, self.model, text.tokenizer) if c.evaluation.tasks else None
         self.judge = Judge(c.guard)
         self.writer = event_writer() if c.runtime.tensorboard and world.first else None
@@ -169,7 +172,7 @@ class Loop:
 
     def loop(self, run: Run, board: Any, stopped: list[float]) -> None:
         c = self.config
-        told = started = time.monotonic()
+        told = started = saved = time.monotonic()
         if self.step == 0 and "rewind" in (c.guard.nan, c.guard.spike):
             self.save(run, {})
         while self.step < c.steps:
@@ -180,8 +183,10 @@ class Loop:
             reading = evaluating or saving or asking or step % self.log_every == 0
             try:
                 grad_norms = self.update(evaluating, reading)
-                signal = self.world.highest(FAILED if self.saver.failed else STOP if stopped else 0)
-                if not (reading or signal):
+                late = 0 < c.checkpoint.minutes * 60 < time.monotonic() - saved
+                own = FAILED if self.saver.failed else STOP if stopped else LATE if late else 0
+                signal = (asked := self.world.highest(own)) > LATE
+                if not (reading or asked):
                     continue
                 rows = self.settled()
                 self.clock(rows, time.monotonic() - started)
@@ -203,10 +208,12 @@ class Loop:
             if evaluating or time.monotonic() - told > 15:
                 self.say(progress_line(rows[-1], c.steps))
                 told = time.monotonic()
-            better = rows[-1].get("val_loss", inf) < self.best
-            self.best = min(self.best, rows[-1].get("val_loss", inf))
-            if saving or signal or (better and c.checkpoint.best):
+            loss = comparable(rows[-1], inf)
+            better = loss < self.best
+            self.best = min(self.best, loss)
+            if saving or asked or (better and c.checkpoint.best):
                 self.save(run, rows[-1])
+                saved = time.monotonic()
             if last or signal:
                 self.saver.wait()
             if signal and not last:
@@ -246,13 +253,17 @@ class Loop:
             self.judge.note(trouble)
             row["skipped"] = trouble.what
             self.say(f"{trouble}: its batch is skipped")
+        turning = Turning(self.model) if measure else None
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
             if "skipped" not in row:
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        self.held.restore()
         self.model.constrain()
+        self.average.update(step)
+        row.update(turning.row() if turning else {})
         self.step = step
         self.pending.append(row)
         return norms
@@ -281,20 +292,15 @@ class Loop:
         c = self.config
         self.dog.at(self.step, "evaluation")
         with parallel.precision(c.runtime, self.device):
-            result = held_out(self.model, self.held_out, self.text.tokens.token_bytes, self.device, self.world)
+            result = self.validation.on_part(self.model)
             if c.evaluation.trace_tokens:
-                ids = self.trace_ids()
-                found = trace.trace(self.model, ids, self.step, grad_norms)
+                found = trace.trace(self.model, self.validation.trace_ids(), self.step, grad_norms)
                 run.append(run.trace, found.sites)
                 run.append(run.norms, found.norms)
+            if self.step == c.steps:
+                result |= self.validation.at_the_end(self.model, result["val_loss"], self.average, self.spread.settle)
         self.spread.settle()
-        return {key: finite(result[key]) for key in ("val_loss", "val_bpb")}
-
-    def trace_ids(self) -> Tensor:
-        """The first whole sequences of the held-out text, at least one."""
-        ids = torch.cat([ids for ids, _ in self.held_out])
-        count = max(1, self.config.evaluation.trace_tokens // ids.shape[1])
-        return ids[:count].to(self.device)
+        return {key: finite(value) for key, value in result.items()}
 
     def save(self, run: Run, row: dict[str, Any]) -> None:
         """Copies the state; the writing goes on beside the next steps."""
@@ -304,16 +310,17 @@ class Loop:
             "scheme": self.config.scheme,
             "seconds": self.seconds,
             "wall_seconds": time.monotonic() - self.begun,
-            "val_loss": row.get("val_loss"),
+            "val_loss": comparable(row, None),
             "best": finite(self.best),
             "passed_over": self.passed_over,
             "guard": self.judge.state(),
         }
-        self.saver.save(self.step, self.model, self.optimizers, progress)
+        self.saver.save(self.step, self.model, self.optimizers, progress, self.average.tensors(self.step))
 
     def resume(self, run: Run) -> bool:
         """Takes over the newest checkpoint; False if there is none."""
-        state = checkpoint.load_newest(run.checkpoints, self.model, self.optimizers, self.say, self.world)
+        own = self.model, self.optimizers, self.say, self.world, self.average.tensors()
+        state = checkpoint.load_newest(run.checkpoints, *own)
         if state is None:
             return False
         self.step, self.seconds = state["step"], state["seconds"]
@@ -344,7 +351,9 @@ class Loop:
 
     def diagnosis(self, trouble: Trouble) -> str:
         """What can be said about a bad step, the same on every rank: from the one whose rows overflow."""
-        ids = self.held_out[0][0].to(self.device) if "validation" in trouble.what else self.batch(trouble.step)[0]
+        ids = (
+            self.validation.part[0][0].to(self.device) if "validation" in trouble.what else self.batch(trouble.step)[0]
+        )
         with parallel.precision(self.config.runtime, self.device):
             found = self.world.gathered(diagnose(self.model, ids, trouble.step, trouble.what))
         return next((text for text in found if "first site to overflow" in text), found[0])

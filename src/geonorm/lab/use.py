@@ -25,7 +25,7 @@ from .evaluate import held_out, with_perplexity
 from .simulations import writable
 from .subject import Subject, open_subject
 from .tasks import Tasks, listener
-from .train import EVALUATION_BATCH
+from .validation import EVALUATION_BATCH
 
 MOST_TOKENS = 1_000_000
 

@@ -56,12 +56,18 @@ class DecoderConfig:
     """Base of the rotary position encoding."""
     rotary: float = 1.0
     """Share of each head that is rotated, its first dimensions (GPT-NeoX)."""
+    init: Literal["fan_in", "neox", "gpt2", "zero"] = "fan_in"
+    """Standard deviation of weights, which schemes multiply: 1/sqrt(fan_in); small_init and wang_init of GPT-NeoX; 0.02
+    as in GPT-2; or fan_in with output matrices that begin at 0."""
+    init_depth: int | None = None
+    """Blocks for which neox and gpt2 scale the output matrices (o, down); those of the model when not given."""
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():
             if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
                 raise ConfigError(unknown(f"model.{name}", getattr(self, name), get_args(hint)))
-        for name in ("layers", "width", "heads", "kv_heads", "head_width", "hidden", "vocab_size", "context"):
+        sizes = ("layers", "width", "heads", "kv_heads", "head_width", "hidden", "vocab_size", "context", "init_depth")
+        for name in sizes:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.rope_theta < inf:

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from .config import DecoderConfig
+
 
 @dataclass(frozen=True)
 class Role:
@@ -51,7 +53,18 @@ def linear(role: str, inputs: int, outputs: int, bias: bool = False) -> nn.Linea
     return layer
 
 
-def base_std(fan_in: int) -> float:
-    """The base standard deviation of every weight, 1/sqrt(fan_in) (for the embedding: 1/sqrt(width)), so that a matrix
-    keeps the mean square of what it reads. Schemes state their own initialisation against it."""
-    return float(fan_in) ** -0.5
+def base_std(role: str, fan_in: int, config: DecoderConfig) -> float:
+    """The base standard deviation of a weight under `config.init`, against which schemes state their own.
+
+    fan_in  1/sqrt(fan_in), for the embedding 1/sqrt(width): a matrix keeps the mean square of what it reads
+    neox    sqrt(2 / (5 width)), what writes to the stream 2 / (L sqrt(width)) (GPT-NeoX: small_init, wang_init)
+    gpt2    0.02, what writes to the stream 0.02 / sqrt(2 L)
+    zero    fan_in, but what writes to the stream begins at 0
+    """
+    depth = config.layers if config.init_depth is None else config.init_depth
+    writes = role in ("o", "down")
+    if config.init == "neox":
+        return 2 / depth * config.width**-0.5 if writes else (0.4 / config.width) ** 0.5
+    if config.init == "gpt2":
+        return 0.02 * (2 * depth) ** -0.5 if writes else 0.02
+    return 0.0 if writes and config.init == "zero" else float(fan_in) ** -0.5

@@ -9,7 +9,7 @@ from .hypersphere import NGPT, AnGPT
 from .learned import LayerScale, ReZero
 from .parse import find, names, parse, register
 from .streams import Hyper, ResidualDual, Siamese
-from .tangent import Orthogonal
+from .tangent import NormPreserving, Orthogonal
 
 __all__ = [
     "NGPT",
@@ -23,6 +23,7 @@ __all__ = [
     "LayerNormScaling",
     "LayerScale",
     "Mix",
+    "NormPreserving",
     "Olmo2",
     "Orthogonal",
     "PerKind",

@@ -38,11 +38,14 @@ class Site:
         return self.layer + 1
 
 
-Schedule = Literal["harmonic", "sqrt", "linear", "constant"]
+Schedule = Literal["harmonic", "sqrt", "linear", "constant"] | float
 
 
-def schedule(kind: str, alpha: Number, t: Any, depth: int) -> Number:
-    """Step size at depth-time t = 1..depth: harmonic alpha/t, sqrt alpha/sqrt(t), linear alpha (depth-t+1)/depth."""
+def schedule(kind: str | float, alpha: Number, t: Any, depth: int) -> Number:
+    """Step size at depth-time t = 1..depth: harmonic alpha/t, sqrt alpha/sqrt(t), linear alpha (depth-t+1)/depth; a
+    number p alpha t^-p."""
+    if isinstance(kind, float):
+        return alpha * t**-kind
     if kind == "harmonic":
         return alpha / t
     if kind == "sqrt":

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from .. import sphere
 from ..norms import NormSpec, upcast
+from ..ops import AngleMap
 from . import polar
 from .base import Number, Placement, Schedule, Site, add, require, schedule
 from .parse import register
@@ -16,18 +18,59 @@ from .parse import register
 
 @dataclass(frozen=True)
 class Decayed(Placement):
-    """A flat scheme whose update may be scaled by depth: decay constant, alpha 1 is the published form."""
+    """A flat scheme whose update may be scaled by depth and kept below a ceiling. Decay constant, alpha 1, no ceiling
+    are the published form.
+
+    With a ceiling c the step is as long as GeoNorm's angle is wide, |step|/|x| = min(s min(|u|/|x|, c), c).
+    """
 
     decay: Schedule = field(default="constant", kw_only=True)
     alpha: float = field(default=1.0, kw_only=True)
+    max_step: Literal["none"] | float = field(default="none", kw_only=True)
+    """Ceiling on |step|/|x| of a token, as max_angle of geonorm is one on its angle."""
 
     def check(self) -> None:
         super().check()
         require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
+        require(self.max_step == "none" or float(self.max_step) > 0, f"max_step must be positive, got {self.max_step}")
 
     def step(self, site: Site) -> Number:
         # t costs an operation on a tensor: only where it is needed
         return self.alpha if self.decay == "constant" else schedule(self.decay, self.alpha, site.t, site.depth)
+
+    def proposal(self, x: Tensor, u: Tensor, p: Any) -> Tensor:
+        """What is added, before decay and ceiling."""
+        return u
+
+    def share(self, x: Tensor, q: Tensor, site: Site) -> Number:
+        """How much of q is added: s, or, with a ceiling, what each token may take, (..., 1)."""
+        if self.max_step == "none":
+            return self.step(site)
+        ratio, lengths = relative(upcast(x), q), self.lengths(site)
+        return torch.where(ratio == 0, lengths.quotient_at_zero(), sphere.safe_divide(lengths(ratio), ratio))
+
+    def moved(self, x: Tensor, q: Tensor, site: Site, h: Number) -> Tensor:
+        """x + h s q, within the ceiling."""
+        share = self.share(x, q, site)
+        return add(x, q, share, h) if self.max_step == "none" else (upcast(x) + h * share * upcast(q)).to(x.dtype)
+
+    def lengths(self, site: Site) -> AngleMap:
+        """From |q|/|x| to |step|/|x|."""
+        return AngleMap(post=self.step(site), max_angle=float(self.max_step))
+
+    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        return self.moved(x, self.proposal(x, u, p), site, h)
+
+    def clamped(self, x: Tensor, u: Tensor, p: Any, site: Site) -> Tensor | None:
+        if self.max_step == "none":
+            return None
+        x = upcast(self.seen(x))
+        return self.lengths(site).clamped(relative(x, self.proposal(x, u, p))).squeeze(-1)
+
+
+def relative(x: Tensor, q: Tensor) -> Tensor:
+    """|q| / |x|, shape (..., 1), in the dtype of x."""
+    return sphere.safe_divide(sphere.radius(q.to(x.dtype)), sphere.radius(x))
 
 
 @register("pre")
@@ -53,6 +96,8 @@ class Pre(Decayed):
 
     form: Literal["plain", "scaled"] = field(default="plain", kw_only=True)
     """plain: the state is x; scaled: direction and log-radius."""
+    input: Literal["norm", "raw"] = field(default="norm", kw_only=True)
+    """Whether the sub-layer reads N of the stream or the stream as it is."""
 
     @property
     def planar(self) -> bool:  # type: ignore[override]
@@ -77,16 +122,18 @@ class Pre(Decayed):
         return super().exit(self.seen(x), p, site)
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
-        return {"input": norm()}
+        return {"input": norm()} if self.input == "norm" else {}
 
     def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
+        if self.input == "raw":
+            return self.seen(x), None
         # merged in the precision of the maths: a radius that the dtype of the stream cannot hold is no obstacle
         return (p["input"](x) if self.form == "plain" else p["input"](polar.merge(x)).to(x.dtype)), None
 
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         if self.form == "scaled":
-            return polar.moved(x, h * self.step(site) * upcast(u))
-        return add(x, u, self.step(site), h)
+            return polar.moved(x, h * self.share(polar.merge(x), u, site) * upcast(u))
+        return super().write(x, u, carry, p, site, h)
 
 
 @register("post")
@@ -103,12 +150,17 @@ class Post(Decayed):
     )
     checked = "transformers (BERT, GPT, OPT-350m, BART) and x-transformers, to rounding"
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
+    input: Literal["raw", "norm"] = field(default="raw", kw_only=True)
+    """Whether the sub-layer reads the stream as it is or N of it."""
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
-        return {"stream": norm()}
+        return {"input": norm(), "stream": norm()} if self.input == "norm" else {"stream": norm()}
+
+    def reader(self, p: Any) -> nn.Module | None:
+        return p["input"] if self.input == "norm" else None
 
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        out: Tensor = p["stream"](add(x, u, self.step(site), h))
+        out: Tensor = p["stream"](self.moved(x, self.proposal(x, u, p), site, h))
         return out
 
 
@@ -132,8 +184,9 @@ class Peri(Decayed):
     def reader(self, p: Any) -> nn.Module | None:
         return p["input"]
 
-    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        return add(x, p["output"](u), self.step(site), h)
+    def proposal(self, x: Tensor, u: Tensor, p: Any) -> Tensor:
+        out: Tensor = p["output"](u)
+        return out
 
 
 @register("sandwich")

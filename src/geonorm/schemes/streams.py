@@ -129,7 +129,7 @@ class Hyper(Placement):
     matrices of the sub-layers decay.
     """
 
-    equation = "H = A'H + B' u(N(a'H)), [a A] = [e I] + s tanh(N(H) W), B = 1 + s tanh(N(H) w); exit N(sum H)"
+    equation = "H = A'H + B'u(N(a'H)), [a A] = [e I] + s tanh(N(H) W), B = 1 + s tanh(N(H) w); exit N(sum H)"
     source = "Zhu et al. 2024, arXiv:2409.19606"
     claim = "A mixture of experts (7B, 1B active) converges 1.8 times faster with n = 4, dynamic."
     checked = (

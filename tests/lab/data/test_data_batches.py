@@ -97,8 +97,12 @@ def test_validation_windows_are_fixed_ordered_and_do_not_overlap(size, context, 
     batches = list(validation_batches(TOKENS, size, context, limit))
     inputs, targets = (torch.cat([batch[side] for batch in batches]) for side in (0, 1))
     count = len(inputs)
-    assert torch.equal(inputs.flatten(), torch.arange(count * context))
+    blocks = 999 // context
+    assert inputs[:, 0].tolist() == [place * blocks // count * context for place in range(count)]
+    assert torch.equal(inputs, inputs[:, :1] + torch.arange(context))
     assert torch.equal(targets, inputs + 1)
+    gaps = inputs[1:, 0] - inputs[:-1, 0]
+    assert count == 1 or (gaps.min() >= context and gaps.max() - gaps.min() <= context), "spread evenly"
     assert all(len(batch[0]) == size for batch in batches[:-1])
     most = 999 // context
     assert count == (most if limit is None else min(most, max(1, limit // context)))

@@ -61,15 +61,16 @@ def validation_batches(
 ) -> Iterator[Pair]:
     """Yield (inputs, targets), int64, shape (<= batch_size, context): windows that do not overlap, in order.
 
-    Every call yields the same. At most `max_tokens` targets, but at least one window; the last batch may be
-    smaller.
+    Every call yields the same. At most `max_tokens` targets, but at least one window, spread evenly over all the text;
+    the last batch may be smaller.
     """
     blocks = _blocks(tokens, context)
     if blocks == 0:
         raise DataError(f"{len(tokens)} validation tokens do not fill one window of {context}: use more text")
     count = blocks if max_tokens is None else min(blocks, max(1, max_tokens // context))
     for start in range(0, count, batch_size):
-        yield _windows(tokens, list(range(start, min(start + batch_size, count))), context)
+        places = range(start, min(start + batch_size, count))
+        yield _windows(tokens, [place * blocks // count for place in places], context)
 
 
 def validation_windows(tokens: NDArray[Any], context: int, max_tokens: int | None = None) -> Iterator[Pair]:

@@ -1,0 +1,95 @@
+"""Which runs experiment 017 wants (experiments/programme.py trains them)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from programme import Grid, Summaries, settings
+from rates import extend, fit_best, read_losses, refine
+
+from geonorm.lab.compare import slug
+
+RECIPE = settings(
+    preset="nano", model__width=64, model__hidden=256, model__mlp="gelu", model__norm="layer", model__bias="true",
+    model__init="neox", model__init_depth=12,
+    batch_size=2, steps=50000, optim__warmup_steps=500, optim__weight_decay=6e-5, optim__independent="true",
+    evaluation__every=2500, evaluation__average=0.1, evaluation__trace_tokens=4096,
+    checkpoint__every=2500, checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false",
+)  # fmt: skip
+"""GPT-NeoX's initialisation with output matrices as for twelve layers, two sequences a step, 500 steps of warm-up, and
+weight decay of 6e-5 a step at the highest rate: what the paper's 6e-4 x 0.1 is."""
+PAPER = 7.2e-3
+"""6e-4 x 768 / 64: the paper's rate by width."""
+OCTAVES = (PAPER, PAPER / 2, PAPER * 2, PAPER / 4)
+SMOOTH = "geonorm(entry=embedding, retraction=0.5, max_angle=pi)"
+CELLS = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
+OTHERS = (SMOOTH, *(f"{name}(entry=embedding)" for name in ("peri", "post", "deepnorm", "sandwich")))
+PARTS = {
+    "no gains": ("pre(entry=embedding)", "geonorm(entry=embedding)", "geonorm(entry=embedding, input=norm)"),
+    "gains": ("pre(entry=embedding, input=raw)", "geonorm(entry=embedding, input=norm)"),
+}
+"""What of a gain is the step, and what the absence of norms: with equal reads, with and without gains."""
+
+
+class Wanted:
+    """A plan as it grows: runs by name, in the order of their weight."""
+
+    def __init__(self, known: Summaries) -> None:
+        self.known = known
+        self.grid: dict[str, list[str]] = {}
+
+    def add(self, scheme: str, rate: float, seed: int = 0, data: str = "books", gains: bool = True) -> None:
+        name = f"{label(scheme, data, gains)}-lr{rate:g}-seed{seed}"
+        extra = [] if gains else settings(model__gains="false")
+        self.grid[name] = [*RECIPE, *extra, *settings(scheme=scheme, data=data, lr=f"{rate:g}", seed=seed)]
+
+    def losses(self, scheme: str, data: str = "books", gains: bool = True) -> Any:
+        start = f"{label(scheme, data, gains)}-lr"
+        return read_losses([run for name, run in self.known.items() if name.startswith(start)])
+
+
+def label(scheme: str, data: str, gains: bool) -> str:
+    return f"{data}-{slug(scheme)}" + ("" if gains else "-nogains")
+
+
+def tune(wanted: Wanted, scheme: str, start: tuple[float, ...] = OCTAVES, **where: Any) -> Iterator[float]:
+    """Asks for the rates of a scheme; yields its fitted rate when they are all there."""
+    losses = wanted.losses(scheme, **where)
+    octaves = extend(losses, start)
+    rates = [*octaves, *refine(losses, octaves)]
+    for rate in rates:
+        wanted.add(scheme, rate, **where)
+    if set(rates) <= set(losses) and (best := fit_best(losses)):
+        yield best
+
+
+def plan(known: Summaries) -> Grid:
+    wanted = Wanted(known)
+    for rate in OCTAVES[:2]:  # the sign at the paper's rate and at half of it, first of all
+        for scheme in CELLS:
+            wanted.add(scheme, rate)
+    best = {scheme: rate for scheme in CELLS for rate in tune(wanted, scheme)}
+    for seed in range(5):
+        for scheme, rate in best.items():
+            wanted.add(scheme, rate, seed)
+    for seed in range(1, 3):
+        for scheme in CELLS[:2]:
+            for rate in OCTAVES[:2]:
+                wanted.add(scheme, rate, seed)
+    for scheme in OTHERS:
+        for rate in tune(wanted, scheme, OCTAVES[:3]):
+            for seed in range(3):
+                wanted.add(scheme, rate, seed)
+    for gains, schemes in ((False, PARTS["no gains"]), (True, PARTS["gains"])):
+        for scheme in schemes:
+            for rate in tune(wanted, scheme, OCTAVES[:3], gains=gains):
+                wanted.add(scheme, rate, 1, gains=gains)
+    for scheme in CELLS[:2]:
+        for rate in tune(wanted, scheme, OCTAVES[:3], data="latex"):
+            for seed in range(3):
+                wanted.add(scheme, rate, seed, data="latex")
+    return wanted.grid

@@ -1,0 +1,136 @@
+"""Carries out the runs of an experiment, one after the other, and keeps what they found.
+
+An experiment is a file runs.py beside its README with a function `plan(known)`: from the summaries that are there, by
+name of run, to the runs that are wanted, {name: arguments of `geonorm train`}, the most wanted first. So a plan may
+look at results: extend the rates of a scheme until its best is interior, then ask for seeds there.
+
+    python experiments/programme.py run  experiments/017-paper-recipe OUT      trains what is missing, under OUT
+    python experiments/programme.py keep experiments/017-paper-recipe OUT      adds what has finished to the experiment
+    python experiments/programme.py list experiments/017-paper-recipe OUT      says what is wanted and what is there
+
+Stopped at any moment, the same command goes on, from the last checkpoint of each run. A run that results.jsonl has is
+not trained again. Started twice, two runs are trained at a time: each takes what the other leaves.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import json
+import runpy
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Summaries = dict[str, dict[str, Any]]
+Grid = Mapping[str, Sequence[str]]
+Plan = Callable[[Summaries], Grid]
+TRACED = ("step", "layer", "kind", "clamped", "proposal_p05", "proposal_p50", "proposal_p95", "radius", "angle")
+"""What is kept of a trace."""
+
+
+def settings(**values: object) -> list[str]:
+    """--model.norm layer of model__norm="layer"."""
+    return [word for key, value in values.items() for word in (f"--{key.replace('__', '.')}", str(value))]
+
+
+def read_lines(file: Path) -> Iterator[dict[str, Any]]:
+    if file.exists():
+        yield from (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
+
+
+def read_kept(experiment: Path) -> Summaries:
+    """What the experiment has on record."""
+    return {row["run"]: row for row in read_lines(experiment / "results.jsonl")}
+
+
+def read_finished(out: Path) -> Summaries:
+    """What has come to an end under OUT, a run that diverged included: trained again, it would diverge again."""
+    found = {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in out.glob("*/summary.json")}
+    return {name: row for name, row in sorted(found.items()) if row["status"] in ("finished", "diverged")}
+
+
+def in_use(folder: Path) -> bool:
+    """Whether another process trains the run."""
+    try:
+        with open(folder / ".lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def carry_out(experiment: Path, plan: Plan, out: Path) -> int:
+    """Trains what the plan wants and nobody has: 0, 1 if a run failed, 130 if it was interrupted."""
+    failed: set[str] = set()
+    while True:
+        known = read_kept(experiment) | read_finished(out)
+        missing = {name: words for name, words in plan(known).items() if name not in known and name not in failed}
+        name = next((name for name in missing if not in_use(out / name)), None)
+        if name is None and missing:
+            time.sleep(20)  # the other process is at it, and what it finds may ask for more
+            continue
+        if name is None:
+            return 1 if failed else 0
+        print(f"[{len(known)} known, {len(missing)} missing] geonorm train {shlex.join(missing[name])}", flush=True)
+        command = [sys.executable, "-m", "geonorm", "train", *missing[name], "--out", str(out / name)]
+        status = subprocess.run(command, check=False).returncode
+        if status in (130, -2, -15):
+            return 130
+        if status and name not in read_finished(out) and not in_use(out / name):
+            print(f"{name}: status {status}", file=sys.stderr, flush=True)
+            failed.add(name)
+
+
+def keep(experiment: Path, out: Path) -> None:
+    """Adds what has finished to results.jsonl (with the course of the validation loss) and traces.csv."""
+    known, fresh = read_kept(experiment), read_finished(out)
+    for name, row in fresh.items():
+        course = [[m["step"], m["val_loss"]] for m in read_lines(out / name / "metrics.jsonl") if "val_loss" in m]
+        known[name] = {"run": name, **row, "course": course}
+    text = "".join(json.dumps(known[name]) + "\n" for name in sorted(known))
+    (experiment / "results.jsonl").write_text(text, encoding="utf-8")
+    traces = experiment / "traces.csv"
+    rows = list(csv.reader(traces.open(encoding="utf-8"))) if traces.exists() else [["run", *TRACED]]
+    rows = [row for row in rows if row[0] not in fresh]
+    for name in fresh:
+        rows += ([name, *(show(site.get(key)) for key in TRACED)] for site in read_lines(out / name / "trace.jsonl"))
+    with traces.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([rows[0], *sorted(rows[1:], key=lambda row: row[0])])
+    for name in list(fresh)[:1]:
+        (experiment / "environment.json").write_bytes((out / name / "environment.json").read_bytes())
+    print(f"{experiment}: {len(known)} runs on record, {len(fresh)} of them from {out}")
+
+
+def show(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def main(verb: str, folder: str, where: str) -> int:
+    experiment, out = Path(folder), Path(where)
+    plan: Plan = runpy.run_path(str(experiment / "runs.py"))["plan"]
+    if verb == "run":
+        out.mkdir(parents=True, exist_ok=True)
+        return carry_out(experiment, plan, out)
+    if verb == "keep":
+        keep(experiment, out)
+        return 0
+    known = read_kept(experiment) | read_finished(out)
+    for name in plan(known):
+        print(f"{known[name]['val_loss'] or 'diverged':<20} {name}" if name in known else f"{'':20} {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4 or sys.argv[1] not in ("run", "keep", "list"):
+        sys.exit(__doc__)
+    try:
+        sys.exit(main(*sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

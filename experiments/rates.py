@@ -1,0 +1,62 @@
+"""What a plan asks for next where a scheme's best learning rate is to be found: octaves until the best is interior,
+half octaves about it, then seeds at the rate of the fitted minimum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import exp, inf, log, sqrt
+from typing import Any
+
+import numpy as np
+
+Losses = Mapping[float, float]
+
+
+def tidy(rate: float) -> float:
+    """Three digits: what a person would type, and the same number in names and tables."""
+    return float(f"{rate:.3g}")
+
+
+def read_losses(runs: Sequence[Mapping[str, Any]]) -> Losses:
+    """Mean validation loss by learning rate; infinite where a run diverged."""
+    found: dict[float, list[float]] = {}
+    for run in runs:
+        loss = run["val_loss"] if run["status"] == "finished" else None
+        found.setdefault(run["lr"], []).append(inf if loss is None else loss)
+    return {rate: sum(losses) / len(losses) for rate, losses in sorted(found.items())}
+
+
+def extend(losses: Losses, start: Sequence[float], extensions: int = 2) -> list[float]:
+    """The rates of `start`, then an octave beyond the end at which the best stands, `extensions` times at most."""
+    rates = sorted(start)
+    for _ in range(extensions):
+        if not set(rates) <= set(losses):
+            break
+        best = min(rates, key=losses.__getitem__)
+        if rates[0] < best < rates[-1]:
+            break
+        rates = [tidy(best / 2), *rates] if best == rates[0] else [*rates, tidy(best * 2)]
+    return [*start, *(rate for rate in rates if rate not in start)]
+
+
+def refine(losses: Losses, octaves: Sequence[float]) -> list[float]:
+    """Half an octave to either side of the best, once all octaves are known."""
+    if not set(octaves) <= set(losses):
+        return []
+    best = min(octaves, key=losses.__getitem__)
+    return [tidy(best / sqrt(2)), tidy(best * sqrt(2))]
+
+
+def fit_best(losses: Losses) -> float | None:
+    """The rate of the minimum of a parabola in log(rate) through the best three rates and their neighbours; None where
+    there are fewer than four finite losses, or no minimum among them."""
+    rates = [rate for rate, loss in losses.items() if loss < inf]
+    if len(rates) < 4:
+        return None
+    best = rates.index(min(rates, key=losses.__getitem__))
+    near = rates[max(0, best - 2) : best + 3]
+    a, b, _ = np.polyfit([log(rate) for rate in near], [losses[rate] for rate in near], 2)
+    if a <= 0:
+        return None
+    found = exp(-b / (2 * a))
+    return float(f"{found:.2g}") if near[0] < found < near[-1] else None
