@@ -186,7 +186,7 @@ TRAINING = [
     s(f"{TRAIN} --runtime.tensor-size 2", "tensor_size 2"),
     s(f"{TRAIN} --scheme geonorm(max_angle=4)", "max_angle"),
     s(f"{TRAIN} --scheme geonorm(alpha=-1)", "alpha"),
-    s(f"{TRAIN} --scheme geonorm(decay=1)", "decay"),
+    s(f"{TRAIN} --scheme geonorm(decay=harmonics)", "did you mean 'harmonic'"),
     s(f"{TRAIN} --scheme mix(pre,post,share=2)", "share"),
     s(f"{TRAIN} --scheme mix(pre,3)", "mix"),
     s(f"{TRAIN} --scheme geonorm((", "cannot read scheme"),
