@@ -23,6 +23,8 @@ RULES = MATHS | {"elsewhere", "ops", "schemes"}
 MODELS = RULES | {"residual", "nn"}
 ALLOWED = {
     "errors": set(),
+    "parsing": set(),
+    "output": {"errors"},
     "devices": {"errors"},
     "elsewhere": {"errors"},
     "sphere": {"errors"},
@@ -37,16 +39,18 @@ ALLOWED = {
     "anatomy": {"errors"},
     "probes": {"errors", "sphere", "anatomy"},
     "hf": MODELS | {"anatomy", ""},  # "" is the package itself: its version
-    "lab": MODELS | {"anatomy", "devices", "hf", "probes", "probing", ""},
-    "report": {"errors", "lab.statistics"},
+    "lab": MODELS | {"anatomy", "devices", "hf", "output", "parsing", "probes", "probing", ""},
+    "report": {"errors", "lab.statistics", "parsing"},
     "bench": MODELS | {"devices", "lab", "report"},
     "catalogue": {"arguments", "dynamics", "errors", "norms", "schemes"},
-    "arguments": {"elsewhere", "errors", "lab.config", "lab.made", "schemes"},
+    "arguments": {"elsewhere", "errors", "lab.config", "lab.made", "parsing", "schemes"},
     "__main__": {"cli"},
     "": set(),  # geonorm/__init__.py loads by name, on use
 }
 FREE_OF_TORCH = (
     "errors",
+    "output",
+    "parsing",
     "anatomy",
     "arguments",
     "cli",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -21,6 +22,7 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_ty
 
 from . import elsewhere
 from .errors import ConfigError, unknown
+from .parsing import from_yaml
 
 C = TypeVar("C")
 CONFIG = "YAML file of settings; options override it."
@@ -176,14 +178,12 @@ def unknown_option(flag: str, known: dict[str, Option]) -> str:
 
 def from_file(path: Path, known: dict[str, Option]) -> dict[str, list[str]]:
     """The texts of a YAML file's settings by dotted name, as if they stood on the command line."""
-    import yaml
-
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = from_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read --config {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise ConfigError(f"--config {path} is not readable YAML") from None
+    except ValueError as error:
+        raise ConfigError(f"--config {path} is not readable YAML: {error}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"--config {path} is not a mapping of settings")
     found: dict[str, list[str]] = {}
@@ -206,6 +206,7 @@ def text_of(value: Any) -> str:
 
 def convert(option: Option, texts: list[str]) -> Any:
     """The typed value of an option. ConfigError says what it takes."""
+    texts = [usable(option, text) for text in texts]
     try:
         import jsonargparse
     except ImportError:
@@ -223,9 +224,28 @@ def convert(option: Option, texts: list[str]) -> Any:
         return values if get_origin(option.hint) is list else tuple(values)
     parser = Parser()
     parser.add_argument("--value", type=option.hint)
-    if len(texts) > 1:
+    if len(texts) != 1:
         parser.error("a list")
     return parser.parse_args([f"--value={texts[0]}"]).value
+
+
+LONGEST = 100
+"""Characters of a number: Python reads no whole number of more than some thousand digits."""
+PATHS = ("out", "to", "figures", "cache", "tokens.cache")
+"""What is written: `--out=~/runs` reaches us as it is typed."""
+
+
+def usable(option: Option, text: str) -> str:
+    """A text that can be read, printed and written; of a path with its ~ resolved. ConfigError for any other."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{option.flag} is not valid Unicode text: {text!r}; use another name") from None
+    if "\0" in text:
+        raise ConfigError(f"{option.flag} holds a NUL character: {text!r}; use another name")
+    if len(text) > LONGEST and {int, float} & {option.hint, *get_args(option.hint)}:
+        raise ConfigError(f"{option.flag} takes {takes(option.hint)}, got {text[:20]}... of {len(text)} characters")
+    return os.path.expanduser(text) if option.name in PATHS else text
 
 
 PLAIN = {

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from . import elsewhere
+from . import elsewhere, output
 from .arguments import HelpAsked, read
 from .errors import ConfigError, GeonormError, unknown
 
@@ -24,9 +24,20 @@ STATUS = """
 exit status: 0 done; 2 bad input, a diverged run, or runs of a comparison that failed; 130 interrupted, saved"""
 
 
+SEEN_ENOUGH = ("schemes", "data", "generate")
+"""Verbs that do nothing but print: who closes the pipe has seen enough. Of all others it stops the work."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs one verb and returns the exit status. Errors that a user can act on are one line on stderr."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    output.prepare()
+    try:
+        return run_verb(sys.argv[1:] if arguments is None else arguments)
+    finally:
+        output.settle()
+
+
+def run_verb(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         verbs = [f"  {name:9} {(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items()]
         print("\n".join([USAGE, *verbs, STATUS]))
@@ -42,18 +53,18 @@ def main(arguments: list[str] | None = None) -> int:
             raise ConfigError(unknown("verb", name, VERBS))
         return copy_context().run(run, VERBS[name], rest)  # --trust-code holds for this command
     except SystemExit as end:  # nothing here ends so: code from elsewhere does
-        print(f"geonorm {name}: code from elsewhere ended the program (sys.exit {end.code})", file=sys.stderr)
+        output.complain(f"geonorm {name}: code from elsewhere ended the program (sys.exit {end.code})")
         return 2
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        return 0 if name in SEEN_ENOUGH else 130
     except (GeonormError, OSError, MemoryError, RuntimeError) as error:
         line = problem(error)
-        if speaks():
-            print(f"geonorm {name}: {line}", file=sys.stderr)
+        output.record(error)
+        if (rank := output.speaker(error)) is not None:
+            output.complain(f"geonorm {name}: {rank}{line}")
         return 2
     except KeyboardInterrupt:
-        print(f"geonorm {name}: interrupted", file=sys.stderr)
+        output.complain(f"geonorm {name}: interrupted")
         return 130
     finally:
         elsewhere.BOUND.clear()
@@ -61,17 +72,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(verb: Callable[[list[str]], int], arguments: list[str]) -> int:
     try:
-        status = verb(arguments)
+        return verb(arguments)
     except HelpAsked as asked:
-        print(asked)
-        status = 0
-    sys.stdout.flush()
-    return status
-
-
-def speaks() -> bool:
-    """Under torchrun all ranks come to the same end, and the first one says it."""
-    return os.environ.get("RANK", "0") == "0"
+        with suppress(BrokenPipeError):  # `| head` has seen enough
+            print(asked)
+        return 0
 
 
 def problem(error: Exception) -> str:
@@ -100,7 +105,7 @@ def compare(arguments: list[str]) -> int:
     try:
         results = lab.compare(config, live=sys.stdout.isatty(), command=["geonorm", "compare", *arguments])
     except Interrupted as stop:
-        print(stop, file=sys.stderr)
+        output.complain(str(stop))
         return 130
     except Submitted as said:
         print(said)
@@ -135,10 +140,10 @@ def train(arguments: list[str]) -> int:
     try:
         summary = run(config)
     except Interrupted as stop:
-        if speaks():
-            print(f"{stop}; the same command goes on from there", file=sys.stderr)
+        if output.first():
+            output.complain(f"{stop}; the same command goes on from there")
         return 130
-    if speaks():
+    if output.first():
         print(f"val_loss {summary['val_loss']:.4f}  bits per byte {summary['val_bpb']:.4f}  in {config.out}")
     return 0
 
@@ -249,6 +254,8 @@ class Report:
     """The page to write."""
     figures: str | None = None
     """Directory for PNG and SVG figures."""
+    force: bool = False
+    """Overwrite --out, whatever it is."""
 
 
 def report(arguments: list[str]) -> int:
@@ -257,7 +264,7 @@ def report(arguments: list[str]) -> int:
     from .report import build
 
     figures = Path(options.figures) if options.figures else None
-    print(build([Path(folder) for folder in options.dirs], Path(options.out), figures=figures))
+    print(build([Path(folder) for folder in options.dirs], Path(options.out), figures=figures, force=options.force))
     return 0
 
 
@@ -320,8 +327,10 @@ def simulate(arguments: list[str]) -> int:
         if not found.summary["schemes"]:
             raise
         simulations.save(out, settings, described, found.files())
-        print(f"geonorm simulate: finished schemes are in {out}, missing: {', '.join(found.summary['missing'])}; "
-              "the same command goes on with these", file=sys.stderr)  # fmt: skip
+        missing = ", ".join(found.summary["missing"])
+        output.complain(
+            f"geonorm simulate: finished schemes are in {out}, missing: {missing}; the same command goes on with these"
+        )
         if not isinstance(stop, KeyboardInterrupt):
             raise
         return 130

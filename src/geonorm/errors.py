@@ -11,6 +11,9 @@ from pathlib import Path
 class GeonormError(ValueError):
     """Base of all errors that geonorm raises on purpose."""
 
+    agreed = False
+    """Whether all ranks of a world raise it alike, so that one of them says it."""
+
 
 class ConfigError(GeonormError):
     """A setting, scheme or option that does not exist or does not fit."""

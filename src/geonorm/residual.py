@@ -48,6 +48,12 @@ class Residual(nn.Module):
         norm_bias: bool = True,
     ) -> None:
         super().__init__()
+        if not isinstance(branch, nn.Module):
+            raise ConfigError(f"the branch must be a torch.nn.Module, got {type(branch).__name__}")
+        if not isinstance(site, Site):
+            raise ConfigError(f"the site must be a geonorm.Site, such as Site(0, 'attn', 12), got {site!r}")
+        if dim < 1 or not eps >= 0:
+            raise ConfigError(f"dim must be at least 1 and eps at least 0, got dim {dim} and eps {eps}")
         self.branch = branch
         self.scheme = parse(scheme).resolve(site)
         self.index, self.kind, self.depth = int(site.layer), site.kind, site.depth
@@ -83,6 +89,9 @@ class Residual(nn.Module):
         y, carry = self.scheme.read(x, self.own, site) if reading is None else reading
         out = self.branch(y.to(self.compute_dtype(y)), **kwargs)
         u, rest = (out[0], out[1:]) if isinstance(out, tuple) else (out, ())
+        if not isinstance(u, Tensor) or u.shape != y.shape:
+            got = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
+            raise ConfigError(f"the branch must return a tensor like its input, {tuple(y.shape)}, got {got}")
         if then is not None:
             dtype = then.compute_dtype(x)
             own = self.scheme.write_read(x, u, carry, self.own, site, then.scheme, then.own, then.site(x), dtype)

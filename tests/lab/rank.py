@@ -44,9 +44,17 @@ def spoilt(bad_rank: str, position: str, *command: str) -> int:
     return main(list(command))
 
 
-def stuck(bad_rank: str, step: str, how: str, *command: str) -> int:
-    """geonorm train in which one rank does not come back from reading a batch: it sleeps, or the process is stopped."""
-    batch = train.Loop.batch
+def stuck(bad_rank: str, step: str, how: str, where: str, *command: str) -> int:
+    """geonorm train in which one rank does not come back from reading a batch, or preparing the data: it sleeps, or
+    the process is stopped."""
+    batch, load = train.Loop.batch, train.load_text
+    if where == "preparing the data":
+
+        def wait(config: Any, world: Any) -> Any:
+            return time.sleep(600) if world.rank == int(bad_rank) else load(config, world)
+
+        train.load_text = wait
+        return main(list(command))
 
     def stay(loop: train.Loop, at: int) -> Any:
         if loop.world.rank == int(bad_rank) and at == int(step):
@@ -58,6 +66,19 @@ def stuck(bad_rank: str, step: str, how: str, *command: str) -> int:
         return batch(loop, at)
 
     train.Loop.batch = stay  # type: ignore
+    return main(list(command))
+
+
+def broken(bad_rank: str, step: str, *command: str) -> int:
+    """geonorm train in which one rank runs out of memory."""
+    batch = train.Loop.batch
+
+    def fail(loop: train.Loop, at: int) -> Any:
+        if loop.world.rank == int(bad_rank) and at == int(step):
+            raise MemoryError("no room")
+        return batch(loop, at)
+
+    train.Loop.batch = fail  # type: ignore
     return main(list(command))
 
 
@@ -111,4 +132,8 @@ if __name__ == "__main__":
         os.dup2(handle, stream.fileno())
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1)  # for whoever looks for the reason of a hang
-    sys.exit({"run": run, "spoilt": spoilt, "stuck": stuck, "gather": gather, "born": born}[job](*arguments))
+    sys.exit(
+        {"run": run, "spoilt": spoilt, "stuck": stuck, "broken": broken, "gather": gather, "born": born}[job](
+            *arguments
+        )
+    )

@@ -195,16 +195,38 @@ def test_ranks_decide_alike(world: Any, tmp_path: Path, action: str) -> None:
         assert [(e["step"], e["action"]) for e in found["events"]] == [(7, action)]
 
 
-@pytest.mark.parametrize(("how", "said"), [("asleep", "is stuck in"), ("stopped", "does not answer, last seen in")])
-def test_a_stuck_rank_is_named(world: Any, tmp_path: Path, how: str, said: str) -> None:
-    running = world("stuck", 1, 5, how, options=["--guard.stuck", 3])
-    first = running.processes[0]
-    first.join(60)
-    assert first.exitcode == 3, running.read("err")
-    place = "reading the batch of step 5" if how == "asleep" else r"[a-z ']+ of step \d"  # publishes once in a while
-    line = f"geonorm train: rank 1 {said} {place}; the other ranks have waited for 3 s"
-    assert re.fullmatch(f"{line}; the run goes on from its last checkpoint\n", running.read("err")[0])
+STUCK = [
+    (1, "asleep", "reading the batch", r"rank 1 is stuck in reading the batch of step 5"),
+    (1, "stopped", "reading the batch", r"rank 1 does not answer, last seen in [a-z ']+( of step \d)?"),
+    (
+        0,
+        "stopped",
+        "reading the batch",
+        r"rank 0 does not answer(, last seen in [a-z ']+ of step \d)?",
+    ),  # has the store
+    (1, "asleep", "preparing the data", r"rank 1 is stuck in meeting the others"),
+]
+
+
+@pytest.mark.parametrize(("bad", "how", "where", "said"), STUCK)
+def test_a_stuck_rank_is_named(world: Any, tmp_path: Path, bad: int, how: str, where: str, said: str) -> None:
+    """However long the machine takes: what is waited for is the end of the process."""
+    running = world("stuck", bad, 5, how, where, options=["--guard.stuck", 3])
+    healthy = running.processes[1 - bad]
+    healthy.join()
+    assert healthy.exitcode == 3, running.read("err")
+    line = f"geonorm train: {said}; the other ranks have waited for 3 s"
+    assert re.fullmatch(f"{line}; the run goes on from its last checkpoint\n", running.read("err")[1 - bad])
     if how == "asleep":
-        running.processes[1].join(30)
-        assert running.processes[1].exitcode == 3 and running.read("err")[1] == ""
-    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [3]
+        running.processes[bad].join()
+        assert running.processes[bad].exitcode == 3 and running.read("err")[bad] == ""
+    if where == "reading the batch":
+        assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [3]
+
+
+def test_the_cause_of_a_failure_is_said_by_its_rank(world: Any) -> None:
+    """Not only that another rank is lost."""
+    ended = world("broken", 1, 5, options=["--guard.stuck", 60]).wait()
+    assert [r.status for r in ended] == [2, 2]
+    assert ended[1].err.startswith("geonorm train: rank 1: out of memory") and len(ended[1].err.splitlines()) == 1
+    assert "rank 0: lost another rank after step 4" in ended[0].err

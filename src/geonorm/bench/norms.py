@@ -29,6 +29,7 @@ from ..lab import environment, optim, parallel
 from ..lab.config import Runtime
 from ..lab.options import Optim
 from ..lab.run import write_json
+from ..lab.simulations import writable
 from ..nn.config import preset
 from ..nn.decoder import Decoder
 from ..norms import LayerNorm, NormSpec, RMSNorm
@@ -109,6 +110,8 @@ def bench_norms(config: NormsBench, say: Say = print) -> dict[str, Any]:
     anything of a shape is timed if a norm differs from fp64."""
     device = pick_device(config.device)
     torch.set_num_threads(config.threads)
+    if config.out:
+        writable(Path(config.out))
     clock = clock_of(device, config.threads)
     out = Path(config.out) if config.out else None
     if out is not None:

@@ -15,6 +15,7 @@ from ..devices import pick_device
 from ..errors import ConfigError
 from ..lab import environment
 from ..lab.run import write_json
+from ..lab.simulations import writable
 from ..ops import backends
 from . import show
 from .candidates import FUSED, Candidate, candidates, reason
@@ -35,6 +36,8 @@ def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
     device = pick_device(config.device)
     torch.set_num_threads(config.threads)
     clock = clock_of(device, config.threads)
+    if config.out:
+        writable(Path(config.out))
     found, missing = candidates(device)
     chosen = choose(found, config.only)
     about = backends()

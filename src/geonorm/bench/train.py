@@ -18,6 +18,7 @@ from ..lab import environment, optim, parallel
 from ..lab.config import Runtime
 from ..lab.options import Optim
 from ..lab.run import write_json
+from ..lab.simulations import writable
 from ..nn.config import DecoderConfig, preset
 from ..nn.decoder import Decoder
 from ..schemes import parse
@@ -47,6 +48,8 @@ def bench_train(config: TrainBench, say: Say = print) -> dict[str, Any]:
     summary. ConfigError for a bad scheme or preset, GeonormError if a loss is not finite."""
     device = pick_device(config.device)
     torch.set_num_threads(config.threads)
+    if config.out:
+        writable(Path(config.out))
     clock = clock_of(device, config.threads)
     torch.compiler.reset()  # graphs of earlier models count towards the compiler's limit for one function
     schemes = [str(parse(scheme)) for scheme in (config.baseline, *config.schemes)]

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import CheckpointError
 from .storage import UNREADABLE, Reader, Writer, clear, kind_of, read_state, reason, unreadable, verify, whole
-from .world import ALONE, World
+from .world import ALONE, World, agreed
 
 Optimizers = list[torch.optim.Optimizer]
 Scalars = dict[str, dict[str, Any]]
@@ -39,6 +39,8 @@ class Saver:
 
     def __init__(self, folder: Path, keep: int, best: bool = False, world: World = ALONE) -> None:
         self.folder, self.keep, self.best, self.world = folder, keep, best, world
+        if world.first:
+            folder.mkdir(exist_ok=True)
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.pending: Future[None] | None = None
 
@@ -80,7 +82,7 @@ class Saver:
             kept = steps(self.folder)
             last = f"step-{kept[-1]} is kept" if kept else "there is no earlier one"
             problem = reason(next(iter(failed.failures.values()))[0])
-            raise CheckpointError(f"cannot save checkpoint {writer.target}: {problem}; {last}") from failed
+            raise agreed(CheckpointError(f"cannot save checkpoint {writer.target}: {problem}; {last}")) from failed
         if world.first:
             self.prune(step)
 
@@ -184,8 +186,8 @@ def load_newest(
             return load(folder / f"step-{step}", model, optimizers, world, more)
         except CheckpointError as error:
             if step == found[0]:
-                raise CheckpointError(
-                    f"{error}; no usable checkpoint is left in {folder}: train anew with another --out"
+                raise agreed(
+                    CheckpointError(f"{error}; no usable checkpoint is left in {folder}: train anew with another --out")
                 ) from error
             warn(f"{error}; falling back to the previous one")
     return None

@@ -13,7 +13,8 @@ def within(name: str, value: float, low: float, high: float = inf) -> None:
     """ConfigError unless low <= value <= high and the value is finite."""
     if not low <= value <= high or value == inf:
         bound = f"between {low:g} and {high:g}" if high < inf else "finite" if value == inf else f"at least {low:g}"
-        raise ConfigError(f"{name} must be {bound}, got {value:g}")
+        shown = f"{value:g}" if abs(value) < 1e15 or isinstance(value, float) else str(value)
+        raise ConfigError(f"{name} must be {bound}, got {shown}")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ What people set most is a field of the config itself (`--steps`), the rest is gr
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig, preset
@@ -14,6 +14,7 @@ from .clusters import Machine, Ray, Slurm, within
 from .options import Checkpoint, Evaluation, Optim
 
 MAX_SEED = 2**63 - 1
+MOST_THREADS = 1024
 TUNING_SEED = 1_000_000
 """Seed of the short runs that choose a learning rate: none that a final run uses, however many seeds are added."""
 
@@ -124,8 +125,11 @@ class Recipe:
 
     def __post_init__(self) -> None:
         within("steps", self.steps, 1)
+        within("steps", self.steps, 1, 2**53)
         within("batch_size", self.batch_size, 1)
+        within("batch_size", self.batch_size, 1, 2**53)
         within("runtime.threads", self.runtime.threads, 1)
+        within("runtime.threads", self.runtime.threads, 1, MOST_THREADS)
         within("runtime.accumulate", self.runtime.accumulate, 1)
         within("runtime.tensor_size", self.runtime.tensor_size, 1)
         if self.runtime.shard_size is not None:
@@ -285,7 +289,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def from_dict(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
     """The dataclass of a nested dict; ConfigError names unknown keys and the nearest valid one."""
-    known = {f.name: f for f in fields(kind)}
+    known, hints = {f.name: f for f in fields(kind)}, get_type_hints(kind)
     result: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
@@ -293,8 +297,12 @@ def from_dict(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
         group = GROUPS.get(key)
         if group is not None and isinstance(value, dict):
             value = from_dict(group, value, f"{prefix}{key}.")
+        elif group is not None and hints[key] is group and not isinstance(value, group):
+            raise ConfigError(f"{prefix}{key} must be a mapping of settings, got {value!r}")
         elif isinstance(value, list) and key == "betas":
             value = tuple(value)
+        if group is None and isinstance(value, str) and {int, float} & {hints[key], *get_args(hints[key])}:
+            raise ConfigError(f"{prefix}{key} must be a number, got {value!r}")
         result[key] = value
     return kind(**result)
 

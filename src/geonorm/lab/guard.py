@@ -22,7 +22,9 @@ class Trouble(Exception):
 
 
 class Diverged(GeonormError):
-    """The loss is not finite; the message is the diagnosis."""
+    """The loss is not finite; the message is the diagnosis, on every rank the same."""
+
+    agreed = True
 
 
 class Judge:

@@ -6,7 +6,6 @@ schemes/SHA256/MODULE.py   the source of its schemes from elsewhere, by the firs
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from .. import elsewhere
 from ..errors import CheckpointError
+from ..parsing import from_json
 from ..schemes import parse, sources_of
 from .config import Recipe
 from .data import TokenData, Tokenizer
@@ -27,7 +27,7 @@ def parts(folder: Path) -> list[dict[str, Any]]:
     """The record of a run, the newest part last; empty if there is none. CheckpointError if it cannot be read."""
     path = folder / FILE
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
     except (OSError, ValueError):

@@ -284,7 +284,13 @@ def labels(models: Sequence[str]) -> list[str]:
 def check(out: Path) -> None:
     """CheckpointError if `out` cannot be written or holds something else than a probe."""
     writable(out)
-    if out.exists() and any(entry.name != LOCK for entry in out.iterdir()) and not (out / "norms.jsonl").exists():
+    if (
+        out.exists()
+        and any(entry.name != LOCK for entry in out.iterdir())
+        and (
+            not (out / "norms.jsonl").exists() or (out / "metrics.jsonl").exists()  # a run has norms too
+        )
+    ):
         raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
 
 

@@ -14,6 +14,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from ..errors import CheckpointError
+from ..parsing import from_json
 from .run import LOCK, difference, locked, read_rows, stored_settings, write_atomic, write_json
 
 VOLATILE = ("out", "device", "compile")
@@ -53,7 +54,7 @@ def finished(out: Path, environment: Mapping[str, Any]) -> dict[str, Any] | None
 
     def stored(name: str) -> dict[str, Any]:
         try:
-            found = json.loads((out / name).read_text(encoding="utf-8"))
+            found = from_json((out / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}

@@ -35,8 +35,11 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from torch.futures import Future
 
 from ..errors import CheckpointError
+from ..parsing import from_json
 
 MARKER = "state.json"
+UMASK = os.umask(0o022)
+os.umask(UMASK)
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -76,7 +79,7 @@ class Writer(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Runs on the first rank, before any rank writes."""
         clear(self.folder)
-        self.aside.mkdir(parents=True)
+        self.aside.mkdir()  # without parents: a directory that was removed does not grow back
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
@@ -92,6 +95,7 @@ class Writer(StorageWriter):
         for kind in sorted(tensors):
             path = self.aside / file_name(kind, self.rank, self.size)
             save_file(tensors[kind], path, {"offsets": json.dumps(offsets.get(kind, {}))})
+            path.chmod(0o666 & ~UMASK)  # safetensors lets the owner alone read it
             sync(path)
             sums[path.name] = checksum(path)
         done: Future[Any] = Future()
@@ -193,7 +197,7 @@ def offset_of(item: WriteItem) -> list[int]:
 def read_state(path: Path) -> dict[str, Any]:
     """The content of state.json. CheckpointError if it is missing, damaged or of another step."""
     try:
-        state: dict[str, Any] = json.loads((path / MARKER).read_text(encoding="utf-8"))
+        state: dict[str, Any] = from_json((path / MARKER).read_text(encoding="utf-8"))
         own = state.pop("state_sha256", None)  # older checkpoints have none
         if own is not None and own != digest_of(state):
             raise CheckpointError(f"checkpoint {path} is corrupt: the checksum of {MARKER} differs")

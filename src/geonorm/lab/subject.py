@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, ConfigError, DataError, UntrustedCode
@@ -47,7 +49,7 @@ class Subject:
 
 def open_subject(name: str, device: torch.device, context: int | None = None) -> Subject:
     """The run, folder or hub model of that name, in evaluation mode. GeonormError, one line, for anything unusable."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if not path.exists():
         check_name(name)
     if (path / "config.json").is_file() or not path.exists():
@@ -85,7 +87,7 @@ def hugging_face(name: str, device: torch.device, context: int | None) -> Subjec
         raise
     except ImportError as error:  # a quantiser, for one, that is not installed
         raise ConfigError(f"{name} cannot be loaded here: {first_line(error)}") from None
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ConfigError(f"{name} holds no run and no causal language model ({first_line(error)})") from None
     try:
         theirs = transformers.AutoTokenizer.from_pretrained(name)

@@ -22,6 +22,8 @@ from torch import Tensor
 from ..devices import pick_device
 from ..errors import CheckpointError, GeonormError
 from ..nn.decoder import Decoder
+from ..ops.available import asked
+from ..output import launched
 from ..schemes import parse, stored
 from . import checkpoint, environment, optim, parallel, tensor, trace
 from .averaging import Average
@@ -34,11 +36,10 @@ from .guard import Diverged, Judge, Trouble
 from .made import Made, kept_sources
 from .matrices import Held, Turning
 from .run import Run, finite
-from .signals import stop_signals
+from .signals import heard, stop_signals
 from .summary import chart, event_writer, progress_line, summarise
 from .validation import Validation, comparable
-from .watchdog import Watchdog, watchdog
-from .world import ALONE, World, joined, launched, own_device
+from .world import ALONE, World, joined, own_device
 
 Say = Callable[[str], None]
 LATE, STOP, FAILED = 1, 2, 3
@@ -57,14 +58,16 @@ class Text:
     tokenizer: Tokenizer
 
 
-def load_text(config: Recipe) -> Text:
+def load_text(config: Recipe, world: World = ALONE) -> Text:
     """Tokens for a run or comparison; prepares and caches them on first use. DataError for anything unusable, too few
     tokens for one batch or one validation window included."""
+    world.dog.at(0, "preparing the data")
     shape = config.decoder("pre")
     cache = Path(config.tokens.cache) if config.tokens.cache else None
     source = open_source(config.data)
     tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache)
-    text = Text(prepare(source, tokenizer, cache), tokenizer)
+    moved = lambda *_: world.dog.at(0, "preparing the data")  # noqa: E731 the other ranks wait
+    text = Text(prepare(source, tokenizer, cache, progress=moved), tokenizer)
     Batches(text.tokens.train, config.batch_size, shape.context, seed=0)
     next(validation_batches(text.tokens.validation, 1, shape.context))
     return text
@@ -76,11 +79,13 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
     Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
     kept) and Interrupted after a signal (all saved): on every rank alike."""
     config.decoder(config.scheme)
+    asked("auto")  # $GEONORM_BACKEND, before anything is written
+    stopped: list[float] = []
     device = own_device(pick_device(config.runtime.device))
     torch.set_num_threads(config.runtime.threads)
-    with joined(device) as world, ExitStack() as opened:
-        say = say if world.first else silent
-        loop = Loop(config, world.in_turn(lambda: load_text(config)), device, say, world)
+    with joined(device, config.guard.stuck) as world, ExitStack() as opened:
+        say = heard(say, stopped) if world.first else silent
+        loop = Loop(config, world.in_turn(lambda: load_text(config, world)), device, say, world)
         made = Made.of(config, loop.text.tokens, loop.text.tokenizer, [config.scheme])
         run = world.together(
             lambda: opened.enter_context(Run.opened(config)) if world.first else Run(Path(config.out), writes=False)
@@ -95,7 +100,7 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
                 f"{run.path} has diverged and would again: {ended.get('diagnosis')}; choose another --out for it"
             )
         try:
-            return loop.run(run, made)
+            return loop.run(run, made, stopped)
         except RuntimeError as error:
             raise lost_peer(error, world, loop.step) from error
 
@@ -109,6 +114,7 @@ class Loop:
         kind = parallel.layout(c.runtime, world, c.batch_size)
         self.world = world = replace(world, tensor=c.runtime.tensor_size)
         self.text, self.device, self.say = text, device, say
+        world.dog.at(0, "building the model")
         shape = c.decoder(c.scheme)
         tensor.check(shape, world.tensor)
         self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed)
@@ -135,15 +141,16 @@ class Loop:
         self.seconds = 0.0  # of training, without evaluations and checkpoints
         self.begun = time.monotonic()  # less what earlier processes of the run took
         self.pending: list[dict[str, Any]] = []  # rows since the losses were last read
-        self.dog = Watchdog(ALONE, inf, None)
+        self.dog = world.dog
 
-    def run(self, run: Run, made: Made) -> dict[str, Any]:
-        """From the newest checkpoint to the end."""
+    def run(self, run: Run, made: Made, stopped: list[float]) -> dict[str, Any]:
+        """From the newest checkpoint to the end; `stopped` takes the times of signals to stop."""
         c = self.config
         if self.departures:
             self.say(
                 f"own recipe of {c.scheme}: {', '.join(f'{key} {value:g}' for key, value in self.departures.items())}"
             )
+        self.dog.at(0, "reading the checkpoint")
         if self.resume(run):
             self.say(f"resuming {run.path} at step {self.step} of {c.steps}")
         run.truncate(self.step)
@@ -156,8 +163,7 @@ class Loop:
         board = self.writer(str(run.path / "tensorboard"), purge_step=self.step + 1) if self.writer else None
         self.saver = checkpoint.Saver(run.checkpoints, c.checkpoint.keep, c.checkpoint.best, self.world)
         with (
-            stop_signals(patient=launched()) as stopped,
-            watchdog(self.world, c.guard.stuck) as self.dog,
+            stop_signals(launched(), stopped),
             closing(self.saver),
             closing(board) if board else nullcontext(),
         ):
@@ -173,7 +179,7 @@ class Loop:
         c = self.config
         told = started = saved = time.monotonic()
         if self.step == 0 and "rewind" in (c.guard.nan, c.guard.spike):
-            self.save({})
+            self.save(run, {})
         while self.step < c.steps:
             step, last = self.step + 1, self.step + 1 == c.steps
             evaluating = last or step % self.evaluate_every == 0
@@ -211,7 +217,7 @@ class Loop:
             better = loss < self.best
             self.best = min(self.best, loss)
             if saving or asked or (better and c.checkpoint.best):
-                self.save(rows[-1])
+                self.save(run, rows[-1])
                 saved = time.monotonic()
             if last or signal:
                 self.saver.wait()
@@ -301,9 +307,10 @@ class Loop:
         self.spread.settle()
         return {key: finite(value) for key, value in result.items()}
 
-    def save(self, row: dict[str, Any]) -> None:
+    def save(self, run: Run, row: dict[str, Any]) -> None:
         """Copies the state; the writing goes on beside the next steps."""
         self.dog.at(self.step, "saving")
+        self.world.together(run.check_there)
         progress = {
             "scheme": self.config.scheme,
             "seconds": self.seconds,
@@ -390,7 +397,7 @@ def lost_peer(error: RuntimeError, world: World, step: int) -> Exception:
     if world.size == 1 or not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
         return error
     return GeonormError(
-        f"rank {world.rank} lost another rank after step {step}; the same command goes on from the last checkpoint, "
+        f"lost another rank after step {step}; the same command goes on from the last checkpoint, "
         "and torchrun --max-restarts N does so by itself"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..errors import ConfigError, unknown
@@ -69,6 +70,10 @@ class DecoderConfig:
         for name in sizes:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.rope_theta < inf:
+            raise ConfigError(f"model.rope_theta must be positive and finite, got {self.rope_theta}")
+        if not 0 <= self.eps < inf:
+            raise ConfigError(f"model.eps must be at least 0 and finite, got {self.eps}")
         even, pairs = ("n even", " (rotary pairs)") if self.positions == "rope" else ("", "")
         if self.head_width is None and (self.width % self.heads or (even and self.head_dim % 2)):
             raise ConfigError(f"model.width {self.width} must be a{even} multiple of model.heads {self.heads}{pairs}")

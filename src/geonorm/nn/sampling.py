@@ -43,9 +43,10 @@ def generate(
 
 def sample(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
     """One id per row of logits (batch, vocab_size), shape (batch, 1)."""
-    if temperature == 0:
+    if temperature < torch.finfo(torch.float32).tiny:  # 0, or what fp32 takes for it
         return logits.argmax(-1, keepdim=True)
     if top_k is not None and top_k < logits.shape[-1]:
         threshold = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < threshold, -torch.inf)
+    logits = logits - logits.amax(-1, keepdim=True)  # stays finite at any temperature
     return torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)

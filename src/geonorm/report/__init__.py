@@ -12,20 +12,22 @@ __all__ = ["build", "write_figures"]
 AnyPath = str | PathLike[str]
 
 
-def build(dirs: Sequence[AnyPath] | AnyPath, out: AnyPath, figures: AnyPath | None = None) -> Path:
+def build(dirs: Sequence[AnyPath] | AnyPath, out: AnyPath, figures: AnyPath | None = None, force: bool = False) -> Path:
     """Write one self-contained HTML page about the runs under `dirs` and return its path.
 
     `dirs` are run directories, directories that hold some, comparisons (DIR/runs/*), or simulations or probes (then
     all of them). With `figures`, the PNG and SVG figures go to that directory as well. Raises FileNotFoundError where
-    there is no run at all, GeonormError where these kinds are mixed.
+    there is no run at all, GeonormError where these kinds are mixed, or where `out` holds something else
+    than such a page; `force` overwrites it.
     """
     from geonorm.report.page import page
     from geonorm.report.runs import load
 
-    if study := _study(dirs):
-        return _build_study(*study, Path(out), figures)
-    comparison = load(dirs)
     target = Path(out)
+    _check_target(target, None if figures is None else Path(figures), force)
+    if study := _study(dirs):
+        return _build_study(*study, target, figures)
+    comparison = load(dirs)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page(comparison), encoding="utf-8")
     if figures is not None:
@@ -47,6 +49,25 @@ def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[P
     if study := _study(dirs):
         return [file for written in _figures(*study, Path(out_dir)) for file in written]
     return draw(load(dirs), Path(out_dir))
+
+
+MARK = '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+"""How our pages begin, those of older versions too."""
+
+
+def _check_target(target: Path, figures: Path | None, force: bool) -> None:
+    """GeonormError if the page would take the place of something else, or figures cannot be put where they shall."""
+    from geonorm.errors import GeonormError
+
+    if target.is_dir():
+        raise GeonormError(f"{target} is a folder: give --out a file, such as {target / 'report.html'}")
+    if figures is not None and figures.exists() and not figures.is_dir():
+        raise GeonormError(f"{figures} is a file: give --figures a folder")
+    if not target.exists() or force:
+        return
+    with open(target, "rb") as file:
+        if file.read(len(MARK)) != MARK.encode():
+            raise GeonormError(f"{target} is no page of geonorm: choose another --out, or overwrite it with --force")
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from geonorm.lab.statistics import Row, aggregate, choose
+from geonorm.parsing import from_json, from_yaml
 
 Record = dict[str, Any]
 AnyPath = str | PathLike[str]
@@ -210,8 +210,8 @@ def _text(path: Path) -> str:
 
 def _json(path: Path) -> Record:
     try:
-        found = json.loads(_text(path) or "{}")
-    except json.JSONDecodeError:
+        found = from_json(_text(path) or "{}")
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -219,8 +219,8 @@ def _json(path: Path) -> Record:
 def _parts(path: Path) -> list[Record]:
     """The objects of a list, or the one of a file that is an object, as runs of version 0.1 wrote it."""
     try:
-        found = json.loads(_text(path) or "[]")
-    except json.JSONDecodeError:
+        found = from_json(_text(path) or "[]")
+    except ValueError:
         return []
     found = found if isinstance(found, list) else [found]
     return [part for part in found if isinstance(part, dict)]
@@ -233,8 +233,8 @@ def _jsonl(path: Path) -> tuple[list[Record], int]:
     lines = _text(path).splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
+            record = from_json(line)
+        except ValueError:
             damaged += number < len(lines) and bool(line.strip())
             continue
         if isinstance(record, dict):
@@ -243,11 +243,9 @@ def _jsonl(path: Path) -> tuple[list[Record], int]:
 
 
 def _yaml(text: str) -> Record:
-    import yaml
-
     try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError:
+        found = from_yaml(text)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -14,7 +14,7 @@ import types
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from importlib.metadata import entry_points
-from math import inf, isfinite, pi
+from math import inf, pi
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .. import elsewhere
@@ -87,11 +87,15 @@ TOKEN = re.compile(
 )
 
 
+DEEPEST = 8
+LARGEST = 1e30  # what fp32 can still be multiplied with
+
+
 class Reader:
     """Recursive descent over the tokens of one string."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
+        self.text, self.at, self.depth = text, 0, 0
         self.tokens: list[tuple[str, str]] = []
         position = 0
         while text[position:].strip():
@@ -112,6 +116,9 @@ class Reader:
         return self.tokens[self.at - 1]
 
     def scheme(self) -> Scheme:
+        self.depth += 1
+        if self.depth > DEEPEST:  # what holds a scheme asks it about every site, and so on: the work doubles each time
+            raise ConfigError(f"cannot read a scheme nested that deeply: at most {DEEPEST} in each other")
         kind, name = self.take()
         if kind != "word":
             raise ConfigError(f"cannot read scheme {self.text!r}: {name!r} is not a name")
@@ -133,6 +140,7 @@ class Reader:
                 if self.peek() != ")":
                     self.take(",")
             self.take(")")
+        self.depth -= 1
         return build(name, arguments, keywords)
 
     def value(self) -> Any:
@@ -225,9 +233,11 @@ def check_fields(scheme: Scheme) -> None:
         elif isinstance(value, int) and int in accepted:
             continue
         elif isinstance(value, (int, float)) and float in accepted:
-            number = float(value)
-            if not isfinite(number):
-                raise ConfigError(f"{label(scheme)}: {f.name} must be a finite number, got {value}")
+            number = float(value) if abs(value) <= 2**1000 else inf
+            if not abs(number) <= LARGEST:
+                raise ConfigError(
+                    f"{label(scheme)}: {f.name} must be a finite number of at most {LARGEST:g}, got {number:g}"
+                )
             object.__setattr__(scheme, f.name, number)
         elif isinstance(value, str) and words:
             raise ConfigError(f"{label(scheme)}: {unknown(f.name, value, words)}")
@@ -269,7 +279,8 @@ def parse(text: str | Scheme) -> Scheme:
     except RecursionError:
         raise ConfigError("cannot read a scheme nested that deeply") from None
     if reader.at < len(reader.tokens):
-        raise ConfigError(f"cannot read scheme {text!r}: {reader.peek()!r} after the end")
+        hint = "; several schemes are separated by spaces" if reader.peek() == "," else ""
+        raise ConfigError(f"cannot read scheme {text!r}: {reader.peek()!r} after the end{hint}")
     return scheme
 
 

@@ -30,6 +30,8 @@ TEXT_SUFFIXES = tuple(
     ".txt .text .md .rst .org .tex .bib .html .xml .csv .tsv .json .yaml .yml .toml "
     ".py .pyi .c .h .cc .cpp .hpp .cu .cuh .rs .go .java .kt .js .ts .rb .jl .lua .r .sh .lean .v".split()
 )
+LINE_BYTES = 1 << 26  # of JSON: a line has to be in memory as a whole, several times over
+WHOLE_BYTES = 1 << 28  # of a file that is read as a whole
 PIECE_BYTES = 1 << 24  # a longer text file is read as several documents, so that memory stays bounded
 
 
@@ -67,7 +69,10 @@ def read_documents(path: Path) -> Iterator[str]:
 def read_bytes(path: Path) -> bytes:
     """Return the whole content of a small file, decompressed."""
     with _one_line_errors(path), _open(path) as file:
-        return file.read()
+        content = file.read(WHOLE_BYTES + 1)
+        if len(content) > WHOLE_BYTES:
+            raise DataError(f"{path}: more than {WHOLE_BYTES >> 20} MiB, decompressed: give a smaller file")
+        return content
 
 
 @contextmanager
@@ -78,6 +83,8 @@ def _one_line_errors(path: Path) -> Iterator[None]:
         raise
     except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path}: broken compression ({error}): fetch or compress the file again") from error
+    except MemoryError as error:
+        raise DataError(f"{path}: too large for the memory of this machine: cut it into smaller documents") from error
     except OSError as error:
         # bz2 and Parquet report damage as an OSError without an error number
         reason = error.strerror.lower() if error.strerror else f"cannot be read ({_first_line(error)})"
@@ -138,9 +145,11 @@ def _read_json_lines(path: Path) -> Iterator[str]:
     field: str | None = None
     offset = 0
     with _open(path) as file:
-        for number, line in enumerate(file, start=1):
-            _refuse_binary(path, line, offset)
+        for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES + 1), b""), start=1):
             place = f"{path}:{number}"
+            if len(line) > LINE_BYTES:
+                raise DataError(f"{place}: a line of more than {LINE_BYTES >> 20} MiB: one object a line is needed")
+            _refuse_binary(path, line, offset)
             try:
                 content = line.decode().removeprefix("\ufeff").strip()
                 record = json.loads(content) if content else None
@@ -183,6 +192,11 @@ def text_field(place: str, strings: list[str], fields: list[str]) -> str:
     raise DataError(f"{place}: {problem} (fields: {', '.join(fields) or 'none'}): rename one to 'text'")
 
 
+def _is_text(types: Any, kind: Any) -> bool:
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
 def _read_parquet(path: Path) -> Iterator[str]:
     pa = require("pyarrow", f"{path}: reading Parquet", "hf")
     pq = require("pyarrow.parquet", f"{path}: reading Parquet", "hf")
@@ -191,7 +205,7 @@ def _read_parquet(path: Path) -> Iterator[str]:
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
-            strings = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_large_string(f.type)]
+            strings = [f.name for f in schema if _is_text(pa.types, f.type)]
             field = text_field(str(path), strings, schema.names)
             for batch in file.iter_batches(batch_size=256, columns=[field]):
                 yield from (text for text in batch.column(0).to_pylist() if text)

@@ -73,7 +73,7 @@ def _find(spec: str) -> _Parts | str:
         raise DataError("the data source is empty: give stdlib, a file, a folder or a corpus name")
     if spec == "stdlib":
         return _stdlib_parts()
-    path = Path(spec).expanduser()
+    path = Path(os.path.expanduser(spec))
     if not os.path.exists(path):
         known = corpora()
         if spec not in known:

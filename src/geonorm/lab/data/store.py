@@ -15,7 +15,10 @@ from geonorm.errors import DataError
 
 def default_cache() -> Path:
     """Return ``$GEONORM_CACHE``, or ``~/.cache/geonorm`` where it is not set."""
-    return cache_folder()
+    try:
+        return cache_folder()
+    except RuntimeError:  # neither $HOME nor an entry in the list of users
+        raise DataError("there is no home directory for the cache: set GEONORM_CACHE to a writable folder") from None
 
 
 @contextmanager

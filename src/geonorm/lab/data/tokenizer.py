@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -144,7 +145,7 @@ def load_tokenizer(spec: str, source: Source, vocab_size: int, cache: Path | Non
     elif spec == "byte":
         tokenizer = ByteTokenizer()
     else:
-        tokenizer = _from_file(Path(spec).expanduser())
+        tokenizer = _from_file(Path(os.path.expanduser(spec)))
     if tokenizer.vocab_size > vocab_size:
         raise DataError(
             f"tokenizer has {tokenizer.vocab_size} ids but the model's vocabulary is {vocab_size}: "

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 CHUNK = 1 << 16
+PIECE = 1 << 8  # given to the library at once: it makes up to 128 KiB of every four bytes
 
 
 def open_zstandard(path: Path, mode: str = "rb") -> io.BufferedReader:
@@ -54,11 +55,11 @@ class _Frames(io.RawIOBase):
 
     def _decompress(self) -> bytes:
         self._frame = self._frame or self._zstandard.ZstdDecompressor().decompressobj()
+        piece, self._compressed = self._compressed[:PIECE], self._compressed[PIECE:]
         try:
-            data: bytes = self._frame.decompress(self._compressed)
+            data: bytes = self._frame.decompress(piece)
         except self._zstandard.ZstdError as error:
             raise DataError(f"{self._path}: broken compression ({error}): fetch the file again") from error
-        self._compressed = b""
         if self._frame.eof:
-            self._compressed, self._frame = self._frame.unused_data, None
+            self._compressed, self._frame = self._frame.unused_data + self._compressed, None
         return data

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config import CompareConfig, TrainConfig
-from ..run import Run, rows_of
+from ..run import Run, check_free, rows_of
+from ..signals import PARENT, handled, heard
 from ..train import Interrupted
 from .team import Say, Team, done
 
@@ -36,6 +37,8 @@ class Local(Team):
         self.stopped = False
 
     def work(self, configs: list[TrainConfig]) -> None:
+        for config in configs:  # runs of a comparison that was killed save and end by themselves, but not at once
+            check_free(Path(config.out))
         waiting = list(configs)
         workers: list[Worker] = []
         with self.watch(workers) as refresh, self.interruptible(workers):
@@ -53,6 +56,8 @@ class Local(Team):
                     workers.remove(worker)
                     if not self.stopped or done(worker.config):
                         self.report(worker.config)
+                if self.unheard and not self.stopped:
+                    self.stop(workers)
                 refresh(len(waiting))
         if self.stopped:
             raise Interrupted(f"stopped; every run is saved in {self.out}; the same command goes on from there")
@@ -60,6 +65,7 @@ class Local(Team):
     def start(self, config: TrainConfig, device: int) -> Worker:
         path, log = self.settings(config), self.log(config)
         environment = {**os.environ, "OMP_NUM_THREADS": str(config.runtime.threads), "TOKENIZERS_PARALLELISM": "false"}
+        environment[PARENT] = str(os.getpid())
         if self.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = visible_device(device % self.gpus)
         with open(log, "ab") as file:
@@ -72,26 +78,21 @@ class Local(Team):
             )
         return Worker(config, process, device)
 
+    def stop(self, workers: list[Worker]) -> None:
+        """Tells the runs to save and end; at the second time it kills them."""
+        for worker in workers:
+            worker.process.send_signal(signal.SIGKILL if self.stopped else signal.SIGINT)
+        self.stopped = True
+
     @contextmanager
     def interruptible(self, workers: list[Worker]) -> Iterator[None]:
-        """Passes Ctrl-C and SIGTERM on to the runs, which save and end; a second one kills them."""
-
-        def stop(number: int, _: Any) -> None:
-            for worker in workers:
-                worker.process.send_signal(signal.SIGKILL if self.stopped else signal.SIGINT)
-            self.stopped = True
-
-        try:
-            old = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread
-            old = {}
-        try:
-            yield
-        finally:
-            for worker in workers:
-                worker.process.kill()
-            for number, handler in old.items():
-                signal.signal(number, handler)
+        """Passes signals to stop on to the runs; whatever else happens here, none of them goes on alone."""
+        with handled(lambda number, frame: self.stop(workers)):
+            try:
+                yield
+            finally:
+                for worker in workers:
+                    worker.process.terminate()
 
     @contextmanager
     def watch(self, workers: list[Worker]) -> Iterator[Callable[[int], None]]:
@@ -102,13 +103,14 @@ class Local(Team):
         from rich.live import Live
 
         with Live(refresh_per_second=2, transient=True) as live:
-            say, self.say = self.say, live.console.print
+            say, self.say = self.say, heard(live.console.print, self.unheard)
+            update = heard(live.update, self.unheard)
             shown = 0.0
 
             def refresh(waiting: int) -> None:
                 nonlocal shown
                 if time.monotonic() - shown > 1:
-                    live.update(progress_table(workers, waiting))
+                    update(progress_table(workers, waiting))
                     shown = time.monotonic()
 
             try:

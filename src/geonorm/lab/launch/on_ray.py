@@ -87,7 +87,9 @@ class OnRay(Team):
                         with open(self.log(config), "a") as file:  # a worker that died could not say it
                             file.write(f"{cause(error)}\n")
                     self.report(config)
-        except (KeyboardInterrupt, SystemExit):  # Ray turns SIGTERM into the latter
+                if self.unheard:
+                    raise KeyboardInterrupt
+        except (KeyboardInterrupt, SystemExit):  # Ray turns SIGTERM into the latter; a closed pipe is the former
             for reference in running:
                 ray.cancel(reference, force=False)
             ray.wait(list(running), num_returns=len(running), timeout=60)

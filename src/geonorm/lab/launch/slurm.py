@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ GOES_ON = "GEONORM_SLURM_GOES_ON"
 """Set in the job behind an array: the comparison is not begun anew, so failed runs are counted."""
 GRACE = 120
 """Seconds before the time limit at which a run is told to save and end."""
+NO_SBATCH = "sbatch is not here: submit from a machine of the cluster, or leave out --slurm.submit"
 TASKS = 1000
 """Most tasks of an array: SLURM's default MaxArraySize is 1001. What is left comes in the next one."""
 
@@ -38,6 +40,8 @@ class Slurm(Team):
         self.folder = out / "slurm"
         self.state = self.folder / "state.json"
         self.goes_on = GOES_ON in os.environ
+        if config.slurm.submit and shutil.which("sbatch") is None:
+            raise ConfigError(NO_SBATCH)
         if not self.goes_on and (jobs := self.waiting_jobs()):
             raise ConfigError(
                 f"jobs {', '.join(jobs)} of {out} are queued or running; wait for them, or scancel them first"
@@ -159,9 +163,7 @@ def sbatch(*words: str) -> str:
     try:
         asked = subprocess.run(["sbatch", "--parsable", *words], capture_output=True, text=True)
     except OSError:
-        raise ConfigError(
-            "sbatch is not here: submit from a machine of the cluster, or leave out --slurm.submit"
-        ) from None
+        raise ConfigError(NO_SBATCH) from None
     if asked.returncode:
         raise ConfigError(f"sbatch: {' '.join(asked.stderr.split()) or f'exit status {asked.returncode}'}")
     return asked.stdout.strip().split(";")[0]

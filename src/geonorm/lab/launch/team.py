@@ -8,6 +8,7 @@ from typing import Any
 
 from ..config import CompareConfig, TrainConfig, to_dict
 from ..run import Run, write_atomic
+from ..signals import heard
 
 Say = Callable[[str], None]
 
@@ -20,7 +21,9 @@ class Team:
     """Runs training processes. A subclass says how: `work` returns when every one of its configs has ended."""
 
     def __init__(self, out: Path, config: CompareConfig, say: Say, live: bool) -> None:
-        self.out, self.config, self.say, self.live = out, config, say, live
+        self.out, self.config, self.live = out, config, live
+        self.unheard: list[float] = []  # times at which nobody could hear what was said
+        self.say = heard(say, self.unheard)
         self.asked: list[TrainConfig] = []
 
     def run(self, configs: list[TrainConfig]) -> list[dict[str, Any]]:

@@ -1,0 +1,85 @@
+"""What is said on stdout and stderr, by which process of a world, and what is done when nobody can hear it any more."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from io import TextIOWrapper
+
+from .errors import ConfigError
+
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def prepare() -> None:
+    """Opens standard streams that are closed, so that no other file takes their numbers; makes every line go out at
+    once, so that a closed pipe is noticed when it closes; shows as an escape what the encoding of a stream lacks."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
+
+
+def settle() -> None:
+    """Drops what a stream could not take: Python would try again at its end, and end with a status of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def complain(line: str) -> None:
+    """A line on stderr, if anybody can hear it."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def launched() -> bool:
+    """Whether torchrun, or something that speaks like it, started this process. ConfigError if what it says is not
+    a place in a world."""
+    if not all(name in os.environ for name in TORCHRUN):
+        return False
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+        if not os.environ[name].isascii() or not os.environ[name].isdigit():
+            raise ConfigError(f"${name} is {os.environ[name]!r}, no whole number: start with torchrun, or unset it")
+    if not 0 < int(os.environ["MASTER_PORT"]) < 2**16:
+        raise ConfigError(f"$MASTER_PORT {os.environ['MASTER_PORT']} is no port: give one between 1 and 65535")
+    if int(os.environ["RANK"]) >= int(os.environ["WORLD_SIZE"]):
+        raise ConfigError(
+            f"$RANK {os.environ['RANK']} is not below $WORLD_SIZE {os.environ['WORLD_SIZE']}: start with torchrun"
+        )
+    return True
+
+
+def first() -> bool:
+    """Whether this process speaks for its world."""
+    return not all(name in os.environ for name in TORCHRUN) or os.environ["RANK"] == "0"
+
+
+def speaker(error: BaseException) -> str | None:
+    """How a line about an error begins on this rank; None where another one says it. What all ranks have agreed on the
+    first says; what went wrong before they met, the first of each machine; anything else the rank where it happened."""
+    if not all(name in os.environ for name in TORCHRUN) or not os.environ["RANK"].isdigit():
+        return ""
+    if getattr(error, "agreed", False):
+        return "" if first() else None
+    if (rank := getattr(error, "rank", None)) is not None:
+        return f"rank {rank}: "
+    return "" if os.environ["LOCAL_RANK"] == "0" else None
+
+
+def record(error: BaseException) -> None:
+    """Leaves the cause where torchrun looks for it, so that its own account of a failure names it."""
+    if "TORCHELASTIC_ERROR_FILE" not in os.environ:
+        return
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    with suppress(OSError):
+        get_error_handler().record_exception(error)

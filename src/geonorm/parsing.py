@@ -1,0 +1,45 @@
+"""JSON and YAML from files that anybody may have written: whatever is wrong with them is a ValueError."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+
+def from_json(text: str | bytes) -> Any:
+    """The value of a JSON text. ValueError if it is none, or is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def from_yaml(text: str) -> Any:
+    """The value of a YAML text. ValueError if it is none, is nested too deeply, names a setting twice, or holds
+    aliases, by which a few lines stand for more than any memory holds."""
+    import yaml
+
+    try:
+        return yaml.load(text, loader())
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
+        raise ValueError((str(error).splitlines() or ["not readable"])[0]) from None
+
+
+@cache
+def loader() -> Any:
+    import yaml
+
+    class Plain(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError("it holds an alias (*name): write the value out")
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            if twice := next((key for key in keys if keys.count(key) > 1), None):
+                raise yaml.YAMLError(f"{twice} is given twice")
+            return super().construct_mapping(node, deep)
+
+    return Plain

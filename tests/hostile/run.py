@@ -1,0 +1,167 @@
+"""Puts every situation to the test, in this process: `python tests/hostile/run.py [WORD ...]` for those whose names
+hold the words. A situation ends well in one right line: exit status 2, nothing on stdout, one line on stderr that
+says what it must, no warning beside it, and no file changed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from calls import CALLS
+from situations import SIMULATE, SITUATIONS, TEXT, TINY, Call, Situation
+
+SECONDS = 60
+NOBODY = 65534
+MODELS = {"run", "model", "sim"}
+
+
+def prepare(root: Path) -> None:
+    """A finished run, its export and a simulation, to be copied."""
+    from geonorm.cli import main
+
+    root.chmod(0o755)
+    (root / "text.txt").write_text(TEXT)
+    with contextlib.chdir(root), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        run = f"train {' '.join(TINY)} --out run --scheme pre"
+        for line in (run, "export run --to model", f"{SIMULATE} --out sim"):
+            assert main(shlex.split(line)) == 0, line
+
+
+@contextlib.contextmanager
+def surrounded(situation: Situation) -> Iterator[None]:
+    """Its variables, and without the rights of root if it asks for that."""
+    old = {name: os.environ.get(name) for name in situation.env}
+
+    def put(values: Any) -> None:
+        for name, value in values.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+    put(situation.env)
+    lower = situation.nobody and os.geteuid() == 0
+    if lower:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if lower:
+            os.seteuid(0)
+        put(old)
+
+
+def state(folder: Path) -> dict[str, str]:
+    """Every file below a folder, with a hash of what it holds."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        kind = "link" if path.is_symlink() else "folder" if path.is_dir() else "other"
+        if path.is_file() and not path.is_symlink():
+            kind = hashlib.sha256(path.read_bytes()).hexdigest()
+        found[str(path.relative_to(folder))] = kind
+    return found
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    def over(*_: Any) -> None:
+        raise TimeoutError(f"no end in {SECONDS} s")
+
+    old = signal.signal(signal.SIGALRM, over)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def set_up(situation: Situation, prepared: Path, place: Path) -> None:
+    place.chmod(0o755)
+    shutil.copy(prepared / "text.txt", place)
+    words = {Path(word).parts[0] for word in [*situation.line.split(), *situation.files] if word.strip("/")}
+    for name in MODELS & words:
+        shutil.copytree(prepared / name, place / name)
+    for name, content in situation.files.items():
+        path = place / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if callable(content):
+            content(path)
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def verdict(situation: Situation | Call, prepared: Path) -> str:
+    """What is wrong with how it ended; empty if nothing is."""
+    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place), warnings.catch_warnings():
+        warnings.simplefilter("default")
+        return of_call(situation) if isinstance(situation, Call) else of_command(situation, prepared, Path(place))
+
+
+def of_call(situation: Call) -> str:
+    from geonorm.errors import GeonormError
+
+    try:
+        with limited():
+            situation.call()
+    except (GeonormError, TypeError) as error:
+        return unsaid(str(error), situation.words)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def of_command(situation: Situation, prepared: Path, place: Path) -> str:
+    from geonorm.cli import main
+
+    set_up(situation, prepared, place)
+    before = state(place)
+    out, err = io.StringIO(), io.StringIO()
+    with surrounded(situation), limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = main(shlex.split(situation.line))
+        except BaseException as error:
+            return f"{type(error).__name__}: {error}"
+    if status != 2:
+        return f"status {status}: {out.getvalue()[-200:]} {err.getvalue()[-200:]}"
+    if changed := {name for name in before | state(place) if before.get(name) != state(place).get(name)}:
+        return f"changed {sorted(changed)}: {err.getvalue()}"
+    if out.getvalue():
+        return f"stdout: {out.getvalue()[:200]} / {err.getvalue()}"
+    return unsaid(err.getvalue().removesuffix("\n"), situation.words)
+
+
+def unsaid(line: str, words: tuple[str, ...]) -> str:
+    if "\n" in line or not line.strip() or len(line) > 600:
+        return f"{len(line.splitlines())} lines of {len(line)} characters: {line[:600]}"
+    missing = [word for word in words if word not in line]
+    return f"does not say {missing}: {line}" if missing else ""
+
+
+def main(words: list[str]) -> int:
+    every: list[Situation | Call] = [*SITUATIONS, *CALLS]
+    chosen = [one for one in every if all(word in one.name for word in words)]
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["GEONORM_CACHE"] = str(Path(folder) / "cache")
+        prepare(Path(folder))
+        os.chmod(folder, 0o777)
+        for one in chosen:
+            if wrong := verdict(one, Path(folder)):
+                failed += 1
+                print(f"{one.name}\n    {wrong}", flush=True)
+    print(f"{len(chosen) - failed} of {len(chosen)} end in one right line")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
