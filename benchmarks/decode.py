@@ -23,8 +23,8 @@ import transformers
 from transformers import DynamicCache
 
 from geonorm.hf import GeoNormConfig, GeoNormForCausalLM, to_stock
-from geonorm.lab import environment
-from geonorm.lab.statistics import ratio_interval
+from geonorm.lab.runs import environment
+from geonorm.lab.runs.statistics import ratio_interval
 from geonorm.nn import preset
 
 PROMPT = 32

@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 from geonorm import dynamics
-from geonorm.lab import environment
-from geonorm.lab.statistics import ratio_interval
+from geonorm.lab.runs import environment
+from geonorm.lab.runs.statistics import ratio_interval
 
 MODES = ("plain", "compiled")
 WORDS = {torch.float32: "fp32", torch.float64: "fp64"}

@@ -150,11 +150,11 @@ def wide(out: Path) -> list[Verdict]:
     """configs/7b.yaml with two layers, as `geonorm train` runs it, on the built-in text byte by byte."""
     import torch
 
-    from geonorm.arguments import read
+    from geonorm.cli.arguments import read
     from geonorm.lab.config import TrainCommand
-    from geonorm.lab.plan import plan
-    from geonorm.lab.run import read_rows
-    from geonorm.lab.train import train as run
+    from geonorm.lab.runs.run import read_rows
+    from geonorm.lab.scale.plan import plan
+    from geonorm.lab.train.loop import train as run
 
     changes = (
         "--model.layers 2 --steps 20 --batch-size 4 --data stdlib --tokens.tokenizer byte --evaluation.every 20 "
@@ -191,7 +191,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("benchmarks/gpu.py: PyTorch sees no GPU here; `geonorm bench` measures a CPU", file=sys.stderr)
         return 2
-    from geonorm.lab.run import write_json
+    from geonorm.lab.runs.run import write_json
 
     if not args.skip_tests:
         tests()

@@ -26,7 +26,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-PRELOAD = "geonorm.cli geonorm.lab.train torch._dynamo torch._decomp.decompositions_for_jvp yaml jsonargparse".split()
+PRELOAD = (
+    "geonorm.cli.main geonorm.lab.train.loop torch._dynamo torch._decomp.decompositions_for_jvp yaml jsonargparse"
+).split()
 WORDS = "a run that is killed at any moment goes on from its last checkpoint as if nothing had happened".split()
 SAVE_EVERY = 5
 
@@ -84,7 +86,7 @@ class Life:
 
 def kill(kills: int, steps: int, ranks: int = 1, seed: int = 0, folder: Path | None = None) -> dict[str, Any]:
     """The whole test; returns its result."""
-    from geonorm.lab import checkpoint
+    from geonorm.lab.scale import checkpoint
 
     moments = random.Random(seed)
     with tempfile.TemporaryDirectory(dir=folder) as made:
@@ -154,19 +156,19 @@ def wait_for_a_moment(life: Life, run: Path, moments: random.Random) -> str:
 
 
 def newest(run: Path) -> int:
-    from geonorm.lab import checkpoint
+    from geonorm.lab.scale import checkpoint
 
     return max(checkpoint.steps(run / "checkpoints"), default=-1)
 
 
 def last_row(run: Path) -> int:
-    from geonorm.lab.run import read_rows
+    from geonorm.lab.runs.run import read_rows
 
     return max((row["step"] for row in read_rows(run / "metrics.jsonl")), default=0)
 
 
 def losses(run: Path) -> list[tuple[Any, ...]]:
-    from geonorm.lab.run import read_rows
+    from geonorm.lab.runs.run import read_rows
 
     return [
         (row["step"], row["loss"], row["grad_norm"], row.get("val_loss")) for row in read_rows(run / "metrics.jsonl")
@@ -177,7 +179,7 @@ def same(folders: list[Path], kind: str) -> bool:
     """Whether two checkpoints hold the same tensors, bit for bit."""
     import torch
 
-    from geonorm.lab import storage
+    from geonorm.lab.scale import storage
 
     first, second = (
         storage.whole(path, [name for name in storage.read_state(path)["sha256"] if storage.kind_of(name) == kind])
@@ -201,7 +203,7 @@ def main() -> int:
     if options.out:
         import torch
 
-        from geonorm.lab import environment
+        from geonorm.lab.runs import environment
 
         about = environment.describe(torch.device("cpu"), threads=1)
         options.out.write_text(json.dumps({**result, "environment": about}, indent=1) + "\n")
@@ -220,7 +222,7 @@ if __name__ == "life":
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream.fileno())
     import torch
 
-    from geonorm.cli import main as geonorm
+    from geonorm.cli.main import main as geonorm
 
     torch.set_num_threads(1)
     sys.exit(geonorm(command))

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import transformers
 
-from geonorm.lab import environment
-from geonorm.lab.statistics import ratio_interval
+from geonorm.lab.runs import environment
+from geonorm.lab.runs.statistics import ratio_interval
 from geonorm.probes.subject import Subject
 
 

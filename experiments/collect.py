@@ -14,7 +14,7 @@ import json
 import shutil
 from pathlib import Path
 
-from geonorm.lab.statistics import aggregate
+from geonorm.lab.runs.statistics import aggregate
 from geonorm.report import write_figures
 from geonorm.report.tables import markdown
 

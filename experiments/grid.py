@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from geonorm.cli import main
+from geonorm.cli.main import main
 
 Grid = Mapping[str, Sequence[str]]
 

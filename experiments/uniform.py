@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from geonorm.lab import trace
-from geonorm.lab.run import Run, read_rows
-from geonorm.lab.train import Loop, load_run, load_text
+from geonorm.lab.runs.run import Run, read_rows
+from geonorm.lab.train.loop import Loop, load_run, load_text, trace
 from geonorm.nn import Decoder
 
 CPU = torch.device("cpu")

@@ -15,10 +15,10 @@ import yaml
 import zstandard
 
 from geonorm import parse
-from geonorm.arguments import read
-from geonorm.cli import main
+from geonorm.cli.arguments import read
+from geonorm.cli.main import main
+from geonorm.dynamics.config import SimulateConfig
 from geonorm.lab.config import CompareConfig
-from geonorm.simulation import SimulateConfig
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -15,9 +15,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from uniform import CPU, Loop, facts
 
-from geonorm.lab import trace
-from geonorm.lab.run import Run, read_rows
-from geonorm.lab.train import load_text
+from geonorm.lab.runs.run import Run, read_rows
+from geonorm.lab.train.loop import load_text, trace
 from geonorm.probes.schedule import LAWS, implied
 
 Facts = dict[str, Any]

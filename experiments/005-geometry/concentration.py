@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from geonorm.lab import trace
 from geonorm.lab.data.batches import validation_batches
-from geonorm.lab.run import Run, read_rows
-from geonorm.lab.train import load_run, load_text
+from geonorm.lab.runs.run import Run, read_rows
+from geonorm.lab.train.loop import load_run, load_text, trace
 
 LAST = ("resultant", "concentration", "cos_pair", "effective_rank")
 MEASURES = ("radius_cv", *LAST)

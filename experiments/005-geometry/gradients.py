@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from geonorm.lab import trace
+from geonorm.lab.train.loop import trace
 from geonorm.nn import Decoder, preset
 
 SCHEMES = ("post", "pre", "pre(entry=embedding)", "peri", "deepnorm", "lns", "geonorm")

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from train import models
 from uniform import deep, facts
 
-from geonorm.lab.statistics import paired
+from geonorm.lab.runs.statistics import paired
 
 Facts = dict[str, Any]
 WORDS = {

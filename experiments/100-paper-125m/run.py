@@ -111,9 +111,9 @@ def train(args: argparse.Namespace) -> None:
 def run(config: TrainConfig) -> dict[str, Any]:
     """One run and what is kept of it: summary, settings, machine, a thinned curve, the last trace."""
     from geonorm.lab.config import to_dict
-    from geonorm.lab.run import read_rows
-    from geonorm.lab.train import Diverged
-    from geonorm.lab.train import train as train_one
+    from geonorm.lab.runs.run import read_rows
+    from geonorm.lab.train.loop import Diverged
+    from geonorm.lab.train.loop import train as train_one
 
     fresh_start()
     folder = Path(config.out)

@@ -21,24 +21,13 @@ PUBLIC = {
     "Decoder": "nn",
     "DecoderConfig": "nn",
     "simulate": "dynamics.simulate",
-    "probe": "lab.probe",
+    "probe": "lab.studies.probe",
     "GeonormError": "errors",
 }
-MODULES = (
-    "anatomy",
-    "dynamics",
-    "errors",
-    "hf",
-    "lab",
-    "nn",
-    "norms",
-    "ops",
-    "probes",
-    "report",
-    "residual",
-    "schemes",
-    "sphere",
-)
+MODULES = {
+    "anatomy": "sites.anatomy",
+    **{name: name for name in "dynamics errors hf lab nn norms ops probes report residual schemes sphere".split()},
+}
 
 __all__ = [*PUBLIC, *MODULES]
 
@@ -47,7 +36,7 @@ def __getattr__(name: str) -> Any:
     if name in PUBLIC:
         return getattr(import_module(f".{PUBLIC[name]}", __name__), name)
     if name in MODULES:
-        return import_module(f".{name}", __name__)
+        return import_module(f".{MODULES[name]}", __name__)
     raise AttributeError(f"module 'geonorm' has no attribute {name!r}")
 
 

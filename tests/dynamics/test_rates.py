@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from geonorm import Site, dynamics, names, parse
+from geonorm.dynamics.rates import rates
 from geonorm.errors import ConfigError
 from geonorm.norms import NormSpec
 from geonorm.schemes import restore
@@ -142,7 +143,7 @@ def test_rates_in_the_plane_equal_the_derivative_in_full_dimension(scheme: str, 
 
     at_rest = torch.zeros((), dtype=torch.float64)
     _, velocity = torch.func.jvp(write, (at_rest,), (torch.ones_like(at_rest),))
-    drho, dtau = dynamics.rates(scheme, x, u, site)
+    drho, dtau = rates(scheme, x, u, site)
     v = u - (x * u).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True) * x
     rebuilt = drho.unsqueeze(-1) * x + dtau.unsqueeze(-1) * v
     torch.testing.assert_close(rebuilt, velocity.detach(), rtol=1e-10, atol=1e-10)

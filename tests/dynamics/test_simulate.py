@@ -11,11 +11,11 @@ import pytest
 
 import geonorm
 from geonorm import report
-from geonorm.cli import main
+from geonorm.cli.main import main
 from geonorm.dynamics import simulate as simulation
+from geonorm.dynamics.config import SimulateConfig
 from geonorm.errors import ConfigError, GeonormError
 from geonorm.report.simulation import terminal
-from geonorm.simulation import SimulateConfig
 
 # scheme: (kind, exponent, time that shows it), worked out by hand in docs/theory.md
 LAWS: dict[str, tuple[str, float, float]] = {

@@ -57,7 +57,7 @@ def ids() -> Any:
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of six steps with an own BPE."""
-    from geonorm.cli import main
+    from geonorm.cli.main import main
 
     folder = tmp_path_factory.mktemp("run")
     text = folder / "small.txt"

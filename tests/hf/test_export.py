@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from geonorm import Decoder, DecoderConfig, elsewhere, names
-from geonorm.cli import main
+from geonorm.cli.main import main
 from geonorm.errors import ConfigError, UntrustedCode
 
 transformers = pytest.importorskip("transformers")
@@ -25,7 +25,7 @@ from geonorm.hf.export import fast_tokenizer  # noqa: E402
 from geonorm.hf.remote import modeling_source  # noqa: E402
 from geonorm.lab.data import load_tokenizer  # noqa: E402
 from geonorm.lab.finished import finished  # noqa: E402
-from geonorm.lab.use import NO_TEXT  # noqa: E402
+from geonorm.lab.tasks.use import NO_TEXT  # noqa: E402
 from geonorm.schemes import parse  # noqa: E402
 
 ALONE = """
@@ -188,7 +188,7 @@ def test_an_export_is_probed_as_its_run_is(run: Path, folder: Path, tmp_path: Pa
     text, out = tmp_path / "text.txt", tmp_path / "out"
     text.write_text("the cat sat on the mat and saw residual streams.\n" * 40)
     words = ["probe", folder, run, "--data", text, "--tokens", 128, "--ablate-blocks", "--out", out]
-    python(f"from geonorm.cli import main; assert main({[*map(str, words)]}) == 0", tmp_path / "none", path=SOURCE)
+    python(f"from geonorm.cli.main import main; assert main({[*map(str, words)]}) == 0", tmp_path / "none", path=SOURCE)
     for name in ("trace.jsonl", "ablation.jsonl"):
         rows = [json.loads(line) for line in (out / name).read_text().splitlines()]
         theirs, ours = ([{**row, "model": ""} for row in rows if row["model"] == model] for model in ("model", "out"))

@@ -17,8 +17,8 @@ pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate
 from geonorm import hf, names  # noqa: E402
 from geonorm.hf.export import adapt, hf_name  # noqa: E402
 from geonorm.hf.training import decay_parameter_names  # noqa: E402
-from geonorm.lab import optim  # noqa: E402
 from geonorm.lab.config import Optim  # noqa: E402
+from geonorm.lab.train.loop import optim  # noqa: E402
 from geonorm.nn import Decoder  # noqa: E402
 
 SOME = ["geonorm", "ngpt", "residual_dual"]

@@ -29,7 +29,7 @@ MODELS = {"run", "model", "sim"}
 
 def prepare(root: Path) -> None:
     """A finished run, its export and a simulation, to be copied."""
-    from geonorm.cli import main
+    from geonorm.cli.main import main
 
     root.chmod(0o755)
     (root / "text.txt").write_text(TEXT)
@@ -121,7 +121,7 @@ def of_call(situation: Call) -> str:
 
 
 def of_command(situation: Situation, prepared: Path, place: Path) -> str:
-    from geonorm.cli import main
+    from geonorm.cli.main import main
 
     set_up(situation, prepared, place)
     before = state(place)

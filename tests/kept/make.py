@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from geonorm.cli import main
+from geonorm.cli.main import main
 
 SCHEMES = {
     "pre": "pre",

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from geonorm.cli import main
+from geonorm.cli.main import main
 
 HERE = Path(__file__).parent
 SCHEMES = runpy.run_path(str(HERE / "make.py"))["SCHEMES"]

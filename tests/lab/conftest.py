@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from geonorm.cli import main
+from geonorm.cli.main import main
 
 WORDS = "the cat sat on a mat and saw that residual streams grow with depth while spheres keep their radius".split()
 MODEL = (
@@ -88,7 +88,7 @@ def losses() -> Callable[[Path], list[tuple[Any, ...]]]:
 
 
 PRELOAD = (
-    "geonorm.cli geonorm.lab.train geonorm.lab.plan torch._dynamo torch._decomp.decompositions_for_jvp "
+    "geonorm.cli.main geonorm.lab.train.loop geonorm.lab.scale.plan torch._dynamo torch._decomp.decompositions_for_jvp "
     "torch.testing yaml jsonargparse"
 ).split()
 """What every rank imports: once, in the process that they are forked from."""

@@ -16,9 +16,10 @@ import torch
 from safetensors.torch import save_file
 from torch.profiler import ProfilerActivity, profile
 
-from geonorm.cli import main
-from geonorm.lab import checkpoint, parallel, train
+from geonorm.cli.main import main
 from geonorm.lab.config import from_dict
+from geonorm.lab.scale import checkpoint, parallel
+from geonorm.lab.train.loop import loop as train
 from geonorm.nn import Decoder
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from geonorm import Decoder, DecoderConfig
-from geonorm.anatomy import Stack, anatomy, join
 from geonorm.errors import ConfigError
 from geonorm.probes.accumulate import SiteMeasure
 from geonorm.probes.capture import Capture
 from geonorm.probes.norms import examine, norms_of
+from geonorm.sites.anatomy import Stack, anatomy, join
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 import huggingface_hub
 from huggingface_hub import errors
 
-from geonorm.cli import main
+from geonorm.cli.main import main
 from geonorm.errors import ConfigError, near_folder
 from geonorm.probes.load import check_name
 

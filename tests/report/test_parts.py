@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geonorm.lab.statistics import SEED_CAP, aggregate
+from geonorm.lab.runs.statistics import SEED_CAP, aggregate
 from geonorm.report import series
 from geonorm.report.checks import limits
 from geonorm.report.runs import load, read_run

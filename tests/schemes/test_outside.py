@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from geonorm import Decoder, DecoderConfig, Placement, Residual, Site, dynamics, parse
-from geonorm.cli import main
+from geonorm.cli.main import main
 from geonorm.errors import ConfigError
-from geonorm.lab import optim
 from geonorm.lab.config import Optim
-from geonorm.lab.train import load_run
+from geonorm.lab.train.loop import load_run, optim
 from geonorm.nn import generate
 from geonorm.norms import NormSpec
 from geonorm.schemes.parse import REGISTRY
@@ -90,7 +89,7 @@ SHAPE = (
 ).split()
 DRIVE = """
 import json, sys
-from geonorm.cli import main
+from geonorm.cli.main import main
 for words in json.loads(sys.argv[1]):
     assert main(words) == 0, words
 """

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Literal
 
 from ..errors import ConfigError
-from ..lab.clusters import within
+from ..lab.compare.clusters import within
 
 CPU_SHAPES = ("4096x768", "4096x1024")
 CUDA_SHAPES = ("4096x768", "32768x768", "32768x1024", "32768x2048", "16384x4096", "8192x8192", "4096x16384")

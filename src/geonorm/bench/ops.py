@@ -13,9 +13,9 @@ from torch._functorch import config as functorch
 
 from ..devices import pick_device
 from ..errors import ConfigError
-from ..lab import environment
-from ..lab.run import write_json
-from ..lab.simulations import writable
+from ..lab.runs import environment
+from ..lab.runs.run import write_json
+from ..lab.studies.simulate import writable
 from ..ops import backends
 from . import show
 from .candidates import FUSED, Candidate, candidates, reason

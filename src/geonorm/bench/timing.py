@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..lab.statistics import ratio_interval
+from ..lab.runs.statistics import ratio_interval
 
 Call = Callable[[], object]
 Build = Callable[[], Call]

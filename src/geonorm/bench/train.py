@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from ..devices import pick_device
 from ..errors import ConfigError, GeonormError
-from ..lab import environment, optim, parallel
 from ..lab.config import Runtime
 from ..lab.options import Optim
-from ..lab.run import write_json
-from ..lab.simulations import writable
+from ..lab.runs import environment
+from ..lab.runs.run import write_json
+from ..lab.scale import parallel
+from ..lab.studies.simulate import writable
+from ..lab.train import optim
 from ..nn.config import DecoderConfig, preset
 from ..nn.decoder import Decoder
 from ..schemes import parse

@@ -20,8 +20,8 @@ from .. import sphere
 from ..devices import pick_device
 from ..errors import ConfigError
 from ..schemes import Scheme, parse
-from ..simulation import SimulateConfig
 from . import theory
+from .config import SimulateConfig
 from .fields import Attention, Field, Fresh, random_attention
 from .flow import Flow, check_values
 from .integrators import integrate

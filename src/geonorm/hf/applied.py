@@ -19,12 +19,12 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import output_capturing
 
-from ..anatomy import FAMILIES
 from ..elsewhere import allowed
 from ..errors import ConfigError, unknown
 from ..nn.decoder import End
 from ..residual import Residual
 from ..schemes import parse, sources_of
+from ..sites.anatomy import FAMILIES
 from .block import Affine, Gain, StockBranch
 from .config import from_folder
 from .sites import Undo, replace_sites

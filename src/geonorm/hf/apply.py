@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
-from ..anatomy import FAMILIES, join, rooted
 from ..errors import ConfigError, unknown
 from ..residual import Residual
 from ..schemes import Scheme, Site, parse
+from ..sites.anatomy import FAMILIES, join, rooted
 from .applied import dress, is_applied
 from .match import matched
 from .sites import Undo, replace_sites, stock_norms

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..anatomy import Branch as Where
-from ..anatomy import Stack, Sublayer
 from ..nn.decoder import End
 from ..norms import NORMS, NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site
+from ..sites.anatomy import Branch as Where
+from ..sites.anatomy import Stack, Sublayer
 
 ARGUMENTS: dict[str, dict[str, dict[str, str]]] = {
     "bert": {"cross": {"encoder_hidden_states": "encoder_hidden_states", "attention_mask": "encoder_attention_mask"}},

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..anatomy import FAMILIES
 from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig
 from ..schemes import Placement, parse
+from ..sites.anatomy import FAMILIES
 from .config import NAMES
 
 GATED = {"swiglu": "silu"}

@@ -25,10 +25,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..anatomy import FAMILIES, join, rooted
 from ..errors import ConfigError
 from ..norms import upcast
 from ..residual import Residual
+from ..sites.anatomy import FAMILIES, join, rooted
 from .block import Exit, norm_in
 
 SEQUENCES, TOKENS = 4, 64

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from ..anatomy import FAMILIES, Stack, join, rooted
 from ..errors import ConfigError
 from ..nn.decoder import End
 from ..schemes import Scheme, Site
+from ..sites.anatomy import FAMILIES, Stack, join, rooted
 from .block import AppliedBlock, Exit, call_of, carry, norm_in, norm_spec, site_of
 
 Undo = Callable[[], None]

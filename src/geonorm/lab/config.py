@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig, preset
-from .clusters import Machine, Ray, Slurm, within
+from .compare.clusters import Machine, Ray, Slurm, within
 from .options import Checkpoint, Evaluation, Optim
 
 MAX_SEED = 2**63 - 1

@@ -13,9 +13,9 @@ from ..nn.decoder import Decoder
 from .config import TrainConfig
 from .data import Tokenizer, load_tokenizer
 from .data.source import NO_TEXT
-from .made import parts
-from .run import Run, read_rows
-from .train import load_run
+from .runs.made import parts
+from .runs.run import Run, read_rows
+from .train.loop import load_run
 
 
 @dataclass(frozen=True)

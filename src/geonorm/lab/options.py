@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import ConfigError
-from .clusters import within
+from .compare.clusters import within
 
 Matrix = Literal["q", "k", "v", "o", "up", "gate", "down"]
 

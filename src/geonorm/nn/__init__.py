@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from ..lazy import load_on_use
 
 PUBLIC = {
     "DecoderConfig": "config",
@@ -14,9 +13,4 @@ PUBLIC = {
 }
 
 __all__ = list(PUBLIC)
-
-
-def __getattr__(name: str) -> Any:
-    if name in PUBLIC:
-        return getattr(import_module(f".{PUBLIC[name]}", __name__), name)
-    raise AttributeError(f"module 'geonorm.nn' has no attribute {name!r}")
+__getattr__ = load_on_use(__name__, PUBLIC)

@@ -1,6 +1,17 @@
-"""The geometry of hidden states: measures of a stream before and after a site, and of norms, on any model."""
+"""The geometry of hidden states: measures of a stream before and after a site, and of norms, on any model.
 
-from .accumulate import NormMeasure, SiteMeasure
-from .measures import SiteMoments, step_measures
+Names load on first use; `config` needs no torch."""
 
-__all__ = ["NormMeasure", "SiteMeasure", "SiteMoments", "step_measures"]
+from __future__ import annotations
+
+from ..lazy import load_on_use
+
+PUBLIC = {
+    "NormMeasure": "accumulate",
+    "SiteMeasure": "accumulate",
+    "SiteMoments": "measures",
+    "step_measures": "measures",
+}
+
+__all__ = list(PUBLIC)
+__getattr__ = load_on_use(__name__, PUBLIC)

@@ -15,8 +15,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from ..anatomy import Stack, anatomy, join, rooted
 from ..errors import ConfigError
+from ..sites.anatomy import Stack, anatomy, join, rooted
 from .load import load_config, model_class
 
 

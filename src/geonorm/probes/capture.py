@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..anatomy import BY_HAND, Stack, Sublayer, anatomy, join, rooted
 from ..errors import ConfigError
+from ..sites.anatomy import BY_HAND, Stack, Sublayer, anatomy, join, rooted
 from .accumulate import NormMeasure, SiteMeasure
 from .norms import NormFacts, channels_first, examine, norms_of
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..anatomy import Stack
 from ..errors import ConfigError
+from ..sites.anatomy import Stack
 from .capture import Capture, first, fitted, mask_of, stream_of
 from .streaming import single
 

@@ -20,8 +20,8 @@ def build(dirs: Sequence[AnyPath] | AnyPath, out: AnyPath, figures: AnyPath | No
     there is no run at all, GeonormError where these kinds are mixed, or where `out` holds something else
     than such a page; `force` overwrites it.
     """
-    from geonorm.report.page import page
-    from geonorm.report.runs import load
+    from .page import page
+    from .runs import load
 
     target = Path(out)
     _check_target(target, None if figures is None else Path(figures), force)
@@ -43,8 +43,8 @@ def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[P
     to show (no trace, one learning rate) is left out. Several simulations or probes write to a folder each, by their
     names, numbered where two have the same.
     """
-    from geonorm.report.figures import draw
-    from geonorm.report.runs import load
+    from .figures import draw
+    from .runs import load
 
     if study := _study(dirs):
         return [file for written in _figures(*study, Path(out_dir)) for file in written]
@@ -57,7 +57,7 @@ MARK = '<!doctype html><html lang="en"><head><meta charset="utf-8">'
 
 def _check_target(target: Path, figures: Path | None, force: bool) -> None:
     """GeonormError if the page would take the place of something else, or figures cannot be put where they shall."""
-    from geonorm.errors import GeonormError
+    from ..errors import GeonormError
 
     if target.is_dir():
         raise GeonormError(f"{target} is a folder: give --out a file, such as {target / 'report.html'}")
@@ -81,9 +81,9 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 def _study(dirs: Sequence[AnyPath] | AnyPath) -> tuple[str, list[Path]] | None:
     """(simulation or probe, the directories), if they are such; None if they are runs."""
-    from geonorm.errors import GeonormError
-    from geonorm.report.geometry import is_probe
-    from geonorm.report.simulation import is_simulation
+    from ..errors import GeonormError
+    from .geometry import is_probe
+    from .simulation import is_simulation
 
     paths = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
     kinds = {"simulation" if is_simulation(path) else "probe" if is_probe(path) else "run" for path in paths}
@@ -100,8 +100,8 @@ def _figures(kind: str, paths: list[Path], out_dir: Path) -> list[list[Path]]:
 
 
 def _draw(kind: str, path: Path, folder: Path) -> list[Path]:
-    from geonorm.report import geometry, simulation, trajectories
-    from geonorm.report.figures import save
+    from . import geometry, simulation, trajectories
+    from .figures import save
 
     if kind == "probe":
         found = geometry.load(path)
@@ -113,7 +113,7 @@ def _draw(kind: str, path: Path, folder: Path) -> list[Path]:
 def _build_study(kind: str, paths: list[Path], target: Path, figures: AnyPath | None) -> Path:
     from tempfile import TemporaryDirectory
 
-    from geonorm.report import geometry, simulation
+    from . import geometry, simulation
 
     drawings = []
     with TemporaryDirectory() as scratch:

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from geonorm.lab.statistics import usable
-from geonorm.report import series
-from geonorm.report.runs import Comparison, Run
-from geonorm.report.style import Look, duration, figures, looks, rate, si, signed
-from geonorm.report.svg import Axis, Chart
-from geonorm.report.tables import count, difference, spread, unfinished
+from ..lab.runs.statistics import usable
+from . import series
+from .runs import Comparison, Run
+from .style import Look, duration, figures, looks, rate, si, signed
+from .svg import Axis, Chart
+from .tables import count, difference, spread, unfinished
 
 ROW = 46  # height of a row of a strip chart
 

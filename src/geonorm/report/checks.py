@@ -6,10 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from geonorm.lab.statistics import ending, usable
-from geonorm.report.runs import Comparison, Run, flatten
-from geonorm.report.style import rate, si
-from geonorm.report.tables import count
+from ..lab.runs.statistics import ending, usable
+from .runs import Comparison, Run, flatten
+from .style import rate, si
+from .tables import count
 
 SEEDS_FOR_A_CLAIM = 5
 TOKENS_PER_PARAMETER = 10

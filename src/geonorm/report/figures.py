@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geonorm.report import series
-from geonorm.report.page import summary_line
-from geonorm.report.runs import Comparison
-from geonorm.report.style import Look, looks, rate, si
-from geonorm.report.tables import difference, spread, unfinished
+from . import series
+from .page import summary_line
+from .runs import Comparison
+from .style import Look, looks, rate, si
+from .tables import difference, spread, unfinished
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

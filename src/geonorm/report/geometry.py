@@ -10,11 +10,11 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geonorm.report.columns import aligned
-from geonorm.report.figures import MARKERS, dash, label, legend, plain_ticks
-from geonorm.report.simulation import Cells, shell, table
-from geonorm.report.simulation import figure as drawing
-from geonorm.report.style import Look, figures, looks, si
+from .columns import aligned
+from .figures import MARKERS, dash, label, legend, plain_ticks
+from .simulation import Cells, shell, table
+from .simulation import figure as drawing
+from .style import Look, figures, looks, si
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,13 +10,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from geonorm.lab.statistics import Row
-from geonorm.report import charts
-from geonorm.report.checks import limits
-from geonorm.report.runs import Comparison, Record, Run, flatten
-from geonorm.report.style import Look, looks, si
-from geonorm.report.svg import SHAPES
-from geonorm.report.tables import COLUMNS, LIMITS, Column, count, headline
+from ..lab.runs.statistics import Row
+from . import charts
+from .checks import limits
+from .runs import Comparison, Record, Run, flatten
+from .style import Look, looks, si
+from .svg import SHAPES
+from .tables import COLUMNS, LIMITS, Column, count, headline
 
 PER_RUN = {"scheme", "seed", "lr", "out", "name", "phase"}  # settings that differ between runs by design
 STATUS = ("scheme", "seed", "lr", "phase", "status", "val_loss")

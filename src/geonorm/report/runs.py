@@ -10,8 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from geonorm.lab.statistics import Row, aggregate, choose
-from geonorm.parsing import from_json, from_yaml
+from ..lab.runs.statistics import Row, aggregate, choose
+from ..parsing import from_json, from_yaml
 
 Record = dict[str, Any]
 AnyPath = str | PathLike[str]

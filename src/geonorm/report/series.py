@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from geonorm.lab.statistics import paired, spikes
-from geonorm.report.runs import Comparison, Record, Run
+from ..lab.runs.statistics import paired, spikes
+from .runs import Comparison, Record, Run
 
 Array = NDArray[np.float64]
 KINDS = ("attn", "cross", "mlp", "parallel")

@@ -11,8 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from geonorm.report.columns import aligned
-from geonorm.report.runs import Record
+from .columns import aligned
+from .runs import Record
 
 Cells = list[list[str]]
 START = {

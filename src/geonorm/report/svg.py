@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from geonorm.report.style import figures
+from .style import figures
 
 Format = Callable[[float], str]
 SHAPES = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from geonorm.lab.statistics import SEED_CAP, Row, significant
-from geonorm.report.columns import aligned
-from geonorm.report.style import memory, rate, si, signed
+from ..lab.runs.statistics import SEED_CAP, Row, significant
+from .columns import aligned
+from .style import memory, rate, si, signed
 
 WIDTH = 100
 LIMITS = "What limits this comparison"

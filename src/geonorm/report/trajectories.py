@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from geonorm.report.figures import MARKERS, dash, label, legend
-from geonorm.report.simulation import Trace, caption
-from geonorm.report.style import Look, looks
+from .figures import MARKERS, dash, label, legend
+from .simulation import Trace, caption
+from .style import Look, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

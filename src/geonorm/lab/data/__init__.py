@@ -1,10 +1,10 @@
 """Data: text sources, tokenizers, cached tokens; `geonorm.lab.data.batches`, which needs torch, is apart."""
 
-from geonorm.lab.data.inspect import describe
-from geonorm.lab.data.source import Source
-from geonorm.lab.data.sources import corpora, open_source
-from geonorm.lab.data.tokenizer import Tokenizer, load_tokenizer
-from geonorm.lab.data.tokens import TokenData, prepare
+from .inspect import describe
+from .source import Source
+from .sources import corpora, open_source
+from .tokenizer import Tokenizer, load_tokenizer
+from .tokens import TokenData, prepare
 
 __all__ = [
     "Source",

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from geonorm.errors import DataError
+from ...errors import DataError
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 KEPT_EPOCHS = 2  # a batch can straddle two epochs

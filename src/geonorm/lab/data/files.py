@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from geonorm.errors import DataError
-from geonorm.lab.data.optional import require
-from geonorm.lab.data.zstandard_file import open_zstandard
+from ...errors import DataError
+from .optional import require
+from .zstandard_file import open_zstandard
 
 COMPRESSIONS = (".gz", ".xz", ".bz2", ".zst")
 JSON_SUFFIXES = (".jsonl", ".ndjson")

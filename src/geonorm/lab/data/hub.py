@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from geonorm.errors import DataError
-from geonorm.lab.data.files import text_field
-from geonorm.lab.data.optional import require
-from geonorm.lab.data.source import Source
-from geonorm.lab.data.split import hold_out_stream
+from ...errors import DataError
+from .files import text_field
+from .optional import require
+from .source import Source
+from .split import hold_out_stream
 
 
 def open_hub(spec: str, fraction: float) -> Source:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from geonorm.lab.data.source import SPLITS, Source, Split
-from geonorm.lab.data.tokenizer import Tokenizer
-from geonorm.lab.data.tokens import pieces_in_batches
+from .source import SPLITS, Source, Split
+from .tokenizer import Tokenizer
+from .tokens import pieces_in_batches
 
 SAMPLE_CHARACTERS = 200
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from geonorm.errors import DataError
+from ...errors import DataError
 
 
 def require(module: str, what: str, extra: str) -> Any:

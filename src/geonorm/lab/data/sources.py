@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from geonorm.errors import DataError, nearest
-from geonorm.lab.data import stdlib
-from geonorm.lab.data.files import is_readable_in_folder, kind, read_documents, sha256_of
-from geonorm.lab.data.source import SPLITS, Documents, Source, Split
-from geonorm.lab.data.split import hold_out
+from ...errors import DataError, nearest
+from . import stdlib
+from .files import is_readable_in_folder, kind, read_documents, sha256_of
+from .source import SPLITS, Documents, Source, Split
+from .split import hold_out
 
 FORMAT = 1  # of the fingerprint: raise it whenever the same files would give other documents or splits
 HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(:[\w.-]+)?")
@@ -32,7 +32,7 @@ def open_source(spec: str, *, validation: str | None = None, validation_fraction
         raise DataError(f"validation_fraction is {validation_fraction}: give a number between 0 and 1")
     parts = _find(spec)
     if isinstance(parts, str):
-        from geonorm.lab.data.hub import open_hub
+        from .hub import open_hub
 
         if validation is not None:
             raise DataError(

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from geonorm.errors import DataError
-from geonorm.lab.data.source import Documents, Split
+from ...errors import DataError
+from .source import Documents, Split
 
 HASH_RANGE = 1 << 64
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from geonorm.elsewhere import cache_folder
-from geonorm.errors import DataError
+from ...elsewhere import cache_folder
+from ...errors import DataError
 
 
 def default_cache() -> Path:

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from geonorm.errors import DataError, nearest
-from geonorm.lab.data.files import read_bytes
-from geonorm.lab.data.optional import require
-from geonorm.lab.data.source import Source
-from geonorm.lab.data.store import default_cache, new_folder, write_errors
+from ...errors import DataError, nearest
+from .files import read_bytes
+from .optional import require
+from .source import Source
+from .store import default_cache, new_folder, write_errors
 
 END = "<|endoftext|>"
 END_NAMES = (END, "<|end_of_text|>", "<|end|>", "<eos>", "</s>", "[SEP]", "<|im_end|>", "<|eot_id|>")

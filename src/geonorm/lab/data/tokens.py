@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from geonorm.errors import DataError
-from geonorm.lab.data.source import SPLITS, Source, Split
-from geonorm.lab.data.store import default_cache, discard, new_folder, write_errors
-from geonorm.lab.data.tokenizer import TokenIds, Tokenizer
+from ...errors import DataError
+from .source import SPLITS, Source, Split
+from .store import default_cache, discard, new_folder, write_errors
+from .tokenizer import TokenIds, Tokenizer
 
 FORMAT = 1
 PIECE = 1 << 18  # characters encoded at once: a long document is cut, so that memory stays bounded

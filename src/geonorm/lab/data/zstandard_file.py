@@ -6,8 +6,8 @@ import io
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from geonorm.errors import DataError
-from geonorm.lab.data.optional import require
+from ...errors import DataError
+from .optional import require
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -1,0 +1,1 @@
+"""The command line: verbs, their options, pages about schemes."""

@@ -1,0 +1,224 @@
+"""Text about schemes, generated from the registry: tables for the terminal, JSON, and docs/schemes.md."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from math import isfinite
+from typing import Any, Literal, get_origin, get_type_hints
+
+import torch
+
+from ..dynamics import radial_rate, speed, theory
+from ..norms import NormSpec
+from ..schemes import Scheme, Site, find, names, own_parts, parse
+from ..schemes.parse import described, format_value, options, takes_scheme
+from .arguments import docs
+
+DEPTH, DIM, HEADS = 12, 64, 4
+"""The model that initial values are stated for: 12 blocks, width 64, 4 heads."""
+PARTICLES = 32
+"""Tokens of the prediction of the initial velocity."""
+ROLES = ("embed", "q", "k", "v", "o", "up", "gate", "down", "head")
+SLOTS = {"q": HEADS, "k": HEADS, "v": HEADS, "q_rope": HEADS, "k_rope": HEADS, "up": 0, "gate": 0}
+NOTES = "x stream, u(y) output of the sub-layer that reads y, N norm, v part of u tangential to x, t = layer + 1"
+
+
+def entry(name: str) -> dict[str, Any]:
+    """Everything the registry knows about a scheme. ConfigError with the nearest name if there is none."""
+    scheme = parse(name)
+    cls = type(scheme)
+    return {
+        "name": name,
+        "title": (cls.__doc__ or "").strip().splitlines()[0],
+        "equation": cls.equation,
+        "source": cls.source,
+        "claim": cls.claim,
+        "checked": cls.checked,
+        "streams": scheme.streams,
+        "planar": scheme.planar,
+        "fields": {
+            f.name: {
+                "default": plain(getattr(scheme, f.name)),
+                "values": values(cls, f.name),
+                "meaning": " ".join(docs(cls).get(f.name, "").split()),
+            }
+            for f in fields(cls)
+        },
+        "initial_scalars": initial_scalars(scheme),
+        "initial_std": initial_std(scheme),
+        "motion": motion(scheme),
+        "theory": predicted(scheme),
+        "own_recipe": scheme.recipe(),
+    }
+
+
+def values(cls: type[Scheme], name: str) -> str:
+    hint = get_type_hints(cls)[name]
+    if takes_scheme(hint):
+        return "a scheme"
+    return described(options(hint)) if get_origin(hint) is not Literal else described((hint,))
+
+
+def plain(value: Any) -> str | float | int | bool:
+    return format_value(value) if isinstance(value, (float, Scheme)) else value
+
+
+def initial_scalars(scheme: Scheme) -> dict[str, str]:
+    """Learned vectors and scalars that a model gets from the scheme, by where they stand, with their initial values."""
+    found: dict[str, str] = {}
+    for layer, kind in ((0, "entry"), (1, "attn"), (1, "mlp"), (DEPTH - 1, "exit")):
+        site = Site(layer, kind, DEPTH)
+        part = scheme.resolve(site)
+        modules = {"": own_parts(part, site, NormSpec("rms", DIM))}
+        shapes = {name: (heads, DIM // HEADS) if heads else (4 * DIM,) for name, heads in SLOTS.items()}
+        wanted = {"attn": ("q", "k", "v", "q_rope", "k_rope"), "mlp": ("up", "gate"), "exit": ("logits",)}.get(kind, ())
+        for name in wanted:
+            slot = part.slot(name, shapes.get(name, (4 * DIM,)), DIM, site)
+            if slot is not None:
+                modules[f"{name}."] = slot
+        for prefix, module in modules.items():
+            for name, value in module.named_parameters():
+                found[f"{kind}.{prefix}{name}"] = summary(value)
+    return found
+
+
+def summary(value: torch.Tensor) -> str:
+    """Initial value of a parameter, in words."""
+    shape = " x ".join(map(str, value.shape)) or "scalar"
+    low, high = value.min().item(), value.max().item()
+    return f"{low:.4g} ({shape})" if low == high else f"{low:.4g} to {high:.4g} ({shape})"
+
+
+def initial_std(scheme: Scheme) -> dict[str, float]:
+    """Initial standard deviation over the base by role in block 2 of 12, where it is not 1."""
+    found = {}
+    for role in ROLES:
+        kind = {"embed": "entry", "head": "exit"}.get(role, "mlp" if role in ("up", "gate", "down") else "attn")
+        site = Site({"entry": 0, "exit": DEPTH - 1}.get(kind, 1), kind, DEPTH)
+        ratio = scheme.resolve(site).init_std(role, DIM, DIM, site, 1.0)
+        if ratio != 1.0:
+            found[role] = round(ratio, 4)
+    return found
+
+
+def motion(scheme: Scheme) -> dict[str, float | str] | str:
+    """What the definition does to direction and radius of one token: the speed factor s (theta' = P(A)/s) and the
+    radius law r' in blocks 1 and 4 of 12 at r = 1, |A| = 1/2, <theta, A> = 0.3; or why there is no such law."""
+    x = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    u = torch.tensor([0.3, 0.4], dtype=torch.float64)
+    found: dict[str, float | str] = {}
+    for t in (1, 4):
+        site = Site(float(t - 1), "attn", DEPTH)
+        part = scheme.resolve(site)
+        if not part.planar:
+            return part.lawless or "its step does not stay in the plane of x and u"
+        slowness = speed(part, x, u, site).item()
+        found[f"s(t={t})"] = round(slowness, 6) if isfinite(slowness) else "infinite"
+        found[f"r'(t={t})"] = round(radial_rate(part, x, u, site).item(), 6) + 0.0
+    return found
+
+
+def predicted(scheme: Scheme) -> dict[str, float | str | None] | None:
+    """What mathematics says of the scheme (`dynamics.theory`, docs/theory.md): the formula for s and r', gamma'(0) of
+    32 orthonormal tokens at beta = 1, and how 1 - cos falls at last; in a network of 12 blocks. None without a law."""
+    if not scheme.planar:
+        return None
+    return {
+        "law": theory.describe(scheme),
+        "initial_velocity": float(f"{theory.initial_velocity(scheme, PARTICLES, 1.0, DEPTH):.4g}"),
+        "terminal": str(theory.terminal(scheme, DEPTH)),
+        "terminal_causal": str(theory.terminal(scheme, DEPTH, causal=True)),
+    }
+
+
+def catalogue() -> str:
+    """One line per scheme."""
+    rows = [(name, find(name).equation) for name in names()]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:{width}}  {equation}" for name, equation in rows]
+    return "\n".join([*lines, "", NOTES, "geonorm schemes NAME: source, fields, values, what it does to a token"])
+
+
+def describe(name: str) -> str:
+    """All about one scheme."""
+    about = entry(name)
+    scheme = parse(name)
+    generic = "" if scheme == type(scheme)() else "    (without fields; what the fields change stands below)"
+    lines = [name, f"  {about['title']}", f"  {about['equation']}{generic}", f"  {about['source']}"]
+    for key, title in (("claim", "reported"), ("checked", "checked against")):
+        if about[key]:
+            lines.append(f"  {title}: {about[key]}")
+    lines.append("  fields:")
+    for field, detail in about["fields"].items():
+        lines.append(f"    {field} = {detail['default']}    {detail['values']}")
+    lines.append(f"  direction and radius: {moved(about['motion'])}")
+    if about["theory"]:
+        lines.append(f"  theory: {foretold(about['theory'])}")
+    if about["initial_std"]:
+        lines.append(f"  initial standard deviation over the base, block 2 of {DEPTH}: {pairs(about['initial_std'])}")
+    if about["initial_scalars"]:
+        lines.append(f"  learned vectors and scalars at first: {pairs(about['initial_scalars'])}")
+    if about["own_recipe"]:
+        lines.append(f"  own recipe: {pairs(about['own_recipe'])}")
+    return "\n".join(lines)
+
+
+def moved(motion: dict[str, float | str] | str) -> str:
+    if isinstance(motion, str):
+        return f"no law: {motion}"
+    return f"{pairs(motion)} at r = 1, |A| = 1/2, <theta, A> = 0.3"
+
+
+def foretold(theory: dict[str, float | str | None]) -> str:
+    law = f"{theory['law']} with A = u(read(x)); " if theory["law"] else ""
+    full, causal = theory["terminal"], theory["terminal_causal"]
+    late = "follows no closed law" if full == "none" else f"falls as {full} (causal: {causal})"
+    start = f"cos' = {theory['initial_velocity']:g} at first ({PARTICLES} orthonormal tokens, beta = 1)"
+    return f"{law}{start}; 1 - cos {late} at last"
+
+
+def pairs(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in values.items())
+
+
+def markdown() -> str:
+    """The generated part of docs/schemes.md."""
+    return "\n".join([f"`{NOTES}`", "", *(section(name) for name in names())])
+
+
+def section(name: str) -> str:
+    about = entry(name)
+    doc = " ".join((find(name).__doc__ or "").split())
+    lines = [f"## {name}", "", f"    {about['equation']}", "", doc, "", f"*Source.* {about['source']}."]
+    if about["claim"]:
+        lines += ["", f"*Reported.* {about['claim']}"]
+    lines += ["", f"*Checked against.* {about['checked'] or 'nothing yet'}."]
+    lines += ["", f"*Direction and radius.* {moved(about['motion'])}."]
+    if about["theory"]:
+        lines += ["", f"*Theory* ([derived](theory.md)). {foretold(about['theory'])}."]
+    std, scalars, recipe = about["initial_std"], about["initial_scalars"], about["own_recipe"]
+    if std:
+        lines += ["", f"*Initial standard deviation* over the base, block 2 of {DEPTH}: {pairs(std)}; others 1."]
+    if scalars:
+        listed = "; ".join(f"`{key}` {value}" for key, value in scalars.items())
+        lines += ["", f"*Learned vectors and scalars*, initial value (shape at width {DIM}): {listed}."]
+    if recipe:
+        lines += ["", f"*Own recipe.* {pairs(recipe)}."]
+    if about["fields"]:
+        lines += ["", "| field | default | values | |", "|---|---|---|---|"]
+        for key, detail in about["fields"].items():
+            choices = cell(detail["values"])
+            lines.append(f"| `{key}` | {cell(str(detail['default']))} | {choices} | {cell(detail['meaning'])} |")
+    return "\n".join([*lines, ""])
+
+
+def cell(text: str) -> str:
+    """Text inside a Markdown table."""
+    return re.sub(r"\s*\|\s*", r" \\| ", text)
+
+
+def json_text(name: str | None) -> str:
+    about = entry(name) if name else [entry(each) for each in names()]
+    return json.dumps(about, indent=1, allow_nan=False)

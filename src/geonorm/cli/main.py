@@ -1,0 +1,427 @@
+"""The command `geonorm`: one function per verb. torch is imported by a verb's work, never for its help."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .. import elsewhere, output
+from ..errors import ConfigError, GeonormError, unknown
+from .arguments import HelpAsked, read
+
+USAGE = """usage: geonorm VERB [options]      (geonorm VERB --help)
+
+residual schemes for Transformers, trained side by side
+
+verbs:"""
+STATUS = """
+exit status: 0 done; 2 bad input, a diverged run, or runs of a comparison that failed; 130 interrupted, saved"""
+
+
+SEEN_ENOUGH = ("schemes", "data", "generate")
+"""Verbs that do nothing but print: who closes the pipe has seen enough. Of all others it stops the work."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one verb and returns the exit status. Errors that a user can act on are one line on stderr."""
+    output.prepare()
+    try:
+        return run_verb(sys.argv[1:] if arguments is None else arguments)
+    finally:
+        output.settle()
+
+
+def run_verb(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        verbs = [f"  {name:9} {(verb.__doc__ or '').splitlines()[0]}" for name, verb in VERBS.items()]
+        print("\n".join([USAGE, *verbs, STATUS]))
+        return 0
+    if arguments[0] == "--version":
+        from .. import __version__
+
+        print(__version__)
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    try:
+        if name not in VERBS:
+            raise ConfigError(unknown("verb", name, VERBS))
+        return copy_context().run(run, VERBS[name], rest)  # --trust-code holds for this command
+    except SystemExit as end:  # nothing here ends so: code from elsewhere does
+        output.complain(f"geonorm {name}: code from elsewhere ended the program (sys.exit {end.code})")
+        return 2
+    except BrokenPipeError:
+        return 0 if name in SEEN_ENOUGH else 130
+    except (GeonormError, OSError, MemoryError, RuntimeError) as error:
+        line = problem(error)
+        output.record(error)
+        if (rank := output.speaker(error)) is not None:
+            output.complain(f"geonorm {name}: {rank}{line}")
+        return 2
+    except KeyboardInterrupt:
+        output.complain(f"geonorm {name}: interrupted")
+        return 130
+    finally:
+        elsewhere.BOUND.clear()
+
+
+def run(verb: Callable[[list[str]], int], arguments: list[str]) -> int:
+    try:
+        return verb(arguments)
+    except HelpAsked as asked:
+        with suppress(BrokenPipeError):  # `| head` has seen enough
+            print(asked)
+        return 0
+
+
+def problem(error: Exception) -> str:
+    """An error that a user can act on, as one line; raises it again if it is a fault of the program."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    text = " ".join(str(error).splitlines())
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in text):
+        return f"out of memory ({text[:160]}); a smaller batch or model, or --runtime.recompute, needs less"
+    if not isinstance(error, (GeonormError, OSError)):
+        raise error
+    return text
+
+
+def compare(arguments: list[str]) -> int:
+    """train several schemes side by side on the same text; ends in a table, figures and a page"""
+    from ..lab.config import CompareConfig
+
+    config = read(CompareConfig, "geonorm compare", arguments)
+    from .. import report
+    from ..lab.compare import compare as lab
+    from ..lab.compare.launch import Submitted
+    from ..lab.train.loop import Interrupted
+    from ..report import checks, runs, tables
+
+    try:
+        results = lab.compare(config, live=sys.stdout.isatty(), command=["geonorm", "compare", *arguments])
+    except Interrupted as stop:
+        output.complain(str(stop))
+        return 130
+    except Submitted as said:
+        print(said)
+        return 0
+    failed = [run["run"] for run in results["runs"] if run["status"] not in ("finished", "diverged")]
+    if len(failed) < len(results["runs"]):
+        out = Path(config.out)
+        page = report.build([out], out / "report.html", figures=out / "figures")
+        print("\n".join(tables.terminal(results["schemes"], checks.limits(runs.load([out])))))
+        print(f"report: {page}")
+    if failed:
+        raise GeonormError(f"runs that did not finish: {', '.join(failed)}; the same command tries them again")
+    return 0
+
+
+def train(arguments: list[str]) -> int:
+    """train one model, or go on with a run that was stopped"""
+    from ..lab.config import TrainCommand
+
+    command = read(TrainCommand, "geonorm train", arguments)
+    config = command.run()
+    if command.dry_run:
+        from ..lab.scale.plan import plan, table
+
+        found = plan(config, command.world_size or 1, command.machine)
+        settings = json.dumps(found["settings"], indent=1)
+        print(json.dumps(found, indent=1) if command.json else f"{settings}\n{table(found)}")
+        return 0
+    from ..lab.train.loop import Interrupted
+    from ..lab.train.loop import train as run
+
+    try:
+        summary = run(config)
+    except Interrupted as stop:
+        if output.first():
+            output.complain(f"{stop}; the same command goes on from there")
+        return 130
+    if output.first():
+        print(f"val_loss {summary['val_loss']:.4f}  bits per byte {summary['val_bpb']:.4f}  in {config.out}")
+    return 0
+
+
+def evaluate(arguments: list[str]) -> int:
+    """loss on any text, and tasks, of a run, an exported folder or any Hugging Face model"""
+    from ..lab.config import EvalConfig
+
+    config = read(EvalConfig, "geonorm eval", arguments, ("model",))
+    from ..lab.tasks.use import evaluate as run
+
+    result = run(config, live=sys.stderr.isatty())
+    print(json.dumps(result, indent=1))
+    if config.out:
+        from ..lab.runs.run import write_json
+
+        Path(config.out).mkdir(parents=True, exist_ok=True)
+        write_json(Path(config.out) / "summary.json", result)
+    return 0
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Text from a trained run or a Hugging Face model."""
+
+    run: str
+    """Run directory, model folder, or name on the Hugging Face hub."""
+    prompt: str = ""
+    """Beginning of the text; without it a new document begins."""
+    tokens: int = 100
+    """New tokens."""
+    temperature: float = 0.8
+    """0 takes the likeliest token each time."""
+    top_k: int | None = 50
+    """Sample among this many likeliest tokens."""
+    seed: int = 0
+    """Seed of the sampling."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+
+
+def generate(arguments: list[str]) -> int:
+    """text from a trained run or a Hugging Face model"""
+    options = read(Generate, "geonorm generate", arguments, ("run",))
+    from ..lab.tasks.use import generate_text
+
+    for piece in generate_text(
+        options.run,
+        options.prompt,
+        options.tokens,
+        options.temperature,
+        options.top_k,
+        options.seed,
+        options.device,
+    ):
+        print(piece, end="", flush=True)
+    print()
+    return 0
+
+
+@dataclass(frozen=True)
+class Export:
+    """A finished run as a model folder for transformers: weights, configuration, tokenizer, model card."""
+
+    run: str
+    """Run directory."""
+    to: str
+    """Folder to write; it must not exist or be empty."""
+    layout: str = "geonorm"
+    """geonorm: any scheme, loads with `import geonorm.hf`; stock, or by name (llama, gpt2, ...): the architecture of
+    transformers that it equals."""
+    remote_code: bool = False
+    """Add a modeling file: the folder then loads with trust_remote_code=True where geonorm is not installed."""
+
+
+def export(arguments: list[str]) -> int:
+    """a finished run as a model folder for transformers"""
+    options = read(Export, "geonorm export", arguments, ("run",))
+    from .. import hf
+    from ..hf.export import check_target
+    from ..hf.export import export as write
+    from ..hf.layouts import architecture, check_layout
+    from ..lab.config import to_dict
+    from ..lab.finished import finished
+
+    to = Path(options.to)
+    check_target(to)
+    check_layout(options.layout)
+    run = finished(Path(options.run))
+    shape = run.model.config
+    model_type = architecture(shape, options.layout)
+    text = hf.card(shape, to_dict(run.config), run.summary, run.environment, run.rows, model_type, options.remote_code)
+    write(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text)
+    ours = "geonorm.hf, " if model_type == "geonorm" and not options.remote_code else ""
+    how = f"{str(to)!r}, trust_remote_code=True" if options.remote_code else repr(str(to))
+    print(to)
+    print(f"load it: import {ours}transformers; transformers.AutoModelForCausalLM.from_pretrained({how})")
+    return 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """A self-contained page from run or comparison directories, or from simulations."""
+
+    dirs: list[str]
+    """Comparison or run directories, or those of simulations."""
+    out: str = "report.html"
+    """The page to write."""
+    figures: str | None = None
+    """Directory for PNG and SVG figures."""
+    force: bool = False
+    """Overwrite --out, whatever it is."""
+
+
+def report(arguments: list[str]) -> int:
+    """a self-contained page from run or comparison directories"""
+    options = read(Report, "geonorm report", arguments, ("dirs",))
+    from ..report import build
+
+    figures = Path(options.figures) if options.figures else None
+    print(build([Path(folder) for folder in options.dirs], Path(options.out), figures=figures, force=options.force))
+    return 0
+
+
+def bench(arguments: list[str]) -> int:
+    """speed: operations beside their peers (ops), training steps (train), LayerNorm against RMSNorm (norms)"""
+    from ..bench.config import NormsBench, OpsBench, TrainBench
+
+    kinds = {"ops": OpsBench, "train": TrainBench, "norms": NormsBench}
+    if not arguments or arguments[0] in ("-h", "--help"):
+        lines = [f"  {name:9} {' '.join((kind.__doc__ or '').split())}" for name, kind in kinds.items()]
+        if not arguments:
+            raise ConfigError(f"WHAT is missing: {' or '.join(kinds)} (see --help)")
+        raise HelpAsked("\n".join(["usage: geonorm bench WHAT [options]      (geonorm bench WHAT --help)", "", *lines]))
+    name, rest = arguments[0], arguments[1:]
+    if name not in kinds:
+        raise ConfigError(unknown("benchmark", name, kinds))
+    if name == "ops":
+        ops = read(OpsBench, "geonorm bench ops", rest)
+        from ..bench.ops import bench_ops
+
+        bench_ops(ops)
+    elif name == "norms":
+        norms = read(NormsBench, "geonorm bench norms", rest)
+        from ..bench.norms import bench_norms
+
+        bench_norms(norms)
+    else:
+        steps = read(TrainBench, "geonorm bench train", rest)
+        from ..bench.train import bench_train
+
+        bench_train(steps)
+    return 0
+
+
+def simulate(arguments: list[str]) -> int:
+    """schemes as particle systems on the sphere: how fast tokens come together, beside theory"""
+    from ..dynamics.config import SimulateConfig
+
+    config = read(SimulateConfig, "geonorm simulate", arguments)
+    from dataclasses import asdict
+
+    from ..lab.studies import simulate as simulations
+
+    out, settings = Path(config.out), asdict(config)
+    simulations.check(out, settings)
+    from ..devices import pick_device
+    from ..dynamics.simulate import Simulation
+    from ..dynamics.simulate import simulate as run
+    from ..lab.runs import environment
+    from ..report import write_figures
+    from ..report.simulation import terminal
+
+    described = environment.describe(pick_device(config.device))
+    before = simulations.finished(out, described)
+    found = Simulation(config, **before) if before else Simulation.empty(config)
+    try:
+        with simulations.progress(sys.stderr.isatty()) as progress:
+            run(config, progress=progress, into=found)
+    except BaseException as stop:
+        if not found.summary["schemes"]:
+            raise
+        simulations.save(out, settings, described, found.files())
+        missing = ", ".join(found.summary["missing"])
+        output.complain(
+            f"geonorm simulate: finished schemes are in {out}, missing: {missing}; the same command goes on with these"
+        )
+        if not isinstance(stop, KeyboardInterrupt):
+            raise
+        return 130
+    simulations.save(out, settings, described, found.files())
+    write_figures(out, out / "figures")
+    print("\n".join(terminal(found.summary)))
+    print(f"figures: {out / 'figures'}")
+    return 0
+
+
+def probe(arguments: list[str]) -> int:
+    """what normalization does to hidden states: any Hugging Face model or run, site by site"""
+    from ..probes.config import ProbeConfig
+
+    config = read(ProbeConfig, "geonorm probe", arguments, ("models",))
+    from ..lab.studies import probe as lab
+    from ..lab.studies.simulate import progress
+    from ..report import build
+    from ..report.geometry import terminal
+
+    with progress(sys.stderr.isatty()) as told:
+        found = lab.run(config, told)
+    out = Path(config.out)
+    page = build([out], out / "report.html", figures=out / "figures")
+    print("\n".join(terminal([one.summary() for one in found])))
+    print(f"report: {page}")
+    return 0
+
+
+def schemes(arguments: list[str]) -> int:
+    """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
+    usage = "usage: geonorm schemes [NAME] [--json]      geonorm schemes --markdown"
+    if "--help" in arguments or "-h" in arguments:
+        raise HelpAsked(usage)
+    flags = [word for word in arguments if word.startswith("-")]
+    chosen = [word for word in arguments if not word.startswith("-")]
+    if len(chosen) > 1 or flags not in ([], ["--json"], ["--markdown"]) or (flags == ["--markdown"] and chosen):
+        raise ConfigError(usage)
+    from .catalogue import catalogue, describe, json_text, markdown
+
+    if flags == ["--markdown"]:
+        print(markdown(), end="")
+    elif flags:
+        print(json_text(chosen[0] if chosen else None))
+    else:
+        print(describe(chosen[0]) if chosen else catalogue())
+    return 0
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a text source holds (inspect), or its tokens written to the cache (prepare)."""
+
+    action: Literal["inspect", "prepare"]
+    """inspect: print a description; prepare: tokenize into the cache."""
+    source: str
+    """Text, as for --data of train."""
+    tokenizer: str | None = None
+    """byte, bpe or a tokenizer.json; bpe for prepare when not given."""
+    vocab_size: int = 1024
+    """Tokens of an own BPE."""
+    cache: str | None = None
+    """Folder of prepared tokens; $GEONORM_CACHE or ~/.cache/geonorm when not given."""
+
+
+def data(arguments: list[str]) -> int:
+    """what a text source holds (inspect SOURCE), or its tokens in the cache (prepare SOURCE)"""
+    options = read(Data, "geonorm data", arguments, ("action", "source"))
+    from ..lab.data import describe, load_tokenizer, open_source, prepare
+
+    cache = Path(options.cache) if options.cache else None
+    source = open_source(options.source)
+    name = options.tokenizer or ("bpe" if options.action == "prepare" else None)
+    tokenizer = load_tokenizer(name, source, options.vocab_size, cache) if name else None
+    if options.action == "inspect" or tokenizer is None:
+        print(json.dumps(describe(source, tokenizer), indent=1, ensure_ascii=False))
+        return 0
+    print(json.dumps(prepare(source, tokenizer, cache).meta, indent=1, ensure_ascii=False))
+    return 0
+
+
+VERBS: dict[str, Callable[[list[str]], int]] = {
+    "compare": compare,
+    "train": train,
+    "eval": evaluate,
+    "generate": generate,
+    "export": export,
+    "report": report,
+    "bench": bench,
+    "probe": probe,
+    "simulate": simulate,
+    "schemes": schemes,
+    "data": data,
+}

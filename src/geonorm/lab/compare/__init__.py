@@ -1,0 +1,1 @@
+"""Comparisons: which runs there are, and where they are executed."""

@@ -1,0 +1,159 @@
+"""A comparison: schemes x learning rates x seeds under one recipe, as separate runs (launch/ says where).
+
+    DIR/config.yaml  DIR/configs/NAME.yaml  DIR/runs/NAME/  DIR/results.json
+
+Finished runs are kept and skipped, so the same command goes on where it was stopped. With several learning rates, every
+scheme first gets short runs on a seed that no final run uses; `tune` extends the grid until the best is not at an end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import fields, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from ...devices import pick_device
+from ...errors import CheckpointError, ConfigError
+from ...schemes import parse
+from ..config import TUNING_SEED, CompareConfig, Recipe, TrainConfig, from_dict, to_dict
+from ..runs.made import Made
+from ..runs.run import LOCK, Run, difference, locked, stored_settings, write_atomic, write_json
+from ..runs.statistics import aggregate
+from ..train.loop import load_text
+from . import launch
+from .clusters import Ray, Slurm
+from .launch import Team, outcome
+
+Say = Callable[[str], None]
+EXTENSIONS = 6
+"""How often --tune may extend a grid at one end before it gives up and says so."""
+
+
+def compare(
+    config: CompareConfig, say: Say = print, live: bool = False, command: list[str] | None = None
+) -> dict[str, Any]:
+    """Runs what is missing and returns the content of results.json; `command` is what repeats it.
+
+    Raises GeonormError for bad input before anything is written, Interrupted after Ctrl-C with every run saved, and
+    Submitted when the runs are left to SLURM. A run that fails stops no other: its status says so, and the next call
+    tries it again.
+    """
+    import yaml
+
+    out = Path(config.out)
+    schemes = [str(parse(scheme)) for scheme in config.schemes]
+    for scheme in schemes:
+        config.decoder(scheme)
+        if schemes.count(scheme) > 1:
+            raise ConfigError(f"--schemes names {scheme} twice")
+    if config.launcher == "local" or not config.runtime.device.startswith("cuda"):  # elsewhere there may be GPUs
+        pick_device(config.runtime.device)
+    check_directory(out, config)
+    text = load_text(config)  # once, here: the runs find the tokens in the cache
+    made = Made.of(config, text.tokens, text.tokenizer, schemes)
+    for settings in sorted((out / "runs").glob("*/config.yaml")):
+        made.check(settings.parent)
+    with closing(launch.team(out, config, say, live)) as team, locked(out):
+        write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
+        best = tune(team, config, schemes) if len(config.lrs) > 1 else dict.fromkeys(schemes, config.lrs[0])
+        final = [run_config(config, s, best[s], seed) for seed in range(config.seeds) for s in schemes if s in best]
+        team.run(final)
+        return collect(
+            out, schemes, team.asked, command or ["geonorm", "compare", "--config", str(out / "config.yaml")]
+        )
+
+
+def tune(team: Team, config: CompareConfig, schemes: list[str]) -> dict[str, float]:
+    """The best learning rate of each scheme by validation loss of the tuning runs. Schemes that never finish one are
+    left out and said so."""
+    lrs = sorted(config.lrs)
+    ratio = (lrs[-1] / lrs[0]) ** (1 / (len(lrs) - 1))
+    grids = {scheme: list(lrs) for scheme in schemes}
+    losses: dict[tuple[str, float], float] = {}
+    for _ in range(EXTENSIONS + 1):
+        wanted = [(s, lr) for s in schemes for lr in grids[s] if (s, lr) not in losses]
+        if not wanted:
+            break
+        runs = [run_config(config, s, lr, TUNING_SEED, tuning=True) for s, lr in wanted]
+        for (scheme, lr), summary in zip(wanted, team.run(runs), strict=True):
+            usable = summary["status"] == "finished" and summary["val_loss"] is not None
+            losses[scheme, lr] = summary["val_loss"] if usable else inf
+        for scheme in schemes if config.tune else ():
+            ranked = sorted(grids[scheme], key=lambda lr: (losses[scheme, lr], lr))  # the lowest, if all diverge
+            if ranked[0] == max(grids[scheme]):
+                grids[scheme].append(significant(ranked[0] * ratio))
+            elif ranked[0] == min(grids[scheme]):
+                grids[scheme].append(significant(ranked[0] / ratio))
+    best = {}
+    for scheme in schemes:
+        tried = {lr: losses[scheme, lr] for lr in grids[scheme] if (scheme, lr) in losses}
+        if min(tried.values()) == inf:
+            team.say(f"{scheme}: no learning rate finished; it gets no final runs")
+            continue
+        best[scheme] = min(tried, key=tried.__getitem__)
+        edge = "" if min(tried) < best[scheme] < max(tried) else " (at the end of the grid)"
+        team.say(f"{scheme}: best learning rate {best[scheme]:g}{edge}")
+    return best
+
+
+def significant(value: float) -> float:
+    """Three digits: what a person would type, and the same number in file names, YAML and tables."""
+    return float(f"{value:.3g}")
+
+
+def run_config(config: CompareConfig, scheme: str, lr: float, seed: int, tuning: bool = False) -> TrainConfig:
+    """One run of the grid."""
+    shared = {f.name: getattr(config, f.name) for f in fields(Recipe)}
+    if tuning:
+        shared["steps"] = config.tune_steps or max(1, config.steps // 2)
+    name = f"{slug(scheme)}-lr{lr:g}-seed{seed}" + ("-tune" if tuning else "")
+    out = str(Path(config.out) / "runs" / name)
+    return TrainConfig(**shared, scheme=scheme, lr=lr, seed=seed, out=out, phase="tune" if tuning else "final")
+
+
+def slug(scheme: str) -> str:
+    """A file name for a scheme: readable, and unique by a short hash where characters were lost."""
+    plain = re.sub(r"[^A-Za-z0-9._]+", "-", scheme).strip("-.")
+    return plain if plain == scheme else f"{plain[:60]}-{hashlib.sha256(scheme.encode()).hexdigest()[:6]}"
+
+
+GRID = {"schemes", "seeds", "lrs", "tune", "jobs", "launcher", "out"}
+GRID |= {f"{group}.{f.name}" for group, kind in (("ray", Ray), ("slurm", Slurm)) for f in fields(kind)}
+"""What may differ when a comparison is extended: which runs there are, not what a run is."""
+
+
+def check_directory(out: Path, config: CompareConfig) -> None:
+    """CheckpointError, before anything is written, if `out` holds something else or runs with other settings."""
+    if out.exists() and not out.is_dir():
+        raise CheckpointError(f"{out} is a file; choose another --out")
+    if not out.exists() or all(entry.name == LOCK for entry in out.iterdir()):
+        return
+    stored = stored_settings(out) if (out / "config.yaml").exists() else {}
+    if "schemes" not in stored:
+        raise CheckpointError(f"{out} is not empty and holds no comparison; choose another --out")
+    try:  # settings that the version which began it did not have stand at their defaults
+        stored = to_dict(from_dict(CompareConfig, stored))
+    except (ConfigError, TypeError) as error:
+        raise CheckpointError(f"{out / 'config.yaml'} does not hold the settings of a comparison: {error}") from None
+    if differs := difference(stored, to_dict(config), but=GRID):
+        raise CheckpointError(f"{out} holds a comparison with {differs}; choose another --out")
+
+
+def collect(out: Path, schemes: list[str], wanted: list[TrainConfig], command: list[str]) -> dict[str, Any]:
+    """Reads every run of a comparison, those that left nothing included, and writes results.json. The first scheme is
+    the baseline; runs of schemes that are not asked for this time come last."""
+    runs = {Path(config.out).name: config for config in wanted}
+    for folder in sorted(path.parent for path in (out / "runs").glob("*/config.yaml")):
+        runs[folder.name] = replace(Run(folder).config(), out=str(folder))  # the comparison may have been moved
+    order = {scheme: place for place, scheme in enumerate(schemes)}
+    found = [{**outcome(config), "run": name} for name, config in runs.items()]
+    found.sort(key=lambda run: (order.get(run["scheme"], len(order)), run["run"]))
+    baseline = schemes[0] if any(run["scheme"] == schemes[0] for run in found) else None
+    results = {"command": command, "runs": found, "schemes": aggregate(found, baseline)}
+    write_json(out / "results.json", results)
+    return results

@@ -1,0 +1,136 @@
+"""Tasks of a Ray cluster, or of one that is made on this machine for the comparison.
+
+Every task is one run in a worker process of its own, told by the files that any run is told by; nothing but paths and a
+number travels through Ray. A run whose worker dies is started again by Ray and goes on from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import traceback
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from ... import elsewhere
+from ...errors import ConfigError, GeonormError
+from ...schemes import parse, sources_of, stored
+from ..config import CompareConfig, TrainConfig, from_dict
+from ..train.loop import Interrupted, train
+from .team import Say, Team, done, last_line
+
+CARRIED = ("GEONORM_DATA", "GEONORM_CACHE", "GEONORM_BACKEND", "HOME", "XDG_CACHE_HOME")
+"""Variables that a worker takes over: where text and caches are, and which kernels run."""
+
+
+class RunFailed(Exception):
+    """A run ended without a result; the message is its last line."""
+
+
+class OnRay(Team):
+    def __init__(self, out: Path, config: CompareConfig, say: Say, live: bool) -> None:
+        super().__init__(out, config, say, live)
+        try:
+            import ray
+        except ImportError:
+            raise ConfigError("Ray is missing: pip install 'geonorm[cluster]', or --launcher local") from None
+        self.ray = ray
+        self.joined = not ray.is_initialized()
+        if self.joined:
+            try:
+                ray.init(address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                line = str(error).splitlines()[0] if str(error) else type(error).__name__
+                raise ConfigError(f"no Ray cluster at {config.ray.address or 'the default address'}: {line}") from None
+        if config.ray.gpus is not None:
+            self.gpus = config.ray.gpus
+        else:
+            self.gpus = 1.0 if config.runtime.device != "cpu" and ray.cluster_resources().get("GPU", 0) else 0.0
+        for what, wanted in (("CPU", float(config.runtime.threads)), ("GPU", self.gpus)):
+            if not self.somewhere(what, wanted):
+                self.close()
+                raise ConfigError(
+                    f"a run needs {wanted:g} {what} of one node, and no node of the Ray cluster has as many"
+                )
+
+    def somewhere(self, what: str, wanted: float) -> bool:
+        return any(not wanted or node["Resources"].get(what, 0) >= wanted for node in self.ray.nodes() if node["Alive"])
+
+    def work(self, configs: list[TrainConfig]) -> None:
+        ray, threads = self.ray, self.config.runtime.threads
+        task = ray.remote(
+            num_cpus=threads,
+            num_gpus=self.gpus,
+            max_calls=1,  # a process of its own for every run: nothing of one stays in the memory of a GPU
+            max_retries=self.config.ray.retries,
+            retry_exceptions=[RunFailed],
+        )(train_one)
+        carried = {name: os.environ[name] for name in CARRIED if name in os.environ}
+        carried["OMP_NUM_THREADS"] = str(threads)
+        carried["TOKENIZERS_PARALLELISM"] = "false"
+        waiting = list(configs)
+        running: dict[Any, TrainConfig] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < (self.config.jobs or len(configs)):
+                    config = waiting.pop(0)
+                    path, log = self.settings(config).absolute(), self.log(config).absolute()
+                    running[task.remote(os.getcwd(), str(path), str(log), carried, trusted(config.scheme))] = config
+                ended, _ = ray.wait(list(running), timeout=1.0)
+                for reference in ended:
+                    config = running.pop(reference)
+                    try:
+                        ray.get(reference)
+                    except ray.exceptions.RayError as error:
+                        with open(self.log(config), "a") as file:  # a worker that died could not say it
+                            file.write(f"{cause(error)}\n")
+                    self.report(config)
+                if self.unheard:
+                    raise KeyboardInterrupt
+        except (KeyboardInterrupt, SystemExit):  # Ray turns SIGTERM into the latter; a closed pipe is the former
+            for reference in running:
+                ray.cancel(reference, force=False)
+            ray.wait(list(running), num_returns=len(running), timeout=60)
+            raise Interrupted(
+                f"stopped; every run is saved in {self.out}; the same command goes on from there"
+            ) from None
+
+    def close(self) -> None:
+        if self.joined:
+            self.ray.shutdown()
+
+
+def cause(error: Exception) -> str:
+    """What went wrong in a task, as one line."""
+    inner = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    return lines[0] if lines else type(inner).__name__
+
+
+def trusted(scheme: str) -> list[str]:
+    """sha256 of the schemes from elsewhere that were typed here, which another machine cannot know."""
+    return [about["sha256"] for about in sources_of(parse(scheme)).values() if about["sha256"]]
+
+
+def train_one(folder: str, settings: str, log: str, environment: dict[str, str], trusted: list[str]) -> None:
+    """The task: what `geonorm train --config` does in `folder`, its output in `log`. RunFailed if it left no result."""
+    import yaml
+
+    os.environ.update(environment)
+    os.chdir(folder)
+    config: TrainConfig = from_dict(TrainConfig, yaml.safe_load(Path(settings).read_text(encoding="utf-8")))
+    with open(log, "a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
+        print(f"worker {os.getpid()} on {socket.gethostname()}")
+        try:
+            for sha256 in trusted:
+                elsewhere.remember(sha256)
+            parse(stored(config.scheme, None, settings))
+            train(config)
+        except (GeonormError, Interrupted) as end:
+            print(end)
+        except Exception:
+            traceback.print_exc()
+    if not done(config):
+        raise RunFailed(last_line(Path(log)))

@@ -1,0 +1,91 @@
+"""What all teams share: which runs are finished, how a run is told what to do, what it left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..config import CompareConfig, TrainConfig, to_dict
+from ..runs.run import Run, write_atomic
+from ..train.signals import heard
+
+Say = Callable[[str], None]
+
+
+class Submitted(Exception):
+    """The runs are another system's work now; the message says how to go on."""
+
+
+class Team:
+    """Runs training processes. A subclass says how: `work` returns when every one of its configs has ended."""
+
+    def __init__(self, out: Path, config: CompareConfig, say: Say, live: bool) -> None:
+        self.out, self.config, self.live = out, config, live
+        self.unheard: list[float] = []  # times at which nobody could hear what was said
+        self.say = heard(say, self.unheard)
+        self.asked: list[TrainConfig] = []
+
+    def run(self, configs: list[TrainConfig]) -> list[dict[str, Any]]:
+        """Runs what is not finished yet and returns the summaries in order. A run that died has status failed."""
+        self.asked += configs
+        waiting = [c for c in configs if not done(c)]
+        if skipped := len(configs) - len(waiting):
+            self.say(f"{skipped} of {len(configs)} runs are finished already")
+        if waiting:
+            self.work(waiting)
+        return [outcome(c) for c in configs]
+
+    def work(self, configs: list[TrainConfig]) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Gives back what the team holds."""
+
+    def settings(self, config: TrainConfig) -> Path:
+        """Writes the settings of a run where its process reads them; its output goes beside them, as `log` says."""
+        import yaml
+
+        path = self.out / "configs" / f"{Path(config.out).name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        write_atomic(path, yaml.safe_dump(to_dict(config), sort_keys=False))
+        return path
+
+    def log(self, config: TrainConfig) -> Path:
+        return self.out / "configs" / f"{Path(config.out).name}.log"
+
+    def report(self, config: TrainConfig) -> None:
+        """One line on a run that has ended."""
+        summary, name = outcome(config), Path(config.out).name
+        if summary["status"] == "finished":
+            self.say(f"{name}: val_loss {summary['val_loss']:.4f}, {summary['wall_seconds']:.0f} s")
+        else:
+            self.say(f"{name}: {summary['status']}: {last_line(self.log(config))}")
+
+
+def done(config: TrainConfig) -> bool:
+    """Whether a run needs no more work (a divergence is a result). CheckpointError if its directory holds another."""
+    run = Run(Path(config.out))
+    if (run.path / "config.yaml").exists():
+        run.check_same(config)
+    summary = run.summary()
+    return summary is not None and summary["status"] in ("finished", "diverged")
+
+
+def outcome(config: TrainConfig) -> dict[str, Any]:
+    """The run's summary, or that of a failed run where it left none."""
+    summary = Run(Path(config.out)).summary()
+    if summary is not None:
+        return summary
+    empty = dict.fromkeys(("val_loss", "val_bpb", "train_loss", "tokens_per_second", "peak_memory_bytes"))
+    known = {"status": "failed", "scheme": config.scheme, "seed": config.seed, "lr": config.lr, "phase": config.phase}
+    counts = {"steps": 0, "tokens": 0, "parameters": 0, "matmul_parameters": 0, "spikes": 0, "grad_spikes": 0}
+    return {**known, **empty, **counts, "wall_seconds": 0.0}
+
+
+def last_line(path: Path) -> str:
+    try:
+        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return "no output"
+    return lines[-1] if lines else "no output"

@@ -1,0 +1,1 @@
+"""What a run leaves: its folder, its record, and the statistics over many."""

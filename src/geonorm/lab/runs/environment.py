@@ -1,0 +1,60 @@
+"""What a result depends on besides its settings."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ... import __version__
+
+
+def describe(device: torch.device, threads: int | None = None, data_sha256: str | None = None) -> dict[str, Any]:
+    """Versions, commit, device, threads (those of this process if not given) and data hash, for environment.json. What
+    a run knows besides stands in made.py."""
+    return {
+        "geonorm": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+        "numpy": installed("numpy"),
+        "tokenizers": installed("tokenizers"),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads() if threads is None else threads,
+        "data_sha256": data_sha256,
+    }
+
+
+def installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def commit() -> str | None:
+    """Commit of the source tree this package runs from, with + when it has local changes; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
+        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+
+
+def processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

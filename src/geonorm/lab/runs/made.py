@@ -1,0 +1,132 @@
+"""What a run was made from: data, tokenizer, schemes from elsewhere, and the versions of each of its parts.
+
+environment.json           one object for each process that worked on the run, in order; formerly the last
+schemes/SHA256/MODULE.py   the source of its schemes from elsewhere, by the first digits of their sha256
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ... import elsewhere
+from ...errors import CheckpointError
+from ...parsing import from_json
+from ...schemes import parse, sources_of
+from ..config import Recipe
+from ..data import TokenData, Tokenizer
+from .run import write_atomic, write_json
+
+FILE, FOLDER = "environment.json", "schemes"
+VERSIONS = ("geonorm", "commit", "python", "torch", "numpy", "tokenizers")
+
+
+def parts(folder: Path) -> list[dict[str, Any]]:
+    """The record of a run, the newest part last; empty if there is none. CheckpointError if it cannot be read."""
+    path = folder / FILE
+    try:
+        found = from_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError):
+        found = None
+    found = [found] if isinstance(found, dict) else found
+    if not isinstance(found, list) or not found or not all(isinstance(part, dict) for part in found):
+        raise CheckpointError(f"{path} is not readable: the run directory is damaged")
+    return found
+
+
+def kept_sources(folder: Path) -> dict[str, dict[str, Any]]:
+    """The schemes from elsewhere of a run, in the form of `sources_of`. CheckpointError if it is damaged."""
+    last = parts(folder)[-1:]
+    found = {}
+    for place, about in (last[0].get("schemes") or {} if last else {}).items():
+        try:
+            names, sha256 = list(about["files"]), about["sha256"]
+            files = {
+                name: path_of(folder, sha256, name).read_bytes().decode("utf-8") for name in names if "/" not in name
+            }
+            if files and elsewhere.digest(elsewhere.ordered(place, files)) != sha256:
+                raise ValueError
+        except (OSError, ValueError, KeyError, TypeError):
+            raise CheckpointError(
+                f"{folder / FOLDER} does not hold the source of {place} that {FILE} names: the run directory is damaged"
+            ) from None
+        found[place] = {**about, "files": files}
+    return found
+
+
+def path_of(folder: Path, sha256: str, name: str) -> Path:
+    return folder / FOLDER / sha256[:12] / f"{name}.py"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a run is about to be made from."""
+
+    data: str
+    """sha256 of the tokens."""
+    tokenizer: str
+    """Fingerprint of its content."""
+    own_tokenizer: bool = False
+    """Whether the tokenizer follows from the data."""
+    schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Schemes from elsewhere, in the form of `sources_of`."""
+
+    @classmethod
+    def of(cls, config: Recipe, tokens: TokenData, tokenizer: Tokenizer, schemes: Iterable[str]) -> Made:
+        """What runs of these settings and schemes are made from."""
+        sources = {place: kept for scheme in schemes for place, kept in sources_of(parse(scheme)).items()}
+        return cls(tokens.sha256, tokenizer.fingerprint, config.tokens.tokenizer == "bpe", sources)
+
+    def check(self, folder: Path) -> None:
+        """CheckpointError if the run in a folder was made from something else."""
+        known = parts(folder)[-1:]
+        before = known[0] if known else {}
+        instead = "put it back, or choose another --out"
+        data, tokenizer = before.get("data_sha256"), before.get("tokenizer_sha256")
+        new_tokenizer = tokenizer is not None and tokenizer != self.tokenizer
+        if new_tokenizer and not self.own_tokenizer:
+            raise CheckpointError(
+                f"{folder} was made with another tokenizer (sha256 {short(tokenizer)}, now {short(self.tokenizer)}): "
+                f"{instead}"
+            )
+        if new_tokenizer or data not in (None, self.data):
+            raise CheckpointError(
+                f"{folder} was made from other data (sha256 of its tokens {short(data)}, now {short(self.data)}): "
+                f"{instead}"
+            )
+        for place, about in (before.get("schemes") or {}).items():
+            now = self.schemes.get(place, about)["sha256"]
+            if now != about["sha256"]:
+                raise CheckpointError(
+                    f"{folder} was made with another source of {place} (sha256 {short(about['sha256'])}, now "
+                    f"{short(now)}; it is kept in {folder / FOLDER}): {instead}"
+                )
+
+    def record(self, folder: Path, step: int, versions: dict[str, Any]) -> str | None:
+        """Adds the part of a run that begins after `step`; returns what to say of versions that have changed."""
+        before = parts(folder)
+        for about in self.schemes.values():
+            for name, text in about["files"].items():
+                path = path_of(folder, about["sha256"], name)
+                if not path.exists():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_atomic(path, text)
+        schemes = {place: {**about, "files": list(about["files"])} for place, about in self.schemes.items()}
+        own = {"tokenizer_sha256": self.tokenizer, "schemes": schemes, "step": step}
+        write_json(folder / FILE, [*before, {**versions, "data_sha256": self.data, **own}])
+        changed = [
+            f"{name} {short(before[-1][name])} is now {short(versions[name])}"
+            for name in VERSIONS
+            if before and name in before[-1] and before[-1][name] != versions[name]
+        ]
+        return f"{folder} was begun with other versions: {', '.join(changed)}" if changed else None
+
+
+def short(value: object) -> str:
+    """A value as a message shows it: of a long hash the beginning."""
+    text = str(value)
+    return f"{text[:12]}..." if len(text) >= 40 else text

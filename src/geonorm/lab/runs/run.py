@@ -1,0 +1,249 @@
+"""The run directory: what is in it, written so that a crash at any moment leaves it readable."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError, ConfigError, near_folder
+from ...parsing import from_json, from_yaml
+from ..config import TrainConfig, from_dict, to_dict
+
+VOLATILE = (
+    "out", "resume", "checkpoint.keep", "checkpoint.best", "checkpoint.minutes", "guard.stuck", "runtime.accumulate",
+    "runtime.parallel", "runtime.reshard", "runtime.shard_size", "runtime.tensor_size",
+)  # fmt: skip
+"""What a resumed run may say differently: nothing here changes the numbers by more than the order of a sum."""
+LOCK = ".lock"
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Writes beside the file, flushes to disk, renames: a reader sees the old text or the new, never half."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(aside, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """The value, or None for a number that is not finite: JSON has none."""
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a JSON-lines file, none if there is no file."""
+    if path.exists():
+        with open(path, encoding="utf-8", errors="replace") as file:
+            yield from rows_of(file)
+
+
+def rows_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Rows of JSON lines; lines that a crash cut short or damaged are passed over."""
+    for line in lines:
+        try:
+            row = from_json(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Creates a folder and keeps other processes out of it; the number of this one stands in the lock. CheckpointError
+    if it cannot be written or is in use."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise not_a_lock(folder) from None
+        raise CheckpointError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
+    about = os.fstat(lock)
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:  # it may be somebody's file under another name
+        os.close(lock)
+        raise not_a_lock(folder)
+    with os.fdopen(lock, "r+") as file:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise in_use(folder, file.read(20)) from None
+        file.write(f"{os.getpid():<20}\n")
+        file.flush()
+        yield
+
+
+def check_free(folder: Path) -> None:
+    """CheckpointError if another process works in the folder now. Changes nothing."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return
+    with os.fdopen(lock) as file:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            raise in_use(folder, file.read(20)) from None
+
+
+def in_use(folder: Path, content: str) -> CheckpointError:
+    number = content.strip()
+    who = "another process" + (f" ({number})" if number.isdecimal() and int(number) != os.getpid() else "")
+    return CheckpointError(f"{folder} is in use by {who}; wait for it or choose another --out")
+
+
+def not_a_lock(folder: Path) -> CheckpointError:
+    return CheckpointError(f"{folder / LOCK} is a link or no plain file; remove it or choose another --out")
+
+
+def identity(folder: Path) -> tuple[int, int] | None:
+    """Which folder this is, whatever its name; None if there is none."""
+    try:
+        about = os.stat(folder)
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino
+
+
+def stored_settings(folder: Path) -> dict[str, Any]:
+    """The mapping in folder/config.yaml. CheckpointError if there is none or it cannot be read."""
+    stored = folder / "config.yaml"
+    if not folder.exists():
+        raise CheckpointError(f"there is no run {folder}{near_folder(str(folder))}")
+    if not stored.exists():
+        raise CheckpointError(f"{folder} holds no run (no config.yaml)")
+    try:
+        values = from_yaml(stored.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{stored} is not readable YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{stored} is not a mapping of settings")
+    return values
+
+
+def difference(old: dict[str, Any], new: dict[str, Any], but: Container[str] = ()) -> str | None:
+    """The first setting in which two trees of settings differ, in words; None if they agree."""
+    before, after = flatten(old), flatten(new)
+    for key in after:
+        if key not in but and before.get(key) != after[key]:
+            return f"{key} {before.get(key)}, not {after[key]}"
+    return None
+
+
+class Run:
+    """A directory of one training run. Open it with `Run.opened`, which locks it against a second process. Of several
+    ranks the first writes; on the others writing does nothing."""
+
+    def __init__(self, path: Path, writes: bool = True) -> None:
+        self.path, self.writes = path, writes
+        self.metrics = path / "metrics.jsonl"
+        self.trace = path / "trace.jsonl"
+        self.norms = path / "norms.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.opened_as: tuple[int, int] | None = None
+
+    @staticmethod
+    @contextmanager
+    def opened(config: TrainConfig) -> Iterator[Run]:
+        """Creates or re-enters config.out. CheckpointError if another process works in it, if it holds another run, or
+        if it holds this run and resume is `never`; nothing is written in any of these cases."""
+        import yaml
+
+        run = Run(Path(config.out))
+        stored = run.path / "config.yaml"
+        if run.path.exists() and not run.path.is_dir():
+            raise CheckpointError(f"{run.path} is a file; choose another --out")
+        if stored.exists():
+            if config.resume == "never":
+                raise CheckpointError(f"{run.path} already holds a run; choose another --out or --resume auto")
+            run.check_same(config)
+        elif run.path.exists() and any(entry.name != LOCK for entry in run.path.iterdir()):
+            raise CheckpointError(f"{run.path} is not empty and holds no run; choose another --out")
+        with locked(run.path):
+            if not stored.exists():
+                write_atomic(stored, yaml.safe_dump(to_dict(config), sort_keys=False))
+            run.opened_as = identity(run.path)
+            yield run
+
+    def config(self) -> TrainConfig:
+        """The stored settings. CheckpointError if there are none or they are not those of a run."""
+        try:
+            config: TrainConfig = from_dict(TrainConfig, stored_settings(self.path))
+        except (ConfigError, TypeError) as error:
+            raise CheckpointError(f"{self.path / 'config.yaml'} does not hold the settings of a run: {error}") from None
+        return config
+
+    def check_same(self, config: TrainConfig) -> None:
+        """CheckpointError that names the first setting in which the directory's run differs."""
+        if differs := difference(to_dict(self.config()), to_dict(config), but=VOLATILE):
+            raise CheckpointError(f"{self.path} holds a run with {differs}; choose another --out")
+
+    def check_there(self) -> None:
+        """CheckpointError if the directory that was opened has been removed or replaced: what is written now would be
+        without settings and lock."""
+        if self.opened_as is not None and identity(self.path) != self.opened_as:
+            raise CheckpointError(
+                f"{self.path} was removed or replaced while the run worked in it; the same command begins it anew"
+            )
+
+    def write(self, name: str, value: Any) -> None:
+        """Writes a JSON file of the directory."""
+        if self.writes:
+            self.check_there()
+            write_json(self.path / name, value)
+
+    def append(self, path: Path, rows: list[dict[str, Any]]) -> None:
+        if not self.writes:
+            return
+        self.check_there()
+        with open(path, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps({key: finite(value) for key, value in row.items()}) + "\n" for row in rows)
+
+    def truncate(self, step: int) -> None:
+        """Drops rows after `step`: they will be written again by the resumed run."""
+        for path in (self.metrics, self.trace, self.norms) if self.writes else ():
+            kept = [json.dumps(row) + "\n" for row in read_rows(path) if whole(row, path) and row["step"] <= step]
+            if path.exists():
+                write_atomic(path, "".join(kept))
+
+    def summary(self) -> dict[str, Any] | None:
+        """What a run left when it ended, or None."""
+        try:
+            summary = from_json((self.path / "summary.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return summary if isinstance(summary, dict) and isinstance(summary.get("status"), str) else None
+
+
+def whole(row: dict[str, Any], path: Path) -> bool:
+    """Whether a row is one of ours: a file may have been edited, or damaged so that it is still JSON."""
+    numbers = ("step", "tokens", "loss", "lr", "grad_norm") if path.name == "metrics.jsonl" else ("step",)
+    return isinstance(row.get("step"), int) and all(isinstance(row.get(n, ""), int | float | None) for n in numbers)
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Leaves of nested settings by dotted name."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat

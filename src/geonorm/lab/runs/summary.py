@@ -1,0 +1,79 @@
+"""How a run ended: summary.json, lines for people, TensorBoard."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from statistics import median
+from typing import Any
+
+import torch
+
+from ...errors import GeonormError
+from ..tasks.examination import last_answers
+from .run import Run, finite, read_rows
+from .statistics import spikes
+
+
+def summarise(run: Run, about: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Writes summary.json from the run's metrics and what else is known about it, and returns its content."""
+    rows = list(read_rows(run.metrics))
+    losses = [row["loss"] if row["loss"] is not None else float("nan") for row in rows]
+    norms = [row["grad_norm"] if row["grad_norm"] is not None else float("nan") for row in rows]
+    speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
+    evaluated = [row for row in rows if "val_loss" in row]
+    tail = [row["loss"] for row in rows[-max(1, len(rows) // 10) :] if "skipped" not in row]
+    summary = {
+        **about,
+        "tokens": rows[-1]["tokens"] if rows else 0,
+        "train_loss": sum(tail) / len(tail) if tail and None not in tail else None,
+        "val_loss": evaluated[-1]["val_loss"] if evaluated else None,
+        "val_bpb": evaluated[-1]["val_bpb"] if evaluated else None,
+        "spikes": len(spikes(losses)),
+        "grad_spikes": len(spikes(norms)),
+        "tokens_per_second": median(speeds) if speeds else None,
+        "peak_memory_bytes": peak_memory(device),
+    }
+    for key in ("val_loss_part", "val_loss_average", "val_bpb_average", "val_tokens", "val_documents"):
+        if evaluated and key in evaluated[-1]:
+            summary[key] = evaluated[-1][key]
+    if tasks := last_answers(rows):
+        summary["tasks"] = tasks
+    summary = {key: finite(value) for key, value in summary.items()}
+    run.write("summary.json", summary)
+    return summary
+
+
+def progress_line(row: dict[str, Any], steps: int) -> str:
+    loss = "not finite" if row["loss"] is None else f"{row['loss']:.4f}"
+    parts = [f"step {row['step']}/{steps}", f"loss {loss}", f"{row['tokens_per_second']:,.0f} tokens/s"]
+    if "val_loss" in row:
+        parts.insert(2, f"val {row['val_loss']:.4f}")
+    return "  ".join(parts)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes at the peak: of tensors on a GPU, of the whole process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+def event_writer() -> Any:
+    """TensorBoard's class of writers. GeonormError if it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise GeonormError(
+            "TensorBoard is missing: pip install geonorm[train], or --runtime.tensorboard false"
+        ) from None
+    return SummaryWriter
+
+
+def chart(board: Any, rows: list[dict[str, Any]]) -> None:
+    """Rows of metrics as TensorBoard scalars."""
+    for row in rows:
+        for name, value in row.items():
+            if name not in ("step", "tokens") and isinstance(value, (int, float)):
+                board.add_scalar(name, value, row["step"])

@@ -1,0 +1,1 @@
+"""Many ranks: how a model is spread over them, saved, watched and planned."""

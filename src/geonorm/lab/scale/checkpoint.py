@@ -1,0 +1,330 @@
+"""Checkpoints: everything a run needs to go on as if nothing had happened, on any number of ranks.
+
+    checkpoints/step-N/   weights, optimizer state, random states (storage.py says how) and state.json (progress)
+
+Weights and optimizer state are saved under the names of the parameters, sharded as they stand on the ranks, and read
+into whatever sharding the loading run has. Saving copies the state in memory and goes on training; a second thread
+writes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.tensor import DTensor
+
+from ...errors import CheckpointError
+from .storage import UNREADABLE, Reader, Writer, clear, kind_of, read_state, reason, unreadable, verify, whole
+from .world import ALONE, World, agreed
+
+Optimizers = list[torch.optim.Optimizer]
+Scalars = dict[str, dict[str, Any]]
+Tensors = Mapping[str, Tensor]
+NOTHING: Tensors = {}
+"""Tensors beside weights, optimizer state and random states that a run keeps, by KIND.NAME."""
+
+
+class Saver:
+    """Saves into one folder, one checkpoint at a time, from a thread of its own."""
+
+    def __init__(self, folder: Path, keep: int, best: bool = False, world: World = ALONE) -> None:
+        self.folder, self.keep, self.best, self.world = folder, keep, best, world
+        if world.first:
+            folder.mkdir(exist_ok=True)
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self.pending: Future[None] | None = None
+
+    def save(
+        self, step: int, model: nn.Module, optimizers: Optimizers, progress: dict[str, Any], more: Tensors = NOTHING
+    ) -> None:
+        """Copies the state and returns; folder/step-N appears when all of it is on the disk. Waits for the save before
+        this one. CheckpointError, on every rank, if that one failed: then what was saved earlier is as it was."""
+        self.wait()
+        tensors, scalars = state_of(model, optimizers, self.world)
+        staged = {name: tensor.to("cpu", copy=True) for name, tensor in {**tensors, **more}.items()}
+        quiet()
+        self.pending = self.thread.submit(self.write, step, staged, {**progress, "optimizer": scalars})
+
+    def wait(self) -> None:
+        """Returns when the last save is on the disk; CheckpointError if it failed."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.result()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last save has ended badly: `wait` says why."""
+        return self.pending is not None and self.pending.done() and self.pending.exception() is not None
+
+    def close(self) -> None:
+        """Lets a save under way end; its failure is not raised."""
+        self.thread.shutdown(wait=True)
+
+    def write(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Runs in the thread, on every rank."""
+        world = self.world
+        writer = Writer(self.folder, step, world.rank, world.size, state)
+        try:
+            dcp_save(tensors, storage_writer=writer, process_group=world.saving, no_dist=world.size == 1)
+        except CheckpointException as failed:
+            if world.first:
+                clear(self.folder)
+            kept = steps(self.folder)
+            last = f"step-{kept[-1]} is kept" if kept else "there is no earlier one"
+            problem = reason(next(iter(failed.failures.values()))[0])
+            raise agreed(CheckpointError(f"cannot save checkpoint {writer.target}: {problem}; {last}")) from failed
+        if world.first:
+            self.prune(step)
+
+    def prune(self, newest: int) -> None:
+        """Removes all but the newest `keep` and, if asked, the best. Those later than `newest` were passed over as
+        corrupt, or belong to steps that were rewound."""
+        found = steps(self.folder)
+        kept = {step for step in found if step <= newest}
+        kept = set(sorted(kept)[-self.keep :]) | ({best} if self.best and (best := self.best_of(kept)) else set())
+        for old in set(found) - kept:
+            shutil.rmtree(self.folder / f"step-{old}", ignore_errors=True)
+
+    def best_of(self, candidates: set[int]) -> int | None:
+        """The step with the lowest validation loss of those that were evaluated."""
+        losses = {}
+        for step in candidates:
+            try:
+                loss = read_state(self.folder / f"step-{step}").get("val_loss")
+            except CheckpointError:
+                continue
+            if loss is not None:
+                losses[step] = loss
+        return min(losses, key=lambda step: (losses[step], -step)) if losses else None
+
+
+def save(
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizers: Optimizers,
+    progress: dict[str, Any],
+    keep: int,
+    world: World = ALONE,
+) -> Path:
+    """Writes folder/step-N, waits until it is on the disk, and removes all but the newest `keep`. On any failure the
+    older ones stay as they were and CheckpointError says so in one line."""
+    saver = Saver(folder, keep, world=world)
+    try:
+        saver.save(step, model, optimizers, progress)
+        saver.wait()
+    finally:
+        saver.close()
+    return folder / f"step-{step}"
+
+
+def load(
+    path: Path,
+    model: nn.Module,
+    optimizers: Optimizers | None = None,
+    world: World = ALONE,
+    more: Tensors = NOTHING,
+) -> dict[str, Any]:
+    """Restores model, optimizers and random states in place from a checkpoint folder and returns its state.
+
+    CheckpointError, on every rank, if a file is missing, its checksum differs, or its tensors do not fit; then nothing
+    was changed. Without optimizers only the weights are read.
+    """
+    state = world.together(lambda: verified(path, world, optimizers is not None))
+    files = [name for name in sorted(state["sha256"]) if optimizers is not None or kind_of(name) == "model"]
+    reader = Reader(path, files, old_names(state, model, optimizers))
+    try:
+        found = reader.tensors()
+    except UNREADABLE as error:
+        raise unreadable(path, error) from error
+    own, _ = state_of(model, [], world)
+    own.update(more)
+    targets = {name: tensor for name, tensor in own.items() if name.startswith("model.") or name in found}
+    sizes = {name: about.size for name, about in found.items() if name.startswith("model.")}
+    wanted = {name: tensor.shape for name, tensor in targets.items() if name.startswith("model.")}
+    ignored = {f"model.{name}" for name in aliases(model)}
+    for name in sorted({*sizes, *wanted} - ignored):
+        if sizes.get(name) != wanted.get(name):
+            raise CheckpointError(f"checkpoint {path} is of another model: {name[6:]} does not fit")
+    if optimizers is None:
+        targets = {name: targets[name] for name in wanted}
+    moments = blank_moments(found, model) if optimizers is not None else {}
+    quiet()
+    try:
+        dcp_load({**targets, **moments}, storage_reader=reader, process_group=None, no_dist=world.size == 1)
+    except CheckpointException as failed:
+        raise unreadable(path, next(iter(failed.failures.values()))[0]) from failed
+    if optimizers is not None:
+        restore_optimizers(model, optimizers, moments, state["optimizer"])
+        restore_random(targets, world)
+    return state
+
+
+def load_newest(
+    folder: Path,
+    model: nn.Module,
+    optimizers: Optimizers | None,
+    warn: Callable[[str], None],
+    world: World = ALONE,
+    more: Tensors = NOTHING,
+) -> dict[str, Any] | None:
+    """The newest checkpoint that is whole; each corrupt one is reported through `warn` and passed over. None if there
+    is no checkpoint at all; CheckpointError if there are some and none can be used."""
+    found = world.shared(steps(folder))
+    for step in reversed(found):
+        try:
+            return load(folder / f"step-{step}", model, optimizers, world, more)
+        except CheckpointError as error:
+            if step == found[0]:
+                raise agreed(
+                    CheckpointError(f"{error}; no usable checkpoint is left in {folder}: train anew with another --out")
+                ) from error
+            warn(f"{error}; falling back to the previous one")
+    return None
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    """All weights of a checkpoint by parameter name, whole, whatever number of ranks saved them. Tied weights stand
+    under their first name. CheckpointError if the checkpoint is not whole."""
+    state = verified(path, ALONE, everything=False)
+    try:
+        return whole(path, [name for name in state["sha256"] if kind_of(name) == "model"])
+    except UNREADABLE as error:
+        raise unreadable(path, error) from error
+
+
+def steps(folder: Path) -> list[int]:
+    """Steps of the checkpoints in a folder, ascending."""
+    if not folder.is_dir():
+        return []
+    names = (entry.name for entry in folder.iterdir() if entry.is_dir())
+    return sorted(int(name[5:]) for name in names if name.startswith("step-") and name[5:].isdigit())
+
+
+def verified(path: Path, world: World, everything: bool) -> dict[str, Any]:
+    """The state of a checkpoint whose files this rank has checked, its share of them."""
+    state = read_state(path)
+    sums = [pair for pair in sorted(state["sha256"].items()) if everything or kind_of(pair[0]) == "model"]
+    verify(path, iter(sums[world.rank :: world.size]))
+    return state
+
+
+def state_of(model: nn.Module, optimizers: Optimizers, world: World) -> tuple[dict[str, Tensor], Scalars]:
+    """Everything there is to save: tensors by name (they share memory with the model), and what is no tensor."""
+    skip = aliases(model)
+    tensors = {f"model.{name}": t.detach() for name, t in model.state_dict().items() if name not in skip}
+    names = names_of(model)
+    scalars: Scalars = {}
+    for optimizer in optimizers:
+        for parameter, entry in optimizer.state.items():
+            for field, value in entry.items():
+                name = names[id(parameter)]
+                if isinstance(value, Tensor):
+                    tensors[f"optimizer.{name}.{field}"] = value.detach()
+                else:
+                    scalars.setdefault(name, {})[field] = value
+    tensors[f"random.{world.rank}.cpu"] = torch.get_rng_state()
+    if torch.cuda.is_initialized():
+        tensors[f"random.{world.rank}.cuda"] = torch.cuda.get_rng_state()
+    return tensors, scalars
+
+
+def restore_random(targets: dict[str, Tensor], world: World) -> None:
+    """Every rank its own generators; a rank that the saved run did not have keeps its seed."""
+    if (cpu := targets.get(f"random.{world.rank}.cpu")) is not None:
+        torch.set_rng_state(cpu)
+    if (cuda := targets.get(f"random.{world.rank}.cuda")) is not None:
+        torch.cuda.set_rng_state(cuda)
+
+
+def names_of(model: nn.Module) -> dict[int, str]:
+    """First name of every parameter, by its id."""
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
+def aliases(model: nn.Module) -> set[str]:
+    """Second and further names of parameters that have several (tied weights)."""
+    every = (name for name, _ in model.named_parameters(remove_duplicate=False))
+    return set(every) - {name for name, _ in model.named_parameters()}
+
+
+def blank_moments(found: dict[str, Any], model: nn.Module) -> dict[str, Tensor]:
+    """Room for the optimizer state that a checkpoint holds, sharded as the parameters it belongs to."""
+    parameters = dict(model.named_parameters())
+    blank: dict[str, Tensor] = {}
+    for key, about in found.items():
+        kind, name = key.split(".", 1)
+        if kind != "optimizer":
+            continue
+        parameter = parameters.get(name.rpartition(".")[0])
+        if parameter is None:
+            raise CheckpointError(f"the checkpoint is of another model: it has optimizer state of {name}")
+        dtype = about.properties.dtype
+        if isinstance(parameter, DTensor) and about.size == parameter.shape:
+            blank[key] = torch.zeros_like(parameter, dtype=dtype)
+        else:
+            blank[key] = torch.zeros(about.size, dtype=dtype, device=parameter.device)
+    return blank
+
+
+def restore_optimizers(model: nn.Module, optimizers: Optimizers, moments: dict[str, Tensor], scalars: Scalars) -> None:
+    """Hyperparameters come from the config, so that only the state is taken over."""
+    names = names_of(model)
+    entries: dict[str, dict[str, Any]] = {name: dict(values) for name, values in named(scalars, names, optimizers)}
+    for key, tensor in moments.items():
+        name, _, field = key.split(".", 1)[1].rpartition(".")
+        entries.setdefault(name, {})[field] = tensor
+    for optimizer in optimizers:
+        ordered = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+        state = {index: entries[name] for index, name in enumerate(ordered) if name in entries}
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def old_names(state: dict[str, Any], model: nn.Module, optimizers: Optimizers | None) -> Callable[[str], str]:
+    """Checkpoints of version 0.1 number the parameters in the order of the optimizers: optimizer.0.3.exp_avg."""
+    if optimizers is None or not isinstance(state["optimizer"], list):
+        return str
+    ordered = numbered(names_of(model), optimizers)
+
+    def rename(key: str) -> str:
+        kind, name = key.split(".", 1)
+        if kind != "optimizer":
+            return key
+        which, index, field = name.split(".", 2)
+        return f"optimizer.{ordered[int(which), int(index)]}.{field}"
+
+    return rename
+
+
+def numbered(names: dict[int, str], optimizers: Optimizers) -> dict[tuple[int, int], str]:
+    return {
+        (which, index): names[id(parameter)]
+        for which, optimizer in enumerate(optimizers)
+        for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])
+    }
+
+
+def named(scalars: Any, names: dict[int, str], optimizers: Optimizers) -> Iterator[tuple[str, dict[str, Any]]]:
+    """State that is no tensor, by parameter name, of this version's checkpoints and of version 0.1."""
+    if isinstance(scalars, dict):
+        yield from scalars.items()
+        return
+    ordered = numbered(names, optimizers)
+    for which, entries in enumerate(scalars):
+        for index, values in entries.items():
+            yield ordered[which, int(index)], values
+
+
+def quiet() -> None:
+    """DCP warns when there is no process group; one process is no mistake here."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")

@@ -1,0 +1,248 @@
+"""Puts a model where it runs: device, precision, compilation, recomputation, and over the ranks of a world."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from ...errors import ConfigError
+from ...nn.decoder import Decoder, draw
+from ..config import Runtime
+from . import tensor
+from .world import ALONE, LEFT, World
+
+Optimizers = list[torch.optim.Optimizer]
+
+
+def prepare(model: Decoder, runtime: Runtime, device: torch.device) -> Decoder:
+    """Moves the model and wraps its blocks and its loss in place; parameter names do not change."""
+    model.to(device)
+    for block in model.blocks:
+        if runtime.recompute:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        if runtime.compile:
+            block.compile()
+    if runtime.compile:
+        model.cross_entropy = torch.compile(Decoder.cross_entropy)  # type: ignore[method-assign]
+    return model
+
+
+def layout(runtime: Runtime, world: World, batch_size: int) -> str:
+    """none, ddp or fsdp: what the groups of `tensor_size` ranks are to each other. ConfigError for what does not fit
+    this world."""
+    kind, size = runtime.parallel, runtime.tensor_size
+    if world.size % size:
+        raise ConfigError(
+            f"--runtime.tensor_size {size} needs a number of ranks that is a multiple of it, this is {world.size}: "
+            f"torchrun --nproc-per-node {size} -m geonorm train ..."
+        )
+    readers = world.size // size
+    if kind == "auto":
+        kind = "none" if readers == 1 else "ddp" if size == 1 else "fsdp"
+    if kind == "ddp" and size > 1:
+        raise ConfigError(f"--runtime.parallel ddp does not go with --runtime.tensor_size {size}; use fsdp")
+    if kind == "none" and readers > 1:
+        raise ConfigError(f"--runtime.parallel none is one rank, this is {world.size}: use ddp or fsdp")
+    if kind == "fsdp" and world.size == 1 and not dist.is_initialized():
+        raise ConfigError("--runtime.parallel fsdp needs torchrun: torchrun --nproc-per-node N -m geonorm train ...")
+    ranks = f"{readers} ranks" if size == 1 else f"{readers} groups of {size} ranks"
+    if batch_size % (readers * runtime.accumulate):
+        raise ConfigError(
+            f"batch_size {batch_size} must be a multiple of {ranks} times runtime.accumulate {runtime.accumulate}"
+        )
+    if runtime.shard_size is not None and (kind != "fsdp" or readers % runtime.shard_size):
+        raise ConfigError(
+            f"--runtime.shard_size {runtime.shard_size} needs --runtime.parallel fsdp and a number of ranks that is a "
+            f"multiple of it; this is {kind} on {readers if size == 1 else ranks}"
+        )
+    return kind
+
+
+def built_on(kind: str, world: World) -> torch.device:
+    """Where a model is built: one that is cut among ranks on the meta device, so that no rank ever holds all of it."""
+    return torch.device("meta") if kind == "fsdp" or world.tensor > 1 else torch.device("cpu")
+
+
+class Losses(nn.Module):
+    """The loss as a forward pass, which is what DDP can wrap."""
+
+    def __init__(self, model: Decoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
+        return self.model.loss(ids, targets)
+
+
+class Spread:
+    """One model over the ranks of a world: every rank sees its rows of the batch, gradients are means over ranks.
+
+    ddp: every rank holds everything. fsdp: every block's parameters, gradients and optimizer state are cut along
+    dimension 0, put together for the block's turn, and given up again (runtime.reshard). Parameters without dimensions
+    cannot be cut; they stay whole on every rank, their gradients are averaged here. Tensor parallelism (tensor.py) cuts
+    the blocks first; what fsdp shards is then each rank's part.
+
+    A model on the meta device gets its weights here.
+    """
+
+    def __init__(self, model: Decoder, runtime: Runtime, world: World, device: torch.device, kind: str) -> None:
+        self.model, self.world, self.kind = model, world, kind
+        mesh = mesh_of(runtime, world, device, kind) if kind == "fsdp" or world.tensor > 1 else None
+        if mesh is not None and world.tensor > 1:
+            tensor.cut(model, mesh["tensor"])
+        if mesh is not None and kind == "fsdp":
+            shard(model, runtime, mesh)
+        if model.embed.weight.is_meta:
+            fill(model, device)
+        self.uncut = [p for p in model.parameters() if p.dim() == 0] if kind == "fsdp" else []
+        self.loss: Callable[[Tensor, Tensor], Tensor] = model.loss
+        if kind == "none" and world.tensor > 1:
+            tensor.same_everywhere(model)
+        if kind == "ddp":
+            ids = [device] if device.type == "cuda" else None
+            with warnings.catch_warnings():  # torch 2.13 has a new name for broadcast_buffers, which 2.11 does not know
+                warnings.simplefilter("ignore", FutureWarning)
+                self.loss = DistributedDataParallel(
+                    Losses(model), ids, broadcast_buffers=False, gradient_as_bucket_view=True
+                )
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[object]:
+        """Around forward and backward of one micro-batch: DDP's ranks talk in the last one only. FSDP's talk in each,
+        because whole gradients kept in between would cost the memory that sharding saves."""
+        if isinstance(self.loss, DistributedDataParallel) and not last:
+            return self.loss.no_sync()
+        return nullcontext()
+
+    def clip(self, limit: float) -> Tensor:
+        """Norm of the whole gradient over all ranks, which is scaled down to `limit` where it is larger."""
+        for parameter in self.uncut:
+            if parameter.grad is not None:
+                self.world.mean(parameter.grad)
+        groups = tensor.alike(p.grad for p in self.model.parameters() if p.grad is not None)
+        if len(groups) == 1 and not isinstance(groups[0][0], DTensor):
+            return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        parts = [[tensor.local(gradient) for gradient in group] for group in groups]
+        norms = [torch.nn.utils.get_total_norm(part) for part in parts]
+        squares = [tensor.summed(norm.square(), group) for norm, group in zip(norms, groups, strict=True)]
+        total = torch.stack(squares).sum().sqrt()
+        scale = (limit / (total + 1e-6)).clamp(max=1.0)
+        for part in parts:
+            torch._foreach_mul_(part, scale)
+        return total
+
+    def settle(self) -> None:
+        """Gives up what a forward pass without a backward pass has put together."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def mesh_of(runtime: Runtime, world: World, device: torch.device, kind: str) -> DeviceMesh:
+    """The ranks as a grid of copies, shards of a copy, and ranks that share matrices; of these what there is."""
+    each = runtime.shard_size or world.readers
+    sizes = {"replicate": world.readers // each, "shard": each, "tensor": world.tensor}
+    used = {"replicate": runtime.shard_size is not None, "shard": kind == "fsdp", "tensor": world.tensor > 1}
+    names = tuple(name for name in sizes if used[name])
+    mesh = init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
+    LEFT.extend(mesh.get_all_groups())
+    return mesh
+
+
+def fill(model: Decoder, device: torch.device) -> None:
+    """Gives a model that was cut on the meta device its initial weights, those that one rank would draw: every rank
+    draws all of them, in the same order, but holds one whole matrix at a time and keeps its own part. Vectors and
+    scalars are made whole, all at once, because schemes start them as they like."""
+    model.to_empty(device=device)
+    if model.config.tied:
+        model.head.weight = model.embed.weight
+    matrices = {id(weight) for _, weight, _, _ in model.weights()}
+    kept = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if id(parameter) not in matrices
+    ]
+    for module, name, parameter in kept:
+        module._parameters[name] = nn.Parameter(torch.empty(parameter.shape, device=device))
+    model.reset_scalars()
+    for module, name, parameter in kept:
+        keep(parameter, getattr(module, name))
+        module._parameters[name] = parameter
+    for role, weight, scheme, site in model.weights():
+        keep(weight, draw(torch.empty(weight.shape), role, scheme, site, model.config))
+
+
+@torch.no_grad()
+def keep(parameter: Tensor, whole: Tensor) -> None:
+    """Copies this rank's part of a whole tensor."""
+    if not isinstance(parameter, DTensor):
+        parameter.copy_(whole)
+        return
+    for chunk in parameter.__create_chunk_list__():
+        own = tuple(slice(at, at + n) for at, n in zip(chunk.offsets, chunk.sizes, strict=True))
+        parameter.to_local().copy_(whole[own])
+
+
+def shard(model: Decoder, runtime: Runtime, mesh: DeviceMesh) -> None:
+    """FSDP2 in place: a group for each block, one for the embedding, one for the head, one for what is left.
+
+    With bf16, blocks and head are gathered in bf16 and gradients reduced in fp32. The embedding stays fp32 and inputs
+    are not cast, so that the residual stream keeps its dtype.
+    """
+    names = tuple(name for name in mesh.mesh_dim_names or () if name != "tensor")
+    mesh = mesh[names]
+    uncut = {p for p in model.parameters() if p.dim() == 0}
+    plain = MixedPrecisionPolicy(cast_forward_inputs=False)
+    half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    policy = half if runtime.dtype == "bf16" else plain
+
+    def cut(module: nn.Module, policy: MixedPrecisionPolicy) -> None:
+        fully_shard(module, mesh=mesh, reshard_after_forward=runtime.reshard, mp_policy=policy, ignored_params=uncut)
+
+    for block in model.blocks:
+        cut(block, policy)
+    if not model.config.tied:  # one matrix in two places belongs to the group that holds both
+        cut(model.embed, plain)
+        cut(model.head, policy)
+    cut(model, plain)
+
+
+def apart(optimizers: Optimizers) -> Optimizers:
+    """Puts parameters that lie on the ranks in different ways into groups of their own: one fused call cannot take them
+    together."""
+    for optimizer in optimizers:
+        for group in list(optimizer.param_groups):
+            group["params"], *others = tensor.alike(group["params"])
+            for params in others:
+                optimizer.add_param_group({**group, "params": params})
+    return optimizers
+
+
+def to_device(found: Tensor, device: torch.device) -> Tensor:
+    """A tensor of this process's memory on the device; a GPU fetches it without this process waiting for the GPU's
+    earlier work."""
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
+
+
+def precision(runtime: Runtime, device: torch.device) -> AbstractContextManager[object]:
+    """Matrix products in bfloat16 if asked; weights, norms and the residual stream stay fp32."""
+    if runtime.dtype == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def own_rows(batch_size: int, world: World = ALONE) -> slice:
+    """This rank's rows of the global batch."""
+    each = batch_size // world.readers
+    return slice(world.reader * each, (world.reader + 1) * each)

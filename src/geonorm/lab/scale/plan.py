@@ -1,0 +1,297 @@
+"""What a run would be, without running it: size, operations, memory of a rank, bytes on the wire, time.
+
+The model is built on the meta device; what its passes keep is counted on tensors without storage (footprint.py); the
+rest is arithmetic that is written out here. Nothing is written, and no data is read.
+
+Memory of a rank counts the tensors of a training step: weights, gradients, optimizer state, what the forward pass
+keeps, logits, buffers of FSDP. It does not count the CUDA context, NCCL's buffers, fragmentation, evaluations or Muon's
+temporaries. Bytes on the wire are those that one rank sends in a ring, which it receives as well.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ...errors import ConfigError
+from ...nn.decoder import Decoder
+from ...nn.roles import ROLES
+from ..compare.clusters import Machine
+from ..config import Runtime, TrainConfig, to_dict
+from ..train.optim import own_recipe
+from .footprint import Conditions, Piece, footprint
+from .parallel import layout
+from .world import World
+
+FP32, BF16 = 4, 2
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a model lies on its ranks: `shard` ranks hold one copy together, `copies` of them stand beside each other."""
+
+    kind: str
+    shard: int
+    copies: int
+
+    @property
+    def ranks(self) -> int:
+        return self.shard * self.copies
+
+
+def spread(runtime: Runtime, ranks: int, batch_size: int) -> Spread:
+    """As a real run decides it: ConfigError for settings that do not fit so many ranks."""
+    if runtime.tensor_size > 1:
+        raise ConfigError(
+            f"a plan does not count tensor parallelism; leave out --runtime.tensor_size {runtime.tensor_size}"
+        )
+    kind = layout(runtime, World(size=ranks), batch_size)
+    shard = (runtime.shard_size or ranks) if kind == "fsdp" else 1
+    return Spread(kind, shard, ranks // shard)
+
+
+def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) -> dict[str, Any]:
+    """The plan of a run on so many ranks; sizes in bytes, times in seconds. ConfigError for settings that do not fit
+    together."""
+    machine = machine or Machine()
+    config = own_recipe(config)
+    shape, runtime = config.decoder(config.scheme), config.runtime
+    where = spread(runtime, ranks, config.batch_size)
+    micro = config.batch_size // (ranks * runtime.accumulate)
+    with torch.device("meta"):
+        model = Decoder(shape)
+    operations = flops_per_token(model)
+    tokens = config.batch_size * shape.context
+    memory = Memory(model, config, where)
+    wire = wire_bytes(memory.pieces(1), model.parameter_count(), runtime, where)
+    peak = machine.tflops if runtime.dtype == "bf16" else machine.tflops_fp32
+    compute = operations * tokens / (ranks * peak * 1e12 * machine.mfu)
+    transfer = sum(wire.values()) / (machine.bandwidth * 1e9)
+    largest = memory.largest(int(machine.memory * 2**30))
+    return {
+        "settings": to_dict(config),
+        "model": to_dict(shape),
+        "assumed": asdict(machine),
+        "parameters": model.parameter_count(),
+        "matmul_parameters": model.matmul_parameter_count(),
+        "ranks": ranks,
+        "parallel": where.kind,
+        "ranks_of_a_copy": where.shard,
+        "tokens_per_step": tokens,
+        "tokens": config.steps * tokens,
+        "sequences_per_pass": micro,
+        "flops_per_token": operations,
+        "flops": operations * config.steps * tokens,
+        "memory": memory.parts(micro),
+        "memory_peak": memory.peak(micro),
+        "memory_peak_recompute": memory.peak(micro, recompute=True),
+        "memory_peak_no_recompute": memory.peak(micro, recompute=False),
+        "largest_sequences_per_pass": largest,
+        "largest_batch": largest * ranks * runtime.accumulate,
+        "wire": wire,
+        "seconds": {
+            "compute": compute,
+            "wire": transfer,
+            "step_overlapped": max(compute, transfer),
+            "step_in_turn": compute + transfer,
+            "run_overlapped": max(compute, transfer) * config.steps,
+        },
+        "tokens_per_day": {
+            "overlapped": 86400 * tokens / max(compute, transfer),
+            "in_turn": 86400 * tokens / (compute + transfer),
+        },
+    }
+
+
+def flops_per_token(model: Decoder) -> int:
+    """Forward and backward: 6 per parameter of a matrix that multiplies, and 6 layers context (heads head_dim) for
+    the scores and values of causal attention, of which half are computed."""
+    shape = model.config
+    attention = shape.layers * shape.context * shape.heads * shape.head_dim
+    rows = ("position",) if shape.tied else ("embed", "position")  # looked up; a tied embedding multiplies as the head
+    looked_up = sum(weight.numel() for role, weight, _, _ in model.weights() if role in rows)
+    return 6 * (model.matmul_parameter_count() - looked_up + attention)
+
+
+class Memory:
+    """Bytes that a rank holds in a step, for any number of sequences in a pass."""
+
+    def __init__(self, model: Decoder, config: TrainConfig, where: Spread) -> None:
+        self.where, self.runtime = where, config.runtime
+        self.adding = where.kind == "ddp" or (where.kind == "none" and config.runtime.accumulate > 1)
+        half = config.runtime.dtype == "bf16"
+        conditions = Conditions(
+            torch.bfloat16 if half and where.kind == "fsdp" else torch.float32,
+            (lambda: torch.autocast("cpu", torch.bfloat16)) if half else nullcontext,
+            self.adding,
+        )
+        # bytes are linear in the number of sequences, so that two sizes give all
+        self.one, self.two = (footprint(model, batch, conditions) for batch in (1, 2))
+        count = model.parameter_count()
+        orthogonal = [w.numel() for role, w, _, _ in model.weights() if ROLES[role].hidden]
+        momenta = 2 * count - (sum(orthogonal) if config.optim.name == "muon" else 0)
+        self.parameters = FP32 * count // where.shard
+        self.optimizer = FP32 * momenta // where.shard
+
+    def pieces(self, batch: int, recompute: bool | None = None) -> list[Piece]:
+        found = [one.at(batch, two) for one, two in zip(self.one, self.two, strict=True)]
+        if recompute is None:
+            recompute = self.runtime.recompute
+        return [found[0], *(p.recomputed() if recompute else p for p in found[1:-1]), found[-1]]
+
+    def parts(self, batch: int) -> dict[str, int]:
+        """Bytes by kind; they need not be there at the same moment, see `peak`. `activations` and `weight_copies` (what
+        does not grow with the batch: casts of weights and of RoPE's tables) stay from the forward to the backward pass;
+        `loss` is the most that head and cross entropy hold at once, logits and their gradient included."""
+        pieces, fixed = self.pieces(batch), self.pieces(0)  # fixed: what does not grow with the batch
+        head = pieces[-1]
+        return {
+            "parameters": self.parameters,
+            "gradients": self.parameters,
+            "optimizer": self.optimizer,
+            "weight_copies": sum(piece.saved for piece in fixed),
+            "activations": sum(p.saved - zero.saved for p, zero in zip(pieces[:-1], fixed[:-1], strict=True)),
+            "loss": max(head.forward, head.saved + head.backward),
+            "gathered": gathered(pieces, self.runtime.reshard) if self.where.kind == "fsdp" else 0,
+            "reducing": reducing(pieces) if self.where.kind == "fsdp" else 0,
+        }
+
+    def peak(self, batch: int, recompute: bool | None = None) -> int:
+        """The most that a step holds at any moment: through the forward pass and back, one piece after the other."""
+        pieces = self.pieces(batch, recompute)
+        fsdp = self.where.kind == "fsdp"
+        held = self.parameters + self.optimizer + (gathered(pieces, self.runtime.reshard) if fsdp else 0)
+        # gradients that are added to are there all the time; others appear block by block
+        held += self.parameters if self.adding else 0
+        # autocast keeps its casts of weights to the end of the forward pass, also those that recomputation makes again
+        casts = [min(p.saved, BF16 * p.weights) for p in self.pieces(0, recompute=False)]
+        top = cached = 0
+        for piece, cast, fixed in zip(pieces, casts, self.pieces(0, recompute), strict=True):
+            top = max(top, held + cached + piece.forward)
+            held += piece.saved
+            cached += max(0, cast - fixed.saved)
+        for piece in reversed(pieces):
+            top = max(top, held + piece.backward + (FP32 * piece.weights if fsdp else 0))
+            held -= piece.saved
+            held += 0 if self.adding else FP32 * piece.weights // self.where.shard
+        return top
+
+    def largest(self, room: int) -> int:
+        """Most sequences of a pass that fit into so many bytes; 0 if not even one does."""
+        if self.peak(1) > room:
+            return 0
+        low, high = 1, 2
+        while self.peak(high) <= room:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.peak(middle) <= room else (low, middle)
+        return low
+
+
+def gathered(pieces: list[Piece], reshard: bool) -> int:
+    """Whole weights that FSDP holds at once: those of a block and of the next, which is fetched ahead, or all."""
+    whole = [piece.weights * piece.width for piece in pieces]
+    return max(map(sum, pairwise(whole))) if reshard else sum(whole)
+
+
+def reducing(pieces: list[Piece]) -> int:
+    """The fp32 buffer in which FSDP reduces the gradients of one block."""
+    return FP32 * max(piece.weights for piece in pieces)
+
+
+def wire_bytes(pieces: list[Piece], parameters: int, runtime: Runtime, where: Spread) -> dict[str, int]:
+    """Bytes that a rank sends in a step. A ring of n sends (n - 1) / n of what is gathered or reduced, and twice that
+    for an all-reduce. DDP talks once a step, in fp32; FSDP in every micro-batch: weights in the dtype of the pass, once
+    more for the backward pass if they were given up, gradients in fp32."""
+    shard, copies = where.shard, where.copies
+
+    def ring(size: int, n: int) -> int:
+        return size * (n - 1) // n
+
+    if where.kind != "fsdp":
+        return {"all_gather": 0, "reduce_scatter": 0, "all_reduce": 2 * ring(FP32 * parameters, copies)}
+    whole = sum(piece.weights * piece.width for piece in pieces)
+    gathers = (2 if runtime.reshard else 1) * runtime.accumulate
+    return {
+        "all_gather": gathers * ring(whole, shard),
+        "reduce_scatter": runtime.accumulate * ring(FP32 * parameters, shard),
+        "all_reduce": runtime.accumulate * 2 * ring(FP32 * parameters // shard, copies),
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """A plan as lines for a terminal; memory below one KiB is left out."""
+    memory, seconds, day = found["memory"], found["seconds"], found["tokens_per_day"]
+    runtime, assumed = found["settings"]["runtime"], found["assumed"]
+    now, other = ("with", "without") if runtime["recompute"] else ("without", "with")
+    peak = {"with": found["memory_peak_recompute"], "without": found["memory_peak_no_recompute"]}
+    layouts = {"none": "one process", "ddp": "DDP", "fsdp": f"FSDP, {found['ranks_of_a_copy']} to a copy"}
+    batch, largest = found["largest_sequences_per_pass"], found["largest_batch"]
+    speed = "tflops" if runtime["dtype"] == "bf16" else "tflops_fp32"
+    shape = found["model"]
+    parts = [
+        ("parameters", "parameters", " (fp32: they are the master copies)"),
+        ("gradients", "gradients", ""),
+        ("optimizer", "optimizer", ""),
+        ("weight_copies", "copies of weights", " (in the dtype of the pass, with tables of RoPE)"),
+        ("activations", "activations", f" ({now} recomputation)"),
+        ("loss", "head and loss", " (logits, their gradient, copies in fp32)"),
+        ("gathered", "gathered weights", ""),
+        ("reducing", "reduction buffer", ""),
+    ]
+    rows = [
+        (
+            "model",
+            f"{found['settings']['scheme']}; {shape['layers']} layers, width {shape['width']}, {shape['heads']} heads, "
+            f"hidden {shape['hidden']}, vocabulary {shape['vocab_size']}, context {shape['context']}",
+        ),
+        ("parameters", f"{found['parameters']:,} ({found['matmul_parameters']:,} in matrices)"),
+        (
+            "ranks",
+            f"{found['ranks']} ({layouts[found['parallel']]}); sequences a pass {found['sequences_per_pass']}, "
+            f"passes a step {runtime['accumulate']}",
+        ),
+        ("tokens", f"{found['tokens']:,} ({found['tokens_per_step']:,} a step)"),
+        ("FLOPs per token", f"{found['flops_per_token']:,}"),
+        ("FLOPs of the run", f"{found['flops']:.3g}"),
+        ("memory of a rank", ""),
+        *((f"  {name}", binary(memory[key]) + note) for key, name, note in parts if memory[key] >= 2**10),
+        ("  peak of a step", f"{binary(peak[now])}; {binary(peak[other])} {other} recomputation"),
+        (
+            f"fits {assumed['memory']:g} GiB",
+            f"up to {batch} sequences a pass, batch_size {largest}" if largest else "no: not with one sequence",
+        ),
+        (
+            "sent by a rank a step",
+            ", ".join(f"{name.replace('_', '-')} {decimal(n)}" for name, n in found["wire"].items() if n) or "nothing",
+        ),
+        (
+            "seconds a step",
+            f"{seconds['step_overlapped']:.3g} if sending hides behind computing, {seconds['step_in_turn']:.3g} if not "
+            f"(computing {seconds['compute']:.3g}, sending {seconds['wire']:.3g})",
+        ),
+        ("tokens a day", f"{day['in_turn']:.3g} to {day['overlapped']:.3g}"),
+        ("days of the run", f"{seconds['run_overlapped'] / 86400:.3g} or more"),
+        (
+            "assumed",
+            f"{assumed[speed]:g} TFLOP/s in {runtime['dtype']}, MFU {assumed['mfu']:g}, "
+            f"{assumed['bandwidth']:g} GB/s a rank (--machine.*)",
+        ),
+    ]
+    return "\n".join(f"{name:<22} {text}".rstrip() for name, text in rows)
+
+
+def binary(count: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:,.2f} {unit}"
+    return f"{count} bytes"
+
+
+def decimal(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

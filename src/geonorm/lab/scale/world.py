@@ -1,0 +1,254 @@
+"""Which process of how many this is: `geonorm train` alone is a world of one, torchrun makes larger ones.
+
+Nothing here knows about models. Collective calls must be made by every rank, in the same order.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from ...errors import CheckpointError, ConfigError, DataError, GeonormError
+from ...output import launched
+from .watchdog import Watchdog, watching
+
+T = TypeVar("T")
+KINDS = {kind.__name__: kind for kind in (GeonormError, ConfigError, DataError, CheckpointError)}
+MEETING = 300.0
+"""Seconds in which all ranks must have come to the store."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among its peers. A world of one does no communication at all."""
+
+    rank: int = 0
+    size: int = 1
+    saving: Any = None
+    """A gloo group of its own for checkpoints: they are written by a second thread beside the training."""
+    tensor: int = 1
+    """Ranks, one after the other, that share every matrix and see the same data."""
+    dog: Watchdog = field(default_factory=Watchdog)
+    """Is told where this rank stands."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank speaks and writes for all."""
+        return self.rank == 0
+
+    @property
+    def readers(self) -> int:
+        """How many there are that read different data: groups of `tensor` ranks."""
+        return self.size // self.tensor
+
+    @property
+    def reader(self) -> int:
+        """Which of them this rank belongs to."""
+        return self.rank // self.tensor
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank speaks for its group where ranks are summed."""
+        return self.rank % self.tensor == 0
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Mean over ranks, in place, without waiting for a GPU."""
+        if self.size > 1:
+            dist.all_reduce(value)
+            value /= self.size
+        return value
+
+    def total(self, values: list[float]) -> list[float]:
+        """Sums over ranks, in fp64."""
+        if self.size == 1:
+            return values
+        sums = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(sums)
+        return [float(value) for value in sums]
+
+    def highest(self, value: int) -> int:
+        """The largest of the ranks' numbers: how ranks agree that one of them wants to stop."""
+        if self.size == 1:
+            return value
+        found = torch.tensor(value)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return int(found)
+
+    def shared(self, value: T) -> T:
+        """The first rank's value, on every rank: anything that JSON can carry, for what comes from outside is not
+        unpickled."""
+        if self.size == 1:
+            return value
+        text = packed(value if self.first else None)
+        size = torch.tensor([len(text)])
+        dist.broadcast(size, 0)
+        text = text if self.first else torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(text, 0)
+        return unpacked(text)
+
+    def gathered(self, value: T) -> list[T]:
+        """Every rank's value, on every rank; as `shared`."""
+        if self.size == 1:
+            return [value]
+        text = packed(value)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(text)]))
+        room = max(int(size) for size in sizes)
+        texts = [torch.empty(room, dtype=torch.uint8) for _ in sizes]
+        dist.all_gather(texts, torch.nn.functional.pad(text, (0, room - len(text))))
+        return [unpacked(found[: int(size)]) for found, size in zip(texts, sizes, strict=True)]
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Runs `work` on every rank; if it fails on one, all raise that error, which says the rank if it is not the
+        first. Without this the others would wait for ever."""
+        if self.size == 1:
+            return work()
+        failure: tuple[str, str] | None = None
+        try:
+            result = work()
+        except (GeonormError, OSError, MemoryError) as error:
+            failure = (type(error).__name__, str(error) or "out of memory")
+        for rank, found in enumerate(self.gathered(failure)):
+            if found is not None:
+                kind, text = found
+                raise agreed(KINDS.get(kind, GeonormError)(text if rank == 0 else f"rank {rank}: {text}"))
+        return result
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """The first rank's work, then that of all others: they find in the cache what the first has prepared."""
+        done = self.together(lambda: work() if self.first else None)
+        return self.together(lambda: work() if done is None else done)
+
+
+ALONE = World()
+LEFT: list[Any] = []
+"""Groups that live as long as the process. A group's end waits for its threads with the interpreter's lock held, and a
+thread that has just finished a collective may need that lock to let go of its tensors: both would wait for ever."""
+
+
+def packed(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def unpacked(text: Tensor) -> Any:
+    return json.loads(bytes(text.tolist()))
+
+
+def agreed(error: GeonormError) -> GeonormError:
+    """Marks an error that all ranks raise alike: the first one says it."""
+    error.agreed = True
+    return error
+
+
+def own_device(device: torch.device) -> torch.device:
+    """This rank's device: of several GPUs on a machine the one with the rank's local number."""
+    if device.type == "cuda" and device.index is None and launched():
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    return device
+
+
+@contextmanager
+def joined(device: torch.device, stuck: float = 0.0) -> Iterator[World]:
+    """The world that torchrun describes, or a world of one. gloo carries numbers of the CPU and checkpoints, NCCL those
+    of GPUs. A rank that holds up the others for `stuck` seconds is named; 0 waits for ever."""
+    if not launched():
+        yield ALONE
+        return
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    try:
+        store = meet(rank)
+        dog = Watchdog(rank, size)
+        if size > 1 and stuck > 0:
+            host = None if held_by_torchrun() else 0
+            dog = Watchdog(rank, size, stuck, PrefixStore("watchdog", of_this_life(connect())), host)
+        with watching(dog):
+            own = {"store": of_this_life(store), "rank": rank, "world_size": size}
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+                dist.init_process_group("cuda:nccl,cpu:gloo", device_id=device, **own)
+            else:
+                dist.init_process_group("gloo", **own)
+            try:
+                saving = dist.new_group(backend="gloo")
+                LEFT.extend((dist.group.WORLD, saving))
+                yield World(rank, size, saving, dog=dog)
+            finally:
+                dist.destroy_process_group()
+    except Exception as error:
+        error.rank = rank  # type: ignore[attr-defined]  # whoever says it says where it happened
+        if isinstance(error, ConfigError):  # the settings are the same everywhere
+            error.agreed = True
+        raise
+
+
+def held_by_torchrun() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def of_this_life(store: Any) -> Any:
+    """torchrun keeps the store when it starts the ranks again, and in it the addresses of those that have died."""
+    return PrefixStore(f"life {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+def meet(rank: int) -> Any:
+    """The store through which ranks find each other: torchrun's, or the first rank's. That one listens at MASTER_ADDR
+    alone where this is an address of the machine: whoever can reach it can end the run."""
+    if rank > 0 or held_by_torchrun():
+        return connect()
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        own: dict[str, Any] = {} if (listening := listener(host, port)) is None else {"master_listen_fd": listening}
+        wait = timedelta(seconds=MEETING)
+        return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=wait, **own)
+    except (OSError, RuntimeError, TypeError) as error:
+        raise GeonormError(
+            f"cannot listen at $MASTER_ADDR {host}, $MASTER_PORT {port} ({reason(error)}); choose another port"
+        ) from None
+
+
+def connect() -> Any:
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=MEETING))
+    except RuntimeError:
+        raise GeonormError(
+            f"nobody answers at $MASTER_ADDR {host}, $MASTER_PORT {port}; does rank 0 run, and is it reachable?"
+        ) from None
+
+
+def listener(host: str, port: int) -> int | None:
+    """A socket that listens at the address of `host` only; None where that would shut out others: the address is not
+    one of this machine, or it is a loopback that the name means on this machine alone."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError:
+        raise GeonormError(f"$MASTER_ADDR {host} cannot be resolved to an address; give one of this machine") from None
+    if ipaddress.ip_address(address[0]).is_loopback and host not in ("localhost", address[0]):
+        return None
+    with socket.socket(family, socket.SOCK_STREAM) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise
+            return None
+        server.listen(4096)
+        return server.detach()
+
+
+def reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,1 @@
+"""What `geonorm probe` and `geonorm simulate` do and leave."""

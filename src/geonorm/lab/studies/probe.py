@@ -1,0 +1,317 @@
+"""Probes of models on text: `geonorm probe` and geonorm.probe.
+
+DIR/config.yaml  environment.json  trace.jsonl  norms.jsonl  [ablation.jsonl]  summary.json  report.html  figures/
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ... import elsewhere
+from ...devices import pick_device
+from ...errors import CheckpointError, ConfigError
+from ...probes import load
+from ...probes.blockwise import load_one_block
+from ...probes.config import ProbeConfig
+from ...probes.schedule import implied
+from ...probes.subject import Inputs, Subject, ablation, gradient_norms
+from ...sites.anatomy import Stack
+from ..data import load_tokenizer, open_source
+from ..runs import environment
+from ..runs.run import LOCK, finite
+from ..train.loop import load_run
+from .simulate import save, writable
+
+Told = Callable[[str, float], None]
+ABLATION_TOKENS = 4096
+FILES = ("trace.jsonl", "norms.jsonl", "summary.json")
+
+
+@dataclass(frozen=True, repr=False)
+class Probe:
+    """What was measured of one model. Rows are dictionaries: pandas.DataFrame(probe.sites) is a table.
+
+    sites: one row per residual site (columns of trace.jsonl); norms: one per norm; schedule: laws of the implied step
+    size by stack and kind of site; ablation: rows of the depth use; loss: of the whole model on those tokens, in nats.
+    """
+
+    name: str
+    tokens: int
+    seconds: float
+    about: dict[str, Any] = field(default_factory=dict)
+    sites: list[dict[str, Any]] = field(default_factory=list)
+    norms: list[dict[str, Any]] = field(default_factory=list)
+    schedule: dict[str, Any] = field(default_factory=dict)
+    ablation: list[dict[str, Any]] = field(default_factory=list)
+    loss: float | None = None
+
+    def __repr__(self) -> str:
+        """A line: the rows themselves are hundreds of numbers each."""
+        counts = ", ".join(
+            f"{len(rows)} {name}"
+            for name, rows in (("sites", self.sites), ("norms", self.norms), ("ablation rows", self.ablation))
+            if rows
+        )
+        laws = [kinds["all"]["best"] for kinds in self.schedule.values() if kinds and kinds.get("all")]
+        law = f", step law {' / '.join(laws)}" if laws else ""
+        return f"Probe({self.name!r}, {self.tokens:,} tokens, {counts or 'no rows'}{law}, {self.seconds:.1f} s)"
+
+    def summary(self) -> dict[str, Any]:
+        """The model in summary.json."""
+        second = [row for row in self.ablation if row["blocks"] == 1]
+        found = {
+            "model": self.name, **self.about, "tokens": self.tokens, "seconds": self.seconds, "sites": len(self.sites),
+            "norms": len(self.norms), "schedule": self.schedule, "loss": self.loss,
+        }  # fmt: skip
+        if second:
+            found["second_half_share"] = second_half(second)
+        return found
+
+
+def second_half(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Share of the second half of the blocks in the loss that single blocks are worth: near 0, depth is not used."""
+    total = sum(row["increase"] for row in rows)
+    late = sum(row["increase"] for row in rows if row["first"] >= len(rows) / 2)
+    return late / total if total > 0 else None
+
+
+def probe(
+    model: str | nn.Module,
+    data: str | Tensor | Inputs | Iterable[Tensor | Inputs] = "stdlib",
+    *,
+    tokenizer: Any = None,
+    tokens: int = 32768,
+    context: int = 512,
+    batch: int = 8,
+    gradients: bool = False,
+    ablate_blocks: bool = False,
+    stacks: Sequence[Stack] | None = None,
+    sites: bool = True,
+    device: str = "auto",
+    name: str | None = None,
+    progress: Told | None = None,
+) -> Probe:
+    """Measures the hidden states of a model; nothing is written.
+
+        found = geonorm.probe("runs/geonorm", "my.txt")
+        found = geonorm.probe(model, ids)                       # a model in memory, ids (batch, tokens)
+        found = geonorm.probe(vit, {"pixel_values": images})    # keyword arguments of its forward pass
+        [row["ratio"] for row in found.sites if row["kind"] == "mlp"]
+
+    model: a run of ours, a Hugging Face directory or hub name, or a module: our Decoder, a transformers model, or with
+    sites=False any module with LayerNorm or RMSNorm. data: text as for --data (a model in memory needs `tokenizer`, a
+    transformers one), ids, keyword arguments (attention_mask marks padding), or several of these. stacks: sites by hand
+    (anatomy.Stack.by_hand). A model in memory stays on its device. Raises ConfigError or DataError with one line.
+    """
+    encode: Callable[[str], list[int]] | None = None
+    if isinstance(model, str):
+        config = ProbeConfig([model], tokens=tokens, context=context, batch=batch, device=device)
+        opened = open_model(model, config)
+        subject = Subject(opened.model, stacks, sites=sites)
+        name, encode = name or opened.name, opened.encode
+        context = min(context, opened.context or context)
+    else:
+        subject, name = Subject(model, stacks, sites=sites), name or type(model).__name__
+        encode = transformers_encoder(tokenizer) if tokenizer is not None else None
+    if isinstance(data, str):
+        if encode is None:
+            raise ConfigError("a model in memory needs its tokenizer to read text: tokenizer=..., or give ids")
+        batches: list[Any] = list(text(data, encode, tokens, context, vocabulary(subject)).split(batch))
+    else:
+        batches = [data] if isinstance(data, (Tensor, Mapping)) else list(data)
+    return measure(subject, name, batches, gradients=gradients, ablate_blocks=ablate_blocks, progress=progress)
+
+
+def measure(
+    subject: Subject,
+    name: str,
+    batches: Sequence[Tensor | Inputs],
+    *,
+    gradients: bool = False,
+    ablate_blocks: bool = False,
+    progress: Told | None = None,
+) -> Probe:
+    started = time.perf_counter()
+    told = progress or (lambda what, share: None)
+    done = 0
+
+    def step(_: int) -> None:
+        nonlocal done
+        done += 1
+        told(name, done / len(batches))
+
+    if not batches:
+        raise ConfigError("no data: give at least one batch")
+    tokens = subject.measure(batches, step)
+    sites, norms = subject.capture.rows(), subject.capture.norm_rows()
+    if gradients:
+        for row, found in zip(sites, gradient_norms(subject, batches[0]), strict=True):
+            row.update(found)
+    loss, ablated = None, list[dict[str, Any]]()
+    if ablate_blocks:
+        loss, ablated = ablation(subject, few(batches), lambda share: told(f"{name}: without blocks", share))
+    first = {row["norm"]: row for row in norms}
+    for row in sites:
+        mine = [n for n in first.values() if same_site(n, row)]
+        row["rotation"] = mine[0].get("rotation") if mine else None
+        row.setdefault("grad_norm", None)
+    about = {
+        "class": type(subject.model).__name__,
+        "model_type": getattr(subject.config, "model_type", None),
+        "parameters": sum(p.numel() for p in subject.model.parameters()),
+        "scheme": sites[0]["scheme"] if sites else None,
+        "depth": sites[0]["depth"] if sites else None,
+    }
+    seconds = time.perf_counter() - started
+    return Probe(name, tokens, seconds, about, sites, norms, implied(sites), ablated, loss)
+
+
+def same_site(norm: Mapping[str, Any], site: Mapping[str, Any]) -> bool:
+    return all(norm[key] == site[key] for key in ("stack", "layer", "kind"))
+
+
+def few(batches: Sequence[Tensor | Inputs]) -> list[Tensor | Inputs]:
+    """The first batches, up to 4096 tokens: at least one."""
+    found: list[Tensor | Inputs] = []
+    count = 0
+    for batch in batches:
+        if found and count >= ABLATION_TOKENS:
+            break
+        found.append(batch)
+        count += batch.numel() if isinstance(batch, Tensor) else ABLATION_TOKENS
+    return found
+
+
+@dataclass
+class Opened:
+    """A model that came from a name: how it reads text, and how much."""
+
+    name: str
+    model: nn.Module
+    encode: Callable[[str], list[int]]
+    context: int | None
+
+
+def open_model(name: str, config: ProbeConfig) -> Opened:
+    """A run of ours or a Hugging Face model with its tokenizer. ConfigError or CheckpointError, one line."""
+    device, path = pick_device(config.device), Path(name)
+    if (path / "config.yaml").is_file():
+        model, _, file = load_run(path, device)
+        own = load_tokenizer(str(file), open_source("stdlib"), model.config.vocab_size)
+        return Opened(name, model, lambda words: [int(i) for i in own.encode([words])[0]], model.config.context)
+    introduce()
+    if config.trust_remote_code:
+        elsewhere.allow()
+    hub = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    about = load.load_config(name, **hub)  # type: ignore[arg-type]
+    tokenizer = load.load_tokenizer(config.tokenizer or name, **hub)  # type: ignore[arg-type]
+    if config.one_block:
+        model = load_one_block(name, device, config.stacks(), config.dtype)  # type: ignore[assignment]
+    else:
+        model = load.load_model(name, device, config.dtype, **hub)  # type: ignore[arg-type]
+    return Opened(name, model, transformers_encoder(tokenizer), load.context_of(about))
+
+
+def introduce() -> None:
+    """Makes our own model types known to transformers."""
+    load.hugging_face()
+    from ... import hf  # noqa: F401
+
+
+def transformers_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
+    """Running text without the tokens that mark its ends."""
+    return lambda words: list(tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def text(
+    data: str, encode: Callable[[str], list[int]], tokens: int, context: int, vocabulary: int | None = None
+) -> Tensor:
+    """(windows, context) of running text, at most `tokens`: the held-out part first. DataError for an empty text."""
+    source = open_source(data)
+    ids: list[int] = []
+    for document in chain(source.documents("validation"), source.documents("train")):
+        ids.extend(encode(document))
+        if len(ids) >= tokens:
+            break
+    return load.windows(ids[:tokens], min(context, tokens), vocabulary)
+
+
+def vocabulary(subject: Subject) -> int | None:
+    return getattr(subject.config or getattr(subject.model, "config", None), "vocab_size", None)
+
+
+def run(config: ProbeConfig, progress: Told | None = None) -> list[Probe]:
+    """Probes every model of a command and writes its directory. Nothing is written before all of them are measured."""
+    out = Path(config.out)
+    check(out)
+    open_source(config.data)
+    for name in config.models:  # what can be known to be wrong without loading is known first
+        if not (Path(name) / "config.yaml").is_file():
+            introduce()
+            load.load_config(name, revision=config.revision, trust_remote_code=config.trust_remote_code)
+    names = labels(config.models)
+    found = []
+    for name, label in zip(config.models, names, strict=True):
+        opened = open_model(name, config)
+        subject = Subject(opened.model, config.stacks(), sites=not config.norms_only)
+        context = min(config.context, opened.context or config.context)
+        ids = text(config.data, opened.encode, config.tokens, context, vocabulary(subject))
+        batches = list(ids.split(config.batch))
+        found.append(
+            measure(
+                subject, label, batches, gradients=config.gradients, ablate_blocks=config.ablate_blocks,
+                progress=progress,
+            )
+        )  # fmt: skip
+        del opened, subject
+    write(config, found)
+    return found
+
+
+def labels(models: Sequence[str]) -> list[str]:
+    """Short names that tell models apart: the last part of a path, or all of it where two have the same."""
+    short = [Path(name).name or name for name in models]
+    return [name if short.count(one) > 1 or not one else one for name, one in zip(models, short, strict=True)]
+
+
+def check(out: Path) -> None:
+    """CheckpointError if `out` cannot be written or holds something else than a probe."""
+    writable(out)
+    if (
+        out.exists()
+        and any(entry.name != LOCK for entry in out.iterdir())
+        and (
+            not (out / "norms.jsonl").exists() or (out / "metrics.jsonl").exists()  # a run has norms too
+        )
+    ):
+        raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
+
+
+def write(config: ProbeConfig, found: Sequence[Probe]) -> None:
+    device = pick_device(config.device)
+    clean = [
+        [{"model": one.name, **{key: finite(value) for key, value in row.items()}} for row in rows]
+        for one in found
+        for rows in (one.sites, one.norms, one.ablation)
+    ]
+    files: dict[str, Any] = {
+        "trace.jsonl": list(chain.from_iterable(clean[0::3])),
+        "norms.jsonl": list(chain.from_iterable(clean[1::3])),
+        "summary.json": {
+            "kind": "probe", "status": "finished", "data": config.data, "models": [one.summary() for one in found],
+        },
+    }  # fmt: skip
+    if ablated := list(chain.from_iterable(clean[2::3])):
+        files["ablation.jsonl"] = ablated
+    elif (Path(config.out) / "ablation.jsonl").exists():
+        (Path(config.out) / "ablation.jsonl").unlink()
+    described = environment.describe(device)
+    described["transformers"] = environment.installed("transformers")
+    save(Path(config.out), asdict(config), described, files)

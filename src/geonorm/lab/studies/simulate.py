@@ -1,0 +1,106 @@
+"""The directory of a simulation: what may be written where, and all of it at once, when the simulation ends.
+
+DIR/config.yaml  environment.json  trace.jsonl  summary.json  theory.json  particles.json  figures/
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+from ...errors import CheckpointError
+from ...parsing import from_json
+from ..runs.run import LOCK, difference, locked, read_rows, stored_settings, write_atomic, write_json
+
+VOLATILE = ("out", "device", "compile")
+SAME = ("geonorm", "commit", "python", "torch")
+"""What must not have changed for finished schemes to be taken over."""
+
+
+def check(out: Path, settings: Mapping[str, Any]) -> None:
+    """CheckpointError if `out` cannot be written or holds something else than this simulation. Leaves nothing."""
+    writable(out)
+    if not out.exists() or not any(entry.name != LOCK for entry in out.iterdir()):
+        return
+    if not (out / "config.yaml").exists():
+        raise CheckpointError(f"{out} is not empty and holds no simulation; choose another --out")
+    if differs := difference(stored_settings(out), dict(settings), but=VOLATILE):
+        raise CheckpointError(f"{out} holds a simulation with {differs}; choose another --out")
+
+
+def writable(out: Path) -> None:
+    """CheckpointError if no file can be made in `out`, tried by making one; folders made for it are removed again."""
+    missing = [folder for folder in (out, *out.parents) if not folder.exists()]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise CheckpointError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
+    finally:
+        for folder in missing:
+            if folder.is_dir():
+                folder.rmdir()
+
+
+def finished(out: Path, environment: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Files of an interrupted simulation by their names without suffix, to go on with; None where there is none, or
+    where another version of the program made it."""
+
+    def stored(name: str) -> dict[str, Any]:
+        try:
+            found = from_json((out / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    summary, before = stored("summary.json"), stored("environment.json")
+    if summary.get("status") != "interrupted" or any(before.get(key) != environment[key] for key in SAME):
+        return None
+    sides = {name: stored(f"{name}.json") for name in ("theory", "particles")}
+    return {"summary": summary, "trace": list(read_rows(out / "trace.jsonl")), **sides}
+
+
+def save(out: Path, settings: Mapping[str, Any], environment: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+    """Writes a simulation, finished or interrupted; files: contents of NAME.json, or a list of rows for
+    NAME.jsonl. Each file is replaced whole, summary.json last."""
+    import yaml
+
+    with locked(out):
+        write_atomic(out / "config.yaml", yaml.safe_dump(dict(settings), sort_keys=False))
+        write_json(out / "environment.json", environment)
+        for name, content in sorted(files.items(), key=lambda item: item[0] == "summary.json"):
+            if name.endswith(".jsonl"):
+                write_atomic(out / name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in content))
+            else:
+                write_json(out / name, content)
+
+
+@contextmanager
+def progress(live: bool) -> Iterator[Callable[[str, float], None]]:
+    """A bar per scheme on stderr where someone watches; else a line per finished scheme."""
+    if not live:
+
+        def tell(scheme: str, done: float) -> None:
+            if done == 1:
+                print(f"{scheme}: done", file=sys.stderr, flush=True)
+
+        yield tell
+        return
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(scheme: str, done: float) -> None:
+            if scheme not in tasks:
+                tasks[scheme] = bars.add_task(scheme.replace("[", r"\["), total=1.0)
+            bars.update(tasks[scheme], completed=done)
+
+        yield show

@@ -1,0 +1,1 @@
+"""What is asked of a model: held-out text, sets of questions, new text."""

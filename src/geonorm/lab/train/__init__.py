@@ -1,0 +1,1 @@
+"""Training: the loop, its optimizers, and what is measured meanwhile."""

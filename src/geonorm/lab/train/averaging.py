@@ -1,0 +1,61 @@
+"""The mean of the weights over the last steps of a run: a second point beside the last one, with less noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from ...nn.decoder import Decoder
+from ..config import TrainConfig
+
+KIND = "average"
+"""What the file of a checkpoint is called."""
+
+
+class Average:
+    """Running mean in fp32 (fp64 for fp64) of all parameters over the last `evaluation.average` of the steps."""
+
+    def __init__(self, model: Decoder, config: TrainConfig) -> None:
+        self.model = model
+        self.first = config.steps - max(1, round(config.evaluation.average * config.steps)) + 1
+        wide = {
+            name: p.detach().to(torch.promote_types(p.dtype, torch.float32)) for name, p in model.named_parameters()
+        }
+        self.means = {name: p.clone() for name, p in wide.items()} if config.evaluation.average else {}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Takes in the weights after a step."""
+        if not self.means or step < self.first:
+            return
+        count = step - self.first + 1
+        for name, parameter in self.model.named_parameters():
+            mean = self.means[name]
+            if count == 1:
+                mean.copy_(parameter)
+            else:
+                mean.add_(parameter.to(mean.dtype) - mean, alpha=1 / count)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model with the mean in place of its weights, under the constraints of its schemes; afterwards its own."""
+        own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        try:
+            self.put(self.means)
+            self.model.constrain()
+            yield
+        finally:
+            self.put(own)
+
+    @torch.no_grad()
+    def put(self, values: dict[str, Tensor]) -> None:
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(values[name])
+
+    def tensors(self, step: int | None = None) -> dict[str, Tensor]:
+        """What a checkpoint of a step holds of it, by name; without a step: room for what one may hold."""
+        began = step is None or step >= self.first
+        return {f"{KIND}.{name}": mean for name, mean in self.means.items()} if began else {}

@@ -1,0 +1,54 @@
+"""What to tell someone whose loss has just become NaN."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ...nn.decoder import Decoder
+from ...probes.measures import SiteMoments
+from ...residual import Residual
+from ...schemes import Site
+from .trace import watching
+
+LARGE = 1e4
+
+
+def finite(parameter: Tensor) -> bool:
+    """Whether all of a parameter is finite, its shards on other ranks included."""
+    whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+    return bool(torch.isfinite(whole).all())
+
+
+@torch.no_grad()
+def diagnose(model: Decoder, ids: Tensor, step: int, what: str = "loss is not finite") -> str:
+    """One line: what went wrong, the step, the first site that overflows or spikes on the batch ids, the clamp rate,
+    the smallest |x|."""
+    broken = [name for name, p in model.named_parameters() if not finite(p)]
+    moments: list[tuple[Site, SiteMoments]] = []
+    clamped: list[float] = []
+
+    def look(site: Site, residual: Residual, x: Tensor, u: Tensor, after: Tensor) -> None:
+        moments.append((site, SiteMoments.of(x, u, after)))
+        met = residual.scheme.clamped(x, u, residual.own, residual.site(x))
+        if met is not None:
+            clamped.append(met.double().mean().item())
+
+    with watching(model, look):
+        model(ids)
+    parts = [f"{what} at step {step}"]
+    if broken:
+        parts.append(f"{len(broken)} parameters are not finite, first {broken[0]}")
+    first = next((site for site, m in moments if not m.finite), None)
+    if first is not None:
+        parts.append(f"first site to overflow: layer {first.layer} {first.kind}")
+    else:
+        site, largest = max(moments, key=lambda pair: pair[1].largest_update)
+        word = "spike" if largest.largest_update > LARGE else "largest update"
+        parts.append(f"{word} at layer {site.layer} {site.kind}: |u| = {largest.largest_update:.3g}")
+    if clamped:
+        parts.append(f"clamp rate {sum(clamped) / len(clamped):.1%}")
+    parts.append(f"smallest |x| = {min(m.smallest_radius for _, m in moments):.3g}")
+    parts.append("a lower --lr, a longer --optim.warmup or a smaller --optim.clip may help")
+    return "; ".join(parts)

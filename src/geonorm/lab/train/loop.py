@@ -1,0 +1,416 @@
+"""Training: an explicit loop that reads from top to bottom, on one process or many.
+
+batch = f(seed, step) and nothing random happens in a step, so that a run resumed from a checkpoint repeats the
+uninterrupted one bit for bit on a CPU. Ranks see rows of the same batch; what they must agree on (losses, norms,
+signals) they agree on in the step, so that all of them take the same way through this file.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...devices import pick_device
+from ...errors import CheckpointError, GeonormError
+from ...nn.decoder import Decoder
+from ...ops.available import asked
+from ...output import launched
+from ...schemes import parse, stored
+from ..config import Recipe, TrainConfig
+from ..data import TokenData, Tokenizer, load_tokenizer, open_source, prepare
+from ..data.batches import Batches, validation_batches
+from ..runs import environment
+from ..runs.made import Made, kept_sources
+from ..runs.run import Run, finite
+from ..runs.summary import chart, event_writer, progress_line, summarise
+from ..scale import checkpoint, parallel, tensor
+from ..scale.world import ALONE, World, joined, own_device
+from ..tasks.examination import Examination
+from . import optim, trace
+from .averaging import Average
+from .diagnose import diagnose
+from .guard import Diverged, Judge, Trouble
+from .matrices import Held, Turning
+from .signals import heard, stop_signals
+from .validation import Validation, comparable
+
+Say = Callable[[str], None]
+LATE, STOP, FAILED = 1, 2, 3
+"""What a rank may say to the others after a step: a checkpoint is due; it got a signal; its last save has failed."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C or a termination signal; everything is saved."""
+
+
+@dataclass
+class Text:
+    """Training and validation tokens with the tokenizer that made them."""
+
+    tokens: TokenData
+    tokenizer: Tokenizer
+
+
+def load_text(config: Recipe, world: World = ALONE) -> Text:
+    """Tokens for a run or comparison; prepares and caches them on first use. DataError for anything unusable, too few
+    tokens for one batch or one validation window included."""
+    world.dog.at(0, "preparing the data")
+    shape = config.decoder("pre")
+    cache = Path(config.tokens.cache) if config.tokens.cache else None
+    source = open_source(config.data)
+    tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache)
+    moved = lambda *_: world.dog.at(0, "preparing the data")  # noqa: E731 the other ranks wait
+    text = Text(prepare(source, tokenizer, cache, progress=moved), tokenizer)
+    Batches(text.tokens.train, config.batch_size, shape.context, seed=0)
+    next(validation_batches(text.tokens.validation, 1, shape.context))
+    return text
+
+
+def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
+    """Runs or resumes one run in config.out and returns its summary; under torchrun, this rank's part of it.
+
+    Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
+    kept) and Interrupted after a signal (all saved): on every rank alike."""
+    config.decoder(config.scheme)
+    asked("auto")  # $GEONORM_BACKEND, before anything is written
+    stopped: list[float] = []
+    device = own_device(pick_device(config.runtime.device))
+    torch.set_num_threads(config.runtime.threads)
+    with joined(device, config.guard.stuck) as world, ExitStack() as opened:
+        say = heard(say, stopped) if world.first else silent
+        loop = Loop(config, world.in_turn(lambda: load_text(config, world)), device, say, world)
+        made = Made.of(config, loop.text.tokens, loop.text.tokenizer, [config.scheme])
+        run = world.together(
+            lambda: opened.enter_context(Run.opened(config)) if world.first else Run(Path(config.out), writes=False)
+        )
+        world.together(lambda: made.check(run.path))
+        ended = world.shared(run.summary() or {"status": "new"})
+        if ended["status"] == "finished":
+            say(f"{run.path} is already finished")
+            return ended
+        if ended["status"] == "diverged":
+            raise Diverged(
+                f"{run.path} has diverged and would again: {ended.get('diagnosis')}; choose another --out for it"
+            )
+        try:
+            return loop.run(run, made, stopped)
+        except RuntimeError as error:
+            raise lost_peer(error, world, loop.step) from error
+
+
+class Loop:
+    """State of one training run on one rank."""
+
+    def __init__(self, config: TrainConfig, text: Text, device: torch.device, say: Say, world: World = ALONE) -> None:
+        self.config = c = optim.own_recipe(config)
+        self.departures = optim.departures(config)
+        kind = parallel.layout(c.runtime, world, c.batch_size)
+        self.world = world = replace(world, tensor=c.runtime.tensor_size)
+        self.text, self.device, self.say = text, device, say
+        world.dog.at(0, "building the model")
+        shape = c.decoder(c.scheme)
+        tensor.check(shape, world.tensor)
+        self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed)
+        self.validation = Validation(text.tokens, c, shape.context, device, world)
+        torch.manual_seed(c.seed)
+        with torch.device(built_on := parallel.built_on(kind, world)):
+            model = Decoder(shape)
+        self.model = parallel.prepare(model, c.runtime, device if built_on.type == "cpu" else built_on)
+        self.spread = parallel.Spread(self.model, c.runtime, world, device, kind)
+        torch.manual_seed(c.seed + world.rank)
+        self.optimizers = parallel.apart(optim.build(self.model, c.optim, c.lr))
+        self.average = Average(self.model, c)
+        self.held = Held(self.model, c.optim.hold_norms)
+        self.examination = Examination(c, self.model, text.tokenizer) if c.evaluation.tasks else None
+        self.judge = Judge(c.guard)
+        self.writer = event_writer() if c.runtime.tensorboard and world.first else None
+        self.evaluate_every = c.evaluation.every or max(1, c.steps // 3)
+        self.save_every = c.checkpoint.every or max(1, c.steps // 5)
+        # a GPU is asked for its losses seldom, because asking waits for it
+        self.log_every = 1 if device.type == "cpu" else 10
+        self.step = 0
+        self.passed_over = 0  # batches left out when the run was rewound
+        self.best = inf  # validation loss
+        self.seconds = 0.0  # of training, without evaluations and checkpoints
+        self.begun = time.monotonic()  # less what earlier processes of the run took
+        self.pending: list[dict[str, Any]] = []  # rows since the losses were last read
+        self.dog = world.dog
+
+    def run(self, run: Run, made: Made, stopped: list[float]) -> dict[str, Any]:
+        """From the newest checkpoint to the end; `stopped` takes the times of signals to stop."""
+        c = self.config
+        if self.departures:
+            self.say(
+                f"own recipe of {c.scheme}: {', '.join(f'{key} {value:g}' for key, value in self.departures.items())}"
+            )
+        self.dog.at(0, "reading the checkpoint")
+        if self.resume(run):
+            self.say(f"resuming {run.path} at step {self.step} of {c.steps}")
+        run.truncate(self.step)
+        if run.writes and (
+            changed := made.record(run.path, self.step, environment.describe(self.device, c.runtime.threads))
+        ):
+            self.say(changed)
+        if run.writes and not (run.path / "tokenizer.json").exists():
+            self.text.tokenizer.save(run.path / "tokenizer.json")
+        board = self.writer(str(run.path / "tensorboard"), purge_step=self.step + 1) if self.writer else None
+        self.saver = checkpoint.Saver(run.checkpoints, c.checkpoint.keep, c.checkpoint.best, self.world)
+        with (
+            stop_signals(launched(), stopped),
+            closing(self.saver),
+            closing(board) if board else nullcontext(),
+        ):
+            try:
+                self.loop(run, board, stopped)
+            except Diverged as diagnosis:
+                run.append(run.metrics, self.settled())
+                self.finish(run, "diverged", diagnosis=str(diagnosis))
+                raise
+        return self.finish(run, "finished")
+
+    def loop(self, run: Run, board: Any, stopped: list[float]) -> None:
+        c = self.config
+        told = started = saved = time.monotonic()
+        if self.step == 0 and "rewind" in (c.guard.nan, c.guard.spike):
+            self.save(run, {})
+        while self.step < c.steps:
+            step, last = self.step + 1, self.step + 1 == c.steps
+            evaluating = last or step % self.evaluate_every == 0
+            saving = last or step % self.save_every == 0
+            asking = self.examination is not None and self.examination.due(step, last)
+            reading = evaluating or saving or asking or step % self.log_every == 0
+            try:
+                grad_norms = self.update(evaluating, reading)
+                late = 0 < c.checkpoint.minutes * 60 < time.monotonic() - saved
+                own = FAILED if self.saver.failed else STOP if stopped else LATE if late else 0
+                signal = (asked := self.world.highest(own)) > LATE
+                if not (reading or asked):
+                    continue
+                rows = self.settled()
+                self.clock(rows, time.monotonic() - started)
+                if evaluating:
+                    rows[-1].update(self.evaluate(run, grad_norms))
+                if asking and self.examination is not None:
+                    self.dog.at(step, "tasks")
+                    rows[-1].update(self.examination.row())
+                    self.spread.settle()
+                run.append(run.metrics, rows)
+                for row in rows:
+                    self.judge.after(row)
+            except Trouble as trouble:
+                self.recover(run, trouble)
+                started = time.monotonic()
+                continue
+            if board:
+                chart(board, rows)
+            if evaluating or time.monotonic() - told > 15:
+                self.say(progress_line(rows[-1], c.steps))
+                told = time.monotonic()
+            loss = comparable(rows[-1], inf)
+            better = loss < self.best
+            self.best = min(self.best, loss)
+            if saving or asked or (better and c.checkpoint.best):
+                self.save(run, rows[-1])
+                saved = time.monotonic()
+            if last or signal:
+                self.saver.wait()
+            if signal and not last:
+                self.finish(run, "interrupted", stopped_within=time.monotonic() - min(stopped, default=started))
+                raise Interrupted(f"stopped at step {step} of {c.steps}; saved in {run.path}")
+            started = time.monotonic()
+
+    def update(self, measure: bool, check: bool) -> dict[str, float]:
+        """One optimizer step; returns the gradient norm of every site if asked to measure. With `check`, a loss or
+        gradient that is not finite is Trouble before it can reach the weights."""
+        c, step = self.config, self.step + 1
+        self.dog.at(step, "reading the batch")
+        ids, targets = self.batch(step)
+        self.dog.at(step, "forward and backward")
+        size = len(ids) // c.runtime.accumulate
+        losses = []
+        for start in range(0, len(ids), size):
+            rows = slice(start, start + size)
+            with self.spread.micro_batch(last=start + size == len(ids)):
+                with parallel.precision(c.runtime, self.device):
+                    loss = self.spread.loss(ids[rows], targets[rows])
+                (loss / c.runtime.accumulate).backward()
+            losses.append(loss.detach())
+        norms = trace.branch_grad_norms(self.model) if measure else {}
+        grad_norm = self.spread.clip(c.optim.clip if c.optim.clip > 0 else inf)
+        total = self.world.mean(torch.stack(losses).mean())
+        lr = c.lr * optim.rate(c.optim, step, c.steps)
+        tokens = step * c.batch_size * ids.shape[1]
+        row = {"step": step, "tokens": tokens, "loss": total, "lr": lr, "grad_norm": grad_norm}
+        self.dog.at(step, "the optimizer's step")
+        try:
+            if check or self.judge.every_step:
+                self.judge.before(step, total.item(), grad_norm.item())
+        except Trouble as trouble:
+            if trouble.action != "skip":
+                raise
+            self.judge.note(trouble)
+            row["skipped"] = trouble.what
+            self.say(f"{trouble}: its batch is skipped")
+        turning = Turning(self.model) if measure else None
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            if "skipped" not in row:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.held.restore()
+        self.model.constrain()
+        self.average.update(step)
+        row.update(turning.row() if turning else {})
+        self.step = step
+        self.pending.append(row)
+        return norms
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """This rank's rows of the batch of a step, on its device."""
+        rows = parallel.own_rows(self.config.batch_size, self.world)
+        ids, targets = self.batches.at(step - 1 + self.passed_over, rows)
+        return parallel.to_device(ids, self.device), parallel.to_device(targets, self.device)
+
+    def settled(self) -> list[dict[str, Any]]:
+        """The rows since the last time, tensors as floats; on a GPU this waits for the steps to end."""
+        rows = [{k: finite(v.item() if isinstance(v, Tensor) else v) for k, v in row.items()} for row in self.pending]
+        self.pending.clear()
+        return rows
+
+    def clock(self, rows: list[dict[str, Any]], elapsed: float) -> None:
+        """Spreads the time of the steps since the last reading evenly over their rows."""
+        each = elapsed / len(rows)
+        for row in rows:
+            self.seconds += each
+            row["tokens_per_second"] = row["tokens"] / row["step"] / max(1e-9, each)
+            row["seconds"] = self.seconds
+
+    def evaluate(self, run: Run, grad_norms: dict[str, float]) -> dict[str, Any]:
+        c = self.config
+        self.dog.at(self.step, "evaluation")
+        with parallel.precision(c.runtime, self.device):
+            result = self.validation.on_part(self.model)
+            if c.evaluation.trace_tokens:
+                found = trace.trace(self.model, self.validation.trace_ids(), self.step, grad_norms)
+                run.append(run.trace, found.sites)
+                run.append(run.norms, found.norms)
+            if self.step == c.steps:
+                result |= self.validation.at_the_end(self.model, result["val_loss"], self.average, self.spread.settle)
+        self.spread.settle()
+        return {key: finite(value) for key, value in result.items()}
+
+    def save(self, run: Run, row: dict[str, Any]) -> None:
+        """Copies the state; the writing goes on beside the next steps."""
+        self.dog.at(self.step, "saving")
+        self.world.together(run.check_there)
+        progress = {
+            "scheme": self.config.scheme,
+            "seconds": self.seconds,
+            "wall_seconds": time.monotonic() - self.begun,
+            "val_loss": comparable(row, None),
+            "best": finite(self.best),
+            "passed_over": self.passed_over,
+            "guard": self.judge.state(),
+        }
+        self.saver.save(self.step, self.model, self.optimizers, progress, self.average.tensors(self.step))
+
+    def resume(self, run: Run) -> bool:
+        """Takes over the newest checkpoint; False if there is none."""
+        own = self.model, self.optimizers, self.say, self.world, self.average.tensors()
+        state = checkpoint.load_newest(run.checkpoints, *own)
+        if state is None:
+            return False
+        self.step, self.seconds = state["step"], state["seconds"]
+        self.begun = time.monotonic() - state["wall_seconds"]
+        self.best = inf if state.get("best") is None else state["best"]
+        self.passed_over = state.get("passed_over", 0)
+        if "guard" in state:
+            self.judge.restore(state["guard"])
+        return True
+
+    def recover(self, run: Run, trouble: Trouble) -> None:
+        """Goes back to the last checkpoint and on with the data behind the bad batch; or Diverged."""
+        if trouble.action == "stop":
+            raise Diverged(self.diagnosis(trouble))
+        self.saver.wait()
+        self.judge.note(trouble)
+        events, passed_over, begun = self.judge.events, self.passed_over, self.begun
+        if not self.resume(run):
+            raise CheckpointError(f"{trouble}, and there is no checkpoint to go back to")
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        self.pending.clear()
+        run.truncate(self.step)
+        self.judge.events, self.begun = events, begun
+        self.passed_over = passed_over + trouble.step - self.step
+        events[-1]["to"] = self.step
+        self.say(f"{trouble}: back to step {self.step}, and on with other data")
+
+    def diagnosis(self, trouble: Trouble) -> str:
+        """What can be said about a bad step, the same on every rank: from the one whose rows overflow."""
+        ids = (
+            self.validation.part[0][0].to(self.device) if "validation" in trouble.what else self.batch(trouble.step)[0]
+        )
+        with parallel.precision(self.config.runtime, self.device):
+            found = self.world.gathered(diagnose(self.model, ids, trouble.step, trouble.what))
+        return next((text for text in found if "first site to overflow" in text), found[0])
+
+    def finish(self, run: Run, status: str, **more: Any) -> dict[str, Any]:
+        """Writes summary.json and returns its content."""
+        c = self.config
+        about = {
+            "status": status,
+            "scheme": c.scheme,
+            "seed": c.seed,
+            "steps": self.step,
+            "parameters": self.model.parameter_count(),
+            "matmul_parameters": self.model.matmul_parameter_count(),
+            "lr": c.lr,
+            "wall_seconds": time.monotonic() - self.begun,
+            "world_size": self.world.size,
+            "parallel": self.spread.kind,
+            "tensor_size": self.world.tensor,
+            "phase": c.phase,
+            "own_recipe": self.departures,
+            "paper_recipe": parse(c.scheme).recipe(),
+            "events": self.judge.events,
+            "diagnosis": None,
+            **more,
+        }
+        return self.world.shared(summarise(run, about, self.device))
+
+
+def silent(line: str) -> None:
+    """What ranks say of which the first speaks."""
+
+
+def lost_peer(error: RuntimeError, world: World, step: int) -> Exception:
+    """One line for what a rank sees when another has died; any other error is itself."""
+    if world.size == 1 or not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
+        return error
+    return GeonormError(
+        f"lost another rank after step {step}; the same command goes on from the last checkpoint, "
+        "and torchrun --max-restarts N does so by itself"
+    )
+
+
+def load_run(path: Path, device: torch.device) -> tuple[Decoder, TrainConfig, Path]:
+    """Model of a run at its newest whole checkpoint, whatever number of ranks trained it, its settings, and its
+    tokenizer file. CheckpointError if none."""
+    run = Run(path)
+    config = run.config()
+    parse(stored(config.scheme, kept_sources(path), str(path)))
+    model = Decoder(config.decoder(config.scheme)).to(device)
+    if checkpoint.load_newest(run.checkpoints, model, None, lambda line: print(line, file=sys.stderr)) is None:
+        raise CheckpointError(f"{path} holds no checkpoint yet; let it train first")
+    return model.eval(), config, path / "tokenizer.json"

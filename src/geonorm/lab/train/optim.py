@@ -1,0 +1,74 @@
+"""Optimizers and learning-rate schedules over torch's own parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import cos, pi
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import ConfigError
+from ...nn.decoder import Decoder
+from ...nn.roles import ROLES
+from ...schemes import parse
+from ..config import TrainConfig
+from ..options import Optim
+
+
+def departures(config: TrainConfig) -> dict[str, float]:
+    """What the scheme's own recipe sets, if the run asks for it: keys weight_decay, warmup, lr, clip."""
+    return dict(parse(config.scheme).recipe()) if config.recipe == "own" else {}
+
+
+def own_recipe(config: TrainConfig) -> TrainConfig:
+    """The run with its scheme's departures from the shared recipe (weight_decay, warmup, lr, clip) put in place."""
+    changes: dict[str, Any] = departures(config)
+    lr = changes.pop("lr", config.lr)
+    if "warmup" in changes:
+        changes["warmup_steps"] = None
+    return replace(config, lr=lr, optim=replace(config.optim, **changes))
+
+
+def build(model: Decoder, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
+    """AdamW, SGD, or Muon for matrices inside blocks with AdamW for the rest. Weight decay follows the table of
+    roles."""
+    decayed: list[Tensor] = []
+    hidden: list[Tensor] = []
+    for role, weight, _, _ in model.weights():
+        if config.name == "muon" and ROLES[role].hidden:
+            hidden.append(weight)
+        elif ROLES[role].decay:
+            decayed.append(weight)
+    taken = {id(p) for p in (*decayed, *hidden)}
+    plain = [p for p in model.parameters() if id(p) not in taken]
+    decay = config.weight_decay
+    if config.independent:  # PyTorch multiplies by the rate of the step, lr times the schedule
+        if lr <= 0:
+            raise ConfigError("optim.independent needs a learning rate above 0")
+        decay /= lr
+    groups = [{"params": decayed, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.SGD(groups, lr=lr, momentum=config.momentum)
+        if config.name == "sgd"
+        else torch.optim.AdamW(groups, lr=lr, betas=config.betas, eps=config.eps, fused=True)
+    ]
+    if hidden:
+        optimizers.append(torch.optim.Muon(hidden, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+    return optimizers
+
+
+def rate(config: Optim, step: int, steps: int) -> float:
+    """Learning rate of step 1..steps as a share of the highest."""
+    warmup = round(config.warmup * steps) if config.warmup_steps is None else config.warmup_steps
+    if step <= warmup:
+        return step / max(1, warmup)
+    if config.schedule == "cosine":
+        progress = (step - warmup) / max(1, steps - warmup)
+        return config.floor + (1 - config.floor) * (1 + cos(pi * progress)) / 2
+    if config.schedule == "wsd":
+        cooldown = max(1, round(config.cooldown * steps))
+        return max(config.floor, min(1.0, (steps - step) / cooldown))
+    return 1.0

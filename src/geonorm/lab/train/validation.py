@@ -1,0 +1,99 @@
+"""Held-out text of a run: a part of it, spread over all of it, while the run trains; the whole at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..config import TrainConfig
+from ..data import TokenData
+from ..data.batches import validation_batches
+from ..scale.world import ALONE, World
+from .averaging import Average
+from .evaluate import held_out, turns
+
+EVALUATION_BATCH = 4096
+"""Tokens of a forward pass in evaluations."""
+MANY = 256
+"""Documents beyond which a summary does not list them."""
+
+
+class Validation:
+    """The held-out text of one run."""
+
+    def __init__(
+        self, tokens: TokenData, config: TrainConfig, context: int, device: torch.device, world: World = ALONE
+    ) -> None:
+        self.tokens, self.context, self.device, self.world = tokens, context, device, world
+        self.rows = max(1, EVALUATION_BATCH // context)
+        self.part = list(validation_batches(tokens.validation, self.rows, context, config.evaluation.tokens))
+        self.trace_tokens = config.evaluation.trace_tokens
+        size = len(tokens.validation)
+        cheap = 3 * size <= config.steps * config.batch_size * context
+        self.whole = cheap if config.evaluation.whole is None else config.evaluation.whole
+
+    def trace_ids(self) -> Tensor:
+        """Whole sequences of the part, spread over it, at least one."""
+        ids = torch.cat([ids for ids, _ in self.part])
+        count = min(len(ids), max(1, self.trace_tokens // ids.shape[1]))
+        return ids[torch.arange(count) * len(ids) // count].to(self.device)
+
+    def on_part(self, model: Any) -> dict[str, Any]:
+        """val_loss and val_bpb on the spread part."""
+        result = held_out(model, self.part, self.tokens.token_bytes, self.device, self.world)
+        return {key: result[key] for key in ("val_loss", "val_bpb")}
+
+    def at_the_end(self, model: Any, part: float, average: Average, settle: Callable[[], None]) -> dict[str, Any]:
+        """val_loss and val_bpb on the whole text, val_tokens, val_documents (tokens and loss of each) and, where the
+        weights were averaged, val_loss_average and val_bpb_average. `part`: the loss on the part, kept beside it."""
+        measure = self.by_document if self.whole else self.on_part
+        result = {**measure(model), "val_loss_part": part} if self.whole else {}
+        if average.means:
+            settle()
+            with average.applied():
+                mean = measure(model)
+                settle()
+            result |= {f"{key}_average": mean[key] for key in ("val_loss", "val_bpb")}
+        return result
+
+    @torch.no_grad()
+    def by_document(self, model: Any) -> dict[str, Any]:
+        """A token belongs to the document it stands in, the mark at its end included."""
+        text, sizes = self.tokens.validation, torch.from_numpy(self.tokens.token_bytes)
+        owners = documents_of(text, int(self.tokens.meta["eos"]))
+        sums = torch.zeros(3, int(owners[-1]) + 1, dtype=torch.float64)  # nats, tokens, bytes
+        was_training = model.training
+        model.eval()
+        windows, places = (validation_batches(each, self.rows, self.context) for each in (text, owners))
+        for (ids, targets), (_, owner), counts in turns(zip(windows, places, strict=True), self.world):
+            losses = model.loss(ids.to(self.device), targets.to(self.device), reduction="none").double().cpu()
+            if counts:
+                found = torch.stack((losses, torch.ones_like(losses), sizes[targets.flatten()].double()))
+                sums.index_add_(1, owner.flatten(), found)
+        model.train(was_training)
+        sums = torch.tensor(self.world.total(sums.flatten().tolist()), dtype=torch.float64).view(3, -1)
+        nats, tokens, size = (total.item() for total in sums.sum(1))
+        result = {"val_loss": nats / tokens, "val_bpb": nats / log(2) / max(1, size), "val_tokens": int(tokens)}
+        rows = [
+            {"document": number, "tokens": int(count), "loss": total / count}
+            for number, (total, count, _) in enumerate(sums.T.tolist())
+            if count
+        ]
+        return result | ({"val_documents": rows} if len(rows) <= MANY else {})
+
+
+def documents_of(tokens: NDArray[Any], eos: int) -> NDArray[np.int64]:
+    """The number of the document that each token stands in; its end mark is its last token."""
+    ends = np.asarray(tokens) == eos
+    return np.cumsum(ends) - ends
+
+
+def comparable(row: dict[str, Any], otherwise: Any) -> Any:
+    """The validation loss of a row of metrics on the part of the text that all evaluations of a run share."""
+    return row.get("val_loss_part", row.get("val_loss", otherwise))

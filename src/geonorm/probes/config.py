@@ -1,0 +1,70 @@
+"""Settings of `geonorm probe`: what is measured, on which text, and what is refused. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ..errors import ConfigError
+from ..sites.anatomy import Stack
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """The geometry of a model's hidden states, site by site and norm by norm, on a text."""
+
+    models: list[str]
+    """Runs of ours, Hugging Face directories, or hub names; several are compared on one page."""
+    data: str = "stdlib"
+    """Text, as for train; its held-out part comes first."""
+    tokens: int = 32768
+    """Most tokens to read."""
+    context: int = 512
+    """Tokens of a window; less where the model has less."""
+    batch: int = 8
+    """Windows of a forward pass."""
+    gradients: bool = False
+    """Also the gradient norm of every site's weights, of one batch."""
+    ablate_blocks: bool = False
+    """Also the loss without one block or several in a row, and the angle between their ends, on up to 4096 tokens."""
+    out: str = "runs/probe"
+    """Directory for trace.jsonl, norms.jsonl, summary.json, report.html and figures; new, or of a probe."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision that a Hugging Face model runs in; auto: as stored. Measures are in float32 or better."""
+    one_block: bool = False
+    """For models larger than memory: weights of one block at a time, from safetensors; every batch reads them all."""
+    tokenizer: str | None = None
+    """Directory or name of a tokenizer; the model's own when not given."""
+    revision: str | None = None
+    """Branch, tag or commit of hub models."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a hub model."""
+    blocks: str | None = None
+    """For a model that is not in the table: path of its list of blocks, as transformer.h."""
+    sublayers: list[str] = field(default_factory=list)
+    """With --blocks: its residual sites in order, as attn:norm=ln_1,branch=attn mlp:norm=ln_2,branch=mlp."""
+    norms_only: bool = False
+    """No residual sites: norms alone, of any model."""
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ConfigError("no MODEL given: name a run, a Hugging Face directory or a hub name")
+        for name, value, least in (("tokens", self.tokens, 2), ("context", self.context, 2), ("batch", self.batch, 1)):
+            if value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
+        if self.out == "" or Path(self.out).is_file():
+            raise ConfigError(f"out is {'empty' if self.out == '' else f'a file: {self.out}'}; choose another --out")
+        if bool(self.blocks) != bool(self.sublayers):
+            raise ConfigError("--blocks and --sublayers go together: the list of blocks, and the sites of each")
+        if self.norms_only and (self.gradients or self.ablate_blocks or self.blocks):
+            raise ConfigError("--norms-only has no sites: leave out --gradients, --ablate-blocks and --blocks")
+        if self.one_block and (self.gradients or self.ablate_blocks):
+            raise ConfigError("--one-block holds no whole model: leave out --gradients and --ablate-blocks")
+        self.stacks()
+
+    def stacks(self) -> tuple[Stack, ...] | None:
+        """Modules named by hand, or None."""
+        return (Stack.by_hand(self.blocks, self.sublayers),) if self.blocks else None

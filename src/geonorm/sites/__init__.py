@@ -1,0 +1,1 @@
+"""Where the residual sites of a model are."""

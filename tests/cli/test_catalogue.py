@@ -1,0 +1,150 @@
+"""`geonorm schemes`: what the registry says about itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from math import exp
+from pathlib import Path
+
+import pytest
+
+from geonorm import names, parse
+from geonorm.cli.catalogue import catalogue, describe, entry, json_text
+from geonorm.cli.main import main
+from geonorm.errors import ConfigError
+
+MARK = "<!-- from here on: geonorm schemes --markdown -->"
+
+
+def test_one_line_per_scheme() -> None:
+    lines = catalogue().splitlines()
+    for name, line in zip(names(), lines, strict=False):
+        assert line.split()[0] == name and len(line) < 110
+        assert line.removeprefix(name).strip() == type(parse(name)).equation
+    assert "t = layer + 1" in catalogue() and "geonorm schemes NAME" in lines[-1]
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_entry_is_complete_and_its_defaults_parse(name: str) -> None:
+    about = entry(name)
+    described = ["name", "title", "equation", "source", "claim", "checked", "streams", "planar", "fields"]
+    assert list(about) == [*described, "initial_scalars", "initial_std", "motion", "theory", "own_recipe"]
+    assert about["claim"] and about["checked"], "say what is reported and what the definition was compared with"
+    assert about["title"] and len(about["title"]) < 200
+    assert about["equation"] and ("arXiv:" in about["source"] or "github.com/" in about["source"])
+    assert list(about["fields"]) == [f.name for f in fields(parse(name))]
+    written = ", ".join(f"{key}={field['default']}" for key, field in about["fields"].items())
+    assert parse(f"{name}({written})") == parse(name)
+    assert all(field["values"] for field in about["fields"].values())
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_word_a_field_lists_is_valid(name: str) -> None:
+    for key, field in entry(name)["fields"].items():
+        for word in field["values"].split(" | "):
+            if word not in ("a number", "a whole number", "a scheme"):
+                assert str(getattr(parse(f"{name}({key}={word})"), key)) == word
+
+
+def test_a_description_says_everything() -> None:
+    text = describe("geonorm")
+    assert text.startswith("geonorm\n") and "arXiv:2601.22095" in text and "cos(a) x" in text
+    assert "max_angle = pi/4    a number" in text
+    assert "decay = harmonic    harmonic | sqrt | linear | constant" in text
+    assert "retraction = exp    exp | projection | cayley | a number" in text
+    assert "own recipe" not in text and "own recipe: weight_decay = 0.0" in describe("ngpt")
+    assert "a = post    a scheme" in describe("mix")
+
+
+def test_a_scheme_with_fields_shows_them() -> None:
+    assert entry("geonorm(alpha=2)")["fields"]["alpha"]["default"] == "2"
+
+
+def test_initial_values_are_read_off_the_definition() -> None:
+    assert entry("deepnorm")["initial_std"] == dict.fromkeys(("v", "o", "up", "gate", "down"), 0.3195)  # 96^-1/4
+    assert entry("geonorm(learn=affine)")["initial_scalars"]["mlp.angle.gain"] == "1 (scalar)"
+    assert entry("ngpt")["initial_scalars"]["attn.q_rope.scale.weight"] == "0.125 (4 x 16)"
+    assert "initial standard deviation over the base, block 2 of 12: v = 0.3195" in describe("deepnorm")
+
+
+def test_motion_is_read_off_the_definition() -> None:
+    assert entry("pre")["motion"] == {"s(t=1)": 1.0, "r'(t=1)": 0.3, "s(t=4)": 1.0, "r'(t=4)": 0.3}
+    assert entry("geonorm")["motion"] == {"s(t=1)": 1.0, "r'(t=1)": 0.0, "s(t=4)": 4.0, "r'(t=4)": 0.0}
+    assert isinstance(entry("residual_dual")["motion"], str) and "no law" in describe("residual_dual")
+
+
+def test_theory_stands_beside_the_measured_motion() -> None:
+    assert entry("geonorm")["theory"] == {
+        "law": "s = r t, r' = 0",
+        "initial_velocity": 0.05932,  # Theorem 4.1 at s = 1: 2 / (e + n - 1), n = 32
+        "terminal": "t^-2",
+        "terminal_causal": "t^-1",
+    }
+    assert entry("geonorm")["theory"]["initial_velocity"] == pytest.approx(2 / (exp(1) + 31), rel=1e-4)
+    assert entry("peri")["theory"]["law"] == "s = r |A|, r' = <θ,A> / |A|"
+    assert entry("rezero")["theory"]["law"] is None and "theory: cos' =" in describe("rezero")
+    assert entry("olmo2")["theory"]["terminal"] == "none" and "no closed law" in describe("olmo2")
+    assert entry("residual_dual")["theory"] is None and "theory" not in describe("residual_dual")
+    assert entry("geonorm(decay=linear)")["theory"]["terminal"] == "none"  # a schedule that ends
+
+
+def test_the_page_of_schemes_is_what_the_registry_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "schemes.md"
+    assert main(["schemes", "--markdown"]) == 0
+    generated = capsys.readouterr().out
+    written = page.read_text(encoding="utf-8").partition(MARK)
+    assert written[1] and written[2].strip() == generated.strip(), (
+        "geonorm schemes --markdown says something else: put it below the mark in docs/schemes.md"
+    )
+    assert all(f"## {name}\n" in generated for name in names())
+
+
+def test_json() -> None:
+    assert entry("rezero")["motion"]["s(t=1)"] == "infinite"  # strict JSON has no infinity
+    everything = json.loads(json_text(None))
+    assert [about["name"] for about in everything] == names()
+    assert json.loads(json_text("peri")) == next(a for a in everything if a["name"] == "peri")
+    by_name = {about["name"]: about for about in everything}
+    assert by_name["residual_dual"]["streams"] == 2 and not by_name["residual_dual"]["planar"]
+    assert by_name["ngpt"]["own_recipe"] == {"weight_decay": 0.0, "warmup": 0.0}
+    assert by_name["geonorm"]["fields"]["max_angle"]["default"] == "pi/4"
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'peri'"):
+        describe("perri")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], lambda: catalogue()),
+        (["peri"], lambda: describe("peri")),
+        (["--json"], lambda: json_text(None)),
+        (["peri", "--json"], lambda: json_text("peri")),
+        (["--json", "geonorm(decay=sqrt)"], lambda: json_text("geonorm(decay=sqrt)")),
+    ],
+)
+def test_command(arguments: list[str], expected: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert callable(expected)
+    assert main(["schemes", *arguments]) == 0
+    assert capsys.readouterr().out == expected() + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["perri"], "did you mean 'peri'"),
+        (["pre", "post"], "usage: geonorm schemes"),
+        (["--jsn"], "usage: geonorm schemes"),
+    ],
+)
+def test_command_errors(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schemes", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and says in captured.err and captured.err.count("\n") == 1
+
+
+def test_the_equation_of_a_scheme_with_fields_is_marked_as_the_plain_one() -> None:
+    assert "without fields" in describe("pre(decay=sqrt)") and "without fields" not in describe("pre")

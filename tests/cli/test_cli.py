@@ -1,0 +1,413 @@
+"""The command line: its surface is frozen, its help is fast and complete, bad input is one line and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geonorm.bench.config import NormsBench, OpsBench, TrainBench
+from geonorm.cli.arguments import options
+from geonorm.cli.main import main
+from geonorm.cli.main import main as cli
+from geonorm.dynamics.config import SimulateConfig
+from geonorm.lab.config import CompareConfig, EvalConfig, TrainCommand, TrainConfig
+from geonorm.probes.config import ProbeConfig
+
+VERBS = set("compare train eval generate export report bench simulate probe schemes data".split())
+SHARED = set(
+    """preset data steps batch_size objective recipe out
+    model.layers model.width model.heads model.kv_heads model.head_width model.hidden model.vocab_size model.context
+    model.mlp model.norm model.gains model.norm_bias model.eps model.qk_norm model.bias model.tied model.rope_theta
+    model.rotary model.block model.positions model.init model.init_depth
+    optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
+    optim.floor optim.momentum optim.warmup_steps optim.independent optim.hold_norms
+    tokens.tokenizer tokens.cache evaluation.every evaluation.tokens evaluation.trace_tokens
+    evaluation.tasks evaluation.task_every evaluation.task_limit
+    evaluation.whole evaluation.average checkpoint.minutes checkpoint.every checkpoint.keep checkpoint.best
+    guard.nan guard.spike guard.sigmas guard.window guard.limit guard.stuck
+    runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
+    runtime.tensorboard runtime.parallel runtime.reshard runtime.shard_size runtime.tensor_size""".split()
+)
+MACHINE = set("machine.tflops machine.tflops_fp32 machine.mfu machine.bandwidth machine.memory".split())
+PLAN = MACHINE | {"dry_run", "world_size", "json"}
+TRAIN = SHARED | PLAN | set("scheme lr seed resume phase".split())
+COMPARE = SHARED | set(
+    """schemes lrs seeds tune tune_steps jobs launcher ray.address ray.gpus ray.retries slurm.submit slurm.partition
+    slurm.account slurm.time slurm.gpus slurm.memory slurm.options slurm.setup slurm.retries""".split()
+)
+SIMULATE = set(
+    """schemes init tokens dim beta time seeds out weights per heads causal delta method step log_time points depth
+    dtype device compile""".split()
+)
+PROBE = set(
+    """models data tokens context batch gradients ablate_blocks out device dtype one_block tokenizer revision
+    trust_remote_code blocks sublayers norms_only""".split()
+)
+CHANGED = f"the command line changed: if that is meant, change the lists in {__file__} too"
+EXAMPLE = "--model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16".split()
+BYTES = ["--tokens.tokenizer", "byte", "--model.vocab_size", "257"]
+
+
+def test_surface_is_frozen() -> None:
+    assert set(cli.VERBS) == VERBS, CHANGED
+    assert set(options(TrainCommand)) == TRAIN, CHANGED
+    assert set(options(CompareConfig)) == COMPARE, CHANGED
+    assert set(options(SimulateConfig)) == SIMULATE, CHANGED
+    assert set(options(ProbeConfig)) == PROBE, CHANGED
+    assert set(options(EvalConfig)) == {
+        "model", "data", "tasks", "tokens", "limit", "context", "batch_size", "out", "device"
+    }, CHANGED  # fmt: skip
+    assert set(options(cli.Generate)) == {
+        "run", "prompt", "tokens", "temperature", "top_k", "seed", "device"
+    }, CHANGED  # fmt: skip
+    assert set(options(cli.Export)) == {"run", "to", "layout", "remote_code"}, CHANGED
+    assert set(options(cli.Report)) == {"dirs", "out", "figures", "force"}, CHANGED
+    assert set(options(OpsBench)) == set("shapes dtypes modes only pairs threads device quick out".split()), CHANGED
+    assert set(options(NormsBench)) == set(
+        "dtypes passes modes preset scheme batch_size shapes quick pairs threads device out".split()
+    ), CHANGED
+    assert set(options(TrainBench)) == set(
+        "schemes baseline preset batch_size context modes dtype llama pairs threads device out".split()
+    ), CHANGED
+    assert set(options(cli.Data)) == {"action", "source", "tokenizer", "vocab_size", "cache"}, CHANGED
+
+
+OWN = {
+    TrainCommand: "train",
+    CompareConfig: "compare",
+    SimulateConfig: "simulate",
+    EvalConfig: "eval",
+    OpsBench: "bench ops",
+    TrainBench: "bench train",
+    NormsBench: "bench norms",
+}
+
+
+@pytest.mark.parametrize("kind", [*OWN, cli.Generate, cli.Export, cli.Report, cli.Data])
+def test_help_documents_every_option(kind: type, capsys: Any) -> None:
+    verb = OWN.get(kind, kind.__name__.lower())
+    assert main([*verb.split(), "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for option in options(kind).values():
+        assert option.text, option.name
+        assert option.flag in text or option.name.upper() in text, option.name
+        assert " ".join(option.text.split()) in text, option.name
+    assert text.startswith(f"usage: geonorm {verb}") and kind.__doc__ and kind.__doc__.split()[0] in text
+
+
+def test_help_keeps_an_option_apart_from_its_text(capsys: Any) -> None:
+    """However long the option is: --model.norm-bias true|false is just as wide as the column."""
+    assert main(["train", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    documented = [line for line in lines if line.startswith("  --")]
+    assert len(documented) > 60
+    assert all(line[:30].endswith(" ") or len(line) == len(line.split("   ")[0]) for line in documented)
+    assert not any("  " in line[30:] for line in lines if line.startswith("  "))
+
+
+def test_main_help_names_every_verb_and_the_exit_status(capsys: Any) -> None:
+    for arguments in ([], ["--help"], ["-h"]):
+        assert main(arguments) == 0
+        out = capsys.readouterr().out
+        assert all(re.search(rf"^  {verb} +\w", out, re.MULTILINE) for verb in VERBS) and "exit status" in out
+
+
+def test_help_does_not_import_torch() -> None:
+    code = """
+import sys, time
+from geonorm.cli.main import main
+for words in ("--help", "train --help", "compare --help", "eval -h", "schemes --help", "simulate -h", "bench -h",
+              "export -h", "bench ops -h", "bench train -h", "bench norms -h"):
+    main(words.split())
+print(sorted({"torch", "numpy", "jsonargparse", "yaml"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]" and done.stderr == ""
+
+
+def test_version_and_broken_pipe() -> None:
+    assert main(["--version"]) == 0
+    code = "import sys; from geonorm.cli.main import main; sys.exit(main(['train', '--help']))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == 0
+
+
+def resolved(capsys: Any, *words: Any) -> dict[str, Any]:
+    """What --dry-run says the settings are."""
+    assert main(["train", "--dry-run", *EXAMPLE, *map(str, words)]) == 0
+    out = capsys.readouterr().out
+    found: dict[str, Any] = json.loads(out[: out.index("\n}") + 2])
+    return found
+
+
+def test_ways_to_write_an_option(capsys: Any) -> None:
+    dashes = resolved(capsys, "--batch-size", 8, "--optim.weight-decay=0.5", "--runtime.compile", "--lr", "2e-3")
+    under = resolved(capsys, "--batch_size=8", "--optim.weight_decay", 0.5, "--runtime.compile=true", "--lr=.002")
+    assert dashes == under
+    assert dashes["batch_size"] == 8 and dashes["runtime"]["compile"] is True and dashes["lr"] == 0.002
+    assert resolved(capsys, "--optim.betas", 0.5, 0.6)["optim"]["betas"] == [0.5, 0.6]
+    odd = resolved(capsys, "--data", "null", "--out", "7", "--tokens.cache", "null", "--scheme", "geonorm( alpha = 2 )")
+    assert (odd["data"], odd["out"], odd["tokens"]["cache"]) == ("null", "7", None)
+    assert resolved(capsys, "--tokens.cache", "7", "--data", "[1]")["data"] == "[1]"
+    assert resolved(capsys, "--model.gains", "false", "--runtime.tensorboard", "false")["model"]["gains"] is False
+
+
+def test_options_override_the_file_wherever_it_stands(capsys: Any, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("steps: 7\nlr: 1e-2\noptim: {clip: 3, betas: [0.1, 0.2]}\nscheme: post\nmodel: {tied: true}\n")
+    for words in (["--config", path, "--steps", 9], ["--steps", 9, f"--config={path}"]):
+        found = resolved(capsys, *words, "--optim.betas", 0.3, 0.4)
+        assert (found["steps"], found["lr"], found["scheme"]) == (9, 0.01, "post")
+        assert (
+            found["optim"]["clip"] == 3.0 and found["optim"]["betas"] == [0.3, 0.4] and found["model"]["tied"] is True
+        )
+
+
+def test_dry_run_says_the_size(capsys: Any, tmp_path: Path) -> None:
+    assert main(["train", "--dry_run", "--preset", "1.3b", "--steps", "10", "--out", str(tmp_path / "x")]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"parameters +1,\d{3},\d{3},\d{3}", out) and re.search(r"FLOPs of the run +\d", out)
+    assert not (tmp_path / "x").exists()
+
+
+BAD = [
+    ("fly", "unknown verb 'fly'"),
+    ("trian", "did you mean 'train'?"),
+    ("train --stesp 3", "unknown option '--stesp': did you mean '--steps'?"),
+    ("train --step 3", "unknown option '--step': did you mean '--steps'?"),
+    ("train --optim.wieght_decay 3", "did you mean '--optim.weight-decay'?"),
+    ("train -o x", "unknown option '-o'"),
+    ("train --model 3", "unknown option '--model'"),
+    ("train words", "unexpected argument 'words'"),
+    ("train --lr 1 2", "unexpected argument '2'"),
+    ("train --lr", "--lr needs a value"),
+    ("train --steps --lr 3", "--steps needs a value"),
+    ("train --steps x", "--steps takes a whole number, got 'x'"),
+    ("train --steps 1e3", "--steps takes a whole number, got '1e3'"),
+    ("train --steps=", "--steps takes a whole number, got ''"),
+    ("train --steps 3 --steps 3", "--steps is given twice"),
+    ("train --batch-size 4 --batch_size 4", "--batch-size is given twice"),
+    ("train --lr nan", "--lr takes a finite number"),
+    ("train --lr inf", "--lr takes a finite number"),
+    ("train --lr -1", "lr must be at least 0, got -1"),
+    ("train --steps 0", "steps must be at least 1, got 0"),
+    ("train --seed -1", "seed must be between 0 and"),
+    (f"train --seed {2**64}", "seed must be between 0 and"),
+    ("train --optim.warmup 1.5", "optim.warmup must be between 0 and 1, got 1.5"),
+    ("train --optim.betas 0.9 1", "optim.betas must be between 0 and"),
+    ("train --optim.betas 0.9", "--optim.betas takes 2 values"),
+    ("train --optim.eps -1", "optim.eps must be at least 0"),
+    ("train --optim.name lion", "--optim.name takes adamw or muon or sgd, got 'lion'"),
+    ("train --model.mlp relu", "--model.mlp takes swiglu or gelu or gelu_tanh, got 'relu'"),
+    ("train --model.width 15", "model.width 15 must be an even multiple of model.heads"),
+    ("train --model.layers 0", "model.layers must be at least 1"),
+    ("train --runtime.compile maybe", "--runtime.compile takes true or false, got 'maybe'"),
+    ("train --runtime.accumulate 3", "batch_size 4 must be a multiple of runtime.accumulate 3"),
+    ("train --world-size 2", "--world-size belongs to --dry-run"),
+    ("train --json", "--json belongs to --dry-run"),
+    ("train --machine.mfu 0.3", "--machine.* belongs to --dry-run"),
+    ("train --dry-run --world-size 0", "world_size must be at least 1"),
+    ("train --dry-run --world-size 3", "batch_size 4 must be a multiple of 3 ranks times runtime.accumulate 1"),
+    (
+        "train --dry-run --world-size 2 --runtime.parallel none",
+        "--runtime.parallel none is one rank, this is 2: use ddp or fsdp",
+    ),
+    ("train --dry-run --runtime.shard-size 2", "--runtime.shard_size 2 needs --runtime.parallel fsdp"),
+    (
+        "train --dry-run --world-size 4 --runtime.parallel fsdp --runtime.shard-size 3",
+        "--runtime.shard_size 3 needs --runtime.parallel fsdp and a number of ranks that is a multiple",
+    ),
+    ("train --dry-run --machine.mfu 2", "machine.mfu must be between 1e-06 and 1, got 2"),
+    ("train --dry-run --machine.memory 0", "machine.memory must be at least"),
+    ("train --checkpoint.keep 0", "checkpoint.keep must be at least 1"),
+    ("train --preset small", "unknown preset 'small'"),
+    ("train --scheme geonrom", "unknown scheme 'geonrom': did you mean 'geonorm'?"),
+    ("train --scheme geonorm(decai=sqrt)", "did you mean 'decay'?"),
+    ("train --dry-run --world-size 2 --runtime.tensor-size 2", "a plan does not count tensor parallelism"),
+    ("train --runtime.tensor-size 0", "runtime.tensor_size must be at least 1"),
+    ("train --runtime.device tpu", "unknown device 'tpu'"),
+    ("train --runtime.device cpu:x", "unknown device 'cpu:x'"),
+    ("train --runtime.device mps", "use auto, cpu or cuda"),
+    ("train --data nowhere.txt", "no file, folder or corpus 'nowhere.txt'"),
+    ("train --config nowhere.yaml", "cannot read --config nowhere.yaml: No such file"),
+    ("train --tokens.tokenizer byte --model.vocab_size 100", "tokenizer has 257 ids but the model's vocabulary is 100"),
+    ("train --tokens.tokenizer nowhere.json", "no tokenizer 'nowhere.json'"),
+    ("train --out=", "out is empty"),
+    ("train --resume maybe", "--resume takes auto or never"),
+    ("compare --schemes", "--schemes needs a value"),
+    ("compare --schemes pre post pre", "--schemes names pre twice"),
+    ("compare --schemes pre pre()", "--schemes names pre twice"),
+    ("compare --schemes geonorm geonorm(alpha=1.0)", "--schemes names geonorm twice"),
+    ("compare --schemes pre,post", "cannot read scheme 'pre,post'"),
+    ("compare --lrs 1e-3 0.001", "--lrs names a learning rate twice"),
+    ("compare --lrs 0", "lrs must be at least 1e-12"),
+    ("compare --lrs 1e-3 --tune", "--tune needs at least two"),
+    ("compare --lrs 1e-3 x", "--lrs takes a finite number, got 'x'"),
+    ("compare --seeds 0", "seeds must be between 1 and"),
+    ("compare --runtime.device tpu", "unknown device 'tpu'"),
+    ("compare --launcher pbs", "--launcher takes local or ray or slurm, got 'pbs'"),
+    ("compare --ray.retries -1", "ray.retries must be at least 0"),
+    ("compare --slurm.retries -1", "slurm.retries must be at least 0"),
+    ("compare --slurm.partition=", "slurm.partition must be one line of text, got ''"),
+    ("compare --slurm.partiton x", "did you mean '--slurm.partition'?"),
+    ("eval", "MODEL is missing"),
+    ("eval nowhere", "--data is missing"),
+    ("eval nowhere --data x.txt", "there is no run and no model folder nowhere"),
+    ("generate", "RUN is missing"),
+    ("generate ./nowhere --prompt x", "there is no run and no model folder ./nowhere"),
+    ("generate a b", "unexpected argument 'b'"),
+    ("export", "RUN is missing"),
+    ("export nowhere", "--to is missing"),
+    ("export nowhere --to text.txt", "text.txt is a file: choose another --to"),
+    ("export nowhere --to out", "there is no run nowhere"),
+    ("export nowhere --to out --layout lama", "unknown layout 'lama': did you mean 'llama'?"),
+    ("report", "DIRS is missing"),
+    ("report nowhere", "no run directory in nowhere"),
+    ("schemes geonrom", "did you mean 'geonorm'?"),
+    ("schemes a b", "usage: geonorm schemes"),
+    ("data", "ACTION is missing"),
+    ("data look x", "--action takes inspect or prepare, got 'look'"),
+    ("data inspect nowhere.txt", "no file, folder or corpus"),
+    ("bench", "WHAT is missing: ops or train"),
+    ("bench opps", "unknown benchmark 'opps': did you mean 'ops'?"),
+    ("bench ops --shapes 4096", "shape '4096' is not ROWSxDIM"),
+    ("bench ops --shapes 0x64", "shape '0x64' is not ROWSxDIM"),
+    ("bench ops --dtypes fp8", "--dtypes takes fp32 or bf16 or fp16 or mixed, got 'fp8'"),
+    ("bench ops --modes forward", "--modes takes fwd or bwd or both"),
+    ("bench ops --pairs 5", "pairs must be between 6 and 100000, got 5"),
+    ("bench ops --threads 0", "threads must be between 1 and"),
+    ("bench ops --only closd --out x", "--only 'closd' is part of no candidate's name"),
+    ("bench ops --device tpu", "unknown device 'tpu'"),
+    ("bench ops --shape 4x4", "did you mean '--shapes'?"),
+    ("bench train --schemes geonrom --out x", "did you mean 'geonorm'?"),
+    ("bench train --schemes pre", "--schemes names a scheme twice, or pre, which is always measured"),
+    ("bench train --schemes pre() --out x", "names a scheme twice"),
+    ("bench train --preset small --out x", "unknown preset 'small'"),
+    ("bench train --context 0 --out x", "model.context must be at least 1"),
+    ("bench train --batch-size 0", "batch_size must be at least 1"),
+    ("bench train --modes fast", "--modes takes eager or compiled"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), BAD, ids=[line for line, _ in BAD])
+def test_bad_input_is_one_line_and_leaves_nothing(
+    line: str, said: str, capsys: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GEONORM_CACHE", f"{tmp_path}-cache")
+    (tmp_path / "text.txt").write_text("a line of text\n" * 200)
+    words = line.split(" ") if "(" not in line else re.split(r" (?![^(]*\))", line)
+    verb = words[0]
+    if verb in ("train", "compare"):
+        small = [*EXAMPLE, *BYTES, "--data", "text.txt", "--out", "out", "--steps", "2"]
+        given = {word.partition("=")[0].replace("-", "_") for word in words}
+        for name, value in zip(small[::2], small[1::2], strict=True):
+            if name.replace("-", "_") not in given:
+                words += [name, value]
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert said in err and len(err.splitlines()) == 1 and err.startswith(f"geonorm {verb}: "), err
+    assert out == "" and [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("stepz: 3", "unknown setting 'stepz': did you mean 'steps'?"),
+        ("optim: {lrate: 3}", "unknown setting 'optim.lrate'"),
+        ("optim: {warmupp: 3}", "did you mean 'optim.warmup'?"),
+        ("optim: 3", "optim must be a mapping"),
+        ("optim:", "optim must be a mapping"),
+        ("steps: {a: 1}", "--steps takes a whole number"),
+        ("steps: [1, 2]", "--steps takes a whole number"),
+        ("steps: null", "--steps takes a whole number"),
+        ("steps: many", "--steps takes a whole number, got 'many'"),
+        ("lr: .nan", "--lr takes a finite number"),
+        ("schemes: [pre]", "unknown setting 'schemes': did you mean 'scheme'?"),
+        ("- steps", "is not a mapping"),
+        ("", "is not a mapping"),
+        ("steps: [", "is not readable YAML"),
+        ("steps: \x00", "is not readable YAML"),
+        (b"\xff\xfe\x00", "is not readable YAML"),
+    ],
+)
+def test_bad_config_file(content: str | bytes, said: str, capsys: Any, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert main(["train", "--config", str(path), "--out", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert said in err and len(err.splitlines()) == 1 and not (tmp_path / "out").exists(), err
+
+
+@pytest.mark.parametrize("verb", ["train", "compare"])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "empty"),
+        (b"text\x00text" * 100, "binary file"),
+        (b"caf\xe9 " * 400, "not UTF-8"),
+        (b"far too short", "windows of 16 but a batch needs 4"),
+        (b"abcdefghi\n" * 200, "validation tokens do not fill one window"),
+    ],
+)
+def test_bad_text(verb: str, content: bytes, said: str, capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text.txt").write_bytes(content)
+    context = ["--model.context", "300"] if "validation" in said else ["--model.context", "16"]
+    batch = ["--batch_size", "1"] if "validation" in said else []
+    words = [verb, *EXAMPLE[:-2], *context, *batch, *BYTES, "--data", str(tmp_path / "text.txt")]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert said in err and len(err.splitlines()) == 1 and not (tmp_path / "out").exists(), err
+
+
+def test_faults_of_the_program_are_not_hidden(monkeypatch: Any) -> None:
+    def fault(_: list[str]) -> int:
+        raise RuntimeError("shape mismatch")
+
+    monkeypatch.setitem(cli.VERBS, "train", fault)
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        main(["train"])
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(28, "No space left on device", "runs/x/metrics.jsonl"),
+            "runs/x/metrics.jsonl: No space left on device",
+        ),
+        (MemoryError("Unable to allocate 4 TiB"), "out of memory (Unable to allocate 4 TiB)"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory:\n you tried"), "out of memory (DefaultCPUAllocator"),
+    ],
+)
+def test_what_the_machine_lacks_is_one_line(error: Exception, said: str, monkeypatch: Any, capsys: Any) -> None:
+    def fail(_: list[str]) -> int:
+        raise error
+
+    monkeypatch.setitem(cli.VERBS, "train", fail)
+    assert main(["train"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"geonorm train: {said}") and len(err.splitlines()) == 1
+
+
+def test_interrupt_before_work_begins(monkeypatch: Any, capsys: Any) -> None:
+    def wait(_: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.VERBS, "train", wait)
+    assert main(["train"]) == 130 and capsys.readouterr().err == "geonorm train: interrupted\n"
+
+
+def test_command_stands_beside_the_run_settings() -> None:
+    assert set(options(TrainCommand)) - set(options(TrainConfig)) == PLAN
+    assert type(TrainCommand(steps=3, dry_run=True).run()) is TrainConfig
+    assert TrainCommand(steps=3).run() == TrainConfig(steps=3)

@@ -1,0 +1,336 @@
+"""Comparisons: end to end, extension, failures, tuning, signals. Most runs are done in this process, not their own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from geonorm import report
+from geonorm.cli.main import main
+from geonorm.errors import CheckpointError
+from geonorm.lab.compare.compare import compare as lab
+from geonorm.lab.compare.compare import local
+from geonorm.lab.compare.team import done
+from geonorm.lab.config import TUNING_SEED, CompareConfig, TrainConfig
+from geonorm.lab.runs.run import Run, locked
+
+ROW = set("scheme n lr val_loss_mean val_loss_std difference difference_low difference_high".split())
+BUILD = report.build
+FAST = ["--steps", "4", "--evaluation.every", "4"]
+
+
+class InProcess:
+    """A subprocess.Popen that has run `geonorm train` to its end before it returns."""
+
+    fail: Callable[[str], bool] = staticmethod(lambda name: False)
+    started: list[str] = []  # noqa: RUF012 reset by the fixture
+
+    def __init__(self, command: list[str], stdout: Any, **_: Any) -> None:
+        assert command[1:4] == ["-m", "geonorm", "train"]
+        name = Path(command[-1]).stem
+        self.started.append(name)
+        if self.fail(name):
+            stdout.write(b"a traceback\nKilled\n")
+            self.status = -9
+            return
+        log = io.StringIO()
+        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+            self.status = main(command[3:])
+        stdout.write(log.getvalue().encode())
+
+    def poll(self) -> int:
+        return self.status
+
+    def kill(self) -> None:
+        raise AssertionError("nothing runs any more")
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> type[InProcess]:
+    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=InProcess, STDOUT=subprocess.STDOUT))
+    monkeypatch.setattr(local, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
+    monkeypatch.setattr(report, "build", lambda dirs, out, figures: out)  # drawing takes longer than training
+    monkeypatch.setattr(InProcess, "started", [])
+    monkeypatch.setattr(InProcess, "fail", staticmethod(lambda name: False))
+    return InProcess
+
+
+@pytest.fixture
+def compare(call: Any, tiny: list[str]) -> Any:
+    return lambda out, *options: call("compare", *tiny, "--out", out, *FAST, *options)
+
+
+def results(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return found
+
+
+def test_end_to_end_and_extension(
+    processes: Any, compare: Any, call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "comparison"
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "build", BUILD)
+        first = compare(out, "--schemes", "pre", "geonorm(decay=sqrt)", "--seeds", 2)
+    assert first.status == 0, first.err
+    assert len(processes.started) == 4 and "geonorm(decay=sqrt)" in first.out and "report.html" in first.out
+    page = (out / "report.html").read_text()
+    for limit in ("2 seeds: a claim needs at least 5", "The learning rate was not tuned", "tokens per parameter"):
+        assert limit in first.out and limit in page
+    assert {"config.yaml", "configs", "runs", "results.json", "report.html", "figures"} <= {
+        p.name for p in out.iterdir()
+    }
+    found = results(out)
+    assert found["command"][:2] == ["geonorm", "compare"] and "geonorm(decay=sqrt)" in found["command"]
+    assert [run["scheme"] for run in found["runs"]] == ["pre"] * 2 + ["geonorm(decay=sqrt)"] * 2
+    assert all(
+        run["status"] == "finished" and (out / "runs" / run["run"] / "summary.json").exists() for run in found["runs"]
+    )
+    assert [row["scheme"] for row in found["schemes"]] == ["pre", "geonorm(decay=sqrt)"]
+    assert all(set(row) >= ROW and row["n"] == 2 for row in found["schemes"])
+    assert found["schemes"][0]["difference"] == 0.0 and found["schemes"][1]["pairs"] == 2
+
+    again = compare(out, "--schemes", "pre", "geonorm(decay=sqrt)", "--seeds", 2)
+    assert again.status == 0 and "4 of 4 runs are finished already" in again.out and len(processes.started) == 4
+
+    moved = out.rename(tmp_path / "moved")
+    wider = compare(moved, "--schemes", "post", "pre", "--seeds", 3)
+    assert wider.status == 0, wider.err
+    assert len(processes.started) == 4 + 4 and "2 of 6 runs are finished already" in wider.out
+    found = results(moved)
+    assert [row["scheme"] for row in found["schemes"]] == ["post", "pre", "geonorm(decay=sqrt)"]
+    assert [row["n"] for row in found["schemes"]] == [3, 3, 2] and found["schemes"][1]["baseline"] == "post"
+
+    before = {path: path.read_bytes() for path in moved.rglob("*") if path.is_file()}
+    other = compare(moved, "--schemes", "pre", "--optim.clip", 2)
+    assert other.status == 2 and "holds a comparison with optim.clip 1.0, not 2.0" in other.err
+    assert len(other.err.splitlines()) == 1
+    assert before == {path: path.read_bytes() for path in moved.rglob("*") if path.is_file()}
+    repeated = call("compare", "--config", moved / "config.yaml", "--out", moved)
+    assert repeated.status == 0 and "6 of 6" in repeated.out
+
+
+def test_failed_runs_are_named_and_tried_again(processes: Any, compare: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    processes.fail = staticmethod(lambda name: name.startswith("pre"))
+    first = compare(out, "--schemes", "pre", "post", "--seeds", 1)
+    assert first.status == 2 and len(first.err.splitlines()) == 1
+    assert first.err.startswith("geonorm compare: runs that did not finish: pre-lr0.005-seed0; the same command")
+    assert "pre-lr0.005-seed0: failed: Killed" in first.out
+    assert [run["status"] for run in results(out)["runs"]] == ["failed", "finished"]
+    processes.fail = staticmethod(lambda name: False)
+    second = compare(out, "--schemes", "pre", "post", "--seeds", 1)
+    assert second.status == 0 and "1 of 2 runs are finished already" in second.out
+    assert processes.started == ["pre-lr0.005-seed0", "post-lr0.005-seed0", "pre-lr0.005-seed0"]
+
+
+def test_all_runs_failed(processes: Any, compare: Any, tmp_path: Path) -> None:
+    processes.fail = staticmethod(lambda name: True)
+    result = compare(tmp_path / "out", "--schemes", "pre", "post", "--seeds", 1)
+    assert result.status == 2 and "did not finish: pre-lr0.005-seed0, post-lr0.005-seed0;" in result.err
+    result = compare(tmp_path / "tuned", "--schemes", "pre", "--seeds", 1, "--lrs", "1e-3", "2e-3")
+    assert result.status == 2 and "no learning rate finished" in result.out, result
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("thesis.tex", "x", "is not empty and holds no comparison"),
+        ("config.yaml", "steps: 4\nscheme: pre\n", "is not empty and holds no comparison"),
+        ("config.yaml", "[", "is not readable YAML"),
+    ],
+)
+def test_directories_that_are_refused(compare: Any, tmp_path: Path, name: str, content: str, said: str) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / name).write_text(content)
+    result = compare(out, "--schemes", "pre")
+    assert result.status == 2 and said in result.err and [path.name for path in out.iterdir()] == [name]
+
+
+def test_settings_that_an_older_version_did_not_have(compare: Any, processes: Any, tmp_path: Path) -> None:
+    """A comparison of version 0.1, whose config.yaml knows no guard, goes on; its finished runs are kept."""
+    out = tmp_path / "out"
+    assert compare(out, "--schemes", "pre", "--seeds", 1).status == 0
+    for path in (out / "config.yaml", *(out / "runs").glob("*/config.yaml")):
+        stored = yaml.safe_load(path.read_text())
+        del stored["guard"], stored["optim"]["momentum"], stored["model"]["positions"]
+        path.write_text(yaml.safe_dump(stored, sort_keys=False))
+    before = len(processes.started)
+    again = compare(out, "--schemes", "pre", "--seeds", 1)
+    assert again.status == 0 and len(processes.started) == before, again
+    other = compare(out, "--schemes", "pre", "--seeds", 1, "--optim.momentum", 0.5)
+    assert other.status == 2 and "optim.momentum 0.9, not 0.5" in other.err
+
+
+def test_directory_in_use(compare: Any, tmp_path: Path) -> None:
+    with locked(tmp_path / "out"):
+        result = compare(tmp_path / "out", "--schemes", "pre")
+    assert result.status == 2 and "in use by another process" in result.err
+
+
+def test_run_left_by_a_killed_parent_is_named(processes: Any, compare: Any, tmp_path: Path) -> None:
+    """The children of a comparison that was killed go on; the same command says so and loses nothing."""
+    out = tmp_path / "out"
+    processes.fail = staticmethod(lambda name: True)
+    compare(out, "--schemes", "pre", "--seeds", 1)
+    processes.fail = staticmethod(lambda name: False)
+    with locked(out / "runs" / "pre-lr0.005-seed0"):
+        result = compare(out, "--schemes", "pre", "--seeds", 1)
+    assert result.status == 2 and "is in use by another process" in result.out
+    assert "the same command tries them again" in result.err
+
+
+class FakeTeam:
+    """Answers with a parabola over log10(lr) whose bottom is at `best[scheme]`."""
+
+    def __init__(self, best: dict[str, float], statuses: Callable[[TrainConfig], str] = lambda c: "finished") -> None:
+        self.best, self.statuses = best, statuses
+        self.asked: list[TrainConfig] = []
+        self.said: list[str] = []
+        self.say = self.said.append
+
+    def run(self, configs: list[TrainConfig]) -> list[dict[str, Any]]:
+        from math import log10
+
+        self.asked += configs
+        return [
+            {"status": self.statuses(c), "val_loss": 3 + (log10(c.lr) - log10(self.best[c.scheme])) ** 2}
+            for c in configs
+        ]
+
+
+def tuned(team: FakeTeam, *, tune: bool = True, lrs: tuple[float, ...] = (1e-3, 2e-3, 4e-3)) -> dict[str, float]:
+    schemes = list(team.best)
+    config = CompareConfig(schemes=schemes, lrs=list(lrs), tune=tune, steps=10)
+    return lab.tune(team, config, schemes)  # type: ignore[arg-type]
+
+
+def test_tuning_extends_towards_the_best_until_it_is_interior() -> None:
+    team = FakeTeam({"pre": 2e-3, "post": 1.6e-2, "peri": 2.5e-4})
+    assert tuned(team) == {"pre": 2e-3, "post": 1.6e-2, "peri": 2.5e-4}
+    asked = {s: sorted(c.lr for c in team.asked if c.scheme == s) for s in team.best}
+    assert asked["pre"] == [1e-3, 2e-3, 4e-3]
+    assert asked["post"] == [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2]
+    assert asked["peri"] == [1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3]
+    assert not any("end of the grid" in line for line in team.said)
+    assert all((c.phase, c.seed, c.steps) == ("tune", TUNING_SEED, 5) for c in team.asked)
+    assert len({c.out for c in team.asked}) == len(team.asked)
+
+
+def test_tuning_without_extension_says_where_the_best_lies() -> None:
+    team = FakeTeam({"pre": 2e-3, "post": 1.0, "peri": 1e-9})
+    assert tuned(team, tune=False) == {"pre": 2e-3, "post": 4e-3, "peri": 1e-3}
+    assert [("end of the grid" in line) for line in team.said] == [False, True, True]
+
+
+def test_tuning_gives_up_and_says_so() -> None:
+    team = FakeTeam({"pre": 1e6})
+    assert tuned(team) == {"pre": pytest.approx(4e-3 * 2**lab.EXTENSIONS, rel=0.01)}
+    assert "end of the grid" in team.said[-1] and len(team.asked) == 3 + lab.EXTENSIONS
+
+
+def test_tuning_with_divergence() -> None:
+    team = FakeTeam({"pre": 4e-3}, lambda c: "diverged" if c.lr > 2e-3 else "finished")
+    assert tuned(team) == {"pre": 2e-3} and "end of the grid" not in team.said[-1]
+    team = FakeTeam({"pre": 1e-3}, lambda c: "diverged")
+    assert tuned(team) == {} and "no final runs" in team.said[-1]
+    assert min(c.lr for c in team.asked) < 1e-4  # it looked below, where training is stable
+
+
+def test_names_of_runs_are_files_and_unique() -> None:
+    schemes = ["pre", "geonorm(alpha=1)", "geonorm(alpha=-1)", "geonorm(alpha=1_)", "mix(a=post, b=pre, share=0.5)" * 4]
+    slugs = [lab.slug(scheme) for scheme in schemes]
+    assert slugs[0] == "pre" and len(set(slugs)) == len(slugs)
+    assert all(len(slug) < 80 and "/" not in slug and " " not in slug for slug in slugs)
+
+
+def test_a_run_of_other_settings_in_the_way(tmp_path: Path) -> None:
+    config = lab.run_config(CompareConfig(out=str(tmp_path), steps=400), "pre", 1e-3, 0)
+    with Run.opened(config):
+        pass
+    assert not done(config)
+    with pytest.raises(CheckpointError, match=r"holds a run with lr 0\.001, not 0\.002"):
+        done(TrainConfig(**{**vars(config), "lr": 2e-3}))
+
+
+def test_live_table(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    config = lab.run_config(CompareConfig(out=str(tmp_path), steps=400), "pre", 1e-3, 0)
+    worker = local.Worker(config, None, 0)  # type: ignore[arg-type]
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(local.progress_table([worker], 3))
+    assert "3 runs waiting" in capture.get() and "0/400" in capture.get()
+    run = Run(Path(config.out))
+    run.path.mkdir(parents=True)
+    run.append(run.metrics, [{"step": i, "loss": 3.0, "tokens_per_second": 5e3, "val_loss": 2.5} for i in range(9000)])
+    assert len(local.last_rows(run.metrics)) < 2000
+    with console.capture() as capture:
+        console.print(local.progress_table([worker], 0))
+    assert "8999/400" in capture.get() and "2.5000" in capture.get() and "5,000" in capture.get()
+
+
+def test_what_the_page_says_repeats_it(
+    processes: type[InProcess], text: Path, tiny: list[str], call: Any, losses: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """In the directory of the first command, word for word: with a relative path of the data, after a tuning."""
+    monkeypatch.chdir(tmp_path)
+    Path("small.txt").write_text(text.read_text())
+    monkeypatch.setattr(report, "build", BUILD)
+    words = [word.replace(str(text), "small.txt") for word in tiny] + ["--schemes", "pre", "post", "--seeds", "1"]
+    assert call("compare", *words, *FAST, "--lrs", "1e-3", "3e-3", "--out=runs/mine").status == 0
+    page = Path("runs/mine/report.html").read_text()
+    said = [shlex.split(unescape(words)) for words in re.findall("<pre>geonorm (.*?)</pre>", page)]
+    assert [words[0] for words in said] == ["compare", "train"]
+    assert call(*(word.replace("NEW", "again") for word in said[0])).status == 0
+    first, second = (json.loads((Path(each) / "results.json").read_text()) for each in ("runs/mine", "again"))
+    assert [run["val_loss"] for run in first["runs"]] == [run["val_loss"] for run in second["runs"]]
+    assert call(*(word.replace("NEW", "one") for word in said[1])).status == 0
+    (run,) = (each for each in first["runs"] if each["run"] in said[1][2])
+    assert run["phase"] == "final" and losses(Path("one")) == losses(Path("runs/mine/runs") / run["run"])
+
+
+def test_interrupt_saves(tiny: list[str], tmp_path: Path) -> None:
+    """The real thing: a process that trains processes, and Ctrl-C."""
+    out = tmp_path / "out"
+    options = ["--schemes", "pre", "--seeds", "2", "--jobs", "1", "--steps", "2000", "--evaluation.every", "2000"]
+    command = ["compare", *tiny, "--out", str(out), *options]
+    with subprocess.Popen(
+        [sys.executable, "-m", "geonorm", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        metrics = out / "runs" / "pre-lr0.005-seed0" / "metrics.jsonl"
+        try:
+            while not (metrics.exists() and metrics.stat().st_size):
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate()
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert err == f"stopped; every run is saved in {out}; the same command goes on from there\n"
+    run = metrics.parent
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "interrupted" and (run / "checkpoints" / f"step-{summary['steps']}").is_dir()
+    assert not (out / "runs" / "pre-lr0.005-seed1").exists() and not (out / "results.json").exists()
+    log = (out / "configs" / "pre-lr0.005-seed0.log").read_text()
+    assert "the same command goes on from there" in log and "Traceback" not in log
+    stored = yaml.safe_load((out / "config.yaml").read_text())
+    assert stored["schemes"] == ["pre"] and stored["steps"] == 2000

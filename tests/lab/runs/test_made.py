@@ -1,0 +1,181 @@
+"""A run knows what it was made from: other data, another tokenizer or scheme is refused, other versions are said."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geonorm import elsewhere
+from geonorm.lab.data.tokenizer import BYTE_JSON
+from geonorm.lab.runs import environment
+from geonorm.report import runs as reports
+
+RULE = """
+from dataclasses import dataclass
+from geonorm import Placement
+
+@dataclass(frozen=True)
+class Half(Placement):
+    def norms(self, site, norm):
+        return {"input": norm()}
+
+    def read(self, x, p, site):
+        return p["input"](x), None
+
+    def write(self, x, u, carry, p, site, h=1.0):
+        return x + h * 0.5 * u
+"""
+
+
+@pytest.fixture
+def own(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory, not on Python's path, with a text, a tokenizer and a scheme that may be edited."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(text.read_text())
+    (tmp_path / "tokenizer.json").write_text(BYTE_JSON)
+    (tmp_path / "half_rule.py").write_text(RULE)
+    yield tmp_path
+    elsewhere.HERE.clear()
+
+
+OPTIONS = ["--data", "text.txt", "--tokens.tokenizer", "tokenizer.json", "--scheme", "./half_rule.py:Half"]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    """In place, with size and time as they were where the length allows."""
+    before = path.stat()
+    path.write_text(path.read_text().replace(old, new, 1))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def unfinished(run: Path) -> None:
+    """The run as it was before its last steps."""
+    (run / "summary.json").unlink()
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        ("text.txt", "the", "teh", "was made from other data (sha256 of its tokens "),
+        ("tokenizer.json", '"Ā": 0', '"Ā": 9', "was made with another tokenizer (sha256 "),
+        ("half_rule.py", "0.5", "5.0", "was made with another source of ./half_rule.py (sha256 "),
+    ],
+)
+def test_other_inputs_are_refused(
+    name: str, old: str, new: str, said: str, finished: bool, train: Any, own: Path
+) -> None:
+    assert train(own / "run", "--steps", 2, *OPTIONS).status == 0
+    if not finished:
+        unfinished(own / "run")
+    before = content(own / "run")
+    if name == "tokenizer.json":  # two bytes change places: a valid tokenizer that reads otherwise
+        ids = json.loads(BYTE_JSON)
+        ids["model"]["vocab"]["a"], ids["model"]["vocab"]["b"] = ids["model"]["vocab"]["b"], ids["model"]["vocab"]["a"]
+        (own / name).write_text(json.dumps(ids))
+    else:
+        edit(own / name, old, new)
+    refused = train(own / "run", "--steps", 2, *OPTIONS)
+    assert refused.status == 2 and refused.out == "" and len(refused.err.splitlines()) == 1
+    assert said in refused.err and "put it back, or choose another --out" in refused.err
+    assert content(own / "run") == before
+    assert train(own / "new", "--steps", 2, *OPTIONS).status == 0  # what changed is fine elsewhere
+
+
+def test_a_comparison_is_not_extended_with_other_data(call: Any, tiny: list[str], own: Path) -> None:
+    words = ["compare", *tiny, "--schemes", "pre", "--steps", "1", "--seeds", "1", "--out", "out", "--data", "text.txt"]
+    pairs = list(dict(zip(words[1::2], words[2::2], strict=True)).items())
+    words = ["compare", *(word for pair in pairs for word in pair)]
+    assert call(*words).status == 0
+    edit(own / "text.txt", "the", "teh")
+    before = content(own / "out")
+    refused = call(*(("2" if word == "1" and words[at - 1] == "--seeds" else word) for at, word in enumerate(words)))
+    assert refused.status == 2 and "was made from other data" in refused.err and content(own / "out") == before
+
+
+def test_versions_of_each_part(train: Any, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = own / "run"
+    assert train(run, "--steps", 2, *OPTIONS).status == 0
+    real = environment.describe
+    for version, warned in (("9.9.9", True), ("9.9.9", False)):
+        unfinished(run)
+        monkeypatch.setattr(environment, "describe", lambda *given, v=version: {**real(*given), "torch": v})
+        again = train(run, "--steps", 2, *OPTIONS)
+        assert again.status == 0
+        line = "was begun with other versions: torch"
+        assert (line in again.out and "is now 9.9.9" in again.out) == warned
+    found = json.loads((run / "environment.json").read_text())
+    assert [part["torch"] for part in found] == [real(environment.torch.device("cpu"))["torch"], "9.9.9", "9.9.9"]
+    assert [part["step"] for part in found] == [0, 2, 2]
+    assert reports.read_run(run).environment == found
+
+
+def test_a_record_of_an_earlier_version_is_taken(train: Any, call: Any, own: Path) -> None:
+    run = own / "run"
+    assert train(run, "--steps", 2, *OPTIONS[:2]).status == 0
+    (part,) = json.loads((run / "environment.json").read_text())
+    old = {key: value for key, value in part.items() if key not in ("tokenizer_sha256", "schemes", "step")}
+    (run / "environment.json").write_text(json.dumps(old))
+    assert reports.read_run(run).environment == [old]
+    assert json.loads(call("eval", run, "--data", "text.txt").out)["part"] == "held-out"
+    unfinished(run)
+    assert train(run, "--steps", 2, *OPTIONS[:2]).status == 0
+    assert json.loads((run / "environment.json").read_text()) == [old, {**part, "step": 2}]
+    (run / "environment.json").write_text("[")
+    damaged = train(run, "--steps", 2, *OPTIONS[:2])
+    assert damaged.status == 2 and "environment.json is not readable: the run directory is damaged" in damaged.err
+
+
+def test_readers_use_the_source_of_the_run(train: Any, call: Any, own: Path) -> None:
+    run = own / "run"
+    assert train(run, "--steps", 2, *OPTIONS).status == 0
+    first = json.loads(call("eval", run, "--data", "text.txt").out)["loss"]
+    text = call("generate", run, "--prompt", "the", "--tokens", 4, "--temperature", 0).out
+    edit(own / "half_rule.py", "0.5", "5.0")
+    elsewhere.SAID.clear()
+    found = call("eval", run, "--data", "text.txt")
+    said = f"./half_rule.py has changed since {run} was made; the source that is kept there is used\n"
+    assert json.loads(found.out)["loss"] == first and found.err == said
+    (own / "half_rule.py").unlink()
+    assert call("generate", run, "--prompt", "the", "--tokens", 4, "--temperature", 0).out == text
+    kept = next((run / "schemes").rglob("*.py"))
+    kept.write_text(kept.read_text().replace("0.5", "5.0"))
+    damaged = call("eval", run, "--data", "text.txt")
+    assert damaged.status == 2 and "does not hold the source of ./half_rule.py" in damaged.err
+
+
+def test_settings_from_a_file_run_no_code_of_a_stranger(
+    train: Any, call: Any, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user gets a run: neither its settings nor the run itself execute anything until this user says so."""
+    run = own / "run"
+    assert train(run, "--steps", 2, *OPTIONS).status == 0
+    monkeypatch.setenv("GEONORM_CACHE", str(own / "another"))
+    elsewhere.HERE.clear()
+    before = content(run)
+    for words in (["train", "--config", run / "config.yaml"], ["eval", run, "--data", "text.txt"], ["generate", run],
+                  ["export", run, "--to", "model"], ["probe", run, "--out", "found"]):  # fmt: skip
+        refused = call(*words)
+        assert refused.status == 2 and refused.out == "" and len(refused.err.splitlines()) == 1, words
+        assert "names code, ./half_rule.py (sha256" in refused.err and "--trust-code" in refused.err
+    assert content(run) == before and not (own / "model").exists() and not (own / "found").exists()
+    elsewhere.SAID.clear()
+    allowed = call("eval", run, "--data", "text.txt", "--trust-code")
+    assert allowed.status == 0 and "runs, as you said" in allowed.err and len(allowed.err.splitlines()) == 1
+    elsewhere.HERE.clear()
+    assert call("eval", run, "--data", "text.txt").err == ""  # once said, it is remembered
+
+
+def test_settings_cannot_trust_themselves(call: Any, own: Path) -> None:
+    (own / "config.yaml").write_text("trust_code: true\nscheme: ./half_rule.py:Half\n")
+    refused = call("train", "--config", "config.yaml")
+    assert refused.status == 2 and "unknown setting 'trust_code'" in refused.err

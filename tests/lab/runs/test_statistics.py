@@ -1,0 +1,203 @@
+"""The comparison protocol's statistics against known values, properties and simulation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geonorm.lab.runs.statistics import SEED_CAP, aggregate, choose, paired, ratio_interval, seeds_needed, spikes
+
+FINITE = st.floats(-1e3, 1e3, allow_nan=False)
+
+
+def summary(scheme: str, seed: int, loss: float | None, lr: float = 1e-3, **extra: Any) -> dict[str, Any]:
+    return {
+        "scheme": scheme, "seed": seed, "lr": lr, "status": "finished", "val_loss": loss, "val_bpb": 1.0,
+        "tokens": 1000, "tokens_per_second": 100.0, "peak_memory_bytes": 10, "parameters": 7,
+        "matmul_parameters": 5, "spikes": 1, "grad_spikes": 2,
+    } | extra  # fmt: skip
+
+
+def test_paired_is_students_t_interval() -> None:
+    interval = paired([1.0, 2.0, 3.0])  # t(0.975, 2) = 4.302653, std 1
+    assert interval.mean == 2.0 and interval.std == 1.0 and interval.n == 3
+    assert interval.high == pytest.approx(2 + 4.302652729911275 / math.sqrt(3), rel=1e-9)
+    assert not interval.resolved
+    assert paired([1.0, 1.1, 1.05]).resolved
+
+
+def test_paired_without_spread() -> None:
+    assert paired([0.5])[:4] == (0.5, None, None, None)
+    assert paired([]).n == 0 and math.isnan(paired([]).mean)
+    assert not paired([0.5]).resolved
+
+
+@given(st.lists(FINITE, min_size=2, max_size=12), FINITE)
+def test_paired_moves_with_a_shift_and_mirrors(values: list[float], shift: float) -> None:
+    interval = paired(values)
+    moved, mirrored = paired(np.array(values) + shift), paired(-np.array(values))
+    assert interval.low is not None and moved.low is not None and mirrored.high is not None
+    assert moved.low == pytest.approx(interval.low + shift, abs=1e-6)
+    assert mirrored.high == pytest.approx(-interval.low, abs=1e-6)
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_paired_covers_the_truth_95_times_in_100(n: int) -> None:
+    draws = np.random.default_rng(0).normal(0.3, 2.0, (3000, n))
+    covered = np.mean([(i.low or 0) <= 0.3 <= (i.high or 0) for i in map(paired, draws)])
+    assert covered == pytest.approx(0.95, abs=0.013)  # 3 standard errors
+
+
+@pytest.mark.parametrize(("effect", "expected"), [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10), (2.0, 5)])
+def test_seeds_needed_matches_published_tables(effect: float, expected: int) -> None:
+    """The sample sizes G*Power gives for the paired t-test (two-sided, 5 %, power 0.8)."""
+    assert seeds_needed(effect + np.array([-1.0, 0.0, 1.0])) == expected
+
+
+def test_seeds_needed_reaches_the_power_it_promises() -> None:
+    seeds = seeds_needed(1.2 + np.array([-1.0, 0.0, 1.0]))
+    assert seeds is not None
+
+    def power(n: int) -> float:
+        draws = np.random.default_rng(1).normal(1.2, 1.0, (3000, n))
+        return float(np.mean([paired(row).resolved for row in draws]))
+
+    assert power(seeds) > 0.77 and power(seeds - 1) < 0.82
+
+
+@given(st.floats(0.01, 50), st.floats(1.01, 4))
+def test_seeds_needed_falls_as_the_effect_grows(effect: float, factor: float) -> None:
+    spread = np.array([-1.0, 0.0, 1.0])
+    small, large = seeds_needed(effect + spread), seeds_needed(effect * factor + spread)
+    assert small is not None and large is not None
+    assert 2 <= large <= small <= SEED_CAP + 1
+
+
+def test_seeds_needed_says_nothing_where_nothing_can_be_said() -> None:
+    assert seeds_needed([0.1]) is None
+    assert seeds_needed([0.1, 0.1]) is None
+    assert seeds_needed([-1.0, 1.0]) is None
+    assert seeds_needed([math.nan, 1.0]) is None
+    assert seeds_needed(1e-4 + np.array([-1.0, 0.0, 1.0])) == SEED_CAP + 1
+
+
+def test_seeds_needed_asks_for_more_when_more_power_is_wanted() -> None:
+    values = 0.7 + np.array([-1.0, 0.0, 1.0])
+    assert (seeds_needed(values, 0.95) or 0) > (seeds_needed(values, 0.8) or 0)
+
+
+@pytest.mark.parametrize(("n", "rank"), [(6, 1), (10, 2), (20, 6), (40, 14), (100, 40)])
+def test_ratio_interval_uses_the_tabulated_ranks(n: int, rank: int) -> None:
+    """Order statistics of the sign test's 95 % interval, as tabulated."""
+    median, low, high = ratio_interval(np.arange(n, 0, -1))
+    assert (median, low, high) == ((n + 1) / 2, rank, n + 1 - rank)
+
+
+def test_ratio_interval_needs_six_values() -> None:
+    assert ratio_interval([1.0, 2.0, 3.0, 4.0, 5.0]) == (3.0, None, None)
+    assert math.isnan(ratio_interval([])[0])
+
+
+def test_ratio_interval_covers_the_median_of_a_skewed_distribution() -> None:
+    draws = np.random.default_rng(2).lognormal(0.0, 1.0, (2000, 41))
+    covered = np.mean([(low or 0) <= 1.0 <= (high or 0) for _, low, high in map(ratio_interval, draws)])
+    assert 0.945 <= covered <= 0.985  # exact coverage at n = 41 is 0.956
+
+
+def test_spikes_finds_each_of_two_neighbours() -> None:
+    values = np.random.default_rng(3).normal(3.0, 0.1, 300)
+    values[[150, 151, 220]] = 8.0
+    values[250] = math.nan
+    assert spikes(values) == [150, 151, 220, 250]
+
+
+def test_spikes_waits_for_twenty_values_and_ignores_constants() -> None:
+    assert spikes([1.0] * 10 + [50.0] + [1.0] * 5) == []
+    assert spikes([0.1] * 400) == []
+    assert spikes([math.inf, 1.0, math.nan]) == [0, 2]
+
+
+def test_spikes_accepts_a_new_level_after_a_whole_window() -> None:
+    noise = np.random.default_rng(4).normal(0.0, 0.1, 600)
+    noise[300:] += 5.0
+    assert spikes(noise, window=50) == list(range(300, 350))
+
+
+@given(st.lists(st.floats(-10, 10), max_size=150), st.floats(0.1, 10), st.floats(-5, 5))
+def test_spikes_never_falls_for_a_drop(values: list[float], scale: float, shift: float) -> None:
+    falling = np.sort(np.array(values) * scale + shift)[::-1]
+    assert spikes(falling) == []
+
+
+def test_aggregate_pairs_by_seed() -> None:
+    runs = [summary("pre", s, 3.0 + s) for s in range(3)]
+    runs += [summary("geo", s, 2.9 + s + 0.001 * s) for s in (2, 0, 1)]
+    base, geo = aggregate(runs)
+    assert (base["scheme"], base["difference"], base["difference_low"]) == ("pre", 0.0, None)
+    assert geo["difference"] == pytest.approx(-0.099) and geo["resolved"] and geo["pairs"] == 3
+    assert geo["difference_low"] < geo["difference"] < geo["difference_high"] < 0
+    assert geo["val_loss_std"] == pytest.approx(1.001)  # far wider than the paired difference
+    assert geo["spikes"] == 3 and geo["grad_spikes"] == 6 and geo["failed"] == 0
+
+
+def test_aggregate_chooses_each_schemes_best_learning_rate() -> None:
+    losses = {1e-4: 3.5, 1e-3: 3.0, 1e-2: 3.2}
+    runs = [summary("pre", s, loss, lr) for lr, loss in losses.items() for s in range(2)]
+    runs += [summary("geo", s, -math.log(lr), lr) for lr in losses for s in range(2)]
+    pre, geo = aggregate(runs)
+    assert pre["lr"] == 1e-3 and pre["lr_interior"] is True and pre["lrs"] == pytest.approx(losses)
+    assert geo["lr"] == 1e-2 and geo["lr_interior"] is False
+    assert aggregate([summary("pre", 0, 3.0)])[0]["lr_interior"] is None
+
+
+def test_tuning_runs_decide_the_rate_and_stay_out_of_the_mean() -> None:
+    tune = [summary("pre", 0, loss, lr, phase="tune") for lr, loss in [(1e-4, 3.3), (1e-3, 2.9), (1e-2, 3.0)]]
+    final = [summary("pre", s, 3.1, 1e-3, phase="final") for s in range(3)]  # above the runner-up's tuning run
+    row = aggregate(tune + final)[0]
+    assert row["lr"] == 1e-3 and row["n"] == 3 and row["val_loss_mean"] == pytest.approx(3.1)
+    assert row["lrs"][1e-3] == 2.9 and row["lr_interior"] is True
+
+
+def test_tuning_runs_do_not_hide_that_every_final_run_diverged() -> None:
+    tune = [summary("pre", 0, 3.0 + lr, lr, phase="tune") for lr in (1e-3, 1e-2)]
+    final = [summary("pre", seed, None, status="diverged", phase="final") for seed in range(2)]
+    row = aggregate(tune + final)[0]
+    assert row["n"] == 0 and row["val_loss_mean"] is None and row["failed"] == 2
+    assert aggregate(tune)[0]["n"] == 0  # tuned so far: a shorter run never stands in for a final one
+
+
+def test_runs_that_failed_are_counted_and_a_lucky_survivor_does_not_choose_the_rate() -> None:
+    runs = [summary("pre", s, 3.0, 1e-3) for s in range(2)]
+    runs += [summary("pre", 0, 2.5, 1e-2), summary("pre", 1, None, 1e-2, status="diverged")]
+    runs += [summary("geo", 0, math.nan), summary("geo", 1, None, status="interrupted")]
+    pre, geo = aggregate(runs)
+    assert pre["lr"] == 1e-3 and pre["failed"] == 1
+    assert geo["n"] == 0 and geo["failed"] == 2 and geo["val_loss_mean"] is None and geo["difference"] is None
+    assert geo["statuses"] == {"diverged": 1, "interrupted": 1}
+
+
+def test_aggregate_takes_another_baseline_and_makes_no_cost_of_speeds() -> None:
+    """Runs that share a machine slow one another: 80 tokens/s against 100 says nothing about the schemes."""
+    runs = [summary("pre", 0, 3.0), summary("geo", 0, 2.9, tokens_per_second=80.0)]
+    pre, geo = aggregate(runs, baseline="geo")
+    assert geo["difference"] == 0.0 and pre["difference"] == pytest.approx(0.1)
+    assert pre["step_cost"] is None and not pre["resolved"] and pre["seeds_needed"] is None
+    with pytest.raises(ValueError, match="no run of the baseline"):
+        aggregate(runs, baseline="post")
+    assert aggregate([]) == []
+
+
+def test_a_seed_without_a_partner_is_left_out_of_the_pairs_only() -> None:
+    runs = [summary("pre", s, 3.0) for s in (0, 1)] + [summary("geo", s, 2.9) for s in (0, 1, 2)]
+    geo = aggregate(runs)[1]
+    assert geo["n"] == 3 and geo["pairs"] == 2
+
+
+def test_choose_of_nothing_that_finished() -> None:
+    choice = choose([summary("pre", 0, None, status="failed")])
+    assert choice.lr is None and choice.runs == [] and choice.lrs == {1e-3: None}

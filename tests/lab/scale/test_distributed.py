@@ -1,0 +1,197 @@
+"""One rank equals two equals four: DDP, FSDP2, HSDP, accumulation; checkpoints move between worlds of any size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from geonorm.lab.config import Runtime
+from geonorm.lab.data.batches import Batches
+from geonorm.lab.runs.run import read_rows
+from geonorm.lab.scale import checkpoint, parallel, storage
+from geonorm.lab.scale.world import World
+
+SCHEMES = ("pre", "geonorm", "ngpt")
+STEPS = ["--steps", 10, "--model.layers", 2, "--batch_size", 8, "--evaluation.every", 5]
+SHARDED = ["--runtime.parallel", "fsdp"]
+WORLDS: dict[tuple[str, str], tuple[int, list[Any]]] = {
+    ("fp64", "accumulation"): (1, ["--runtime.accumulate", 4]),
+    ("fp64", "ddp and accumulation"): (2, ["--runtime.accumulate", 2]),
+    ("fp64", "fsdp, not resharded, and accumulation"): (
+        2,
+        [*SHARDED, "--runtime.reshard", "false", "--runtime.accumulate", 2],
+    ),
+    ("fp32", "ddp"): (2, ["--runtime.parallel", "ddp"]),
+    ("fp32", "fsdp"): (2, SHARDED),
+}
+MORE: dict[tuple[str, str], tuple[int, list[Any]]] = {
+    ("fp64", "fsdp, recomputed"): (2, [*SHARDED, "--runtime.recompute"]),
+    ("fp64", "hsdp"): (4, [*SHARDED, "--runtime.shard_size", 2]),
+}
+
+
+@pytest.fixture
+def runs(ranks: Any, tiny: list[str], tmp_path: Path) -> Any:
+    """Trains in a world and returns the run directory: runs(name, size, *options, dtype=)."""
+
+    def start(name: str, size: int, *options: Any, dtype: str = "fp32") -> Any:
+        given = {word for word in options if str(word).startswith("--")}
+        pairs = zip(tiny[::2], tiny[1::2], strict=True)
+        kept = [word for pair in pairs if pair[0] not in given for word in pair]
+        options = tuple(map(str, options))
+        return ranks("run", size, dtype, "train", *kept, "--out", tmp_path / name, *options)
+
+    return start
+
+
+def numbers(run: Path, key: str) -> list[float]:
+    return [row[key] for row in read_rows(run / "metrics.jsonl") if key in row]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_world_computes_the_same(runs: Any, tmp_path: Path, scheme: str) -> None:
+    """Losses, gradient norms and validation losses of 10 steps: in fp64 within 1e-10, in fp32 within 1e-5; in fp64 the
+    weights at the end too."""
+    for dtype in ("fp64", "fp32"):
+        alone = tmp_path / f"{dtype} alone"
+        assert [r.status for r in runs(alone.name, 1, *STEPS, "--scheme", scheme, dtype=dtype).wait()] == [0]
+        assert len(set(numbers(alone, "loss"))) == 10
+    for (dtype, name), (size, options) in (WORLDS | MORE if scheme == "geonorm" else WORLDS).items():
+        bound = 1e-10 if dtype == "fp64" else 1e-5
+        alone, run = tmp_path / f"{dtype} alone", tmp_path / f"{dtype} {name}"
+        ended = runs(run.name, size, *STEPS, "--scheme", scheme, *options, dtype=dtype).wait()
+        assert [r.status for r in ended] == [0] * size, ended
+        assert all(r.err == "" for r in ended) and all(r.out == "" for r in ended[1:]), ended
+        for key in ("loss", "val_loss", "val_bpb"):
+            assert numbers(run, key) == pytest.approx(numbers(alone, key), rel=bound, abs=0), (dtype, name, key)
+        summary = json.loads((run / "summary.json").read_text())
+        assert summary["world_size"] == size
+        assert summary["parallel"] == ("none" if size == 1 else name[:3].replace("fsd", "fsdp").replace("hsd", "fsdp"))
+        trace = list(read_rows(run / "trace.jsonl"))
+        assert [row["step"] for row in trace] == [5] * 4 + [10] * 4
+        if dtype == "fp64":
+            assert numbers(run, "grad_norm") == pytest.approx(numbers(alone, "grad_norm"), rel=1e-9)
+            expected = checkpoint.weights(alone / "checkpoints" / "step-10")
+            found = checkpoint.weights(run / "checkpoints" / "step-10")
+            assert set(found) == set(expected)
+            for key, tensor in found.items():
+                torch.testing.assert_close(tensor, expected[key], rtol=1e-8, atol=1e-9)
+            for row, other in zip(trace, read_rows(alone / "trace.jsonl"), strict=True):
+                for key in ("angle", "radius", "law_angle", "grad_norm", "update_norm"):
+                    assert row[key] == pytest.approx(other[key], rel=1e-8)
+
+
+def test_ngpt_keeps_sharded_weights_on_the_sphere(runs: Any, tmp_path: Path) -> None:
+    """Rows of one matrix lie on several ranks: those of o and down are normalised across them."""
+    assert all(not r.status for r in runs("run", 4, *STEPS, "--scheme", "ngpt", "--runtime.parallel", "fsdp").wait())
+    found = checkpoint.weights(tmp_path / "run" / "checkpoints" / "step-10")
+    columns = [name for name in found if name.endswith(("branch.o.weight", "branch.down.weight"))]
+    rows = [name for name in found if name.endswith((".q.weight", ".up.weight", "embed.weight", "head.weight"))]
+    assert len(columns) == 4 and len(rows) == 6
+    for names, dim in ((columns, 0), (rows, 1)):
+        for name in names:
+            torch.testing.assert_close(found[name].norm(dim=dim), torch.ones(found[name].shape[1 - dim]))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "size", "options"),
+    [
+        ("geonorm(learn=affine)", 2, ["--optim.name", "muon"]),  # parameters without dimensions; whole matrices needed
+        ("hyper", 2, ["--model.tied", "true"]),  # one matrix in two places
+        ("pre", 2, ["--model.norm", "dyt", "--model.block", "parallel"]),
+        ("angpt", 4, ["--model.hidden", 6]),  # a rank without a share
+    ],
+)
+def test_what_is_hard_to_shard(runs: Any, tmp_path: Path, scheme: str, size: int, options: list[Any]) -> None:
+    for ranks, more in ((1, []), (size, SHARDED)):
+        ended = runs(str(ranks), ranks, *STEPS, "--scheme", scheme, *options, *more, dtype="fp64").wait()
+        assert all(r.status == 0 and r.err == "" for r in ended), ended
+    for key in ("loss", "val_loss"):
+        bound = 1e-4 if "muon" in options else 1e-9  # Muon orthogonalises in bf16
+        assert numbers(tmp_path / str(size), key) == pytest.approx(numbers(tmp_path / "1", key), rel=bound)
+
+
+def test_ranks_share_one_batch() -> None:
+    batches = Batches(torch.arange(3000).numpy(), 8, 16, seed=3)
+    for step in (0, 5, 40):
+        whole = batches.at(step)[0]
+        for size in (1, 2, 4):
+            parts = [batches.at(step, parallel.own_rows(8, World(rank, size)))[0] for rank in range(size)]
+            assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.fixture
+def saved_on_two(runs: Any, tmp_path: Path) -> Path:
+    options = [*STEPS, "--checkpoint.every", 5, "--scheme", "geonorm(learn=gain)", "--runtime.parallel", "fsdp"]
+    assert all(not r.status for r in runs("two", 2, *options).wait())
+    return tmp_path / "two"
+
+
+def test_saved_on_two_loaded_on_any(saved_on_two: Path, ranks: Any, tmp_path: Path) -> None:
+    """Weights and optimizer state bit for bit on 1, 2, 3 and 4 ranks, sharded and whole."""
+    folder = saved_on_two / "checkpoints" / "step-10"
+    state = storage.read_state(folder)
+    expected = {}
+    for kind in ("model", "optimizer"):
+        files = [name for name in state["sha256"] if storage.kind_of(name) == kind]
+        assert len(files) == 2
+        expected |= {f"{kind}.{name}": tensor for name, tensor in storage.whole(folder, files).items()}
+    settings = yaml.safe_load((saved_on_two / "config.yaml").read_text())
+    for size, kind in ((1, "auto"), (2, "ddp"), (3, "fsdp"), (4, "fsdp")):
+        settings["runtime"]["parallel"], settings["batch_size"] = kind, 12
+        ended = ranks("gather", size, folder, tmp_path / str(size), settings).wait()
+        assert all(r.status == 0 for r in ended), ended
+        found = load_file(tmp_path / f"{size}.safetensors")
+        assert set(found) == set(expected) and any(name.endswith("exp_avg_sq") for name in found)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        with safe_open(tmp_path / f"{size}.safetensors", "pt") as opened:
+            assert (int(opened.metadata()["sharded"]) > 30) == (kind == "fsdp")
+
+
+def test_a_run_goes_on_in_another_world(saved_on_two: Path, runs: Any, call: Any, tmp_path: Path) -> None:
+    """2 ranks to step 5, then 1 to the end, or 4: the losses of the uninterrupted run."""
+    import shutil
+
+    whole = numbers(saved_on_two, "loss")
+    shutil.rmtree(saved_on_two / "checkpoints" / "step-10")
+    (saved_on_two / "summary.json").unlink()
+    options = [*STEPS, "--checkpoint.every", 5, "--scheme", "geonorm(learn=gain)"]
+    for size, more in ((1, []), (4, ["--runtime.parallel", "fsdp"])):
+        run = tmp_path / f"on {size}"
+        shutil.copytree(saved_on_two, run)
+        ended = runs(run.name, size, *options, *more).wait()
+        assert [r.status for r in ended] == [0] * size and "at step 5 of 10" in ended[0].out, ended
+        assert numbers(run, "loss") == pytest.approx(whole, rel=1e-5)
+        assert numbers(run, "loss")[:5] == whole[:5]
+    evaluated = call("eval", tmp_path / "on 4", "--data", yaml.safe_load((run / "config.yaml").read_text())["data"])
+    assert evaluated.status == 0 and '"loss"' in evaluated.out  # a sharded checkpoint read whole
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--batch_size", 6, "--runtime.accumulate", 2], "must be a multiple of 2 ranks times runtime.accumulate 2"),
+        (["--runtime.parallel", "none"], "--runtime.parallel none is one rank, this is 2: use ddp or fsdp"),
+        (["--runtime.parallel", "fsdp", "--runtime.shard_size", 3], "a number of ranks that is a multiple of it"),
+        (["--data", "/nowhere/text.txt"], "/nowhere/text.txt"),
+        (["--scheme", "geonrom"], "did you mean 'geonorm'"),
+    ],
+)
+def test_bad_input_is_one_line_of_one_rank(runs: Any, options: list[Any], said: str) -> None:
+    ended = runs("run", 2, "--steps", 2, *options).wait()
+    assert [r.status for r in ended] == [2, 2]
+    assert said in ended[0].err and len(ended[0].err.splitlines()) == 1 and ended[1].err == ""
+
+
+def test_alone_is_said_where_ranks_are_needed(train: Any, tmp_path: Path) -> None:
+    result = train(tmp_path / "run", "--runtime.parallel", "fsdp")
+    assert result.status == 2 and "needs torchrun: torchrun --nproc-per-node N" in result.err
+    assert not (tmp_path / "run").exists()
+    assert parallel.layout(Runtime(), World(), 4) == "none"

@@ -1,0 +1,294 @@
+"""torchrun itself, kills, full and read-only disks, deleted data, checkpoints of another model or an older version."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from geonorm.errors import CheckpointError
+from geonorm.lab.config import Optim
+from geonorm.lab.runs.run import read_rows
+from geonorm.lab.scale import checkpoint, storage
+from geonorm.lab.train.loop import optim
+from geonorm.nn import Decoder, DecoderConfig
+
+ROOT = Path(__file__).parents[3]
+SMALL = DecoderConfig(scheme="geonorm", layers=2, width=16, heads=2, hidden=16, vocab_size=32, context=8)
+
+
+def test_three_kills(tmp_path: Path) -> None:
+    """`python benchmarks/kill.py --kills 50` at a smaller size; its result is in benchmarks/results/kill.json."""
+    result = runpy.run_path(str(ROOT / "benchmarks" / "kill.py"))["kill"](3, steps=120, seed=1, folder=tmp_path)
+    assert result["kills"] == 3 and result["finished"], result
+    assert result["weights_equal"] and result["optimizer_equal"] and result["losses_equal"], result
+    assert (result["lost"], result["corrupt"], result["hung"]) == (0, 0, 0), result
+
+
+def children(process: int) -> list[int]:
+    """Ranks that a torchrun has started."""
+    listed = Path(f"/proc/{process}/task/{process}/children")
+    return [int(pid) for pid in listed.read_text().split()] if listed.exists() else []
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks in /proc")
+def test_torchrun(tiny: list[str], train: Any, losses: Any, tmp_path: Path) -> None:
+    """torchrun -m geonorm train on 2 ranks, FSDP. A rank is killed: torchrun starts the ranks again and the run goes
+    on by itself. SIGTERM, as a cluster sends it: saved, and how long that took is on record. Then `geonorm train` alone
+    goes on to the end. Losses are those of one process that nobody disturbed."""
+    run, steps = tmp_path / "run", 20000
+    options = ["--steps", steps, "--batch_size", 4, "--checkpoint.every", 10, "--evaluation.every", steps]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    command += ["-m", "geonorm", "train", *tiny, "--out", str(run), *map(str, options), "--runtime.parallel", "fsdp"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def reach(step: int) -> None:
+        while max((row["step"] for row in read_rows(run / "metrics.jsonl")), default=0) < step:
+            assert running.poll() is None, running.communicate()
+            time.sleep(0.05)
+
+    try:
+        reach(25)
+        ranks = children(running.pid)
+        assert len(ranks) == 2
+        os.kill(ranks[1], signal.SIGKILL)
+        while set(children(running.pid)) & set(ranks):
+            time.sleep(0.05)
+        reach(max(row["step"] for row in read_rows(run / "metrics.jsonl")) + 15)
+        told = time.monotonic()
+        running.send_signal(signal.SIGTERM)
+        out, err = running.communicate()
+        took = time.monotonic() - told
+    finally:
+        running.kill()
+    assert out.count("resuming") == 1 and re.search(r"resuming .* at step [1-9]\d*0 of", out), (out, err)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "interrupted" and summary["world_size"] == 2
+    assert 0 < summary["stopped_within"] < took
+    stopped = summary["steps"]
+    assert checkpoint.steps(run / "checkpoints")[-1] == stopped
+    assert f"stopped at step {stopped} of {steps}; saved in {run}" in err
+
+    straight = tmp_path / "straight"
+    with pytest.MonkeyPatch.context() as patch:
+        from geonorm.lab.train.loop import Loop
+
+        update = Loop.update
+
+        def five_more(loop: Loop, *args: Any) -> Any:
+            norms = update(loop, *args)
+            if loop.step == stopped + 5:
+                signal.raise_signal(signal.SIGINT)
+            return norms
+
+        patch.setattr(Loop, "update", five_more)
+        assert train(run, *options).status == 130
+        assert train(straight, *options).status == 130
+    assert len(losses(run)) == stopped + 5
+    for a, b in zip(losses(run), losses(straight), strict=True):
+        assert a[:2] == b[:2] and a[2] == pytest.approx(b[2], rel=1e-4) and a[3] == b[3]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True).returncode:
+        pytest.skip("cannot mount a small file system here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_disk_filled_while_two_ranks_save(ranks: Any, tiny: list[str], call: Any, losses: Any, disk: Path) -> None:
+    """One line, both ranks end, the last good checkpoint is whole; with room again the run ends as one that never
+    stopped."""
+    run, whole = disk / "run", disk.parent / "whole"
+    options = ["--steps", 30, "--checkpoint.every", 2, "--checkpoint.keep", 30, "--batch_size", 4]
+    command = ["train", *tiny, *options, "--runtime.parallel", "fsdp", "--out"]
+    ended = ranks("run", 2, "fp32", *command, run).wait()
+    assert [r.status for r in ended] == [2, 2] and ended[1].err == "", ended
+    assert re.search(r"cannot save checkpoint .*: .*No space left.*; step-\d+ is kept", ended[0].err)
+    assert len(ended[0].err.splitlines()) == 1 and not list((run / "checkpoints").glob(".*"))
+    newest = checkpoint.steps(run / "checkpoints")[-1]
+    assert 0 < newest < 30 and call("generate", run, "--tokens", 3).status == 0
+    subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+    ended = ranks("run", 2, "fp32", *command, run).wait()
+    assert [r.status for r in ended] == [0, 0] and f"at step {newest} of 30" in ended[0].out, ended
+    assert [r.status for r in ranks("run", 2, "fp32", *command, whole).wait()] == [0, 0]
+    assert losses(run) == losses(whole)
+    weights = [checkpoint.weights(path / "checkpoints" / "step-30") for path in (run, whole)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def interrupted(train: Any, run: Path, *options: Any) -> None:
+    """A run of 9 steps that was stopped at step 4."""
+    from geonorm.lab.train.loop import Loop
+
+    update = Loop.update
+
+    def stop(loop: Loop, *args: Any) -> Any:
+        norms = update(loop, *args)
+        if loop.step == 4:
+            signal.raise_signal(signal.SIGINT)
+        return norms
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "update", stop)
+        assert train(run, "--steps", 9, *options).status == 130
+
+
+def test_read_only_disk(train: Any, disk: Path) -> None:
+    interrupted(train, disk / "run")
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    result = train(disk / "run", "--steps", 9)
+    assert result.status == 2 and "Read-only file system" in result.err and len(result.err.splitlines()) == 1
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    result = train(disk / "run", "--steps", 9)
+    assert result.status == 0 and "at step 4 of 9" in result.out
+
+
+def test_deleted_data(train: Any, text: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.txt"
+    shutil.copy(text, data)
+    interrupted(train, tmp_path / "run", "--data", data)
+    data.rename(tmp_path / "gone.txt")
+    result = train(tmp_path / "run", "--steps", 9, "--data", data)
+    assert result.status == 2 and str(data) in result.err and len(result.err.splitlines()) == 1
+    (tmp_path / "gone.txt").rename(data)
+    result = train(tmp_path / "run", "--steps", 9, "--data", data)
+    assert result.status == 0 and "at step 4 of 9" in result.out
+
+
+def test_checkpoint_of_another_model_is_refused(train: Any, tmp_path: Path) -> None:
+    interrupted(train, tmp_path / "run")
+    train(tmp_path / "other", "--steps", 9, "--model.hidden", 24)
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "step-9", tmp_path / "run" / "checkpoints" / "step-9")
+    result = train(tmp_path / "run", "--steps", 12)
+    assert result.status == 2 and "holds a run with steps 9, not 12" in result.err
+    result = train(tmp_path / "run", "--steps", 9)
+    assert result.status == 0, result
+    assert "is of another model: blocks.0.mlp.branch.down.weight does not fit" in result.out
+    assert "at step 4 of 9" in result.out
+
+
+def test_best_is_kept(tmp_path: Path) -> None:
+    model = Decoder(SMALL)
+    saver = checkpoint.Saver(tmp_path, keep=2, best=True)
+    kept = []
+    for step, loss in ((1, 3.0), (2, 2.0), (3, None), (4, 2.5), (5, 1.5), (6, None), (7, 1.7)):
+        saver.save(step, model, [], {"val_loss": loss})
+        saver.wait()
+        kept.append(checkpoint.steps(tmp_path))
+    saver.close()
+    assert kept == [[1], [1, 2], [2, 3], [2, 3, 4], [4, 5], [5, 6], [5, 6, 7]]
+
+
+def test_best_of_a_run(train: Any, tmp_path: Path) -> None:
+    options = ["--steps", 8, "--evaluation.every", 1, "--checkpoint.every", 8, "--checkpoint.keep", 1, "--lr", 3]
+    options += ["--scheme", "pre", "--optim.schedule", "constant", "--optim.warmup", 1]  # ever higher, then too high
+    assert train(tmp_path / "run", *options, "--checkpoint.best").status == 0
+    evaluated = {row["step"]: row["val_loss"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")}
+    best = min(evaluated, key=evaluated.__getitem__)
+    assert 1 < best < 8
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [best, 8]
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_checkpoint_of_version_0_1(tmp_path: Path, name: Any) -> None:
+    """Numbered parameters, no header, no checksum of the state itself."""
+    torch.manual_seed(0)
+    model, fresh = Decoder(SMALL), Decoder(SMALL)
+    optimizers, others = (optim.build(m, Optim(name=name), 1e-3) for m in (model, fresh))
+    ids = torch.arange(16).view(2, 8)
+    model.loss(ids, ids).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    folder = tmp_path / "step-3"
+    folder.mkdir()
+    moments = {
+        f"{which}.{key}.{field}": value
+        for which, optimizer in enumerate(optimizers)
+        for key, entry in optimizer.state_dict()["state"].items()
+        for field, value in entry.items()
+    }
+    save_file(dict(model.state_dict()), folder / "model.safetensors")
+    save_file(moments, folder / "optimizer.safetensors")
+    sums = {path.name: storage.checksum(path) for path in folder.iterdir()}
+    (folder / "state.json").write_text(json.dumps({"step": 3, "optimizer": [{} for _ in optimizers], "sha256": sums}))
+    assert checkpoint.load(folder, fresh, others)["step"] == 3
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), fresh.state_dict().values(), strict=True))
+    for a, b in zip(optimizers, others, strict=True):
+        first, second = a.state_dict()["state"], b.state_dict()["state"]
+        assert first.keys() == second.keys() and first
+        for key, entry in first.items():
+            assert all(torch.equal(value, second[key][field]) for field, value in entry.items())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: state.update(step=7),
+        lambda state: state.update(seconds=1e9),
+        lambda state: state["sha256"].update({"../../model.safetensors": "0"}),
+        lambda state: state.pop("sha256"),
+    ],
+)
+def test_state_that_was_changed_is_refused(tmp_path: Path, damage: Any) -> None:
+    model = Decoder(SMALL)
+    checkpoint.save(tmp_path, 2, model, [], {"seconds": 1.0}, keep=1)
+    path = tmp_path / "step-2" / "state.json"
+    state = json.loads(path.read_text())
+    damage(state)
+    path.write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match=r"corrupt|not readable"):
+        checkpoint.load(tmp_path / "step-2", model)
+
+
+def test_random_states_come_back(tmp_path: Path) -> None:
+    model = Decoder(SMALL)
+    checkpoint.save(tmp_path, 2, model, [], {}, keep=1)
+    expected = torch.rand(3)
+    torch.manual_seed(99)
+    checkpoint.load(tmp_path / "step-2", model, [])
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_bytes_are_written_beside_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save returns while its files are not written, and what is trained meanwhile does not reach them."""
+    import threading
+
+    model = Decoder(SMALL)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    gate, write, threads = threading.Event(), storage.save_file, []
+
+    def held(*args: Any) -> None:
+        threads.append(threading.current_thread())
+        assert gate.wait(30)
+        write(*args)
+
+    monkeypatch.setattr(storage, "save_file", held)
+    saver = checkpoint.Saver(tmp_path, keep=1)
+    saver.save(2, model, [], {})
+    assert checkpoint.steps(tmp_path) == [] and not saver.failed
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    gate.set()
+    saver.wait()
+    saver.close()
+    assert threads and all(thread is not threading.main_thread() for thread in threads)
+    assert all(torch.equal(t, before[name]) for name, t in checkpoint.weights(tmp_path / "step-2").items())

@@ -1,0 +1,288 @@
+"""geonorm probe: what is written, what is refused, and the measures that need a whole model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import geonorm
+from geonorm.cli.main import main as cli
+from geonorm.errors import ConfigError, DataError
+from geonorm.lab.studies import probe as lab
+from geonorm.probes.blockwise import load_one_block
+from geonorm.probes.subject import Subject, ablation, gradient_norms
+from geonorm.sites.anatomy import Stack
+
+Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
+EVERY = (
+    "llama",
+    "gemma2",
+    "olmo2",
+    "gpt2",
+    "gpt_neox",
+    "gptj",
+    "gpt_neo",
+    "opt",
+    "opt-post",
+    "phi",
+    "bert",
+    "t5",
+)
+WORDS = "the quick brown fox jumps over the lazy dog\n" * 40
+
+
+def tokenizer() -> Any:
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    letters = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    plain = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=plain)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face directory: a Llama of 3 blocks that reads bytes, in two shards."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=256, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(path, max_shard_size="40KB")
+    tokenizer().save_pretrained(path)
+    (path.parent / "text.txt").write_text(WORDS, encoding="utf-8")
+    return path
+
+
+def command(*words: object) -> int:
+    return cli.main(["probe", *map(str, words)])
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_directory_is_probed_and_the_page_made_again(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    text = folder.parent / "text.txt"
+    assert command(folder, "--data", text, "--tokens", 400, "--context", 50, "--gradients", "--ablate-blocks",
+                   "--out", out) == 0  # fmt: skip
+    assert "harmonic" in (shown := capsys.readouterr().out) or "implied step law" in shown
+    rows = read(out / "trace.jsonl")
+    assert [(r["layer"], r["kind"], r["t"]) for r in rows] == [
+        (n, kind, n + 1) for n in range(3) for kind in ("attn", "mlp")
+    ]
+    assert {row["tokens"] for row in rows} == {400} and {row["scheme"] for row in rows} == {"pre"}
+    assert all(row["grad_norm"] > 0 and row["rotation"] > 0 for row in rows)
+    assert all(("grad_w2" in row) == (row["kind"] == "mlp") for row in rows)
+    schema = set("""scheme layer kind t radius radius_cv step_norm radial tangential ratio ratio_p99 angle off_plane
+        update_norm cos_ones angle_ones cos_null rotation cos_pair grad_norm radius_after""".split())  # fmt: skip
+    assert all(schema <= set(row) for row in rows)
+    assert len(read(out / "norms.jsonl")) == 7
+    ablated = read(out / "ablation.jsonl")
+    assert [(r["first"], r["last"]) for r in ablated] == [(0, 0), (1, 1), (2, 2)]
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert summary["kind"] == "probe" and summary["models"][0]["tokens"] == 400
+    assert set(summary["models"][0]["schedule"]["decoder"]) == {"attn", "mlp", "all"}
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert page.count("<img") == 8 and "<table>" in page
+    assert cli.main(["report", str(out), "--out", str(tmp_path / "again.html")]) == 0
+    assert (tmp_path / "again.html").read_text(encoding="utf-8") == page
+
+
+@pytest.mark.parametrize(
+    "words", ["missing", "model", "empty", "tokenizer", "quantised", "pickled", "type", "plain", "out"]
+)
+def test_wrong_input_is_one_line_and_writes_nothing(
+    words: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken, text, out = tmp_path / "model", folder.parent / "text.txt", tmp_path / "out"
+    broken.mkdir()
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    copied = [f for f in folder.iterdir() if f.name != "config.json"]
+    message = {
+        "missing": "there is no run and no model folder", "model": "neither a run", "empty": "text",
+        "tokenizer": "no tokenizer in",
+        "quantised": "quantised weights (bitsandbytes)", "pickled": "no safetensors weights",
+        "type": "unknown model type 'mpt'", "plain": "no residual site", "out": "holds no probe",
+    }[words]  # fmt: skip
+    arguments = [broken, "--data", text, "--out", out, "--tokens", 100, "--context", 20]
+    if words == "missing":
+        arguments[0] = tmp_path / "nowhere"
+    elif words == "empty":
+        arguments[0], arguments[2] = folder, tmp_path / "empty.txt"
+        (tmp_path / "empty.txt").write_text("")
+    elif words == "tokenizer":
+        copied = [f for f in copied if "token" not in f.name]
+    elif words == "quantised":
+        config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    elif words == "pickled":
+        copied = [f for f in copied if "safetensors" not in f.name]
+        (broken / "pytorch_model.bin").write_bytes(b"not read")
+    elif words == "type":
+        config = {"model_type": "mpt", "d_model": 32, "n_heads": 4, "n_layers": 1, "vocab_size": 256}
+        transformers = pytest.importorskip("transformers")
+        transformers.MptForCausalLM(transformers.MptConfig(**config)).save_pretrained(broken)
+        copied = [f for f in copied if "token" in f.name]
+        config = json.loads((broken / "config.json").read_text(encoding="utf-8"))
+    elif words == "plain":
+        arguments += ["--blocks", "model.nowhere", "--sublayers", "attn:branch=attn"]
+    elif words == "out":
+        arguments[0] = folder
+        out.mkdir()
+        (out / "precious").write_text("mine")
+    if words != "model":
+        (broken / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        for file in copied:
+            (broken / file.name).write_bytes(file.read_bytes())
+    capsys.readouterr()
+    assert command(*arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err and len(err.strip().splitlines()) == 1, err
+    assert not out.exists() or [f.name for f in out.iterdir()] == ["precious"]
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_one_block_at_a_time_is_the_whole_model(case: str, tiny_model: Tiny, tmp_path: Path) -> None:
+    model, inputs = tiny_model(case)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    lean = load_one_block(str(tmp_path), torch.device("cpu"))
+    whole, parts = Subject(model), Subject(lean)
+    resident = [sum(not p.is_meta for p in block.parameters()) for _, blocks in parts.blocks() for block in blocks]
+    assert sum(resident) == 0
+    most = []
+    for _, blocks in parts.blocks():
+        for block in blocks:
+            everything = [b for _, others in parts.blocks() for b in others]
+            block.register_forward_hook(
+                lambda *_, e=everything: most.append(sum(any(not p.is_meta for p in b.parameters()) for b in e)),
+                prepend=True,
+            )
+    whole.measure([inputs])
+    parts.measure([inputs])
+    assert set(most) == {1}
+    assert sum(not p.is_meta for _, blocks in parts.blocks() for b in blocks for p in b.parameters()) == 0
+    assert whole.capture.rows() == parts.capture.rows() and whole.capture.norm_rows() == parts.capture.norm_rows()
+
+
+def test_files_with_other_names_are_refused(tiny_model: Tiny, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tiny_model("llama")[0].save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    save_file({k.replace("mlp", "ffn"): v for k, v in stored.items()}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"have no model.layers.0.mlp.*load it whole"):
+        load_one_block(str(tmp_path), torch.device("cpu"))
+    # transformers stores ViT under its old names, which its own loader translates
+    tiny_model("vit")[0].save_pretrained(tmp_path / "vit")
+    with pytest.raises(ConfigError, match="load it whole"):
+        load_one_block(str(tmp_path / "vit"), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("case", ["llama", "gptj", "t5", "gpt_neox"])
+def test_gradients_are_those_of_the_loss(case: str, tiny_model: Tiny) -> None:
+    model, inputs = tiny_model(case)
+    subject = Subject(model)
+    rows = gradient_norms(subject, inputs)
+    assert len(rows) == len(subject.capture.sites)
+    assert all(p.grad is None for p in model.parameters())
+    (_, modules), row = list(zip(subject.branches(), rows, strict=True))[-1]
+    weight = [p for m in modules for p in m.parameters() if p.dim() == 2][-1]
+    subject.loss(inputs).backward()
+    gradient = weight.grad.clone()
+    model.zero_grad(set_to_none=True)
+    if "grad_w2" in row:
+        assert row["grad_w2"] == pytest.approx(gradient.norm().item(), rel=1e-5)
+        assert row["grad_norm"] ** 2 >= row["grad_w1"] ** 2 + row["grad_w2"] ** 2 - 1e-9
+    assert row["grad_norm"] >= gradient.norm().item() * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt_neo", "t5"])
+def test_a_block_left_out_is_a_model_without_it(case: str, tiny_model: Tiny) -> None:
+    import copy
+
+    model, inputs = tiny_model(case)
+    subject = Subject(model)
+    whole, rows = ablation(subject, [inputs])
+    assert whole == pytest.approx(subject.loss(inputs).item())
+    stack, blocks = subject.blocks()[-1]
+    row = next(r for r in rows if r["stack"] == stack and (r["first"], r["last"]) == (1, 1))
+    assert row["increase"] == pytest.approx(row["loss"] - whole) and row["distance"] == pytest.approx(
+        row["angle"] / torch.pi
+    )
+    out = model(**inputs, output_hidden_states=True)
+    states = out.decoder_hidden_states if case == "t5" else out.hidden_states
+    if len(blocks) > 2:
+        turn = torch.nn.functional.cosine_similarity(states[1].double(), states[2].double(), dim=-1).acos().mean()
+        assert row["angle"] == pytest.approx(turn.item(), rel=1e-4)
+    if case == "t5":
+        return
+    without = copy.deepcopy(model)
+    base, found = Subject(without).capture.stacks[0]
+    del without.get_submodule(f"{base}.{found.blocks}")[1]
+    without.config.num_hidden_layers = len(blocks) - 1
+    logits = without(**inputs, use_cache=False).logits[:, :-1].flatten(0, 1)
+    wanted = torch.nn.functional.cross_entropy(logits, inputs["input_ids"][:, 1:].flatten())
+    assert row["loss"] == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_python(tiny_model: Tiny, folder: Path) -> None:
+    model, inputs = tiny_model("llama")
+    found = geonorm.probe(model, inputs["input_ids"])
+    assert repr(found).startswith("Probe(") and len(repr(found)) < 200  # what a notebook prints
+    assert found.tokens == 18 and len(found.sites) == 6 and found.about["model_type"] == "llama"
+    again = geonorm.probe(model, {**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])})
+    assert again.sites == found.sites
+    named = geonorm.probe(str(folder), str(folder.parent / "text.txt"), tokens=128, context=32)
+    assert named.tokens == 128 and named.name == str(folder)
+    pictures = geonorm.probe(*tiny_model("vit"))
+    assert pictures.sites[0]["stack"] == "encoder"
+    by_hand = Stack.by_hand("layers", ["attn:norm=input_layernorm,branch=self_attn"])
+    assert len(geonorm.probe(model, inputs["input_ids"], stacks=[by_hand]).sites) == 3
+    with pytest.raises(ConfigError, match="tokenizer="):
+        geonorm.probe(model, "stdlib")
+    with pytest.raises(ConfigError, match="no data"):
+        geonorm.probe(model, [])
+    with pytest.raises(ConfigError, match="predicts the next token: this one is ViTModel"):
+        geonorm.probe(*tiny_model("vit"), gradients=True)
+    with pytest.raises(DataError, match="the tokenizer gives ids up to"):
+        geonorm.probe(model, str(folder.parent / "text.txt"), tokenizer=tokenizer())
+
+
+def test_our_own_run(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(WORDS, encoding="utf-8")
+    size = (
+        "--model.layers 3 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16 --model.vocab_size 257"
+    )
+    run = tmp_path / "run"
+    assert cli.main(
+        ["train", "--scheme", "geonorm", "--data", str(tmp_path / "text.txt"), "--steps", "2", "--lr", "1e-3",
+         "--batch-size", "2", "--tokens.tokenizer", "byte", "--tokens.cache", str(tmp_path / "cache"),
+         "--runtime.device", "cpu", "--out", str(run), *size.split()]
+    ) == 0  # fmt: skip
+    out = tmp_path / "out"
+    assert (
+        command(run, "--data", tmp_path / "text.txt", "--tokens", 256, "--gradients", "--ablate-blocks", "--out", out)
+        == 0
+    )
+    rows = read(out / "trace.jsonl")
+    assert len(rows) == 6 and {row["scheme"] for row in rows} == {"geonorm"}
+    assert all(row["radius_after"] == pytest.approx(row["radius"], rel=1e-5) and row["grad_norm"] > 0 for row in rows)
+    assert len(read(out / "ablation.jsonl")) == 3
+
+
+def test_labels_tell_models_apart() -> None:
+    assert lab.labels(["a/x", "b/y"]) == ["x", "y"]
+    assert lab.labels(["a/x", "b/x", "c/z"]) == ["a/x", "b/x", "z"]

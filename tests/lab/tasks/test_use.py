@@ -1,0 +1,209 @@
+"""What is done with a run: evaluation on any text, generation, TensorBoard files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from geonorm.lab.train.loop import Loop, load_run
+from geonorm.nn import Decoder, DecoderConfig
+
+
+@pytest.fixture
+def run(train: Any, tmp_path: Path, text: Path) -> Path:
+    """A finished run whose training text is gone."""
+    copy = tmp_path / "copy.txt"
+    copy.write_text(text.read_text())
+    assert train(tmp_path / "run", "--steps", 3, "--data", copy, "--evaluation.tokens", 10**6).status == 0
+    copy.unlink()
+    return tmp_path / "run"
+
+
+def by_hand(run: Path, ids: list[int]) -> tuple[float, int]:
+    """Sum of nats and number of targets in windows of 16."""
+    model, _, _ = load_run(run, torch.device("cpu"))
+    total, count = 0.0, 0
+    for start in range(0, len(ids) - 16, 16):
+        window = torch.tensor(ids[start : start + 17])
+        with torch.no_grad():
+            total += F.cross_entropy(model(window[None, :-1])[0], window[1:], reduction="sum").item()
+        count += 16
+    return total, count
+
+
+def test_any_text_is_evaluated_whole(run: Path, call: Any, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    content = "Spheres keep their radius, and é is two bytes.\n" * 20
+    other.write_text(content)
+    result = call("eval", run, "--data", other, "--out", tmp_path / "out")
+    assert result.status == 0, result.err
+    answer = json.loads(result.out)
+    assert answer == json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert answer["part"] == "all" and answer["tokens"] >= len(content.encode()) - 16
+    nats, count = by_hand(run, evaluated_ids(other))
+    assert answer["tokens"] == count
+    assert answer["loss"] == pytest.approx(nats / count, abs=1e-6)
+    assert answer["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-5)
+    assert answer["bits_per_byte"] == pytest.approx(nats / math.log(2) / answer["bytes"], abs=1e-6)
+    assert answer["bytes"] < answer["tokens"]  # the end of a document is a token without bytes
+    few = json.loads(call("eval", run, "--data", other, "--tokens", 100).out)
+    assert few["tokens"] == 96
+
+
+def evaluated_ids(path: Path) -> list[int]:
+    """Bytes of a text with an end of document after each of its two parts."""
+    from geonorm.lab.data import open_source
+
+    source = open_source(str(path))
+    return [i for split in ("train", "validation") for doc in source.documents(split) for i in [*doc.encode(), 256]]
+
+
+def test_own_text_is_evaluated_on_its_held_out_part(run: Path, call: Any, text: Path) -> None:
+    answer = json.loads(call("eval", run, "--data", text).out)
+    summary = json.loads((run / "summary.json").read_text())
+    assert answer["part"] == "held-out"
+    assert answer["loss"] == pytest.approx(summary["val_loss"], abs=1e-12)
+    assert answer["bits_per_byte"] == pytest.approx(summary["val_bpb"], abs=1e-12)
+
+
+def test_text_with_a_split_of_its_own(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "train.txt").write_text("nothing of this counts\n" * 50)
+    (folder / "validation.txt").write_text(text.read_text()[:1000])
+    answer = json.loads(call("eval", run, "--data", folder).out)
+    assert answer["part"] == "held-out" and answer["tokens"] == 992
+
+
+def test_generation(run: Path, call: Any) -> None:
+    def text(*options: Any) -> str:
+        result = call("generate", run, *options)
+        assert result.status == 0, result.err
+        return str(result.out)
+
+    first = text("--prompt", "the cat", "--tokens", 30, "--seed", 1)
+    assert first.startswith("the cat") and len(first.encode()) > 7
+    assert text("--prompt", "the cat", "--tokens", 30, "--seed", 1) == first
+    assert text("--prompt", "the cat", "--tokens", 30, "--seed", 2) != first
+    greedy = [text("--prompt", "the cat", "--temperature", 0, "--seed", seed) for seed in (1, 2)]
+    assert greedy[0] == greedy[1]
+    assert text("--tokens", 5) != "" and text("--prompt", "", "--tokens", 5, "--top_k", "null") != ""
+    assert text("--prompt=--é\n", "--tokens", 40).startswith("--é\n")  # longer than the context of 16
+
+
+@pytest.mark.parametrize("layout", ["geonorm", "gpt2"])
+def test_generation_of_a_model_folder_is_that_of_its_run(layout: str, train: Any, call: Any, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    run, folder = tmp_path / "run", tmp_path / "folder"
+    gpt2 = ["--scheme", "pre(entry=embedding)", "--preset", "nano-gpt2"]
+    assert train(run, "--steps", 2, *(gpt2 if layout == "gpt2" else [])).status == 0
+    assert call("export", run, "--to", folder, "--layout", layout).status == 0
+    for options in (["--temperature", 0], ["--seed", 3], ["--top-k", "null", "--temperature", 1.5]):
+        texts = [call("generate", name, "--prompt", "the cat", "--tokens", 8, *options).out for name in (run, folder)]
+        assert texts[0] == texts[1] and texts[0].startswith("the cat")
+    assert call("generate", folder, "--tokens", 4).status == 0  # begins a new text
+    too_long = call("generate", folder, "--prompt", "the cat " * 9, "--tokens", 200)
+    if layout == "gpt2":
+        assert too_long.status == 2 and "more than the context of this model: " in too_long.err.splitlines()[-1]
+    else:
+        assert too_long.status == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--tokens", 0], "tokens must be between 1 and 1e+06"),
+        (["--tokens", 10**30], "tokens must be between 1 and 1e+06"),
+        (["--temperature", -1], "temperature must be at least 0"),
+        (["--top-k", 0], "top_k at least 1"),
+        (["--seed", -1], "seed must be between 0"),
+        (["--prompt", "\udcff"], "the prompt is not valid Unicode"),
+        (["--device", "tpu"], "'tpu'"),
+    ],
+)
+def test_generation_refuses(run: Path, call: Any, options: list[Any], said: str) -> None:
+    result = call("generate", run, *options)
+    assert result.status == 2 and said in result.err and len(result.err.splitlines()) == 1
+
+
+def test_eval_refuses(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("short")
+    for arguments, said in [
+        ((run,), "--data is missing"),
+        ((run, "--data", tmp_path / "none.txt"), "none.txt"),
+        ((run, "--data", tmp_path / "short.txt"), "do not fill one window of 16"),
+        ((run, "--data", text, "--tokens", 0), "tokens must be at least 1"),
+        ((tmp_path, "--data", text), "holds no run"),
+        ((tmp_path / "nothing", "--data", text), "there is no run and no model folder"),
+    ]:
+        result = call("eval", *arguments)
+        assert result.status == 2 and said in result.err and len(result.err.splitlines()) == 1, result.err
+    (run / "tokenizer.json").unlink()
+    result = call("generate", run)
+    assert result.status == 2 and "tokenizer" in result.err
+
+
+def test_eval_leaves_a_folder_with_something_else_as_it_is(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
+    before = (run / "summary.json").read_bytes()
+    result = call("eval", run, "--data", text, "--out", run)
+    assert result.status == 2 and "holds no evaluation" in result.err and len(result.err.splitlines()) == 1
+    assert (run / "summary.json").read_bytes() == before
+    for _ in range(2):  # its own folder is written again
+        assert call("eval", run, "--data", text, "--out", tmp_path / "found").status == 0
+
+
+def test_run_without_a_checkpoint(run: Path, call: Any) -> None:
+    for folder in (run / "checkpoints").iterdir():
+        folder.rename(run / f"away-{folder.name}")
+    result = call("generate", run)
+    assert result.status == 2 and "holds no checkpoint yet" in result.err
+
+
+def test_held_out_counts_bytes_not_tokens() -> None:
+    """With uniform logits: log(vocabulary) nats a token, and bits per byte by the bytes of the targets."""
+    from geonorm.lab.train.evaluate import held_out
+
+    model = Decoder(DecoderConfig(layers=1, width=8, heads=2, hidden=8, vocab_size=16, context=4))
+    torch.nn.init.zeros_(model.head.weight)
+    ids = torch.arange(8).view(2, 4)
+    sizes = torch.arange(16).numpy()
+    model.train()
+    result = held_out(model, [(ids, ids + 1), (ids[:1], ids[:1])], sizes, torch.device("cpu"))
+    size = sum(range(1, 9)) + sum(range(4))
+    assert result["tokens"] == 12 and result["bytes"] == size and model.training
+    assert result["val_loss"] == pytest.approx(math.log(16), abs=1e-6)
+    assert result["val_bpb"] == pytest.approx(12 * 4 / size, abs=1e-6)
+
+
+def test_tensorboard_reads_every_step_once(train: Any, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = tmp_path / "run"
+    options = ["--steps", 8, "--checkpoint.every", 2, "--evaluation.every", 4, "--runtime.tensorboard", "true"]
+    update = Loop.update
+
+    def crash(loop: Loop, *arguments: Any) -> Any:
+        if loop.step == 5:
+            raise RuntimeError("power cut")
+        return update(loop, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
+        patch.setattr(Loop, "update", crash)
+        train(run, *options)
+    assert train(run, *options).status == 0
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    metrics = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
+    assert set(events.Tags()["scalars"]) == {
+        "loss", "lr", "grad_norm", "tokens_per_second", "seconds", "val_loss", "val_bpb",
+    }  # fmt: skip
+    for name, wanted in (("loss", range(1, 9)), ("val_loss", (4, 8))):
+        found = [(event.step, event.value) for event in events.Scalars(name)]
+        assert [step for step, _ in found] == list(wanted)
+        for step, value in found:
+            assert value == pytest.approx(metrics[step - 1][name], rel=1e-6)

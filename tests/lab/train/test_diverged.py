@@ -1,0 +1,96 @@
+"""A loss that is not finite: diagnosis, summary, last good checkpoint, and what the same command says later."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from geonorm.lab.scale import checkpoint
+from geonorm.lab.train.loop import Loop, validation
+
+
+def poison(patch: pytest.MonkeyPatch, step: int) -> None:
+    """From this step on the model's MLP returns infinity."""
+    update = Loop.update
+
+    def poisoned(loop: Loop, *args: Any) -> Any:
+        if loop.step + 1 == step:
+            with torch.no_grad():
+                loop.model.blocks[0].mlp.branch.down.weight.fill_(float("inf"))
+        return update(loop, *args)
+
+    patch.setattr(Loop, "update", poisoned)
+
+
+def test_diverged_run(train: Any, call: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    poison(monkeypatch, 6)
+    result = train(run, "--steps", 9, "--checkpoint.every", 2)
+    assert result.status == 2 and len(result.err.splitlines()) == 1
+    line = (
+        r"geonorm train: loss is not finite at step 6; 1 parameters are not finite, first blocks\.0\.mlp\.branch\.down"
+        r"\.weight; first site to overflow: layer 0 mlp; clamp rate [\d.]+%; smallest \|x\| = [\d.]+; a lower --lr"
+    )
+    assert re.match(line, result.err), result.err
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "diverged" and summary["steps"] == 5 and summary["diagnosis"] in result.err
+    assert checkpoint.steps(run / "checkpoints") == [2, 4]
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    again = train(run, "--steps", 9, "--checkpoint.every", 2)
+    assert again.status == 2 and "has diverged and would again: loss is not finite at step 6" in again.err
+    assert len(again.err.splitlines()) == 1
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert call("generate", run, "--tokens", 2).status == 0  # from the last good checkpoint
+
+
+def test_far_too_high_learning_rate(train: Any, tmp_path: Path) -> None:
+    options = ["--scheme", "pre(entry=embedding)", "--steps", 40, "--optim.clip", 0, "--lr", 1e12]
+    result = train(tmp_path / "run", *options, "--optim.warmup", 0)
+    assert result.status == 2 and "is not finite at step" in result.err and "clamp rate" not in result.err
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert all(json.loads(row)["loss"] is not None for row in rows)
+
+
+def test_gradient_alone(train: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    clip = torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: clip(*args) * float("nan"))
+    result = train(tmp_path / "run", "--steps", 3)
+    assert result.status == 2 and "gradient norm is not finite at step 1" in result.err
+    assert "largest update at layer 0" in result.err
+
+
+def test_validation_loss_alone(train: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    def broken(*_: Any) -> dict[str, float]:
+        return {"val_loss": float("nan"), "val_bpb": float("nan"), "tokens": 1, "bytes": 1}
+
+    run = tmp_path / "run"
+    monkeypatch.setattr(validation, "held_out", broken)
+    result = train(run, "--steps", 6, "--evaluation.every", 3, "--checkpoint.every", 1)
+    assert result.status == 2 and "validation loss is not finite at step 3" in result.err
+    assert json.loads((run / "summary.json").read_text())["status"] == "diverged"
+    assert checkpoint.steps(run / "checkpoints") == [1, 2]
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["val_loss"] is None
+
+
+@pytest.mark.parametrize("saving", [3, 4])
+def test_losses_read_seldom_still_keep_bad_steps_out(train: Any, monkeypatch: Any, tmp_path: Path, saving: int) -> None:
+    """On a GPU losses are read every ten steps; before every checkpoint they are read as well."""
+    begin = Loop.__init__
+
+    def seldom(loop: Loop, *args: Any) -> None:
+        begin(loop, *args)
+        loop.log_every = 10
+
+    monkeypatch.setattr(Loop, "__init__", seldom)
+    poison(monkeypatch, 5)
+    run = tmp_path / "run"
+    result = train(run, "--steps", 30, "--checkpoint.every", saving, "--evaluation.every", 30)
+    assert result.status == 2 and "is not finite at step" in result.err
+    assert checkpoint.steps(run / "checkpoints") == [saving]
+    losses = [json.loads(row)["loss"] for row in (run / "metrics.jsonl").read_text().splitlines()]
+    assert None not in losses[:4] and None in losses[4:]

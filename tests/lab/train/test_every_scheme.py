@@ -1,0 +1,248 @@
+"""Whatever a scheme touches works for all of them: steps, precision, saving, resuming, text, traces, pages.
+
+One run of four steps per scheme is trained once and looked at by several tests. Cases are every name and some variants
+that take other paths through the code, in both layouts of a block where the layout matters.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from geonorm import Decoder, DecoderConfig, names, report
+from geonorm.lab.config import Checkpoint, Evaluation, Model, Runtime, Tokens, TrainConfig
+from geonorm.lab.runs.run import read_rows
+from geonorm.lab.train.loop import load_run, train
+from geonorm.lab.train.trace import trace
+from geonorm.nn import generate, preset
+
+VARIANTS = [
+    "pre(entry=embedding)",
+    "post(decay=sqrt, final=norm)",
+    "geonorm(learn=affine)",
+    "geonorm(input=norm, update=norm, index=sublayer)",
+    "geonorm(decay_on=update, retraction=cayley, learn=step)",
+    "first(hybrid(input=norm), hybrid)",
+    "per_kind(geonorm, peri)",
+    "mix(ngpt, geonorm, share=0.5)",
+    "siamese(sum=norm, decay=sqrt, alpha=0.7071067811865476)",
+    "hyper(n=2, dynamic=none)",
+]
+SCHEMES = [*names(), *VARIANTS]
+LAYOUTS = [(scheme, block) for scheme in SCHEMES for block in ("sequential", "parallel")]
+SHAPE: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "hidden": 48, "vocab_size": 257, "context": 16}
+STEPS = 4
+CPU = torch.device("cpu")
+
+# a scheme's parameters beside norms and a few scalars, as parts of their names: they come on top of the shared budget
+DECLARED = {"ngpt": ("slot",), "angpt": ("slot",), "hyper": (".connection.",), "siamese(sum=norm": (".sum.",)}
+
+# departures from the base standard deviation by role, at L = 2 blocks, from the papers; every other weight keeps it
+BLOCK_STD: dict[str, dict[str, float]] = {
+    "deepnorm": dict.fromkeys(("v", "o", "up", "gate", "down"), 16**-0.25),  # beta = (8 L)^(-1/4), not q and k
+    "sandwich": dict.fromkeys(("o", "down"), 0.5),  # 1 / sqrt(2 L)
+    "hybrid": dict.fromkeys(("o", "down"), 0.5),  # 1 / sqrt(2 L)
+}
+
+
+def decoder(scheme: str, block: str = "sequential", **changes: Any) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(DecoderConfig(scheme, block=block, **(SHAPE | changes)))
+
+
+def ids(seed: int = 0, rows: int = 2, tokens: int = 12) -> torch.Tensor:
+    return torch.randint(257, (rows, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("scheme", "block"), LAYOUTS)
+def test_three_steps(scheme: str, block: str) -> None:
+    """Losses stay finite and every parameter moves: those that multiply a 0 at the start do so by the third step."""
+    model = decoder(scheme, block)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model.loss(ids(), ids(1))
+        loss.backward()
+        assert 2 < loss.item() < 9  # about log 257 = 5.5
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+        optimizer.step()
+        model.constrain()
+    assert not [name for name, p in model.named_parameters() if not p.grad.any()]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_step_in_bf16_is_the_step_in_fp32(scheme: str) -> None:
+    """Losses within 1 %, and the direction of the whole gradient within 0.1 rad: bf16 keeps 8 bits."""
+
+    def step(dtype: torch.dtype | None) -> tuple[float, torch.Tensor]:
+        model = decoder(scheme)
+        with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+            loss = model.loss(ids(), ids(1))
+        loss.backward()
+        assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in model.parameters())
+        return loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    (exact, gradient), (rounded, turned) = step(None), step(torch.bfloat16)
+    assert exact != rounded and rounded == pytest.approx(exact, rel=0.01)
+    assert torch.cosine_similarity(gradient, turned, dim=0) > math.cos(0.1)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_initial_standard_deviations_by_role(scheme: str) -> None:
+    """Drawn weights, against the table above; of weights that are constrained, what the constraint leaves."""
+    model = decoder(scheme, width=64, heads=4, hidden=96, context=8)
+    for role, weight, rule, site in model.weights():
+        name, part = scheme.partition("(")[0], str(rule).partition("(")[0]
+        std = weight.shape[1] ** -0.5 * BLOCK_STD.get(part, {}).get(role, 1.0)
+        lengths = weight.norm(dim=0 if role in ("o", "down") else 1)
+        if part == "ngpt":
+            torch.testing.assert_close(lengths, torch.ones_like(lengths))
+        elif part == "angpt":
+            assert weight.norm(dim=1).max() <= 1 + 1e-6 and weight.std().item() == pytest.approx(std, rel=0.1)
+        else:
+            assert weight.std().item() == pytest.approx(std, rel=0.06), (name, role, site)
+
+
+def test_deepnorm_scales_values_apart_from_queries_and_keys() -> None:
+    """In both layouts: v, o and MLP matrices are the draws of `pre` times (8 L)^(-1/4), q and k are equal."""
+    for block in ("sequential", "parallel"):
+        for (role, ours, _, _), (_, theirs, _, _) in zip(
+            decoder("deepnorm", block).weights(), decoder("pre", block).weights(), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs * BLOCK_STD["deepnorm"].get(role, 1.0))
+
+
+def test_parameters_are_those_of_pre_but_for_declared_ones() -> None:
+    def count(scheme: str) -> tuple[int, int, int]:
+        with torch.device("meta"):
+            model = Decoder(preset("nano", scheme=scheme))
+        wanted = [part for name, parts in DECLARED.items() if name in scheme for part in parts]
+        declared = sum(p.numel() for name, p in model.named_parameters() if any(part in name for part in wanted))
+        return model.matmul_parameter_count(), model.parameter_count() - declared, declared
+
+    matrices, everything, _ = count("pre")
+    for scheme in SCHEMES:
+        found, plain, declared = count(scheme)
+        assert found == matrices, scheme
+        assert abs(plain - everything) < 0.002 * everything, scheme
+        assert (declared > 0) == any(name in scheme for name in DECLARED), scheme
+
+
+@pytest.mark.parametrize("block", ["sequential", "parallel"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_traces_say_what_they_must(scheme: str, block: str) -> None:
+    """Everything that exists is a finite number; with gains at 1, schemes of the plane leave it by rounding only."""
+    model = decoder(scheme, block)
+    rows = trace(model, ids(), 1, {}).sites
+    sites = list(model.residuals())
+    assert [(row["layer"], row["kind"]) for row in rows] == [(site.layer, site.kind) for site, _ in sites]
+    for row, (_, residual) in zip(rows, sites, strict=True):
+        unknown = {key for key, value in row.items() if value is None}
+        assert unknown <= {"clamped", "rotation", "grad_norm", "grad_w1", "grad_w2", "speed"}, row
+        assert ("speed" in unknown) == (not residual.scheme.planar or row["scheme"] == "rezero")  # a = 0 turns nothing
+        assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
+        assert ("clamped" in unknown) == ("geonorm" not in row["scheme"])
+        if residual.scheme.planar:
+            assert row["off_plane"] < 1e-6, row
+        assert row["radius"] > 0 and (row["step_norm"] > 1e-3 or row["scheme"] == "rezero")
+
+
+class Runs:
+    """Trains a scheme on first use: settings and directory."""
+
+    def __init__(self, folder: Path, text: Path) -> None:
+        self.folder, self.text = folder, text
+
+    def settings(self, scheme: str, out: Path) -> TrainConfig:
+        return TrainConfig(
+            scheme=scheme, out=str(out), data=str(self.text), steps=STEPS, batch_size=2, lr=2e-3, model=Model(**SHAPE),
+            tokens=Tokens(tokenizer="byte"), evaluation=Evaluation(every=2, tokens=256, trace_tokens=64),
+            checkpoint=Checkpoint(every=2), runtime=Runtime(device="cpu", tensorboard=False),
+        )  # fmt: skip
+
+    def __call__(self, scheme: str) -> Path:
+        out = self.folder / str(SCHEMES.index(scheme))
+        if not out.exists():
+            with torch.enable_grad():  # the first to ask may be a test without gradients
+                train(self.settings(scheme, out), say=lambda line: None)
+        return out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"), text)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_resumed_is_uninterrupted_bit_for_bit(scheme: str, run: Runs, tmp_path: Path) -> None:
+    """From the checkpoint in the middle to the end again: weights, optimizer, losses and trace."""
+    whole, again = run(scheme), tmp_path / "run"
+    shutil.copytree(whole, again)
+    shutil.rmtree(again / "checkpoints" / f"step-{STEPS}")
+    (again / "summary.json").unlink()
+    said: list[str] = []
+    train(run.settings(scheme, again), said.append)
+    assert any("at step 2 of 4" in line for line in said)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        first, second = (load_file(each / "checkpoints" / f"step-{STEPS}" / name) for each in (whole, again))
+        assert first.keys() == second.keys() and first
+        assert all(torch.equal(first[key], second[key]) for key in first), name
+    assert (whole / "trace.jsonl").read_text() == (again / "trace.jsonl").read_text()
+    losses = [[(row["step"], row["loss"]) for row in read_rows(each / "metrics.jsonl")] for each in (whole, again)]
+    assert losses[0] == losses[1] and len(losses[0]) == STEPS
+    start = load_file(whole / "checkpoints" / "step-2" / "model.safetensors")
+    end = load_file(whole / "checkpoints" / f"step-{STEPS}" / "model.safetensors")
+    assert not [key for key in start if not key.endswith("layer") and torch.equal(start[key], end[key])], "not trained"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@torch.no_grad()
+def test_a_loaded_run_writes_the_same_with_and_without_a_cache(scheme: str, run: Runs) -> None:
+    model, config, _ = load_run(run(scheme), CPU)
+    assert config.scheme == scheme
+    prompt = ids(rows=1, tokens=5)
+    texts = [torch.cat(list(generate(model, prompt, 8, temperature=0, cached=cached)), 1) for cached in (True, False)]
+    assert torch.equal(*texts)
+    cache = model.new_cache(12)
+    parts = [model(ids()[:, a:b], cache) for a, b in ((0, 5), (5, 6), (6, 12))]
+    torch.testing.assert_close(torch.cat(parts, 1), model(ids()), rtol=1e-4, atol=1e-4)
+
+
+def test_one_page_about_them_all(run: Runs, tmp_path: Path) -> None:
+    page = report.build([run(scheme) for scheme in SCHEMES], tmp_path / "report.html").read_text()
+    for scheme in SCHEMES:
+        assert scheme in page
+        rows = [json.loads(line) for line in (run(scheme) / "trace.jsonl").read_text().splitlines()]
+        assert len(rows) == 8 and all(row["grad_norm"] > 0 or row["scheme"] == "rezero" for row in rows)
+    text = page.lower()
+    for word in ("nano", "guard.nan", "nan: stop"):  # a preset and a setting, as the page shows settings
+        text = text.replace(word, "")
+    assert "nan" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["geonorm(learn=affine)", "siamese", "hyper"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
+def test_compiled_blocks_equal_eager_ones(scheme: str) -> None:
+    """Loss and gradients; one graph serves all layers."""
+    results: list[tuple[Callable[..., Any], Decoder]] = []
+    for compiled in (False, True):
+        model = decoder(scheme)
+        if compiled:
+            for block in model.blocks:
+                block.compile()
+        loss = model.loss(ids(), ids(1))
+        loss.backward()
+        results.append((loss, model))
+    (eager, one), (fast, two) = results
+    torch.testing.assert_close(fast, eager, rtol=1e-5, atol=1e-5)
+    for (name, p), q in zip(one.named_parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")

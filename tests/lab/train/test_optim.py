@@ -1,0 +1,218 @@
+"""Schedules, parameter groups, own recipes, precision, recomputation, compilation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from geonorm.errors import ConfigError
+from geonorm.lab.config import Runtime, TrainConfig
+from geonorm.lab.options import Optim
+from geonorm.lab.scale import parallel
+from geonorm.lab.train.loop import optim, trace
+from geonorm.nn import Decoder, DecoderConfig
+
+SHAPE = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8}
+IDS = torch.arange(2 * 8).view(2, 8)
+
+
+def model(scheme: str = "geonorm", **changes: Any) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(DecoderConfig(scheme=scheme, **{**SHAPE, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"schedule": "cosine", "warmup": 0.1, "floor": 0.1}, {1: 0.1, 5: 0.5, 10: 1.0, 55: 0.55, 100: 0.1}),
+        ({"schedule": "cosine", "warmup": 0.0, "floor": 0.0}, {50: 0.5, 100: 0.0}),
+        ({"schedule": "wsd", "warmup": 0.1, "cooldown": 0.2, "floor": 0.0}, {5: 0.5, 10: 1, 80: 1, 90: 0.5, 100: 0.0}),
+        ({"schedule": "wsd", "warmup": 0.0, "cooldown": 0.5, "floor": 0.1}, {1: 1, 50: 1, 75: 0.5, 99: 0.1}),
+        ({"schedule": "constant", "warmup": 0.2}, {1: 0.05, 20: 1, 21: 1, 100: 1}),
+        ({"schedule": "constant", "warmup": 0.0}, {1: 1, 100: 1}),
+        ({"schedule": "cosine", "warmup": 1.0}, {1: 0.01, 100: 1}),
+        ({"schedule": "constant", "warmup": 0.5, "warmup_steps": 4}, {1: 0.25, 4: 1, 5: 1}),
+        ({"schedule": "cosine", "warmup_steps": 0, "floor": 0.0}, {50: 0.5, 100: 0.0}),
+        ({"schedule": "cosine", "warmup_steps": 200}, {1: 0.005, 100: 0.5}),
+    ],
+)
+def test_schedules_at_key_steps(settings: dict[str, Any], wanted: dict[int, float]) -> None:
+    rates = {step: optim.rate(Optim(**settings), step, 100) for step in range(1, 101)}
+    for step, value in wanted.items():
+        assert rates[step] == pytest.approx(value, abs=1e-12), step
+    assert all(0 <= value <= 1 for value in rates.values())
+
+
+def test_schedule_of_one_step() -> None:
+    assert optim.rate(Optim(), 1, 1) == pytest.approx(0.1)
+    assert optim.rate(Optim(warmup=1.0), 1, 1) == 1.0
+
+
+def groups(decoder: Decoder, name: str) -> dict[str, set[str]]:
+    """Names of parameters by optimizer and weight decay."""
+    called = {id(p): n for n, p in decoder.named_parameters()}
+    found: dict[str, set[str]] = {}
+    for optimizer in optim.build(decoder, Optim(name=name, weight_decay=0.3), 1e-3):  # type: ignore[arg-type]
+        for group in optimizer.param_groups:
+            key = f"{type(optimizer).__name__} {group['weight_decay']}"
+            found.setdefault(key, set()).update(called[id(p)] for p in group["params"])
+    return found
+
+
+def test_weight_decay_goes_by_role() -> None:
+    decoder = model("ngpt", bias=True)
+    found = groups(decoder, "adamw")
+    assert set(found) == {"AdamW 0.3", "AdamW 0.0"}
+    assert all(name.endswith(".weight") and ("blocks." in name or name == "head.weight") for name in found["AdamW 0.3"])
+    assert len(found["AdamW 0.3"]) == 2 * 7 + 1
+    assert "embed.weight" in found["AdamW 0.0"]
+    assert found["AdamW 0.3"] | found["AdamW 0.0"] == {name for name, _ in decoder.named_parameters()}
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("lr", [1e-2, 1e-3])
+def test_independent_decay_is_the_schedules_alone(name: Any, lr: float) -> None:
+    """With a gradient of 0 a matrix shrinks by weight_decay times the schedule, at any rate."""
+    decoder = model()
+    weight = decoder.blocks[0].mlp.branch.down.weight
+    before = weight.detach().clone()
+    for parameter in decoder.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for optimizer in optim.build(decoder, Optim(name=name, weight_decay=0.2, independent=True), lr):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * 0.25
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), before * (1 - 0.2 * 0.25))
+    torch.testing.assert_close(decoder.head.weight.norm(), model().head.weight.norm() * 0.95)
+
+
+def test_independent_decay_needs_a_rate_and_a_decoupled_decay() -> None:
+    with pytest.raises(ConfigError, match="learning rate above 0"):
+        optim.build(model(), Optim(independent=True), 0.0)
+    with pytest.raises(ConfigError, match="adamw or muon"):
+        Optim(name="sgd", independent=True)
+
+
+def test_an_own_recipe_without_warm_up_has_none_in_steps_either() -> None:
+    config = TrainConfig(scheme="ngpt", recipe="own", optim=Optim(warmup_steps=50))
+    assert optim.own_recipe(config).optim.warmup_steps is None
+    assert optim.rate(optim.own_recipe(config).optim, 1, 100) > 0.99
+
+
+def test_tied_head_is_not_decayed() -> None:
+    assert "embed.weight" in groups(model(tied=True), "adamw")["AdamW 0.0"]
+
+
+def test_muon_takes_the_matrices_of_blocks_alone() -> None:
+    decoder = model("geonorm(learn=affine)")
+    found = groups(decoder, "muon")
+    assert len(found["Muon 0.3"]) == 2 * 7 and all(name.startswith("blocks.") for name in found["Muon 0.3"])
+    assert found["AdamW 0.3"] == {"head.weight"}
+    assert sum(map(len, found.values())) == len(list(decoder.named_parameters()))
+
+
+def test_sgd_with_momentum_takes_everything() -> None:
+    decoder = model()
+    assert groups(decoder, "sgd")["SGD 0.3"] == groups(decoder, "adamw")["AdamW 0.3"]
+    (optimizer,) = optim.build(decoder, Optim(name="sgd", momentum=0.5, weight_decay=0.0), lr=0.1)
+    weight = decoder.head.weight
+    before, gradient = weight.detach().clone(), torch.randn_like(weight)
+    for _ in range(2):  # velocities g, then 1.5 g
+        weight.grad = gradient.clone()
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), before - 0.1 * 2.5 * gradient)
+    with pytest.raises(ConfigError, match=r"optim.momentum must be between 0 and 0.999999"):
+        Optim(momentum=1.0)
+
+
+def learned_along_ones(norm: str, name: str, lr: float) -> float:
+    """Of the change of o and down after three steps: the share along ones in the stream's dimension, times dim."""
+    decoder = model("pre(entry=embedding)", norm=norm).double()
+    writers = [weight for role, weight, _, _ in decoder.weights() if role in ("o", "down")]
+    before = [weight.detach().clone() for weight in writers]
+    for optimizer in optim.build(decoder, Optim(name=name, weight_decay=0.0), lr):  # type: ignore[arg-type]
+        for _ in range(3):
+            decoder.zero_grad()
+            decoder.loss(IDS, IDS).backward()
+            optimizer.step()
+    changes = [(now - old).detach() for now, old in zip(writers, before, strict=True)]
+    along = sum(change.sum(0).square().sum().item() for change in changes)
+    return along / sum(change.square().sum().item() for change in changes)
+
+
+def test_layer_norm_hides_the_uniform_direction_from_training() -> None:
+    """Every sub-layer and the head read the stream through a norm that takes the mean out, so no gradient lies along
+    ones. SGD never writes there, Muon by the rounding of its bfloat16, AdamW because it scales each entry alone."""
+    assert learned_along_ones("layer", "sgd", 0.1) < 1e-20
+    assert learned_along_ones("layer", "muon", 1e-2) < 0.02
+    assert learned_along_ones("layer", "adamw", 1e-2) > 1e-3
+    for name, lr in (("sgd", 0.1), ("muon", 1e-2), ("adamw", 1e-2)):
+        assert learned_along_ones("rms", name, lr) > 0.1
+
+
+def test_own_recipe_takes_effect_and_is_on_record(train: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = train(run, "--scheme", "ngpt", "--recipe", "own", "--steps", 3, "--optim.warmup", 0.5)
+    assert result.status == 0 and "own recipe of ngpt: weight_decay 0, warmup 0" in result.out
+    rates = [json.loads(row)["lr"] for row in (run / "metrics.jsonl").read_text().splitlines()]
+    assert rates[0] > rates[1]  # no warm-up
+    assert json.loads((run / "summary.json").read_text())["own_recipe"] == {"weight_decay": 0.0, "warmup": 0.0}
+    assert json.loads((run / "summary.json").read_text())["paper_recipe"] == {"weight_decay": 0.0, "warmup": 0.0}
+    stored = yaml.safe_load((run / "config.yaml").read_text())
+    assert stored["recipe"] == "own" and stored["optim"]["warmup"] == 0.5  # what was asked for
+    assert optim.own_recipe(TrainConfig(scheme="ngpt")).optim == Optim()
+    assert optim.own_recipe(TrainConfig(scheme="pre", recipe="own")).optim == Optim()
+
+
+def gradients(decoder: Decoder, runtime: Runtime) -> list[torch.Tensor]:
+    parallel.prepare(decoder, runtime, torch.device("cpu"))
+    with parallel.precision(runtime, torch.device("cpu")):
+        loss = decoder.loss(IDS, IDS)
+    loss.backward()
+    return [p.grad for p in decoder.parameters() if p.grad is not None]
+
+
+def test_recomputation_gives_the_same_gradients() -> None:
+    plain, again = gradients(model(), Runtime()), gradients(model(), Runtime(recompute=True))
+    assert len(plain) == len(again) and all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["pre", "post", "geonorm", "ngpt"])
+def test_bfloat16_keeps_the_stream_in_fp32(scheme: str) -> None:
+    decoder, runtime = model(scheme), Runtime(dtype="bf16")
+    dtypes = []
+    with (
+        trace.watching(decoder, lambda site, residual, x, u, after: dtypes.append((x.dtype, u.dtype, after.dtype))),
+        parallel.precision(runtime, torch.device("cpu")),
+    ):
+        decoder(IDS)
+    assert dtypes == [(torch.float32, torch.bfloat16, torch.float32)] * 4
+    low, high = gradients(model(scheme), runtime), gradients(model(scheme), Runtime())
+    assert all(g.dtype == torch.float32 for g in low)
+    assert any(not torch.equal(a, b) for a, b in zip(low, high, strict=True))
+    for a, b in zip(low, high, strict=True):
+        assert torch.linalg.vector_norm(a - b) <= 0.1 * torch.linalg.vector_norm(b) + 1e-3
+
+
+def test_bfloat16_trains(train: Any, tmp_path: Path) -> None:
+    assert train(tmp_path / "run", "--steps", 2, "--runtime.dtype", "bf16").status == 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself
+def test_compiled_blocks_give_the_same_numbers_and_a_trace() -> None:
+    plain, compiled = model(), model()
+    parallel.prepare(compiled, Runtime(compile=True), torch.device("cpu"))
+    a, b = plain.loss(IDS, IDS), compiled.loss(IDS, IDS)
+    assert a.item() == pytest.approx(b.item(), abs=1e-5)
+    compiled.train()
+    rows, wanted = trace.trace(compiled, IDS, 1, {}).sites, trace.trace(plain, IDS, 1, {}).sites
+    assert len(rows) == 4
+    for row, other in zip(rows, wanted, strict=True):
+        assert row["angle"] == pytest.approx(other["angle"], abs=1e-4)
+    b.backward()

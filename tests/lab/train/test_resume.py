@@ -1,0 +1,192 @@
+"""Stopped and resumed equals uninterrupted, bit for bit; signals; killed processes; damaged checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from geonorm.lab.runs.run import read_rows
+from geonorm.lab.train.loop import Loop
+
+
+def stop_at(patch: pytest.MonkeyPatch, step: int, number: int = signal.SIGINT) -> None:
+    """Lets Ctrl-C arrive in the middle of a step."""
+    update = Loop.update
+
+    def interrupted(loop: Loop, *args: Any) -> Any:
+        norms = update(loop, *args)
+        if loop.step == step:
+            signal.raise_signal(number)
+        return norms
+
+    patch.setattr(Loop, "update", interrupted)
+
+
+def same_files(first: Path, second: Path) -> bool:
+    """Whether two checkpoints hold the same tensors, weights and optimizer state."""
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        a, b = load_file(first / name), load_file(second / name)
+        assert set(a) == set(b) and a
+        if not all(torch.equal(a[key], b[key]) for key in a):
+            return False
+    states = [json.loads((folder / "state.json").read_text()) for folder in (first, second)]
+    return bool(states[0]["optimizer"] == states[1]["optimizer"] and states[0]["sha256"] == states[1]["sha256"])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "optimizer", "accumulate"),
+    [
+        ("pre", "adamw", 1),
+        ("pre", "muon", 2),
+        ("geonorm(learn=gain)", "muon", 1),
+        ("geonorm(learn=gain)", "adamw", 2),
+        ("ngpt", "adamw", 2),
+        ("ngpt", "muon", 1),
+    ],
+)
+def test_ten_steps_equal_five_and_five(
+    train: Any, losses: Any, tmp_path: Path, scheme: str, optimizer: str, accumulate: int
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    options = ["--scheme", scheme, "--optim.name", optimizer, "--runtime.accumulate", accumulate, "--steps", 10]
+    assert train(whole, *options).status == 0
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 5)
+        stopped = train(parts, *options)
+    assert stopped.status == 130
+    assert stopped.err == f"stopped at step 5 of 10; saved in {parts}; the same command goes on from there\n"
+    assert json.loads((parts / "summary.json").read_text())["status"] == "interrupted"
+    resumed = train(parts, *options)
+    assert resumed.status == 0 and f"resuming {parts} at step 5 of 10" in resumed.out
+    assert losses(whole) == losses(parts)
+    assert same_files(whole / "checkpoints" / "step-10", parts / "checkpoints" / "step-10")
+    assert not same_files(whole / "checkpoints" / "step-8", parts / "checkpoints" / "step-10")
+    whole_trace, parts_trace = ((run / "trace.jsonl").read_text() for run in (whole, parts))
+    assert whole_trace == parts_trace
+
+
+def test_termination_saves_too(train: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stop_at(monkeypatch, 3, signal.SIGTERM)
+    assert train(tmp_path / "run", "--steps", 9).status == 130
+    assert (tmp_path / "run" / "checkpoints" / "step-3").is_dir()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and signal.getsignal(signal.SIGINT) is not None
+
+
+def test_losses_do_not_depend_on_accumulation(train: Any, losses: Any, tmp_path: Path) -> None:
+    for parts in (1, 2, 4):
+        train(tmp_path / str(parts), "--steps", 3, "--runtime.accumulate", parts)
+    whole = losses(tmp_path / "1")
+    for parts in (2, 4):
+        for a, b in zip(whole, losses(tmp_path / str(parts)), strict=True):
+            assert a[2] == pytest.approx(b[2], abs=1e-5) and a[4] == pytest.approx(b[4], rel=1e-4)
+
+
+def test_a_last_step_that_is_interrupted_is_the_end(train: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    stop_at(monkeypatch, 4)
+    assert train(tmp_path / "run", "--steps", 4).status == 0
+
+
+@pytest.fixture
+def process(tiny: list[str]) -> Any:
+    """Starts `geonorm train` as a process and waits until its metrics are at a step in `steps`."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(out: Path, steps: range, *options: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "geonorm", "train", *tiny, "--out", str(out), *map(str, options)]
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+        started.append(running)
+        while max((row["step"] for row in read_rows(out / "metrics.jsonl")), default=0) not in steps:
+            assert running.poll() is None, running.communicate()
+            time.sleep(0.01)
+        return running
+
+    yield start
+    for running in started:
+        running.kill()
+        running.communicate()
+
+
+def test_killed_then_interrupted_then_whole(process: Any, train: Any, losses: Any, tmp_path: Path) -> None:
+    """SIGKILL in the middle; a second process is refused meanwhile; SIGINT of the real command; then the rest."""
+    run, steps = tmp_path / "run", 3000
+    options = ["--steps", steps, "--checkpoint.every", 10, "--evaluation.every", steps]
+    running = process(run, range(25, steps), *options)
+    refused = train(run, *options)
+    assert refused.status == 2 and "in use by another process" in refused.err
+    running.kill()
+    running.communicate()
+    rows = (run / "metrics.jsonl").read_text()
+    beyond = json.dumps({"step": steps - 1, "loss": 7.0})
+    (run / "metrics.jsonl").write_text(f'{rows}{beyond}\n{{"step": 999')  # as a crash may leave it
+    saved = max(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
+    assert saved <= len(rows.splitlines()) < steps
+    (run / "checkpoints" / ".step-5.77").mkdir()  # a save that was cut short
+
+    running = process(run, range(saved + 5, steps - 1), *options)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate()
+    assert running.returncode == 130 and f"resuming {run} at step {saved} of {steps}" in out
+    assert err.startswith("stopped at step") and err.endswith("the same command goes on from there\n")
+    assert len(err.splitlines()) == 1
+
+    kept = losses(run)
+    assert [row[0] for row in kept] == list(range(1, len(kept) + 1))
+    assert not list((run / "checkpoints").glob(".*"))
+    straight = tmp_path / "straight"
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, len(kept))
+        train(straight, "--steps", steps, "--evaluation.every", steps)
+    assert losses(straight) == kept
+    assert same_files(*(max((r / "checkpoints").glob("step-*"), key=os.path.getmtime) for r in (run, straight)))
+
+
+def flip(path: Path, at: int = -5) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", None])
+def test_damaged_newest_checkpoint_is_passed_over(train: Any, losses: Any, tmp_path: Path, name: str | None) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    options = ["--steps", 10, "--checkpoint.every", 2]
+    train(whole, *options)
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 8)
+        train(run, *options)
+    if name is None:
+        (run / "checkpoints" / "step-8" / "model.safetensors").unlink()
+    elif name == "state.json":
+        state = run / "checkpoints" / "step-8" / name
+        state.write_text(state.read_text().replace('"step": 8', '"step": 9'))
+    else:
+        flip(run / "checkpoints" / "step-8" / name)
+    resumed = train(run, *options)
+    assert resumed.status == 0, resumed.err
+    assert "step-8" in resumed.out and "falling back" in resumed.out and "at step 6 of 10" in resumed.out
+    assert losses(run) == losses(whole)
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-10", "step-8"]
+
+
+def test_nothing_usable_is_one_line(train: Any, call: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 4)
+        train(run, "--steps", 6, "--checkpoint.every", 2)
+    for folder in (run / "checkpoints").iterdir():
+        flip(folder / "model.safetensors")
+    before = (run / "metrics.jsonl").read_text()
+    for result in (train(run, "--steps", 6, "--checkpoint.every", 2), call("generate", run, "--tokens", 2)):
+        assert result.status == 2 and "no usable checkpoint" in result.err.splitlines()[-1]
+        assert (result.out + result.err).count("falling back") == len(list((run / "checkpoints").iterdir())) - 1
+    assert (run / "metrics.jsonl").read_text() == before

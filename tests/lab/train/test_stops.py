@@ -1,0 +1,140 @@
+"""Nothing that happens around a run ends it unsaved or with status 0: closed pipes, lost terminals, killed parents,
+removed folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geonorm.errors import CheckpointError
+from geonorm.lab.runs.run import LOCK, check_free, locked
+from geonorm.lab.scale import checkpoint
+from geonorm.lab.train.loop import Loop
+from geonorm.lab.train.signals import PARENT
+
+STEPS = ["--steps", "9", "--checkpoint.every", "9", "--evaluation.every", "1"]
+
+
+def after(step: int, act: Any, patch: pytest.MonkeyPatch) -> None:
+    """Does something when a step is made."""
+    update = Loop.update
+
+    def acting(loop: Loop, *args: Any) -> Any:
+        norms = update(loop, *args)
+        if loop.step == step:
+            act()
+        return norms
+
+    patch.setattr(Loop, "update", acting)
+
+
+def stopped_early(run: Path) -> bool:
+    summary = json.loads((run / "summary.json").read_text())
+    saved = checkpoint.steps(run / "checkpoints")
+    return summary["status"] == "interrupted" and saved == [summary["steps"]] and summary["steps"] < 9
+
+
+def test_closed_pipe(tiny: list[str], tmp_path: Path) -> None:
+    """geonorm train ... | head -1"""
+    steps = ["--steps", "100000", "--checkpoint.every", "100000", "--evaluation.every", "5"]
+    command = [sys.executable, "-m", "geonorm", "train", *tiny, *steps, "--out", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None and running.stderr is not None
+        assert running.stdout.readline().startswith("step 5/")
+        running.stdout.close()
+        err = running.stderr.read()
+    assert running.returncode == 130 and "saved in" in err and len(err.splitlines()) == 1, err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [summary["steps"]]
+
+
+def test_comparison_that_nobody_hears(tiny: list[str], tmp_path: Path) -> None:
+    """geonorm compare ... | true: the first line that cannot be said stops it."""
+    command = [sys.executable, "-m", "geonorm", "compare", *tiny, "--steps", "2", "--schemes", "pre", "--seeds", "2"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run([*command, "--jobs", "1", "--out", tmp_path / "out"], stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert ended.returncode == 130 and b"every run is saved" in ended.stderr, ended
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_lost_terminal(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    after(4, lambda: signal.raise_signal(number), monkeypatch)
+    result = train(tmp_path / "run", *STEPS)
+    assert result.status == 130 and stopped_early(tmp_path / "run")
+
+
+def test_nohup_is_respected(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        after(4, lambda: signal.raise_signal(signal.SIGHUP), monkeypatch)
+        assert train(tmp_path / "run", *STEPS).status == 0
+    finally:
+        signal.signal(signal.SIGHUP, old)
+
+
+def test_killed_parent(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that started the run is not its parent any more: the run saves and ends."""
+    monkeypatch.setenv(PARENT, "1" if os.getppid() != 1 else "2")
+    result = train(tmp_path / "run", "--steps", "100000", "--checkpoint.every", "100000")
+    assert result.status == 130 and PARENT not in os.environ
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints")
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_removed_folder_does_not_grow_back(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    run = tmp_path / "run"
+
+    def remove() -> None:
+        shutil.rmtree(run)
+        if replaced:
+            run.mkdir()
+
+    after(4, remove, monkeypatch)
+    result = train(run, *STEPS)
+    assert result.status == 2 and "was removed or replaced while the run worked in it" in result.err
+    assert len(result.err.splitlines()) == 1 and (list(run.iterdir()) == [] if replaced else not run.exists())
+
+
+def test_lock_holds_the_number_of_its_process_and_follows_no_link(tmp_path: Path) -> None:
+    with locked(tmp_path / "run"):
+        assert int((tmp_path / "run" / LOCK).read_text()) == os.getpid()
+        with pytest.raises(CheckpointError, match="in use by another process"):
+            check_free(tmp_path / "run")
+    check_free(tmp_path / "run")
+    (tmp_path / "mine.txt").write_text("mine")
+    for make in (os.symlink, os.link):
+        folder = tmp_path / make.__name__
+        folder.mkdir()
+        make(tmp_path / "mine.txt", folder / LOCK)
+        with pytest.raises(CheckpointError, match="is a link or no plain file"), locked(folder):
+            pass
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_others_may_read_what_a_run_leaves(train: Any, tmp_path: Path) -> None:
+    assert train(tmp_path / "run", "--steps", "1").status == 0
+    folder = tmp_path / "run" / "checkpoints" / "step-1"
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+
+
+def test_rows_that_are_none_of_ours_are_dropped(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        after(4, lambda: signal.raise_signal(signal.SIGINT), patch)
+        assert train(tmp_path / "run", *STEPS).status == 130
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": "three"}\n{"loss": 1}\n{"step": 2, "loss": "low"}\n[1]\n' + "[" * 100_000 + "\n")
+    assert train(tmp_path / "run", *STEPS).status == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, 10))

@@ -1,0 +1,246 @@
+"""The trace of our own models: sites join up, gradients add up, clamps are counted, nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from geonorm import sphere
+from geonorm.lab.train.loop import trace as lab
+from geonorm.nn import Decoder, DecoderConfig
+from geonorm.residual import Residual
+from geonorm.schemes import names, parse
+
+IDS = torch.arange(3 * 8).view(3, 8) % 32
+
+
+def model(scheme: str, **changes: Any) -> Decoder:
+    torch.manual_seed(0)
+    shape = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8, **changes}
+    return Decoder(DecoderConfig(scheme=scheme, **shape))
+
+
+def rms(x: torch.Tensor) -> torch.Tensor:
+    return x / x.square().mean(-1, keepdim=True).add(1e-6).sqrt()
+
+
+MEASURED = {  # the one vector per token that stands for several streams
+    "residual_dual": lambda x: x[..., 0, :],
+    "siamese": lambda x: x[..., 0, :] + rms(x[..., 1, :]),
+    "hyper": lambda x: x.sum(-2) / 4,
+}
+
+
+def hooks(decoder: Decoder) -> int:
+    return sum(len(module._forward_hooks) + len(module._backward_hooks) for module in decoder.modules())
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_every_scheme_has_a_trace_that_joins_up(scheme: str) -> None:
+    decoder = model(scheme)
+    decoder.train()
+    seen = []
+    with lab.watching(decoder, lambda site, residual, x, u, after: seen.append((site, x, u, after))):
+        logits = decoder(IDS)
+    assert [(site.layer, site.kind) for site, *_ in seen] == [(0, "attn"), (0, "mlp"), (1, "attn"), (1, "mlp")]
+    for (_, _, _, after), (_, x, _, _) in pairwise(seen):
+        assert torch.equal(after, x)
+    rows = lab.trace(decoder, IDS, 5, {}).sites
+    assert hooks(decoder) == 0 and decoder.training and torch.equal(decoder(IDS), logits)
+    for row, (_, x, u, after) in zip(rows, seen, strict=True):
+        if x.dim() == 4:
+            x, after = (MEASURED[scheme](each) for each in (x, after))
+        assert row["radius"] == pytest.approx(x.norm(dim=-1).mean().item(), rel=1e-5)
+        assert row["step_norm"] == pytest.approx((after - x).norm(dim=-1).mean().item(), rel=1e-5)
+        assert row["update_norm"] == pytest.approx(u.norm(dim=-1).mean().item(), rel=1e-5)
+        assert row["step"] == 5 and row["scheme"]
+        json.dumps(row, allow_nan=False)
+
+
+def test_geometry_that_the_schemes_promise() -> None:
+    for row in lab.trace(model("geonorm"), IDS, 1, {}).sites:
+        assert row["radius"] == pytest.approx(4.0, rel=1e-4) and row["off_plane"] == pytest.approx(0, abs=1e-6)
+        assert row["angle"] <= math.pi / 4 + 1e-6 and row["rotation"] is None
+    for row in lab.trace(model("post"), IDS, 1, {}).sites:
+        assert row["clamped"] is None and row["radius"] == pytest.approx(4.0, rel=1e-4)
+    pre = lab.trace(model("pre"), IDS, 1, {}).sites
+    assert pre[-1]["radius"] > 4.1 and pre[0]["rotation"] == pytest.approx(0, abs=1e-3)  # RMS turns nothing
+    layer = lab.trace(model("pre(entry=embedding)", norm="layer"), IDS, 1, {}).sites
+    assert layer[0]["rotation"] > 0.05  # taking off the mean does
+    mixed = lab.trace(model("mix(a=post, b=pre, share=0.5)"), IDS, 1, {}).sites
+    assert [row["scheme"] for row in mixed] == ["post", "post", "pre", "pre"]
+
+
+LAW = ("radius_after", "law_radius", "law_angle", "law_start")
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_every_scheme_has_a_first_order_law(scheme: str) -> None:
+    for row in lab.trace(model(scheme), IDS, 1, {}).sites:
+        assert all(row[key] is not None for key in LAW)
+        assert scheme == "rezero" or (row["speed"] is not None) is parse(row["scheme"]).planar
+
+
+@pytest.mark.parametrize("scheme", ["geonorm", "geonorm(max_angle=1e-3)", "geonorm(decay=constant, learn=gain)"])
+def test_the_angle_of_a_geodesic_step_is_its_law(scheme: str) -> None:
+    """The angle is linear in h, clamped or not, so first order is exact."""
+    for row in lab.trace(model(scheme), IDS, 1, {}).sites:
+        assert row["law_angle"] == pytest.approx(row["angle"], rel=1e-5)
+        assert row["law_radius"] == pytest.approx(row["radius_after"], rel=1e-6) and row["law_start"] < 1e-6
+
+
+@pytest.mark.parametrize("scheme", ["pre", "peri", "post", "ngpt", "residual_dual"])
+def test_the_law_is_the_limit_of_small_steps(scheme: str) -> None:
+    """On the x, u of a site: (measured - law) falls as the square of the update where the law is homogeneous in u, and
+    everywhere as the square of h, which is checked through write itself."""
+    decoder = model(scheme).double()
+    seen: list[Any] = []
+    with lab.watching(decoder, lambda site, residual, x, u, after: seen.append((residual, x, u))):
+        decoder(IDS)
+    for residual, x, u in seen[:2]:
+        rule, site = residual.scheme, residual.site(x)
+        law = lab.law(residual, x, u)
+
+        def at(h: float, x: Any = x, u: Any = u, residual: Any = residual, rule: Any = rule, site: Any = site) -> Any:
+            _, carry = rule.read(x, residual.own, site)
+            return rule.seen(rule.write(x, u, carry, residual.own, site, torch.tensor(h, dtype=x.dtype))).detach()
+
+        start = at(0.0)
+        errors = []
+        for h in (1e-2, 1e-3):
+            after = at(h)
+            growth = (after.norm(dim=-1) - start.norm(dim=-1)).mean().item() / h
+            turned = sphere.angle(start, after).mean().item() / h
+            errors.append((growth + start.norm(dim=-1).mean().item() - law["law_radius"], turned - law["law_angle"]))
+        for coarse, fine in zip(*errors, strict=True):
+            assert abs(fine) < 0.15 * abs(coarse) + 1e-7
+
+
+def test_speed_is_the_scheme_s() -> None:
+    """s of Pre-Norm is r, of GeoNorm r t; deepnorm's is its multiplier."""
+    decoder = model("pre")
+    entering: list[torch.Tensor] = []
+    with lab.watching(decoder, lambda site, residual, x, u, after: entering.append(x)):
+        decoder(IDS)
+    for row, x in zip(lab.trace(decoder, IDS, 1, {}).sites, entering, strict=True):
+        assert row["speed"] == pytest.approx(1 / (1 / x.norm(dim=-1)).mean().item(), rel=1e-5)
+    limited = lab.trace(model("geonorm(max_angle=3.0, alpha=0.01)"), IDS, 1, {}).sites
+    assert [row["clamped"] for row in limited] == [0.0] * 4
+    for row in limited:
+        assert row["speed"] == pytest.approx(100 * 4.0 * row["t"], rel=1e-4)
+    for row in lab.trace(model("deepnorm"), IDS, 1, {}).sites:  # N of radius 4 maps u to 4 u / |x|, |x| = 4
+        assert row["speed"] == pytest.approx(4.0 * 4**0.25, rel=1e-3)
+
+
+@pytest.mark.parametrize(("limit", "share"), [("1e-6", 1.0), ("3.0", 0.0)])
+def test_share_of_clamped_tokens(limit: str, share: float) -> None:
+    rows = lab.trace(model(f"geonorm(decay=constant, max_angle={limit}, alpha=1e-3)" if share == 0 else
+                           f"geonorm(decay=constant, max_angle={limit})"), IDS, 1, {}).sites  # fmt: skip
+    assert [row["clamped"] for row in rows] == [share] * 4
+
+
+def test_gradient_norms_add_up() -> None:
+    decoder = model("geonorm")
+    decoder.loss(IDS, IDS).backward()
+    norms = lab.branch_grad_norms(decoder)
+    sites, matrices = ["0.attn", "0.mlp", "1.attn", "1.mlp"], ["0.mlp.w1", "0.mlp.w2", "1.mlp.w1", "1.mlp.w2"]
+    assert set(norms) == {*sites, *matrices}
+    total = math.sqrt(sum(p.grad.double().square().sum().item() for p in decoder.blocks.parameters()))
+    assert math.sqrt(sum(norms[key] ** 2 for key in sites)) == pytest.approx(total, rel=1e-12)
+    for layer, block in enumerate(decoder.blocks):
+        mlp = block.mlp.branch
+        for name, matrices in (("w1", (mlp.up, mlp.gate)), ("w2", (mlp.down,))):
+            wanted = torch.stack([matrix.weight.grad.norm() for matrix in matrices]).norm().item()
+            assert norms[f"{layer}.mlp.{name}"] == pytest.approx(wanted, rel=1e-6)
+    rows = lab.trace(decoder, IDS, 1, norms).sites
+    assert [row["grad_norm"] for row in rows] == [norms[key] for key in sites]
+    assert [row["grad_w2"] for row in rows] == [None, norms["0.mlp.w2"], None, norms["1.mlp.w2"]]
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_every_norm_of_the_stream_has_a_row(scheme: str) -> None:
+    decoder = model(scheme)
+    rows = lab.trace(decoder, IDS, 5, {}).norms
+    assert hooks(decoder) == 0
+    own = [decoder.entry.own, *(residual.own for _, residual in decoder.residuals()), decoder.exit.own]
+    assert len(rows) == sum(type(module) in lab.CENTRED for part in own for module in part.modules())
+    for row in rows:
+        assert row["step"] == 5 and row["kind"] in ("entry", "attn", "mlp", "exit") and isinstance(row["norm"], str)
+        assert row["norm_after"] > 0 and 0 <= row["cos_ones_before"] <= 1
+        assert row["cos_null_analytic"] == pytest.approx(math.sqrt(2 / (math.pi * 16)))
+        json.dumps(row, allow_nan=False)
+
+
+def test_rows_of_norms_are_what_the_norms_did() -> None:
+    """A plain computation in fp64 from what goes in and out, gains and biases away from their start."""
+    decoder = model("peri(entry=embedding)", norm="layer")
+    for name, p in decoder.named_parameters():
+        if ".own." in name:
+            torch.nn.init.normal_(p, 0.5)
+    passed: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+    handles = [
+        module.register_forward_hook(lambda m, xs, y, name=name: passed.append((name, xs[0].double(), y.double())))
+        for name, module in decoder.named_modules()
+        if ".own." in name
+    ]
+    decoder(IDS)
+    for handle in handles:
+        handle.remove()
+    rows = lab.trace(decoder, IDS, 1, {}).norms
+    assert [row["norm"] for row in rows] == [*(["input", "output"] * 4), "norm"]
+    for row, (_, x, y) in zip(rows, passed, strict=True):
+        ones = torch.ones(16, dtype=torch.float64) / 4
+        cosine = torch.nn.functional.cosine_similarity(x, y, dim=-1)
+        assert row["norm_before"] == pytest.approx(x.norm(dim=-1).mean().item(), rel=1e-6)
+        assert row["rotation"] == pytest.approx(cosine.acos().mean().item(), rel=1e-5)
+        for end, z in (("before", x), ("after", y)):
+            share = (z @ ones).square() / z.square().sum(-1)
+            assert row[f"share_ones_{end}"] == pytest.approx(share.mean().item(), rel=1e-5)
+        assert row["rotation_plain"] > 0.05 and row["rotation"] != pytest.approx(row["rotation_plain"], rel=0.1)
+
+
+def test_hooks_go_when_a_pass_fails() -> None:
+    decoder = model("pre")
+    with pytest.raises(IndexError), lab.watching(decoder, lambda *_: None):
+        decoder(IDS + 10**6)
+    with pytest.raises(IndexError):
+        lab.trace(decoder, IDS + 10**6, 1, {})
+    assert hooks(decoder) == 0 and decoder.training
+
+
+def test_training_is_the_same_with_and_without(train: Any, losses: Any, tmp_path: Path) -> None:
+    for name, tokens in (("with", 96), ("without", 0)):
+        options = ["--steps", 4, "--evaluation.every", 1, "--evaluation.trace_tokens", tokens]
+        assert train(tmp_path / name, *options).status == 0
+    assert losses(tmp_path / "with") == losses(tmp_path / "without")
+    last = "checkpoints/step-4/model.safetensors"
+    assert (tmp_path / "with" / last).read_bytes() == (tmp_path / "without" / last).read_bytes()
+    assert len((tmp_path / "with" / "trace.jsonl").read_text().splitlines()) == 8
+    assert not (tmp_path / "without" / "trace.jsonl").exists()
+
+
+def test_sites_are_residuals() -> None:
+    decoder = model("pre")
+    assert all(isinstance(residual, Residual) for _, residual in decoder.residuals())
+
+
+def test_quantiles_of_the_step_and_of_what_was_proposed() -> None:
+    """Under a ceiling of pi/8 and constant decay every step is min(proposal, ceiling); steps of this size turn."""
+    x = torch.zeros(1, 101, 8, dtype=torch.float64)
+    x[..., 0] = 2.0
+    step = torch.zeros_like(x)
+    step[..., 0], step[..., 3] = 5.0, 2 * torch.linspace(0, 1, 101)
+    row = lab.spread("proposal", x, step)
+    assert row == pytest.approx({"proposal_p05": 0.05, "proposal_p50": 0.5, "proposal_p95": 0.95})
+    decoder = model("geonorm(decay=constant, max_angle=pi/8)")
+    for site in lab.trace(decoder, IDS, 1, {}).sites:
+        for q in ("p05", "p50", "p95"):  # the step along the tangent is the sine of the angle
+            angle = min(site[f"proposal_{q}"], math.pi / 8)
+            assert site[f"ratio_{q}"] == pytest.approx(math.sin(angle), rel=0.02)
+        assert site["ratio_p05"] <= site["ratio_p50"] <= site["ratio_p95"] <= site["ratio_p99"] * 1.02

@@ -1,0 +1,152 @@
+"""Held-out text: a spread part while a run trains, the whole at its end, document by document; averaged weights."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from geonorm.lab.config import TrainConfig
+from geonorm.lab.options import Evaluation
+from geonorm.lab.runs.run import read_rows
+from geonorm.lab.train.averaging import Average
+from geonorm.lab.train.loop import Loop, load_run
+from geonorm.lab.train.validation import documents_of
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training text and three held-out ones, which differ in length and in what they are made of."""
+    folder = tmp_path_factory.mktemp("books")
+    for split in ("train", "validation"):
+        (folder / split).mkdir()
+    for number in range(3):
+        (folder / "train" / f"{number}.txt").write_text("the cat sat on a mat.\n" * (200 + number))
+        (folder / "validation" / f"{number}.txt").write_text("abc"[number] * 3 * (100 + 50 * number))
+    return folder
+
+
+def test_a_token_belongs_to_the_document_whose_end_comes_next() -> None:
+    assert documents_of(np.array([5, 6, 9, 7, 9, 9, 8]), eos=9).tolist() == [0, 0, 0, 1, 1, 2, 3]
+
+
+def test_the_whole_text_at_the_end_and_every_document(train: Any, books: Path, tmp_path: Path) -> None:
+    run, eos, context = tmp_path / "run", 256, 16
+    assert train(run, "--data", books, "--steps", 3, "--evaluation.every", 1, "--evaluation.whole", "true").status == 0
+    first, _, last = read_rows(run / "metrics.jsonl")
+    summary = json.loads((run / "summary.json").read_text())
+    found = summary["val_documents"]
+    size = sum(3 * (100 + 50 * number) + 1 for number in range(3))
+    windows = (size - 1) // context
+    assert "val_documents" not in first and last["val_documents"] == found
+    assert [row["document"] for row in found] == [0, 1, 2]
+    assert summary["val_tokens"] == sum(row["tokens"] for row in found) == windows * context
+    mean = sum(row["tokens"] * row["loss"] for row in found) / summary["val_tokens"]
+    assert summary["val_loss"] == last["val_loss"] == pytest.approx(mean, rel=1e-12)
+    assert last["val_loss_part"] != last["val_loss"]
+    # a second time, token by token
+    model, _, _ = load_run(run, torch.device("cpu"))
+    texts = sorted((books / "validation").iterdir())
+    tokens = [t for path in texts for t in (*path.read_bytes(), eos)]
+    nats, count = [0.0] * 3, [0] * 3
+    with torch.no_grad():
+        for window in range(windows):
+            ids = torch.tensor(tokens[window * context : (window + 1) * context + 1])
+            losses = torch.nn.functional.cross_entropy(model(ids[None, :-1])[0], ids[1:], reduction="none")
+            for place, loss in enumerate(losses.tolist(), start=window * context + 1):
+                document = tokens[:place].count(eos)
+                nats[document] += loss
+                count[document] += 1
+    assert [row["tokens"] for row in found] == count
+    assert [row["loss"] for row in found] == pytest.approx([n / c for n, c in zip(nats, count, strict=True)], rel=1e-5)
+
+
+def test_the_whole_text_is_the_default_only_where_it_costs_little(train: Any, books: Path, tmp_path: Path) -> None:
+    """1353 tokens of held-out text: a third of 64 steps of 4 x 16 and more."""
+    for steps, whole in ((63, False), (64, True)):
+        train(tmp_path / str(steps), "--data", books, "--steps", steps, "--evaluation.trace_tokens", 0)
+        assert ("val_documents" in json.loads((tmp_path / str(steps) / "summary.json").read_text())) == whole
+
+
+def test_the_part_and_the_trace_see_all_documents(train: Any, books: Path, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        begin = Loop.__init__
+
+        def look(loop: Loop, *args: Any) -> None:
+            begin(loop, *args)
+            seen.append((torch.cat([ids for ids, _ in loop.validation.part]), loop.validation.trace_ids()))
+
+        patch.setattr(Loop, "__init__", look)
+        train(tmp_path / "run", "--data", books, "--steps", 1)
+    part, traced = seen[0]
+    assert len(part) == 16 and len(traced) == 4
+    for ids in (part, traced):
+        assert {letter for letter in map(ord, "abc") if (ids == letter).any()} == set(map(ord, "abc"))
+
+
+@pytest.mark.parametrize("scheme", ["geonorm(learn=gain)", "ngpt"])
+def test_averaged_weights_are_evaluated_and_survive_a_stop(train: Any, tmp_path: Path, scheme: str) -> None:
+    options = ["--scheme", scheme, "--steps", 10, "--evaluation.average", 0.4, "--checkpoint.every", 1]
+    kept: list[dict[str, torch.Tensor]] = []
+    found: list[torch.Tensor] = []
+    with pytest.MonkeyPatch.context() as patch:
+        update, applied = Average.update, Average.applied
+
+        def note(average: Average, step: int) -> None:
+            update(average, step)
+            kept.append({name: p.detach().double().clone() for name, p in average.model.named_parameters()})
+
+        def look(average: Average) -> Any:
+            found.append({name: mean.clone() for name, mean in average.means.items()})
+            return applied(average)
+
+        patch.setattr(Average, "update", note)
+        patch.setattr(Average, "applied", look)
+        assert train(tmp_path / "whole", *options).status == 0
+    for name, mean in found[0].items():  # type: ignore[attr-defined]
+        expected = sum(step[name] for step in kept[6:]) / 4
+        torch.testing.assert_close(mean.double(), expected, rtol=1e-5, atol=1e-7)
+    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    assert summary["val_loss_average"] != summary["val_loss"] and summary["val_bpb_average"] > 0
+    last, _, _ = load_run(tmp_path / "whole", torch.device("cpu"))
+    assert all(torch.equal(p.double(), kept[-1][name]) for name, p in last.named_parameters()), "weights are put back"
+
+    for stop in (5, 8):  # before the window, and inside it
+        with pytest.MonkeyPatch.context() as patch:
+            step = Loop.update
+
+            def interrupted(loop: Loop, *args: Any, stop: int = stop, step: Any = step) -> Any:
+                norms = step(loop, *args)
+                if loop.step == stop:
+                    signal.raise_signal(signal.SIGINT)
+                return norms
+
+            patch.setattr(Loop, "update", interrupted)
+            assert train(tmp_path / f"stop{stop}", *options).status == 130
+        assert train(tmp_path / f"stop{stop}", *options).status == 0
+        again = json.loads((tmp_path / f"stop{stop}" / "summary.json").read_text())
+        assert again["val_loss_average"] == summary["val_loss_average"] and again["val_loss"] == summary["val_loss"]
+
+
+def test_an_average_keeps_a_constraint() -> None:
+    from geonorm import Decoder, DecoderConfig
+
+    model = Decoder(DecoderConfig("ngpt", layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=8))
+    average = Average(model, TrainConfig(steps=2, evaluation=Evaluation(average=1.0)))
+    average.update(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.neg_().add_(torch.randn_like(weight))
+        model.constrain()
+    average.update(2)
+    own = model.head.weight.detach().clone()
+    with average.applied():
+        assert not torch.equal(model.head.weight, own)
+        torch.testing.assert_close(model.head.weight.norm(dim=1), torch.ones(32))
+    assert torch.equal(model.head.weight, own)
