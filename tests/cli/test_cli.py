@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from geonorm.bench.config import NormsBench, OpsBench, TrainBench
+from geonorm.cli import main as cli
 from geonorm.cli.arguments import options
 from geonorm.cli.main import main
-from geonorm.cli.main import main as cli
 from geonorm.dynamics.config import SimulateConfig
 from geonorm.lab.config import CompareConfig, EvalConfig, TrainCommand, TrainConfig
 from geonorm.probes.config import ProbeConfig

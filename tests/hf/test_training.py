@@ -18,7 +18,7 @@ from geonorm import hf, names  # noqa: E402
 from geonorm.hf.export import adapt, hf_name  # noqa: E402
 from geonorm.hf.training import decay_parameter_names  # noqa: E402
 from geonorm.lab.config import Optim  # noqa: E402
-from geonorm.lab.train.loop import optim  # noqa: E402
+from geonorm.lab.train import optim  # noqa: E402
 from geonorm.nn import Decoder  # noqa: E402
 
 SOME = ["geonorm", "ngpt", "residual_dual"]

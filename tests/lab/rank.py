@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from geonorm.cli.main import main
 from geonorm.lab.config import from_dict
 from geonorm.lab.scale import checkpoint, parallel
-from geonorm.lab.train.loop import loop as train
+from geonorm.lab.train import loop as train
 from geonorm.nn import Decoder
 
 

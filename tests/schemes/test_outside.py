@@ -20,7 +20,8 @@ from geonorm import Decoder, DecoderConfig, Placement, Residual, Site, dynamics,
 from geonorm.cli.main import main
 from geonorm.errors import ConfigError
 from geonorm.lab.config import Optim
-from geonorm.lab.train.loop import load_run, optim
+from geonorm.lab.train import optim
+from geonorm.lab.train.loop import load_run
 from geonorm.nn import generate
 from geonorm.norms import NormSpec
 from geonorm.schemes.parse import REGISTRY

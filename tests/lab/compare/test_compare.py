@@ -23,8 +23,8 @@ import yaml
 from geonorm import report
 from geonorm.cli.main import main
 from geonorm.errors import CheckpointError
-from geonorm.lab.compare.compare import compare as lab
-from geonorm.lab.compare.compare import local
+from geonorm.lab.compare import compare as lab
+from geonorm.lab.compare import local
 from geonorm.lab.compare.team import done
 from geonorm.lab.config import TUNING_SEED, CompareConfig, TrainConfig
 from geonorm.lab.runs.run import Run, locked

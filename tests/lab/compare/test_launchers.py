@@ -19,7 +19,7 @@ import yaml
 
 from geonorm import report
 from geonorm.cli.main import main
-from geonorm.lab.compare.compare import slurm
+from geonorm.lab.compare import slurm
 from geonorm.lab.compare.slurm import GOES_ON
 from geonorm.lab.config import CompareConfig
 

@@ -17,7 +17,7 @@ import geonorm
 from geonorm.errors import CheckpointError
 from geonorm.lab.config import Optim
 from geonorm.lab.scale import checkpoint, storage
-from geonorm.lab.train.loop import optim
+from geonorm.lab.train import optim
 from geonorm.nn import Decoder, DecoderConfig
 
 SMALL = DecoderConfig(scheme="geonorm", layers=2, width=16, heads=2, hidden=16, vocab_size=32, context=8)

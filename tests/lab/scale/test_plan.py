@@ -16,7 +16,7 @@ from geonorm.lab.compare.clusters import Machine
 from geonorm.lab.config import Optim, Runtime, TrainCommand, TrainConfig
 from geonorm.lab.scale import parallel
 from geonorm.lab.scale.plan import flops_per_token, plan
-from geonorm.lab.train.loop import optim
+from geonorm.lab.train import optim
 from geonorm.nn.config import DecoderConfig
 from geonorm.nn.decoder import Decoder
 from geonorm.schemes import names

@@ -23,7 +23,7 @@ from geonorm.errors import CheckpointError
 from geonorm.lab.config import Optim
 from geonorm.lab.runs.run import read_rows
 from geonorm.lab.scale import checkpoint, storage
-from geonorm.lab.train.loop import optim
+from geonorm.lab.train import optim
 from geonorm.nn import Decoder, DecoderConfig
 
 ROOT = Path(__file__).parents[3]

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from geonorm.test_distributed import STEPS, numbers, runs  # noqa: F401 a fixture
 from safetensors.torch import load_file
 
 from geonorm.lab.scale import checkpoint
+
+from .test_distributed import STEPS, numbers, runs  # noqa: F401 a fixture
 
 TENSOR = ["--runtime.tensor_size", 2]
 

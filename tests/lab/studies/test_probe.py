@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import geonorm
-from geonorm.cli.main import main as cli
+from geonorm.cli import main as cli
 from geonorm.errors import ConfigError, DataError
 from geonorm.lab.studies import probe as lab
 from geonorm.probes.blockwise import load_one_block

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from geonorm.errors import ConfigError, DataError
 from geonorm.lab.config import EvalConfig
-from geonorm.lab.tasks.tasks import tasks
+from geonorm.lab.tasks import tasks
 from geonorm.lab.tasks.use import evaluate
 from geonorm.lab.train.loop import load_run
 

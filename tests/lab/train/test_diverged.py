@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from geonorm.lab.scale import checkpoint
-from geonorm.lab.train.loop import Loop, validation
+from geonorm.lab.train import validation
+from geonorm.lab.train.loop import Loop
 
 
 def poison(patch: pytest.MonkeyPatch, step: int) -> None:

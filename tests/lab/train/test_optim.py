@@ -14,7 +14,7 @@ from geonorm.errors import ConfigError
 from geonorm.lab.config import Runtime, TrainConfig
 from geonorm.lab.options import Optim
 from geonorm.lab.scale import parallel
-from geonorm.lab.train.loop import optim, trace
+from geonorm.lab.train import optim, trace
 from geonorm.nn import Decoder, DecoderConfig
 
 SHAPE = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from geonorm import sphere
-from geonorm.lab.train.loop import trace as lab
+from geonorm.lab.train import trace as lab
 from geonorm.nn import Decoder, DecoderConfig
 from geonorm.residual import Residual
 from geonorm.schemes import names, parse
