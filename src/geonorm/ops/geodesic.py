@@ -35,8 +35,8 @@ def geodesic_update(
     x. Raises ConfigError for shapes that differ, other dtypes, a decay that is no positive number (of a tensor only the
     shape is looked at), max_angle outside (0, pi] or an unknown backend.
 
-    Derivatives of every order are those of the textbook. Only inside torch.compile there are first ones alone: its
-    compilers refuse to differentiate twice, and its debugging backend "eager", which does not, gives wrong numbers.
+    Derivatives of every order are those of the textbook, but code under torch.compile has first ones alone: PyTorch's
+    compilers refuse a second one, or, where the loss itself is compiled, drop it for any operation, plain ones too.
     """
     if x.shape != u.shape or x.dim() == 0:
         raise ConfigError(f"x and u must have one shape (..., dim), got {tuple(x.shape)} and {tuple(u.shape)}")
