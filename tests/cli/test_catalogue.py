@@ -21,7 +21,7 @@ def test_one_line_per_scheme() -> None:
     lines = catalogue().splitlines()
     for name, line in zip(names(), lines, strict=False):
         assert line.split()[0] == name and len(line) < 110
-        assert line.removeprefix(name).strip() == type(parse(name)).equation
+        assert line.removeprefix(name).strip() == parse(name).about.equation
     assert "t = layer + 1" in catalogue() and "geonorm schemes NAME" in lines[-1]
 
 

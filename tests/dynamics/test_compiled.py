@@ -149,18 +149,18 @@ class Factor(nn.Module):
 class Counted(Scheme):
     """A scheme from elsewhere that keeps a number of its layer as a number, where a trace would freeze it."""
 
-    def params(self, site: Site, norm: NormSpec) -> nn.Module:
-        return Factor(1.0 + int(site.layer))
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
+        return {"kept": Factor(1.0 + int(site.layer))}
 
-    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: float | Tensor = 1.0) -> Tensor:
-        return x + h * p.factor * u
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: float | Tensor = 1.0) -> Tensor:
+        return x + h * p.kept.factor * u
 
 
 @dataclass(frozen=True)
 class Choosy(Scheme):
     """One that looks at its numbers before it decides: nothing that a graph can do."""
 
-    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: float | Tensor = 1.0) -> Tensor:
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: float | Tensor = 1.0) -> Tensor:
         return x + h * u if u.sum() > 0 else x - h * u
 
 

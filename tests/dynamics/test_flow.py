@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from geonorm import Residual, Site, names, parse
 from geonorm.dynamics import Attention, Flow, Fresh, equiangular, gap, integrate, random_attention, random_mlp, uniform
 from geonorm.errors import ConfigError
+from geonorm.schemes import read_at, write_at
 
 F64 = torch.float64
 DEPTH = 8
@@ -58,8 +59,8 @@ def test_velocity_is_the_slope_of_the_written_stream(scheme: str) -> None:
     u = flow.update(x, tau)
 
     def write(h: float) -> Tensor:
-        _, carry = rule.read(x, own, site)
-        return rule.write(x, u, carry, own, site, torch.tensor(h, dtype=F64))
+        _, carry = read_at(rule, x, own(), site)
+        return write_at(rule, x, u, own(), site, torch.tensor(h, dtype=F64), carry=carry)
 
     step = 1e-4
     # fourth order, so that its own error is below rounding
@@ -127,7 +128,7 @@ def test_where_the_velocity_jumps() -> None:
     assert Flow("pre", Fresh(lambda layer: Attention()), 8).breaks(0.5, 4.0) == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("scheme", ["pre(form=scaled)", "mix(a=pre(form=scaled), b=pre(form=scaled))"])
+@pytest.mark.parametrize("scheme", ["polar", "mix(a=polar, b=polar)"])
 def test_a_state_that_is_no_vector_is_refused(scheme: str) -> None:
     with pytest.raises(ConfigError, match=r"keeps a token as direction and log-radius.*law is that of pre"):
         Flow(scheme, Attention(), DEPTH)

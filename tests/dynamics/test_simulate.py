@@ -183,7 +183,7 @@ BAD = [
     ("--out .", "is not empty and holds no simulation"),
     ("--schemes geonorm(decay=linear) --depth 2 --time 9", "runs backwards after its last layer"),
     ("--depth 0", "depth must be at least 1"),
-    ("--schemes post pre(form=scaled)", "keeps a token as direction and log-radius"),
+    ("--schemes post polar", "keeps a token as direction and log-radius"),
     ("--schemes post hybrid", "hybrid changes v inside attention"),
     ("--schemes post first(pre,hybrid,blocks=1)", "(its block 1: hybrid)"),
     ("--schemes post geonorm(decay=linear) --depth 1", "runs backwards after its last layer"),

@@ -216,7 +216,7 @@ def test_remote_code_loads_alone_with_equal_logits(tmp_path: Path) -> None:
         assert torch.equal(text, ours.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0))
 
 
-@pytest.mark.parametrize("scheme", [*names(), "pre(form=scaled)", "mix(ngpt, geonorm)"])
+@pytest.mark.parametrize("scheme", [*names(), "mix(ngpt, geonorm)"])
 def test_remote_code_of_every_scheme_is_one_file_without_the_package(scheme: str) -> None:
     text = modeling_source(parse(scheme))
     space: dict[str, Any] = {"__name__": f"made_for_{abs(hash(scheme))}"}
@@ -248,13 +248,9 @@ from geonorm.schemes.base import add as plus
 class Half(Placement):
     share: float = 0.5
 
-    def norms(self, site, norm):
-        return {"input": norm()}
+    parts = {"input": "norm"}
 
-    def read(self, x, p, site):
-        return p["input"](x), None
-
-    def write(self, x, u, carry, p, site, h=1.0):
+    def write(self, x, u, p, site, h=1.0):
         return plus(x, u, self.share, h)
 """
 SMALL = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "context": 32, "vocab_size": 257}
@@ -287,7 +283,7 @@ def elsewhere_model(tmp_path: Path, monkeypatch: Any) -> Any:
 def test_a_folder_runs_the_scheme_that_it_brings_when_that_is_trusted(auto: bool, elsewhere_model: Any) -> None:
     decoder, folder = elsewhere_model()
     kept = json.loads((folder / "config.json").read_text())["scheme_source"]["./half_of_it.py"]
-    assert kept["files"] == {"half_of_it": HALF} and kept["interface"] == 1
+    assert kept["files"] == {"half_of_it": HALF} and kept["interface"] == 2
     assert kept["sha256"] == hashlib.sha256(HALF.encode()).hexdigest()
     load = (transformers.AutoModelForCausalLM if auto else hf.GeoNormForCausalLM).from_pretrained
     for settings in ({}, {"trust_remote_code": False}):

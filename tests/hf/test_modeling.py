@@ -22,7 +22,7 @@ from geonorm.hf.export import adapt, hf_name  # noqa: E402
 EVERY = [
     *names(),
     "mix(ngpt, geonorm)",
-    "pre(form=scaled)",
+    "polar",
     "pre(entry=embedding)",
     "geonorm(learn=affine, final=none)",
 ]
@@ -155,7 +155,7 @@ def test_packed_texts_and_an_exported_graph(scheme: str, build: Any, ids: Any) -
     torch.testing.assert_close(made(input_ids=ids, use_cache=False).logits, model(ids).logits)
 
 
-SEVERAL = ["hyper", "siamese", "residual_dual", "pre(form=scaled)"]
+SEVERAL = ["hyper", "siamese", "residual_dual", "polar"]
 
 
 def nudged(model: Any, layer: int, token: Any) -> Any:
@@ -164,8 +164,8 @@ def nudged(model: Any, layer: int, token: Any) -> Any:
     plain = dataclasses.replace(entry.scheme, entry="embedding")
 
     def hook(block: Any, args: Any) -> Any:
-        lifted = plain.enter(token + plain.seen(args[0]), entry.own, entry.site)
-        return (args[0] + lifted - plain.enter(plain.seen(args[0]), entry.own, entry.site), *args[1:])
+        lifted = plain.enter(token + plain.seen(args[0]), entry.own(), entry.site)
+        return (args[0] + lifted - plain.enter(plain.seen(args[0]), entry.own(), entry.site), *args[1:])
 
     return model.model.blocks[layer].register_forward_pre_hook(hook)
 

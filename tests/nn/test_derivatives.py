@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 
 from geonorm import Decoder, DecoderConfig, Residual, Site, names
+from geonorm.schemes import Polar, polar
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*autograd.function.Function.*:DeprecationWarning",  # torch's own compiler makes an instance
@@ -61,7 +62,8 @@ def residual(scheme: str) -> Residual:
 def stream(module: Residual, tokens: int) -> Tensor:
     streams = module.scheme.streams
     shape = (tokens, DIM) if streams == 1 else (tokens, streams, DIM)
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    return polar.split(x) if isinstance(module.scheme, Polar) else x
 
 
 def by_the_textbook(run: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> Tensor:

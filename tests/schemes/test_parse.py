@@ -20,12 +20,12 @@ from geonorm.errors import ConfigError
 parsing = sys.modules["geonorm.schemes.parse"]
 OURS = """
     pre post peri sandwich olmo2 deepnorm keel lns sqrt mix first per_kind geonorm hybrid ngpt angpt rezero layerscale
-    residual_dual siamese hyper orthogonal norm_preserving
+    polar residual_dual siamese hyper orthogonal norm_preserving
 """.split()
 COMBINED = ["mix", "first", "per_kind"]
 LAYOUTS = {  # what may be combined with what: names to draw from, and the fields that a layout rests on
-    "one stream": ([n for n in OURS if parse(n).streams == 1 and n not in COMBINED], {"form": "plain"}),
-    "direction and log-radius": (["pre"] * 9, {"form": "scaled"}),
+    "one stream": ([n for n in OURS if parse(n).streams == 1 and n not in (*COMBINED, "polar")], {}),
+    "direction and log-radius": (["polar"] * 9, {}),
     "two of residual_dual": (["residual_dual"] * 9, {}),
     "two of siamese": (["siamese"] * 9, {}),
     "three of hyper": (["hyper"] * 9, {"n": 3}),
@@ -109,7 +109,9 @@ def test_the_registry_is_what_is_tested() -> None:
         ("per_kind(mlp=first(a=keel(alpha=2)))", "per_kind(mlp=first(a=keel(alpha=2)))"),
         ("geonorm(decay=0.750)", "geonorm(decay=0.75)"),
         ("pre(decay=1, max_step=pi/4, input=raw)", "pre(decay=1, max_step=pi/4, input=raw)"),
-        ("mix(pre(form=scaled), pre(form=scaled))", "mix(a=pre(form=scaled), b=pre(form=scaled))"),
+        ("mix(polar, polar(alpha=2))", "mix(a=polar, b=polar(alpha=2))"),
+        ("pre(form=scaled, entry=embedding)", "polar(entry=embedding)"),  # what it was called at first
+        ("pre(form=plain)", "pre"),
     ],
 )
 def test_grammar(text: str, canonical: str) -> None:
@@ -160,7 +162,8 @@ def test_a_scheme_passes_through_and_strings_become_schemes() -> None:
         ("mix(share=1.5)", "share must lie in"),
         ("mix(a=residual_dual)", "cannot combine residual_dual (2 streams of ResidualDual) with pre (one stream)"),
         ("first(residual_dual, siamese)", "use schemes of one kind of stream"),
-        ("per_kind(mlp=pre(form=scaled))", "pre(form=scaled) (direction and log-radius)"),
+        ("per_kind(mlp=polar)", "polar (direction and log-radius)"),
+        ("pre(form=round)", "unknown field of pre 'form'"),
         ("per_kind(hyper(n=2), hyper(n=3))", "(2 streams of Hyper) with hyper(n=3) (3 streams of Hyper)"),
         ("first(blocks=-1)", "blocks must be at least 0"),
         ("first(blocks=1.5)", "blocks must be a whole number, got 1.5"),

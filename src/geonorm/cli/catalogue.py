@@ -9,10 +9,11 @@ from math import isfinite
 from typing import Any, Literal, get_origin, get_type_hints
 
 import torch
+from torch import nn
 
 from ..dynamics import radial_rate, speed, theory
 from ..norms import NormSpec
-from ..schemes import Scheme, Site, find, names, own_parts, parse
+from ..schemes import Parts, Scheme, Site, find, names, parse
 from ..schemes.parse import described, format_value, options, takes_scheme
 from .arguments import docs
 
@@ -32,10 +33,10 @@ def entry(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "title": (cls.__doc__ or "").strip().splitlines()[0],
-        "equation": cls.equation,
-        "source": cls.source,
-        "claim": cls.claim,
-        "checked": cls.checked,
+        "equation": scheme.about.equation,
+        "source": scheme.about.source,
+        "claim": scheme.about.claim,
+        "checked": scheme.about.checked,
         "streams": scheme.streams,
         "planar": scheme.planar,
         "fields": {
@@ -71,7 +72,7 @@ def initial_scalars(scheme: Scheme) -> dict[str, str]:
     for layer, kind in ((0, "entry"), (1, "attn"), (1, "mlp"), (DEPTH - 1, "exit")):
         site = Site(layer, kind, DEPTH)
         part = scheme.resolve(site)
-        modules = {"": own_parts(part, site, NormSpec("rms", DIM))}
+        modules: dict[str, nn.Module] = {"": Parts(part, site, NormSpec("rms", DIM))}
         shapes = {name: (heads, DIM // HEADS) if heads else (4 * DIM,) for name, heads in SLOTS.items()}
         wanted = {"attn": ("q", "k", "v", "q_rope", "k_rope"), "mlp": ("up", "gate"), "exit": ("logits",)}.get(kind, ())
         for name in wanted:
@@ -113,7 +114,7 @@ def motion(scheme: Scheme) -> dict[str, float | str] | str:
         site = Site(float(t - 1), "attn", DEPTH)
         part = scheme.resolve(site)
         if not part.planar:
-            return part.lawless or "its step does not stay in the plane of x and u"
+            return part.about.lawless or "its step does not stay in the plane of x and u"
         slowness = speed(part, x, u, site).item()
         found[f"s(t={t})"] = round(slowness, 6) if isfinite(slowness) else "infinite"
         found[f"r'(t={t})"] = round(radial_rate(part, x, u, site).item(), 6) + 0.0
@@ -135,7 +136,7 @@ def predicted(scheme: Scheme) -> dict[str, float | str | None] | None:
 
 def catalogue() -> str:
     """One line per scheme."""
-    rows = [(name, find(name).equation) for name in names()]
+    rows = [(name, find(name).about.equation) for name in names()]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:{width}}  {equation}" for name, equation in rows]
     return "\n".join([*lines, "", NOTES, "geonorm schemes NAME: source, fields, values, what it does to a token"])

@@ -212,7 +212,7 @@ def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
         drho, dtau, v = flow.law(x, tau)
         radius, across = sphere.radius(x), dtau * sphere.radius(v)
         s = torch.where(dtau == 0, torch.nan, radius / dtau)
-        hit = rule.clamped(x, u, flow.own(rule, site, x.shape[-1], x), site)
+        hit = rule.clamped(x, u, flow.own(rule, site, x.shape[-1], x)(), site)
         columns |= {
             "step_norm": (drho**2 * radius**2 + across**2).sqrt().mean((-1, -2)),
             "radial": (drho * radius).mean((-1, -2)), "tangential": across.mean((-1, -2)),
@@ -233,7 +233,7 @@ def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
 def foretell(config: SimulateConfig, scheme: Scheme, start: Tensor) -> tuple[theory.Terminal | None, str | None]:
     """The law of 1 - cos that theory foresees for these starts, or why it foresees none."""
     if not scheme.planar:
-        return None, scheme.lawless or "its step leaves the plane of x and u"
+        return None, scheme.about.lawless or "its step leaves the plane of x and u"
     if config.weights != "identity":
         return None, "the laws are those of V = I, and these weights are random"
     flow = Flow(scheme, attention(config, 0), depth=config.layers)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, GeonormError
-from ..schemes import Scheme, parse
+from ..schemes import Scheme, parse, read_at
 from ..schemes.parse import name_of
 from .fields import Attention
 from .flow import Flow
@@ -75,7 +75,7 @@ class Frame:
         rule, site = self.flow.rule(tau)
         x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
         with torch.no_grad():
-            y, _ = rule.read(x, self.flow.own(rule, site, 2, x), site)
+            y, _ = read_at(rule, x, self.flow.own(rule, site, 2, x)(), site)
         return y[0, 0].item()
 
     def rates(self, radius: float, tau: float, radial: float, tangential: float) -> tuple[float, float]:
@@ -102,7 +102,7 @@ class Frame:
         x = torch.stack((radii, torch.zeros_like(radii)), -1)
         with torch.no_grad():
             own = self.flow.own(rule, site, 2, x)
-            m = rule.read(x, own, site)[0][:, 0]
+            m = read_at(rule, x, own(), site)[0][:, 0]
             scores = beta * m[:, None] * m
             p = torch.softmax(scores.tril() + torch.full_like(scores, -torch.inf).triu(1) if causal else scores, -1)
             along = p @ m

@@ -211,7 +211,7 @@ def site_of(
     own = residual.own
     inputs = {branch.norm for branch in sublayer.branches}
     for path, role in sublayer.norms.items():
-        if isinstance(norms[path], nn.Identity) and isinstance(own, nn.ModuleDict) and role in own:
+        if isinstance(norms[path], nn.Identity) and role in own:
             own[role] = nn.Identity()  # ModernBERT's first block reads what the entry has normalised
         target = norm_in(own, role)
         if target is not None and not (role == "input" and len(inputs) > 1):
@@ -219,7 +219,7 @@ def site_of(
     reads = norm_in(own, "input")
     if len(inputs) > 1 and reads is not None and spec.gains:
         # one N for all branches, the gains of each on its own chain (GPT-NeoX)
-        own["input"] = NormSpec(spec.kind, dim, gains=False, eps=spec.eps)()  # type: ignore[operator]
+        own["input"] = NormSpec(spec.kind, dim, gains=False, eps=spec.eps)()
     free = reads is None or len(inputs) > 1
     for chain, branch in zip(chains, sublayer.branches, strict=True):
         stock = norms.get(branch.norm) if branch.norm else None

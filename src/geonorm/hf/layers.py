@@ -87,7 +87,7 @@ class View:
 
     def through(self, seen: Tensor, x: Tensor) -> Tensor:
         """The stream x, to the bit, for the gradient moved by its hidden state."""
-        moved, still = (self.scheme.enter(state, self.entry.own, self.entry.site) for state in (seen, self.seen(x)))
+        moved, still = (self.scheme.enter(state, self.entry.own(), self.entry.site) for state in (seen, self.seen(x)))
         return x + (moved - still).to(x.dtype)
 
 

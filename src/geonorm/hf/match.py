@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..norms import upcast
 from ..residual import Residual
+from ..schemes import read_at, write_at
 from ..sites.anatomy import FAMILIES, join, rooted
 from .block import Exit, norm_in
 
@@ -247,23 +248,25 @@ def fitting(residual: Residual, seen: Seen, beyond: Tensor | None) -> Callable[.
 
     def forward(x: Tensor, **arguments: Any) -> Any:
         scheme, own, site = residual.scheme, residual.own, residual.site(x)
+        p = own()
         branch: Any = residual.branch
         reads = norm_in(own, "input")
         if reads is not None and len(seen.reads) == 1:
-            regress(reads, lambda: scheme.read(x, own, site)[0], seen.reads[0])
-        y, carry = scheme.read(x, own, site)
+            regress(reads, lambda: read_at(scheme, x, p, site)[0], seen.reads[0])
+        y, carry = read_at(scheme, x, p, site)
         for chain, wanted in zip(branch.chains, seen.reads, strict=True):
             if chain.gains is not None:
                 regress(chain.gains, partial(chain.gains, y), wanted)
         out = branch(y.to(residual.compute_dtype(y)), **arguments)
         u = out[0] if isinstance(out, tuple) else out
+        write = partial(write_at, scheme, x, p=p, site=site, carry=carry)
         weight = norm_weight(own) if branch.gain is None else branch.gain.weight
         if weight is not None and seen.after is not None:
-            scale(weight, lambda: scheme.seen(scheme.write(x, proposal(u, branch), carry, own, site)), seen.after)
+            scale(weight, lambda: scheme.seen(write(proposal(u, branch))), seen.after)
         stream = norm_in(own, "stream")
         if beyond is not None and stream is not None:
             proposed = proposal(u, branch)
-            regress(stream, lambda: scheme.write(x, proposed, carry, own, site), beyond)
+            regress(stream, lambda: write(proposed), beyond)
         return type(residual).forward(residual, x, **arguments)
 
     return forward

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..norms import NormSpec
 from ..residual import Residual
-from ..schemes import Scheme, Site, own_parts, parse
+from ..schemes import Parts, Scheme, Site, parse
 from .attention import Attention, LayerCache, rope
 from .config import DecoderConfig
 from .mlp import MLP
@@ -32,11 +32,11 @@ class End(nn.Module):
         super().__init__()
         self.scheme = scheme.resolve(site)
         self.site = site
-        self.own = own_parts(self.scheme, site, norm)
+        self.own = Parts(self.scheme, site, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         move = self.scheme.enter if self.site.kind == "entry" else self.scheme.exit
-        return move(x, self.own, self.site)
+        return move(x, self.own(), self.site)
 
 
 def under(branch: nn.Module, scheme: Scheme, site: Site, config: DecoderConfig) -> Residual:

@@ -87,6 +87,8 @@ TOKEN = re.compile(
 )
 
 
+FORMS = {"plain": "pre", "scaled": "polar"}
+"""What `pre(form=...)` is called now."""
 DEEPEST = 8
 LARGEST = 1e30  # what fp32 can still be multiplied with
 
@@ -179,6 +181,9 @@ def literal(token: str) -> int | float:
 
 
 def build(name: str, arguments: list[Any], keywords: dict[str, Any]) -> Scheme:
+    if name == "pre" and keywords.get("form") in FORMS:
+        keywords = dict(keywords)
+        name = FORMS[keywords.pop("form")]
     cls = find(name)
     known = {f.name: f for f in fields(cls)}
     positional = [f.name for f in fields(cls) if not f.kw_only]

@@ -15,7 +15,7 @@ from geonorm import sphere
 from geonorm.lab.train import trace as lab
 from geonorm.nn import Decoder, DecoderConfig
 from geonorm.residual import Residual
-from geonorm.schemes import names, parse
+from geonorm.schemes import names, parse, read_at, write_at
 
 IDS = torch.arange(3 * 8).view(3, 8) % 32
 
@@ -108,8 +108,10 @@ def test_the_law_is_the_limit_of_small_steps(scheme: str) -> None:
         law = lab.law(residual, x, u)
 
         def at(h: float, x: Any = x, u: Any = u, residual: Any = residual, rule: Any = rule, site: Any = site) -> Any:
-            _, carry = rule.read(x, residual.own, site)
-            return rule.seen(rule.write(x, u, carry, residual.own, site, torch.tensor(h, dtype=x.dtype))).detach()
+            _, carry = read_at(rule, x, residual.own(), site)
+            return rule.seen(
+                write_at(rule, x, u, residual.own(), site, torch.tensor(h, dtype=x.dtype), carry=carry)
+            ).detach()
 
         start = at(0.0)
         errors = []

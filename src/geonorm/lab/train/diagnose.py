@@ -31,7 +31,7 @@ def diagnose(model: Decoder, ids: Tensor, step: int, what: str = "loss is not fi
 
     def look(site: Site, residual: Residual, x: Tensor, u: Tensor, after: Tensor) -> None:
         moments.append((site, SiteMoments.of(x, u, after)))
-        met = residual.scheme.clamped(x, u, residual.own, residual.site(x))
+        met = residual.scheme.clamped(x, u, residual.own(), residual.site(x))
         if met is not None:
             clamped.append(met.double().mean().item())
 

@@ -16,7 +16,7 @@ from ...norms import DyT, LayerNorm, RMSNorm, UnitNorm, upcast
 from ...probes import NormMeasure, SiteMeasure
 from ...probes.measures import mean, wide
 from ...residual import Residual
-from ...schemes import Site
+from ...schemes import Site, read_at, write_at
 from ..scale.tensor import alike, local, summed
 
 Look = Callable[[Site, Residual, Tensor, Tensor, Tensor], None]
@@ -75,7 +75,7 @@ def trace(model: Decoder, ids: Tensor, step: int, grad_norms: dict[str, float]) 
     sites: list[dict[str, Any]] = []
 
     def look(site: Site, residual: Residual, x: Tensor, u: Tensor, after: Tensor) -> None:
-        clamped = residual.scheme.clamped(x, u, residual.own, residual.site(x))
+        clamped = residual.scheme.clamped(x, u, residual.own(), residual.site(x))
         measure = SiteMeasure()
         before, behind = (wide(residual.scheme.seen(part)) for part in (x, after))
         measure.update(before, behind, wide(u))
@@ -143,8 +143,9 @@ def law(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | None]:
     x, u = upcast(x.detach()), upcast(u.detach())
 
     def step(h: Tensor) -> Tensor:
-        _, carry = scheme.read(x, residual.own, site)
-        return scheme.seen(scheme.write(x, u, carry, residual.own, site, h))
+        p = residual.own()
+        _, carry = read_at(scheme, x, p, site)
+        return scheme.seen(write_at(scheme, x, u, p, site, h, carry=carry))
 
     h = torch.zeros((), dtype=x.dtype, device=x.device)
     start, velocity = (part.double() for part in torch.func.jvp(step, (h,), (torch.ones_like(h),)))
