@@ -47,7 +47,7 @@ SIMULATE = set(
 )
 PROBE = set(
     """models data tokens context batch gradients ablate_blocks out device dtype one_block tokenizer revision
-    trust_remote_code blocks sublayers norms_only""".split()
+    trust_remote_code blocks sublayers norms_only scheme""".split()
 )
 CHANGED = f"the command line changed: if that is meant, change the lists in {__file__} too"
 EXAMPLE = "--model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16".split()
@@ -61,12 +61,12 @@ def test_surface_is_frozen() -> None:
     assert set(options(SimulateConfig)) == SIMULATE, CHANGED
     assert set(options(ProbeConfig)) == PROBE, CHANGED
     assert set(options(EvalConfig)) == {
-        "model", "data", "tasks", "tokens", "limit", "context", "batch_size", "out", "device"
+        "model", "data", "tasks", "tokens", "limit", "context", "batch_size", "out", "device", "scheme"
     }, CHANGED  # fmt: skip
     assert set(options(cli.Generate)) == {
-        "run", "prompt", "tokens", "temperature", "top_k", "seed", "device"
+        "run", "prompt", "tokens", "temperature", "top_k", "seed", "device", "scheme"
     }, CHANGED  # fmt: skip
-    assert set(options(cli.Export)) == {"run", "to", "layout", "remote_code"}, CHANGED
+    assert set(options(cli.Export)) == {"run", "to", "layout", "remote_code", "scheme"}, CHANGED
     assert set(options(cli.Report)) == {"dirs", "out", "figures", "force"}, CHANGED
     assert set(options(OpsBench)) == set("shapes dtypes modes only pairs threads device quick out".split()), CHANGED
     assert set(options(NormsBench)) == set(

@@ -119,9 +119,9 @@ def test_a_simulation_goes_on_and_is_reported(kept: Path) -> None:
 @pytest.mark.parametrize("name", ["geonorm", "ngpt", "siamese"])
 def test_an_export_is_the_run_that_it_was_made_from(name: str, kept: Path) -> None:
     from geonorm.hf import GeoNormForCausalLM
-    from geonorm.lab.finished import finished
+    from geonorm.lab.open import open_run
 
     ids = torch.arange(40, 56)[None]
     model = GeoNormForCausalLM.from_pretrained(kept / "exports" / name).eval()
     with torch.no_grad():
-        torch.testing.assert_close(model(ids).logits, finished(kept / "runs" / name).model(ids), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(model(ids).logits, open_run(kept / "runs" / name).model(ids), rtol=1e-5, atol=1e-5)

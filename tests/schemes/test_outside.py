@@ -20,8 +20,8 @@ from geonorm import Decoder, DecoderConfig, Placement, Residual, Site, dynamics,
 from geonorm.cli.main import main
 from geonorm.errors import ConfigError
 from geonorm.lab.config import Optim
+from geonorm.lab.open import open_run
 from geonorm.lab.train import optim
-from geonorm.lab.train.loop import load_run
 from geonorm.nn import generate
 from geonorm.norms import NormSpec
 from geonorm.schemes.parse import REGISTRY
@@ -180,7 +180,8 @@ def test_a_run_is_read_again(rule: str, tmp_path: Path, monkeypatch: pytest.Monk
     name, path = f"{rule}(keep=0.5)", tmp_path / "run"
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--scheme", name, "--out", str(path), *SHAPE]) == 0
-    model, config, _ = load_run(path, torch.device("cpu"))
+    opened = open_run(path)
+    model, config = opened.model, opened.config
     assert config.scheme == name and str(model.scheme) == name
     prompt = torch.tensor([[49, 32, 116]])
     texts = [torch.cat(list(generate(model, prompt, 6, temperature=0, cached=cached)), 1) for cached in (True, False)]

@@ -170,7 +170,7 @@ class Generate:
     """Text from a trained run or a Hugging Face model."""
 
     run: str
-    """Run directory, model folder, or name on the Hugging Face hub."""
+    """Run directory, folder of a comparison (with --scheme), model folder, or name on the Hugging Face hub."""
     prompt: str = ""
     """Beginning of the text; without it a new document begins."""
     tokens: int = 100
@@ -183,6 +183,8 @@ class Generate:
     """Seed of the sampling."""
     device: str = "auto"
     """auto, cpu or cuda."""
+    scheme: str | None = None
+    """With the folder of a comparison: its best finished run of this scheme."""
 
 
 def generate(arguments: list[str]) -> int:
@@ -198,6 +200,7 @@ def generate(arguments: list[str]) -> int:
         options.top_k,
         options.seed,
         options.device,
+        options.scheme,
     ):
         print(piece, end="", flush=True)
     print()
@@ -209,7 +212,7 @@ class Export:
     """A finished run as a model folder for transformers: weights, configuration, tokenizer, model card."""
 
     run: str
-    """Run directory."""
+    """Run directory, or folder of a comparison (with --scheme)."""
     to: str
     """Folder to write; it must not exist or be empty."""
     layout: str = "geonorm"
@@ -217,6 +220,8 @@ class Export:
     transformers that it equals."""
     remote_code: bool = False
     """Add a modeling file: the folder then loads with trust_remote_code=True where geonorm is not installed."""
+    scheme: str | None = None
+    """With the folder of a comparison: its best finished run of this scheme."""
 
 
 def export(arguments: list[str]) -> int:
@@ -227,15 +232,17 @@ def export(arguments: list[str]) -> int:
     from ..hf.export import export as write
     from ..hf.layouts import architecture, check_layout
     from ..lab.config import to_dict
-    from ..lab.finished import finished
+    from ..lab.open import open_run, read_finished, run_of
 
     to = Path(options.to)
     check_target(to)
     check_layout(options.layout)
-    run = finished(Path(options.run))
+    path = Path(run_of(options.run, options.scheme))
+    record = read_finished(path)
+    run = open_run(path)
     shape = run.model.config
     model_type = architecture(shape, options.layout)
-    text = hf.card(shape, to_dict(run.config), run.summary, run.environment, run.rows, model_type, options.remote_code)
+    text = hf.card(shape, to_dict(run.config), *record, model_type, options.remote_code)
     write(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text)
     ours = "geonorm.hf, " if model_type == "geonorm" and not options.remote_code else ""
     how = f"{str(to)!r}, trust_remote_code=True" if options.remote_code else repr(str(to))

@@ -247,7 +247,7 @@ class EvalConfig:
     """Loss on any text, and tasks through lm_eval, of a run, an exported folder or any Hugging Face model."""
 
     model: str
-    """Run directory, model folder, or a name on the Hugging Face hub."""
+    """Run directory, folder of a comparison (with --scheme), model folder, or a name on the Hugging Face hub."""
     data: str | None = None
     """Text as for train: its held-out part if it has one or if the run was trained on it, else all of it."""
     tasks: list[str] = field(default_factory=list)
@@ -264,6 +264,8 @@ class EvalConfig:
     """Directory for summary.json, and for the definitions of local tasks."""
     device: str = "auto"
     """auto, cpu or cuda."""
+    scheme: str | None = None
+    """With the folder of a comparison: its best finished run of this scheme."""
 
     def __post_init__(self) -> None:
         if self.data is None and not self.tasks:

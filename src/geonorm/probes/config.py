@@ -48,6 +48,8 @@ class ProbeConfig:
     """With --blocks: its residual sites in order, as attn:norm=ln_1,branch=attn mlp:norm=ln_2,branch=mlp."""
     norms_only: bool = False
     """No residual sites: norms alone, of any model."""
+    scheme: str | None = None
+    """With the folder of a comparison: probe its best finished run of this scheme."""
 
     def __post_init__(self) -> None:
         if not self.models:

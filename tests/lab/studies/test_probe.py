@@ -112,7 +112,7 @@ def test_wrong_input_is_one_line_and_writes_nothing(
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     copied = [f for f in folder.iterdir() if f.name != "config.json"]
     message = {
-        "missing": "there is no run and no model folder", "model": "neither a run", "empty": "text",
+        "missing": "there is no run and no model folder", "model": "nor a config.json", "empty": "text",
         "tokenizer": "no tokenizer in",
         "quantised": "quantised weights (bitsandbytes)", "pickled": "no safetensors weights",
         "type": "unknown model type 'mpt'", "plain": "no residual site", "out": "holds no probe",

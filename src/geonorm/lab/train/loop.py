@@ -7,7 +7,6 @@ signals) they agree on in the step, so that all of them take the same way throug
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
@@ -24,12 +23,12 @@ from ...errors import CheckpointError, GeonormError
 from ...nn.decoder import Decoder
 from ...ops.available import asked
 from ...output import launched
-from ...schemes import parse, stored
+from ...schemes import parse
 from ..config import Recipe, TrainConfig
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, prepare
 from ..data.batches import Batches, validation_batches
 from ..runs import environment
-from ..runs.made import Made, kept_sources
+from ..runs.made import Made
 from ..runs.run import Run, finite
 from ..runs.summary import chart, event_writer, progress_line, summarise
 from ..scale import checkpoint, parallel, tensor
@@ -402,15 +401,3 @@ def lost_peer(error: RuntimeError, world: World, step: int) -> Exception:
         f"lost another rank after step {step}; the same command goes on from the last checkpoint, "
         "and torchrun --max-restarts N does so by itself"
     )
-
-
-def load_run(path: Path, device: torch.device) -> tuple[Decoder, TrainConfig, Path]:
-    """Model of a run at its newest whole checkpoint, whatever number of ranks trained it, its settings, and its
-    tokenizer file. CheckpointError if none."""
-    run = Run(path)
-    config = run.config()
-    parse(stored(config.scheme, kept_sources(path), str(path)))
-    model = Decoder(config.decoder(config.scheme)).to(device)
-    if checkpoint.load_newest(run.checkpoints, model, None, lambda line: print(line, file=sys.stderr)) is None:
-        raise CheckpointError(f"{path} holds no checkpoint yet; let it train first")
-    return model.eval(), config, path / "tokenizer.json"
