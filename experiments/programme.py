@@ -7,6 +7,7 @@ look at results: extend the rates of a scheme until its best is interior, then a
     python experiments/programme.py run  experiments/017-paper-recipe OUT      trains what is missing, under OUT
     python experiments/programme.py keep experiments/017-paper-recipe OUT      adds what has finished to the experiment
     python experiments/programme.py list experiments/017-paper-recipe OUT      says what is wanted and what is there
+    python experiments/programme.py table experiments/017-paper-recipe [OUT]   the results at every rate
 
 Stopped at any moment, the same command goes on, from the last checkpoint of each run. A run that results.jsonl has is
 not trained again. Started twice, two runs are trained at a time: each takes what the other leaves.
@@ -24,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 Summaries = dict[str, dict[str, Any]]
@@ -111,12 +113,41 @@ def keep(experiment: Path, out: Path) -> None:
     print(f"{experiment}: {len(known)} runs on record, {len(fresh)} of them from {out}")
 
 
+def print_table(experiment: Path, out: Path | None) -> None:
+    """Validation losses by kind of run and learning rate: of the last weights, of the averaged ones, and
+    how many spikes of the loss."""
+    known = read_kept(experiment) | (read_finished(out) if out else {})
+    groups: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for name, row in known.items():
+        groups.setdefault((name.rsplit("-lr", 1)[0], row["lr"]), []).append(row)
+    print("| runs | rate | n | validation loss | averaged weights | spikes |\n|---|---|---|---|---|---|")
+    for (label, rate), rows in sorted(groups.items()):
+        ends = [row for row in rows if row["status"] == "finished"]
+        cells = [average(ends, key) for key in ("val_loss", "val_loss_average")]
+        lost = f" ({len(rows) - len(ends)} diverged)" if len(ends) < len(rows) else ""
+        print(
+            f"| {label} | {rate:g} | {len(ends)}{lost} | {' | '.join(cells)} | {sum(row['spikes'] for row in ends)} |"
+        )
+
+
+def average(rows: Sequence[Mapping[str, Any]], key: str) -> str:
+    values = [row[key] for row in rows if row.get(key) is not None]
+    if not values:
+        return "–"
+    return f"{mean(values):.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
+
+
 def show(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def main(verb: str, folder: str, where: str) -> int:
-    experiment, out = Path(folder), Path(where)
+def main(verb: str, folder: str, where: str | None = None) -> int:
+    experiment, out = Path(folder), Path(where) if where else None
+    if verb == "table":
+        print_table(experiment, out)
+        return 0
+    if out is None:
+        sys.exit(__doc__)
     plan: Plan = runpy.run_path(str(experiment / "runs.py"))["plan"]
     if verb == "run":
         out.mkdir(parents=True, exist_ok=True)
@@ -131,7 +162,7 @@ def main(verb: str, folder: str, where: str) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4 or sys.argv[1] not in ("run", "keep", "list"):
+    if len(sys.argv) not in (3, 4) or sys.argv[1] not in ("run", "keep", "list", "table"):
         sys.exit(__doc__)
     try:
         sys.exit(main(*sys.argv[1:]))

@@ -4,10 +4,10 @@ half octaves about it, then seeds at the rate of the fitted minimum."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import exp, inf, log, sqrt
+from math import inf, sqrt
 from typing import Any
 
-import numpy as np
+from geonorm.lab.runs.rates import find_minimum, fit_parabola
 
 Losses = Mapping[float, float]
 
@@ -48,15 +48,13 @@ def refine(losses: Losses, octaves: Sequence[float]) -> list[float]:
 
 
 def fit_best(losses: Losses) -> float | None:
-    """The rate of the minimum of a parabola in log(rate) through the best three rates and their neighbours; None where
-    there are fewer than four finite losses, or no minimum among them."""
+    """The rate of the minimum of a parabola in log(rate) through the best rate and two neighbours on either side; None
+    where there are fewer than four finite losses, or no minimum among them."""
     rates = [rate for rate, loss in losses.items() if loss < inf]
     if len(rates) < 4:
         return None
     best = rates.index(min(rates, key=losses.__getitem__))
     near = rates[max(0, best - 2) : best + 3]
-    a, b, _ = np.polyfit([log(rate) for rate in near], [losses[rate] for rate in near], 2)
-    if a <= 0:
-        return None
-    found = exp(-b / (2 * a))
-    return float(f"{found:.2g}") if near[0] < found < near[-1] else None
+    curve = fit_parabola(near, [losses[rate] for rate in near])
+    found = find_minimum(curve).lr if curve else None
+    return None if found is None else float(f"{found:.2g}")

@@ -114,15 +114,52 @@ def test_keyword_arguments_and_tuples_pass_through() -> None:
 
 
 def test_layer_is_a_persistent_buffer() -> None:
-    deep, shallow = residual("geonorm", layer=3), residual("geonorm", layer=0)
+    deep = residual("geonorm", layer=3)
     assert deep.state_dict()["layer"].item() == 3 and not deep.layer.is_floating_point()
-    x = stream(deep)
-    assert not torch.allclose(deep(x), shallow(x))
-    shallow.load_state_dict(deep.state_dict())
-    assert torch.equal(deep(x), shallow(x))
-    shallow.reset_parameters()
-    assert shallow.layer.item() == 0
     assert deep.to(torch.bfloat16).layer.item() == 3, "casting a model must not touch the layer index"
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("meta", [False, True])
+def test_a_state_dict_does_not_move_a_residual_to_another_block(meta: bool, assign: bool) -> None:
+    source = residual("geonorm", layer=0)
+    state = source.state_dict()
+    with torch.device("meta" if meta else "cpu"):
+        target = nn.Sequential(Residual(nn.Linear(DIM, DIM), "geonorm", Site(3, "attn", DEPTH), DIM))
+    if meta and not assign:
+        target.to_empty(device="cpu")
+        target[0].layer.fill_(77)  # whatever memory held
+    target.load_state_dict({f"0.{name}": tensor for name, tensor in state.items()}, assign=assign)
+    assert target[0].layer.item() == 3 and state["layer"].item() == 0 == source.layer.item()
+    assert torch.equal(target[0].branch.weight, source.branch.weight)
+    x = stream(source)
+    expected = residual("geonorm", layer=3)(x)
+    assert torch.equal(target(x), expected) and not torch.allclose(expected, source(x))
+    with torch.no_grad():
+        compiled = torch.compile(target, backend="eager")  # reads the buffer
+        torch.testing.assert_close(compiled(x), expected)
+
+
+@pytest.mark.parametrize("scheme", ["rezero", "hyper", "geonorm(learn=affine)", "geonorm(learn=step)", "pre"])
+def test_learned_scalars_have_a_dimension_and_are_read_without_one(scheme: str) -> None:
+    module = residual(scheme, norm="dyt")
+    assert all(p.dim() > 0 for p in module.parameters())
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.25)
+    old = {name: t.reshape(()) if t.shape == (1,) else t for name, t in module.state_dict().items()}
+    assert sum(t.dim() == 0 for t in old.values()) > 1  # more than the layer
+    other = residual(scheme, norm="dyt")
+    other.load_state_dict(old)
+    assert torch.equal(other(stream(module)), module(stream(module)))
+
+
+def test_another_branch_may_have_another_dtype() -> None:
+    module = residual("pre")
+    module.branch = nn.Linear(DIM, DIM).to(torch.bfloat16)
+    assert module(stream(module)).dtype == torch.float32
+    module.branch = nn.Identity()
+    assert module(stream(module, torch.float64)).dtype == torch.float64
 
 
 @pytest.mark.parametrize("scheme", VARIANTS)
@@ -154,6 +191,19 @@ def test_repr_says_what_stands_where() -> None:
 def test_norm_arguments_reach_the_scheme() -> None:
     module = residual("peri", norm="layer", gains=False, eps=0.5)
     assert {(type(m).__name__, m.eps, m.weight) for m in module.own.values()} == {("LayerNorm", 0.5, None)}
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind", "depth", "says"),
+    [
+        (12, "mlp", 12, "0 to 11"), (-1, "mlp", 12, "0 to 11"), (0, "mlp", 0, "at least 1"), (0, "ffn", 2, "valid"),
+    ],
+)  # fmt: skip
+def test_a_site_that_does_not_exist(layer: int, kind: str, depth: int, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as error:
+        Site(layer, kind, depth)
+    assert "\n" not in str(error.value)
+    assert Site(12.5, "mlp", 12).t == 13.5  # simulated time goes on
 
 
 @pytest.mark.parametrize(("scheme", "norm"), [("geonrom", "rms"), ("pre", "rsm")])

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.jit._trace import is_tracing
 
 from .errors import ConfigError, unknown
 
@@ -25,17 +27,36 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def transformed() -> bool:
-    """Whether a transform of torch.func (vmap, grad, jvp, ...) stands around what runs now: custom backward passes and
-    Python numbers are then out of place, and the textbook is what can be transformed."""
-    return not torch.compiler.is_compiling() and bool(torch._C._are_functorch_transforms_active())
+    """Whether what runs now is transformed or traced: by torch.func (vmap, grad, jvp, ...), compiled or not, by forward
+    mode or by jit.trace. Custom backward passes and Python numbers are then out of place, and the textbook is what can
+    be transformed."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or is_tracing()
+
+
+def plain() -> bool:
+    """Whether nothing looks over our shoulder, neither a transform nor the compiler, so that a number may be taken out
+    of a tensor."""
+    return not torch.compiler.is_compiling() and not transformed()
 
 
 def one_row(x: Tensor) -> bool:
     """Whether x is one token in plain memory of a CPU and nothing is recorded, as when a model writes text: calling an
     operation then costs more than its work, and what is one number per token is better a Python number."""
-    if torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling() or transformed():
+    if torch.is_grad_enabled() or type(x) is not Tensor or not plain():
         return False
     return x.numel() == x.shape[-1] and x.is_cpu
+
+
+class Scalars(nn.Module):
+    """A module with learned scalars: of shape (1,), because FSDP cuts the first dimension of every parameter. State
+    dicts of older models hold them without a dimension, and are read."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name, own in self.named_parameters(recurse=False):
+            stored = state_dict.get(key := prefix + name)
+            if own.shape == (1,) and isinstance(stored, Tensor) and stored.dim() == 0:
+                state_dict[key] = stored.reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def start_over(weight: Tensor | None, bias: Tensor | None) -> None:
@@ -92,7 +113,7 @@ class LayerNorm(nn.Module):
         return F.layer_norm(wide, (self.dim,), weight, bias, self.eps).to(x.dtype)
 
 
-class DyT(nn.Module):
+class DyT(Scalars):
     """tanh(a x) times gains plus bias, with one learned scalar a = 0.5 at the start (arXiv:2503.10622).
 
     The general form of the paper. Its LLaMA variant, which is not built here, has no bias, starts a higher at attention
@@ -102,7 +123,7 @@ class DyT(nn.Module):
 
     def __init__(self, dim: int, gains: bool = True, eps: float = 0.0, bias: bool = True) -> None:
         super().__init__()
-        self.slope = nn.Parameter(torch.tensor(0.5))
+        self.slope = nn.Parameter(torch.tensor([0.5]))
         self.weight = nn.Parameter(torch.ones(dim)) if gains else None
         self.bias = nn.Parameter(torch.zeros(dim)) if gains and bias else None
 

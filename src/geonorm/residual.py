@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ConfigError
-from .norms import NormSpec, transformed
+from .norms import NormSpec, plain
 from .schemes import Scheme, Site, own_parts, parse, restore
 
 Reading = tuple[Tensor, Any]
@@ -58,9 +58,21 @@ class Residual(nn.Module):
         self.scheme = parse(scheme).resolve(site)
         self.index, self.kind, self.depth = int(site.layer), site.kind, site.depth
         self.own = own_parts(self.scheme, site, NormSpec(norm, dim, gains, eps, norm_bias))
-        self.narrow = first_parameter(branch)
         # a tensor, so that all layers share one compiled graph; persistent, so that it survives loading and to_empty
         self.register_buffer("layer", torch.tensor(self.index))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "branch":
+            self.narrow = first_parameter(value)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """A state dict brings weights, and never moves them to another block: copied from block to block, or into a
+        deeper model, they act where they now are."""
+        stored = state_dict.get(key := f"{prefix}layer")
+        if isinstance(stored, Tensor):
+            state_dict[key] = torch.full_like(stored, self.index)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def reset_parameters(self) -> None:
         """Restores the scheme's norms, scalars and the layer index; the branch is not touched."""
@@ -68,11 +80,10 @@ class Residual(nn.Module):
         restore(self.own)
 
     def site(self, x: Tensor) -> Site:
-        """Where this stands, with the layer as a 0-d tensor in the precision of the maths on x. Outside the compiler a
-        CPU takes it as a number, because converting the tensor costs as much as adding two tokens."""
-        plain = self.layer.is_cpu and type(self.layer) is Tensor
-        if plain and not torch.compiler.is_compiling() and not transformed():
-            return Site(self.layer.item(), self.kind, self.depth)
+        """Where this stands, with the layer as a 0-d tensor in the precision of the maths on x where a compiler or a
+        transform looks on, else as a number: converting the tensor costs as much as adding two tokens."""
+        if plain():
+            return Site(self.index, self.kind, self.depth)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         return Site(self.layer.to(dtype), self.kind, self.depth)
 

@@ -7,6 +7,8 @@ degenerate points: a zero tangent vector moves nothing, a zero point has no tang
 
 from __future__ import annotations
 
+from math import factorial, inf
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,26 @@ def sinc(angle: Tensor) -> Tensor:
     return torch.where(small, series, torch.sin(safe) / safe)
 
 
+def cos_and_sinc(squared: Tensor) -> tuple[Tensor, Tensor]:
+    """cos(a) and sin(a) / a of a^2: both are power series in it, so no root stands where the angle vanishes, and
+    derivatives of every order are right there. Series below 0.04, exact to 1e-16."""
+    small = squared < 0.04
+    root = torch.sqrt(torch.where(small, 1.0, squared))
+    cos, sinc = (
+        torch.where(small, power_series(squared, [(-1) ** k / factorial(2 * k + odd) for k in range(8)]), far)
+        for odd, far in ((0, torch.cos(root)), (1, torch.sin(root) / root))
+    )
+    return cos, sinc
+
+
+def power_series(s: Tensor, coefficients: list[float]) -> Tensor:
+    """Polynomial in s, lowest power first."""
+    total = torch.full_like(s, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = total * s + coefficient
+    return total
+
+
 def frame(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Splits u = c x + v with v tangent at x: returns c of shape (..., 1) and v of shape (..., dim).
 
@@ -62,8 +84,9 @@ def tangent(x: Tensor, u: Tensor) -> Tensor:
 
 def exp(x: Tensor, v: Tensor) -> Tensor:
     """Exponential map: from x along the geodesic of the tangent vector v, by the arc length |v|."""
-    angle = safe_divide(radius(v), radius(x))
-    return torch.cos(angle) * x + torch.where(radius(x) == 0, 0.0, sinc(angle)) * v
+    squared = dot(x, x)
+    cos, pull = cos_and_sinc(safe_divide(dot(v, v), squared))
+    return cos * x + torch.where(squared == 0, 0.0, pull) * v
 
 
 def log(x: Tensor, y: Tensor) -> Tensor:
@@ -75,22 +98,32 @@ def log(x: Tensor, y: Tensor) -> Tensor:
     return safe_divide(angle(x, y) * radius(x), radius(v)) * v
 
 
-def retract(x: Tensor, v: Tensor, power: float = float("inf")) -> Tensor:
+def retract(x: Tensor, v: Tensor, power: float = inf) -> Tensor:
     """Moves from x along v by the angle p atan(t / p) with t = |v| / |x|: every retraction that stays in span{x, v}.
 
     p = 1 is metric projection of x + v, p = 2 the Cayley transform, p = infinity the exponential map
     (arXiv:2608.02668; the closed form is our inference from its limits).
     """
-    ratio = safe_divide(radius(v), radius(x))
-    turn = retraction_angle(ratio, power)
-    # sin(turn) / ratio, whose limit at v = 0 is 1: a retraction is the identity to first order
-    pull = torch.where(ratio == 0, 1.0, safe_divide(turn, ratio)) * sinc(turn)
-    return torch.cos(turn) * x + torch.where(radius(x) == 0, 0.0, pull) * v
+    squared = dot(x, x)
+    ratio2 = safe_divide(dot(v, v), squared)
+    quotient = retraction_quotient(ratio2, power)
+    cos, pull = cos_and_sinc(quotient * quotient * ratio2)
+    return cos * x + torch.where(squared == 0, 0.0, quotient * pull) * v
 
 
 def retraction_angle(ratio: Tensor, power: float) -> Tensor:
     """Angle of the step for |v| / |x| = ratio, in radians."""
-    return ratio if power == float("inf") else power * torch.atan(ratio / power)
+    return ratio if power == inf else power * torch.atan(ratio / power)
+
+
+def retraction_quotient(squared: Tensor, power: float) -> Tensor:
+    """Angle of the step over ratio, from ratio^2: atan(z) / z with z = ratio / p, smooth through 0."""
+    if power == inf:
+        return torch.ones_like(squared)
+    s = squared / (power * power)
+    small = s < 0.01
+    z = torch.sqrt(torch.where(small, 1.0, s))
+    return torch.where(small, power_series(s, [(-1) ** k / (2 * k + 1) for k in range(8)]), torch.atan(z) / z)
 
 
 def transport(x: Tensor, y: Tensor, w: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 import geonorm
 from geonorm import Residual, Site, geodesic_update
 from geonorm.errors import ConfigError
-from geonorm.ops import AngleMap, available, backends, fused, geodesic_step, geodesic_step_read
+from geonorm.norms import LayerNorm
+from geonorm.ops import AngleMap, available, backends, fused, fused_norm, geodesic_step, geodesic_step_read, launch
 
 # torch's own compiler makes an instance of autograd functions
 pytestmark = pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*:DeprecationWarning")
@@ -180,11 +181,40 @@ def test_checkpointing_and_autocast() -> None:
     assert dx.dtype == dw.dtype == torch.float32 and dw.ne(0).any()
 
 
-def test_second_derivatives_are_refused() -> None:
-    x, u = pair()
-    (first,) = torch.autograd.grad(fused.update(x, u, AngleMap()).square().sum(), u, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+@pytest.mark.parametrize("path", ["closed", "fused", "read", "norm"])
+def test_second_derivatives_are_those_of_the_textbook(path: str) -> None:
+    """u depends on x, both on one weight; either output may be the only one that is used."""
+    angles = AngleMap(post=0.5, gain=torch.tensor([0.9], requires_grad=True), power=2.0)
+    norm = LayerNorm(8)
+    nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+    start, weight = (t.detach().requires_grad_() for t in (pair(4, 8)[0], pair(8, 8)[0]))
+    wanted = (start, weight, angles.gain, *(norm.parameters() if path == "norm" else ()))
+
+    def step(x: Tensor, u: Tensor, backend: str) -> tuple[Tensor, ...]:
+        if path == "norm":
+            known = fused_norm.row_norm(norm, x)
+            assert known is not None
+            if backend == "fast":
+                return fused_norm.update_and_norm(x, u, angles, known, x.dtype)
+            return geodesic_step_read(x, u, angles, backend="reference", norm=norm)
+        if backend == "reference" or path == "closed":
+            out = geodesic_step(x, u, angles, backend="reference" if backend == "reference" else "closed")
+            return (out, out) if path == "read" else (out,)
+        return fused.update_and_read(x, u, angles, x.dtype) if path == "read" else (fused.update(x, u, angles),)
+
+    def twice(backend: str, last: bool) -> tuple[Tensor, ...]:
+        x = start @ weight
+        outs = step(x, torch.tanh(x @ weight), backend)
+        loss = sum(out.pow(3).sum() for out in (outs[-1:] if last else outs))
+        first = torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first if g is not None), wanted, allow_unused=True)
+
+    for last in (False, True):
+        for found, true in zip(twice("fast", last), twice("reference", last), strict=True):
+            assert (found is None) == (true is None)
+            if found is not None:
+                assert true.norm() > 1e-3
+                assert (found - true).norm() <= 1e-4 * true.norm()
 
 
 def test_inductor_backend_runs_a_compiled_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +235,19 @@ def test_inductor_backend_runs_a_compiled_closed_form(monkeypatch: pytest.Monkey
     geodesic_update(x, u, backend="inductor")
     geodesic.compiled.cache_clear()
     assert len(calls) == 2
+
+
+def test_a_number_in_the_memory_of_the_cpu_is_not_copied_to_a_gpu() -> None:
+    """A copy in every call would be refused while a CUDA graph is recorded. (meta stands for a GPU.)"""
+    arguments, flags = launch.scalars(
+        torch.empty(2, 4, device="meta"),
+        [None, torch.tensor([0.5]), torch.ones(1, device="meta"), torch.tensor(0.25)],
+        [1.0, 0.0, 0.0, 0.0, 1.0, 0.0],
+    )
+    assert arguments[:2] == [1.0, 0.5] and arguments[3] == 0.25 and isinstance(arguments[2], Tensor)
+    assert flags == {
+        "PRE_PTR": False, "POST_PTR": False, "GAIN_PTR": True, "BIAS_PTR": False, "FINITE": False, "BIASED": True
+    }  # fmt: skip
 
 
 # dispatch

@@ -147,7 +147,7 @@ def test_rezero_is_the_identity_at_first_and_has_one_scalar_per_site() -> None:
     model = Decoder(DecoderConfig("rezero", **SMALL))
     x = torch.randn(2, 5, 32)
     for _, residual in model.residuals():
-        assert [tuple(p.shape) for p in residual.own.parameters()] == [()]
+        assert [tuple(p.shape) for p in residual.own.parameters()] == [(1,)]
     positions = (torch.ones(5, 4), torch.zeros(5, 4))
     assert torch.equal(model.blocks[0](x, positions=positions), x)
 

@@ -86,7 +86,7 @@ def initial_scalars(scheme: Scheme) -> dict[str, str]:
 
 def summary(value: torch.Tensor) -> str:
     """Initial value of a parameter, in words."""
-    shape = " x ".join(map(str, value.shape)) or "scalar"
+    shape = "scalar" if value.shape in ((), (1,)) else " x ".join(map(str, value.shape))
     low, high = value.min().item(), value.max().item()
     return f"{low:.4g} ({shape})" if low == high else f"{low:.4g} to {high:.4g} ({shape})"
 

@@ -27,6 +27,7 @@ from ..schemes import parse, sources_of
 from ..sites.anatomy import FAMILIES
 from .block import Affine, Gain, StockBranch
 from .config import from_folder
+from .older import ReadsOlder
 from .sites import Undo, replace_sites
 
 TYPE = "geonorm_applied"
@@ -82,7 +83,7 @@ class AppliedFields:
         return {**top, **dict.fromkeys(sorted(self.guarded()), guard), "stock": rest}
 
 
-class AppliedModel:
+class AppliedModel(ReadsOlder):
     """Mixed into every stock model class inside a model that a scheme was applied to."""
 
     def __init__(self, config: Any, *inputs: Any, **kwargs: Any) -> None:

@@ -33,9 +33,10 @@ from ..residual import Residual
 from ..schemes import Scheme, Site
 from .config import GeoNormConfig
 from .layers import LAYERS, Attend, View
+from .older import ReadsOlder
 
 
-class GeoNormPreTrainedModel(PreTrainedModel):
+class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
     config: GeoNormConfig
     config_class = GeoNormConfig
     base_model_prefix = "model"
@@ -67,7 +68,7 @@ class GeoNormPreTrainedModel(PreTrainedModel):
         """Draws as `Decoder.reset_parameters` does, in the same order, what was not loaded; called for each module
         after its children. Buffers too: from_pretrained leaves garbage in what no file held."""
         if isinstance(module, Residual):
-            init.constant_(module.layer, module.index)
+            module.layer.fill_(module.index)  # a file that was put together from others does not move it
             site = Site(module.index, module.kind, module.depth)
             for part in module.branch.modules():
                 if isinstance(part, nn.Linear) and hasattr(part, "role"):

@@ -23,7 +23,7 @@ at a ratio of 0.01."""
 
 @dataclass(frozen=True)
 class AngleMap:
-    """Parameters of the angle. `pre`, `post`, `gain`, `bias`: floats or 0-d tensors (learned or per layer);
+    """Parameters of the angle. `pre`, `post`, `gain`, `bias`: floats or tensors of one number (learned or per layer);
     `max_angle` in radians; `power` p of the retraction phi_p(t) = p atan(t / p), infinity for the exponential map."""
 
     pre: float | Tensor = 1.0
@@ -47,6 +47,14 @@ class AngleMap:
         """Whether either minimum binds, boolean, same shape as ratio."""
         return (self.unclamped(ratio) >= self.max_angle) | (self(ratio) >= self.max_angle)
 
-    def quotient_at_zero(self) -> float | Tensor:
-        """Limit of angle / ratio as the update vanishes: what carries the gradient to u at u = 0."""
-        return self.post * (self.gain * self.pre + self.bias / BIAS_SOFTNESS)
+    def quotient(self, squared: Tensor) -> Tensor:
+        """angle / ratio for ratio^2 of any shape: smooth through 0, where a ratio is a root and has no derivatives, so
+        that those of every order are right there too. Where a minimum binds, the angle is constant."""
+        zero = squared == 0
+        ceiling = torch.where(zero, inf, self.max_angle * torch.rsqrt(torch.where(zero, 1.0, squared)))
+        free = self.pre * sphere.retraction_quotient(self.pre * self.pre * squared, self.power)
+        turn = self.gain * torch.where(free >= ceiling, ceiling, free)
+        if isinstance(self.bias, Tensor) or self.bias != 0:
+            turn = turn + self.bias * torch.rsqrt(squared + BIAS_SOFTNESS**2)
+        turn = self.post * turn
+        return torch.where(turn >= ceiling, ceiling, turn)

@@ -55,15 +55,16 @@ def asked(backend: str) -> str:
 
 def choose(backend: str, x: Tensor, u: Tensor) -> str:
     """The path for these tensors: triton | inductor | closed | reference. Raises ConfigError if the one asked for
-    cannot take them."""
+    cannot take them. What is transformed or traced takes the reference whatever was asked: it alone can be."""
     backend = asked(backend)
-    if backend == "auto" and transformed():
+    kernels = backend == "triton" or (backend == "auto" and x.is_cuda)
+    reason = why_not_triton(x.device, (x.dtype, u.dtype), x.shape[-1]) if kernels else ""
+    if backend == "triton" and reason:
+        raise ConfigError(f"backend 'triton' cannot run here, {reason}")
+    if transformed():
         return "reference"
-    if backend in ("auto", "triton") and (backend == "triton" or x.is_cuda):
-        reason = why_not_triton(x.device, (x.dtype, u.dtype), x.shape[-1])
-        if backend == "triton" and reason:
-            raise ConfigError(f"backend 'triton' cannot run here, {reason}")
-        if not reason and x.device != u.device:
-            raise ConfigError(f"x and u must be on one device, got {x.device} and {u.device}")
-        return "closed" if reason else "triton"
-    return "closed" if backend == "auto" else backend
+    if not kernels:
+        return "closed" if backend == "auto" else backend
+    if not reason and x.device != u.device:
+        raise ConfigError(f"x and u must be on one device, got {x.device} and {u.device}")
+    return "closed" if reason else "triton"

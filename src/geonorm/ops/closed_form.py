@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..norms import one_row, upcast
 from .angle import AngleMap
+from .reference import differentiated, gradients_of, reference
 from .slopes import General, Plain
 
 
@@ -183,14 +183,22 @@ class ClosedForm(torch.autograd.Function):
         return out.to(x.dtype, copy=torch.compiler.is_compiling())
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, u, xx, c, n2, *tensors = ctx.saved_tensors
         scalars = iter(tensors)
-        pre, post, gain, bias = (next(scalars) if p is None else p for p in ctx.floats)
+        parameters = [next(scalars) if p is None else p for p in ctx.floats]
+        if differentiated(grad):
+
+            def textbook(x: Tensor, u: Tensor, pre: Any, post: Any, gain: Any, bias: Any) -> tuple[Tensor]:
+                return (reference(x, u, AngleMap(pre, post, gain, bias, ctx.max_angle, ctx.power)),)
+
+            return *gradients_of(textbook, (x, u, *parameters), ctx.needs_input_grad[:6], (grad,)), None, None
         wanted = ctx.needs_input_grad[2:6]
+        pre, post, gain, bias = parameters
         angles = AngleMap(pre, post, gain, bias, ctx.max_angle, ctx.power)
         backward = sliced_gradients if sliceable(x, u, grad) else gradients
         dx, du, found = backward(grad, x, u, xx, c, n2, angles, any(wanted))
-        learned = [g if needed else None for g, needed in zip(found, wanted, strict=True)] if found else [None] * 4
+        learned: list[Tensor | None] = [None] * 4
+        if found:
+            learned = [g.view_as(p) if want else None for g, p, want in zip(found, parameters, wanted, strict=True)]
         return dx.to(x.dtype), du.to(u.dtype), *learned, None, None

@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..errors import ConfigError
 from ..norms import upcast
 from . import closed_form, launch
 from .angle import AngleMap
 from .available import interpreting
+from .reference import differentiated, gradients_of, reference
 
 SCALARS = "Tensor? pre, Tensor? post, Tensor? gain, Tensor? bias, float[] numbers"
 LIBRARY = torch.library.Library("geonorm", "DEF")
@@ -65,7 +65,7 @@ def split(parameters: Sequence[Any], max_angle: float, power: float) -> tuple[li
 def handed_out(found: Tensor, tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
     """The gradients of pre, post, gain and bias, for those that want one."""
     return [
-        found[i].to(t) if needed and t is not None else None
+        found[i].to(t).view(t.shape) if needed and t is not None else None
         for i, (t, needed) in enumerate(zip(tensors, wanted, strict=True))
     ]
 
@@ -92,18 +92,25 @@ class Fused(torch.autograd.Function):
         else:
             out, second, stats = torch.ops.geonorm.geodesic_forward_read(x, u, *tensors, numbers, read)
         ctx.save_for_backward(x, u, stats, *tensors)
-        ctx.numbers = numbers
+        ctx.numbers, ctx.read = numbers, read
         ctx.set_materialize_grads(False)
         return out if second is None else (out, second)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, read_grad: Tensor | None = None) -> Any:
+        x, u, stats, *tensors = ctx.saved_tensors
+        if differentiated(grad, read_grad):
+
+            def textbook(x: Tensor, u: Tensor, *tensors: Any) -> tuple[Tensor, Tensor]:
+                out = reference(x, u, angle_map(tensors, ctx.numbers))
+                return out, out.to(ctx.read or out.dtype)
+
+            found = gradients_of(textbook, (x, u, *tensors), ctx.needs_input_grad[:6], (grad, read_grad))
+            return *found, None, None, None
         if grad is None:
             grad, read_grad = read_grad, None
         if grad is None:
             return (None,) * 9
-        x, u, stats, *tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:6]
         dx, du, found = torch.ops.geonorm.geodesic_backward(
             grad, read_grad, x, u, stats, *tensors, ctx.numbers, any(wanted)
@@ -114,7 +121,7 @@ class Fused(torch.autograd.Function):
 # what the operators do on each device; `scalars` are pre, post, gain, bias, numbers
 
 
-def angle_map(tensors: list[Tensor | None], numbers: list[float]) -> AngleMap:
+def angle_map(tensors: Sequence[Tensor | None], numbers: list[float]) -> AngleMap:
     pre, post, gain, bias = (n if t is None else t for n, t in zip(numbers[:4], tensors, strict=True))
     return AngleMap(pre, post, gain, bias, numbers[4], 1 / numbers[5] if numbers[5] else inf)
 

@@ -13,14 +13,15 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ..norms import LayerNorm, RMSNorm, upcast
 from . import closed_form, fused, launch, launch_norm
 from .angle import AngleMap
 from .available import interpreting
 from .fused import LIBRARY, SCALARS, angle_map, by_rows, everywhere, fields, handed_out, split, stacked
+from .reference import differentiated, gradients_of, reference
 
 for schema in (
     f"geodesic_forward_norm(Tensor x, Tensor u, {SCALARS}, Tensor? weight, Tensor? shift, float eps, bool centred, "
@@ -87,17 +88,25 @@ class FusedNorm(torch.autograd.Function):
         out, y, stats = torch.ops.geonorm.geodesic_forward_norm(
             x, u, *tensors, numbers, weight, shift, eps, centred, read
         )
-        ctx.save_for_backward(x, u, stats, weight, *tensors)
-        ctx.numbers, ctx.centred = numbers, centred
-        ctx.shift_dtype = None if shift is None else shift.dtype
+        ctx.save_for_backward(x, u, stats, weight, shift, *tensors)
+        ctx.numbers, ctx.eps, ctx.centred, ctx.read = numbers, eps, centred, read
         ctx.set_materialize_grads(False)
         return out, y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, read_grad: Tensor | None) -> Any:
-        x, u, stats, weight, *tensors = ctx.saved_tensors
+        x, u, stats, weight, shift, *tensors = ctx.saved_tensors
         wanted, (dweight, dshift) = ctx.needs_input_grad[2:6], ctx.needs_input_grad[8:10]
+        if differentiated(grad, read_grad):
+
+            def textbook(x: Tensor, u: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+                *tensors, weight, shift = rest
+                out = reference(x, u, angle_map(tensors, ctx.numbers))
+                return out, normed(upcast(out), weight, shift, ctx.eps, ctx.centred).to(ctx.read)
+
+            inputs, asked = (x, u, *tensors, weight, shift), (*ctx.needs_input_grad[:6], dweight, dshift)
+            *found, gains, biases = gradients_of(textbook, inputs, asked, (grad, read_grad))
+            return *found, None, None, gains, biases, None, None, None
         scalars = (*tensors, ctx.numbers, any(wanted))
         gains = biases = None
         if read_grad is not None:
@@ -105,12 +114,19 @@ class FusedNorm(torch.autograd.Function):
                 grad, read_grad, x, u, stats, *scalars, weight, ctx.centred, dweight, dshift
             )
             gains = gains.to(weight.dtype) if dweight else None
-            biases = biases.to(ctx.shift_dtype) if dshift else None
+            biases = biases.to(shift.dtype) if dshift else None
         elif grad is not None:
             dx, du, found = torch.ops.geonorm.geodesic_backward(grad, None, x, u, stats[:3], *scalars)
         else:
             return (None,) * 13
         return dx, du, *handed_out(found, tensors, wanted), None, None, gains, biases, None, None, None
+
+
+def normed(x: Tensor, weight: Tensor | None, shift: Tensor | None, eps: float, centred: bool) -> Tensor:
+    """N(x) as `norms` computes it."""
+    gains, biases = (None if t is None else t.to(x.dtype) for t in (weight, shift))
+    size = (x.shape[-1],)
+    return F.layer_norm(x, size, gains, biases, eps) if centred else F.rms_norm(x, size, gains, eps)
 
 
 # what the operators do on each device

@@ -11,19 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from math import pi
+from math import inf, pi
 
 import torch
 from torch import Tensor, nn
 
-from .. import sphere
 from ..errors import ConfigError
-from ..norms import upcast
 from . import fused, fused_norm
 from .angle import AngleMap
 from .available import asked, choose, why_not_triton
 from .closed_form import closed_form
 from .launch import DTYPES
+from .reference import reference
 
 
 def geodesic_update(
@@ -32,13 +31,22 @@ def geodesic_update(
     """Moves x along the geodesic of the tangential part of u, by min(decay * min(ratio, max_angle), max_angle).
 
     x: (..., dim), the stream; u: the same shape, the raw output of the sub-layer, of any floating dtype. decay: 1/(l+1)
-    in the paper for block l counted from 0; a float or a 0-d tensor. max_angle in radians. Returns x' like x.
-    Raises ConfigError for shapes that differ, other dtypes, max_angle outside (0, pi] or an unknown backend.
+    in the paper for block l counted from 0; a positive number or a tensor of one. max_angle in radians. Returns x' like
+    x. Raises ConfigError for shapes that differ, other dtypes, a decay that is no positive number (of a tensor only the
+    shape is looked at), max_angle outside (0, pi] or an unknown backend.
+
+    Derivatives of every order are those of the textbook, but code under torch.compile has first ones alone: PyTorch's
+    compilers refuse a second one, or, where the loss itself is compiled, drop it for any operation, plain ones too.
     """
     if x.shape != u.shape or x.dim() == 0:
         raise ConfigError(f"x and u must have one shape (..., dim), got {tuple(x.shape)} and {tuple(u.shape)}")
     if not (x.is_floating_point() and u.is_floating_point()):
         raise ConfigError(f"x and u must be floating-point tensors, got {x.dtype} and {u.dtype}: convert them first")
+    if isinstance(decay, Tensor):
+        if decay.numel() != 1:
+            raise ConfigError(f"decay must be one number, got a tensor of shape {tuple(decay.shape)}")
+    elif not 0 < decay < inf:
+        raise ConfigError(f"decay must be a positive number, 1/(l+1) for block l counted from 0, got {decay}")
     if not 0 < max_angle <= pi:
         raise ConfigError(f"max_angle must lie in (0, pi], got {max_angle}")
     return geodesic_step(x, u, AngleMap(post=decay, max_angle=max_angle), backend=backend)
@@ -88,21 +96,6 @@ def geodesic_step_read(
 def compiled() -> Callable[[Tensor, Tensor, AngleMap], Tensor]:
     """The closed form through torch.compile, built on first use and shared by all layers."""
     return torch.compile(closed_form)
-
-
-def reference(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.0) -> Tensor:
-    """The textbook, in plain differentiable PyTorch: the truth that every fast path is compared with."""
-    wide, update = upcast(x), upcast(u)
-    wide = wide.to(torch.promote_types(wide.dtype, update.dtype))
-    _, v = sphere.frame(wide, update)
-    squared = sphere.dot(wide, wide)
-    ratio = sphere.safe_sqrt(sphere.safe_divide(sphere.dot(v, v), squared))
-    angle = angles(ratio)
-    turn = h * angle
-    # sin(turn) |x| v / |v| = turn sinc(turn) v / ratio, and angle / ratio stays finite where v vanishes
-    quotient = torch.where(ratio == 0, angles.quotient_at_zero(), sphere.safe_divide(angle, ratio))
-    quotient = torch.where(squared == 0, 0.0, quotient)
-    return (torch.cos(turn) * wide + h * quotient * sphere.sinc(turn) * v).to(x.dtype)
 
 
 def backends(device: str = "") -> dict[str, str]:

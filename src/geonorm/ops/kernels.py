@@ -2,8 +2,8 @@
 Forward reads x and u once and writes x'; backward reads x, u and the gradient(s) once and writes two gradients.
 
 A program owns ROWS whole rows of DIM numbers, padded to BLOCK. Scalars of the angle map come as floats or as pointers
-to 0-d tensors (layers then share one compiled kernel); a `_PTR` flag says which. `stats` is (3, rows) fp32: <x,x>, c
-and |t|^2 of every row. Only what Triton 3.6 and 3.7 share is used, and nothing that its interpreter lacks.
+to tensors of one number (layers then share one compiled kernel); a `_PTR` flag says which. `stats` is (3, rows) fp32:
+<x,x>, c and |t|^2 of every row. Only what Triton 3.6 and 3.7 share is used, and nothing that its interpreter lacks.
 This file is imported when a kernel is launched, not before: it needs triton.
 """
 
@@ -211,6 +211,14 @@ def where_in_memory(base, rows, stride, columns):
 
 
 @triton.jit
+def line(base, NUMBER: tl.constexpr, length, columns):
+    """Where columns of a line of (lines, length) are, one line after the other: NUMBER * length may need 64 bits."""
+    for _ in tl.static_range(NUMBER):
+        base += length
+    return base + columns
+
+
+@triton.jit
 def load_rows(base, rows, stride, columns, mask):
     return tl.load(where_in_memory(base, rows, stride, columns), mask=mask, other=0.0).to(tl.float32)
 
@@ -240,8 +248,8 @@ def forward_kernel(
     if READ:
         tl.store(where_in_memory(read_ptr, rows, DIM, columns), out, mask=mask)
     tl.store(stats_ptr + rows, xx, mask=inside)
-    tl.store(stats_ptr + count + rows, c, mask=inside)
-    tl.store(stats_ptr + 2 * count + rows, n2, mask=inside)
+    tl.store(line(stats_ptr, 1, count, rows), c, mask=inside)
+    tl.store(line(stats_ptr, 2, count, rows), n2, mask=inside)
 
 
 @triton.jit
@@ -265,8 +273,8 @@ def backward_kernel(
     if READ:
         do += load_rows(read_grad_ptr, rows, read_grad_stride, columns, mask)
     xx = tl.load(stats_ptr + rows, mask=inside, other=0.0)
-    c = tl.load(stats_ptr + count + rows, mask=inside, other=0.0)
-    n2 = tl.load(stats_ptr + 2 * count + rows, mask=inside, other=0.0)
+    c = tl.load(line(stats_ptr, 1, count, rows), mask=inside, other=0.0)
+    n2 = tl.load(line(stats_ptr, 2, count, rows), mask=inside, other=0.0)
 
     a, b, inverse, ratio, slope, bend, lift, by_pre, by_post, by_gain, by_bias = turn(
         xx, n2, number(pre, PRE_PTR), number(post, POST_PTR), number(gain, GAIN_PTR), number(bias, BIAS_PTR),
@@ -279,8 +287,8 @@ def backward_kernel(
 
     if LEARNED:
         programs = tl.num_programs(0)
-        slot = partial_ptr + tl.program_id(0)
-        tl.store(slot, tl.sum(free * by_pre, 0))
-        tl.store(slot + programs, tl.sum(free * by_post, 0))
-        tl.store(slot + 2 * programs, tl.sum(free * by_gain, 0))
-        tl.store(slot + 3 * programs, tl.sum(free * by_bias, 0))
+        program = tl.program_id(0)
+        tl.store(line(partial_ptr, 0, programs, program), tl.sum(free * by_pre, 0))
+        tl.store(line(partial_ptr, 1, programs, program), tl.sum(free * by_post, 0))
+        tl.store(line(partial_ptr, 2, programs, program), tl.sum(free * by_gain, 0))
+        tl.store(line(partial_ptr, 3, programs, program), tl.sum(free * by_bias, 0))

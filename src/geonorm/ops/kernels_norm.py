@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .kernels import advance, load_rows, number, pull_back, row_numbers, turn, where_in_memory
+from .kernels import advance, line, load_rows, number, pull_back, row_numbers, turn, where_in_memory
 
 
 @triton.jit
@@ -54,10 +54,10 @@ def forward_norm_kernel(
         y = y + tl.load(shift_ptr + columns, mask=across, other=0.0).to(tl.float32)[None, :]
     tl.store(where_in_memory(read_ptr, rows, DIM, columns), y, mask=mask)
     tl.store(stats_ptr + rows, xx, mask=inside)
-    tl.store(stats_ptr + count + rows, c, mask=inside)
-    tl.store(stats_ptr + 2 * count + rows, n2, mask=inside)
-    tl.store(stats_ptr + 3 * count + rows, mean, mask=inside)
-    tl.store(stats_ptr + 4 * count + rows, scale, mask=inside)
+    tl.store(line(stats_ptr, 1, count, rows), c, mask=inside)
+    tl.store(line(stats_ptr, 2, count, rows), n2, mask=inside)
+    tl.store(line(stats_ptr, 3, count, rows), mean, mask=inside)
+    tl.store(line(stats_ptr, 4, count, rows), scale, mask=inside)
 
 
 @triton.jit
@@ -90,9 +90,9 @@ def backward_norm_kernel(
         u = load_rows(u_ptr, rows, u_stride, columns, mask)
         dy = load_rows(read_grad_ptr, rows, read_grad_stride, columns, mask)
         xx = tl.load(stats_ptr + rows, mask=inside, other=0.0)
-        c = tl.load(stats_ptr + count + rows, mask=inside, other=0.0)
-        n2 = tl.load(stats_ptr + 2 * count + rows, mask=inside, other=0.0)
-        scale = tl.load(stats_ptr + 4 * count + rows, mask=inside, other=0.0)
+        c = tl.load(line(stats_ptr, 1, count, rows), mask=inside, other=0.0)
+        n2 = tl.load(line(stats_ptr, 2, count, rows), mask=inside, other=0.0)
+        scale = tl.load(line(stats_ptr, 4, count, rows), mask=inside, other=0.0)
         a, b, inverse, ratio, slope, bend, lift, by_pre, by_post, by_gain, by_bias = turn(
             xx, n2, number(pre, PRE_PTR), number(post, POST_PTR), number(gain, GAIN_PTR), number(bias, BIAS_PTR),
             max_angle, inverse_power, FINITE, BIASED,
@@ -102,7 +102,7 @@ def backward_norm_kernel(
         # back through the norm
         y = (a[:, None] * x + b[:, None] * t).to(x_ptr.dtype.element_ty).to(tl.float32)
         if CENTRED:
-            y = y - tl.load(stats_ptr + 3 * count + rows, mask=inside, other=0.0)[:, None]
+            y = y - tl.load(line(stats_ptr, 3, count, rows), mask=inside, other=0.0)[:, None]
         y = y * scale[:, None]
         if DWEIGHT:
             dweight += dy * y

@@ -37,16 +37,18 @@ def as_rows(t: Tensor) -> Tensor:
 
 
 def scalars(x: Tensor, tensors: Sequence[Tensor | None], numbers: list[float]) -> tuple[list[Any], dict[str, bool]]:
-    """Kernel arguments pre .. inverse_power, floats or pointers, and the flags that say which."""
+    """Kernel arguments pre .. inverse_power, floats or pointers, and the flags that say which. A number in the memory
+    of the CPU is read there: nothing is copied to a GPU, which a CUDA graph would not allow."""
     arguments: list[Any] = list(numbers)
     for i, tensor in enumerate(tensors):
         if tensor is not None:
             if tensor.numel() != 1:
                 raise ConfigError(f"the scalars of an angle map are single numbers, got shape {tuple(tensor.shape)}")
-            arguments[i] = tensor.to(x.device)
-    pre, post, gain, bias = (tensor is not None for tensor in tensors)
-    flags = {"PRE_PTR": pre, "POST_PTR": post, "GAIN_PTR": gain, "BIAS_PTR": bias}
-    return arguments, flags | {"FINITE": numbers[5] != 0, "BIASED": bias or numbers[3] != 0}
+            near = tensor.device.type != "cpu" or x.device.type == "cpu"
+            arguments[i] = tensor.to(x.device) if near else tensor.item()
+    names = ("PRE_PTR", "POST_PTR", "GAIN_PTR", "BIAS_PTR")
+    flags = {name: isinstance(argument, Tensor) for name, argument in zip(names, arguments, strict=False)}
+    return arguments, flags | {"FINITE": numbers[5] != 0, "BIASED": tensors[3] is not None or numbers[3] != 0}
 
 
 def forward_outputs(x: Tensor, read: torch.dtype | None) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -15,10 +15,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, unknown
 from ..norms import NormSpec
 
 Number = float | Tensor
+KINDS = ("attn", "mlp", "cross", "parallel", "entry", "exit")
 INTERFACE = 1
 """Version of what a scheme from elsewhere may rely on: `Scheme`, `Placement`, `Site`. Runs and exports note it."""
 
@@ -29,11 +30,22 @@ class Site:
 
     layer: 0-based block; an int when a model is built, a 0-d tensor in a forward pass, a float for simulated time.
     kind: attn | mlp | cross | parallel, and entry, exit at the ends of the stream. depth: number of blocks L.
+    Raises ConfigError for another kind, no blocks, and an int that is none of theirs.
     """
 
     layer: Any
     kind: str
     depth: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(unknown("kind of site", self.kind, KINDS))
+        if self.depth < 1:
+            raise ConfigError(f"depth is the number of blocks, at least 1, got {self.depth}")
+        if isinstance(self.layer, int) and not 0 <= self.layer < self.depth:
+            raise ConfigError(
+                f"layers of {self.depth} blocks are 0 to {self.depth - 1}, got {self.layer}: count from 0"
+            )
 
     @property
     def t(self) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from .. import sphere
@@ -46,8 +45,9 @@ class Decayed(Placement):
         """How much of q is added: s, or, with a ceiling, what each token may take, (..., 1)."""
         if self.max_step == "none":
             return self.step(site)
-        ratio, lengths = relative(upcast(x), q), self.lengths(site)
-        return torch.where(ratio == 0, lengths.quotient_at_zero(), sphere.safe_divide(lengths(ratio), ratio))
+        wide = upcast(x)
+        q = q.to(wide.dtype)
+        return self.lengths(site).quotient(sphere.safe_divide(sphere.dot(q, q), sphere.dot(wide, wide)))
 
     def moved(self, x: Tensor, q: Tensor, site: Site, h: Number) -> Tensor:
         """x + h s q, within the ceiling."""

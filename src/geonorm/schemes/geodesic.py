@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import sphere
-from ..norms import NormSpec, upcast
+from ..norms import NormSpec, Scalars, upcast
 from ..ops import AngleMap, geodesic_step, geodesic_step_read
 from .base import Number, Placement, Schedule, Scheme, Site, require, schedule
 from .parse import register
@@ -116,8 +116,8 @@ class GeoNorm(Placement):
         return self.angles(p, site).clamped(ratio).squeeze(-1)
 
 
-class AngleScalars(nn.Module):
-    """Learned scalars on the angle of one site, 0-d fp32: gain = 1, bias = 0, step = alpha at the start.
+class AngleScalars(Scalars):
+    """Learned scalars on the angle of one site, (1,) fp32: gain = 1, bias = 0, step = alpha at the start.
 
     `step` is stored as the number whose softplus it is, so that no optimizer step can turn the token backwards."""
 
@@ -132,7 +132,7 @@ class AngleScalars(nn.Module):
         }[learn]
         self.start = start
         for name, value in start.items():
-            self.register_parameter(name, nn.Parameter(torch.tensor(value)))
+            self.register_parameter(name, nn.Parameter(torch.tensor([value])))
 
     def reset_parameters(self) -> None:
         for name, value in self.start.items():

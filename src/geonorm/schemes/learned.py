@@ -14,7 +14,7 @@ from .scales import Scale
 
 
 def scaled_add(x: Tensor, u: Tensor, scale: Tensor, h: Number) -> Tensor:
-    """x + h scale u in the dtype of x, for a learned scale of shape () or (dim,)."""
+    """x + h scale u in the dtype of x, for a learned scale of shape (1,) or (dim,)."""
     return add(x, u.to(x.dtype) * scale.to(x.dtype), 1.0, h)
 
 
@@ -39,7 +39,7 @@ class ReZero(Placement):
     """Initial value of the scalar."""
 
     def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
-        return {"alpha": Scale((), self.alpha)}
+        return {"alpha": Scale((1,), self.alpha)}
 
     def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         return scaled_add(x, u, p["alpha"](), h)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..norms import NormSpec
+from ..norms import NormSpec, Scalars
 
 
-class Scale(nn.Module):
+class Scale(Scalars):
     """A learned tensor that acts as `start` at first but is stored as `stored`, which sets how fast Adam moves it.
 
-    Without `stored` it is stored as it acts.
+    Without `stored` it is stored as it acts. A single number has shape (1,).
     """
 
     def __init__(self, shape: tuple[int, ...], start: float, stored: float | None = None) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..norms import NormSpec, upcast
+from ..norms import NormSpec, Scalars, upcast
 from .base import Number, Placement, Schedule, Site, add, require, schedule
 from .parse import register
 
@@ -187,7 +187,7 @@ class Hyper(Placement):
         return upcast(x).mean(-2)
 
 
-class Connection(nn.Module):
+class Connection(Scalars):
     """The connections of one site: mix (..., n, 1 + n), whose column 0 is what the sub-layer reads and column 1 + j
     what becomes of stream j, and share (..., n), what each stream receives of the output. In the dtype asked for.
 
@@ -202,8 +202,8 @@ class Connection(nn.Module):
         if dynamic:
             self.mix_weight = nn.Parameter(torch.empty(dim, n + 1))
             self.share_weight = nn.Parameter(torch.empty(dim))
-            self.mix_scale = nn.Parameter(torch.empty(()))
-            self.share_scale = nn.Parameter(torch.empty(()))
+            self.mix_scale = nn.Parameter(torch.empty(1))
+            self.share_scale = nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
     @torch.no_grad()

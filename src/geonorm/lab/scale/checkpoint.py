@@ -142,7 +142,7 @@ def load(
     """
     state = world.together(lambda: verified(path, world, optimizers is not None))
     files = [name for name in sorted(state["sha256"]) if optimizers is not None or kind_of(name) == "model"]
-    reader = Reader(path, files, old_names(state, model, optimizers))
+    reader = Reader(path, files, old_names(state, model, optimizers), single_numbers(model))
     try:
         found = reader.tensors()
     except UNREADABLE as error:
@@ -288,6 +288,18 @@ def restore_optimizers(model: nn.Module, optimizers: Optimizers, moments: dict[s
         ordered = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
         state = {index: entries[name] for index, name in enumerate(ordered) if name in entries}
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def single_numbers(model: nn.Module) -> Callable[[str], bool]:
+    """Which keys are learned scalars of shape (1,), or their optimizer state but for Adam's count of steps."""
+    scalars = {name for name, parameter in model.named_parameters() if parameter.shape == (1,)}
+
+    def single(key: str) -> bool:
+        kind, name = key.split(".", 1)
+        owner, _, field = name.rpartition(".")
+        return name in scalars if kind == "model" else kind == "optimizer" and owner in scalars and field != "step"
+
+    return single
 
 
 def old_names(state: dict[str, Any], model: nn.Module, optimizers: Optimizers | None) -> Callable[[str], str]:

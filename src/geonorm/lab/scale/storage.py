@@ -118,10 +118,17 @@ class Writer(StorageWriter):
 
 
 class Reader(StorageReader):
-    """Reads what Writer wrote, at any world size. `renamed` gives other names than KIND.NAME."""
+    """Reads what Writer wrote, at any world size. `renamed` gives other names than KIND.NAME; `single` says which are
+    numbers of shape (1,) now, that older files hold without a dimension."""
 
-    def __init__(self, path: Path, files: list[str], renamed: Callable[[str], str] = str) -> None:
-        self.path, self.files, self.renamed = path, files, renamed
+    def __init__(
+        self,
+        path: Path,
+        files: list[str],
+        renamed: Callable[[str], str] = str,
+        single: Callable[[str], bool] = lambda key: False,
+    ) -> None:
+        self.path, self.files, self.renamed, self.single = path, files, renamed, single
         self.places: dict[MetadataIndex, tuple[Path, str]] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -153,6 +160,8 @@ class Reader(StorageReader):
                     shape = header.get_shape()
                     start = starts.get(name, [0] * len(shape))
                     key = self.renamed(f"{kind_of(file)}.{name}")
+                    if not shape and self.single(key):
+                        shape, start = [1], [0]
                     chunk = ChunkStorageMetadata(offsets=torch.Size(start), sizes=torch.Size(shape))
                     size = [a + b for a, b in zip(start, shape, strict=True)]
                     if key in tensors:
@@ -180,7 +189,8 @@ class Reader(StorageReader):
                 for name, item in items:
                     starts = zip(item.storage_offsets, item.lengths, strict=True)
                     part = tuple(slice(at, at + n) for at, n in starts)
-                    found = opened.get_slice(name)[part] if part else opened.get_tensor(name)
+                    stored = opened.get_slice(name)
+                    found = stored[part] if part and stored.get_shape() else opened.get_tensor(name)
                     into = planner.resolve_tensor(item)
                     into.detach().copy_(found)
                     planner.commit_tensor(item, into)

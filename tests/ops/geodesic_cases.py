@@ -1,0 +1,69 @@
+"""The geodesic update as written, rows to try it on, and how far apart two results are."""
+
+from __future__ import annotations
+
+from math import inf, pi
+
+import torch
+from torch import Tensor
+
+from geonorm.ops import AngleMap
+from geonorm.ops.angle import BIAS_SOFTNESS
+
+BACKENDS = ("closed", "reference")
+
+
+def textbook(x: Tensor, u: Tensor, m: AngleMap) -> Tensor:
+    """cos(a) x + sin(a) |x| v/|v|, as written."""
+    c = (x * u).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True)
+    v = u - c * x
+    length, radius = v.norm(dim=-1, keepdim=True), x.norm(dim=-1, keepdim=True)
+    ratio = length / radius
+    turn = m.pre * ratio if m.power == inf else m.power * torch.atan(m.pre * ratio / m.power)
+    turn = m.gain * torch.minimum(turn, torch.tensor(m.max_angle, dtype=x.dtype))
+    turn = turn + m.bias * ratio / (ratio**2 + BIAS_SOFTNESS**2) ** 0.5
+    angle = torch.minimum(m.post * turn, torch.tensor(m.max_angle, dtype=x.dtype))
+    return torch.cos(angle) * x + torch.sin(angle) * radius * v / length
+
+
+def pair(
+    seed: int = 0, count: int = 6, dim: int = 16, ratio: float = 1.0, radius: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """x of the given radius, u of |u| = ratio |x|, fp64, with gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    x, u = torch.randn(2, count, dim, generator=generator, dtype=torch.float64)
+    x = radius * x / x.norm(dim=-1, keepdim=True)
+    u = ratio * radius * u / u.norm(dim=-1, keepdim=True)
+    return x.requires_grad_(), u.requires_grad_()
+
+
+def relative(found: Tensor, true: Tensor) -> float:
+    """Largest error of a row in units of the largest row."""
+    size = true.double().norm(dim=-1).max().clamp(min=1e-300)
+    return ((found.double() - true.double()).norm(dim=-1).max() / size).item()
+
+
+def scalar(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64, requires_grad=True)
+
+
+def angle_between(x: Tensor, y: Tensor) -> Tensor:
+    a, b = x / x.norm(dim=-1, keepdim=True), y / y.norm(dim=-1, keepdim=True)
+    return 2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))
+
+
+MAPS = {
+    "plain": lambda: AngleMap(),
+    "pre": lambda: AngleMap(pre=0.4),
+    "pre tensor": lambda: AngleMap(pre=scalar(0.4)),
+    "post": lambda: AngleMap(post=0.4),
+    "gain": lambda: AngleMap(gain=scalar(1.3), post=0.5),
+    "gain over the clamp": lambda: AngleMap(gain=scalar(1.3)),
+    "affine": lambda: AngleMap(gain=scalar(0.8), bias=scalar(0.05), post=0.7),
+    "bias": lambda: AngleMap(bias=0.1),
+    "projection": lambda: AngleMap(power=1.0, post=0.5),
+    "projection, update": lambda: AngleMap(power=1.0, pre=0.5, max_angle=1.2),
+    "cayley": lambda: AngleMap(power=2.0, max_angle=pi / 8),
+    "power 3.7": lambda: AngleMap(power=3.7, max_angle=2.5),
+    "everything": lambda: AngleMap(scalar(0.9), scalar(0.6), scalar(1.1), scalar(0.03), 0.7, 1.5),
+}

@@ -1,0 +1,143 @@
+"""How the geodesic update is called: shapes, memory, compilation, what is refused."""
+
+from __future__ import annotations
+
+import math
+import runpy
+from math import inf
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from geonorm import geodesic_update
+from geonorm.errors import ConfigError
+from geonorm.ops import AngleMap, backends
+
+CASES = runpy.run_path(str(Path(__file__).with_name("geodesic_cases.py")))
+BACKENDS, pair, textbook = (CASES[name] for name in ("BACKENDS", "pair", "textbook"))
+
+
+@pytest.mark.parametrize("decay", [0.0, -1.0, math.nan, inf, torch.ones(2, 1), torch.ones(0)])
+def test_a_decay_that_is_no_positive_number_is_refused(decay: float | Tensor) -> None:
+    x, u = pair(count=2)
+    with pytest.raises(ConfigError, match="decay must be") as error:
+        geodesic_update(x, u, decay=decay)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("stream", [torch.float32, torch.bfloat16])
+def test_saves_inputs_and_three_scalars_a_row(stream: torch.dtype) -> None:
+    saved: dict[int, int] = {}
+
+    def pack(t: Tensor) -> Tensor:
+        saved[t.data_ptr()] = t.numel() * t.element_size()
+        return t
+
+    x = torch.randn(7, 64).to(stream).requires_grad_()
+    u = torch.randn(7, 64, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        out = geodesic_update(x, u, decay=0.5, backend="closed")
+    assert out.requires_grad
+    assert {x.data_ptr(), u.data_ptr()} < set(saved)
+    assert sum(saved.values()) == x.numel() * x.element_size() + u.numel() * 2 + 7 * 3 * 4
+
+
+@pytest.mark.parametrize("shape", [(5,), (0, 5), (2, 3, 5), (2, 0, 3, 5), (4, 1), (1,)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_shapes(shape: tuple[int, ...], backend: str) -> None:
+    x, u = torch.randn(2, *shape, dtype=torch.float64)
+    x.requires_grad_(), u.requires_grad_()
+    out = geodesic_update(x, u, backend=backend)
+    out.sum().backward()
+    assert x.grad is not None and u.grad is not None
+    assert out.shape == x.grad.shape == u.grad.shape == shape
+    if shape[-1] == 1:  # the sphere is two points: nothing moves
+        torch.testing.assert_close(out, x)
+    else:
+        torch.testing.assert_close(out, textbook(x, u, AngleMap()))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layout_of_memory_does_not_matter(backend: str) -> None:
+    base = torch.randn(2, 3, 16, 5, dtype=torch.float64)
+    x, u = base.transpose(-1, -2)
+    expanded = u[:, :1].expand(-1, 5, -1)
+    for update in (u, expanded, torch.randn(3, 5, 32, dtype=torch.float64)[..., ::2]):
+        assert not update.is_contiguous()
+        torch.testing.assert_close(
+            geodesic_update(x, update, backend=backend),
+            geodesic_update(x.contiguous(), update.contiguous(), backend=backend),
+            rtol=1e-14,
+            atol=1e-14,
+        )
+
+
+def test_inputs_are_not_written_to() -> None:
+    x, u = (t.detach() for t in pair())
+    x.requires_grad_(), u.requires_grad_()
+    copies = x.clone(), u.clone()
+    weights = torch.randn_like(x)
+    kept = weights.clone()
+    geodesic_update(x, u).backward(weights)
+    assert torch.equal(x, copies[0]) and torch.equal(u, copies[1]) and torch.equal(weights, kept)
+
+
+# torch's own compiler makes an instance of autograd functions
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*:DeprecationWarning")
+def test_compiles_to_one_graph_for_all_depths() -> None:
+    def step(x: Tensor, u: Tensor, decay: Tensor) -> Tensor:
+        return geodesic_update(x, u, decay=decay)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    x, u = (t.detach().float().requires_grad_() for t in pair())
+
+    def both(decay: Tensor) -> None:
+        eager, fast = step(x, u, decay), compiled(x, u, decay)
+        torch.testing.assert_close(fast, eager, rtol=1e-6, atol=1e-6)
+        pairs = (torch.autograd.grad(out.square().sum() + out[0, 0], (x, u)) for out in (eager, fast))
+        for a, b in zip(*pairs, strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6)
+
+    both(torch.tensor(1.0))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        both(torch.tensor(0.5))
+        both(torch.tensor(1 / 3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"u": torch.ones(3, 5)}, "one shape"),
+        ({"u": torch.ones(4)}, "one shape"),
+        ({"x": torch.tensor(1.0), "u": torch.tensor(1.0)}, "one shape"),
+        ({"x": torch.ones(3, 4, dtype=torch.int64)}, "floating-point"),
+        ({"u": torch.ones(3, 4, dtype=torch.bool)}, "floating-point"),
+        ({"max_angle": 0.0}, "max_angle"),
+        ({"max_angle": -1.0}, "max_angle"),
+        ({"max_angle": 3.2}, "max_angle"),
+        ({"max_angle": math.nan}, "max_angle"),
+        ({"backend": "refernce"}, "did you mean 'reference'"),
+    ],
+)
+def test_bad_arguments_are_one_line(arguments: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as error:
+        geodesic_update(**({"x": torch.ones(3, 4), "u": torch.ones(3, 4)} | arguments))  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+def test_environment_chooses_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def path(backend: str = "auto") -> str:
+        x, u = pair()
+        return type(geodesic_update(x, u, backend=backend).grad_fn).__name__
+
+    closed, reference = path("closed"), path("reference")
+    assert closed != reference
+    monkeypatch.delenv("GEONORM_BACKEND", raising=False)
+    assert path() == closed and backends()["auto"] == "closed"
+    monkeypatch.setenv("GEONORM_BACKEND", "reference")
+    assert path() == reference and path("closed") == closed and backends()["auto"] == "reference"
+    monkeypatch.setenv("GEONORM_BACKEND", "fast")
+    with pytest.raises(ConfigError, match="unknown backend 'fast'"):
+        path()

@@ -1,0 +1,116 @@
+"""Derivatives of the geodesic update, of first and second order, backward, forward and under transforms."""
+
+from __future__ import annotations
+
+import runpy
+from math import pi
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from geonorm import geodesic_update
+from geonorm.ops import AngleMap, geodesic_step
+
+CASES = runpy.run_path(str(Path(__file__).with_name("geodesic_cases.py")))
+BACKENDS, MAPS, pair, relative = (CASES[name] for name in ("BACKENDS", "MAPS", "pair", "relative"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", ["free", "clamped", "u = 0", "u parallel to x", "mixed"])
+@pytest.mark.parametrize("name", ["plain", "post", "pre", "gain", "cayley"])
+def test_gradcheck(name: str, case: str, backend: str) -> None:
+    angles = MAPS[name]()
+    x, u = pair(count=3, dim=4, ratio={"free": 0.3, "clamped": 5.0}.get(case, 0.5))
+    if case == "u = 0":
+        u = torch.zeros_like(x, requires_grad=True)
+    elif case == "u parallel to x":
+        u = (-1.7 * x).detach().requires_grad_()
+    elif case == "mixed":
+        u = (u * torch.tensor([[0.0], [1.0], [20.0]])).detach().requires_grad_()
+    assert torch.autograd.gradcheck(lambda a, b: geodesic_step(a, b, angles, backend=backend), (x, u))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("ratio", [0.0, 0.4, 2.0])
+@pytest.mark.parametrize("angles", [AngleMap(post=0.5), AngleMap(power=2.0, pre=0.7, max_angle=0.6)], ids=["exp", "p"])
+def test_second_derivatives(angles: AngleMap, ratio: float, backend: str) -> None:
+    """Where nothing moves too: u = 0 is how a model with empty output projections starts."""
+    x, u = pair(count=2, dim=3, ratio=1.0)
+    x, u = x.detach().requires_grad_(), (ratio * u).detach().requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda a, b: geodesic_step(a, b, angles, backend=backend), (x, u))
+
+
+def test_the_quotient_is_the_angle_over_the_ratio() -> None:
+    ratio = torch.logspace(-3, 2, 200, dtype=torch.float64)
+    for angles in (AngleMap(), AngleMap(post=2.5, max_angle=0.6), AngleMap(0.9, 0.6, 1.1, 0.03, 0.7, 1.5)):
+        torch.testing.assert_close(angles.quotient(ratio**2) * ratio, angles(ratio), rtol=1e-13, atol=0)
+
+
+def test_a_learned_decay_may_have_a_dimension() -> None:
+    x, u = pair(count=3)
+    found = []
+    for shape in ((), (1,)):
+        decay = torch.full(shape, 0.5, dtype=torch.float64, requires_grad=True)
+        (slope,) = torch.autograd.grad(geodesic_update(x, u, decay=decay).pow(3).sum(), decay)
+        assert slope.shape == shape
+        found.append(slope.sum())
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("backend", ["closed", "inductor"])
+def test_what_is_transformed_takes_the_textbook_whatever_was_asked(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEONORM_BACKEND", backend)
+    x, u = (t.detach() for t in pair(count=3))
+    expected = geodesic_update(x, u, decay=0.5, backend="reference")
+    torch.testing.assert_close(torch.func.vmap(lambda a, b: geodesic_update(a, b, decay=0.5))(x, u), expected)
+
+
+@pytest.mark.parametrize("sine", [1e-1, 1e-2, 1e-3])
+def test_fp32_gradients_where_x_and_u_are_nearly_parallel(sine: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 256, generator=generator)
+    u = 3 * x + 3 * sine * torch.randn(64, 256, generator=generator)
+    weights = torch.randn(64, 256, generator=generator)
+    gradients = []
+    for dtype, backend in ((torch.float32, "auto"), (torch.float64, "reference")):
+        a, b = x.to(dtype).requires_grad_(), u.to(dtype).requires_grad_()
+        out = geodesic_update(a, b, decay=0.5, max_angle=1e-3, backend=backend)
+        gradients.append(torch.autograd.grad((out * weights).sum(), (a, b)))
+    for found, true in zip(*gradients, strict=True):
+        assert relative(found, true) < 5e-6 / sine
+
+
+def test_activation_checkpointing() -> None:
+    x, u = pair()
+    plain = torch.autograd.grad(geodesic_update(x, u, decay=0.5).sum(), (x, u))
+    out = checkpoint(lambda a, b: geodesic_update(a, b, decay=0.5), x, u, use_reentrant=False)
+    for a, b in zip(torch.autograd.grad(out.sum(), (x, u)), plain, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("ratio", [0.3, 4.0, 0.0])
+def test_velocity_in_h_is_the_angle_along_v(ratio: float) -> None:
+    x, u = (t.detach() for t in pair(ratio=ratio))
+    angles = AngleMap(post=0.5)
+    zero = torch.zeros((), dtype=torch.float64)
+    start, velocity = torch.func.jvp(lambda h: geodesic_step(x, u, angles, h), (zero,), (torch.ones_like(zero),))
+    c = (x * u).sum(-1, keepdim=True)  # |x| = 1
+    v = u - c * x
+    length = v.norm(dim=-1, keepdim=True)
+    expected = 0.5 * torch.where(length > pi / 4, pi / 4 * v / length.clamp(min=1e-300), v)
+    torch.testing.assert_close(start, x)
+    torch.testing.assert_close(velocity, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_forward_mode_of_the_reference_equals_backward_mode() -> None:
+    x, u = (t.detach() for t in pair(count=1, dim=4, ratio=0.4))
+    assert torch.autograd.gradcheck(
+        lambda a, b: geodesic_update(a, b, backend="reference"),
+        (x.requires_grad_(), u.requires_grad_()),
+        check_forward_ad=True,
+        check_backward_ad=False,
+    )
