@@ -6,10 +6,10 @@ import random
 from math import exp, pi, sin, sqrt
 
 import pytest
-from geonorm.report.geometry import overview
 from scipy.special import stdtrit
 
 from geonorm.probes.schedule import LAWS, fit, implied, student
+from geonorm.report.probe import overview
 
 DEPTH = 12
 SHAPES = {
