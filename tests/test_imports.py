@@ -67,7 +67,7 @@ FREE_OF_TORCH = (
 EXTRAS = (
     "transformers",
     "datasets",
-    "matplotlib",
+    "vl_convert",
     "tensorboard",
     "rich",
     "tokenizers",

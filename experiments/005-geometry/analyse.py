@@ -127,7 +127,8 @@ def figures(runs: list[Facts], found: list[dict[str, Any]], gradients: dict[str,
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    from geonorm.report.figures import STYLE
+    style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+             "grid.color": "#ececec", "legend.frameon": False, "savefig.dpi": 160}  # fmt: skip
 
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -136,7 +137,7 @@ def figures(runs: list[Facts], found: list[dict[str, Any]], gradients: dict[str,
         for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
             page.savefig(folder / f"{name}.{suffix}", metadata=metadata)
 
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(style):
         page = Figure(figsize=(9.6, 3.4))
         for axes, (optimizer, title) in zip(page.subplots(1, 3, sharey=True), OPTIMIZERS.items(), strict=True):
             cells = [run for run in runs if run["optimizer"] == optimizer]

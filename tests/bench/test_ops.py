@@ -164,7 +164,8 @@ def test_table(tmp_path: Path) -> None:
         if row["name"] == row["peer"]:  # which one is fastest at this size is up to the machine
             assert tuple(row["to_peer"]) == (1.0, 1.0, 1.0)
     written = show.figures(rows, tmp_path / "figures", {"device": "a processor", "torch": "2"})
-    assert [path.name for path in written] == ["ops_fp32.png", "ops_fp32.svg", "ops_mixed.png", "ops_mixed.svg"]
+    names = [f"ops_{dtype}.{kind}" for dtype in ("fp32", "mixed") for kind in ("png", "svg", "pdf")]
+    assert [path.name for path in written] == names
     assert all(path.stat().st_size > 2000 for path in written)
     assert (
         written[1].read_bytes()

@@ -67,7 +67,7 @@ def test_surface_is_frozen() -> None:
         "run", "prompt", "tokens", "temperature", "top_k", "seed", "device", "scheme"
     }, CHANGED  # fmt: skip
     assert set(options(cli.Export)) == {"run", "to", "layout", "remote_code", "scheme"}, CHANGED
-    assert set(options(cli.Report)) == {"dirs", "out", "figures", "force"}, CHANGED
+    assert set(options(cli.Report)) == {"dirs", "out", "format", "schemes", "sort", "figures", "force"}, CHANGED
     assert set(options(OpsBench)) == set("shapes dtypes modes only pairs threads device quick out".split()), CHANGED
     assert set(options(NormsBench)) == set(
         "dtypes passes modes preset scheme batch_size shapes quick pairs threads device out".split()

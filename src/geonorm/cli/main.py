@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -256,22 +256,30 @@ class Report:
     """A self-contained page from run or comparison directories, or from simulations."""
 
     dirs: list[str]
-    """Comparison or run directories, or those of simulations."""
-    out: str = "report.html"
-    """The page to write."""
+    """Directories of comparisons, runs, simulations and probes, together as you like."""
+    out: str | None = None
+    """The file to write; report.html, report.tex, report.csv or report.pdf where none is named."""
+    format: Literal["html", "latex", "csv", "pdf"] = "html"
+    """The page; its tables for LaTeX (booktabs); its numbers as CSV; or its figures as one PDF."""
+    schemes: list[str] = field(default_factory=list)
+    """These schemes (of probes: models) alone, in this order; what is said of each stays that of the whole."""
+    sort: Literal["given", "loss"] = "given"
+    """Order of the schemes of a comparison: as given, or by validation loss, the best first."""
     figures: str | None = None
-    """Directory for PNG and SVG figures."""
+    """Directory for PNG, SVG and PDF figures."""
     force: bool = False
     """Overwrite --out, whatever it is."""
 
 
 def report(arguments: list[str]) -> int:
-    """a self-contained page from run or comparison directories"""
+    """one self-contained page about comparisons, runs, simulations and probes; or LaTeX, CSV, PDF"""
     options = read(Report, "geonorm report", arguments, ("dirs",))
     from ..report import build
 
-    figures = Path(options.figures) if options.figures else None
-    print(build([Path(folder) for folder in options.dirs], Path(options.out), figures=figures, force=options.force))
+    out = options.out or "report." + {"latex": "tex"}.get(options.format, options.format)
+    sort = None if options.sort == "given" else options.sort
+    print(build(options.dirs, out, figures=options.figures, force=options.force, format=options.format,
+                schemes=options.schemes, sort=sort))  # fmt: skip
     return 0
 
 
@@ -321,7 +329,7 @@ def simulate(arguments: list[str]) -> int:
     from ..dynamics.simulate import Simulation
     from ..dynamics.simulate import simulate as run
     from ..lab.runs import environment
-    from ..report import write_figures
+    from ..report import build
     from ..report.simulation import terminal
 
     described = environment.describe(pick_device(config.device))
@@ -342,9 +350,9 @@ def simulate(arguments: list[str]) -> int:
             raise
         return 130
     simulations.save(out, settings, described, found.files())
-    write_figures(out, out / "figures")
+    page = build([out], out / "report.html", figures=out / "figures")
     print("\n".join(terminal(found.summary)))
-    print(f"figures: {out / 'figures'}")
+    print(f"report: {page}")
     return 0
 
 
@@ -356,7 +364,7 @@ def probe(arguments: list[str]) -> int:
     from ..lab.studies import probe as lab
     from ..lab.studies.simulate import progress
     from ..report import build
-    from ..report.geometry import terminal
+    from ..report.probe import terminal
 
     with progress(sys.stderr.isatty()) as told:
         found = lab.run(config, told)

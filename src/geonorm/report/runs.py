@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from ..lab.runs.statistics import Row, aggregate, choose
 from ..parsing import from_json, from_yaml
+from .style import Look, looks
 
 Record = dict[str, Any]
 AnyPath = str | PathLike[str]
@@ -55,6 +57,27 @@ class Comparison:
     rows: list[Row]
     source: str
     command: str | None = None
+    styles: Mapping[str, Look] = field(default_factory=dict)
+    """Looks of all that the page shows, where that is more than this."""
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Of each scheme, what it is shown as."""
+        return {scheme: scheme for scheme in self.schemes}
+
+    @property
+    def looks(self) -> dict[str, Look]:
+        styles = self.styles or looks(self.schemes)
+        return {scheme: styles[scheme] for scheme in self.schemes}
+
+    def only(self, schemes: Sequence[str], sort: str | None = None) -> Comparison:
+        """Rows of these schemes alone, in this order, or by loss; what is said of each still is that of the whole
+        comparison (its baseline, p adjusted for all), so that leaving some out makes none more significant."""
+        rows = [self.row(scheme) for scheme in schemes if scheme in self.schemes] if schemes else self.rows
+        if sort == "loss":
+            rows = sorted(rows, key=lambda row: math.inf if row["val_loss_mean"] is None else row["val_loss_mean"])
+        kept = {self.baseline, *(row["scheme"] for row in rows)}
+        return replace(self, runs=[run for run in self.runs if run.scheme in kept], rows=rows)
 
     @property
     def baseline(self) -> str:
@@ -75,7 +98,7 @@ class Comparison:
     def _counted(self) -> dict[str, list[Run]]:
         """Runs at the best learning rate that finished: those the table is made of."""
         counted = {}
-        for scheme in self.schemes:
+        for scheme in dict.fromkeys(run.scheme for run in self.runs):
             runs = self.of(scheme)
             chosen = {id(summary) for summary in choose([run.summary for run in runs]).runs}
             counted[scheme] = [run for run in runs if id(run.summary) in chosen]

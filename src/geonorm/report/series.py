@@ -175,6 +175,14 @@ def all_sites(profiles: Iterable[dict[Site, tuple[float, float, float]]]) -> lis
     return sorted(sites, key=lambda site: (site.layer, KINDS.index(site.kind) if site.kind in KINDS else 9))
 
 
+def depths(sites: Sequence[Site]) -> dict[Site, float]:
+    """Where sites stand on an axis of layers: the first of a layer at its number, the others evenly behind it."""
+    of_layer: dict[float, list[Site]] = {}
+    for site in sites:
+        of_layer.setdefault(site.layer, []).append(site)
+    return {site: layer + place / len(found) for layer, found in of_layer.items() for place, site in enumerate(found)}
+
+
 def events(runs: Sequence[Run], key: str) -> list[tuple[Run, float, float]]:
     """Logged spikes of a measurement: the run, the tokens seen by then, and the value."""
     found = []

@@ -1,6 +1,6 @@
 """The directory of a simulation: what may be written where, and all of it at once, when the simulation ends.
 
-DIR/config.yaml  environment.json  trace.jsonl  summary.json  theory.json  particles.json  figures/
+DIR/config.yaml  environment.json  trace.jsonl  summary.json  theory.json  particles.json  report.html  figures/
 """
 
 from __future__ import annotations
