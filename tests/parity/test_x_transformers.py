@@ -116,4 +116,4 @@ def test_the_rebuilt_stack_is_the_stack(stack: str, norm: str, agree: Callable[.
         if stack == "orthogonal" and name.endswith(("to_q.weight", "to_k.weight")):
             assert not p.grad.any() and not grad.any()  # one token attends to itself, whatever its query
         else:
-            agree(grad, p.grad, f"gradient of {name}")
+            agree(grad if p.dim() else grad.view(()), p.grad, f"gradient of {name}")  # scalars are (1,) here

@@ -58,6 +58,8 @@ def test_sites_follow_each_other_and_the_models_own_hidden_states(family: str, t
         for number, site in enumerate(sites):
             block, place = blocks[number // len(stack.sublayers)], stack.sublayers[number % len(stack.sublayers)]
             x, after, u = site.measure.kept
+            scale = place.branches[0].scale  # u is the raw output, before the block's own number
+            u = u if scale is None else u * getattr(block, scale)
             with torch.no_grad():
                 moved = x + (u if place.output is None else block.get_submodule(place.output)(u))
                 moved = moved if place.after is None else block.get_submodule(place.after)(moved)
@@ -334,7 +336,9 @@ def test_what_a_norm_is_is_asked(family: str, tiny_model: Tiny) -> None:
     for base, stack in Capture(model).stacks:
         for place in stack.sublayers:
             for path in place.norms:
-                norm = model.get_submodule(join(base, stack.blocks, "0", path))
-                facts = examine(norm, torch.zeros(1, norm.weight.shape[0]))
-                assert facts.kind == stack.norm and facts.gain is not None
-                torch.testing.assert_close(facts.gain, norm.weight.detach() + stack.gain_offset)
+                norm = model.get_submodule(join(base, stack.blocks, "1", path))  # some first blocks lack one
+                weight = getattr(norm, "weight", None)
+                facts = examine(norm, torch.zeros(1, model.config.hidden_size if weight is None else len(weight)))
+                assert facts.kind == stack.norm and (facts.gain is None) == (weight is None)
+                if weight is not None:
+                    torch.testing.assert_close(facts.gain, weight.detach() + stack.gain_offset)

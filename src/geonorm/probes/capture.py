@@ -162,7 +162,8 @@ class Capture:
             module = self.model.get_submodule(name)
         except AttributeError:
             raise ConfigError(f"{type(self.model).__name__} has no module {name}; {BY_HAND}") from None
-        self.norms.setdefault(name, Norm(name, module, stack, role, layer, kind))
+        if not isinstance(module, nn.Identity):  # ModernBERT's first block reads what the norm at the entry gave
+            self.norms.setdefault(name, Norm(name, module, stack, role, layer, kind))
 
     @contextmanager
     def watching(self, **masks: Tensor | None) -> Iterator[None]:
