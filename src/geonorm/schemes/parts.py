@@ -64,8 +64,8 @@ def make_part(name: str, part: Any, norm: NormSpec) -> nn.Module | nn.Parameter:
             return norm()
         case float() | int():
             return nn.Parameter(torch.tensor([float(part)]))
-        case float(value) | int(value), "dim":
-            return nn.Parameter(torch.full((norm.dim,), float(value)))
+        case float() | int(), "dim":
+            return nn.Parameter(torch.full((norm.dim,), float(part[0])))
     require(
         False,
         f'{name} must be "norm", a number, (number, "dim"), an nn.Parameter or a module, got {type(part).__name__}',
