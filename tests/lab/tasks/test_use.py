@@ -123,7 +123,7 @@ def test_generation_of_a_model_folder_is_that_of_its_run(layout: str, train: Any
         (["--temperature", -1], "temperature must be at least 0"),
         (["--top-k", 0], "top_k at least 1"),
         (["--seed", -1], "seed must be between 0"),
-        (["--prompt", "\udcff"], "the prompt is not valid Unicode"),
+        (["--prompt", "\udcff"], "prompt is not valid Unicode"),
         (["--device", "tpu"], "'tpu'"),
     ],
 )
