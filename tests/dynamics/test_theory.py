@@ -94,10 +94,13 @@ def test_unequal_radii_change_the_exponent_of_a_scheme_that_keeps_them(r: float,
 def test_unequal_radii_of_many_tokens_and_under_a_mask_against_particles() -> None:
     scheme, radii = "geonorm(entry=embedding)", [0.7, 1.0, 1.4]
     x = torch.tensor(radii, dtype=torch.float64)[:, None] * dynamics.cone(3, 3, 1e-3, seeds=(0,))
-    for causal, until in ((False, 1e5), (True, 1e9)):
-        found = theory.terminal(scheme, causal=causal, radius=radii, beta=0.3).exponent
-        flow = dynamics.Flow(scheme, dynamics.Attention(0.3, causal=causal))
-        assert slopes(flow, x, [until / 10, until])[0] == pytest.approx(found, rel=0.02)
+    found = theory.terminal(scheme, radius=radii, beta=0.3).exponent
+    assert slopes(dynamics.Flow(scheme, dynamics.Attention(0.3)), x, [1e4, 1e5])[0] == pytest.approx(found, rel=0.02)
+    # under a mask the modes lie close together: the slope rises to its limit over many decades
+    limit = theory.terminal(scheme, causal=True, radius=radii, beta=0.3).exponent
+    flow = dynamics.Flow(scheme, dynamics.Attention(0.3, causal=True))
+    early, later, late = slopes(flow, x, [1e2, 1e3, 1e5, 1e7])
+    assert limit is not None and early < later < late < limit and limit - late < 0.6 * (limit - early)
     for other in ("pre(entry=embedding)", "peri(entry=embedding)"):  # radii that grow become equal
         assert theory.terminal(other, radius=radii).exponent == pytest.approx(2.0, rel=1e-6)
     same = theory.terminal(scheme, radius=[3.0, 3.0 + 1e-7, 3.0]).exponent
@@ -109,7 +112,7 @@ def test_olmo2_does_not_freeze_where_there_is_no_temperature(causal: bool, expon
     found = theory.terminal("olmo2", causal=causal, beta=0.0)
     assert found.kind == "polynomial" and found.exponent == pytest.approx(exponent, rel=1e-6)
     flow = dynamics.Flow("olmo2", dynamics.Attention(0.0, causal=causal))
-    late = slopes(flow, equiangular(3, 0.99), [1e5, 1e6] if causal else [1e2, 1e3])[0]
+    late = slopes(flow, equiangular(3, 0.99), [1e7, 1e8] if causal else [1e2, 1e3])[0]
     assert late == pytest.approx(exponent, rel=0.02)
 
 
@@ -125,7 +128,7 @@ def test_whole_layers_have_other_exponentials(scheme: str, causal: bool, rate: f
     if scheme == "post":
         flow = dynamics.Flow(scheme, dynamics.Attention(1.0, causal=causal))
         with torch.no_grad():
-            walk = dynamics.integrate(flow, flow.start(equiangular(4, 0.99)), [20, 21], method="layers")
+            walk = dynamics.integrate(flow, flow.start(equiangular(4, 0.99)), [45, 46], method="layers")
             early, late = (dynamics.gap(flow.tokens(x)).item() for _, x in walk)
         assert log(early / late) == pytest.approx(rate, rel=1e-2)
     assert str(theory.terminal("ngpt(alpha=1)", layers=True)) == "none"  # the token is replaced at once

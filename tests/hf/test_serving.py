@@ -113,7 +113,9 @@ def test_a_folded_model_is_a_model_like_any_other(build: Any, ids: Any, tmp_path
     assert folded.config.scheme == "ngpt(head=plain)" and model.config.scheme == "ngpt"
     mine, theirs = folded.model.state_dict(), model.model.state_dict()
     assert mine.keys() == theirs.keys() and all(
-        value.data_ptr() == theirs[name].data_ptr() for name, value in mine.items()
+        value.data_ptr() == theirs[name].data_ptr()
+        for name, value in mine.items()
+        if not name.endswith(".layer")  # the number of its block, which each residual keeps for itself
     )
     before = folded.lm_head.weight.clone()
     with torch.no_grad():
