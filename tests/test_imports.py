@@ -34,7 +34,7 @@ ALLOWED = {
     "ops": MATHS,
     "schemes": MATHS | {"elsewhere", "ops"},
     "residual": RULES,
-    "sites": {"errors"},
+    "sites": RULES | {"residual"},
     "nn": RULES | {"residual"},
     "dynamics": MATHS | {"schemes"},
     "probes": GROUND | {"sphere", "sites"},
