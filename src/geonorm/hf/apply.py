@@ -13,6 +13,7 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from ..errors import ConfigError, unknown
+from ..nn.roles import SLOTS
 from ..residual import Residual
 from ..schemes import Scheme, Site, parse
 from ..sites.anatomy import FAMILIES, blocks_of
@@ -21,7 +22,6 @@ from .applied import dress, is_applied
 from .match import matched
 from .sites import Undo, replace_sites, stock_norms
 
-SLOTS = {"attn": ("q", "k", "v", "q_rope", "k_rope"), "mlp": ("up", "gate"), "exit": ("logits",)}
 RECORD = "_geonorm_undo"
 
 
