@@ -18,7 +18,7 @@ import geonorm
 SOURCE = Path(geonorm.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-GROUND = {"errors", "lazy", "output", "parsing", "devices"}
+GROUND = {"errors", "lazy", "output", "parsing", "results", "devices"}
 MATHS = GROUND | {"sphere", "norms"}
 RULES = MATHS | {"elsewhere", "ops", "schemes"}
 MODELS = RULES | {"residual", "nn"}
@@ -27,6 +27,7 @@ ALLOWED = {
     "lazy": set(),
     "parsing": set(),
     "output": {"errors"},
+    "results": {"errors"},
     "devices": {"errors"},
     "elsewhere": {"errors"},
     "sphere": {"errors"},
@@ -50,6 +51,7 @@ FREE_OF_TORCH = (
     "lazy",
     "output",
     "parsing",
+    "results",
     "elsewhere",
     "sites.anatomy",
     "cli.arguments",
@@ -87,6 +89,7 @@ PUBLIC = [
     "geodesic_update",
     "Decoder",
     "DecoderConfig",
+    "compare",
     "simulate",
     "probe",
     "GeonormError",

@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import sphere
 from ..devices import pick_device
 from ..errors import ConfigError
+from ..results import Result, Rows
 from ..schemes import Scheme, parse
 from . import theory
 from .config import SimulateConfig
@@ -46,7 +47,7 @@ exponential further costs an explicit integrator most of its steps."""
 
 
 @dataclass(frozen=True, repr=False)
-class Simulation:
+class Simulation(Result):
     """summary: what summary.json holds. trace: rows. theory: the closed equation per scheme, where it applies.
     particles: directions of the first seed at a few times, in three dimensions, per scheme. Filled scheme by scheme;
     status is "interrupted", and missing names the schemes to come, until all are there."""
@@ -77,6 +78,9 @@ class Simulation:
         self.particles.update(part.particles, schemes=self.particles["schemes"] | part.particles["schemes"])
         self.summary["schemes"].append(row)
         self.summary["missing"].remove(row["scheme"])
+
+    def tables(self) -> dict[str, Rows]:
+        return {"schemes": self.summary["schemes"], "trace": self.trace}
 
     def files(self) -> dict[str, Any]:
         """Content of the files of a simulation directory, by name."""
