@@ -32,7 +32,6 @@ from .simulate import save, writable
 
 Told = Callable[[str, float], None]
 ABLATION_TOKENS = 4096
-FILES = ("trace.jsonl", "norms.jsonl", "summary.json")
 
 
 @dataclass(frozen=True, repr=False)
