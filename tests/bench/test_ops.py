@@ -14,15 +14,21 @@ from torch import Tensor
 from geonorm import geodesic_update
 from geonorm.bench import candidates as pool
 from geonorm.bench import ops, show
-from geonorm.bench.candidates import Candidate, add_norm, candidates, step_read
-from geonorm.bench.check import DTYPES, WrongResult, check, inputs, row_error
+from geonorm.bench.candidates import UpdateCandidate as Candidate
+from geonorm.bench.candidates import add_norm, candidates, step_read
 from geonorm.bench.config import OpsBench
-from geonorm.bench.ops import bench_ops, choose, measure
+from geonorm.bench.measure import DTYPES, WrongResult, check, measure, row_error
+from geonorm.bench.ops import bench_ops, choose
 from geonorm.bench.timing import CpuClock
 from geonorm.errors import ConfigError
 
 CPU = torch.device("cpu")
 HALF = torch.tensor(0.5)
+inputs = Candidate.inputs
+
+
+def measured(chosen: list[Candidate], size: tuple[int, int], dtype: str, config: OpsBench, missing: Any) -> Any:
+    return measure(chosen, size, dtype, config.modes, config.rounds, CpuClock(1), CPU, missing, ops.PRE)
 
 
 def eager() -> list[Candidate]:
@@ -107,6 +113,10 @@ def test_row_error() -> None:
     assert not row_error(truth * float("nan"), truth) <= 1e9
 
 
+def tensors(dtype: str) -> tuple[Tensor, ...]:
+    return inputs(10, 100, dtype, CPU)
+
+
 @pytest.mark.parametrize(
     ("norm", "reads", "mode", "passes"),
     [
@@ -124,17 +134,17 @@ def test_row_error() -> None:
 def test_bytes_in_one_type(norm: bool, reads: int, mode: str, passes: int) -> None:
     """The table of passes over memory: 3 + 5, or 3 + 6 with two readers, against 4 + 4."""
     candidate = Candidate("x", add_norm, norm=norm, read=reads == 2)
-    assert candidate.bytes(mode, 1000, 2, 2) == passes * 2000
+    assert candidate.bytes(mode, tensors("bf16")) == passes * 2000
 
 
 def test_bytes_with_an_fp32_stream_and_bf16_updates() -> None:
     """30 and 28 bytes per element with two readers of the stream's gradient."""
     twice, norm = Candidate("x", add_norm, read=True), Candidate("x", add_norm, norm=True)
-    assert twice.bytes("both", 1, 4, 2) == 30
-    assert norm.bytes("both", 1, 4, 2) == 28
+    assert twice.bytes("both", tensors("mixed")) == 30_000
+    assert norm.bytes("both", tensors("mixed")) == 28_000
     through = Candidate("x", add_norm, read=True, through=True)
-    assert through.bytes("both", 1, 4, 2) == 30 and through.bytes("fwd", 1, 2, 2) == 8
-    assert through.bytes("bwd", 1, 2, 2) == 12
+    assert through.bytes("both", tensors("mixed")) == 30_000 and through.bytes("fwd", tensors("bf16")) == 8_000
+    assert through.bytes("bwd", tensors("bf16")) == 12_000
 
 
 def test_table(tmp_path: Path) -> None:
@@ -148,7 +158,7 @@ def test_table(tmp_path: Path) -> None:
         out=str(tmp_path),
     )
     chosen = [c for c in choose(candidates(CPU)[0], config.only) if not c.compiled]
-    rows = [row for dtype in config.dtypes for row in measure(chosen, (48, 32), dtype, config, CPU, CpuClock(1), {})]
+    rows = [row for dtype in config.dtypes for row in measured(chosen, (48, 32), dtype, config, {})]
     show.ops(rows[: len(rows) // 2], said.append)
     text = "\n".join(said)
     assert "48 x 32 fp32 both" in text and "48 x 32 fp32 fwd" in text and "best peer: add + rms_norm" in text
@@ -194,18 +204,17 @@ def test_compiled_candidates_are_right_and_compared_with_compiled() -> None:
     config = OpsBench(shapes=["32x16"], dtypes=["fp32"], modes=["bwd"], pairs=6)
     found = [c for c in candidates(CPU)[0] if c.name in ("geonorm compiled", ops.PRE, f"{ops.PRE} compiled")]
     with ops.functorch.patch(donated_buffer=False):
-        rows = {row["name"]: row for row in measure(found, (32, 16), "fp32", config, CPU, CpuClock(1), {})}
+        rows = {row["name"]: row for row in measured(found, (32, 16), "fp32", config, {})}
     assert max(rows["geonorm compiled"]["errors"].values()) < 5e-6
     compiled = rows[f"{ops.PRE} compiled"]
     assert compiled["to_pre"][0] == 1.0 != compiled["to_eager"][0]
 
 
-def test_a_wrong_kernel_of_another_library_is_left_out(monkeypatch: Any) -> None:
-    monkeypatch.setattr(ops, "FUSED", {"Other": None})
-    other = Candidate("Other", lambda x, u, gains: (x + u, 1.1 * x * gains), norm=True, gains=True)
+def test_a_wrong_kernel_of_another_library_is_left_out() -> None:
+    other = Candidate("Other", lambda x, u, gains: (x + u, 1.1 * x * gains), norm=True, gains=True, optional=True)
     missing: dict[str, str] = {}
     chosen = [other, Candidate(ops.PRE, add_norm, norm=True)]
-    rows = measure(chosen, (16, 8), "fp32", OpsBench(modes=["fwd"], pairs=6), CPU, CpuClock(1), missing)
+    rows = measured(chosen, (16, 8), "fp32", OpsBench(modes=["fwd"], pairs=6), missing)
     assert [row["name"] for row in rows if not row["name"].startswith("copy")] == [ops.PRE]
     assert (
         list(missing) == ["Other, 16 x 8 fp32"]

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..dynamics import radial_rate, speed, theory
+from ..nn.roles import ROLES, SLOTS
 from ..norms import NormSpec
 from ..schemes import Parts, Scheme, Site, find, names, parse
 from ..schemes.parse import described, format_value, options, takes_scheme
@@ -21,8 +22,6 @@ DEPTH, DIM, HEADS = 12, 64, 4
 """The model that initial values are stated for: 12 blocks, width 64, 4 heads."""
 PARTICLES = 32
 """Tokens of the prediction of the initial velocity."""
-ROLES = ("embed", "q", "k", "v", "o", "up", "gate", "down", "head")
-SLOTS = {"q": HEADS, "k": HEADS, "v": HEADS, "q_rope": HEADS, "k_rope": HEADS, "up": 0, "gate": 0}
 NOTES = "x stream, u(y) output of the sub-layer that reads y, N norm, v part of u tangential to x, t = layer + 1"
 
 
@@ -73,10 +72,9 @@ def initial_scalars(scheme: Scheme) -> dict[str, str]:
         site = Site(layer, kind, DEPTH)
         part = scheme.resolve(site)
         modules: dict[str, nn.Module] = {"": Parts(part, site, NormSpec("rms", DIM))}
-        shapes = {name: (heads, DIM // HEADS) if heads else (4 * DIM,) for name, heads in SLOTS.items()}
-        wanted = {"attn": ("q", "k", "v", "q_rope", "k_rope"), "mlp": ("up", "gate"), "exit": ("logits",)}.get(kind, ())
-        for name in wanted:
-            slot = part.slot(name, shapes.get(name, (4 * DIM,)), DIM, site)
+        shape = (HEADS, DIM // HEADS) if kind == "attn" else (4 * DIM,)
+        for name in SLOTS.get(kind, ()):
+            slot = part.slot(name, shape, DIM, site)
             if slot is not None:
                 modules[f"{name}."] = slot
         for prefix, module in modules.items():
@@ -95,8 +93,9 @@ def summary(value: torch.Tensor) -> str:
 def initial_std(scheme: Scheme) -> dict[str, float]:
     """Initial standard deviation over the base by role in block 2 of 12, where it is not 1."""
     found = {}
+    kinds = {"embed": "entry", "position": "entry", "head": "exit", **dict.fromkeys(("up", "gate", "down"), "mlp")}
     for role in ROLES:
-        kind = {"embed": "entry", "head": "exit"}.get(role, "mlp" if role in ("up", "gate", "down") else "attn")
+        kind = kinds.get(role, "attn")
         site = Site({"entry": 0, "exit": DEPTH - 1}.get(kind, 1), kind, DEPTH)
         ratio = scheme.resolve(site).init_std(role, DIM, DIM, site, 1.0)
         if ratio != 1.0:

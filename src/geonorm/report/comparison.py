@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 
+from ..lab.runs.run import flatten
 from . import comparison_charts as charts
 from .checks import limits
 from .page import Part, Section, bullets, details, pairs, plain, table
-from .runs import Comparison, Record, Run, flatten
+from .runs import Comparison, Record, Run
 from .tables import COLUMNS, LIMITS, count, headline, summary_line
 from .vega import Chart
 
@@ -86,7 +87,7 @@ def _recipe(comparison: Comparison) -> str:
     """Settings that all runs share, and where each scheme departs from them."""
     if not any(run.config for run in comparison.runs):
         return "<p>No configuration was stored with these runs.</p>"
-    flat = [dict(flatten(run.config)) for run in comparison.runs]
+    flat = [flatten(run.config) for run in comparison.runs]
     keys = dict.fromkeys(key for config in flat for key in config if key.split(".")[-1] not in PER_RUN)
     shared = [(key, flat[0].get(key)) for key in keys if all(c.get(key) == flat[0].get(key) for c in flat)]
     own = [key for key in keys if key not in dict(shared)]
@@ -115,7 +116,7 @@ def _own_recipes(comparison: Comparison) -> list[str]:
 
 
 def _values(runs: Iterable[Run], key: str) -> str:
-    values = dict.fromkeys(plain(dict(flatten(run.config)).get(key)) for run in runs)
+    values = dict.fromkeys(plain(flatten(run.config).get(key)) for run in runs)
     return ", ".join(values)
 
 
@@ -138,7 +139,7 @@ def _repeat(comparison: Comparison) -> str:
     environments = {json.dumps(part, sort_keys=True): part for part in map(_alike, found)}
     for number, environment in enumerate(environments.values(), 1):
         name = "Environment" + (f" {number} of {len(environments)}" if len(environments) > 1 else "")
-        content = pairs(flatten(environment)) if environment else "<p>No environment was recorded.</p>"
+        content = pairs(flatten(environment).items()) if environment else "<p>No environment was recorded.</p>"
         parts.append(details(name, content))
     rows = [[run.path.name, *(plain(run.summary.get(key)) for key in STATUS)] for run in comparison.runs]
     parts.append(details(f"All {count(len(comparison.runs), 'run')} and how they ended", table(("run", *STATUS), rows)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..lab.runs.run import read_object, read_rows
 from .columns import aligned
 from .page import Cells
 from .style import Look, figures, looks, si
@@ -83,22 +83,16 @@ def _streams(model: Row) -> list[str]:
 
 def is_probe(path: Path) -> bool:
     """Whether a directory holds a probe."""
-    try:
-        found = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and found.get("kind") == "probe"
+    return read_object(path / "summary.json").get("kind") == "probe"
 
 
 def load(path: Path) -> Geometry:
-    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    summary = read_object(path / "summary.json")
     stacks = {model["model"]: model["schedule"] for model in summary["models"]}
 
     def rows(name: str) -> dict[str, list[Row]]:
         found: dict[str, list[Row]] = {}
-        file = path / name
-        for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-            row = json.loads(line)
+        for row in read_rows(path / name):
             found.setdefault(series(row["model"], row["stack"], stacks.get(row["model"], {})), []).append(row)
         return found
 

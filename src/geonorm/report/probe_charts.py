@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ..decay import schedule
 from .probe import Geometry, Row, caption, depths, norm_rows
 from .style import figures
 from .vega import Axis, Chart, Spec, figure
@@ -103,12 +104,10 @@ def block_means(rows: Sequence[Row], key: str) -> list[tuple[int, float]]:
 
 def curve(law: Row, t: float, depth: int) -> float:
     """The fitted law at block t."""
-    if law["best"] == "none":
-        fitted: float = law["power"]["alpha"] * t ** -law["power"]["exponent"]
-        return fitted
-    shapes = {"harmonic": 1 / t, "sqrt": t**-0.5, "linear": (depth - t + 1) / depth, "constant": 1.0}
-    scale: float = law[law["best"]]["alpha"]
-    return scale * shapes[law["best"]]
+    best, power = law["best"], law["power"]
+    kind, alpha = (power["exponent"], power["alpha"]) if best == "none" else (best, law[best]["alpha"])
+    fitted: float = schedule(kind, alpha, t, depth)
+    return fitted
 
 
 def rotation(found: Geometry) -> list[Chart]:

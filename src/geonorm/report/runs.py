@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ..lab.runs.run import flatten, read_object, read_objects, read_text, rows_of
 from ..lab.runs.statistics import Row, aggregate, choose
-from ..parsing import from_json, from_yaml
+from ..parsing import from_yaml
 from .style import Look, looks
 
 Record = dict[str, Any]
@@ -43,10 +44,6 @@ class Run:
         """The run in a few words, for a reader who points at it."""
         lr = self.summary.get("lr")
         return f"{self.scheme} · seed {self.summary.get('seed', '?')}" + (f" · lr {lr:g}" if lr else "")
-
-    def setting(self, *names: str) -> Any:
-        """The first of these names that the configuration has, at any depth; None where it has none."""
-        return _lookup(self.config, names)
 
 
 @dataclass(frozen=True)
@@ -118,15 +115,13 @@ class Comparison:
         layers = [row["layer"] for run in self.runs for row in run.trace if row.get("layer") is not None]
         if layers:
             return int(max(layers)) + 1
-        found = self.runs[0].setting("layers", "depth", "num_layers", "n_layers", "blocks")
+        found = flatten(self.runs[0].config).get("model.layers")
         return found if isinstance(found, int) else None
 
     @property
     def data(self) -> str | None:
         """The corpus as the configuration names it."""
-        found = self.runs[0].setting("data")
-        if isinstance(found, Mapping):
-            found = _lookup(found, ("source", "name", "path", "train"))
+        found = self.runs[0].config.get("data")
         return None if found is None else Path(str(found)).name or str(found)
 
 
@@ -136,7 +131,7 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> Comparison:
     paths = list(dict.fromkeys(path for root in roots for path in _run_paths(root)))
     if not paths:
         raise FileNotFoundError(f"no run directory in {', '.join(map(str, roots))}")
-    results = [_json(root / "results.json") for root in roots]
+    results = [read_object(root / "results.json") for root in roots]
     order = [str(row["scheme"]) for found in results for row in found.get("schemes", ()) if row.get("scheme")]
     order.append("pre")  # the usual baseline leads where nothing else is on record
     runs = sorted(map(read_run, paths), key=lambda run: _place(run.scheme, order))
@@ -160,7 +155,7 @@ def _into(out: str, command: list[str]) -> list[str]:
 
 def read_run(path: Path) -> Run:
     """Read one run directory; what is missing is empty, and a run without a summary was interrupted."""
-    config_text = _text(path / "config.yaml")
+    config_text = read_text(path / "config.yaml")
     config = _yaml(config_text)
     metrics, damaged_metrics = _jsonl(path / "metrics.jsonl")
     trace, damaged_trace = _jsonl(path / "trace.jsonl")
@@ -168,31 +163,22 @@ def read_run(path: Path) -> Run:
     last = metrics[-1] if metrics else {}
     fallback = {
         "status": "interrupted",
-        "scheme": _lookup(config, ("scheme",)) or (trace[0].get("scheme") if trace else None) or path.name,
-        "seed": _lookup(config, ("seed",)),
-        "lr": _lookup(config, ("lr", "learning_rate")),
+        "scheme": config.get("scheme") or (trace[0].get("scheme") if trace else None) or path.name,
+        "seed": config.get("seed"),
+        "lr": config.get("lr"),
         "tokens": last.get("tokens"),
     }
     return Run(
         path=path,
-        summary=fallback | _json(path / "summary.json"),
+        summary=fallback | read_object(path / "summary.json"),
         config=config,
         config_text=config_text,
-        environment=_parts(path / "environment.json"),
+        environment=read_objects(path / "environment.json"),
         metrics=_latest(metrics, ("step",)),
         trace=_latest(trace, ("step", "layer", "kind")),
         damaged=damaged_metrics + damaged_trace + damaged_norms,
         norms=_latest(norms, ("step", "layer", "kind", "norm")),
     )
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of a nested configuration as ("optim.lr", value)."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _run_paths(root: Path) -> list[Path]:
@@ -227,42 +213,11 @@ def _latest(records: list[Record], keys: tuple[str, ...]) -> list[Record]:
     return sorted(unique.values(), key=lambda record: record.get("step") or 0)
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
-def _json(path: Path) -> Record:
-    try:
-        found = from_json(_text(path) or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _parts(path: Path) -> list[Record]:
-    """The objects of a list, or the one of a file that is an object, as runs of version 0.1 wrote it."""
-    try:
-        found = from_json(_text(path) or "[]")
-    except ValueError:
-        return []
-    found = found if isinstance(found, list) else [found]
-    return [part for part in found if isinstance(part, dict)]
-
-
 def _jsonl(path: Path) -> tuple[list[Record], int]:
     """Records of a JSON-lines file and the number of damaged lines before the last one."""
-    records: list[Record] = []
-    damaged = 0
-    lines = _text(path).splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            record = from_json(line)
-        except ValueError:
-            damaged += number < len(lines) and bool(line.strip())
-            continue
-        if isinstance(record, dict):
-            records.append(record)
-    return records, damaged
+    lines = [line for line in read_text(path).splitlines() if line.strip()]
+    before = list(rows_of(lines[:-1]))
+    return [*before, *rows_of(lines[-1:])], len(lines[:-1]) - len(before)
 
 
 def _yaml(text: str) -> Record:
@@ -271,15 +226,3 @@ def _yaml(text: str) -> Record:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _lookup(config: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """Breadth-first search, so that `data` at the top wins over `model.data`."""
-    levels = [config]
-    while levels:
-        for name in names:
-            for level in levels:
-                if level.get(name) is not None:
-                    return level[name]
-        levels = [value for level in levels for value in level.values() if isinstance(value, Mapping)]
-    return None

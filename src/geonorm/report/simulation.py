@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from ..lab.runs.run import read_object, read_rows
 from .columns import aligned
 from .page import Cells
 from .runs import Record
@@ -72,20 +71,16 @@ class Trace:
 
 def is_simulation(path: Path) -> bool:
     """Whether a directory holds a simulation, finished or interrupted."""
-    return _read(path / "summary.json").get("kind") == "simulation"
+    return read_object(path / "summary.json").get("kind") == "simulation"
 
 
 def load(path: Path) -> Trace:
     """Read a simulation directory; a missing or damaged side file is empty."""
     rows: dict[str, list[Record]] = {}
-    trace = path / "trace.jsonl"
-    for line in trace.read_text(encoding="utf-8").splitlines() if trace.is_file() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
+    for row in read_rows(path / "trace.jsonl"):
         rows.setdefault(row["scheme"], []).append(row)
-    return Trace(path, _read(path / "summary.json"), rows, _read(path / "theory.json"), _read(path / "particles.json"))
+    summary, theory, particles = (read_object(path / f"{name}.json") for name in ("summary", "theory", "particles"))
+    return Trace(path, summary, rows, theory, particles)
 
 
 def caption(summary: Record) -> str:
@@ -191,11 +186,3 @@ def headline(row: Record) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -54,23 +54,6 @@ class Site:
         return self.layer + 1
 
 
-Schedule = Literal["harmonic", "sqrt", "linear", "constant"] | float
-
-
-def schedule(kind: str | float, alpha: Number, t: Any, depth: int) -> Number:
-    """Step size at depth-time t = 1..depth: harmonic alpha/t, sqrt alpha/sqrt(t), linear alpha (depth-t+1)/depth; a
-    number p alpha t^-p."""
-    if isinstance(kind, float):
-        return alpha * t**-kind
-    if kind == "harmonic":
-        return alpha / t
-    if kind == "sqrt":
-        return alpha / t**0.5
-    if kind == "linear":
-        return alpha * (depth - t + 1) / depth
-    return alpha
-
-
 def add(x: Tensor, u: Tensor, step: Number, h: Number = 1.0) -> Tensor:
     """x + h step u; a step of exactly 1 costs one addition."""
     if isinstance(step, float) and isinstance(h, float):

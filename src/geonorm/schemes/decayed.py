@@ -8,9 +8,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from .. import sphere
+from ..decay import Schedule, schedule
 from ..norms import upcast
 from ..ops import AngleMap
-from .base import Number, Placement, Schedule, Site, add, require, schedule
+from .base import Number, Placement, Site, add, require
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from .. import sphere
+from ..decay import schedule
 from ..norms import NormSpec
-from .base import About, Number, Placement, Site, add, require, schedule
+from .base import About, Number, Placement, Site, add, require
 from .decayed import Decayed
 from .parse import register
 

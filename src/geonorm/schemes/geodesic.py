@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import sphere
+from ..decay import Schedule, schedule
 from ..norms import NormSpec, Scalars, upcast
 from ..ops import AngleMap, geodesic_step
-from .base import About, Number, Placement, Schedule, Site, require, schedule
+from .base import About, Number, Placement, Site, require
 from .parse import register
 
 POWERS = {"exp": inf, "projection": 1.0, "cayley": 2.0}

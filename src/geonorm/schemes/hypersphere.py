@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..decay import Schedule, schedule
 from ..norms import NormSpec
-from .base import About, Number, Placement, Schedule, Site, require, schedule
+from .base import About, Number, Placement, Site, require
 from .parse import register
 from .scales import Scale, Scaled, Times, UnitQuery
 

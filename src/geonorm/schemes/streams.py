@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..decay import Schedule, schedule
 from ..norms import NormSpec, Scalars, upcast
-from .base import About, Number, Placement, Schedule, Site, add, require, schedule
+from .base import About, Number, Placement, Site, add, require
 from .parse import register
 
 

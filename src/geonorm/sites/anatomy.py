@@ -332,7 +332,7 @@ def anatomy(config: Any) -> tuple[Stack, ...]:
 
     Raises ConfigError for a model type that is not in the table.
     """
-    name = getattr(config, "model_type", None)
+    name = getattr(config, "stock_type", None) or getattr(config, "model_type", None)  # what a scheme was applied to
     if name not in FAMILIES:
         raise ConfigError(f"{unknown('model type', str(name), FAMILIES)}; or {BY_HAND}")
     return FAMILIES[name](config)
@@ -356,6 +356,15 @@ def rooted(model: Any, stacks: Iterable[Stack]) -> Iterator[tuple[Stack, str]]:
         base = root(model, stack)
         if base is not None:
             yield stack, base
+
+
+def blocks_of(model: Any, stack: Stack, base: str) -> list[Any]:
+    """The blocks of a stack, whose paths start from `base`."""
+    path = join(base, stack.blocks)
+    found = list(model.get_submodule(path).children())
+    if not found:
+        raise ConfigError(f"{path} holds no blocks")
+    return found
 
 
 def join(*paths: str) -> str:

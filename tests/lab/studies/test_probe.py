@@ -195,11 +195,11 @@ def test_files_with_other_names_are_refused(tiny_model: Tiny, tmp_path: Path) ->
 def test_gradients_are_those_of_the_loss(case: str, tiny_model: Tiny) -> None:
     model, inputs = tiny_model(case)
     subject = Subject(model)
-    rows = gradient_norms(subject, inputs)
+    rows = list(gradient_norms(subject, inputs).values())
     assert len(rows) == len(subject.capture.sites)
     assert all(p.grad is None for p in model.parameters())
-    (_, modules), row = list(zip(subject.branches(), rows, strict=True))[-1]
-    weight = [p for m in modules for p in m.parameters() if p.dim() == 2][-1]
+    chains, row = list(subject.capture.sites)[-1].chains, rows[-1]
+    weight = [p for chain in chains for m in chain for p in m.parameters() if p.dim() == 2][-1]
     subject.loss(inputs).backward()
     gradient = weight.grad.clone()
     model.zero_grad(set_to_none=True)
@@ -230,7 +230,7 @@ def test_a_block_left_out_is_a_model_without_it(case: str, tiny_model: Tiny) -> 
     if case == "t5":
         return
     without = copy.deepcopy(model)
-    base, found = Subject(without).capture.stacks[0]
+    found, base = Subject(without).capture.stacks[0]
     del without.get_submodule(f"{base}.{found.blocks}")[1]
     without.config.num_hidden_layers = len(blocks) - 1
     logits = without(**inputs, use_cache=False).logits[:, :-1].flatten(0, 1)

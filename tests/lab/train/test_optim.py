@@ -16,6 +16,7 @@ from geonorm.lab.options import Optim
 from geonorm.lab.scale import parallel
 from geonorm.lab.train import optim, trace
 from geonorm.nn import Decoder, DecoderConfig
+from geonorm.sites.watch import watch
 
 SHAPE = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8}
 IDS = torch.arange(2 * 8).view(2, 8)
@@ -187,7 +188,7 @@ def test_bfloat16_keeps_the_stream_in_fp32(scheme: str) -> None:
     decoder, runtime = model(scheme), Runtime(dtype="bf16")
     dtypes = []
     with (
-        trace.watching(decoder, lambda site, residual, x, u, after: dtypes.append((x.dtype, u.dtype, after.dtype))),
+        watch(decoder, lambda place, x, u, after: dtypes.append((x.dtype, u.dtype, after.dtype))),
         parallel.precision(runtime, torch.device("cpu")),
     ):
         decoder(IDS)

@@ -160,7 +160,7 @@ def measure(
     tokens = subject.measure(batches, step)
     sites, norms = subject.capture.rows(), subject.capture.norm_rows()
     if gradients:
-        for row, found in zip(sites, gradient_norms(subject, batches[0]), strict=True):
+        for row, found in zip(sites, gradient_norms(subject, batches[0]).values(), strict=True):
             row.update(found)
     loss, ablated = None, list[dict[str, Any]]()
     if ablate_blocks:

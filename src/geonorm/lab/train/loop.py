@@ -188,7 +188,7 @@ class Loop:
             asking = self.examination is not None and self.examination.due(step, last)
             reading = evaluating or saving or asking or step % self.log_every == 0
             try:
-                grad_norms = self.update(evaluating, reading)
+                gradients = self.update(evaluating, reading)
                 late = 0 < c.checkpoint.minutes * 60 < time.monotonic() - saved
                 own = FAILED if self.saver.failed else STOP if stopped else LATE if late else 0
                 signal = (asked := self.world.highest(own)) > LATE
@@ -197,7 +197,7 @@ class Loop:
                 rows = self.settled()
                 self.clock(rows, time.monotonic() - started)
                 if evaluating:
-                    rows[-1].update(self.evaluate(run, grad_norms))
+                    rows[-1].update(self.evaluate(run, gradients))
                 if asking and self.examination is not None:
                     self.dog.at(step, "tasks")
                     rows[-1].update(self.examination.row())
@@ -227,7 +227,7 @@ class Loop:
                 raise Interrupted(f"stopped at step {step} of {c.steps}; saved in {run.path}")
             started = time.monotonic()
 
-    def update(self, measure: bool, check: bool) -> dict[str, float]:
+    def update(self, measure: bool, check: bool) -> trace.Gradients:
         """One optimizer step; returns the gradient norm of every site if asked to measure. With `check`, a loss or
         gradient that is not finite is Trouble before it can reach the weights."""
         c, step = self.config, self.step + 1
@@ -243,7 +243,7 @@ class Loop:
                     loss = self.spread.loss(ids[rows], targets[rows])
                 (loss / c.runtime.accumulate).backward()
             losses.append(loss.detach())
-        norms = trace.branch_grad_norms(self.model) if measure else {}
+        norms = trace.gradients(self.model) if measure else {}
         grad_norm = self.spread.clip(c.optim.clip if c.optim.clip > 0 else inf)
         total = self.world.mean(torch.stack(losses).mean())
         lr = c.lr * optim.rate(c.optim, step, c.steps)
@@ -294,13 +294,13 @@ class Loop:
             row["tokens_per_second"] = row["tokens"] / row["step"] / max(1e-9, each)
             row["seconds"] = self.seconds
 
-    def evaluate(self, run: Run, grad_norms: dict[str, float]) -> dict[str, Any]:
+    def evaluate(self, run: Run, gradients: trace.Gradients) -> dict[str, Any]:
         c = self.config
         self.dog.at(self.step, "evaluation")
         with parallel.precision(c.runtime, self.device):
             result = self.validation.on_part(self.model)
             if c.evaluation.trace_tokens:
-                found = trace.trace(self.model, self.validation.trace_ids(), self.step, grad_norms)
+                found = trace.trace(self.model, self.validation.trace_ids(), self.step, gradients)
                 run.append(run.trace, found.sites)
                 run.append(run.norms, found.norms)
             if self.step == c.steps:
