@@ -18,7 +18,7 @@ import geonorm
 SOURCE = Path(geonorm.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-GROUND = {"errors", "lazy", "output", "parsing", "devices"}
+GROUND = {"errors", "lazy", "output", "parsing", "settings", "devices"}
 MATHS = GROUND | {"sphere", "norms"}
 RULES = MATHS | {"elsewhere", "ops", "schemes"}
 MODELS = RULES | {"residual", "nn"}
@@ -26,6 +26,7 @@ ALLOWED = {
     "errors": set(),
     "lazy": set(),
     "parsing": set(),
+    "settings": {"errors"},
     "output": {"errors"},
     "devices": {"errors"},
     "elsewhere": {"errors"},
@@ -40,7 +41,7 @@ ALLOWED = {
     "probes": GROUND | {"sphere", "sites"},
     "hf": MODELS | {"sites", ""},  # "" is the package itself: its version
     "lab": MODELS | {"sites", "hf", "probes", ""},
-    "report": {"errors", "lab.runs.statistics", "parsing"},
+    "report": {"errors", "lab.runs.statistics", "parsing", "settings"},
     "bench": MODELS | {"lab", "report"},
     "__main__": {"cli"},
     "": set(),  # geonorm/__init__.py loads by name, on use
@@ -50,6 +51,7 @@ FREE_OF_TORCH = (
     "lazy",
     "output",
     "parsing",
+    "settings",
     "elsewhere",
     "sites.anatomy",
     "cli.arguments",
@@ -62,6 +64,7 @@ FREE_OF_TORCH = (
     "lab.runs.statistics",
     "lab.studies.simulate",
     "report",
+    "report.config",
     "bench.config",
 )
 EXTRAS = (

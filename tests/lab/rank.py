@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 from torch.profiler import ProfilerActivity, profile
 
 from geonorm.cli.main import main
-from geonorm.lab.config import from_dict
 from geonorm.lab.scale import checkpoint, parallel
 from geonorm.lab.train import loop as train
 from geonorm.nn import Decoder
+from geonorm.settings import from_dict
 
 
 def run(dtype: str, *command: str) -> int:

@@ -20,6 +20,7 @@ from .. import sphere
 from ..devices import pick_device
 from ..errors import ConfigError
 from ..schemes import Scheme, parse
+from ..settings import from_dict
 from . import theory
 from .config import SimulateConfig
 from .fields import Attention, Field, Fresh, random_attention
@@ -103,7 +104,7 @@ def simulate(
     where the integration fails.
     """
     if config is None:
-        config = SimulateConfig.of(settings)
+        config = from_dict(SimulateConfig, settings)
     elif settings or not isinstance(config, SimulateConfig):
         raise ConfigError("simulate takes either a SimulateConfig or settings by name, such as schemes='pre'")
     schemes = [parse(scheme) for scheme in config.schemes]

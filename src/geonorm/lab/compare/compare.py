@@ -20,7 +20,8 @@ from typing import Any
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError
 from ...schemes import parse
-from ..config import TUNING_SEED, CompareConfig, Recipe, TrainConfig, from_dict, to_dict
+from ...settings import from_dict, to_dict
+from ..config import TUNING_SEED, CompareConfig, Recipe, TrainConfig
 from ..runs.made import Made
 from ..runs.run import LOCK, Run, difference, locked, stored_settings, write_atomic, write_json
 from ..runs.statistics import aggregate

@@ -20,8 +20,9 @@ import torch
 from ...errors import ConfigError
 from ...nn.decoder import Decoder
 from ...nn.roles import ROLES
+from ...settings import to_dict
 from ..compare.clusters import Machine
-from ..config import Runtime, TrainConfig, to_dict
+from ..config import Runtime, TrainConfig
 from ..train.optim import own_recipe
 from .footprint import Conditions, Piece, footprint
 from .parallel import layout
