@@ -18,7 +18,7 @@ import geonorm
 SOURCE = Path(geonorm.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-GROUND = {"errors", "lazy", "output", "parsing", "results", "devices", "decay"}
+GROUND = {"errors", "lazy", "output", "parsing", "results", "devices", "decay", "settings"}
 MATHS = GROUND | {"sphere", "norms"}
 RULES = MATHS | {"elsewhere", "ops", "schemes"}
 MODELS = RULES | {"residual", "nn"}
@@ -27,6 +27,7 @@ ALLOWED = {
     "lazy": set(),
     "parsing": set(),
     "decay": set(),
+    "settings": {"errors"},
     "output": {"errors"},
     "results": {"errors"},
     "devices": {"errors"},
@@ -42,7 +43,7 @@ ALLOWED = {
     "probes": GROUND | {"sphere", "sites"},
     "hf": MODELS | {"sites", ""},  # "" is the package itself: its version
     "lab": MODELS | {"sites", "hf", "probes", ""},
-    "report": {"errors", "lab.runs.run", "lab.runs.statistics", "parsing", "decay"},
+    "report": {"errors", "lab.runs.run", "lab.runs.statistics", "parsing", "decay", "settings"},
     "bench": MODELS | {"lab", "report"},
     "__main__": {"cli"},
     "": set(),  # geonorm/__init__.py loads by name, on use
@@ -54,6 +55,7 @@ FREE_OF_TORCH = (
     "parsing",
     "results",
     "decay",
+    "settings",
     "elsewhere",
     "sites.anatomy",
     "cli.arguments",
@@ -67,6 +69,7 @@ FREE_OF_TORCH = (
     "lab.runs.statistics",
     "lab.studies.simulate",
     "report",
+    "report.config",
     "bench.config",
 )
 EXTRAS = (

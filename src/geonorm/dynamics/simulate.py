@@ -21,6 +21,7 @@ from ..devices import pick_device
 from ..errors import ConfigError
 from ..results import Result, Rows
 from ..schemes import Scheme, parse
+from ..settings import from_dict
 from . import theory
 from .config import SimulateConfig
 from .fields import Attention, Field, Fresh, random_attention
@@ -107,7 +108,7 @@ def simulate(
     where the integration fails.
     """
     if config is None:
-        config = SimulateConfig.of(settings)
+        config = from_dict(SimulateConfig, settings)
     elif settings or not isinstance(config, SimulateConfig):
         raise ConfigError("simulate takes either a SimulateConfig or settings by name, such as schemes='pre'")
     schemes = [parse(scheme) for scheme in config.schemes]
