@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...results import Result, Rows
-from ..config import CompareConfig, from_dict
+from ...settings import from_dict
+from ..config import CompareConfig
 from ..runs.run import read_rows
 from . import compare as comparison
 
