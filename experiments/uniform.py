@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from geonorm.lab.open import open_run
+from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.run import Run, read_rows
+from geonorm.lab.scale.world import ALONE
 from geonorm.lab.train.loop import Loop, load_text, trace
 from geonorm.nn import Decoder
 
@@ -29,7 +31,7 @@ def deep(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def at_start(path: Path) -> list[dict[str, Any]]:
     """Rows of norms.jsonl for the weights as they were drawn."""
     config = Run(path).config()
-    loop = Loop(config, load_text(config), CPU, lambda line: None)
+    loop = Loop(resolve(config, ALONE), load_text(config), CPU, lambda line: None)
     return trace.trace(loop.model, loop.validation.trace_ids(), 0, {}).norms
 
 

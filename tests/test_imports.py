@@ -18,7 +18,7 @@ import geonorm
 SOURCE = Path(geonorm.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-GROUND = {"errors", "lazy", "output", "parsing", "devices", "decay"}
+GROUND = {"errors", "lazy", "output", "parsing", "results", "devices", "decay", "settings"}
 MATHS = GROUND | {"sphere", "norms"}
 RULES = MATHS | {"elsewhere", "ops", "schemes"}
 MODELS = RULES | {"residual", "nn"}
@@ -27,7 +27,9 @@ ALLOWED = {
     "lazy": set(),
     "parsing": set(),
     "decay": set(),
+    "settings": {"errors"},
     "output": {"errors"},
+    "results": {"errors"},
     "devices": {"errors"},
     "elsewhere": {"errors"},
     "sphere": {"errors"},
@@ -41,7 +43,7 @@ ALLOWED = {
     "probes": GROUND | {"sphere", "sites"},
     "hf": MODELS | {"sites", ""},  # "" is the package itself: its version
     "lab": MODELS | {"sites", "hf", "probes", ""},
-    "report": {"errors", "lab.runs.run", "lab.runs.statistics", "parsing", "decay"},
+    "report": {"errors", "lab.runs.run", "lab.runs.statistics", "parsing", "decay", "settings"},
     "bench": MODELS | {"lab", "report"},
     "__main__": {"cli"},
     "": set(),  # geonorm/__init__.py loads by name, on use
@@ -51,7 +53,9 @@ FREE_OF_TORCH = (
     "lazy",
     "output",
     "parsing",
+    "results",
     "decay",
+    "settings",
     "elsewhere",
     "sites.anatomy",
     "cli.arguments",
@@ -65,6 +69,7 @@ FREE_OF_TORCH = (
     "lab.runs.statistics",
     "lab.studies.simulate",
     "report",
+    "report.config",
     "bench.config",
 )
 EXTRAS = (
@@ -90,6 +95,7 @@ PUBLIC = [
     "geodesic_update",
     "Decoder",
     "DecoderConfig",
+    "compare",
     "simulate",
     "probe",
     "GeonormError",

@@ -15,7 +15,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from uniform import CPU, Loop, facts
 
+from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.run import Run, read_rows
+from geonorm.lab.scale.world import ALONE
 from geonorm.lab.train.loop import load_text, trace
 from geonorm.probes.schedule import LAWS, implied
 
@@ -82,7 +84,7 @@ def schedules(paths: list[Path]) -> list[dict[str, Any]]:
         if summary is None or summary["status"] != "finished":
             continue
         config = Run(path).config()
-        loop = Loop(config, load_text(config), CPU, lambda line: None)
+        loop = Loop(resolve(config, ALONE), load_text(config), CPU, lambda line: None)
         start = trace.trace(loop.model, loop.validation.trace_ids(), 0, {}).sites
         end = [row for row in read_rows(path / "trace.jsonl") if row["step"] == summary["steps"]]
         for when, rows in (("start", start), ("end", end)):

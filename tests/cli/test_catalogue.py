@@ -136,8 +136,8 @@ def test_command(arguments: list[str], expected: object, capsys: pytest.CaptureF
     ("arguments", "says"),
     [
         (["perri"], "did you mean 'peri'"),
-        (["pre", "post"], "usage: geonorm schemes"),
-        (["--jsn"], "usage: geonorm schemes"),
+        (["pre", "post"], "unexpected argument 'post'"),
+        (["--jsn"], "did you mean '--json'?"),
     ],
 )
 def test_command_errors(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

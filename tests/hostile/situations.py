@@ -412,8 +412,8 @@ REPORTS = [
     s("report run/config.yaml", "no run directory"),
     s("report run --figures folder/text.txt", "is a file", files={"folder/text.txt": "mine"}),
     s("report ''", "no run directory"),
-    s("schemes pre --yaml", "usage: geonorm schemes"),
-    s("schemes --json --markdown", "usage: geonorm schemes"),
+    s("schemes pre --yaml", "unknown option '--yaml'"),
+    s("schemes --json --markdown", "--markdown", "alone"),
     s("schemes pre(", "cannot read scheme"),
     s("schemes nothing.here:Scheme", "no scheme"),
 ]

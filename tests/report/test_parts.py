@@ -17,7 +17,7 @@ from geonorm.lab.runs.statistics import SEED_CAP, aggregate
 from geonorm.report import series
 from geonorm.report.checks import limits
 from geonorm.report.runs import load, read_run
-from geonorm.report.style import COLOURS, duration, figures, looks, memory, rate, si, signed
+from geonorm.report.style import COLOURS, figures, looks, memory, rate, si, signed
 from geonorm.report.tables import LIMITS, fitted, headline, markdown, terminal, verdict
 from geonorm.report.vega import Axis, Chart
 
@@ -194,8 +194,6 @@ def test_lines_break_where_a_value_is_missing_and_marks_outside_are_left_out() -
         (si(12), "12"),
         (memory(3 * 2**30), "3 GiB"),
         (memory(None), "–"),
-        (duration(90), "90 s"),
-        (duration(600), "10 min"),
         (rate(3e-4), "3e-4"),
         (rate(None), "–"),
         (rate(0.00125), "1.25e-3"),

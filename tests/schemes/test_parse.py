@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from geonorm import errors, names, parse, schemes
 from geonorm.errors import ConfigError
+from geonorm.settings import members
 
 parsing = sys.modules["geonorm.schemes.parse"]
 OURS = """
@@ -35,7 +36,7 @@ LAYOUTS = {  # what may be combined with what: names to draw from, and the field
 def value_of(hint: Any, layout: str) -> st.SearchStrategy[Any]:
     """Any valid value of a field. Numbers in (0, 1] are valid for every field there is."""
     choices: list[st.SearchStrategy[Any]] = []
-    for option in parsing.options(hint):
+    for option in members(hint):
         if get_origin(option) is Literal:
             choices.append(st.sampled_from(get_args(option)))
         elif option is float:
@@ -251,6 +252,7 @@ def test_deep_nesting() -> None:
 ELSEWHERE = """
 from dataclasses import dataclass
 from geonorm.schemes import Scheme
+from geonorm.settings import members
 
 @dataclass(frozen=True)
 class Elsewhere(Scheme):
@@ -297,8 +299,8 @@ def test_any_text_in_a_field_round_trips(elsewhere: Any, text: str) -> None:
         ("no_such_module_here:Rule", "No module named"),
         (f"{MODULE}:", "cannot read scheme"),
         (f"{MODULE}:Elsewhere(count=0.5)", "count must be a whole number"),
-        (f"{MODULE}:Elsewhere(flag=1)", "flag must be bool"),
-        (f"{MODULE}:Elsewhere(word=3)", "word must be str"),
+        (f"{MODULE}:Elsewhere(flag=1)", "flag must be true or false"),
+        (f"{MODULE}:Elsewhere(word=3)", "word must be text"),
     ],
 )
 def test_third_party_errors(elsewhere: Any, text: str, says: str) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import fields
 from math import isfinite
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,8 +15,9 @@ from ..dynamics import radial_rate, speed, theory
 from ..nn.roles import ROLES, SLOTS
 from ..norms import NormSpec
 from ..schemes import Parts, Scheme, Site, find, names, parse
-from ..schemes.parse import described, format_value, options, takes_scheme
-from .arguments import docs
+from ..schemes.parse import format_value, takes_scheme
+from ..settings import describe as describe_type
+from ..settings import docs, hints
 
 DEPTH, DIM, HEADS = 12, 64, 4
 """The model that initial values are stated for: 12 blocks, width 64, 4 heads."""
@@ -42,7 +43,7 @@ def entry(name: str) -> dict[str, Any]:
             f.name: {
                 "default": plain(getattr(scheme, f.name)),
                 "values": values(cls, f.name),
-                "meaning": " ".join(docs(cls).get(f.name, "").split()),
+                "meaning": docs(cls).get(f.name, ""),
             }
             for f in fields(cls)
         },
@@ -55,10 +56,8 @@ def entry(name: str) -> dict[str, Any]:
 
 
 def values(cls: type[Scheme], name: str) -> str:
-    hint = get_type_hints(cls)[name]
-    if takes_scheme(hint):
-        return "a scheme"
-    return described(options(hint)) if get_origin(hint) is not Literal else described((hint,))
+    hint = hints(cls)[name]
+    return "a scheme" if takes_scheme(hint) else describe_type(hint, between=" | ")
 
 
 def plain(value: Any) -> str | float | int | bool:

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from .. import elsewhere, output
 from ..errors import ConfigError, GeonormError, unknown
-from .arguments import HelpAsked, read
+from ..settings import Settings, to_dict
+from .arguments import HelpAsked, print_completion, read
 
 USAGE = """usage: geonorm VERB [options]      (geonorm VERB --help)
 
@@ -21,6 +22,8 @@ residual schemes for Transformers, trained side by side
 
 verbs:"""
 STATUS = """
+geonorm VERB --help: what people set most, and two examples; --help-all: every option
+geonorm --completion bash|zsh|fish: a script with which the shell completes verbs, options and words
 exit status: 0 done; 2 bad input, a diverged run, or runs of a comparison that failed; 130 interrupted, saved"""
 
 
@@ -49,6 +52,9 @@ def run_verb(arguments: list[str]) -> int:
         return 0
     name, rest = arguments[0], arguments[1:]
     try:
+        if name == "--completion":
+            print_completion(rest[0] if rest else "", commands())
+            return 0
         if name not in VERBS:
             raise ConfigError(unknown("verb", name, VERBS))
         return copy_context().run(run, VERBS[name], rest)  # --trust-code holds for this command
@@ -152,7 +158,7 @@ def evaluate(arguments: list[str]) -> int:
     """loss on any text, and tasks, of a run, an exported folder or any Hugging Face model"""
     from ..lab.config import EvalConfig
 
-    config = read(EvalConfig, "geonorm eval", arguments, ("model",))
+    config = read(EvalConfig, "geonorm eval", arguments)
     from ..lab.tasks.use import evaluate as run
 
     result = run(config, live=sys.stderr.isatty())
@@ -165,73 +171,28 @@ def evaluate(arguments: list[str]) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Generate:
-    """Text from a trained run or a Hugging Face model."""
-
-    run: str
-    """Run directory, folder of a comparison (with --scheme), model folder, or name on the Hugging Face hub."""
-    prompt: str = ""
-    """Beginning of the text; without it a new document begins."""
-    tokens: int = 100
-    """New tokens."""
-    temperature: float = 0.8
-    """0 takes the likeliest token each time."""
-    top_k: int | None = 50
-    """Sample among this many likeliest tokens."""
-    seed: int = 0
-    """Seed of the sampling."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    scheme: str | None = None
-    """With the folder of a comparison: its best finished run of this scheme."""
-
-
 def generate(arguments: list[str]) -> int:
     """text from a trained run or a Hugging Face model"""
-    options = read(Generate, "geonorm generate", arguments, ("run",))
+    from ..lab.config import GenerateConfig
+
+    config = read(GenerateConfig, "geonorm generate", arguments)
     from ..lab.tasks.use import generate_text
 
-    for piece in generate_text(
-        options.run,
-        options.prompt,
-        options.tokens,
-        options.temperature,
-        options.top_k,
-        options.seed,
-        options.device,
-        options.scheme,
-    ):
+    for piece in generate_text(config):
         print(piece, end="", flush=True)
     print()
     return 0
 
 
-@dataclass(frozen=True)
-class Export:
-    """A finished run as a model folder for transformers: weights, configuration, tokenizer, model card."""
-
-    run: str
-    """Run directory, or folder of a comparison (with --scheme)."""
-    to: str
-    """Folder to write; it must not exist or be empty."""
-    layout: str = "geonorm"
-    """geonorm: any scheme, loads with `import geonorm.hf`; stock, or by name (llama, gpt2, ...): the architecture of
-    transformers that it equals."""
-    remote_code: bool = False
-    """Add a modeling file: the folder then loads with trust_remote_code=True where geonorm is not installed."""
-    scheme: str | None = None
-    """With the folder of a comparison: its best finished run of this scheme."""
-
-
 def export(arguments: list[str]) -> int:
     """a finished run as a model folder for transformers"""
-    options = read(Export, "geonorm export", arguments, ("run",))
+    from ..lab.config import ExportConfig
+
+    options = read(ExportConfig, "geonorm export", arguments)
     from .. import hf
     from ..hf.export import check_target
     from ..hf.export import export as write
     from ..hf.layouts import architecture, check_layout
-    from ..lab.config import to_dict
     from ..lab.open import open_run, read_finished, run_of
 
     to = Path(options.to)
@@ -251,29 +212,11 @@ def export(arguments: list[str]) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Report:
-    """A self-contained page from run or comparison directories, or from simulations."""
-
-    dirs: list[str]
-    """Directories of comparisons, runs, simulations and probes, together as you like."""
-    out: str | None = None
-    """The file to write; report.html, report.tex, report.csv or report.pdf where none is named."""
-    format: Literal["html", "latex", "csv", "pdf"] = "html"
-    """The page; its tables for LaTeX (booktabs); its numbers as CSV; or its figures as one PDF."""
-    schemes: list[str] = field(default_factory=list)
-    """These schemes (of probes: models) alone, in this order; what is said of each stays that of the whole."""
-    sort: Literal["given", "loss"] = "given"
-    """Order of the schemes of a comparison: as given, or by validation loss, the best first."""
-    figures: str | None = None
-    """Directory for PNG, SVG and PDF figures."""
-    force: bool = False
-    """Overwrite --out, whatever it is."""
-
-
 def report(arguments: list[str]) -> int:
     """one self-contained page about comparisons, runs, simulations and probes; or LaTeX, CSV, PDF"""
-    options = read(Report, "geonorm report", arguments, ("dirs",))
+    from ..report.config import ReportConfig
+
+    options = read(ReportConfig, "geonorm report", arguments)
     from ..report import build
 
     out = options.out or "report." + {"latex": "tex"}.get(options.format, options.format)
@@ -287,30 +230,20 @@ def bench(arguments: list[str]) -> int:
     """speed: operations beside their peers (ops), training steps (train), LayerNorm against RMSNorm (norms)"""
     from ..bench.config import NormsBench, OpsBench, TrainBench
 
-    kinds = {"ops": OpsBench, "train": TrainBench, "norms": NormsBench}
-    if not arguments or arguments[0] in ("-h", "--help"):
+    kinds: dict[str, Any] = {"ops": OpsBench, "train": TrainBench, "norms": NormsBench}
+    if not arguments:
+        raise ConfigError(f"WHAT is missing: {' or '.join(kinds)} (see --help)")
+    if arguments[0] in ("-h", "--help", "--help-all"):
         lines = [f"  {name:9} {' '.join((kind.__doc__ or '').split())}" for name, kind in kinds.items()]
-        if not arguments:
-            raise ConfigError(f"WHAT is missing: {' or '.join(kinds)} (see --help)")
         raise HelpAsked("\n".join(["usage: geonorm bench WHAT [options]      (geonorm bench WHAT --help)", "", *lines]))
     name, rest = arguments[0], arguments[1:]
     if name not in kinds:
         raise ConfigError(unknown("benchmark", name, kinds))
-    if name == "ops":
-        ops = read(OpsBench, "geonorm bench ops", rest)
-        from ..bench.ops import bench_ops
+    config = read(kinds[name], f"geonorm bench {name}", rest)
+    from ..bench import norms, ops, train
 
-        bench_ops(ops)
-    elif name == "norms":
-        norms = read(NormsBench, "geonorm bench norms", rest)
-        from ..bench.norms import bench_norms
-
-        bench_norms(norms)
-    else:
-        steps = read(TrainBench, "geonorm bench train", rest)
-        from ..bench.train import bench_train
-
-        bench_train(steps)
+    work: dict[str, Any] = {"ops": ops.bench_ops, "train": train.bench_train, "norms": norms.bench_norms}
+    work[name](config)
     return 0
 
 
@@ -360,7 +293,7 @@ def probe(arguments: list[str]) -> int:
     """what normalization does to hidden states: any Hugging Face model or run, site by site"""
     from ..probes.config import ProbeConfig
 
-    config = read(ProbeConfig, "geonorm probe", arguments, ("models",))
+    config = read(ProbeConfig, "geonorm probe", arguments)
     from ..lab.studies import probe as lab
     from ..lab.studies.simulate import progress
     from ..report import build
@@ -375,45 +308,45 @@ def probe(arguments: list[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class SchemesConfig(Settings):
+    """Equation, source and fields of every residual scheme, or of one."""
+
+    words = ("name",)
+    examples = ("geonorm schemes geonorm", "geonorm schemes --json")
+
+    name: str | None = None
+    """A scheme; a list of all when not given."""
+    json: bool = False
+    """All that is known, for programs."""
+    markdown: bool = False
+    """The generated part of docs/schemes.md."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.markdown and (self.json or self.name):
+            raise ConfigError("--markdown is of all schemes and goes alone")
+
+
 def schemes(arguments: list[str]) -> int:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
-    usage = "usage: geonorm schemes [NAME] [--json]      geonorm schemes --markdown"
-    if "--help" in arguments or "-h" in arguments:
-        raise HelpAsked(usage)
-    flags = [word for word in arguments if word.startswith("-")]
-    chosen = [word for word in arguments if not word.startswith("-")]
-    if len(chosen) > 1 or flags not in ([], ["--json"], ["--markdown"]) or (flags == ["--markdown"] and chosen):
-        raise ConfigError(usage)
+    config = read(SchemesConfig, "geonorm schemes", arguments)
     from .catalogue import catalogue, describe, json_text, markdown
 
-    if flags == ["--markdown"]:
+    if config.markdown:
         print(markdown(), end="")
-    elif flags:
-        print(json_text(chosen[0] if chosen else None))
+    elif config.json:
+        print(json_text(config.name))
     else:
-        print(describe(chosen[0]) if chosen else catalogue())
+        print(describe(config.name) if config.name else catalogue())
     return 0
-
-
-@dataclass(frozen=True)
-class Data:
-    """What a text source holds (inspect), or its tokens written to the cache (prepare)."""
-
-    action: Literal["inspect", "prepare"]
-    """inspect: print a description; prepare: tokenize into the cache."""
-    source: str
-    """Text, as for --data of train."""
-    tokenizer: str | None = None
-    """byte, bpe or a tokenizer.json; bpe for prepare when not given."""
-    vocab_size: int = 1024
-    """Tokens of an own BPE."""
-    cache: str | None = None
-    """Folder of prepared tokens; $GEONORM_CACHE or ~/.cache/geonorm when not given."""
 
 
 def data(arguments: list[str]) -> int:
     """what a text source holds (inspect SOURCE), or its tokens in the cache (prepare SOURCE)"""
-    options = read(Data, "geonorm data", arguments, ("action", "source"))
+    from ..lab.config import DataConfig
+
+    options = read(DataConfig, "geonorm data", arguments)
     from ..lab.data import describe, load_tokenizer, open_source, prepare
 
     cache = Path(options.cache) if options.cache else None
@@ -425,6 +358,31 @@ def data(arguments: list[str]) -> int:
         return 0
     print(json.dumps(prepare(source, tokenizer, cache).meta, indent=1, ensure_ascii=False))
     return 0
+
+
+def commands() -> dict[str, type]:
+    """The configuration of every command."""
+    from ..bench.config import NormsBench, OpsBench, TrainBench
+    from ..dynamics.config import SimulateConfig
+    from ..lab.config import CompareConfig, DataConfig, EvalConfig, ExportConfig, GenerateConfig, TrainCommand
+    from ..probes.config import ProbeConfig
+    from ..report.config import ReportConfig
+
+    return {
+        "compare": CompareConfig,
+        "train": TrainCommand,
+        "eval": EvalConfig,
+        "generate": GenerateConfig,
+        "export": ExportConfig,
+        "report": ReportConfig,
+        "bench ops": OpsBench,
+        "bench train": TrainBench,
+        "bench norms": NormsBench,
+        "probe": ProbeConfig,
+        "simulate": SimulateConfig,
+        "schemes": SchemesConfig,
+        "data": DataConfig,
+    }
 
 
 VERBS: dict[str, Callable[[list[str]], int]] = {

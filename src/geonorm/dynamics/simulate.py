@@ -19,7 +19,9 @@ from torch import Tensor
 from .. import sphere
 from ..devices import pick_device
 from ..errors import ConfigError
+from ..results import Result, Rows
 from ..schemes import Scheme, parse
+from ..settings import from_dict
 from . import theory
 from .config import SimulateConfig
 from .fields import Attention, Field, Fresh, random_attention
@@ -46,7 +48,7 @@ exponential further costs an explicit integrator most of its steps."""
 
 
 @dataclass(frozen=True, repr=False)
-class Simulation:
+class Simulation(Result):
     """summary: what summary.json holds. trace: rows. theory: the closed equation per scheme, where it applies.
     particles: directions of the first seed at a few times, in three dimensions, per scheme. Filled scheme by scheme;
     status is "interrupted", and missing names the schemes to come, until all are there."""
@@ -78,6 +80,9 @@ class Simulation:
         self.summary["schemes"].append(row)
         self.summary["missing"].remove(row["scheme"])
 
+    def tables(self) -> dict[str, Rows]:
+        return {"schemes": self.summary["schemes"], "trace": self.trace}
+
     def files(self) -> dict[str, Any]:
         """Content of the files of a simulation directory, by name."""
         return {
@@ -103,7 +108,7 @@ def simulate(
     where the integration fails.
     """
     if config is None:
-        config = SimulateConfig.of(settings)
+        config = from_dict(SimulateConfig, settings)
     elif settings or not isinstance(config, SimulateConfig):
         raise ConfigError("simulate takes either a SimulateConfig or settings by name, such as schemes='pre'")
     schemes = [parse(scheme) for scheme in config.schemes]

@@ -32,7 +32,6 @@ LATE = 1e9
 """Depth-time at which the terminal law is read off."""
 NEAR = 1e-8
 """Smallest tangential part of an update, relative to the radial one, whose step is as good as the limit."""
-KINDS = ("polynomial", "stretched", "exponential")
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from .runs import Comparison
     from .simulation import Trace
     from .style import Look
-    from .vega import Spec
+    from .vega import Figure, Spec
 
-__all__ = ["build", "write_figures"]
+__all__ = ["build", "draw", "write_figures"]
 
 AnyPath = str | PathLike[str]
 
@@ -61,11 +61,15 @@ def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[P
     nothing to show (no trace, one learning rate) is left out. Of several sources each has a folder of its own, by
     their names, numbered where two have the same.
     """
-    from .page import shared_looks
+    sources = _open_styled(dirs)
+    return _save([_figures(source) for source in sources], sources, Path(out_dir))
 
-    sources = _open(dirs)
-    styles = shared_looks(source.keys for source in sources)
-    return _save([_figures(_styled(source, styles)) for source in sources], sources, Path(out_dir))
+
+def draw(directory: AnyPath) -> dict[str, Figure]:
+    """The figures that `write_figures` writes of one directory, by name, for notebooks. Writes nothing."""
+    from .vega import Figure
+
+    return {name: Figure(spec) for source in _open_styled(directory) for name, spec in _figures(source).items()}
 
 
 MARK = '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -111,6 +115,15 @@ def _open(
     chosen = [source.only(schemes, sort) if isinstance(source, runs.Comparison) else source.of(schemes)
               for source in found] if schemes or sort else found  # fmt: skip
     return [source for source in chosen if source.keys]
+
+
+def _open_styled(dirs: Sequence[AnyPath] | AnyPath) -> list[Comparison | Trace | Geometry]:
+    """What the directories hold, one look for each name in all of them."""
+    from .page import shared_looks
+
+    sources = _open(dirs)
+    styles = shared_looks(source.keys for source in sources)
+    return [_styled(source, styles) for source in sources]
 
 
 def _styled(source: Comparison | Trace | Geometry, styles: Mapping[str, Look]) -> Comparison | Trace | Geometry:

@@ -123,7 +123,7 @@ def norm_rows(found: Geometry, name: str) -> list[Row]:
 def caption(found: Geometry) -> str:
     models = found.summary["models"]
     tokens = " / ".join(dict.fromkeys(si(model["tokens"]) for model in models))
-    return f"{found.summary['data']}, {tokens} tokens"
+    return ", ".join([*filter(None, [found.summary["data"]]), f"{tokens} tokens"])
 
 
 def overview(models: Sequence[Row]) -> tuple[list[str], Cells]:

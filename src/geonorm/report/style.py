@@ -88,13 +88,6 @@ def memory(value: float | None) -> str:
     return f"{value / 2**30:.3g} GiB" if value >= 2**30 else f"{value / 2**20:.3g} MiB"
 
 
-def duration(seconds: float) -> str:
-    """Seconds in the unit that reads best."""
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
-
-
 def figures(value: float | None) -> str:
     """Four significant figures, without an exponent where one can be avoided."""
     if value is None or not math.isfinite(value):

@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape, unescape
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+from ..errors import GeonormError, unknown
 from .style import COLOURS, GREYS, Look
 
 Spec = dict[str, Any]
@@ -248,13 +249,48 @@ def figure(charts: Sequence[Chart], caption: str = "", columns: int = 2, title: 
     return whole | {"config": CONFIG}
 
 
-def write(spec: Spec, folder: Path, name: str) -> list[Path]:
-    """Lay the figure out once, and write it as PNG, SVG and PDF."""
+@dataclass(frozen=True, repr=False)
+class Figure:
+    """A figure that notebooks show. `spec` is its definition in Vega-Lite."""
+
+    spec: Spec
+
+    def __repr__(self) -> str:
+        return "Figure(save('name.png'), .svg or .pdf; notebooks show it)"
+
+    def _repr_svg_(self) -> str:
+        return svg(self.spec)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes it as the ending of the path says: .png, .svg or .pdf."""
+        target = Path(path)
+        kind = target.suffix.removeprefix(".")
+        if kind not in RENDER:
+            raise GeonormError(unknown("ending", kind or target.name, RENDER))
+        target.write_bytes(RENDER[kind](svg(self.spec)))
+        return target
+
+
+def png(drawn: str) -> bytes:
     import vl_convert
 
+    return bytes(vl_convert.svg_to_png(drawn, scale=2))
+
+
+def pdf(drawn: str) -> bytes:
+    import vl_convert
+
+    return bytes(vl_convert.svg_to_pdf(drawn))
+
+
+RENDER: dict[str, Callable[[str], bytes]] = {"png": png, "svg": str.encode, "pdf": pdf}
+"""Files of a figure from its SVG, by their ending."""
+
+
+def write(spec: Spec, folder: Path, name: str) -> list[Path]:
+    """Lay the figure out once, and write it as PNG, SVG and PDF."""
     drawn = svg(spec)
-    kinds = {"png": vl_convert.svg_to_png(drawn, scale=2), "svg": drawn.encode(), "pdf": vl_convert.svg_to_pdf(drawn)}
-    return [put(folder / f"{name}.{kind}", content) for kind, content in kinds.items()]
+    return [put(folder / f"{name}.{kind}", render(drawn)) for kind, render in RENDER.items()]
 
 
 def put(path: Path, content: bytes) -> Path:

@@ -13,6 +13,7 @@ import yaml
 from geonorm.errors import ConfigError
 from geonorm.lab.config import Runtime, TrainConfig
 from geonorm.lab.options import Optim
+from geonorm.lab.resolve import resolve
 from geonorm.lab.scale import parallel
 from geonorm.lab.train import optim, trace
 from geonorm.nn import Decoder, DecoderConfig
@@ -101,8 +102,8 @@ def test_independent_decay_needs_a_rate_and_a_decoupled_decay() -> None:
 
 def test_an_own_recipe_without_warm_up_has_none_in_steps_either() -> None:
     config = TrainConfig(scheme="ngpt", recipe="own", optim=Optim(warmup_steps=50))
-    assert optim.own_recipe(config).optim.warmup_steps is None
-    assert optim.rate(optim.own_recipe(config).optim, 1, 100) > 0.99
+    assert resolve(config).config.optim.warmup_steps is None
+    assert optim.rate(resolve(config).config.optim, 1, 100) > 0.99
 
 
 def test_tied_head_is_not_decayed() -> None:
@@ -166,8 +167,8 @@ def test_own_recipe_takes_effect_and_is_on_record(train: Any, tmp_path: Path) ->
     assert json.loads((run / "summary.json").read_text())["paper_recipe"] == {"weight_decay": 0.0, "warmup": 0.0}
     stored = yaml.safe_load((run / "config.yaml").read_text())
     assert stored["recipe"] == "own" and stored["optim"]["warmup"] == 0.5  # what was asked for
-    assert optim.own_recipe(TrainConfig(scheme="ngpt")).optim == Optim()
-    assert optim.own_recipe(TrainConfig(scheme="pre", recipe="own")).optim == Optim()
+    assert resolve(TrainConfig(scheme="ngpt")).config.optim == Optim()
+    assert resolve(TrainConfig(scheme="pre", recipe="own")).config.optim == Optim()
 
 
 def gradients(decoder: Decoder, runtime: Runtime) -> list[torch.Tensor]:

@@ -17,7 +17,8 @@ from typing import Any
 from ... import elsewhere
 from ...errors import ConfigError, GeonormError
 from ...schemes import parse, sources_of, stored
-from ..config import CompareConfig, TrainConfig, from_dict
+from ...settings import from_dict
+from ..config import CompareConfig, TrainConfig
 from ..train.loop import Interrupted, train
 from .team import Say, Team, done, last_line
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from ...errors import CheckpointError, ConfigError, near_folder
 from ...parsing import from_json, from_yaml
-from ..config import TrainConfig, from_dict, to_dict
+from ...settings import from_dict, to_dict
+from ..config import TrainConfig
 
 VOLATILE = (
     "out", "resume", "checkpoint.keep", "checkpoint.best", "checkpoint.minutes", "guard.stuck", "runtime.accumulate",

@@ -20,11 +20,11 @@ import torch
 from ...errors import ConfigError
 from ...nn.decoder import Decoder
 from ...nn.roles import ROLES
+from ...settings import to_dict
 from ..compare.clusters import Machine
-from ..config import Runtime, TrainConfig, to_dict
-from ..train.optim import own_recipe
+from ..config import Runtime, TrainConfig
+from ..resolve import resolve
 from .footprint import Conditions, Piece, footprint
-from .parallel import layout
 from .world import World
 
 FP32, BF16 = 4, 2
@@ -43,13 +43,8 @@ class Spread:
         return self.shard * self.copies
 
 
-def spread(runtime: Runtime, ranks: int, batch_size: int) -> Spread:
-    """As a real run decides it: ConfigError for settings that do not fit so many ranks."""
-    if runtime.tensor_size > 1:
-        raise ConfigError(
-            f"a plan does not count tensor parallelism; leave out --runtime.tensor_size {runtime.tensor_size}"
-        )
-    kind = layout(runtime, World(size=ranks), batch_size)
+def spread(kind: str, runtime: Runtime, ranks: int) -> Spread:
+    """As a real run lies on so many ranks."""
     shard = (runtime.shard_size or ranks) if kind == "fsdp" else 1
     return Spread(kind, shard, ranks // shard)
 
@@ -58,9 +53,12 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
     """The plan of a run on so many ranks; sizes in bytes, times in seconds. ConfigError for settings that do not fit
     together."""
     machine = machine or Machine()
-    config = own_recipe(config)
-    shape, runtime = config.decoder(config.scheme), config.runtime
-    where = spread(runtime, ranks, config.batch_size)
+    tensor_size = config.runtime.tensor_size
+    if tensor_size > 1:
+        raise ConfigError(f"a plan does not count tensor parallelism; leave out --runtime.tensor_size {tensor_size}")
+    setup = resolve(config, World(size=ranks))
+    config, shape, runtime = setup.config, setup.shape, setup.config.runtime
+    where = spread(setup.layout, runtime, ranks)
     micro = config.batch_size // (ranks * runtime.accumulate)
     with torch.device("meta"):
         model = Decoder(shape)

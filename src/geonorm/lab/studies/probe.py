@@ -22,6 +22,7 @@ from ...probes.blockwise import load_one_block
 from ...probes.config import ProbeConfig
 from ...probes.schedule import implied
 from ...probes.subject import Inputs, Subject, ablation, gradient_norms
+from ...results import Result, Rows
 from ...sites.anatomy import Stack
 from ..data import open_source
 from ..open import Opened, encode_running, open_model, read_settings, run_of
@@ -31,12 +32,11 @@ from .simulate import save, writable
 
 Told = Callable[[str, float], None]
 ABLATION_TOKENS = 4096
-FILES = ("trace.jsonl", "norms.jsonl", "summary.json")
 
 
 @dataclass(frozen=True, repr=False)
-class Probe:
-    """What was measured of one model. Rows are dictionaries: pandas.DataFrame(probe.sites) is a table.
+class Probe(Result):
+    """What was measured of one model. Rows are dictionaries: probe.frame("norms") is a table of them.
 
     sites: one row per residual site (columns of trace.jsonl); norms: one per norm; schedule: laws of the implied step
     size by stack and kind of site; ablation: rows of the depth use; loss: of the whole model on those tokens, in nats.
@@ -62,6 +62,12 @@ class Probe:
         laws = [kinds["all"]["best"] for kinds in self.schedule.values() if kinds and kinds.get("all")]
         law = f", step law {' / '.join(laws)}" if laws else ""
         return f"Probe({self.name!r}, {self.tokens:,} tokens, {counts or 'no rows'}{law}, {self.seconds:.1f} s)"
+
+    def tables(self) -> dict[str, Rows]:
+        return {"sites": self.sites, "norms": self.norms, "ablation": self.ablation}
+
+    def files(self) -> dict[str, Any]:
+        return files_of([self])
 
     def summary(self) -> dict[str, Any]:
         """The model in summary.json."""
@@ -277,8 +283,8 @@ def check(out: Path) -> None:
         raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
 
 
-def write(config: ProbeConfig, found: Sequence[Probe]) -> None:
-    device = pick_device(config.device)
+def files_of(found: Sequence[Probe], data: str | None = None) -> dict[str, Any]:
+    """Content of the files of a probe's folder, by name."""
     clean = [
         [{"model": one.name, **{key: finite(value) for key, value in row.items()}} for row in rows]
         for one in found
@@ -288,13 +294,18 @@ def write(config: ProbeConfig, found: Sequence[Probe]) -> None:
         "trace.jsonl": list(chain.from_iterable(clean[0::3])),
         "norms.jsonl": list(chain.from_iterable(clean[1::3])),
         "summary.json": {
-            "kind": "probe", "status": "finished", "data": config.data, "models": [one.summary() for one in found],
+            "kind": "probe", "status": "finished", "data": data, "models": [one.summary() for one in found],
         },
     }  # fmt: skip
     if ablated := list(chain.from_iterable(clean[2::3])):
         files["ablation.jsonl"] = ablated
-    elif (Path(config.out) / "ablation.jsonl").exists():
-        (Path(config.out) / "ablation.jsonl").unlink()
+    return files
+
+
+def write(config: ProbeConfig, found: Sequence[Probe]) -> None:
+    device, files = pick_device(config.device), files_of(found, config.data)
+    if "ablation.jsonl" not in files:
+        (Path(config.out) / "ablation.jsonl").unlink(missing_ok=True)
     described = environment.describe(device)
     described["transformers"] = environment.installed("transformers")
     save(Path(config.out), asdict(config), described, files)

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
 from ...nn.sampling import generate, sample
-from ..compare.clusters import within
-from ..config import MAX_SEED, EvalConfig
+from ..config import EvalConfig, GenerateConfig
 from ..data import Tokenizer, open_source, prepare
 from ..data.batches import validation_batches
 from ..data.tokenizer import FileTokenizer
@@ -28,7 +27,6 @@ from ..train.evaluate import held_out, with_perplexity
 from ..train.validation import EVALUATION_BATCH
 from .tasks import Tasks, adapted, listener
 
-MOST_TOKENS = 1_000_000
 WINDOW = 2048
 """Most tokens of a window of text for Hugging Face models, unless --context says otherwise."""
 
@@ -80,7 +78,7 @@ def window(opened: Opened, asked: int | None) -> int:
     if isinstance(opened, OpenedRun):
         if asked is not None:
             raise ConfigError("--context is for Hugging Face models; a run is read in windows of its own context")
-        return opened.config.decoder(opened.config.scheme).context
+        return opened.context
     longest = opened.context or WINDOW
     if asked is not None and not 1 <= asked <= longest:
         raise ConfigError(f"--context {asked} does not fit {opened.name}: its context is {longest}")
@@ -143,29 +141,14 @@ def trained_on(path: Path) -> str | None:
     return known[-1].get("data_sha256") if known else None
 
 
-def generate_text(
-    name: str,
-    prompt: str,
-    tokens: int,
-    temperature: float,
-    top_k: int | None,
-    seed: int,
-    device_name: str,
-    scheme: str | None = None,
-) -> Iterator[str]:
+def generate_text(config: GenerateConfig) -> Iterator[str]:
     """The prompt and then new text of a run or a Hugging Face model, piece by piece as it is decoded."""
-    within("tokens", tokens, 1, MOST_TOKENS)
-    within("seed", seed, 0, MAX_SEED)
-    within("temperature", temperature, 0)
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        raise ConfigError("the prompt is not valid Unicode text") from None
-    device = pick_device(device_name)
-    opened = open_model(name, device, scheme=scheme)
-    ids, ends, writer, read = (of_run if isinstance(opened, OpenedRun) else of_transformers)(opened, prompt)
+    c, device = config, pick_device(config.device)
+    opened = open_model(c.run, device, scheme=c.scheme)
+    ids, ends, writer, read = (of_run if isinstance(opened, OpenedRun) else of_transformers)(opened, c.prompt)
     told = ""
-    for token in writer(torch.tensor([ids], device=device), tokens, temperature, top_k, generator_of(seed, device)):
+    generator = torch.Generator(device).manual_seed(c.seed)
+    for token in writer(torch.tensor([ids], device=device), c.tokens, c.temperature, c.top_k, generator):
         ids.append(int(token))
         if ids[-1] in ends:
             return
@@ -173,10 +156,6 @@ def generate_text(
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half a character: wait for the rest
             yield text[len(told) :]
             told = text
-
-
-def generator_of(seed: int, device: torch.device) -> torch.Generator:
-    return torch.Generator(device).manual_seed(seed)
 
 
 Speaker = tuple[list[int], set[int], Callable[..., Iterator[Tensor]], Callable[[list[int]], str]]

@@ -23,15 +23,15 @@ from ...errors import CheckpointError, GeonormError
 from ...nn.decoder import Decoder
 from ...ops.available import asked
 from ...output import launched
-from ...schemes import parse
 from ..config import Recipe, TrainConfig
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, prepare
 from ..data.batches import Batches, validation_batches
+from ..resolve import Resolved, resolve
 from ..runs import environment
 from ..runs.made import Made
 from ..runs.run import Run, finite
 from ..runs.summary import chart, event_writer, progress_line, summarise
-from ..scale import checkpoint, parallel, tensor
+from ..scale import checkpoint, parallel
 from ..scale.world import ALONE, World, joined, own_device
 from ..tasks.examination import Examination
 from . import optim, trace
@@ -79,14 +79,14 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
 
     Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
     kept) and Interrupted after a signal (all saved): on every rank alike."""
-    config.decoder(config.scheme)
     asked("auto")  # $GEONORM_BACKEND, before anything is written
     stopped: list[float] = []
     device = own_device(pick_device(config.runtime.device))
     torch.set_num_threads(config.runtime.threads)
     with joined(device, config.guard.stuck) as world, ExitStack() as opened:
         say = heard(say, stopped) if world.first else silent
-        loop = Loop(config, world.in_turn(lambda: load_text(config, world)), device, say, world)
+        setup = resolve(config, world)
+        loop = Loop(setup, world.in_turn(lambda: load_text(config, world)), device, say, world)
         made = Made.of(config, loop.text.tokens, loop.text.tokenizer, [config.scheme])
         run = world.together(
             lambda: opened.enter_context(Run.opened(config)) if world.first else Run(Path(config.out), writes=False)
@@ -109,15 +109,12 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
 class Loop:
     """State of one training run on one rank."""
 
-    def __init__(self, config: TrainConfig, text: Text, device: torch.device, say: Say, world: World = ALONE) -> None:
-        self.config = c = optim.own_recipe(config)
-        self.departures = optim.departures(config)
-        kind = parallel.layout(c.runtime, world, c.batch_size)
+    def __init__(self, setup: Resolved, text: Text, device: torch.device, say: Say, world: World = ALONE) -> None:
+        c = setup.config
+        self.config, self.setup, shape, kind = c, setup, setup.shape, setup.layout
         self.world = world = replace(world, tensor=c.runtime.tensor_size)
         self.text, self.device, self.say = text, device, say
         world.dog.at(0, "building the model")
-        shape = c.decoder(c.scheme)
-        tensor.check(shape, world.tensor)
         self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed)
         self.validation = Validation(text.tokens, c, shape.context, device, world)
         torch.manual_seed(c.seed)
@@ -147,10 +144,8 @@ class Loop:
     def run(self, run: Run, made: Made, stopped: list[float]) -> dict[str, Any]:
         """From the newest checkpoint to the end; `stopped` takes the times of signals to stop."""
         c = self.config
-        if self.departures:
-            self.say(
-                f"own recipe of {c.scheme}: {', '.join(f'{key} {value:g}' for key, value in self.departures.items())}"
-            )
+        if departures := self.setup.departures:
+            self.say(f"own recipe of {c.scheme}: {', '.join(f'{key} {value:g}' for key, value in departures.items())}")
         self.dog.at(0, "reading the checkpoint")
         if self.resume(run):
             self.say(f"resuming {run.path} at step {self.step} of {c.steps}")
@@ -380,8 +375,8 @@ class Loop:
             "parallel": self.spread.kind,
             "tensor_size": self.world.tensor,
             "phase": c.phase,
-            "own_recipe": self.departures,
-            "paper_recipe": parse(c.scheme).recipe(),
+            "own_recipe": self.setup.departures,
+            "paper_recipe": self.setup.scheme.recipe(),
             "events": self.judge.events,
             "diagnosis": None,
             **more,

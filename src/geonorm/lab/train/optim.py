@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import cos, pi
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,23 +10,7 @@ from torch import Tensor
 from ...errors import ConfigError
 from ...nn.decoder import Decoder
 from ...nn.roles import ROLES
-from ...schemes import parse
-from ..config import TrainConfig
 from ..options import Optim
-
-
-def departures(config: TrainConfig) -> dict[str, float]:
-    """What the scheme's own recipe sets, if the run asks for it: keys weight_decay, warmup, lr, clip."""
-    return dict(parse(config.scheme).recipe()) if config.recipe == "own" else {}
-
-
-def own_recipe(config: TrainConfig) -> TrainConfig:
-    """The run with its scheme's departures from the shared recipe (weight_decay, warmup, lr, clip) put in place."""
-    changes: dict[str, Any] = departures(config)
-    lr = changes.pop("lr", config.lr)
-    if "warmup" in changes:
-        changes["warmup_steps"] = None
-    return replace(config, lr=lr, optim=replace(config.optim, **changes))
 
 
 def build(model: Decoder, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
