@@ -27,7 +27,8 @@ MOVED = {"val_loss", "val_bpb"}
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kept")
     with tarfile.open(HERE / "a501130.tar.xz") as file:
-        file.extractall(folder, filter="data")
+        file.extraction_filter = getattr(tarfile, "data_filter", None)  # since 3.11.4
+        file.extractall(folder)
     return folder
 
 
