@@ -99,7 +99,12 @@ def test_the_record_of_a_stop_begins_with_its_signal(
         after(step, lambda: passes(50), monkeypatch)
     after(4, stop, monkeypatch)
     save = Loop.save
-    monkeypatch.setattr(Loop, "save", lambda *args: (save(*args), passes(7))[0])
+
+    def slow(*args: Any) -> None:
+        save(*args)
+        passes(7)
+
+    monkeypatch.setattr(Loop, "save", slow)
     assert train(tmp_path / "run", *STEPS).status == 130
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["steps"], summary["stopped_within"]) == (4, 10.0)
