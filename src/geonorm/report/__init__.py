@@ -17,8 +17,8 @@ def build(dirs: Sequence[AnyPath] | AnyPath, out: AnyPath, figures: AnyPath | No
 
     `dirs` are run directories, directories that hold some, comparisons (DIR/runs/*), or simulations or probes (then
     all of them). With `figures`, the PNG and SVG figures go to that directory as well. Raises FileNotFoundError where
-    there is no run at all, GeonormError where these kinds are mixed, or where `out` holds something else
-    than such a page; `force` overwrites it.
+    there is no run at all, GeonormError where these kinds are mixed, where files of a simulation or probe are damaged,
+    or where `out` holds something else than such a page; `force` overwrites it.
     """
     from .page import page
     from .runs import load
@@ -82,11 +82,10 @@ def _distinct(names: Sequence[str]) -> list[str]:
 def _study(dirs: Sequence[AnyPath] | AnyPath) -> tuple[str, list[Path]] | None:
     """(simulation or probe, the directories), if they are such; None if they are runs."""
     from ..errors import GeonormError
-    from .geometry import is_probe
-    from .simulation import is_simulation
+    from .runs import kind
 
     paths = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
-    kinds = {"simulation" if is_simulation(path) else "probe" if is_probe(path) else "run" for path in paths}
+    kinds = {kind(path).replace("comparison", "run") for path in paths}
     if len(kinds) > 1:
         raise GeonormError("one report is about runs, about simulations or about probes: give them apart")
     return None if kinds <= {"run"} else (kinds.pop(), paths)

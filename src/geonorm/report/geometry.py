@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .columns import aligned
 from .figures import MARKERS, dash, label, legend, plain_ticks
+from .runs import record, records, whole
 from .simulation import Cells, shell, table
 from .simulation import figure as drawing
 from .style import Look, figures, looks, si
@@ -72,28 +72,26 @@ class Geometry:
         return None
 
 
-def is_probe(path: Path) -> bool:
-    """Whether a directory holds a probe."""
-    try:
-        found = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and found.get("kind") == "probe"
-
-
 def load(path: Path) -> Geometry:
-    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-    stacks = {model["model"]: model["schedule"] for model in summary["models"]}
+    """Read a probe's directory. GeonormError where a file is cut or is not what the summary says, OSError where one is
+    missing."""
+    with whole(path / "summary.json", "probe") as file:
+        summary = record(file)
+        terminal(summary["models"])
+        stacks = {model["model"]: model["schedule"] for model in summary["models"]}
+        counts = {key: sum(model[key] for model in summary["models"]) for key in ("sites", "norms")}
 
-    def rows(name: str) -> dict[str, list[Row]]:
+    def rows(name: str, count: int | None = None) -> dict[str, list[Row]]:
         found: dict[str, list[Row]] = {}
-        file = path / name
-        for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-            row = json.loads(line)
-            found.setdefault(series(row["model"], row["stack"], stacks.get(row["model"], {})), []).append(row)
+        with whole(path / name, "probe") as file:
+            for row in records(file):
+                found.setdefault(series(row["model"], row["stack"], stacks[row["model"]]), []).append(row)
+            if count is not None and sum(map(len, found.values())) != count:
+                raise ValueError(f"it has not the {count} lines that summary.json counts")
         return found
 
-    return Geometry(path, summary, rows("trace.jsonl"), rows("norms.jsonl"), rows("ablation.jsonl"))
+    ablation = rows("ablation.jsonl") if (path / "ablation.jsonl").exists() else {}
+    return Geometry(path, summary, rows("trace.jsonl", counts["sites"]), rows("norms.jsonl", counts["norms"]), ablation)
 
 
 def series(model: str, stack: str, stacks: Iterable[str]) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ..errors import GeonormError
 from ..lab.runs.statistics import Row, aggregate, choose
 from ..parsing import from_json, from_yaml
 
@@ -19,7 +21,7 @@ AnyPath = str | PathLike[str]
 
 @dataclass(frozen=True)
 class Run:
-    """One run directory. `damaged` counts unreadable lines other than a last one that was being written."""
+    """One run directory. `damaged` counts unreadable files, and unreadable lines but a last one that was being written."""
 
     path: Path
     summary: Record
@@ -108,16 +110,22 @@ class Comparison:
 
 
 def load(dirs: Sequence[AnyPath] | AnyPath) -> Comparison:
-    """Read every run under these directories. Raises FileNotFoundError where there is none."""
+    """Read every run under these directories. Raises FileNotFoundError where there is none, GeonormError where
+    results.json is damaged."""
     roots = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
     paths = list(dict.fromkeys(path for root in roots for path in _run_paths(root)))
     if not paths:
         raise FileNotFoundError(f"no run directory in {', '.join(map(str, roots))}")
-    results = [_json(root / "results.json") for root in roots]
-    order = [str(row["scheme"]) for found in results for row in found.get("schemes", ()) if row.get("scheme")]
+    results: list[Record] = []
+    rows: list[tuple[str, Any]] = []
+    for root in roots:
+        with whole(root / "results.json", "compare") as file:
+            results.append(record(file) if file.is_file() else {})
+            rows += [(str(row["scheme"]), row.get("baseline")) for row in results[-1].get("schemes", ())]
+    order = [scheme for scheme, _ in rows]
     order.append("pre")  # the usual baseline leads where nothing else is on record
     runs = sorted(map(read_run, paths), key=lambda run: _place(run.scheme, order))
-    named = [row.get("baseline") for found in results for row in found.get("schemes", ())]
+    named = [name for _, name in rows]
     baseline = next((name for name in named if any(run.scheme == name for run in runs)), None)
     command = next((found["command"] for found in results if found.get("command")), None)
     return Comparison(
@@ -137,8 +145,9 @@ def _into(out: str, command: list[str]) -> list[str]:
 
 def read_run(path: Path) -> Run:
     """Read one run directory; what is missing is empty, and a run without a summary was interrupted."""
-    config_text = _text(path / "config.yaml")
+    config_text, summary = _text(path / "config.yaml"), _json(path / "summary.json")
     config = _yaml(config_text)
+    unreadable = bool(config_text and not config) + ((path / "summary.json").is_file() and not summary)
     metrics, damaged_metrics = _jsonl(path / "metrics.jsonl")
     trace, damaged_trace = _jsonl(path / "trace.jsonl")
     norms, damaged_norms = _jsonl(path / "norms.jsonl")
@@ -152,15 +161,63 @@ def read_run(path: Path) -> Run:
     }
     return Run(
         path=path,
-        summary=fallback | _json(path / "summary.json"),
+        summary=fallback | summary,
         config=config,
         config_text=config_text,
         environment=_parts(path / "environment.json"),
         metrics=_latest(metrics, ("step",)),
         trace=_latest(trace, ("step", "layer", "kind")),
-        damaged=damaged_metrics + damaged_trace + damaged_norms,
+        damaged=unreadable + damaged_metrics + damaged_trace + damaged_norms,
         norms=_latest(norms, ("step", "layer", "kind", "norm")),
     )
+
+
+def kind(path: Path) -> str:
+    """What a directory holds: simulation, probe, comparison or run; as its settings say where its summary is lost."""
+    summary = _json(path / "summary.json")
+    if summary.get("kind") in ("simulation", "probe"):
+        return str(summary["kind"])
+    settings = {} if "scheme" in summary else _yaml(_text(path / "config.yaml"))
+    if "models" in settings:
+        return "probe"
+    if "schemes" in settings:
+        return "simulation" if "beta" in settings else "comparison"
+    return "run"
+
+
+@contextmanager
+def whole(file: Path, verb: str) -> Iterator[Path]:
+    """GeonormError where what is read of a file is cut or of another shape: `verb` writes it whole."""
+    try:
+        yield file
+    except KeyError as error:
+        why = f"{error.args[0]} is missing"
+    except (ValueError, TypeError, AttributeError, IndexError) as error:
+        why = str(error)
+    else:
+        return
+    raise GeonormError(f"{file} is damaged: {why}; the same geonorm {verb} writes it anew")
+
+
+def record(file: Path) -> Record:
+    """The object in a JSON file. ValueError if it holds none, OSError if it cannot be read."""
+    return _object(file.read_text(encoding="utf-8"), "it")
+
+
+def records(file: Path) -> list[Record]:
+    """The objects in a file of JSON lines. ValueError if a line is none, OSError if it cannot be read."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [_object(line, f"line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _object(text: str, what: str) -> Record:
+    try:
+        found = from_json(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{what} holds no JSON object")
+    return found
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -190,8 +247,11 @@ def _source(root: Path) -> str:
 
 
 def _is_run(path: Path) -> bool:
-    markers = ("config.yaml", "metrics.jsonl", "trace.jsonl")
-    return path.is_dir() and not (path / "runs").is_dir() and any((path / name).exists() for name in markers)
+    if not path.is_dir() or (path / "runs").is_dir():
+        return False
+    return any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", "trace.jsonl")) and (
+        kind(path) == "run"
+    )
 
 
 def _place(scheme: str, order: Sequence[str]) -> tuple[int, str]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from .columns import aligned
-from .runs import Record
+from .runs import Record, record, records, whole
 
 Cells = list[list[str]]
 START = {
@@ -54,22 +52,30 @@ class Trace:
         return [time for time, _ in points], [value for _, value in points]
 
 
-def is_simulation(path: Path) -> bool:
-    """Whether a directory holds a simulation, finished or interrupted."""
-    return _read(path / "summary.json").get("kind") == "simulation"
-
-
 def load(path: Path) -> Trace:
-    """Read a simulation directory; a missing or damaged side file is empty."""
-    rows: dict[str, list[Record]] = {}
-    trace = path / "trace.jsonl"
-    for line in trace.read_text(encoding="utf-8").splitlines() if trace.is_file() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        rows.setdefault(row["scheme"], []).append(row)
-    return Trace(path, _read(path / "summary.json"), rows, _read(path / "theory.json"), _read(path / "particles.json"))
+    """Read a simulation directory. GeonormError where a file is cut or is not what the others say, OSError where one is
+    missing."""
+    with whole(path / "summary.json", "simulate") as file:
+        summary = record(file)
+        terminal(summary)
+        ends = {row["scheme"]: row["time_final"] for row in summary["schemes"]}
+    with whole(path / "trace.jsonl", "simulate") as file:
+        rows: dict[str, list[Record]] = {scheme: [] for scheme in ends}
+        for row in records(file):
+            rows[row["scheme"]].append(row)
+        for scheme, seen in rows.items():
+            if not seen or seen[-1]["time"] < ends[scheme]:
+                raise ValueError(f"it ends before {scheme} does")
+    with whole(path / "theory.json", "simulate") as file:
+        theory = record(file)
+        foreseen = {row["scheme"] for row in summary["schemes"] if row["initial_velocity_predicted"] is not None}
+        if not foreseen <= theory.keys() <= rows.keys():
+            raise ValueError("it is of other schemes than summary.json")
+        for scheme, course in theory.items():
+            if {len(course[key]) for key in ("gap", "speed", "radius")} != {len(course["times"])}:
+                raise ValueError(f"the columns of {scheme} are not of one length")
+    with whole(path / "particles.json", "simulate") as file:
+        return Trace(path, summary, rows, theory, record(file))
 
 
 def caption(summary: Record) -> str:
@@ -221,11 +227,3 @@ def table(titles: Iterable[str], cells: Cells) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
