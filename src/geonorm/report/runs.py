@@ -108,11 +108,12 @@ class Comparison:
 
 
 def load(dirs: Sequence[AnyPath] | AnyPath) -> Comparison:
-    """Read every run under these directories. Raises FileNotFoundError where there is none."""
+    """Read every run under these directories. FileNotFoundError where there is none, or a directory is not there."""
     roots = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
     paths = list(dict.fromkeys(path for root in roots for path in _run_paths(root)))
-    if not paths:
-        raise FileNotFoundError(f"no run directory in {', '.join(map(str, roots))}")
+    absent = [root for root in roots if not root.exists()]
+    if absent or not paths:
+        raise FileNotFoundError(f"no run directory in {', '.join(map(str, absent or roots))}")
     results = [_json(root / "results.json") for root in roots]
     order = [str(row["scheme"]) for found in results for row in found.get("schemes", ()) if row.get("scheme")]
     order.append("pre")  # the usual baseline leads where nothing else is on record
