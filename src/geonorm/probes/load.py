@@ -106,6 +106,7 @@ def load_model(
 def with_weights(kind: Any, name: str, **settings: Any) -> Any:
     """A model of a class of transformers, each parameter from its files but for a pooler, which many leave out.
     CheckpointError where config.json wants another model: transformers would draw what is missing at random."""
+    hugging_face()  # quiet: what is missing is said here
     model, found = kind.from_pretrained(
         name, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **settings
     )
