@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, ConfigError, DataError, UntrustedCode
-from ..probes.load import check_name
+from ..probes.load import check_name, with_weights
 from .data import Source, Tokenizer, load_tokenizer
 from .data.optional import require
 from .data.source import NO_TEXT
@@ -78,12 +78,8 @@ def hugging_face(name: str, device: torch.device, context: int | None) -> Subjec
     from .. import hf  # noqa: F401  our own model types become known
 
     try:
-        model = (
-            transformers.AutoModelForCausalLM.from_pretrained(name, dtype="auto", use_safetensors=True)
-            .eval()
-            .to(device)
-        )
-    except UntrustedCode:
+        model = with_weights(transformers.AutoModelForCausalLM, name, dtype="auto").eval().to(device)
+    except (UntrustedCode, CheckpointError):
         raise
     except ImportError as error:  # a quantiser, for one, that is not installed
         raise ConfigError(f"{name} cannot be loaded here: {first_line(error)}") from None

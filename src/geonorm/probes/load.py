@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError, DataError, near_folder
+from ..errors import CheckpointError, ConfigError, DataError, GeonormError, near_folder
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 PATIENCE = 5.0
@@ -96,11 +96,24 @@ def load_model(
         raise ConfigError(f"{name} has no safetensors weights; pickled ones are not read: convert them first")
     wanted = "auto" if dtype == "auto" else getattr(torch, dtype)
     with one_line(f"cannot load {name}"):
-        model = model_class(config).from_pretrained(
-            name, config=config, dtype=wanted, revision=revision, trust_remote_code=trust_remote_code,
-            use_safetensors=True,
+        model = with_weights(
+            model_class(config), name, config=config, dtype=wanted, revision=revision,
+            trust_remote_code=trust_remote_code,
         )  # fmt: skip
     return model.to(device).eval()
+
+
+def with_weights(kind: Any, name: str, **settings: Any) -> Any:
+    """A model of a class of transformers, each parameter from its files but for a pooler, which many leave out.
+    CheckpointError where config.json wants another model: transformers would draw what is missing at random."""
+    hugging_face()  # quiet: what is missing is said here
+    model, found = kind.from_pretrained(
+        name, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **settings
+    )
+    missing = {key for key in found["missing_keys"] if "pooler." not in key} & dict(model.named_parameters()).keys()
+    for key in sorted(missing | {entry[0] for entry in found["mismatched_keys"]}):
+        raise CheckpointError(f"{name} holds no {key} as its config.json wants it: one of the two is of another model")
+    return model
 
 
 def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -140,7 +153,7 @@ def one_line(message: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
-        if isinstance(error, ConfigError):
+        if isinstance(error, GeonormError):
             raise
         cause = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(f"{message} ({cause[:200]})") from None
