@@ -21,7 +21,7 @@ AnyPath = str | PathLike[str]
 
 @dataclass(frozen=True)
 class Run:
-    """One run directory. `damaged` counts unreadable files, and unreadable lines but a last one that was being written."""
+    """One run directory. `damaged` counts unreadable files, and unreadable lines but a last one that was cut short."""
 
     path: Path
     summary: Record
