@@ -232,6 +232,12 @@ def test_a_stream_of_the_wrong_shape_is_refused_in_one_line(scheme: str) -> None
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("x", [torch.randn(3, 5), torch.ones(3, 4, dtype=torch.int64)])
+def test_a_stream_of_another_width_or_of_whole_numbers_is_refused(x: Tensor) -> None:
+    with pytest.raises(ConfigError, match=r"the stream must be floats \(\.\.\., 4\), got \(3, \d\)"):
+        Residual(nn.Identity(), "geonorm", Site(0, "mlp", 2), 4)(x)
+
+
 JOINED = [
     *VARIANTS,
     *(f"per_kind(attn=geonorm, mlp={mlp})" for mlp in ("peri", "hybrid", "lns", "geonorm(input=norm)")),

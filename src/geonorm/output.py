@@ -36,9 +36,11 @@ def settle() -> None:
 
 
 def complain(line: str) -> None:
-    """A line on stderr, if anybody can hear it."""
+    """A line on stderr, if anybody can hear it. Names in it may hold anything: what would break the line, or move a
+    terminal's cursor, is shown as an escape."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
     with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        print(shown, file=sys.stderr, flush=True)
 
 
 def launched() -> bool:

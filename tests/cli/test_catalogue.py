@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import fields
 from math import exp
 from pathlib import Path
@@ -148,3 +151,10 @@ def test_command_errors(arguments: list[str], says: str, capsys: pytest.CaptureF
 
 def test_the_equation_of_a_scheme_with_fields_is_marked_as_the_plain_one() -> None:
     assert "without fields" in describe("pre(decay=sqrt)") and "without fields" not in describe("pre")
+
+
+def test_an_encoding_without_greek() -> None:
+    """What a terminal's encoding lacks is shown as an escape, not as a traceback after the work."""
+    command = [sys.executable, "-m", "geonorm", "schemes", "pre"]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True)
+    assert (ended.returncode, ended.stderr) == (0, b"") and rb"\u03b8" in ended.stdout

@@ -295,6 +295,7 @@ BAD = [
     ("eval nowhere --data x.txt", "there is no run and no model folder nowhere"),
     ("generate", "RUN is missing"),
     ("generate ./nowhere --prompt x", "there is no run and no model folder ./nowhere"),
+    ("generate \x1b[2J", r"there is no run and no model folder \x1b[2J"),  # nothing moves the terminal's cursor
     ("generate a b", "unexpected argument 'b'"),
     ("export", "RUN is missing"),
     ("export nowhere", "--to is missing"),

@@ -20,8 +20,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from calls import CALLS
-from situations import SIMULATE, SITUATIONS, TEXT, TINY, Call, Situation
+from setting import SIMULATE, TEXT, TINY, Call, Situation
+from situations import SITUATIONS
 
+KINDS: dict[str, list[Situation | Call]] = {**SITUATIONS, "calls from Python": CALLS}  # type: ignore[dict-item]
 SECONDS = 60
 NOBODY = 65534
 MODELS = {"run", "model", "sim"}
@@ -141,26 +143,29 @@ def of_command(situation: Situation, prepared: Path, place: Path) -> str:
 
 
 def unsaid(line: str, words: tuple[str, ...]) -> str:
-    if "\n" in line or not line.strip() or len(line) > 600:
-        return f"{len(line.splitlines())} lines of {len(line)} characters: {line[:600]}"
+    if not line.strip() or not line.isprintable() or len(line) > 600:  # a line break is not printable
+        return f"{len(line.splitlines())} lines of {len(line)} characters: {line[:600]!r}"
     missing = [word for word in words if word not in line]
     return f"does not say {missing}: {line}" if missing else ""
 
 
 def main(words: list[str]) -> int:
-    every: list[Situation | Call] = [*SITUATIONS, *CALLS]
-    chosen = [one for one in every if all(word in one.name for word in words)]
-    failed = 0
+    well, asked = 0, 0
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GEONORM_CACHE"] = str(Path(folder) / "cache")
         prepare(Path(folder))
         os.chmod(folder, 0o777)
-        for one in chosen:
-            if wrong := verdict(one, Path(folder)):
-                failed += 1
-                print(f"{one.name}\n    {wrong}", flush=True)
-    print(f"{len(chosen) - failed} of {len(chosen)} end in one right line")
-    return int(failed > 0)
+        for kind, every in KINDS.items():
+            said = [(one.name, verdict(one, Path(folder))) for one in every if all(word in one.name for word in words)]
+            for name, wrong in said:
+                if wrong:
+                    print(f"    {name}\n        {wrong}")
+            if said:
+                right = sum(not wrong for _, wrong in said)
+                print(f"{kind}: {right} of {len(said)}", flush=True)
+                well, asked = well + right, asked + len(said)
+    print(f"{well} of {asked} end in one right line")
+    return int(well < asked)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,15 @@ import runpy
 import shutil
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from geonorm.cli.main import main
+from geonorm.lab.data.batches import validation_batches
+from geonorm.lab.train import validation
 from geonorm.schemes import parse
 
 HERE = Path(__file__).parent
@@ -20,15 +23,16 @@ SCHEMES = runpy.run_path(str(HERE / "make.py"))["SCHEMES"]
 # one machine repeats its numbers bit for bit; another sums in another order, which eight steps do not blow up
 CLOSE = {"rel": 2e-5, "abs": 2e-6}
 TIMES = {"seconds", "tokens_per_second", "wall_seconds", "peak_memory_bytes"}
-MOVED = {"val_loss", "val_bpb"}
-"""Measured on the start of the held-out text then, on windows spread over all of it now. So is the trace."""
+SAMPLED = ("null", "principal")
+"""Of columns that are estimated from a sample of the tokens: other draws than then, and a converged direction."""
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kept")
     with tarfile.open(HERE / "a501130.tar.xz") as file:
-        file.extractall(folder, filter="data")
+        file.extraction_filter = getattr(tarfile, "data_filter", None)  # since 3.11.4
+        file.extractall(folder)
     return folder
 
 
@@ -53,31 +57,44 @@ def assert_contains(new: object, old: object, place: str = "") -> None:
             if key not in TIMES:
                 assert key in new, f"{place} lost {key}"
                 assert_contains(new[key], value, f"{place}.{key}")
+    elif place.endswith(".scheme"):  # pre(form=scaled) is called polar now
+        assert parse(str(new)) == parse(str(old)), place
     elif isinstance(old, float):
-        assert new == pytest.approx(old, **CLOSE), place
+        assert new == pytest.approx(old, rel=CLOSE["rel"], abs=CLOSE["abs"]), place
     else:
         assert new == old, place
 
 
+@pytest.fixture
+def first_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held-out windows are spread over the text now; the old version measured on the first ones."""
+    spread = validation_batches
+
+    def first(tokens: Any, rows: int, context: int, most: int | None = None) -> Any:
+        return spread(tokens if most is None else tokens[: most + 1], rows, context, most)
+
+    def trace_ids(self: validation.Validation) -> torch.Tensor:
+        return torch.cat([ids for ids, _ in self.part])[: self.trace_tokens // self.context]
+
+    monkeypatch.setattr(validation, "validation_batches", first)
+    monkeypatch.setattr(validation.Validation, "trace_ids", trace_ids)
+
+
 @pytest.mark.parametrize("name", SCHEMES)
-def test_a_run_goes_on_from_its_checkpoint(name: str, kept: Path) -> None:
+def test_a_run_goes_on_from_its_checkpoint(name: str, kept: Path, first_windows: None) -> None:
     run = kept / "runs" / name
     last = run / "checkpoints" / "step-8"
-    before, metrics, trace = (
-        load_file(last / "model.safetensors"),
-        rows(run / "metrics.jsonl"),
-        rows(run / "trace.jsonl"),
-    )
+    before = load_file(last / "model.safetensors")
+    files = {file: rows(run / file) for file in ("metrics.jsonl", "trace.jsonl", "norms.jsonl")}
     shutil.rmtree(last)
     (run / "summary.json").unlink()
     assert main(["train", "--config", f"runs/{name}/config.yaml"]) == 0
-    for new, old in zip(rows(run / "metrics.jsonl"), metrics, strict=True):
-        assert_contains(new, {key: value for key, value in old.items() if key not in MOVED}, f"step {old['step']}")
-    for new, old in zip(rows(run / "trace.jsonl"), trace, strict=True):
-        assert set(old) <= set(new)
-        assert all(new[key] == old[key] for key in ("step", "layer", "kind", "t"))
-        assert parse(str(new["scheme"])) == parse(str(old["scheme"]))  # pre(form=scaled) is called polar now
+    for file, old in files.items():
+        for new, row in zip(rows(run / file), old, strict=True):
+            same = {key: value for key, value in row.items() if not any(word in key for word in SAMPLED)}
+            assert_contains(new, same, f"{file}, step {row['step']}")
     after = load_file(last / "model.safetensors")
+    assert after.keys() == before.keys()
     for key, weight in before.items():
         torch.testing.assert_close(after[key].reshape(weight.shape), weight, rtol=1e-4, atol=1e-6, msg=key)
 
@@ -105,18 +122,68 @@ def test_a_comparison_is_not_trained_again(kept: Path) -> None:
 def test_a_run_is_probed(kept: Path) -> None:
     old = rows(kept / "probe" / "trace.jsonl")
     assert main(["probe", "runs/geonorm", "--data", "text.txt", "--tokens", "256", "--out", "again"]) == 0
-    # the null of a site is an estimate from a sample, and the sample may change
     for new, row in zip(rows(kept / "again" / "trace.jsonl"), old, strict=True):
         assert_contains(new, {key: value for key, value in row.items() if "null" not in key})
 
 
-def test_a_simulation_goes_on_and_is_reported(kept: Path) -> None:
+def test_a_simulation_goes_on_and_is_reported(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To rounding: the angle of a geodesic step is taken from squares since its derivatives of every order are right,
+    which moved `geonorm` by 5e-16; other schemes have not moved by a bit on the machine that made the folder."""
+    monkeypatch.setitem(CLOSE, "rel", 1e-10)
+    monkeypatch.setitem(CLOSE, "abs", 1e-13)
     old = rows(kept / "simulation" / "trace.jsonl")
     assert main(["simulate", "--config", "simulation/config.yaml"]) == 0
     for new, row in zip(rows(kept / "simulation" / "trace.jsonl"), old, strict=True):
         assert_contains(new, row, f"{row['scheme']} at {row['time']}")
     assert main(["report", "simulation", "--out", "page.html"]) == 0
     assert (kept / "page.html").stat().st_size > 10_000
+
+
+CUT = object()
+DAMAGES = [
+    *(("simulation", name, CUT) for name in ("summary.json", "trace.jsonl", "theory.json", "particles.json")),
+    *(("simulation", name, None) for name in ("summary.json", "trace.jsonl", "theory.json")),
+    ("simulation", "summary.json", '{"kind": "simulation"}'),
+    ("simulation", "trace.jsonl", ""),
+    ("simulation", "theory.json", "[]"),
+    ("simulation", "theory.json", "{}"),
+    ("simulation", "theory.json", '{"pre": 3, "post": 3, "geonorm": 3}'),
+    ("simulation", "theory.json", '{"pre": {"times": [0], "gap": [], "speed": [1], "radius": [1]}}'),
+    *(("probe", name, CUT) for name in ("summary.json", "trace.jsonl", "norms.jsonl")),
+    *(("probe", name, None) for name in ("summary.json", "trace.jsonl", "norms.jsonl")),
+    ("probe", "summary.json", '{"kind": "probe", "models": [{}]}'),
+    ("probe", "trace.jsonl", ""),
+    ("comparison", "results.json", CUT),
+    ("comparison", "results.json", '{"schemes": [3]}'),
+    ("comparison", "runs", None),
+]
+
+
+@pytest.mark.parametrize(("folder", "name", "content"), DAMAGES)
+def test_a_damaged_folder_is_refused(
+    folder: str, name: str, content: object, kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line that names what is damaged, status 2, and no page: a file that is cut, gone or of something else."""
+    file = kept / folder / name
+    if content is CUT:
+        file.write_bytes(file.read_bytes()[:-30])
+    elif isinstance(content, str):
+        file.write_text(content, encoding="utf-8")
+    elif file.is_dir():
+        shutil.rmtree(file)
+    else:
+        file.unlink()
+    assert main(["report", folder, "--out", "page.html"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (name in line or name == "runs") and folder in line and not (kept / "page.html").exists(), line
+
+
+def test_what_is_damaged_in_a_run_is_named_on_the_page(kept: Path) -> None:
+    """A run goes on while others read it, so that a file of it may be cut; its page says so."""
+    file = kept / "comparison" / "runs" / "pre-lr0.005-seed0" / "summary.json"
+    file.write_bytes(file.read_bytes()[:-30])
+    assert main(["report", "comparison", "--out", "page.html"]) == 0
+    assert "Unreadable lines or files were skipped in pre-lr0.005-seed0" in (kept / "page.html").read_text()
 
 
 @pytest.mark.parametrize("name", ["geonorm", "ngpt", "siamese"])

@@ -1,4 +1,4 @@
-"""A name that is neither a run nor a folder: said at once, in one line, with the nearest that there is."""
+"""A name that is neither a run nor a folder, or a folder of two models: said in one line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import pytest
 pytest.importorskip("transformers")
 
 import huggingface_hub
+import torch
+import transformers
 from huggingface_hub import errors
 
 from geonorm.cli.main import main
-from geonorm.errors import ConfigError, near_folder
-from geonorm.probes.load import check_name
+from geonorm.errors import CheckpointError, ConfigError, near_folder
+from geonorm.lab.open import open_subject
+from geonorm.probes.load import check_name, load_model
 
 
 @pytest.fixture
@@ -27,6 +30,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name / file).write_text("{}")
     (tmp_path / "thesis").mkdir()
     return tmp_path
+
+
+@pytest.mark.parametrize("change", [{"num_hidden_layers": 2}, {"intermediate_size": 24}])
+def test_weights_of_another_model_are_refused(change: dict[str, int], tmp_path: Path) -> None:
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=8, **shape)).save_pretrained(tmp_path)
+    load_model(str(tmp_path), torch.device("cpu"))
+    transformers.LlamaConfig(vocab_size=8, **{**shape, **change}).save_pretrained(tmp_path)
+    for use in (load_model, open_subject):
+        with pytest.raises(CheckpointError, match=r"^\S+ holds no \S*layers\.\S+ as its config.json wants it"):
+            use(str(tmp_path), torch.device("cpu"))
 
 
 @pytest.fixture

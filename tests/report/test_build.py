@@ -165,9 +165,11 @@ def test_runs_that_are_not_one_comparison_are_named(make_run: MakeRun, tmp_path:
     assert "The numbers of matmul parameters differ by 14 %" in page.text
 
 
-def test_there_must_be_a_run(tmp_path: Path) -> None:
+def test_there_must_be_a_run(make_run: MakeRun, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no run directory"):
         build([tmp_path], tmp_path / "report.html")
+    with pytest.raises(FileNotFoundError, match=r"no run directory in .*gone$"):
+        build([make_run("pre", 0), tmp_path / "gone"], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
 
 

@@ -33,7 +33,7 @@ LAYOUTS = {  # what may be combined with what: names to draw from, and the field
 }
 
 
-def value_of(hint: Any, layout: str) -> st.SearchStrategy[Any]:
+def value_of(hint: Any, layout: str, levels: int) -> st.SearchStrategy[Any]:
     """Any valid value of a field. Numbers in (0, 1] are valid for every field there is."""
     choices: list[st.SearchStrategy[Any]] = []
     for option in members(hint):
@@ -46,20 +46,20 @@ def value_of(hint: Any, layout: str) -> st.SearchStrategy[Any]:
             choices.append(st.integers(1, 8))
         else:
             assert option is schemes.Scheme, f"the test does not know fields of type {option}"
-            choices.append(any_scheme(layout))
+            choices.append(any_scheme(layout, levels - 1))
     return st.one_of(choices)
 
 
 @st.composite
-def any_scheme(draw: st.DrawFn, layout: str) -> schemes.Scheme:
-    """Any scheme of that layout, any of its fields set."""
+def any_scheme(draw: st.DrawFn, layout: str, levels: int = parsing.DEEPEST) -> schemes.Scheme:
+    """Any scheme of that layout, any of its fields set, nested as deeply as a text may be."""
     leaves, fixed = LAYOUTS[layout]
-    cls = schemes.find(draw(st.sampled_from([*leaves, *COMBINED])))
+    cls = schemes.find(draw(st.sampled_from([*leaves, *(COMBINED if levels > 1 else [])])))
     hints = get_type_hints(cls)
     values = {name: value for name, value in fixed.items() if name in hints}
     for f in fields(cls):
         if f.name not in values and (parsing.takes_scheme(hints[f.name]) or draw(st.booleans())):
-            values[f.name] = draw(value_of(hints[f.name], layout))
+            values[f.name] = draw(value_of(hints[f.name], layout, levels))
     return cls(**values)
 
 

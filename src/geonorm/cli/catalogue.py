@@ -23,6 +23,8 @@ DEPTH, DIM, HEADS = 12, 64, 4
 """The model that initial values are stated for: 12 blocks, width 64, 4 heads."""
 PARTICLES = 32
 """Tokens of the prediction of the initial velocity."""
+LIMIT = "one attention for each t, Q = K = V = I, equal radii, continuous time"
+"""What the last law is said of: other radii, weights, whole layers and blocks of several sub-layers have others."""
 NOTES = "x stream, u(y) output of the sub-layer that reads y, N norm, v part of u tangential to x, t = layer + 1"
 
 
@@ -121,7 +123,8 @@ def motion(scheme: Scheme) -> dict[str, float | str] | str:
 
 def predicted(scheme: Scheme) -> dict[str, float | str | None] | None:
     """What mathematics says of the scheme (`dynamics.theory`, docs/theory.md): the formula for s and r', gamma'(0) of
-    32 orthonormal tokens at beta = 1, and how 1 - cos falls at last; in a network of 12 blocks. None without a law."""
+    32 orthonormal tokens at beta = 1, and how 1 - cos falls at last (`LIMIT`); in a network of 12 blocks. None without
+    a law."""
     if not scheme.planar:
         return None
     return {
@@ -175,7 +178,7 @@ def foretold(theory: dict[str, float | str | None]) -> str:
     full, causal = theory["terminal"], theory["terminal_causal"]
     late = "follows no closed law" if full == "none" else f"falls as {full} (causal: {causal})"
     start = f"cos' = {theory['initial_velocity']:g} at first ({PARTICLES} orthonormal tokens, beta = 1)"
-    return f"{law}{start}; 1 - cos {late} at last"
+    return f"{law}{start}; 1 - cos {late} at last ({LIMIT})"
 
 
 def pairs(values: dict[str, Any]) -> str:

@@ -18,7 +18,8 @@ def fold(model: GeoNormForCausalLM) -> GeoNormForCausalLM:
     scheme has none.
 
     A new model with equal logits to rounding, whose scheme says `head=plain`; all other weights are shared with the
-    old one, but a tied head becomes a weight of its own. It may be trained on: as what it then is, with a free head.
+    old one, but a tied head becomes a weight of its own, and each model keeps the numbers of its blocks (`layer`). It
+    may be trained on: as what it then is, with a free head.
     """
     model = language_model(model)
     if model.logits_slot is None:

@@ -57,10 +57,11 @@ def fusible(angles: AngleMap) -> bool:
 
 def asked(backend: str) -> str:
     """The argument, else the environment variable GEONORM_BACKEND, else auto."""
+    where = ""
     if backend == "auto":
-        backend = os.environ.get("GEONORM_BACKEND", "auto")
+        backend, where = os.environ.get("GEONORM_BACKEND", "auto"), " in $GEONORM_BACKEND"
     if backend not in BACKENDS:
-        raise ConfigError(unknown("backend", backend, BACKENDS))
+        raise ConfigError(unknown("backend", backend, BACKENDS) + where)
     return backend
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ..errors import ConfigError, UntrustedCode, near_folder
+from ..errors import CheckpointError, ConfigError, GeonormError, near_folder
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 PATIENCE = 5.0
@@ -112,11 +112,23 @@ def load_model(
     wanted = "auto" if dtype == "auto" else getattr(torch, dtype)
     kind = hugging_face().AutoModelForCausalLM if causal else model_class(config)
     with one_line(name, no_model(name, causal)):
-        model = kind.from_pretrained(
-            name, config=config, dtype=wanted, revision=revision, trust_remote_code=trust_remote_code,
-            use_safetensors=True,
+        model = with_weights(
+            kind, name, config=config, dtype=wanted, revision=revision, trust_remote_code=trust_remote_code
         )  # fmt: skip
     return model.to(device).eval()
+
+
+def with_weights(kind: Any, name: str, **settings: Any) -> Any:
+    """A model of a class of transformers, each parameter from its files but for a pooler, which many leave out.
+    CheckpointError where config.json wants another model: transformers would draw what is missing at random."""
+    hugging_face()  # quiet: what is missing is said here
+    model, found = kind.from_pretrained(
+        name, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **settings
+    )
+    missing = {key for key in found["missing_keys"] if "pooler." not in key} & dict(model.named_parameters()).keys()
+    for key in sorted(missing | {entry[0] for entry in found["mismatched_keys"]}):
+        raise CheckpointError(f"{name} holds no {key} as its config.json wants it: one of the two is of another model")
+    return model
 
 
 def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -141,7 +153,7 @@ def one_line(name: str, message: str) -> Iterator[None]:
     """What transformers and the hub raise, as a ConfigError of one line: the message and how the cause begins."""
     try:
         yield
-    except UntrustedCode:
+    except GeonormError:
         raise
     except ImportError as error:  # a quantiser, for one, that is not installed
         raise ConfigError(f"{name} cannot be loaded here ({cause(error)})") from None

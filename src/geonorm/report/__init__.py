@@ -31,7 +31,8 @@ def build(
     as you like: all runs are one comparison. With `figures`, the figures go to that directory as well. `format`: the
     tables as latex or csv, or the figures as pdf, in place of the page. `schemes`: which ones, in which order;
     `sort="loss"`: the best first. Raises FileNotFoundError where there is no run at all, GeonormError for a scheme
-    that no directory has, or where `out` holds something else than such a report; `force` overwrites it.
+    that no directory has, where files of a simulation or probe are damaged, or where `out` holds something else than
+    such a report; `force` overwrites it.
     """
     from . import formats
     from .page import page, shared_looks
@@ -102,8 +103,9 @@ def _open(
     from . import probe, runs, simulation
 
     paths = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
-    simulated = [path for path in paths if simulation.is_simulation(path)]
-    probed = [path for path in paths if path not in simulated and probe.is_probe(path)]
+    kinds = {path: runs.kind(path) for path in paths}
+    simulated = [path for path in paths if kinds[path] == "simulation"]
+    probed = [path for path in paths if kinds[path] == "probe"]
     trained = [path for path in paths if path not in simulated and path not in probed]
     found: list[Comparison | Trace | Geometry] = [runs.load(trained)] if trained else []
     found += [simulation.load(path) for path in simulated]

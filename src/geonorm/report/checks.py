@@ -127,7 +127,7 @@ def _hash(run: Run) -> str | None:
 
 def _damage(comparison: Comparison) -> list[str]:
     damaged = [run.path.name for run in comparison.runs if run.damaged]
-    return [f"Unreadable lines were skipped in {', '.join(damaged)}."] if damaged else []
+    return [f"Unreadable lines or files were skipped in {', '.join(damaged)}."] if damaged else []
 
 
 def _losses(comparison: Comparison) -> list[str]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..lab.runs.run import read_object, read_rows
 from .columns import aligned
 from .page import Cells
 from .style import Look, figures, looks, si
+from .whole import read_every_line, read_whole, undamaged
 
 Row = dict[str, Any]
 NOTE = (
@@ -81,22 +81,26 @@ def _streams(model: Row) -> list[str]:
     return [series(model["model"], stack, model["schedule"]) for stack in model["schedule"] or {"": {}}]
 
 
-def is_probe(path: Path) -> bool:
-    """Whether a directory holds a probe."""
-    return read_object(path / "summary.json").get("kind") == "probe"
-
-
 def load(path: Path) -> Geometry:
-    summary = read_object(path / "summary.json")
-    stacks = {model["model"]: model["schedule"] for model in summary["models"]}
+    """Read a probe's directory. GeonormError where a file is cut or is not what the summary says, OSError where one is
+    missing."""
+    with undamaged(path / "summary.json", "probe") as file:
+        summary = read_whole(file)
+        terminal(summary["models"])
+        stacks = {model["model"]: model["schedule"] for model in summary["models"]}
+        counts = {key: sum(model[key] for model in summary["models"]) for key in ("sites", "norms")}
 
-    def rows(name: str) -> dict[str, list[Row]]:
+    def rows(name: str, count: int | None = None) -> dict[str, list[Row]]:
         found: dict[str, list[Row]] = {}
-        for row in read_rows(path / name):
-            found.setdefault(series(row["model"], row["stack"], stacks.get(row["model"], {})), []).append(row)
+        with undamaged(path / name, "probe") as file:
+            for row in read_every_line(file):
+                found.setdefault(series(row["model"], row["stack"], stacks[row["model"]]), []).append(row)
+            if count is not None and sum(map(len, found.values())) != count:
+                raise ValueError(f"it has not the {count} lines that summary.json counts")
         return found
 
-    return Geometry(path, summary, rows("trace.jsonl"), rows("norms.jsonl"), rows("ablation.jsonl"))
+    ablation = rows("ablation.jsonl") if (path / "ablation.jsonl").exists() else {}
+    return Geometry(path, summary, rows("trace.jsonl", counts["sites"]), rows("norms.jsonl", counts["norms"]), ablation)
 
 
 def series(model: str, stack: str, stacks: Iterable[str]) -> str:

@@ -15,6 +15,7 @@ from ..lab.runs.run import flatten, read_object, read_objects, read_text, rows_o
 from ..lab.runs.statistics import Row, aggregate, choose
 from ..parsing import from_yaml
 from .style import Look, looks
+from .whole import read_whole, undamaged
 
 Record = dict[str, Any]
 AnyPath = str | PathLike[str]
@@ -22,7 +23,7 @@ AnyPath = str | PathLike[str]
 
 @dataclass(frozen=True)
 class Run:
-    """One run directory. `damaged` counts unreadable lines other than a last one that was being written."""
+    """One run directory. `damaged` counts unreadable files, and unreadable lines but a last one that was cut short."""
 
     path: Path
     summary: Record
@@ -126,16 +127,20 @@ class Comparison:
 
 
 def load(dirs: Sequence[AnyPath] | AnyPath) -> Comparison:
-    """Read every run under these directories. Raises FileNotFoundError where there is none."""
+    """Read every run under these directories. FileNotFoundError where there is none, or a directory is not there;
+    GeonormError where results.json is damaged."""
     roots = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
     paths = list(dict.fromkeys(path for root in roots for path in _run_paths(root)))
-    if not paths:
-        raise FileNotFoundError(f"no run directory in {', '.join(map(str, roots))}")
-    results = [read_object(root / "results.json") for root in roots]
-    order = [str(row["scheme"]) for found in results for row in found.get("schemes", ()) if row.get("scheme")]
+    results: list[Record] = []
+    rows: list[tuple[str, Any]] = []
+    for root in roots:
+        with undamaged(root / "results.json", "compare") as file:
+            results.append(read_whole(file) if file.is_file() else {})
+            rows += [(str(row["scheme"]), row.get("baseline")) for row in results[-1].get("schemes", ())]
+    order = [scheme for scheme, _ in rows]
     order.append("pre")  # the usual baseline leads where nothing else is on record
     runs = sorted(map(read_run, paths), key=lambda run: _place(run.scheme, order))
-    named = [row.get("baseline") for found in results for row in found.get("schemes", ())]
+    named = [name for _, name in rows]
     baseline = next((name for name in named if any(run.scheme == name for run in runs)), None)
     command = next((found["command"] for found in results if found.get("command")), None)
     return Comparison(
@@ -155,8 +160,9 @@ def _into(out: str, command: list[str]) -> list[str]:
 
 def read_run(path: Path) -> Run:
     """Read one run directory; what is missing is empty, and a run without a summary was interrupted."""
-    config_text = read_text(path / "config.yaml")
+    config_text, summary = read_text(path / "config.yaml"), read_object(path / "summary.json")
     config = _yaml(config_text)
+    unreadable = bool(config_text and not config) + ((path / "summary.json").is_file() and not summary)
     metrics, damaged_metrics = _jsonl(path / "metrics.jsonl")
     trace, damaged_trace = _jsonl(path / "trace.jsonl")
     norms, damaged_norms = _jsonl(path / "norms.jsonl")
@@ -170,15 +176,28 @@ def read_run(path: Path) -> Run:
     }
     return Run(
         path=path,
-        summary=fallback | read_object(path / "summary.json"),
+        summary=fallback | summary,
         config=config,
         config_text=config_text,
         environment=read_objects(path / "environment.json"),
         metrics=_latest(metrics, ("step",)),
         trace=_latest(trace, ("step", "layer", "kind")),
-        damaged=damaged_metrics + damaged_trace + damaged_norms,
+        damaged=unreadable + damaged_metrics + damaged_trace + damaged_norms,
         norms=_latest(norms, ("step", "layer", "kind", "norm")),
     )
+
+
+def kind(path: Path) -> str:
+    """What a directory holds: simulation, probe, comparison or run; as its settings say where its summary is lost."""
+    summary = read_object(path / "summary.json")
+    if summary.get("kind") in ("simulation", "probe"):
+        return str(summary["kind"])
+    settings = {} if "scheme" in summary else _yaml(read_text(path / "config.yaml"))
+    if "models" in settings:
+        return "probe"
+    if "schemes" in settings:
+        return "simulation" if "beta" in settings else "comparison"
+    return "run"
 
 
 def _run_paths(root: Path) -> list[Path]:
@@ -199,8 +218,11 @@ def _source(root: Path) -> str:
 
 
 def _is_run(path: Path) -> bool:
-    markers = ("config.yaml", "metrics.jsonl", "trace.jsonl")
-    return path.is_dir() and not (path / "runs").is_dir() and any((path / name).exists() for name in markers)
+    if not path.is_dir() or (path / "runs").is_dir():
+        return False
+    return any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", "trace.jsonl")) and (
+        kind(path) == "run"
+    )
 
 
 def _place(scheme: str, order: Sequence[str]) -> tuple[int, str]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..lab.runs.run import read_object, read_rows
 from .columns import aligned
 from .page import Cells
 from .runs import Record
 from .style import Look, looks
+from .whole import read_every_line, read_whole, undamaged
 
 START = {
     "equiangular": "orthonormal start",
@@ -69,18 +69,30 @@ class Trace:
         return [time for time, _ in points], [value for _, value in points]
 
 
-def is_simulation(path: Path) -> bool:
-    """Whether a directory holds a simulation, finished or interrupted."""
-    return read_object(path / "summary.json").get("kind") == "simulation"
-
-
 def load(path: Path) -> Trace:
-    """Read a simulation directory; a missing or damaged side file is empty."""
-    rows: dict[str, list[Record]] = {}
-    for row in read_rows(path / "trace.jsonl"):
-        rows.setdefault(row["scheme"], []).append(row)
-    summary, theory, particles = (read_object(path / f"{name}.json") for name in ("summary", "theory", "particles"))
-    return Trace(path, summary, rows, theory, particles)
+    """Read a simulation directory. GeonormError where a file is cut or is not what the others say, OSError where one is
+    missing."""
+    with undamaged(path / "summary.json", "simulate") as file:
+        summary = read_whole(file)
+        terminal(summary)
+        ends = {row["scheme"]: row["time_final"] for row in summary["schemes"]}
+    with undamaged(path / "trace.jsonl", "simulate") as file:
+        rows: dict[str, list[Record]] = {scheme: [] for scheme in ends}
+        for row in read_every_line(file):
+            rows[row["scheme"]].append(row)
+        for scheme, seen in rows.items():
+            if not seen or seen[-1]["time"] < ends[scheme]:
+                raise ValueError(f"it ends before {scheme} does")
+    with undamaged(path / "theory.json", "simulate") as file:
+        theory = read_whole(file)
+        foreseen = {row["scheme"] for row in summary["schemes"] if row["initial_velocity_predicted"] is not None}
+        if not foreseen <= theory.keys() <= rows.keys():
+            raise ValueError("it is of other schemes than summary.json")
+        for scheme, course in theory.items():
+            if {len(course[key]) for key in ("gap", "speed", "radius")} != {len(course["times"])}:
+                raise ValueError(f"the columns of {scheme} are not of one length")
+    with undamaged(path / "particles.json", "simulate") as file:
+        return Trace(path, summary, rows, theory, read_whole(file))
 
 
 def caption(summary: Record) -> str:

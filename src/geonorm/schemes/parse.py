@@ -3,8 +3,9 @@
     scheme  = name [ "(" argument { "," argument } ")" ]
     value   = number | pi | pi/number | number*pi | number*pi/number | inf | true | false | 'text' | bare | scheme
 A name is registered here, or is `package.module:Name` or `./file.py:Name`, or stands in the entry-point group
-`geonorm.schemes`. Nothing is evaluated. A plain string is what a person typed: naming a module or file imports it. Text
-that was read from a folder is a `Stored`, which runs only what is trusted (elsewhere.py).
+`geonorm.schemes`. At most eight schemes stand in each other. Nothing is evaluated. A plain string is what a person
+typed: naming a module or file imports it. Text that was read from a folder is a `Stored`, which runs only what is
+trusted (elsewhere.py).
 """
 
 from __future__ import annotations

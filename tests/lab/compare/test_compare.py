@@ -27,7 +27,7 @@ from geonorm.lab.compare import compare as lab
 from geonorm.lab.compare import local
 from geonorm.lab.compare.team import done
 from geonorm.lab.config import TUNING_SEED, CompareConfig, TrainConfig
-from geonorm.lab.runs.run import Run, locked
+from geonorm.lab.runs.run import Run, locked, read_rows
 
 ROW = set("scheme n lr val_loss_mean val_loss_std difference difference_low difference_high".split())
 BUILD = report.build
@@ -184,15 +184,49 @@ def test_directory_in_use(compare: Any, tmp_path: Path) -> None:
     assert result.status == 2 and "in use by another process" in result.err
 
 
-def test_run_left_by_a_killed_parent_is_named(processes: Any, compare: Any, tmp_path: Path) -> None:
-    """The children of a comparison that was killed go on; the same command says so and loses nothing."""
+def test_a_run_in_use_is_named_and_tried_again(processes: Any, compare: Any, tmp_path: Path) -> None:
+    """A comparison was killed, and a run of it has not ended yet: one line says what to do, nothing is started, and
+    when the run has ended the same command trains what is missing."""
     out = tmp_path / "out"
-    processes.fail = staticmethod(lambda name: True)
-    compare(out, "--schemes", "pre", "--seeds", 1)
+    processes.fail = staticmethod(lambda name: name == "pre-lr0.005-seed1")
+    assert compare(out, "--schemes", "pre", "--seeds", 2).status == 2
     processes.fail = staticmethod(lambda name: False)
-    with locked(out / "runs" / "pre-lr0.005-seed0"):
-        result = compare(out, "--schemes", "pre", "--seeds", 1)
-    assert result.status == 2 and "pre-lr0.005-seed0 is in use by another process" in result.out + result.err
+    started = list(processes.started)
+    with locked(out / "runs" / "pre-lr0.005-seed1"):
+        result = compare(out, "--schemes", "pre", "--seeds", 2)
+    assert result.status == 2 and len(result.err.splitlines()) == 1 and processes.started == started
+    assert "pre-lr0.005-seed1 is in use by another process" in result.err and "try the same command" in result.err
+    again = compare(out, "--schemes", "pre", "--seeds", 2)
+    assert again.status == 0 and "1 of 2 runs are finished already" in again.out
+    assert processes.started == [*started, "pre-lr0.005-seed1"]
+    assert [run["status"] for run in results(out)["runs"]] == ["finished"] * 2
+
+
+def test_a_comparison_that_was_killed_goes_on(tiny: list[str], tmp_path: Path) -> None:
+    """The real thing: SIGKILL of the parent alone. Its run saves and ends by itself, and the same command, tried until
+    nothing is in use, goes on from there to the end."""
+    out = tmp_path / "out"
+    options = ["--schemes", "pre", "--seeds", "1", "--jobs", "1", "--steps", "1000", "--evaluation.every", "1000"]
+    command = [sys.executable, "-m", "geonorm", "compare", *tiny, "--out", str(out), *options]
+    run = out / "runs" / "pre-lr0.005-seed0"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size):
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.01)
+        finally:
+            process.kill()
+    ended = subprocess.run(command, capture_output=True, text=True)
+    while "try the same command" in ended.stderr:
+        assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1, ended
+        time.sleep(0.2)
+        ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended
+    log = (out / "configs" / "pre-lr0.005-seed0.log").read_text()
+    stopped = re.search(r"stopped at step (\d+) of 1000; saved", log)
+    assert stopped and f"at step {stopped[1]} of 1000" in log[stopped.end() :], log
+    assert [row["step"] for row in read_rows(run / "metrics.jsonl")] == list(range(1, 1001))
+    assert [run["status"] for run in results(out)["runs"]] == ["finished"]
 
 
 class FakeTeam:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from geonorm.errors import CheckpointError
 from geonorm.lab.runs.run import LOCK, check_free, locked
 from geonorm.lab.scale import checkpoint
+from geonorm.lab.train import loop, signals
 from geonorm.lab.train.loop import Loop
 from geonorm.lab.train.signals import PARENT
 
@@ -75,6 +77,39 @@ def test_lost_terminal(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert result.status == 130 and stopped_early(tmp_path / "run")
 
 
+def test_the_record_of_a_stop_begins_with_its_signal(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """stopped_within is what is left of the step that the signal came in, and the save; by a clock of the test's own,
+    which earlier steps move too."""
+    now = 1000.0
+
+    def passes(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def stop() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        passes(3)
+
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(signals, "time", clock)
+    for step in range(1, 5):
+        after(step, lambda: passes(50), monkeypatch)
+    after(4, stop, monkeypatch)
+    save = Loop.save
+
+    def slow(*args: Any) -> None:
+        save(*args)
+        passes(7)
+
+    monkeypatch.setattr(Loop, "save", slow)
+    assert train(tmp_path / "run", *STEPS).status == 130
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["steps"], summary["stopped_within"]) == (4, 10.0)
+
+
 def test_nohup_is_respected(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -112,9 +147,9 @@ def test_removed_folder_does_not_grow_back(
 def test_lock_holds_the_number_of_its_process_and_follows_no_link(tmp_path: Path) -> None:
     with locked(tmp_path / "run"):
         assert int((tmp_path / "run" / LOCK).read_text()) == os.getpid()
-        with pytest.raises(CheckpointError, match="in use by another process"):
-            check_free(tmp_path / "run")
-    check_free(tmp_path / "run")
+        with pytest.raises(CheckpointError, match="in use by another process; wait"):
+            check_free(tmp_path / "run", "wait")
+    check_free(tmp_path / "run", "wait")
     (tmp_path / "mine.txt").write_text("mine")
     for make in (os.symlink, os.link):
         folder = tmp_path / make.__name__

@@ -37,8 +37,8 @@ class Local(Team):
         self.stopped = False
 
     def work(self, configs: list[TrainConfig]) -> None:
-        for config in configs:  # runs of a comparison that was killed save and end by themselves, but not at once
-            check_free(Path(config.out))
+        for config in configs:
+            check_free(Path(config.out), "a run whose comparison was killed saves and ends: then try the same command")
         waiting = list(configs)
         workers: list[Worker] = []
         with self.watch(workers) as refresh, self.interruptible(workers):

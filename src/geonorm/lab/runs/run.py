@@ -112,14 +112,14 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise in_use(folder, file.read(20)) from None
+            raise in_use(folder, file.read(20), "wait for it or choose another --out") from None
         file.write(f"{os.getpid():<20}\n")
         file.flush()
         yield
 
 
-def check_free(folder: Path) -> None:
-    """CheckpointError if another process works in the folder now. Changes nothing."""
+def check_free(folder: Path, remedy: str) -> None:
+    """CheckpointError, which ends in what to do, if another process works in the folder now. Changes nothing."""
     try:
         lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -128,13 +128,13 @@ def check_free(folder: Path) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            raise in_use(folder, file.read(20)) from None
+            raise in_use(folder, file.read(20), remedy) from None
 
 
-def in_use(folder: Path, content: str) -> CheckpointError:
+def in_use(folder: Path, content: str, remedy: str) -> CheckpointError:
     number = content.strip()
     who = "another process" + (f" ({number})" if number.isdecimal() and int(number) != os.getpid() else "")
-    return CheckpointError(f"{folder} is in use by {who}; wait for it or choose another --out")
+    return CheckpointError(f"{folder} is in use by {who}; {remedy}")
 
 
 def not_a_lock(folder: Path) -> CheckpointError:
