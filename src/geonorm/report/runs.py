@@ -131,6 +131,9 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> Comparison:
     GeonormError where results.json is damaged."""
     roots = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
     paths = list(dict.fromkeys(path for root in roots for path in _run_paths(root)))
+    absent = [root for root in roots if not root.exists()]
+    if absent or not paths:
+        raise FileNotFoundError(f"no run directory in {', '.join(map(str, absent or roots))}")
     results: list[Record] = []
     rows: list[tuple[str, Any]] = []
     for root in roots:
