@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import geonorm
 from geonorm import Residual, Site
-from geonorm.sites.watch import places, watch
+from geonorm.sites.watch import sites_of, watch
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 
@@ -22,9 +22,9 @@ Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 def test_a_stock_model_under_a_scheme_is_watched_at_its_residuals(case: str, tiny_model: Tiny) -> None:
     stock, inputs = tiny_model(case)
     model = copy.deepcopy(stock)
-    before = places(model)
+    before = sites_of(model)
     geonorm.hf.apply(model, "geonorm")
-    after = places(model)
+    after = sites_of(model)
     assert [place.key for place in after] == [place.key for place in before]
     assert {place.scheme for place in after} == {"geonorm"}
     found = geonorm.probe(model, inputs)

@@ -122,7 +122,7 @@ def change(model: Any, scheme: Scheme, family: str, matched: bool) -> Report:
     undo: list[Undo] = []
     try:
         dress(model, str(scheme), family, matched, undo)
-        carried = replace_sites(model, scheme, family, matched, undo)
+        carried = replace_sites(model, scheme, matched, undo)
     except BaseException:
         for step in reversed(undo):
             step()

@@ -31,7 +31,7 @@ from ..norms import upcast
 from ..residual import Residual
 from ..schemes import Site, read_at, write_at
 from ..sites.anatomy import blocks_of, join
-from ..sites.watch import Place, places, stacks_of, watch, watch_calls
+from ..sites.watch import ModelSite, sites_of, stacks_of, watch, watch_calls
 from .block import Exit, norm_in
 
 SEQUENCES, TOKENS = 4, 64
@@ -174,10 +174,10 @@ def look_at(model: Any, inputs: dict[str, Any]) -> tuple[Sites, dict[str, Tensor
     sites: dict[tuple[str, Site], Seen] = defaultdict(Seen)
     leaves: dict[str, Tensor] = {}
 
-    def look(place: Place, x: Tensor, u: Tensor, after: Tensor) -> None:
+    def look(place: ModelSite, x: Tensor, u: Tensor, after: Tensor) -> None:
         leaves[place.stack] = sites[place.key].after = after
 
-    found = places(model)
+    found = sites_of(model)
     first = {(place, number): chain[0] for place in found for number, chain in enumerate(place.chains)}
     exits = {stack.name: model.get_submodule(join(base, stack.exit)) for stack, base in stacks_of(model) if stack.exit}
     with (
@@ -192,7 +192,7 @@ def look_at(model: Any, inputs: dict[str, Any]) -> tuple[Sites, dict[str, Tensor
 def fit(model: Any, inputs: dict[str, Any], sites: Sites, leaves: dict[str, Tensor]) -> None:
     """One pass of the changed model in which every site is fitted before it goes on."""
     patched: list[nn.Module] = []
-    found = places(model)
+    found = sites_of(model)
     for stack, base in stacks_of(model):
         inside = [place for place in found if place.stack == stack.name]
         end: Any = blocks_of(model, stack, base)[-1].exit

@@ -28,7 +28,7 @@ def stock_norms(model: Any) -> Iterator[str]:
             yield join(base, stack.exit)
 
 
-def replace_sites(model: Any, scheme: Scheme, family: str, matched: bool, undo: list[Undo]) -> set[int]:
+def replace_sites(model: Any, scheme: Scheme, matched: bool, undo: list[Undo]) -> set[int]:
     """Gives every block of the model residual sites under the scheme; returns the ids of parameters that took over the
     gains of a stock norm."""
     carried: set[int] = set()
@@ -48,7 +48,7 @@ def replace_sites(model: Any, scheme: Scheme, family: str, matched: bool, undo: 
                 sites[sublayer.kind] = site_of(block, sublayer, stack, scheme, site, dim, matched)
                 carried |= taken_over(sites[sublayer.kind], sublayer.norms.values())
             check_complete(block, sites, stack)
-            rebuild(block, made, sites, call_of(block, stack.sublayers, family), undo)
+            rebuild(block, made, sites, call_of(block, stack), undo)
         entry = End(scheme, Site(0, "entry", depth), spec).to(device=like.device, dtype=like.dtype)
         exit = Exit(scheme, Site(depth - 1, "exit", depth), spec, like.dtype).to(like.device)
         exit.own.to(like.dtype)

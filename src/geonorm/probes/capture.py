@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..sites.anatomy import BY_HAND, Stack, blocks_of, join
-from ..sites.watch import Place, module_at, places, stacks_of, watch, watch_calls
+from ..sites.watch import ModelSite, module_at, sites_of, stacks_of, watch, watch_calls
 from .accumulate import NormMeasure, SiteMeasure
 from .norms import NormFacts, channels_first, examine, norms_of
 
@@ -72,7 +72,7 @@ class Capture:
     def __init__(self, model: nn.Module, stacks: Sequence[Stack] | None = None, *, sites: bool = True) -> None:
         self.model = model
         self.stacks = stacks_of(model, stacks) if sites else []
-        self.sites = {place: SiteMeasure() for place in (places(model, stacks) if sites else ())}
+        self.sites = {place: SiteMeasure() for place in (sites_of(model, stacks) if sites else ())}
         self.norms: dict[str, Norm] = {}
         self.masks: Masks = {}
         self.find_norms()
@@ -119,7 +119,7 @@ class Capture:
         with watch(self.model, self.see_site, self.sites), watch_calls(norms, self.see_norm):
             yield
 
-    def see_site(self, place: Place, x: Tensor, u: Tensor | None, after: Tensor) -> None:
+    def see_site(self, place: ModelSite, x: Tensor, u: Tensor | None, after: Tensor) -> None:
         x, after = place.seen(x), place.seen(after)
         self.sites[place].update(x, after, u, fitted(mask_of(self.masks, place.stack), x, "the stream"))
 

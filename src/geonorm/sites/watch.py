@@ -26,7 +26,7 @@ Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class ModelSite:
     """A residual site of a model."""
 
     stack: str
@@ -61,11 +61,11 @@ class Place:
         return x if self.residual is None else self.residual.scheme.seen(x)
 
 
-Look = Callable[[Place, Tensor, Any, Tensor], None]
+Look = Callable[[ModelSite, Tensor, Any, Tensor], None]
 """look(place, x, u, x'); u is None where a site by hand names modules of which the last did not run."""
 
 Gradients = Mapping[tuple[str, Site], Mapping[str, float]]
-"""Gradient norms of sites, by `Place.key`."""
+"""Gradient norms of sites, by `ModelSite.key`."""
 
 
 def stacks_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[tuple[Stack, str]]:
@@ -79,7 +79,7 @@ def stacks_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[tuple[S
     return list(rooted(model, stacks))
 
 
-def places(model: Any, stacks: Iterable[Stack] | None = None) -> list[Place]:
+def sites_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[ModelSite]:
     """Every residual site of a model, from input to output: a `Residual` says itself where it stands. ConfigError where
     a stack has no blocks, or a block not the modules that its stack names."""
     found = []
@@ -89,13 +89,15 @@ def places(model: Any, stacks: Iterable[Stack] | None = None) -> list[Place]:
             residuals = [module for module in block.modules() if isinstance(module, Residual)]
             for residual in residuals:
                 site = Site(residual.index, residual.kind, residual.depth)
-                found.append(Place(stack.name, str(residual.scheme), site, residual, residual, ((residual.branch,),)))
+                found.append(
+                    ModelSite(stack.name, str(residual.scheme), site, residual, residual, ((residual.branch,),))
+                )
             for sublayer in () if residuals else stack.sublayers:
                 at = join(base, stack.blocks, str(layer))
                 readers = [module_at(block, branch.reader, at) for branch in sublayer.branches]
                 chains = tuple(tuple(module_at(block, p, at) for p in branch.modules) for branch in sublayer.branches)
                 site = Site(layer, sublayer.kind, len(blocks))
-                found.append(Place(stack.name, sublayer.placement, site, block, readers[0], chains))
+                found.append(ModelSite(stack.name, sublayer.placement, site, block, readers[0], chains))
     return found
 
 
@@ -108,10 +110,10 @@ def module_at(parent: Any, path: str, where: str) -> nn.Module:
 
 
 @contextmanager
-def watch(model: nn.Module, look: Look, found: Iterable[Place] | None = None) -> Iterator[None]:
-    """Calls look(place, x, u, x') for every site of every forward pass inside, or of those `found` by `places`."""
+def watch(model: nn.Module, look: Look, found: Iterable[ModelSite] | None = None) -> Iterator[None]:
+    """Calls look(place, x, u, x') for every site of every forward pass inside, or of those `found` by `sites_of`."""
     with ExitStack() as hooks:
-        for home, inside in groupby(places(model) if found is None else found, lambda place: place.home):
+        for home, inside in groupby(sites_of(model) if found is None else found, lambda place: place.home):
             running = Running(look)
             hooks.callback(home.register_forward_pre_hook(running.enter, with_kwargs=True).remove)
             for place in inside:
@@ -143,14 +145,14 @@ class Running:
     def __init__(self, look: Look) -> None:
         self.look = look
         self.shape = torch.Size()
-        self.place: Place | None = None
+        self.place: ModelSite | None = None
         self.x: Any = None
         self.u: Any = None
 
     def enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         self.shape, self.place = stream_of(args, kwargs).shape, None
 
-    def begin(self, place: Place) -> Callable[..., None]:
+    def begin(self, place: ModelSite) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
             x = self.shaped(stream_of(args, kwargs))
             self.end(x)
@@ -158,7 +160,7 @@ class Running:
 
         return hook
 
-    def update(self, place: Place) -> Callable[..., None]:
+    def update(self, place: ModelSite) -> Callable[..., None]:
         def hook(_: nn.Module, __: Any, out: Any) -> None:
             if self.place is place:
                 u = self.shaped(first(out))
@@ -185,7 +187,9 @@ def frobenius(parameters: Iterable[nn.Parameter]) -> float:
     return torch.stack(squares).sum().sqrt().item() if squares else 0.0
 
 
-def gradient_norms(found: Iterable[Place], length: Callable[[Iterable[nn.Parameter]], float] = frobenius) -> Gradients:
+def gradient_norms(
+    found: Iterable[ModelSite], length: Callable[[Iterable[nn.Parameter]], float] = frobenius
+) -> Gradients:
     """Of the gradients that are there: grad_norm of all weights of a branch, and of an MLP grad_w1 and grad_w2.
 
     W2 is the last matrix of the branch, which writes to the stream; W1 are those before it (up and gate), together

@@ -31,7 +31,8 @@ def rms(x: torch.Tensor) -> torch.Tensor:
     return x / x.square().mean(-1, keepdim=True).add(1e-6).sqrt()
 
 
-MEASURED = {  # the one vector per token that stands for several streams
+MEASURED = {  # the one vector per token that stands for several streams, or for direction and log-radius
+    "polar": lambda x: x[..., -1:].exp() * x[..., :-1],
     "residual_dual": lambda x: x[..., 0, :],
     "siamese": lambda x: x[..., 0, :] + rms(x[..., 1, :]),
     "hyper": lambda x: x.sum(-2) / 4,
@@ -55,7 +56,7 @@ def test_every_scheme_has_a_trace_that_joins_up(scheme: str) -> None:
     rows = lab.trace(decoder, IDS, 5, {}).sites
     assert hooks(decoder) == 0 and decoder.training and torch.equal(decoder(IDS), logits)
     for row, (_, x, u, after) in zip(rows, seen, strict=True):
-        if x.dim() == 4:
+        if scheme in MEASURED:
             x, after = (MEASURED[scheme](each) for each in (x, after))
         assert row["radius"] == pytest.approx(x.norm(dim=-1).mean().item(), rel=1e-5)
         assert row["step_norm"] == pytest.approx((after - x).norm(dim=-1).mean().item(), rel=1e-5)

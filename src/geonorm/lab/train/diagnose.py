@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from ...nn.decoder import Decoder
 from ...probes.measures import SiteMoments
 from ...schemes import Site
-from ...sites.watch import Place, watch
+from ...sites.watch import ModelSite, watch
 
 LARGE = 1e4
 
@@ -28,7 +28,7 @@ def diagnose(model: Decoder, ids: Tensor, step: int, what: str = "loss is not fi
     moments: list[tuple[Site, SiteMoments]] = []
     clamped: list[float] = []
 
-    def look(place: Place, x: Tensor, u: Tensor, after: Tensor) -> None:
+    def look(place: ModelSite, x: Tensor, u: Tensor, after: Tensor) -> None:
         residual = place.residual
         assert residual is not None
         moments.append((place.site, SiteMoments.of(x, u, after)))

@@ -17,7 +17,7 @@ from ...probes.measures import mean, wide
 from ...residual import Residual
 from ...schemes import Scheme, Site, read_at, write_at
 from ...sites.watch import Gradients as Gradients
-from ...sites.watch import Place, gradient_norms, places, watch, watch_calls
+from ...sites.watch import ModelSite, gradient_norms, sites_of, watch, watch_calls
 from ..scale.tensor import alike, local, summed
 
 CENTRED: dict[type, bool | None] = {LayerNorm: True, RMSNorm: False, UnitNorm: False, DyT: None}
@@ -44,7 +44,7 @@ def trace(model: Decoder, ids: Tensor, step: int, gradients: Gradients) -> Trace
     sites: list[dict[str, Any]] = []
     norms: dict[nn.Module, dict[str, Any]] = {}
 
-    def look(place: Place, x: Tensor, u: Tensor, after: Tensor) -> None:
+    def look(place: ModelSite, x: Tensor, u: Tensor, after: Tensor) -> None:
         residual = place.residual
         assert residual is not None
         clamped = residual.scheme.clamped(x, u, residual.own(), residual.site(x))
@@ -153,7 +153,7 @@ def law(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | None]:
 
 def gradients(model: Decoder) -> Gradients:
     """Gradient norms of each site's branch weights, before clipping; of an MLP also of W1 and W2 apart."""
-    return gradient_norms(places(model), length)
+    return gradient_norms(sites_of(model), length)
 
 
 def length(parameters: Iterable[Tensor]) -> float:
