@@ -159,7 +159,7 @@ LAST = "run/checkpoints/step-4"
 OLDER = {"run/checkpoints/step-3": gone}
 
 TRAINING = [
-    s(f"{TRAIN} --lr 1e400", "lr must be finite"),
+    s(f"{TRAIN} --lr 1e400", "--lr takes a finite number"),
     s(f"{TRAIN} --steps 9007199254740993000000", "steps must be between 1 and"),
     s(f"{TRAIN} --model.width 1000000000", "out of memory"),
     s(f"{TRAIN} --model.layers -3", "model.layers", "at least 1"),
@@ -174,7 +174,7 @@ TRAINING = [
     s(f"{TRAIN} --evaluation.tokens 0", "evaluation.tokens", "at least 1"),
     s(f"{TRAIN} --evaluation.tasks nothing-like-this", "task"),
     s(f"{TRAIN} --evaluation.tasks ''", "task"),
-    s(f"{TRAIN} --optim.eps 1e999", "optim.eps must be finite"),
+    s(f"{TRAIN} --optim.eps 1e999", "--optim.eps takes a finite number"),
     s(f"{TRAIN} --optim.betas 0.9 0.95 0.99", "--optim.betas", "2 values"),
     s(f"{TRAIN} --optim.clip -2", "optim.clip", "at least 0"),
     s(f"{TRAIN} --guard.sigmas 0.5", "guard.sigmas", "at least 1"),
