@@ -130,7 +130,7 @@ def taken(name: str, value: Any, kind: Any, typed: bool) -> Any:
         try:
             return NOTHING if typed and not isfinite(value) else float(value)
         except OverflowError:
-            return inf if int(value) > 0 else -inf
+            return -inf if value < 0 else inf
     return value if isinstance(kind, type) and isinstance(value, kind) else NOTHING
 
 

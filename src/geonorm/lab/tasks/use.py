@@ -78,7 +78,7 @@ def window(opened: Opened, asked: int | None) -> int:
     if isinstance(opened, OpenedRun):
         if asked is not None:
             raise ConfigError("--context is for Hugging Face models; a run is read in windows of its own context")
-        return opened.context
+        return opened.model.config.context
     longest = opened.context or WINDOW
     if asked is not None and not 1 <= asked <= longest:
         raise ConfigError(f"--context {asked} does not fit {opened.name}: its context is {longest}")
