@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, is_dataclass
 from pathlib import Path
@@ -20,9 +20,9 @@ from typing import Annotated, Any, TypedDict, TypeVar, Union, get_origin
 from .. import elsewhere
 from ..errors import ConfigError, unknown
 from ..parsing import from_yaml
-from ..settings import Option, bare, choices, from_dict, hints, members, options
+from ..settings import Option, Settings, bare, choices, from_dict, hints, members, options
 
-C = TypeVar("C")
+C = TypeVar("C", bound=Settings)
 OURS = (
     Option("config", str, None, "YAML file of settings; options override it."),
     Option("trust_code", bool, False, "Run code that a folder or file names: schemes from elsewhere, not yet typed."),
@@ -56,7 +56,7 @@ def read(kind: type[C], program: str, arguments: list[str]) -> C:
         settings[name] = {**settings.get(name, {}), **value} if isinstance(value, dict) else value
     for option in options(kind).values():
         if option.default is MISSING and option.name not in settings:
-            wanted = option.name.upper() if option.name in positional(kind) else option.flag
+            wanted = option.name.upper() if option.name in kind.words else option.flag
             raise ConfigError(f"{wanted} is missing: {option.text} (see --help)")
     for name in PATHS:
         group, _, leaf = name.rpartition(".")
@@ -67,16 +67,10 @@ def read(kind: type[C], program: str, arguments: list[str]) -> C:
     return config
 
 
-def positional(kind: type) -> tuple[str, ...]:
-    words: tuple[str, ...] = getattr(kind, "words", ())
-    return words
-
-
-def split(kind: type, program: str, arguments: list[str]) -> dict[str, Any]:
+def split(kind: type[Settings], program: str, arguments: list[str]) -> dict[str, Any]:
     """The texts given for each option, groups nested. ConfigError for an option that does not exist, is repeated or
     lacks its value, and for a word that belongs to none."""
-    words = positional(kind)
-    known = {o.name: o for o in (*options(kind).values(), *OURS) if o.name not in words}
+    known = {o.name: o for o in (*options(kind).values(), *OURS) if o.name not in kind.words}
     seen: set[str] = set()
     told: list[str] = []
     waiting = list(reversed(arguments))
@@ -88,7 +82,7 @@ def split(kind: type, program: str, arguments: list[str]) -> dict[str, Any]:
                 raise ConfigError(f"{option.flag} is given twice")
             seen.add(option.name)
             value = waiting[-1] if waiting and not waiting[-1].startswith("--") else None
-            if option.switch and "=" not in word and (value is None or (words and value not in ("true", "false"))):
+            if option.switch and "=" not in word and (value is None or (kind.words and value not in ("true", "false"))):
                 word += "=true"
             elif value is None and "=" not in word:
                 raise ConfigError(f"{option.flag} needs a value ({option.flag}=VALUE if it begins with --)")
@@ -121,7 +115,7 @@ def admit(file: Path, named: list[Any]) -> None:
         parse(stored(text, kept, str(file), strict=True))
 
 
-def from_file(path: Path, kind: type) -> dict[str, Any]:
+def from_file(path: Path, kind: type[Settings]) -> dict[str, Any]:
     """A YAML file's settings, of which all names are known."""
     try:
         tree = from_yaml(path.read_text(encoding="utf-8"))
@@ -153,14 +147,14 @@ def tyro_cli(kind: Any, program: str, words: list[str], **more: Any) -> Any:
     return library().cli(kind, prog=program, args=words, return_unknown_args=True, **more)
 
 
-def tyro_type(kind: type, shown: Collection[str] = (), complete: bool = False) -> Any:
+def tyro_type(kind: type[Settings], shown: Collection[str] = (), complete: bool = False) -> Any:
     """What tyro is told of a configuration: its options, or those that are `shown`, all of which take texts and none of
     which has to be given; for a shell that completes them the words of a Literal, too."""
     groups: dict[str, dict[str, Any]] = {"": {}}
     every = {option.name: option for option in (*options(kind).values(), *OURS)}
-    for option in [every[name] for name in (*positional(kind), *shown, "config")] if shown else every.values():
+    for option in [every[name] for name in (*kind.words, *shown, "config")] if shown else every.values():
         group, _, leaf = option.name.rpartition(".")
-        groups.setdefault(group, {})[leaf] = tyro_field(option, option.name in positional(kind), complete)
+        groups.setdefault(group, {})[leaf] = tyro_field(option, option.name in kind.words, complete)
     for name, leaves in groups.items():
         if name:
             about = library().conf.arg(help=hints(kind)[name].__doc__)
@@ -206,18 +200,18 @@ def default(option: Option) -> str:
     return f"[{' '.join(words)}]" if words else ""
 
 
-def print_help(kind: type, program: str, every: bool) -> str:
+def print_help(kind: type[Settings], program: str, every: bool) -> str:
     """Prints the help: of the options that people set most, or of all. Returns its last lines."""
-    common: tuple[str, ...] = () if every else getattr(kind, "common", ())
+    common: tuple[str, ...] = () if every else kind.common
     about = " ".join((kind.__doc__ or "").split())
     with suppress(SystemExit, BrokenPipeError):  # `| head` has seen enough
         tyro_cli(tyro_type(kind, common), program, ["--help"], description=about)
-    lines = ["examples:", *(f"  {example}" for example in getattr(kind, "examples", ()))]
+    lines = ["examples:", *(f"  {example}" for example in kind.examples)]
     more = [f"{program} --help-all: all {len(options(kind)) + len(OURS)} options"] if common else []
     return "\n".join([*(lines if lines[1:] else []), *more])
 
 
-def print_completion(shell: str, kinds: dict[str, type]) -> None:
+def print_completion(shell: str, kinds: Mapping[str, type[Settings]]) -> None:
     """Prints what makes a shell complete verbs, options and words: `eval "$(geonorm --completion bash)"`."""
     if shell not in SHELLS:
         raise ConfigError(unknown("shell", shell, SHELLS))

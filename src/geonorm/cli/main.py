@@ -344,7 +344,7 @@ def data(options: DataConfig) -> int:
     return 0
 
 
-COMMANDS: dict[str, type] = {
+COMMANDS: dict[str, type[Settings]] = {
     "compare": CompareConfig,
     "train": TrainCommand,
     "eval": EvalConfig,
