@@ -100,7 +100,8 @@ def fit(name: str, value: Any, hint: Any, typed: bool = False) -> Any:
                 within(name, found, limit.low, limit.high)
             return found
     if typed:
-        shown = f"{value[:20]}... of {len(value)} characters" if len(str(value)) > LONGEST else repr(value)
+        text = value if isinstance(value, str) else repr(value)
+        shown = f"{text[:20]}... of {len(text)} characters" if len(text) > LONGEST else repr(value)
         raise ConfigError(f"{name} takes {describe(hint).replace('a number', 'a finite number')}, got {shown}")
     if isinstance(value, str) and choices(hint):
         raise ConfigError(unknown(name, value, choices(hint)))
@@ -139,7 +140,7 @@ def read_text(name: str, value: Any, kind: Any) -> Any:
     if get_origin(kind) is list:
         return value if isinstance(value, list) else [value]
     if not isinstance(value, str):
-        return json.dumps(value, default=str) if kind is str else value
+        return json.dumps(value, default=str) if kind is str and not isinstance(value, (list, dict)) else value
     if not value.isascii() and value != value.encode(errors="replace").decode():
         raise ConfigError(f"{name} is not valid Unicode text: {value!r}; use another name")
     if "\0" in value:
