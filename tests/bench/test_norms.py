@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from geonorm.bench import norms
 from geonorm.bench.check import WrongResult
 from geonorm.bench.config import NormsBench
-from geonorm.bench.norms import FLOPS, candidates, check, inputs, kept
+from geonorm.bench.norms import FLOPS, candidates, check_norm, inputs, kept
 from geonorm.bench.timing import CpuClock
 from geonorm.errors import ConfigError
 from geonorm.nn import preset
@@ -31,7 +31,7 @@ def test_every_norm_is_right(dtype: str) -> None:
         "LayerNorm, torch", "LayerNorm without bias, torch", "RMSNorm, torch", "LayerNorm, geonorm", "RMSNorm, geonorm",
     ]  # fmt: skip
     for candidate in found:
-        errors = check(candidate, *inputs((64, 48), dtype, CPU))
+        errors = check_norm(candidate, *inputs((64, 48), dtype, CPU))
         assert ("dbias" in errors) == (candidate.kind == "layer")
 
 
@@ -48,7 +48,7 @@ def test_a_wrong_norm_is_caught(kind: str, what: str, change: Any) -> None:
     right = next(c for c in candidates(48, CPU, ["eager"]) if c.kind == kind)
     wrong = replace(right, forward=lambda x, *weights: change(right.forward(x, *weights), x))
     with pytest.raises(WrongResult, match=rf"is wrong at 64x48: {what} differs from fp64 by .*nothing was timed$"):
-        check(wrong, *inputs((64, 48), "fp32", CPU))
+        check_norm(wrong, *inputs((64, 48), "fp32", CPU))
 
 
 class Work(TorchDispatchMode):
@@ -167,7 +167,7 @@ def test_decoding_does_the_same_each_time(monkeypatch: Any) -> None:
 def test_compiled_norms_are_right_and_compared_with_compiled() -> None:
     config, missing = NormsBench(shapes=["32x16"], dtypes=["fp32"], passes=["bwd"], modes=["compiled"], pairs=6), {}
     with norms.functorch.patch(donated_buffer=False):
-        rows = norms.measure((32, 16), "fp32", config, CPU, CpuClock(1), missing)
+        rows = norms.measure_norms((32, 16), "fp32", config, CPU, CpuClock(1), missing)
     assert not missing and [row["name"] for row in rows if row.get("compiled") is False] == [norms.BASE]
     assert sum(row.get("compiled", False) for row in rows) == 5
 

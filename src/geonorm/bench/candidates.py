@@ -59,7 +59,7 @@ class Candidate:
         return count * {"fwd": forward, "bwd": backward, "both": forward + backward}[mode]
 
 
-def step(backend: str, decay: Tensor) -> Forward:
+def make_step(backend: str, decay: Tensor) -> Forward:
     """The geodesic update on one path."""
 
     def forward(x: Tensor, u: Tensor) -> tuple[Tensor]:
@@ -68,7 +68,7 @@ def step(backend: str, decay: Tensor) -> Forward:
     return forward
 
 
-def step_read(backend: str, decay: Tensor) -> Forward:
+def make_step_read(backend: str, decay: Tensor) -> Forward:
     """The same with a second result for the next sub-layer, in the dtype of the update."""
 
     def forward(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ def step_read(backend: str, decay: Tensor) -> Forward:
     return forward
 
 
-def step_norm(backend: str, decay: Tensor) -> Forward:
+def make_step_norm(backend: str, decay: Tensor) -> Forward:
     """The update and its RMSNorm with gains, in the dtype of the update."""
 
     norm = RMSNorm(0, gains=False, eps=EPS)
@@ -105,23 +105,23 @@ def candidates(device: torch.device) -> tuple[list[Candidate], dict[str, str]]:
     """Everything that can run here, and why the rest cannot."""
     decay = torch.tensor(0.5, device=device)  # a tensor, as a layer passes it
     found = [
-        Candidate("geonorm", step("auto", decay)),
-        Candidate("geonorm, read twice", step_read("auto", decay), read=True),
-        Candidate("geonorm, read through a norm", step_norm("auto", decay), read=True, through=True, gains=True),
+        Candidate("geonorm", make_step("auto", decay)),
+        Candidate("geonorm, read twice", make_step_read("auto", decay), read=True),
+        Candidate("geonorm, read through a norm", make_step_norm("auto", decay), read=True, through=True, gains=True),
     ]
     missing: dict[str, str] = {}
     for backend in ("closed", "triton"):
         try:
-            step(backend, decay)(*probe(device))
+            make_step(backend, decay)(*probe(device))
         except ConfigError as error:
             missing[f"geonorm {backend}"] = str(error)
         else:
-            found.append(Candidate(f"geonorm {backend}", step(backend, decay)))
-    found.append(Candidate("geonorm compiled", step("auto", decay), compiled=True))
+            found.append(Candidate(f"geonorm {backend}", make_step(backend, decay)))
+    found.append(Candidate("geonorm compiled", make_step("auto", decay), compiled=True))
     found.append(
         Candidate(
             "geonorm compiled, read through a norm",
-            step_norm("auto", decay),
+            make_step_norm("auto", decay),
             compiled=True,
             read=True,
             through=True,
@@ -129,10 +129,10 @@ def candidates(device: torch.device) -> tuple[list[Candidate], dict[str, str]]:
         )
     )
     if "geonorm triton" not in missing:  # else auto is the closed form anyway
-        found.append(Candidate("geonorm closed compiled", step("closed", decay), compiled=True))
+        found.append(Candidate("geonorm closed compiled", make_step("closed", decay), compiled=True))
     found += [
-        Candidate("geonorm textbook", step("reference", decay)),
-        Candidate("geonorm textbook compiled", step("reference", decay), compiled=True),
+        Candidate("geonorm textbook", make_step("reference", decay)),
+        Candidate("geonorm textbook compiled", make_step("reference", decay), compiled=True),
         Candidate("add + rms_norm", add_norm, norm=True),
         Candidate("add + rms_norm, gains", add_norm_gains, norm=True, gains=True),
         Candidate("add + rms_norm compiled", add_norm, norm=True, compiled=True),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import GeonormError
-from .candidates import Candidate, add_norm, add_norm_gains, step, step_norm, step_read
+from .candidates import Candidate, add_norm, add_norm_gains, make_step, make_step_norm, make_step_read
 
 Tensors = tuple[Tensor, Tensor, Tensor, Tensor]
 DTYPES = {
@@ -70,10 +70,10 @@ def row_error(found: Tensor, truth: Tensor) -> float:
     return float((off / torch.linalg.vector_norm(truth, dim=-1).clamp(min=1e-30)).max())
 
 
-def check(candidate: Candidate, x: Tensor, u: Tensor, first: Tensor, second: Tensor) -> dict[str, float]:
+def check_candidate(candidate: Candidate, x: Tensor, u: Tensor, first: Tensor, second: Tensor) -> dict[str, float]:
     """Errors {out, dx, du} against fp64 on the same numbers. WrongResult if one exceeds its tolerance."""
     decay = torch.tensor(0.5, dtype=torch.float64, device=x.device)
-    ours = step_norm if candidate.through else step_read if candidate.read else step
+    ours = make_step_norm if candidate.through else make_step_read if candidate.read else make_step
     norm = add_norm_gains if candidate.gains else add_norm
     truth = replace(candidate, forward=norm if candidate.norm else ours("reference", decay))
     grads = gradients_for(candidate, first, second)

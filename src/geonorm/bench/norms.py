@@ -54,7 +54,7 @@ TITLES = {"rms": "RMSNorm", "layer without bias": "LayerNorm without bias", "lay
 
 
 @dataclass(frozen=True)
-class Candidate:
+class NormCandidate:
     """A norm: `forward` takes the input, gains and, of kind `layer`, biases."""
 
     kind: str
@@ -100,9 +100,9 @@ def textbook(kind: str) -> Callable[..., Tensor]:
     return forward
 
 
-def candidates(dim: int, device: torch.device, modes: list[str]) -> list[Candidate]:
-    eager = [Candidate(kind, "torch", of_torch(kind)) for kind in ("layer", "layer without bias", "rms")]
-    eager += [Candidate(kind, "geonorm", of_ours(kind, dim, device)) for kind in ("layer", "rms")]
+def candidates(dim: int, device: torch.device, modes: list[str]) -> list[NormCandidate]:
+    eager = [NormCandidate(kind, "torch", of_torch(kind)) for kind in ("layer", "layer without bias", "rms")]
+    eager += [NormCandidate(kind, "geonorm", of_ours(kind, dim, device)) for kind in ("layer", "rms")]
     found = eager if "eager" in modes else [candidate for candidate in eager if candidate.name == BASE]
     return found + [replace(candidate, compiled=True) for candidate in eager if "compiled" in modes]
 
@@ -134,7 +134,7 @@ def bench_norms(config: NormsBench, say: Say = print) -> dict[str, Any]:
         for size in config.sizes(device.type == "cuda"):
             for dtype in config.dtypes:
                 say(f"\n{size[0]} x {size[1]} {dtype}: compiling, checking, timing {config.rounds} rounds")
-                table = measure(size, dtype, config, device, clock, summary["missing"])
+                table = measure_norms(size, dtype, config, device, clock, summary["missing"])
                 show.norms(table, BASE, say)
                 rows += table
                 if out is not None:  # after each table: what is measured stays, whatever ends the program
@@ -145,7 +145,7 @@ def bench_norms(config: NormsBench, say: Say = print) -> dict[str, Any]:
     show.norm_shares(summary["steps"], say)
     if out is not None:
         write_json(out / "summary.json", summary)
-        for path in show.figures(rows, out / "figures", summary["environment"], "norms", BASE):
+        for path in show.draw_figures(rows, out / "figures", summary["environment"], "norms", BASE):
             say(str(path))
     return summary
 
@@ -160,7 +160,7 @@ def inputs(size: tuple[int, int], dtype: str, device: torch.device) -> tuple[Ten
     return x.to(kind), dy.to(kind), weights
 
 
-def arguments(candidate: Candidate, x: Tensor, weights: list[Tensor]) -> list[Tensor]:
+def arguments(candidate: NormCandidate, x: Tensor, weights: list[Tensor]) -> list[Tensor]:
     """Input, gains, and biases where the kind has them, each asking for its gradient. torch's functions take weights in
     the dtype of the input, modules keep them in fp32."""
     given = weights if candidate.kind == "layer" else weights[:1]
@@ -169,7 +169,7 @@ def arguments(candidate: Candidate, x: Tensor, weights: list[Tensor]) -> list[Te
     return [tensor.detach().clone().requires_grad_() for tensor in (x, *given)]
 
 
-def check(candidate: Candidate, x: Tensor, dy: Tensor, weights: list[Tensor]) -> dict[str, float]:
+def check_norm(candidate: NormCandidate, x: Tensor, dy: Tensor, weights: list[Tensor]) -> dict[str, float]:
     """Errors {out, dx, dweight, dbias} relative to a row's length against the textbook in fp64."""
     taken = arguments(candidate, x, weights)
     exact = [tensor.detach().double().requires_grad_() for tensor in taken]
@@ -191,7 +191,7 @@ def check(candidate: Candidate, x: Tensor, dy: Tensor, weights: list[Tensor]) ->
     return errors
 
 
-def kept(candidate: Candidate, x: Tensor, weights: list[Tensor]) -> int:
+def kept(candidate: NormCandidate, x: Tensor, weights: list[Tensor]) -> int:
     """Bytes that a forward pass keeps for the backward pass, its input included, gains and biases not."""
     taken = arguments(candidate, x, weights)
     seen = {tensor.untyped_storage().data_ptr(): 0 for tensor in taken[1:]}
@@ -205,20 +205,20 @@ def kept(candidate: Candidate, x: Tensor, weights: list[Tensor]) -> int:
     return sum(seen.values())
 
 
-def measure(
+def measure_norms(
     size: tuple[int, int], dtype: str, config: NormsBench, device: torch.device, clock: Clock, missing: dict[str, str]
 ) -> list[dict[str, Any]]:
     """One shape, one dtype: a row for every norm and pass, copies included. What cannot be compiled is put into
     `missing`."""
     torch.compiler.reset()
     x, dy, weights = inputs(size, dtype, device)
-    ready: dict[str, Candidate] = {}
+    ready: dict[str, NormCandidate] = {}
     errors: dict[str, dict[str, float]] = {}
     for candidate in candidates(size[1], device, list(config.modes)):
         if candidate.compiled:
             candidate = replace(candidate, forward=torch.compile(candidate.forward, dynamic=False, fullgraph=True))
         try:
-            errors[candidate.name] = check(candidate, x, dy, weights)
+            errors[candidate.name] = check_norm(candidate, x, dy, weights)
         except Exception as error:  # a compiler may fail in any way
             if isinstance(error, WrongResult) or not candidate.compiled:
                 raise
@@ -255,7 +255,7 @@ def measure(
     return rows
 
 
-def program(candidate: Candidate, mode: str, x: Tensor, dy: Tensor, weights: list[Tensor]) -> Build:
+def program(candidate: NormCandidate, mode: str, x: Tensor, dy: Tensor, weights: list[Tensor]) -> Build:
     """The call of a pass. A backward pass alone runs again and again on one graph."""
 
     def build() -> Call:
@@ -312,8 +312,8 @@ def training(norm: str, mode: str, config: NormsBench, device: torch.device) -> 
     runtime = Runtime(compile=mode == "compiled")
     with device:
         model = Decoder(preset(config.preset, scheme=config.scheme, norm=norm))
-    model = parallel.prepare(model, runtime, device)
-    optimizers = optim.build(model, Optim(), LR)
+    model = parallel.distribute(model, runtime, device)
+    optimizers = optim.build_optimizers(model, Optim(), LR)
     shape = (config.batch_size, model.config.context)
     ids = torch.randint(model.config.vocab_size, shape, device=device)
 

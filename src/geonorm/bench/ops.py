@@ -19,7 +19,7 @@ from ..lab.studies.simulate import writable
 from ..ops import backends
 from . import show
 from .candidates import FUSED, Candidate, candidates, reason
-from .check import DTYPES, Tensors, WrongResult, arguments, check, gradients_for, inputs
+from .check import DTYPES, Tensors, WrongResult, arguments, check_candidate, gradients_for, inputs
 from .config import OpsBench
 from .timing import Build, Call, Clock, clock_of, host_seconds, ratio, take_turns
 
@@ -39,7 +39,7 @@ def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
     if config.out:
         writable(Path(config.out))
     found, missing = candidates(device)
-    chosen = choose(found, config.only)
+    chosen = choose_candidates(found, config.only)
     about = backends()
     say(f"auto takes {about['auto']}: {about['reason']}")
     for name, why in missing.items():
@@ -62,7 +62,7 @@ def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
         for size in config.sizes(device.type == "cuda"):
             for dtype in config.dtypes:
                 say(f"\n{size[0]} x {size[1]} {dtype}: compiling, checking, timing {config.rounds} rounds")
-                table = measure(chosen, size, dtype, config, device, clock, missing)
+                table = measure_steps(chosen, size, dtype, config, device, clock, missing)
                 show.ops(table, say)
                 for name in [name for name in missing if name.endswith(f"{size[0]} x {size[1]} {dtype}")]:
                     say(f"left out: {name} ({missing[name]})")
@@ -70,12 +70,12 @@ def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
                 if out is not None:  # after each table: what is measured stays, whatever ends the program
                     write_json(out / "summary.json", summary)
     if out is not None:
-        for path in show.figures(rows, out / "figures", summary["environment"]):
+        for path in show.draw_figures(rows, out / "figures", summary["environment"]):
             say(str(path))
     return summary
 
 
-def choose(found: list[Candidate], words: list[str]) -> list[Candidate]:
+def choose_candidates(found: list[Candidate], words: list[str]) -> list[Candidate]:
     """Those with one of the words in their name, and Pre-Norm, which all are compared with, without and with gains."""
     for word in words:
         if not any(word in candidate.name for candidate in found):
@@ -87,7 +87,7 @@ def choose(found: list[Candidate], words: list[str]) -> list[Candidate]:
     return [candidate for candidate in found if candidate in chosen or candidate.name in base]
 
 
-def measure(
+def measure_steps(
     chosen: list[Candidate],
     size: tuple[int, int],
     dtype: str,
@@ -106,7 +106,7 @@ def measure(
     errors: dict[str, dict[str, float]] = {}
     for candidate in map(specialised, chosen):
         try:
-            errors[candidate.name] = check(candidate, *tensors)
+            errors[candidate.name] = check_candidate(candidate, *tensors)
         except Exception as error:  # compilers and libraries of others may fail in any way
             essential = not candidate.compiled and candidate.name not in FUSED
             if essential or (isinstance(error, WrongResult) and candidate.name not in FUSED):

@@ -81,7 +81,7 @@ class LayerCache:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """(batch, tokens, width) to the same. Schemes may put modules on q, k, v (before RoPE), q_rope, k_rope (after)."""
 
     def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:

@@ -119,7 +119,7 @@ def load_model(
     return model.to(device).eval()
 
 
-def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+def load_model_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer beside a model. ConfigError where there is none."""
     with one_line(name, f"no tokenizer in {name} that can be read; geonorm probe takes another with --tokenizer"):
         return hugging_face().AutoTokenizer.from_pretrained(

@@ -22,7 +22,7 @@ START = {
 
 
 @dataclass(frozen=True)
-class Trace:
+class SavedSimulation:
     """A simulation directory: its summary, rows of the trace by scheme, closed equation and pictures where they are."""
 
     path: Path
@@ -42,7 +42,7 @@ class Trace:
         styles = self.styles or looks(self.schemes)
         return {scheme: styles[scheme] for scheme in self.schemes}
 
-    def of(self, schemes: Sequence[str]) -> Trace:
+    def of(self, schemes: Sequence[str]) -> SavedSimulation:
         """These schemes only, in this order; all of them where none is named."""
         rows = (
             [self.row(scheme) for scheme in schemes if scheme in self.schemes] if schemes else self.summary["schemes"]
@@ -75,7 +75,7 @@ def is_simulation(path: Path) -> bool:
     return _read(path / "summary.json").get("kind") == "simulation"
 
 
-def load(path: Path) -> Trace:
+def load(path: Path) -> SavedSimulation:
     """Read a simulation directory; a missing or damaged side file is empty."""
     rows: dict[str, list[Record]] = {}
     trace = path / "trace.jsonl"
@@ -85,7 +85,9 @@ def load(path: Path) -> Trace:
         except ValueError:
             continue
         rows.setdefault(row["scheme"], []).append(row)
-    return Trace(path, _read(path / "summary.json"), rows, _read(path / "theory.json"), _read(path / "particles.json"))
+    return SavedSimulation(
+        path, _read(path / "summary.json"), rows, _read(path / "theory.json"), _read(path / "particles.json")
+    )
 
 
 def caption(summary: Record) -> str:

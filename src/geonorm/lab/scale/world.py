@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from ...errors import CheckpointError, ConfigError, DataError, GeonormError
 from ...output import launched
-from .watchdog import Watchdog, watching
+from .watchdog import Watchdog, run_watchdog
 
 T = TypeVar("T")
 KINDS = {kind.__name__: kind for kind in (GeonormError, ConfigError, DataError, CheckpointError)}
@@ -174,7 +174,7 @@ def joined(device: torch.device, stuck: float = 0.0) -> Iterator[World]:
         if size > 1 and stuck > 0:
             host = None if held_by_torchrun() else 0
             dog = Watchdog(rank, size, stuck, PrefixStore("watchdog", of_this_life(connect())), host)
-        with watching(dog):
+        with run_watchdog(dog):
             own = {"store": of_this_life(store), "rank": rank, "world_size": size}
             if device.type == "cuda":
                 torch.cuda.set_device(device)

@@ -117,16 +117,16 @@ class Loop:
         self.text, self.device, self.say = text, device, say
         world.dog.at(0, "building the model")
         shape = c.decoder(c.scheme)
-        tensor.check(shape, world.tensor)
+        tensor.check_shares(shape, world.tensor)
         self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed)
         self.validation = Validation(text.tokens, c, shape.context, device, world)
         torch.manual_seed(c.seed)
         with torch.device(built_on := parallel.built_on(kind, world)):
             model = Decoder(shape)
-        self.model = parallel.prepare(model, c.runtime, device if built_on.type == "cpu" else built_on)
+        self.model = parallel.distribute(model, c.runtime, device if built_on.type == "cpu" else built_on)
         self.spread = parallel.Spread(self.model, c.runtime, world, device, kind)
         torch.manual_seed(c.seed + world.rank)
-        self.optimizers = parallel.apart(optim.build(self.model, c.optim, c.lr))
+        self.optimizers = parallel.apart(optim.build_optimizers(self.model, c.optim, c.lr))
         self.average = Average(self.model, c)
         self.held = Held(self.model, c.optim.hold_norms)
         self.examination = Examination(c, self.model, text.tokenizer) if c.evaluation.tasks else None
@@ -246,7 +246,7 @@ class Loop:
         norms = trace.branch_grad_norms(self.model) if measure else {}
         grad_norm = self.spread.clip(c.optim.clip if c.optim.clip > 0 else inf)
         total = self.world.mean(torch.stack(losses).mean())
-        lr = c.lr * optim.rate(c.optim, step, c.steps)
+        lr = c.lr * optim.rate_share(c.optim, step, c.steps)
         tokens = step * c.batch_size * ids.shape[1]
         row = {"step": step, "tokens": tokens, "loss": total, "lr": lr, "grad_norm": grad_norm}
         self.dog.at(step, "the optimizer's step")
