@@ -89,7 +89,7 @@ def born(out: str, settings: dict[str, Any]) -> int:
     config = from_dict(train.TrainConfig, settings)
     text = train.load_text(config)
     torch.use_deterministic_algorithms(True)  # memory that nobody fills is not a number
-    with train.joined(torch.device("cpu")) as world:
+    with train.join_world(torch.device("cpu")) as world:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
             loop = train.Loop(config, text, torch.device("cpu"), print, world)
         events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -113,7 +113,7 @@ def gather(folder: str, out: str, settings: dict[str, Any]) -> int:
     """Loads a checkpoint into this world; the first rank writes all it then holds, whole, as one process would."""
     config = from_dict(train.TrainConfig, settings)
     device = torch.device("cpu")
-    with train.joined(device) as world:
+    with train.join_world(device) as world:
         loop = train.Loop(config, train.load_text(config), device, print, world)
         checkpoint.load(train.Path(folder), loop.model, loop.optimizers, world)
         tensors, _ = checkpoint.state_of(loop.model, loop.optimizers, world)

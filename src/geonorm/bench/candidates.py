@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, cause
 from ..norms import RMSNorm
 from ..ops import AngleMap, geodesic_step_read, geodesic_update
 
@@ -143,15 +143,15 @@ def candidates(device: torch.device) -> tuple[list[Candidate], dict[str, str]]:
             forward = load()
             forward(*probe(device), torch.ones(64, device=device))
         except Exception as error:  # a library of others, or a GPU that is not there, may fail in any way
-            missing[name] = reason(error)
+            missing[name] = why_missing(error)
         else:
             found.append(Candidate(name, forward, norm=True, gains=True))
     return found, missing
 
 
-def reason(error: Exception) -> str:
-    """The kind of an error and the first line of what it says."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:160]}"
+def why_missing(error: Exception) -> str:
+    """The kind of an error and its cause."""
+    return f"{type(error).__name__}: {cause(error)[:160]}"
 
 
 def probe(device: torch.device) -> tuple[Tensor, Tensor]:

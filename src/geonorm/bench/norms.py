@@ -36,7 +36,7 @@ from ..nn.config import preset
 from ..nn.decoder import Decoder
 from ..norms import LayerNorm, NormSpec, RMSNorm
 from . import show
-from .candidates import reason
+from .candidates import why_missing
 from .check import DTYPES, NORM_TOLERANCE, WrongResult, row_error
 from .config import NormsBench
 from .ops import copy_name, copy_of
@@ -222,7 +222,7 @@ def measure_norms(
         except Exception as error:  # a compiler may fail in any way
             if isinstance(error, WrongResult) or not candidate.compiled:
                 raise
-            missing[f"{candidate.name}, {size[0]} x {size[1]} {dtype}"] = reason(error)
+            missing[f"{candidate.name}, {size[0]} x {size[1]} {dtype}"] = why_missing(error)
         else:
             ready[candidate.name] = candidate
     memory = {name: kept(candidate, x, weights) for name, candidate in ready.items()}

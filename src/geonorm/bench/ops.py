@@ -18,7 +18,7 @@ from ..lab.runs.run import write_json
 from ..lab.studies.simulate import writable
 from ..ops import backends
 from . import show
-from .candidates import FUSED, Candidate, candidates, reason
+from .candidates import FUSED, Candidate, candidates, why_missing
 from .check import DTYPES, Tensors, WrongResult, arguments, check_candidate, gradients_for, inputs
 from .config import OpsBench
 from .timing import Build, Call, Clock, clock_of, host_seconds, ratio, take_turns
@@ -111,7 +111,7 @@ def measure_steps(
             essential = not candidate.compiled and candidate.name not in FUSED
             if essential or (isinstance(error, WrongResult) and candidate.name not in FUSED):
                 raise
-            missing[f"{candidate.name}, {place}"] = reason(error)
+            missing[f"{candidate.name}, {place}"] = why_missing(error)
         else:
             ready.append(candidate)
     rows = []

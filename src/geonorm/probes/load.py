@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ..errors import ConfigError, UntrustedCode, near_folder
+from ..errors import ConfigError, UntrustedCode, cause, near_folder
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 PATIENCE = 5.0
@@ -144,10 +144,6 @@ def one_line(name: str, message: str) -> Iterator[None]:
     except UntrustedCode:
         raise
     except ImportError as error:  # a quantiser, for one, that is not installed
-        raise ConfigError(f"{name} cannot be loaded here ({cause(error)})") from None
+        raise ConfigError(f"{name} cannot be loaded here ({cause(error)[:200]})") from None
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
-        raise ConfigError(f"{message} ({cause(error)})") from None
-
-
-def cause(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+        raise ConfigError(f"{message} ({cause(error)[:200]})") from None

@@ -33,7 +33,7 @@ def part(comparison: Comparison, place: Mapping[str, int]) -> Part:
         Section("Table", [html_table(titles, cells, place), _table_note(comparison)]),
         Section("Training", [_charts(training, NO_METRICS)]),
         Section("Geometry of the stream", [_charts(charts.geometry(comparison), NO_TRACE)]),
-        Section("Stability", [_stability(comparison), _charts(charts.gradient_norms(comparison), NO_METRICS)]),
+        Section("Stability", [_stability(comparison), _charts(charts.gradient_course(comparison), NO_METRICS)]),
         Section("Recipe", [_recipe(comparison)]),
         Section("Repeat it", [_repeat(comparison)]),
     ]

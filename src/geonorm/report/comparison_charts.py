@@ -310,7 +310,7 @@ def _norms(comparison: Comparison, scheme: str, courses: Mapping[series.NormKey,
     return chart
 
 
-def gradient_norms(comparison: Comparison) -> list[Chart]:
+def gradient_course(comparison: Comparison) -> list[Chart]:
     """Gradient norm in the course of training, with the spikes of loss and gradient."""
     raw = {scheme: series.curve(comparison.drawn(scheme), "grad_norm") for scheme in comparison.schemes}
     curves = {scheme: curve.thinned(120) for scheme, curve in raw.items() if curve}

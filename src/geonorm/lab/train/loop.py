@@ -32,7 +32,7 @@ from ..runs.made import Made
 from ..runs.run import Run, finite
 from ..runs.summary import chart, event_writer, progress_line, summarise
 from ..scale import checkpoint, parallel, tensor
-from ..scale.world import ALONE, World, joined, own_device
+from ..scale.world import ALONE, World, join_world, own_device
 from ..tasks.examination import Examination
 from . import optim, trace
 from .averaging import Average
@@ -84,8 +84,8 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
     stopped: list[float] = []
     device = own_device(pick_device(config.runtime.device))
     torch.set_num_threads(config.runtime.threads)
-    with joined(device, config.guard.stuck) as world, ExitStack() as opened:
-        say = heard(say, stopped) if world.first else silent
+    with join_world(device, config.guard.stuck) as world, ExitStack() as opened:
+        say = heard(say, stopped) if world.first else say_nothing
         loop = Loop(config, world.in_turn(lambda: load_text(config, world)), device, say, world)
         made = Made.of(config, loop.text.tokens, loop.text.tokenizer, [config.scheme])
         run = world.together(
@@ -389,8 +389,8 @@ class Loop:
         return self.world.shared(summarise(run, about, self.device))
 
 
-def silent(line: str) -> None:
-    """What ranks say of which the first speaks."""
+def say_nothing(line: str) -> None:
+    """How every rank but the first prints: not at all."""
 
 
 def lost_peer(error: RuntimeError, world: World, step: int) -> Exception:
