@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from geonorm.lab.runs.statistics import aggregate
-from geonorm.report.tables import chances, paired_difference, moderated, spread
+from geonorm.report.tables import chances, moderated, paired_difference, spread
 
 HERE = Path(__file__).parent
 TUNED, OTHERS = HERE / "results.jsonl", HERE / "results-rates.jsonl"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from geonorm.lab.runs.statistics import aggregate
-from geonorm.report.tables import chances, paired_difference, moderated
+from geonorm.report.tables import chances, moderated, paired_difference
 
 HERE = Path(__file__).parent
 COST = HERE.parents[1] / "benchmarks" / "results" / "scheme_cost.json"
