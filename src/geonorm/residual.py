@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .errors import ConfigError
 from .norms import NormSpec, plain
 from .ops import geodesic_step, geodesic_step_read
-from .schemes import Parts, Scheme, Site, parse, read_at, restore, write_at
+from .schemes import Parts, Scheme, Site, parse, read_at, reset_parts, write_at
 
 Reading = tuple[Tensor, Any]
 """What `read_at` returns: the branch's input, and what the scheme carries from the same look at x to its write."""
@@ -79,7 +79,7 @@ class Residual(nn.Module):
     def reset_parameters(self) -> None:
         """Restores the scheme's norms, scalars and the layer index; the branch is not touched."""
         self.layer.fill_(self.index)
-        restore(self.own)
+        reset_parts(self.own)
 
     def site(self, x: Tensor) -> Site:
         """Where this stands, with the layer as a 0-d tensor in the precision of the maths on x where a compiler or a

@@ -2,21 +2,22 @@
 
 A configuration is a frozen dataclass below `Settings`. Its fields are checked when it is made: their types, the words
 of a Literal, the limits of an `Annotated[int, Range(1)]`. The string under a field is its documentation. `from_dict`
-and `to_dict` go from and to what YAML holds, `from_text` reads what a person types. Every error is one line, a
-ConfigError. No torch here: the command line reads this file.
+and `to_dict` go from and to what YAML holds. Every error is one line, a ConfigError. No torch here: the command line
+reads this file.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
 import os
 import sys
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
-from math import inf
+from math import inf, isfinite
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
@@ -26,7 +27,6 @@ from .errors import ConfigError, unknown
 NOTHING = object()
 LONGEST = 100
 """Characters of a number: Python reads no whole number of more than some thousand digits."""
-ENDLESS = ("inf", "infinity", "nan")
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
@@ -90,28 +90,35 @@ def choices(hint: Any) -> list[str]:
     return [word for member in members(hint) if get_origin(member) is Literal for word in get_args(member)]
 
 
-def fit(name: str, value: Any, hint: Any) -> Any:
-    """The value as its type wants it. ConfigError names the field and what it takes."""
-    for member in members(hint):
-        found = taken(name, value, bare(member))
+def fit(name: str, value: Any, hint: Any, typed: bool = False) -> Any:
+    """The value as its type wants it. ConfigError names the field and what it takes. `typed`: a person or a YAML file
+    wrote it, where a text may stand for a number; limits are not looked at."""
+    for member in sorted(members(hint), key=lambda member: member is not NoneType):
+        found = taken(name, value, bare(member), typed)
         if found is not NOTHING:
-            for limit in get_args(member)[1:] if member is not bare(member) else ():
+            for limit in () if typed or member is bare(member) else get_args(member)[1:]:
                 within(name, found, limit.low, limit.high)
             return found
+    if typed:
+        text = value if isinstance(value, str) else repr(value)
+        shown = f"{text[:20]}... of {len(text)} characters" if len(text) > LONGEST else repr(value)
+        raise ConfigError(f"{name} takes {describe(hint).replace('a number', 'a finite number')}, got {shown}")
     if isinstance(value, str) and choices(hint):
         raise ConfigError(unknown(name, value, choices(hint)))
     raise ConfigError(f"{name} must be {describe(hint)}, got {value!r}")
 
 
-def taken(name: str, value: Any, kind: Any) -> Any:
+def taken(name: str, value: Any, kind: Any, typed: bool) -> Any:
     """The value as one type wants it, or NOTHING."""
+    if typed:
+        value = read_text(name, value, kind)
     if get_origin(kind) is Literal:
         return value if isinstance(value, str) and value in get_args(kind) else NOTHING
     if get_origin(kind) in (list, tuple):
         inner, many = get_args(kind), get_origin(kind)
         if not isinstance(value, (list, tuple)) or (many is tuple and len(value) != len(inner)):
             return NOTHING
-        found = [fit(name, each, inner[0]) for each in value]
+        found = [fit(name, each, inner[0], typed) for each in value]
         same = type(value) is many and all(new is old for new, old in zip(found, value, strict=True))
         return value if same else many(found)
     if kind is str and isinstance(value, os.PathLike):
@@ -122,33 +129,27 @@ def taken(name: str, value: Any, kind: Any) -> Any:
         return int(value)
     if kind is float and isinstance(value, Real):
         try:
-            return float(value)
+            return NOTHING if typed and not isfinite(value) else float(value)
         except OverflowError:
             return -inf if value < 0 else inf
     return value if isinstance(kind, type) and isinstance(value, kind) else NOTHING
 
 
-def from_text(hint: Any, texts: list[str]) -> Any:
-    """The value that texts stand for. ValueError, of a text and the type that it does not fit, where there is none."""
-    for member in sorted(map(bare, members(hint)), key=lambda member: member is not NoneType):
-        inner = get_args(member)
-        if get_origin(member) is list:
-            return [from_text(inner[0], [text]) for text in texts]
-        if get_origin(member) is tuple and len(texts) == len(inner):
-            return tuple(from_text(kind, [text]) for kind, text in zip(inner, texts, strict=True))
-        if len(texts) != 1:
-            continue
-        (text,) = texts
-        if member is str or (get_origin(member) is Literal and text in inner):
-            return text
-        if member is bool and text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        if member is NoneType and text == "null":
-            return None
-        if member in (int, float) and len(text) <= LONGEST and text.strip().lstrip("+-").lower() not in ENDLESS:
-            with suppress(ValueError):
-                return member(text)
-    raise ValueError(" ".join(texts), hint)
+def read_text(name: str, value: Any, kind: Any) -> Any:
+    """What a person or a YAML file wrote, as what it stands for where something of a type is due."""
+    if get_origin(kind) is list:
+        return value if isinstance(value, list) else [value]
+    if not isinstance(value, str):
+        return json.dumps(value, default=str) if kind is str and not isinstance(value, (list, dict)) else value
+    if not value.isascii() and value != value.encode(errors="replace").decode():
+        raise ConfigError(f"{name} is not valid Unicode text: {value!r}; use another name")
+    if "\0" in value:
+        raise ConfigError(f"{name} holds a NUL character: {value!r}; use another name")
+    if kind in (int, float) and len(value) <= LONGEST:
+        with suppress(ValueError):
+            return kind(value)
+    words: dict[Any, dict[str, Any]] = {NoneType: {"null": None}, bool: {"true": True, "false": False}}
+    return words.get(kind, {}).get(value.lower(), value)
 
 
 def within(name: str, value: float, low: float, high: float = inf) -> None:
@@ -199,7 +200,12 @@ class Option:
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return flag(self.name)
+
+
+def flag(name: str) -> str:
+    """The option of a setting."""
+    return "--" + name.replace("_", "-")
 
 
 def options(kind: type, prefix: str = "") -> dict[str, Option]:
@@ -248,7 +254,7 @@ def to_dict(config: Any) -> dict[str, Any]:
     }
 
 
-def from_dict(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
+def from_dict(kind: type, values: dict[str, Any], prefix: str = "", typed: bool = False) -> Any:
     """The configuration of a nested dict; ConfigError names unknown keys and the nearest valid one."""
     known = hints(kind)
     result: dict[str, Any] = {}
@@ -257,8 +263,10 @@ def from_dict(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
             raise ConfigError(unknown("setting", prefix + str(key), [prefix + name for name in known]))
         group = known[key]
         if is_dataclass(group) and isinstance(value, dict):
-            value = from_dict(group, value, f"{prefix}{key}.")  # type: ignore[arg-type]
+            value = from_dict(group, value, f"{prefix}{key}.", typed)  # type: ignore[arg-type]
         elif is_dataclass(group) and not isinstance(value, group):  # type: ignore[arg-type]
             raise ConfigError(f"{prefix}{key} must be a mapping of settings, got {value!r}")
+        elif typed:
+            value = fit(flag(prefix + key), value, group, typed)
         result[key] = value
     return kind(**result)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from geonorm.bench import norms
 from geonorm.bench.config import NormsBench
-from geonorm.bench.measure import WrongResult, check, measure
+from geonorm.bench.measure import WrongResult, check_candidate, measure
 from geonorm.bench.norms import FLOPS, NormCandidate, candidates
 from geonorm.bench.timing import CpuClock
 from geonorm.errors import ConfigError
@@ -31,7 +31,7 @@ def test_every_norm_is_right(dtype: str) -> None:
         "LayerNorm, torch", "LayerNorm without bias, torch", "RMSNorm, torch", "LayerNorm, geonorm", "RMSNorm, geonorm",
     ]  # fmt: skip
     for candidate in found:
-        errors = check(candidate, *NormCandidate.inputs(64, 48, dtype, CPU))
+        errors = check_candidate(candidate, *NormCandidate.inputs(64, 48, dtype, CPU))
         assert ("dbias" in errors) == (candidate.kind == "layer")
 
 
@@ -48,7 +48,7 @@ def test_a_wrong_norm_is_caught(kind: str, what: str, change: Any) -> None:
     right = next(c for c in candidates(48, CPU, ["eager"]) if c.kind == kind)
     wrong = replace(right, forward=lambda x, *weights: change(right.forward(x, *weights), x))
     with pytest.raises(WrongResult, match=rf"is wrong at 64x48: {what} differs from fp64 by .*nothing was timed$"):
-        check(wrong, *NormCandidate.inputs(64, 48, "fp32", CPU))
+        check_candidate(wrong, *NormCandidate.inputs(64, 48, "fp32", CPU))
 
 
 class Work(TorchDispatchMode):

@@ -15,10 +15,10 @@ from geonorm import geodesic_update
 from geonorm.bench import candidates as pool
 from geonorm.bench import ops, show
 from geonorm.bench.candidates import UpdateCandidate as Candidate
-from geonorm.bench.candidates import add_norm, candidates, step_read
+from geonorm.bench.candidates import add_norm, candidates, make_step_read
 from geonorm.bench.config import OpsBench
-from geonorm.bench.measure import DTYPES, WrongResult, check, measure, row_error
-from geonorm.bench.ops import bench_ops, choose
+from geonorm.bench.measure import DTYPES, WrongResult, check_candidate, measure, row_error
+from geonorm.bench.ops import bench_ops, choose_candidates
 from geonorm.bench.timing import CpuClock
 from geonorm.errors import ConfigError
 
@@ -39,7 +39,7 @@ def eager() -> list[Candidate]:
 def test_what_is_measured_is_right(dtype: str) -> None:
     names = set()
     for candidate in eager():
-        errors = check(candidate, *inputs(64, 96, dtype, CPU))
+        errors = check_candidate(candidate, *inputs(64, 96, dtype, CPU))
         assert {*errors} == {"out", "dx", "du", *(["dgains"] if candidate.gains else [])}
         assert all(0 < error < 0.05 for error in errors.values())
         names.add(candidate.name)
@@ -80,7 +80,7 @@ def test_a_wrong_implementation_is_caught(planted: Any, what: str) -> None:
     with pytest.raises(
         WrongResult, match=rf"^planted is wrong at 64x48: {what} differs from fp64 by .*nothing was timed$"
     ):
-        check(Candidate("planted", planted), *inputs(64, 48, "fp32", CPU))
+        check_candidate(Candidate("planted", planted), *inputs(64, 48, "fp32", CPU))
 
 
 def test_rounding_in_a_half_type_on_the_way_is_caught() -> None:
@@ -93,9 +93,9 @@ def test_rounding_in_a_half_type_on_the_way_is_caught() -> None:
         return (torch.cos(angle) * x + torch.sin(angle) / ratio * v,)
 
     x, u, *grads = inputs(64, 96, "fp32", CPU)
-    check(Candidate("textbook", rounded), x, u, *grads)  # right in fp32
+    check_candidate(Candidate("textbook", rounded), x, u, *grads)  # right in fp32
     with pytest.raises(WrongResult):
-        check(Candidate("textbook", rounded), *inputs(64, 96, "bf16", CPU))
+        check_candidate(Candidate("textbook", rounded), *inputs(64, 96, "bf16", CPU))
 
 
 def test_a_wrong_candidate_ends_the_command_before_anything_is_written(monkeypatch: Any, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_table(tmp_path: Path) -> None:
         pairs=6,
         out=str(tmp_path),
     )
-    chosen = [c for c in choose(candidates(CPU)[0], config.only) if not c.compiled]
+    chosen = [c for c in choose_candidates(candidates(CPU)[0], config.only) if not c.compiled]
     rows = [row for dtype in config.dtypes for row in measured(chosen, (48, 32), dtype, config, {})]
     show.ops(rows[: len(rows) // 2], said.append)
     text = "\n".join(said)
@@ -173,13 +173,13 @@ def test_table(tmp_path: Path) -> None:
             assert tuple(row["to_pre"]) == (1.0, 1.0, 1.0)
         if row["name"] == row["peer"]:  # which one is fastest at this size is up to the machine
             assert tuple(row["to_peer"]) == (1.0, 1.0, 1.0)
-    written = show.figures(rows, tmp_path / "figures", {"device": "a processor", "torch": "2"})
+    written = show.draw_figures(rows, tmp_path / "figures", {"device": "a processor", "torch": "2"})
     names = [f"ops_{dtype}.{kind}" for dtype in ("fp32", "mixed") for kind in ("png", "svg", "pdf")]
     assert [path.name for path in written] == names
     assert all(path.stat().st_size > 2000 for path in written)
     assert (
         written[1].read_bytes()
-        == show.figures(rows, tmp_path / "again", {"device": "a processor", "torch": "2"})[1].read_bytes()
+        == show.draw_figures(rows, tmp_path / "again", {"device": "a processor", "torch": "2"})[1].read_bytes()
     )
 
 
@@ -224,14 +224,14 @@ def test_a_wrong_kernel_of_another_library_is_left_out() -> None:
 
 def test_choice() -> None:
     found = candidates(CPU)[0]
-    names = [candidate.name for candidate in choose(found, ["textbook compiled"])]
+    names = [candidate.name for candidate in choose_candidates(found, ["textbook compiled"])]
     assert names == [
         "geonorm textbook compiled",
         *(f"add + rms_norm{kind}" for kind in ("", ", gains", " compiled", ", gains, compiled")),
     ]
-    assert choose(found, []) == found
+    assert choose_candidates(found, []) == found
     with pytest.raises(ConfigError, match="'closd' is part of no candidate's name; here are geonorm; "):
-        choose(found, ["closd"])
+        choose_candidates(found, ["closd"])
 
 
 def test_what_cannot_run_is_named_with_its_reason(monkeypatch: Any) -> None:
@@ -245,11 +245,13 @@ def test_what_cannot_run_is_named_with_its_reason(monkeypatch: Any) -> None:
 
 def test_a_read_by_two_gets_both_gradients() -> None:
     x, u, first, second = inputs(8, 16, "fp32", CPU)
-    twice = Candidate("twice", step_read("auto", HALF), read=True)
-    errors = check(twice, x, u, first, second)
+    twice = Candidate("twice", make_step_read("auto", HALF), read=True)
+    errors = check_candidate(twice, x, u, first, second)
     assert errors["dx"] < 1e-6
     with pytest.raises(WrongResult):  # dropping the second reader's gradient
-        check(replace(twice, forward=lambda x, u: (twice.forward(x, u)[0], x.detach() + 0 * x)), x, u, first, second)
+        check_candidate(
+            replace(twice, forward=lambda x, u: (twice.forward(x, u)[0], x.detach() + 0 * x)), x, u, first, second
+        )
 
 
 def test_quick_is_small() -> None:

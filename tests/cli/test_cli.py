@@ -15,7 +15,7 @@ import pytest
 from geonorm.bench.config import NormsBench, OpsBench, TrainBench
 from geonorm.cli import main as cli
 from geonorm.cli.arguments import read
-from geonorm.cli.main import SchemesConfig, commands, main
+from geonorm.cli.main import COMMANDS, SchemesConfig, main
 from geonorm.dynamics.config import SimulateConfig
 from geonorm.lab.config import (
     CompareConfig,
@@ -90,7 +90,7 @@ def test_surface_is_frozen() -> None:
 
 
 def test_every_verb_has_its_configurations() -> None:
-    assert {name.split()[0] for name in commands()} == VERBS
+    assert {name.split()[0] for name in COMMANDS} == VERBS
     assert set(options(SchemesConfig)) == {"name", "json", "markdown"}, CHANGED
 
 
@@ -99,10 +99,10 @@ def plain(help_text: str) -> str:
     return " ".join(re.sub("[\u2500-\u257f]|^[|] | [|]$", " ", help_text, flags=re.MULTILINE).split())
 
 
-@pytest.mark.parametrize("verb", commands())
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_help_all_documents_every_option(verb: str, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("COLUMNS", "120")  # no word is too long for a line
-    kind = commands()[verb]
+    kind = COMMANDS[verb]
     assert main([*verb.split(), "--help-all"]) == 0
     text = plain(capsys.readouterr().out)
     for option in options(kind).values():
@@ -112,10 +112,10 @@ def test_help_all_documents_every_option(verb: str, capsys: Any, monkeypatch: An
     assert text.startswith(f"usage: geonorm {verb}") and kind.__doc__ and kind.__doc__.split()[0] in text
 
 
-@pytest.mark.parametrize("verb", commands())
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_help_is_short_and_ends_with_two_examples(verb: str, capsys: Any) -> None:
     """What people set first, in the order in which it is named; the examples are commands that could run."""
-    kind: Any = commands()[verb]
+    kind: Any = COMMANDS[verb]
     assert main([*verb.split(), "--help"]) == 0
     out = capsys.readouterr().out
     shown = re.findall(r"^(?:\u2502| ) (--[a-z][a-z.-]*)", out, re.MULTILINE)

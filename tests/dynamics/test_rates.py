@@ -13,7 +13,7 @@ from geonorm import Site, dynamics, names, parse
 from geonorm.dynamics.rates import rates
 from geonorm.errors import ConfigError
 from geonorm.norms import NormSpec
-from geonorm.schemes import Parts, read_at, restore, write_at
+from geonorm.schemes import Parts, read_at, reset_parts, write_at
 
 DIM, DEPTH = 16, 12
 Law = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -135,7 +135,7 @@ def test_rates_in_the_plane_equal_the_derivative_in_full_dimension(scheme: str, 
     site = Site(3, kind, DEPTH)
     rule = parse(scheme).resolve(site)
     own = Parts(rule, site, NormSpec("unit", DIM, gains=False, eps=0.0)).double()
-    restore(own)
+    reset_parts(own)
 
     def write(h: Tensor) -> Tensor:
         _, carry = read_at(rule, x, own(), site)

@@ -23,7 +23,7 @@ WORDS_ALONE = json.dumps({"version": "1.0", "model": {"type": "WordLevel", "voca
 GPTQ = {"quant_method": "gptq"}
 
 TRAINING = [
-    s(f"{TRAIN} --lr 1e400", "lr must be finite"),
+    s(f"{TRAIN} --lr 1e400", "--lr takes a finite number"),
     s(f"{TRAIN} --model.width 1000000000", "out of memory"),
     s(f"{TRAIN} --model.layers -3", "model.layers", "at least 1"),
     s(f"{TRAIN} --model.heads 3", "model.heads"),

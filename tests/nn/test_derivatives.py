@@ -98,7 +98,7 @@ def test_hessian_vector_products_of_decoders(scheme: str, backend: str, monkeypa
         def choose(backend: str, x: Tensor, u: Tensor, angles: AngleMap) -> str:
             return "triton" if fusible(angles) else "closed"
 
-        monkeypatch.setattr("geonorm.ops.geodesic.choose", choose)
+        monkeypatch.setattr("geonorm.ops.geodesic.choose_backend", choose)
         monkeypatch.setattr("geonorm.ops.geodesic.DTYPES", (torch.float64,))
         monkeypatch.setattr("geonorm.ops.launch.DTYPES", (torch.float64,))
     assert expected.norm() > 1e-3

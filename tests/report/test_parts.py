@@ -107,7 +107,7 @@ def test_gap_pairs_the_seeds(make_run: MakeRun) -> None:
         path = make_run(scheme, seed)
         (path / "metrics.jsonl").write_text(json.dumps({"step": 1, "tokens": 10, "val_loss": loss}))
         runs[scheme, seed] = read_run(path)
-    gap = series.gap([runs["geonorm", 1], runs["geonorm", 0]], [runs["pre", 0], runs["pre", 1]])
+    gap = series.paired_gap([runs["geonorm", 1], runs["geonorm", 0]], [runs["pre", 0], runs["pre", 1]])
     assert gap is not None and gap.mean[0] == pytest.approx(-0.55)
     assert gap.high[0] - gap.mean[0] == pytest.approx(12.7062 * 0.05, rel=1e-3)  # t(0.975, 1) * std / sqrt(2)
 
@@ -116,7 +116,7 @@ def test_profiles_take_the_last_evaluation_and_leave_nulls_out(make_run: MakeRun
     run = read_run(make_run("pre"))
     radius = series.profile([run], "radius")
     assert list(map(tuple, series.all_sites([radius]))) == [(layer, k) for layer in range(4) for k in ("attn", "mlp")]
-    assert radius[series.Site(0, "attn")][0] == pytest.approx(11.3)
+    assert radius[series.SiteKey(0, "attn")][0] == pytest.approx(11.3)
     assert series.profile([run], "clamped") == {}
 
 
@@ -127,8 +127,12 @@ def test_thinning_keeps_the_mean_and_the_number_of_points_asked_for() -> None:
 
 
 def test_a_wide_range_asks_for_a_logarithm() -> None:
-    assert series.wide([1.0, 31.0]) and not series.wide([1.0, 29.0]) and not series.wide([0.0, 1e3])
-    assert not series.wide([])
+    assert (
+        series.spans_decades([1.0, 31.0])
+        and not series.spans_decades([1.0, 29.0])
+        and not series.spans_decades([0.0, 1e3])
+    )
+    assert not series.spans_decades([])
 
 
 def test_sentences_say_what_was_and_was_not_found() -> None:

@@ -226,7 +226,7 @@ def test_a_learned_number_may_be_a_plain_parameter(kind: type[Plain], monkeypatc
     names = [f"blocks.{i}.{part}.own.{name}" for i in (0, 1) for part in ("attn", "mlp") for name in ("scale", "width")]
     assert {name for name, _ in model.named_parameters() if "scale" in name or "width" in name} == set(names)
     assert all(p.dim() > 0 for p in model.parameters())  # what FSDP can shard
-    groups = optim.build(model, Optim(), 1e-2)[0].param_groups
+    groups = optim.build_optimizers(model, Optim(), 1e-2)[0].param_groups
     decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
     assert decayed and not decayed & {id(p) for name, p in model.named_parameters() if name in names}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from geonorm import Decoder, DecoderConfig, Site, names, parse
 from geonorm.norms import NormSpec, RMSNorm
-from geonorm.schemes import Parts, read_at, restore, write_at
+from geonorm.schemes import Parts, read_at, reset_parts, write_at
 from geonorm.schemes.hypersphere import silu_rms
 
 DIM, DEPTH = 10, 6
@@ -79,7 +79,7 @@ def test_rotation_equivariance(name: str, kind: str) -> None:
     site = Site(2, kind, DEPTH)
     rule = parse(name).resolve(site)
     own = Parts(rule, site, NormSpec("rms", DIM, gains=False)).double()
-    restore(own)
+    reset_parts(own)
     generator = torch.Generator().manual_seed(0)
     x, u = torch.randn(2, 4, DIM, dtype=torch.float64, generator=generator)
     turn = torch.linalg.qr(torch.randn(DIM, DIM, dtype=torch.float64, generator=generator))[0]
@@ -137,7 +137,7 @@ def test_layerscale_starts_by_depth(depth: int, start: float) -> None:
         scale = dict(own.named_parameters())["scale.weight"]
         torch.testing.assert_close(scale.detach(), torch.full((DIM,), expected))
         nn.init.zeros_(scale)
-        restore(own)
+        reset_parts(own)
         torch.testing.assert_close(scale.detach(), torch.full((DIM,), expected))
 
 
@@ -236,7 +236,7 @@ def test_spheretnorm_as_a_geonorm(retraction: str) -> None:
     Cayley (1 - t^2/4, t) / (1 + t^2/4)."""
     rule = parse(SPHERET.format(retraction))
     own = Parts(rule, ATTN, NormSpec("rms", DIM)).double()
-    restore(own)
+    reset_parts(own)
     stored = next(own.parameters())
     assert stored.item() == pytest.approx(log(2.718281828459045 - 1), rel=1e-12)  # softplus of it is alpha = 1
     nn.init.constant_(stored, -0.4)
@@ -263,7 +263,7 @@ def test_spheretnorm_as_a_geonorm(retraction: str) -> None:
 def test_a_learned_step_stays_positive(alpha: float, stored: float | None) -> None:
     rule = parse(f"geonorm(learn=step, alpha={alpha}, decay=constant, max_angle=pi)")
     own = Parts(rule, ATTN, NormSpec("rms", DIM)).double()
-    restore(own)
+    reset_parts(own)
     if stored is not None:
         nn.init.constant_(next(own.parameters()), stored)
     x, u = torch.eye(DIM, dtype=torch.float64)[:2]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from geonorm import Decoder, DecoderConfig, Site, parse
 from geonorm.errors import ConfigError
 from geonorm.norms import NormSpec
-from geonorm.schemes import Parts, Scheme, read_at, restore, write_at
+from geonorm.schemes import Parts, Scheme, read_at, reset_parts, write_at
 
 DIM, DEPTH, EPS = 8, 3, 1e-5
 SITES = [Site(layer, kind, DEPTH) for layer in range(DEPTH) for kind in ("attn", "mlp")]
@@ -37,7 +37,7 @@ def embedding() -> Tensor:
 def own(scheme: Scheme, site: Site, moved: float = 0.3) -> nn.Module:
     """The parameters of a site in fp64, off their initial values by a normal of this size."""
     parts = Parts(scheme, site, NormSpec("rms", DIM, eps=EPS)).double()
-    restore(parts)
+    reset_parts(parts)
     generator = torch.Generator().manual_seed(int(site.layer) + len(site.kind))
     with torch.no_grad():
         for parameter in parts.parameters():
@@ -211,6 +211,6 @@ def test_connections_come_back_from_empty_memory() -> None:
     parts.to_empty(device="cpu")
     for tensor in parts.parameters():
         tensor.data.fill_(77)
-    restore(parts)
+    reset_parts(parts)
     for name, value in Parts(scheme, site, NormSpec("rms", DIM)).named_parameters():
         assert torch.equal(weights(parts)[name], value), name

@@ -16,7 +16,7 @@ from geonorm import Residual, Site, names, parse, schemes
 from geonorm.errors import ConfigError
 from geonorm.norms import NormSpec, RMSNorm
 from geonorm.ops.angle import BIAS_SOFTNESS
-from geonorm.schemes import Parts, Placement, Scheme, polar, read_at, restore, write_at
+from geonorm.schemes import Parts, Placement, Scheme, polar, read_at, reset_parts, write_at
 
 DIM, DEPTH, EPS = 12, 6, 1e-6
 SITES = [Site(layer, kind, DEPTH) for layer in (0, 2, 5) for kind in ("attn", "mlp")]
@@ -146,7 +146,7 @@ def stream(scheme: Scheme, seed: int = 0, radius: float = 2.0) -> Tensor:
 
 def perturbed(own: nn.Module, seed: int = 1) -> nn.Module:
     """fp64, with every parameter off its initial value, which is exact."""
-    restore(own.double())
+    reset_parts(own.double())
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in own.parameters():

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..norms import RMSNorm
 from ..ops import AngleMap, geodesic_step_read, geodesic_update
-from .measure import DTYPES, NORM_TOLERANCE, Candidate, Tensors, Times, reason
+from .measure import DTYPES, NORM_TOLERANCE, Candidate, Tensors, Times, why_missing
 from .timing import ratio
 
 EPS = 1e-6
@@ -79,7 +79,9 @@ class UpdateCandidate(Candidate):
         if self.norm:
             return (add_norm_gains if self.gains else add_norm)(*taken)
         decay = torch.tensor(0.5, dtype=torch.float64, device=taken[0].device)
-        return (step_norm if self.through else step_read if self.read else step)("reference", decay)(*taken)
+        return (make_step_norm if self.through else make_step_read if self.read else make_step)("reference", decay)(
+            *taken
+        )
 
     def limits(self, outputs: Sequence[Tensor], taken: Mapping[str, Tensor]) -> dict[str, float]:
         tolerance = NORM_TOLERANCE if self.norm else STEP_TOLERANCE
@@ -114,7 +116,7 @@ class UpdateCandidate(Candidate):
         }  # fmt: skip
 
 
-def step(backend: str, decay: Tensor) -> Forward:
+def make_step(backend: str, decay: Tensor) -> Forward:
     """The geodesic update on one path."""
 
     def forward(x: Tensor, u: Tensor) -> tuple[Tensor]:
@@ -123,7 +125,7 @@ def step(backend: str, decay: Tensor) -> Forward:
     return forward
 
 
-def step_read(backend: str, decay: Tensor) -> Forward:
+def make_step_read(backend: str, decay: Tensor) -> Forward:
     """The same with a second result for the next sub-layer, in the dtype of the update."""
 
     def forward(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,7 +134,7 @@ def step_read(backend: str, decay: Tensor) -> Forward:
     return forward
 
 
-def step_norm(backend: str, decay: Tensor) -> Forward:
+def make_step_norm(backend: str, decay: Tensor) -> Forward:
     """The update and its RMSNorm with gains, in the dtype of the update."""
 
     norm = RMSNorm(0, gains=False, eps=EPS)
@@ -161,27 +163,29 @@ def candidates(device: torch.device) -> tuple[list[UpdateCandidate], dict[str, s
     decay = torch.tensor(0.5, device=device)  # a tensor, as a layer passes it
     through = {"read": True, "through": True, "gains": True}
     found = [
-        UpdateCandidate("geonorm", step("auto", decay)),
-        UpdateCandidate("geonorm, read twice", step_read("auto", decay), read=True),
-        UpdateCandidate("geonorm, read through a norm", step_norm("auto", decay), **through),
+        UpdateCandidate("geonorm", make_step("auto", decay)),
+        UpdateCandidate("geonorm, read twice", make_step_read("auto", decay), read=True),
+        UpdateCandidate("geonorm, read through a norm", make_step_norm("auto", decay), **through),
     ]
     missing: dict[str, str] = {}
     for backend in ("closed", "triton"):
         try:
-            step(backend, decay)(*probe(device))
+            make_step(backend, decay)(*probe(device))
         except ConfigError as error:
             missing[f"geonorm {backend}"] = str(error)
         else:
-            found.append(UpdateCandidate(f"geonorm {backend}", step(backend, decay)))
+            found.append(UpdateCandidate(f"geonorm {backend}", make_step(backend, decay)))
     found += [
-        UpdateCandidate("geonorm compiled", step("auto", decay), compiled=True),
-        UpdateCandidate("geonorm compiled, read through a norm", step_norm("auto", decay), compiled=True, **through),
+        UpdateCandidate("geonorm compiled", make_step("auto", decay), compiled=True),
+        UpdateCandidate(
+            "geonorm compiled, read through a norm", make_step_norm("auto", decay), compiled=True, **through
+        ),
     ]
     if "geonorm triton" not in missing:  # else auto is the closed form anyway
-        found.append(UpdateCandidate("geonorm closed compiled", step("closed", decay), compiled=True))
+        found.append(UpdateCandidate("geonorm closed compiled", make_step("closed", decay), compiled=True))
     found += [
-        UpdateCandidate("geonorm textbook", step("reference", decay)),
-        UpdateCandidate("geonorm textbook compiled", step("reference", decay), compiled=True),
+        UpdateCandidate("geonorm textbook", make_step("reference", decay)),
+        UpdateCandidate("geonorm textbook compiled", make_step("reference", decay), compiled=True),
         UpdateCandidate(PRE, add_norm, norm=True),
         UpdateCandidate(GAINS, add_norm_gains, norm=True, gains=True),
         UpdateCandidate(f"{PRE} compiled", add_norm, norm=True, compiled=True),
@@ -192,7 +196,7 @@ def candidates(device: torch.device) -> tuple[list[UpdateCandidate], dict[str, s
             forward = load()
             forward(*probe(device), torch.ones(64, device=device))
         except Exception as error:  # a library of others, or a GPU that is not there, may fail in any way
-            missing[name] = reason(error)
+            missing[name] = why_missing(error)
         else:
             found.append(UpdateCandidate(name, forward, norm=True, gains=True, optional=True))
     return found, missing

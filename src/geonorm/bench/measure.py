@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import GeonormError
+from ..errors import GeonormError, cause
 from .timing import Build, Call, Clock, ratio, take_turns
 
 Tensors = tuple[Tensor, ...]
@@ -91,7 +91,7 @@ def row_error(found: Tensor, truth: Tensor) -> float:
     return float((off / torch.linalg.vector_norm(truth, dim=-1).clamp(min=1e-30)).max())
 
 
-def check(candidate: Candidate, *tensors: Tensor) -> dict[str, float]:
+def check_candidate(candidate: Candidate, *tensors: Tensor) -> dict[str, float]:
     """Errors of outputs (`out`) and gradients (d and an argument's name) against fp64 on the same numbers. WrongResult
     if one exceeds its limit."""
     taken, grads = candidate.arguments(tensors), candidate.gradients(tensors)
@@ -132,11 +132,11 @@ def measure(
     for candidate in map(specialised, chosen):
         tensors = tensors or candidate.inputs(*size, dtype, device)
         try:
-            errors[candidate.name] = check(candidate, *tensors)
+            errors[candidate.name] = check_candidate(candidate, *tensors)
         except Exception as error:  # compilers and libraries of others may fail in any way
             if not candidate.optional and (not candidate.compiled or isinstance(error, WrongResult)):
                 raise
-            missing[f"{candidate.name}, {place}"] = reason(error)
+            missing[f"{candidate.name}, {place}"] = why_missing(error)
         else:
             ready[candidate.name] = candidate
     rows = []
@@ -167,9 +167,9 @@ def measure(
     return rows
 
 
-def reason(error: Exception) -> str:
-    """The kind of an error and the first line of what it says."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:160]}"
+def why_missing(error: Exception) -> str:
+    """The kind of an error and its cause."""
+    return f"{type(error).__name__}: {cause(error)[:160]}"
 
 
 def specialised(candidate: Candidate) -> Candidate:

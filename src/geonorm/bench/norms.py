@@ -202,7 +202,7 @@ def bench_norms(config: NormsBench, say: Say = print) -> dict[str, Any]:
     show.norm_shares(summary["steps"], say)
     if out is not None:
         write_json(out / "summary.json", summary)
-        for path in show.figures(rows, out / "figures", summary["environment"], "norms", BASE):
+        for path in show.draw_figures(rows, out / "figures", summary["environment"], "norms", BASE):
             say(str(path))
     return summary
 
@@ -249,8 +249,8 @@ def training(norm: str, mode: str, config: NormsBench, device: torch.device) -> 
     runtime = Runtime(compile=mode == "compiled")
     with device:
         model = Decoder(preset(config.preset, scheme=config.scheme, norm=norm))
-    model = parallel.prepare(model, runtime, device)
-    optimizers = optim.build(model, Optim(), LR)
+    model = parallel.distribute(model, runtime, device)
+    optimizers = optim.build_optimizers(model, Optim(), LR)
     shape = (config.batch_size, model.config.context)
     ids = torch.randint(model.config.vocab_size, shape, device=device)
 

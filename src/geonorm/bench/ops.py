@@ -35,7 +35,7 @@ def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
     if config.out:
         writable(Path(config.out))
     found, missing = candidates(device)
-    chosen = choose(found, config.only)
+    chosen = choose_candidates(found, config.only)
     about = backends()
     say(f"auto takes {about['auto']}: {about['reason']}")
     for name, why in missing.items():
@@ -66,12 +66,12 @@ def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
                 if out is not None:  # after each table: what is measured stays, whatever ends the program
                     write_json(out / "summary.json", summary)
     if out is not None:
-        for path in show.figures(rows, out / "figures", summary["environment"]):
+        for path in show.draw_figures(rows, out / "figures", summary["environment"]):
             say(str(path))
     return summary
 
 
-def choose(found: list[UpdateCandidate], words: list[str]) -> list[UpdateCandidate]:
+def choose_candidates(found: list[UpdateCandidate], words: list[str]) -> list[UpdateCandidate]:
     """Those with one of the words in their name, and Pre-Norm, which all are compared with, without and with gains."""
     for word in words:
         if not any(word in candidate.name for candidate in found):

@@ -100,14 +100,14 @@ def norm_shares(rows: list[Row], say: Say) -> None:
     say("\n".join(["", *aligned(table)]))
 
 
-def figures(
+def draw_figures(
     rows: Iterable[Row], folder: Path, environment: dict[str, Any], stem: str = "ops", base: str = "add + rms_norm"
 ) -> list[Path]:
     """One figure per dtype, PNG, SVG and PDF: time over that of eager `base` of every candidate, forward and
     backward; nothing where the drawing library is not installed."""
     if find_spec("vl_convert") is None:
         return []
-    from ..report.vega import figure, save
+    from ..report.vega import figure, save_figures
 
     counted = [row for row in rows if "to_eager" in row]
     modes = [row["mode"] for row in counted]
@@ -118,7 +118,7 @@ def figures(
         about = f"{MODES[mode]}, {dtype}, {environment['device']}, torch {environment['torch']}"
         charts = [panel(chosen, size, base) for size in dict.fromkeys((row["rows"], row["dim"]) for row in chosen)]
         drawn[f"{stem}_{dtype}"] = figure(charts, about, columns=len(charts))
-    return save(drawn, folder)
+    return save_figures(drawn, folder)
 
 
 MODES = {"both": "forward + backward", "fwd": "forward", "bwd": "backward"}

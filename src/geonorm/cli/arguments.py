@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import MISSING
+from dataclasses import MISSING, is_dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, TypedDict, TypeVar, Union, get_origin
@@ -20,9 +20,9 @@ from typing import Annotated, Any, TypedDict, TypeVar, Union, get_origin
 from .. import elsewhere
 from ..errors import ConfigError, unknown
 from ..parsing import from_yaml
-from ..settings import LONGEST, Option, bare, choices, describe, from_dict, from_text, hints, members, options
+from ..settings import Option, Settings, bare, choices, from_dict, hints, members, options
 
-C = TypeVar("C")
+C = TypeVar("C", bound=Settings)
 OURS = (
     Option("config", str, None, "YAML file of settings; options override it."),
     Option("trust_code", bool, False, "Run code that a folder or file names: schemes from elsewhere, not yet typed."),
@@ -32,6 +32,7 @@ SCHEMES = ("scheme", "schemes", "baseline")
 """Settings that name schemes."""
 PATHS = ("out", "to", "figures", "cache", "tokens.cache")
 """What is written: `--out=~/runs` reaches us as it is typed."""
+HELP = ("-h", "--help", "--help-all")
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -42,40 +43,34 @@ class HelpAsked(Exception):
 def read(kind: type[C], program: str, arguments: list[str]) -> C:
     """The configuration of a command line. ConfigError, one line, for anything wrong; HelpAsked for --help."""
     asked = {word.replace("_", "-") for word in arguments}
-    if asked & {"-h", "--help", "--help-all"}:
+    if asked.intersection(HELP):
         raise HelpAsked(print_help(kind, program, every="--help-all" in asked))
-    known = options(kind)
     given = split(kind, program, arguments)
-    if given.pop("trust_code", ["false"]) == ["true"]:
+    if given.pop("trust_code", "false") == "true":
         elsewhere.allow()
-    file = Path(given.pop("config")[0]) if "config" in given else None
-    settings = from_file(file, known) if file else {}
+    file = given.pop("config", None)
+    settings = from_file(Path(file), kind) if file else {}
     if file:
-        admit(file, [text for name in SCHEMES if name not in given for text in settings.get(name, ())])
-    settings.update(given)
-    nested: dict[str, Any] = {}
-    for option in known.values():
-        group, _, leaf = option.name.rpartition(".")
-        if option.name in settings:
-            place = nested.setdefault(group, {}) if group else nested
-            place[leaf] = convert(option, settings[option.name])
-        elif option.default is MISSING:
-            wanted = option.name.upper() if option.name in positional(kind) else option.flag
+        admit(Path(file), [settings[name] for name in SCHEMES if name in settings and name not in given])
+    for name, value in given.items():
+        settings[name] = {**settings.get(name, {}), **value} if isinstance(value, dict) else value
+    for option in options(kind).values():
+        if option.default is MISSING and option.name not in settings:
+            wanted = option.name.upper() if option.name in kind.words else option.flag
             raise ConfigError(f"{wanted} is missing: {option.text} (see --help)")
-    config: C = from_dict(kind, nested)
+    for name in PATHS:
+        group, _, leaf = name.rpartition(".")
+        place = settings.get(group, {}) if group else settings
+        if isinstance(place, dict) and isinstance(place.get(leaf), str):
+            place[leaf] = os.path.expanduser(place[leaf])
+    config: C = from_dict(kind, settings, typed=True)
     return config
 
 
-def positional(kind: type) -> tuple[str, ...]:
-    words: tuple[str, ...] = getattr(kind, "words", ())
-    return words
-
-
-def split(kind: type, program: str, arguments: list[str]) -> dict[str, list[str]]:
-    """The texts given for each option. ConfigError for an option that does not exist, is repeated or lacks its value,
-    and for a word that belongs to none."""
-    words = positional(kind)
-    known = {o.name: o for o in (*options(kind).values(), *OURS) if o.name not in words}
+def split(kind: type[Settings], program: str, arguments: list[str]) -> dict[str, Any]:
+    """The texts given for each option, groups nested. ConfigError for an option that does not exist, is repeated or
+    lacks its value, and for a word that belongs to none."""
+    known = {o.name: o for o in (*options(kind).values(), *OURS) if o.name not in kind.words}
     seen: set[str] = set()
     told: list[str] = []
     waiting = list(reversed(arguments))
@@ -87,7 +82,7 @@ def split(kind: type, program: str, arguments: list[str]) -> dict[str, list[str]
                 raise ConfigError(f"{option.flag} is given twice")
             seen.add(option.name)
             value = waiting[-1] if waiting and not waiting[-1].startswith("--") else None
-            if option.switch and "=" not in word and (value is None or (words and value not in ("true", "false"))):
+            if option.switch and "=" not in word and (value is None or (kind.words and value not in ("true", "false"))):
                 word += "=true"
             elif value is None and "=" not in word:
                 raise ConfigError(f"{option.flag} needs a value ({option.flag}=VALUE if it begins with --)")
@@ -99,10 +94,7 @@ def split(kind: type, program: str, arguments: list[str]) -> dict[str, list[str]
         raise ConfigError(unknown_option(left[0].partition("=")[0], known))
     if left:
         raise ConfigError(f"unexpected argument {left[0]!r}; options begin with -- (see --help)")
-    given = {name: value for name, value in found.items() if isinstance(value, list)}
-    for group, leaves in found.items():
-        given.update({f"{group}.{name}": value for name, value in leaves.items()} if isinstance(leaves, dict) else {})
-    return given
+    return dict(found)
 
 
 def unknown_option(flag: str, known: dict[str, Option]) -> str:
@@ -110,11 +102,12 @@ def unknown_option(flag: str, known: dict[str, Option]) -> str:
     return unknown("option", flag, [option.flag for option in known.values()]).split(" (valid:")[0] + " (see --help)"
 
 
-def admit(file: Path, schemes: list[str]) -> None:
+def admit(file: Path, named: list[Any]) -> None:
     """Schemes that a file of settings names: text from a folder, which runs no code that is not trusted. Beside the
     settings of a run lies the source of its schemes."""
     from ..lab.runs.made import kept_sources
 
+    schemes = [text for each in named for text in (each if isinstance(each, list) else [each]) if isinstance(text, str)]
     kept = kept_sources(file.parent) if schemes else {}
     for text in schemes if kept else [text for text in schemes if ":" in text]:
         from ..schemes import parse, stored
@@ -122,8 +115,8 @@ def admit(file: Path, schemes: list[str]) -> None:
         parse(stored(text, kept, str(file), strict=True))
 
 
-def from_file(path: Path, known: dict[str, Option]) -> dict[str, list[str]]:
-    """The texts of a YAML file's settings by dotted name, as if they stood on the command line."""
+def from_file(path: Path, kind: type[Settings]) -> dict[str, Any]:
+    """A YAML file's settings, of which all names are known."""
     try:
         tree = from_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -132,42 +125,14 @@ def from_file(path: Path, known: dict[str, Option]) -> dict[str, list[str]]:
         raise ConfigError(f"--config {path} is not readable YAML: {error}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"--config {path} is not a mapping of settings")
-    found: dict[str, list[str]] = {}
-    groups = {name.split(".")[0] for name in known if "." in name}
     for key, value in tree.items():
-        if key in groups and not isinstance(value, dict):
+        group = hints(kind).get(key)
+        if is_dataclass(group) and not isinstance(value, dict):
             raise ConfigError(f"{key} must be a mapping of settings in {path}, got {value!r}")
-        leaves = {f"{key}.{name}": leaf for name, leaf in value.items()} if key in groups else {str(key): value}
-        for name, leaf in leaves.items():
-            if name not in known:
-                raise ConfigError(unknown("setting", name, known).split(" (valid:")[0] + f" in {path}")
-            found[name] = [text_of(each) for each in leaf] if isinstance(leaf, list) else [text_of(leaf)]
-    return found
-
-
-def text_of(value: Any) -> str:
-    """A YAML scalar as it would be typed."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def convert(option: Option, texts: list[str]) -> Any:
-    """The typed value of an option. ConfigError says what it takes."""
-    for text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ConfigError(f"{option.flag} is not valid Unicode text: {text!r}; use another name") from None
-        if "\0" in text:
-            raise ConfigError(f"{option.flag} holds a NUL character: {text!r}; use another name")
-    if option.name in PATHS:
-        texts = [os.path.expanduser(text) for text in texts]
-    try:
-        return from_text(option.hint, texts)
-    except ValueError as error:
-        (text, hint) = error.args
-        shown = repr(text) if len(text) <= LONGEST else f"{text[:20]}... of {len(text)} characters"
-        takes = describe(hint).replace("a number", "a finite number")
-        raise ConfigError(f"{option.flag} takes {takes}, got {shown}") from None
+        for name in [f"{key}.{leaf}" for leaf in value] if is_dataclass(group) else [str(key)]:
+            if name not in options(kind):
+                raise ConfigError(unknown("setting", name, options(kind)).split(" (valid:")[0] + f" in {path}")
+    return tree
 
 
 def library() -> Any:
@@ -182,14 +147,14 @@ def tyro_cli(kind: Any, program: str, words: list[str], **more: Any) -> Any:
     return library().cli(kind, prog=program, args=words, return_unknown_args=True, **more)
 
 
-def tyro_type(kind: type, shown: Collection[str] = (), complete: bool = False) -> Any:
+def tyro_type(kind: type[Settings], shown: Collection[str] = (), complete: bool = False) -> Any:
     """What tyro is told of a configuration: its options, or those that are `shown`, all of which take texts and none of
     which has to be given; for a shell that completes them the words of a Literal, too."""
     groups: dict[str, dict[str, Any]] = {"": {}}
     every = {option.name: option for option in (*options(kind).values(), *OURS)}
-    for option in [every[name] for name in (*positional(kind), *shown, "config")] if shown else every.values():
+    for option in [every[name] for name in (*kind.words, *shown, "config")] if shown else every.values():
         group, _, leaf = option.name.rpartition(".")
-        groups.setdefault(group, {})[leaf] = tyro_field(option, option.name in positional(kind), complete)
+        groups.setdefault(group, {})[leaf] = tyro_field(option, option.name in kind.words, complete)
     for name, leaves in groups.items():
         if name:
             about = library().conf.arg(help=hints(kind)[name].__doc__)
@@ -208,8 +173,8 @@ def tyro_field(option: Option, by_position: bool, complete: bool) -> Any:
     spec = tyro.constructors.PrimitiveConstructorSpec(
         nargs="*" if option.many else 1,
         metavar="",
-        instance_from_str=list,
-        is_instance=lambda value: isinstance(value, list),
+        instance_from_str=lambda texts: list(texts) if option.many else texts[0],
+        is_instance=lambda value: True,
         str_from_instance=list,
         choices=tuple(choices(option.one)) or None if complete else None,
     )
@@ -235,18 +200,18 @@ def default(option: Option) -> str:
     return f"[{' '.join(words)}]" if words else ""
 
 
-def print_help(kind: type, program: str, every: bool) -> str:
+def print_help(kind: type[Settings], program: str, every: bool) -> str:
     """Prints the help: of the options that people set most, or of all. Returns its last lines."""
-    common: tuple[str, ...] = () if every else getattr(kind, "common", ())
+    common: tuple[str, ...] = () if every else kind.common
     about = " ".join((kind.__doc__ or "").split())
     with suppress(SystemExit, BrokenPipeError):  # `| head` has seen enough
         tyro_cli(tyro_type(kind, common), program, ["--help"], description=about)
-    lines = ["examples:", *(f"  {example}" for example in getattr(kind, "examples", ()))]
+    lines = ["examples:", *(f"  {example}" for example in kind.examples)]
     more = [f"{program} --help-all: all {len(options(kind)) + len(OURS)} options"] if common else []
     return "\n".join([*(lines if lines[1:] else []), *more])
 
 
-def print_completion(shell: str, kinds: dict[str, type]) -> None:
+def print_completion(shell: str, kinds: Mapping[str, type[Settings]]) -> None:
     """Prints what makes a shell complete verbs, options and words: `eval "$(geonorm --completion bash)"`."""
     if shell not in SHELLS:
         raise ConfigError(unknown("shell", shell, SHELLS))

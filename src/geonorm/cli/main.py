@@ -6,15 +6,20 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import elsewhere, output
+from ..bench.config import NormsBench, OpsBench, TrainBench
+from ..dynamics.config import SimulateConfig
 from ..errors import ConfigError, GeonormError, unknown
+from ..lab.config import CompareConfig, DataConfig, EvalConfig, ExportConfig, GenerateConfig, TrainCommand
+from ..probes.config import ProbeConfig
+from ..report.config import ReportConfig
 from ..settings import Settings, to_dict
-from .arguments import HelpAsked, print_completion, read
+from .arguments import HELP, HelpAsked, print_completion, read
 
 USAGE = """usage: geonorm VERB [options]      (geonorm VERB --help)
 
@@ -27,6 +32,8 @@ geonorm --completion bash|zsh|fish: a script with which the shell completes verb
 exit status: 0 done; 2 bad input, a diverged run, or runs of a comparison that failed; 130 interrupted, saved"""
 
 
+TYPED: ContextVar[list[str]] = ContextVar("typed")
+"""The command line."""
 SEEN_ENOUGH = ("schemes", "data", "generate")
 """Verbs that do nothing but print: who closes the pipe has seen enough. Of all others it stops the work."""
 
@@ -53,11 +60,11 @@ def run_verb(arguments: list[str]) -> int:
     name, rest = arguments[0], arguments[1:]
     try:
         if name == "--completion":
-            print_completion(rest[0] if rest else "", commands())
+            print_completion(rest[0] if rest else "", COMMANDS)
             return 0
         if name not in VERBS:
             raise ConfigError(unknown("verb", name, VERBS))
-        return copy_context().run(run, VERBS[name], rest)  # --trust-code holds for this command
+        return copy_context().run(run, name, rest)  # --trust-code holds for this command
     except SystemExit as end:  # nothing here ends so: code from elsewhere does
         output.complain(f"geonorm {name}: code from elsewhere ended the program (sys.exit {end.code})")
         return 2
@@ -76,13 +83,30 @@ def run_verb(arguments: list[str]) -> int:
         elsewhere.BOUND.clear()
 
 
-def run(verb: Callable[[list[str]], int], arguments: list[str]) -> int:
+def run(name: str, arguments: list[str]) -> int:
+    TYPED.set(["geonorm", name, *arguments])
     try:
-        return verb(arguments)
+        command = name if name in COMMANDS else f"{name} {choose(name, arguments)}"
+        rest = arguments[len(command.split()) - 1 :]
+        return VERBS[name](read(COMMANDS[command], f"geonorm {command}", rest))
     except HelpAsked as asked:
         with suppress(BrokenPipeError):  # `| head` has seen enough
             print(asked)
         return 0
+
+
+def choose(name: str, arguments: list[str]) -> str:
+    """The second word of a verb that has several commands."""
+    kinds = {command.split()[1]: kind for command, kind in COMMANDS.items() if command.startswith(f"{name} ")}
+    if not arguments:
+        raise ConfigError(f"WHAT is missing: {' or '.join(kinds)} (see --help)")
+    if arguments[0] in HELP:
+        lines = [f"  {what:9} {' '.join((kind.__doc__ or '').split())}" for what, kind in kinds.items()]
+        usage = f"usage: geonorm {name} WHAT [options]      (geonorm {name} WHAT --help)"
+        raise HelpAsked("\n".join([usage, "", *lines]))
+    if arguments[0] not in kinds:
+        raise ConfigError(unknown("benchmark", arguments[0], kinds))
+    return arguments[0]
 
 
 def problem(error: Exception) -> str:
@@ -97,11 +121,8 @@ def problem(error: Exception) -> str:
     return text
 
 
-def compare(arguments: list[str]) -> int:
+def compare(config: CompareConfig) -> int:
     """train several schemes side by side on the same text; ends in a table, figures and a page"""
-    from ..lab.config import CompareConfig
-
-    config = read(CompareConfig, "geonorm compare", arguments)
     from .. import report
     from ..lab.compare import compare as lab
     from ..lab.compare.launch import Submitted
@@ -109,7 +130,7 @@ def compare(arguments: list[str]) -> int:
     from ..report import checks, runs, tables
 
     try:
-        results = lab.compare(config, live=sys.stdout.isatty(), command=["geonorm", "compare", *arguments])
+        results = lab.compare(config, live=sys.stdout.isatty(), command=TYPED.get())
     except Interrupted as stop:
         output.complain(str(stop))
         return 130
@@ -127,11 +148,8 @@ def compare(arguments: list[str]) -> int:
     return 0
 
 
-def train(arguments: list[str]) -> int:
+def train(command: TrainCommand) -> int:
     """train one model, or go on with a run that was stopped"""
-    from ..lab.config import TrainCommand
-
-    command = read(TrainCommand, "geonorm train", arguments)
     config = command.run()
     if command.dry_run:
         from ..lab.scale.plan import plan, table
@@ -154,11 +172,8 @@ def train(arguments: list[str]) -> int:
     return 0
 
 
-def evaluate(arguments: list[str]) -> int:
+def evaluate(config: EvalConfig) -> int:
     """loss on any text, and tasks, of a run, an exported folder or any Hugging Face model"""
-    from ..lab.config import EvalConfig
-
-    config = read(EvalConfig, "geonorm eval", arguments)
     from ..lab.tasks.use import evaluate as run
 
     result = run(config, live=sys.stderr.isatty())
@@ -171,11 +186,8 @@ def evaluate(arguments: list[str]) -> int:
     return 0
 
 
-def generate(arguments: list[str]) -> int:
+def generate(config: GenerateConfig) -> int:
     """text from a trained run or a Hugging Face model"""
-    from ..lab.config import GenerateConfig
-
-    config = read(GenerateConfig, "geonorm generate", arguments)
     from ..lab.tasks.use import generate_text
 
     for piece in generate_text(config):
@@ -184,11 +196,8 @@ def generate(arguments: list[str]) -> int:
     return 0
 
 
-def export(arguments: list[str]) -> int:
+def export(options: ExportConfig) -> int:
     """a finished run as a model folder for transformers"""
-    from ..lab.config import ExportConfig
-
-    options = read(ExportConfig, "geonorm export", arguments)
     from .. import hf
     from ..hf.export import check_target
     from ..hf.export import export as write
@@ -212,11 +221,8 @@ def export(arguments: list[str]) -> int:
     return 0
 
 
-def report(arguments: list[str]) -> int:
+def report(options: ReportConfig) -> int:
     """one self-contained page about comparisons, runs, simulations and probes; or LaTeX, CSV, PDF"""
-    from ..report.config import ReportConfig
-
-    options = read(ReportConfig, "geonorm report", arguments)
     from ..report import build
 
     out = options.out or "report." + {"latex": "tex"}.get(options.format, options.format)
@@ -226,32 +232,17 @@ def report(arguments: list[str]) -> int:
     return 0
 
 
-def bench(arguments: list[str]) -> int:
+def bench(config: OpsBench | TrainBench | NormsBench) -> int:
     """speed: operations beside their peers (ops), training steps (train), LayerNorm against RMSNorm (norms)"""
-    from ..bench.config import NormsBench, OpsBench, TrainBench
-
-    kinds: dict[str, Any] = {"ops": OpsBench, "train": TrainBench, "norms": NormsBench}
-    if not arguments:
-        raise ConfigError(f"WHAT is missing: {' or '.join(kinds)} (see --help)")
-    if arguments[0] in ("-h", "--help", "--help-all"):
-        lines = [f"  {name:9} {' '.join((kind.__doc__ or '').split())}" for name, kind in kinds.items()]
-        raise HelpAsked("\n".join(["usage: geonorm bench WHAT [options]      (geonorm bench WHAT --help)", "", *lines]))
-    name, rest = arguments[0], arguments[1:]
-    if name not in kinds:
-        raise ConfigError(unknown("benchmark", name, kinds))
-    config = read(kinds[name], f"geonorm bench {name}", rest)
     from ..bench import norms, ops, train
 
-    work: dict[str, Any] = {"ops": ops.bench_ops, "train": train.bench_train, "norms": norms.bench_norms}
-    work[name](config)
+    work: dict[type, Any] = {OpsBench: ops.bench_ops, TrainBench: train.bench_train, NormsBench: norms.bench_norms}
+    work[type(config)](config)
     return 0
 
 
-def simulate(arguments: list[str]) -> int:
+def simulate(config: SimulateConfig) -> int:
     """schemes as particle systems on the sphere: how fast tokens come together, beside theory"""
-    from ..dynamics.config import SimulateConfig
-
-    config = read(SimulateConfig, "geonorm simulate", arguments)
     from dataclasses import asdict
 
     from ..lab.studies import simulate as simulations
@@ -289,11 +280,8 @@ def simulate(arguments: list[str]) -> int:
     return 0
 
 
-def probe(arguments: list[str]) -> int:
+def probe(config: ProbeConfig) -> int:
     """what normalization does to hidden states: any Hugging Face model or run, site by site"""
-    from ..probes.config import ProbeConfig
-
-    config = read(ProbeConfig, "geonorm probe", arguments)
     from ..lab.studies import probe as lab
     from ..lab.studies.simulate import progress
     from ..report import build
@@ -328,9 +316,8 @@ class SchemesConfig(Settings):
             raise ConfigError("--markdown is of all schemes and goes alone")
 
 
-def schemes(arguments: list[str]) -> int:
+def schemes(config: SchemesConfig) -> int:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
-    config = read(SchemesConfig, "geonorm schemes", arguments)
     from .catalogue import catalogue, describe, json_text, markdown
 
     if config.markdown:
@@ -342,11 +329,8 @@ def schemes(arguments: list[str]) -> int:
     return 0
 
 
-def data(arguments: list[str]) -> int:
+def data(options: DataConfig) -> int:
     """what a text source holds (inspect SOURCE), or its tokens in the cache (prepare SOURCE)"""
-    from ..lab.config import DataConfig
-
-    options = read(DataConfig, "geonorm data", arguments)
     from ..lab.data import describe, load_tokenizer, open_source, prepare
 
     cache = Path(options.cache) if options.cache else None
@@ -360,32 +344,22 @@ def data(arguments: list[str]) -> int:
     return 0
 
 
-def commands() -> dict[str, type]:
-    """The configuration of every command."""
-    from ..bench.config import NormsBench, OpsBench, TrainBench
-    from ..dynamics.config import SimulateConfig
-    from ..lab.config import CompareConfig, DataConfig, EvalConfig, ExportConfig, GenerateConfig, TrainCommand
-    from ..probes.config import ProbeConfig
-    from ..report.config import ReportConfig
-
-    return {
-        "compare": CompareConfig,
-        "train": TrainCommand,
-        "eval": EvalConfig,
-        "generate": GenerateConfig,
-        "export": ExportConfig,
-        "report": ReportConfig,
-        "bench ops": OpsBench,
-        "bench train": TrainBench,
-        "bench norms": NormsBench,
-        "probe": ProbeConfig,
-        "simulate": SimulateConfig,
-        "schemes": SchemesConfig,
-        "data": DataConfig,
-    }
-
-
-VERBS: dict[str, Callable[[list[str]], int]] = {
+COMMANDS: dict[str, type[Settings]] = {
+    "compare": CompareConfig,
+    "train": TrainCommand,
+    "eval": EvalConfig,
+    "generate": GenerateConfig,
+    "export": ExportConfig,
+    "report": ReportConfig,
+    "bench ops": OpsBench,
+    "bench train": TrainBench,
+    "bench norms": NormsBench,
+    "probe": ProbeConfig,
+    "simulate": SimulateConfig,
+    "schemes": SchemesConfig,
+    "data": DataConfig,
+}
+VERBS: dict[str, Callable[[Any], int]] = {
     "compare": compare,
     "train": train,
     "eval": evaluate,

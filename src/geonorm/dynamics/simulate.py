@@ -119,7 +119,7 @@ def simulate(
     results = Simulation.empty(config) if into is None else into
     with torch.no_grad():
         for scheme in schemes:
-            check(config, scheme, start)
+            check_scheme(config, scheme, start)
         for scheme in schemes:
             if str(scheme) in results.summary["missing"]:
                 part = Simulation(config, {}, [], {}, {**results.particles, "schemes": {}})
@@ -130,7 +130,7 @@ def simulate(
     return results
 
 
-def check(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
+def check_scheme(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
     """ConfigError for a scheme that particles cannot follow, or not to the end: a few of them are moved there once."""
     check_values(scheme, config.layers)
     flow = Flow(scheme, attention(config, 0), depth=config.layers)

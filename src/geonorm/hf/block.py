@@ -51,7 +51,7 @@ class Gain(nn.Module):
         return u * self.weight.to(u.dtype)
 
 
-class Scale(nn.Module):
+class Multiplier(nn.Module):
     """u times a number of the block's configuration."""
 
     def __init__(self, factor: float) -> None:
@@ -210,7 +210,7 @@ def steps(block: nn.Module, branch: Where) -> list[nn.Module]:
         drop = attrgetter(branch.dropout)(block)
         found.append(drop if isinstance(drop, nn.Module) else nn.Dropout(float(drop)))
     if branch.scale is not None:
-        found.append(Scale(float(attrgetter(branch.scale)(block))))
+        found.append(Multiplier(float(attrgetter(branch.scale)(block))))
     return found
 
 

@@ -92,7 +92,7 @@ def open_model(
     settings = read_settings(name, causal=causal, **hub)
     if isinstance(settings, TrainConfig):
         return open_run(Path(name), device)
-    own = load.load_tokenizer(tokenizer or name, **hub)
+    own = load.load_model_tokenizer(tokenizer or name, **hub)
     model = build(name) if build else load.load_model(name, settings, device, dtype, causal=causal, **hub)
     return Opened(name, model, own, load.context_of(settings), device)
 

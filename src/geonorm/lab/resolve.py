@@ -35,7 +35,7 @@ def resolve(config: TrainConfig, world: World | None = None) -> Resolved:
     kind = ""
     if world is not None:
         kind = layout(config.runtime, world, config.batch_size)
-        tensor.check(shape, config.runtime.tensor_size)
+        tensor.check_shares(shape, config.runtime.tensor_size)
     return Resolved(depart(config, departures), scheme, departures, shape, kind)
 
 

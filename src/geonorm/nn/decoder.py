@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from ..norms import NormSpec
 from ..residual import Residual
 from ..schemes import Parts, Scheme, Site, parse
-from .attention import Attention, LayerCache, rope
+from .attention import LayerCache, SelfAttention, rope
 from .config import DecoderConfig
 from .mlp import MLP
 from .roles import ROLES, base_std, linear
@@ -48,7 +48,7 @@ def under(branch: nn.Module, scheme: Scheme, site: Site, config: DecoderConfig) 
 class Block(nn.Module):
     """One layer: an attention residual, then an MLP residual. Keyword arguments go to the attention."""
 
-    attention = Attention
+    attention = SelfAttention
     """The class of the attention; another way to attend is a subclass."""
     attn: Residual
     mlp: Residual
@@ -74,7 +74,7 @@ class Parallel(nn.Module):
     """
 
     def __init__(
-        self, config: DecoderConfig, scheme: Scheme, site: Site, attention: type[Attention] = Attention
+        self, config: DecoderConfig, scheme: Scheme, site: Site, attention: type[SelfAttention] = SelfAttention
     ) -> None:
         super().__init__()
         self.attn = attention(config, scheme, site)
@@ -88,7 +88,7 @@ class Parallel(nn.Module):
 class ParallelBlock(nn.Module):
     """One layer: one residual around attention and MLP, its site kind `parallel`."""
 
-    attention = Attention
+    attention = SelfAttention
 
     def __init__(self, config: DecoderConfig, scheme: Scheme, layer: int) -> None:
         super().__init__()

@@ -65,7 +65,7 @@ def asked(backend: str) -> str:
     return backend
 
 
-def choose(backend: str, x: Tensor, u: Tensor, angles: AngleMap) -> str:
+def choose_backend(backend: str, x: Tensor, u: Tensor, angles: AngleMap) -> str:
     """The path for these tensors: triton | inductor | closed | reference. Raises ConfigError if the one asked for
     cannot take them. What is transformed or traced takes the reference whatever was asked: it alone can be."""
     backend = asked(backend)

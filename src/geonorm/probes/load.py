@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ..errors import CheckpointError, ConfigError, GeonormError, near_folder
+from ..errors import CheckpointError, ConfigError, GeonormError, cause, near_folder
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 PATIENCE = 5.0
@@ -131,7 +131,7 @@ def with_weights(kind: Any, name: str, **settings: Any) -> Any:
     return model
 
 
-def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+def load_model_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer beside a model. ConfigError where there is none."""
     with one_line(name, f"no tokenizer in {name} that can be read; geonorm probe takes another with --tokenizer"):
         return hugging_face().AutoTokenizer.from_pretrained(
@@ -156,10 +156,6 @@ def one_line(name: str, message: str) -> Iterator[None]:
     except GeonormError:
         raise
     except ImportError as error:  # a quantiser, for one, that is not installed
-        raise ConfigError(f"{name} cannot be loaded here ({cause(error)})") from None
+        raise ConfigError(f"{name} cannot be loaded here ({cause(error)[:200]})") from None
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
-        raise ConfigError(f"{message} ({cause(error)})") from None
-
-
-def cause(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+        raise ConfigError(f"{message} ({cause(error)[:200]})") from None

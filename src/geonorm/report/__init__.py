@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from .page import Part
     from .probe import Geometry
     from .runs import Comparison
-    from .simulation import Trace
+    from .simulation import SavedSimulation
     from .style import Look
     from .vega import Figure, Spec
+
+    Source = Comparison | SavedSimulation | Geometry
 
 __all__ = ["build", "draw", "write_figures"]
 
@@ -95,9 +97,7 @@ def _check_target(target: Path, figures: Path | None, force: bool, format: str) 
             raise GeonormError(f"{target} is no {what} of geonorm: choose another --out, or overwrite it with --force")
 
 
-def _open(
-    dirs: Sequence[AnyPath] | AnyPath, schemes: Sequence[str] = (), sort: str | None = None
-) -> list[Comparison | Trace | Geometry]:
+def _open(dirs: Sequence[AnyPath] | AnyPath, schemes: Sequence[str] = (), sort: str | None = None) -> list[Source]:
     """All runs as one comparison, then each simulation and each probe; of `schemes` alone, if any are named."""
     from ..errors import GeonormError, unknown
     from . import probe, runs, simulation
@@ -107,7 +107,7 @@ def _open(
     simulated = [path for path in paths if kinds[path] == "simulation"]
     probed = [path for path in paths if kinds[path] == "probe"]
     trained = [path for path in paths if path not in simulated and path not in probed]
-    found: list[Comparison | Trace | Geometry] = [runs.load(trained)] if trained else []
+    found: list[Source] = [runs.load(trained)] if trained else []
     found += [simulation.load(path) for path in simulated]
     found += [probe.load(path) for path in probed]
     names = [name for source in found for pair in source.keys.items() for name in pair]
@@ -119,7 +119,7 @@ def _open(
     return [source for source in chosen if source.keys]
 
 
-def _open_styled(dirs: Sequence[AnyPath] | AnyPath) -> list[Comparison | Trace | Geometry]:
+def _open_styled(dirs: Sequence[AnyPath] | AnyPath) -> list[Source]:
     """What the directories hold, one look for each name in all of them."""
     from .page import shared_looks
 
@@ -128,44 +128,44 @@ def _open_styled(dirs: Sequence[AnyPath] | AnyPath) -> list[Comparison | Trace |
     return [_styled(source, styles) for source in sources]
 
 
-def _styled(source: Comparison | Trace | Geometry, styles: Mapping[str, Look]) -> Comparison | Trace | Geometry:
+def _styled(source: Source, styles: Mapping[str, Look]) -> Source:
     from dataclasses import replace
 
     return replace(source, styles=styles)
 
 
-def _part(source: Comparison | Trace | Geometry, styles: Mapping[str, Look]) -> Part:
+def _part(source: Source, styles: Mapping[str, Look]) -> Part:
     from . import comparison, studies
     from .runs import Comparison
-    from .simulation import Trace
+    from .simulation import SavedSimulation
 
     source = _styled(source, styles)
     place = {name: index for index, name in enumerate(styles)}
     if isinstance(source, Comparison):
         return comparison.part(source, place)
-    return studies.simulation(source, place) if isinstance(source, Trace) else studies.probe(source, place)
+    return studies.simulation(source, place) if isinstance(source, SavedSimulation) else studies.probe(source, place)
 
 
-def _figures(source: Comparison | Trace | Geometry) -> dict[str, Spec]:
+def _figures(source: Source) -> dict[str, Spec]:
     from . import comparison_charts, probe_charts, simulation_charts
     from .runs import Comparison
-    from .simulation import Trace
+    from .simulation import SavedSimulation
 
     if isinstance(source, Comparison):
         return comparison_charts.figures_of(source)
-    return simulation_charts.figures_of(source) if isinstance(source, Trace) else probe_charts.figures_of(source)
+    return (
+        simulation_charts.figures_of(source) if isinstance(source, SavedSimulation) else probe_charts.figures_of(source)
+    )
 
 
-def _save(
-    figures: Sequence[Mapping[str, Spec]], sources: Sequence[Comparison | Trace | Geometry], out_dir: Path
-) -> list[Path]:
+def _save(figures: Sequence[Mapping[str, Spec]], sources: Sequence[Source], out_dir: Path) -> list[Path]:
     """Write the figures of each source; several get a folder each."""
     from .runs import Comparison
-    from .vega import save
+    from .vega import save_figures
 
     names = _distinct([s.source if isinstance(s, Comparison) else s.path.resolve().name for s in sources])
     folders = [out_dir / name if len(sources) > 1 else out_dir for name in names]
-    return [file for drawn, folder in zip(figures, folders, strict=True) for file in save(drawn, folder)]
+    return [file for drawn, folder in zip(figures, folders, strict=True) for file in save_figures(drawn, folder)]
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

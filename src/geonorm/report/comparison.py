@@ -11,7 +11,7 @@ from pathlib import Path
 from ..lab.runs.run import flatten
 from . import comparison_charts as charts
 from .checks import limits
-from .page import Part, Section, bullets, details, pairs, plain, table
+from .page import Part, Section, bullets, details, html_table, pairs, plain_text
 from .runs import Comparison, Record, Run
 from .tables import COLUMNS, LIMITS, count, headline, summary_line
 from .vega import Chart
@@ -31,10 +31,10 @@ def part(comparison: Comparison, place: Mapping[str, int]) -> Part:
     titles, cells = [column.title for column in shown], [[c.cell(row) for c in shown] for row in comparison.rows]
     sections = [
         Section("Noise and differences", [_charts(noise, NO_LOSS)], "wide"),
-        Section("Table", [table(titles, cells, place), _table_note(comparison)]),
+        Section("Table", [html_table(titles, cells, place), _table_note(comparison)]),
         Section("Training", [_charts(training, NO_METRICS)]),
         Section("Geometry of the stream", [_charts(charts.geometry(comparison), NO_TRACE)]),
-        Section("Stability", [_stability(comparison), _charts(charts.gradients(comparison), NO_METRICS)]),
+        Section("Stability", [_stability(comparison), _charts(charts.gradient_course(comparison), NO_METRICS)]),
         Section("Recipe", [_recipe(comparison)]),
         Section("Repeat it", [_repeat(comparison)]),
     ]
@@ -95,7 +95,7 @@ def _recipe(comparison: Comparison) -> str:
     if own:
         rows = [[key, *(_values(comparison.of(scheme), key) for scheme in comparison.schemes)] for key in own]
         parts.append("<p>Where the runs differ, besides scheme, seed and learning rate:</p>")
-        parts.append(table(["setting", *comparison.schemes], rows))
+        parts.append(html_table(["setting", *comparison.schemes], rows))
     else:
         parts.append("<p>The runs differ in nothing but scheme, seed and learning rate.</p>")
     asked = _own_recipes(comparison)
@@ -109,14 +109,14 @@ def _own_recipes(comparison: Comparison) -> list[str]:
         for run in comparison.of(scheme)[:1]:
             asked = run.summary.get("paper_recipe")
             if asked:
-                settings = ", ".join(f"{key} {plain(value)}" for key, value in asked.items())
+                settings = ", ".join(f"{key} {plain_text(value)}" for key, value in asked.items())
                 used = "applied here" if run.summary.get("own_recipe") else "not applied here"
                 sentences.append(f"{scheme}: its paper asks for {settings} ({used}).")
     return sentences
 
 
 def _values(runs: Iterable[Run], key: str) -> str:
-    values = dict.fromkeys(plain(flatten(run.config).get(key)) for run in runs)
+    values = dict.fromkeys(plain_text(flatten(run.config).get(key)) for run in runs)
     return ", ".join(values)
 
 
@@ -141,8 +141,10 @@ def _repeat(comparison: Comparison) -> str:
         name = "Environment" + (f" {number} of {len(environments)}" if len(environments) > 1 else "")
         content = pairs(flatten(environment).items()) if environment else "<p>No environment was recorded.</p>"
         parts.append(details(name, content))
-    rows = [[run.path.name, *(plain(run.summary.get(key)) for key in STATUS)] for run in comparison.runs]
-    parts.append(details(f"All {count(len(comparison.runs), 'run')} and how they ended", table(("run", *STATUS), rows)))
+    rows = [[run.path.name, *(plain_text(run.summary.get(key)) for key in STATUS)] for run in comparison.runs]
+    parts.append(
+        details(f"All {count(len(comparison.runs), 'run')} and how they ended", html_table(("run", *STATUS), rows))
+    )
     return "".join(parts)
 
 

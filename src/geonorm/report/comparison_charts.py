@@ -10,7 +10,7 @@ from ..lab.runs.statistics import usable
 from . import series
 from .runs import Comparison, Run
 from .style import Look, figures, ramp, rate, si, signed
-from .tables import count, difference, spread, summary_line, unfinished
+from .tables import count, paired_difference, spread, summary_line, unfinished
 from .vega import NUMBER, RATE, TOKENS, Axis, Chart, Spec, figure
 
 LOSS = "loss (nats per token)"
@@ -64,7 +64,7 @@ def differences(comparison: Comparison) -> list[Chart]:
     chart.rule(x=0.0)
     for row in rows:
         ends = (row["difference"], row["difference_low"], row["difference_high"])
-        chart.strip(row["scheme"], difference(row), dots[row["scheme"]], ends)
+        chart.strip(row["scheme"], paired_difference(row), dots[row["scheme"]], ends)
     return [chart]
 
 
@@ -73,8 +73,8 @@ def losses(comparison: Comparison) -> list[Chart]:
     found = []
     axes = (("tokens", SEEN, SEEN, TOKENS), ("seconds", "wall time", "wall time (seconds)", NUMBER))
     for key, title, unit, form in axes:
-        drawn = {scheme: series.losses(comparison, scheme, key) for scheme in comparison.schemes}
-        frame = series.frame(comparison, list(drawn.values()))
+        drawn = {scheme: series.loss_points(comparison, scheme, key) for scheme in comparison.schemes}
+        frame = series.loss_range(comparison, list(drawn.values()))
         if frame is None:
             continue
         end = max(float(curve.x[-1]) for pair in drawn.values() for curve in pair if curve)
@@ -99,7 +99,7 @@ def gaps(comparison: Comparison) -> list[Chart]:
     """The paired difference to the baseline in the course of training."""
     base = comparison.counted(comparison.baseline)
     others = [scheme for scheme in comparison.schemes if scheme != comparison.baseline]
-    drawn = {scheme: series.gap(comparison.counted(scheme), base) for scheme in others}
+    drawn = {scheme: series.paired_gap(comparison.counted(scheme), base) for scheme in others}
     curves = {scheme: curve for scheme, curve in drawn.items() if curve}
     if not _course_long(curves):
         return []
@@ -231,7 +231,7 @@ def _profile(comparison: Comparison, measure: Measure) -> list[Chart]:
     layers = sorted({math.floor(site.layer) for site in sites})
     x = Axis(layers[0] - 0.25, layers[-1] + 1, title="layer (attention hollow, MLP filled)",
              labels=layers[:: math.ceil(len(layers) / 12)])  # fmt: skip
-    y = Axis.around(values, log=series.wide(values), margin=0.08, title=measure.unit)
+    y = Axis.around(values, log=series.spans_decades(values), margin=0.08, title=measure.unit)
     note = measure.note + (LOG if y.log else "")
     if any(predicted.values()):
         note += " Marks: measured. Lines: what the scheme's definition predicts to first order."
@@ -256,7 +256,7 @@ def _course(comparison: Comparison, measure: Measure) -> list[Chart]:
     if not _course_long(curves):
         return []
     values = [value for curve in curves.values() for value in (*curve.low, *curve.high)]
-    y = Axis.around(values, log=series.wide(values), title=measure.unit)
+    y = Axis.around(values, log=series.spans_decades(values), title=measure.unit)
     chart = _over_tokens(comparison, measure.title, curves, y, measure.note)
     for scheme, curve in curves.items():
         _curve(chart, scheme, curve, "tokens")
@@ -278,7 +278,7 @@ def uniform(comparison: Comparison) -> list[Chart]:
     nulls = [series.over_norms(series.norm_courses(comparison.drawn(s), "cos_null_before")) for s in curves]
     null = [float(curve.mean.mean()) for curve in nulls if curve]
     values = [*null, *(value for curve in curves.values() for value in (*curve.low, *curve.high))]
-    y = Axis.around(values, log=series.wide(values), title="mean |cos| to ones")
+    y = Axis.around(values, log=series.spans_decades(values), title="mean |cos| to ones")
     note = "Mean |cos| between what norms are given and the vector of ones; the band is the range of the norms. "
     if null:
         note += f"Level lines: the same to random directions, {figures(min(null))} to {figures(max(null))} by scheme. "
@@ -292,7 +292,7 @@ def uniform(comparison: Comparison) -> list[Chart]:
     return [chart, *each]
 
 
-def _norms(comparison: Comparison, scheme: str, courses: Mapping[series.Place, series.Curve], y: Axis) -> Chart:
+def _norms(comparison: Comparison, scheme: str, courses: Mapping[series.NormKey, series.Curve], y: Axis) -> Chart:
     """The course of each norm of one scheme, and the band in which random directions are."""
     runs = comparison.drawn(scheme)
     low, high = (series.over_norms(series.norm_courses(runs, f"cos_null_{end}_before")) for end in ("low", "high"))
@@ -310,7 +310,7 @@ def _norms(comparison: Comparison, scheme: str, courses: Mapping[series.Place, s
     return chart
 
 
-def gradients(comparison: Comparison) -> list[Chart]:
+def gradient_course(comparison: Comparison) -> list[Chart]:
     """Gradient norm in the course of training, with the spikes of loss and gradient."""
     raw = {scheme: series.curve(comparison.drawn(scheme), "grad_norm") for scheme in comparison.schemes}
     curves = {scheme: curve.thinned(120) for scheme, curve in raw.items() if curve}
@@ -324,7 +324,7 @@ def gradients(comparison: Comparison) -> list[Chart]:
         for event in series.events(comparison.of(scheme), key)
     ]
     peaks = [value for _, key, *_, value in events if key == "grad_norm" and math.isfinite(value)]
-    y = Axis.around([*means, *peaks], log=series.wide([*means, *peaks], 10.0), title="gradient norm")
+    y = Axis.around([*means, *peaks], log=series.spans_decades([*means, *peaks], 10.0), title="gradient norm")
     note = (
         "Mean over seeds, before clipping. A cross is a spike among the logged steps: "
         "a gradient norm at its height, a loss at the top. The table counts every step."

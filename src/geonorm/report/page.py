@@ -121,7 +121,7 @@ def _legend(styles: Mapping[str, Look]) -> str:
     return f'<nav aria-label="Press to hide or show">{buttons}</nav>'
 
 
-def table(titles: Sequence[str], rows: Cells, place: Mapping[str, int] | None = None) -> str:
+def html_table(titles: Sequence[str], rows: Cells, place: Mapping[str, int] | None = None) -> str:
     """A table that scrolls on its own where the screen is narrow; its rows begin with what they are about, and with
     `place` (the entries of the legend) with the colour of that."""
     head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
@@ -145,7 +145,7 @@ def details(title: str, content: str) -> str:
 
 def pairs(items: Iterable[tuple[str, Any]]) -> str:
     """Names with their values."""
-    listed = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(plain(value))}</dd></div>" for key, value in items)
+    listed = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(plain_text(value))}</dd></div>" for key, value in items)
     return f"<dl>{listed}</dl>"
 
 
@@ -153,7 +153,7 @@ def bullets(sentences: Iterable[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"
 
 
-def plain(value: Any) -> str:
+def plain_text(value: Any) -> str:
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -21,7 +21,7 @@ START = {
 
 
 @dataclass(frozen=True)
-class Trace:
+class SavedSimulation:
     """A simulation directory: its summary, rows of the trace by scheme, closed equation and pictures where they are."""
 
     path: Path
@@ -41,7 +41,7 @@ class Trace:
         styles = self.styles or looks(self.schemes)
         return {scheme: styles[scheme] for scheme in self.schemes}
 
-    def of(self, schemes: Sequence[str]) -> Trace:
+    def of(self, schemes: Sequence[str]) -> SavedSimulation:
         """These schemes only, in this order; all of them where none is named."""
         rows = (
             [self.row(scheme) for scheme in schemes if scheme in self.schemes] if schemes else self.summary["schemes"]
@@ -69,7 +69,7 @@ class Trace:
         return [time for time, _ in points], [value for _, value in points]
 
 
-def load(path: Path) -> Trace:
+def load(path: Path) -> SavedSimulation:
     """Read a simulation directory. GeonormError where a file is cut or is not what the others say, OSError where one is
     missing."""
     with undamaged(path / "summary.json", "simulate") as file:
@@ -92,7 +92,7 @@ def load(path: Path) -> Trace:
             if {len(course[key]) for key in ("gap", "speed", "radius")} != {len(course["times"])}:
                 raise ValueError(f"the columns of {scheme} are not of one length")
     with undamaged(path / "particles.json", "simulate") as file:
-        return Trace(path, summary, rows, theory, read_whole(file))
+        return SavedSimulation(path, summary, rows, theory, read_whole(file))
 
 
 def caption(summary: Record) -> str:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .series import wide
-from .simulation import Trace, caption
+from .series import spans_decades
+from .simulation import SavedSimulation, caption
 from .style import Look, figures
 from .vega import Axis, Chart, Spec, figure
 
@@ -21,13 +21,13 @@ Points = list[tuple[float, float]]
 Theory = Callable[[Any], Sequence[float | None]]
 
 
-def cosine(trace: Trace) -> list[Chart]:
+def cosine(trace: SavedSimulation) -> list[Chart]:
     """Mean cosine against depth."""
     title = "Mean cosine between tokens in depth"
     return _in_depth(trace, title, "cos_pair", lambda p: [None if g is None else 1 - g for g in p["gap"]], "cosine")
 
 
-def speed(trace: Trace) -> list[Chart]:
+def speed(trace: SavedSimulation) -> list[Chart]:
     """Speed factor s and radius r against depth."""
     return [
         *_in_depth(trace, "Speed factor s: small is fast", "speed", lambda path: path["speed"], "s", True),
@@ -35,7 +35,9 @@ def speed(trace: Trace) -> list[Chart]:
     ]
 
 
-def _in_depth(trace: Trace, title: str, key: str, theory: Theory, unit: str, log: bool = False) -> list[Chart]:
+def _in_depth(
+    trace: SavedSimulation, title: str, key: str, theory: Theory, unit: str, log: bool = False
+) -> list[Chart]:
     """Theory as a line and measurement as markers; without theory the measurement is both."""
     measured: dict[str, Points] = {}
     lines: dict[str, Points] = {}
@@ -51,7 +53,7 @@ def _in_depth(trace: Trace, title: str, key: str, theory: Theory, unit: str, log
     if not points:
         return []
     values = [value for _, value in points if math.isfinite(value)]
-    y = Axis.around(values, log=log and wide(values, 1.0), margin=0.06, title=unit)
+    y = Axis.around(values, log=log and spans_decades(values, 1.0), margin=0.06, title=unit)
     chart = Chart(title, _depth(trace, [t for t, _ in points]), y, trace.looks, _key(trace))
     for scheme, found in measured.items():
         chart.line(scheme, *_columns(lines[scheme]))
@@ -68,16 +70,16 @@ def _columns(points: Points) -> tuple[list[float], list[float]]:
     return [t for t, _ in points], [value for _, value in points]
 
 
-def _depth(trace: Trace, times: Sequence[float]) -> Axis:
+def _depth(trace: SavedSimulation, times: Sequence[float]) -> Axis:
     log = bool(trace.summary["log_time"])
     return Axis(min(times), max(times), log=log, title="depth-time t" + (", logarithmic" if log else ""))
 
 
-def _key(trace: Trace) -> str:
+def _key(trace: SavedSimulation) -> str:
     return "Markers: simulation, lines: theory." if trace.theory else "Simulation, mean over seeds."
 
 
-def collapse(trace: Trace) -> list[Chart]:
+def collapse(trace: SavedSimulation) -> list[Chart]:
     """1 - cos on log-log axes, where powers are straight, and on log-linear axes, where exponentials are."""
     floor = FLOORS[trace.summary["dtype"]]
     gaps = {scheme: zip(*trace.mean(scheme, "gap"), strict=True) for scheme in trace.schemes}
@@ -118,7 +120,7 @@ def _guide(row: dict[str, Any], points: Points) -> Points:
     return [(t, SHIFT * last * math.exp(min(700.0, exponent * (decay(end) - decay(t))))) for t, _ in late]
 
 
-def sphere(trace: Trace) -> list[Chart]:
+def sphere(trace: SavedSimulation) -> list[Chart]:
     """One row of spheres per scheme, one column per time, the far side of each paler."""
     pictures = trace.particles.get("schemes", {})
     shown = [scheme for scheme in trace.schemes if pictures.get(scheme)]
@@ -148,7 +150,7 @@ def sphere(trace: Trace) -> list[Chart]:
     return [chart]
 
 
-def _picture_caption(trace: Trace) -> str:
+def _picture_caption(trace: SavedSimulation) -> str:
     """The run that the pictures are of, which need not be that of the curves, and their axes: one sphere in d = 3, and
     in more dimensions the three in which the tokens of one scheme vary most."""
     run = trace.particles.get("run", {})
@@ -169,7 +171,7 @@ def _seen(point: tuple[float, float, float]) -> tuple[float, float, float]:
 FIGURES = {"cosine": cosine, "collapse": collapse, "speed": speed, "sphere": sphere}
 
 
-def figures_of(trace: Trace) -> dict[str, Spec]:
+def figures_of(trace: SavedSimulation) -> dict[str, Spec]:
     """Each figure that has something to show, with the caption of everything; the spheres have their own."""
     drawn = {name: draw(trace) for name, draw in FIGURES.items()}
     said = caption(trace.summary)

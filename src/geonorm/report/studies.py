@@ -8,19 +8,19 @@ from html import escape
 from . import probe as probes
 from . import probe_charts, simulation_charts
 from . import simulation as simulations
-from .page import Part, Section, details, pairs, table
+from .page import Part, Section, details, html_table, pairs
 from .probe import Geometry
-from .simulation import Trace
+from .simulation import SavedSimulation
 
 
-def simulation(trace: Trace, place: Mapping[str, int]) -> Part:
+def simulation(trace: SavedSimulation, place: Mapping[str, int]) -> Part:
     """What the report says of a simulation; `place`: where each scheme stands in the legend."""
     tables = [simulations.speeds(trace.summary), simulations.velocities(trace.summary)]
     said = "; ".join([simulations.NOTE, *simulations.unpredicted(trace.summary)])
     settings = {key: value for key, value in trace.summary.items() if key not in ("kind", "schemes", "status", "out")}
     drawn = [*simulation_charts.cosine(trace), *simulation_charts.collapse(trace), *simulation_charts.speed(trace)]
     sections = [
-        Section("Tables", [*(table(*content, place) for content in tables), f"<p>{escape(said)}</p>"]),
+        Section("Tables", [*(html_table(*content, place) for content in tables), f"<p>{escape(said)}</p>"]),
         Section("In depth", [drawn]),
         Section("On the sphere", [simulation_charts.sphere(trace)], "wide"),
         Section("Settings", [details("All settings", pairs(settings.items()))]),
@@ -54,7 +54,9 @@ def probe(found: Geometry, place: Mapping[str, int]) -> Part:
     """What the report says of a probe; `place`: where each entry stands in the legend."""
     index = {name: place[key] for name, key in found.keys.items()}
     tables = [probes.overview(found.models), probes.averages(found)]
-    sections = [Section("Tables", [*(table(*content, index) for content in tables), f"<p>{escape(probes.NOTE)}</p>"])]
+    sections = [
+        Section("Tables", [*(html_table(*content, index) for content in tables), f"<p>{escape(probes.NOTE)}</p>"])
+    ]
     for name, draw in probe_charts.FIGURES.items():
         if charts := draw(found):
             sections.append(Section(TITLES[name], [charts]))

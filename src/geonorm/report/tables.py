@@ -133,7 +133,7 @@ def between(row: Row) -> str:
     return f"{signed(row['difference_low'], digits)} to {signed(row['difference_high'], digits)}"
 
 
-def difference(row: Row) -> str:
+def paired_difference(row: Row) -> str:
     """Paired difference with its interval."""
     if row["scheme"] == row["baseline"]:
         return "baseline" if row["n"] else "–"
@@ -202,7 +202,7 @@ COLUMNS = (
     Column("scheme", lambda row: str(row["scheme"])),
     Column("n", lambda row: str(row["n"])),
     Column("val loss", spread),
-    Column("difference (95 %)", difference),
+    Column("difference (95 %)", paired_difference),
     Column("p, Holm", chances),
     Column("moderated (95 %)", moderated, terminal=False),
     Column("verdict", verdict, terminal=False),

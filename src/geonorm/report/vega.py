@@ -298,7 +298,7 @@ def put(path: Path, content: bytes) -> Path:
     return path
 
 
-def save(figures: Mapping[str, Spec], folder: Path) -> list[Path]:
+def save_figures(figures: Mapping[str, Spec], folder: Path) -> list[Path]:
     """Write each figure as PNG, SVG and PDF; returns what was written."""
     folder.mkdir(parents=True, exist_ok=True)
     return [file for name, spec in figures.items() for file in write(spec, folder, name)]

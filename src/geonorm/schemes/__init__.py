@@ -12,7 +12,7 @@ from .hypersphere import NGPT, AnGPT
 from .learned import LayerScale, ReZero
 from .origin import schemes_in, sources_of, stored
 from .parse import find, names, parse, register
-from .parts import Parts, read_at, restore, write_at
+from .parts import Parts, read_at, reset_parts, write_at
 from .polar import Polar
 from .streams import Hyper, ResidualDual, Siamese
 from .tangent import NormPreserving, Orthogonal
@@ -52,7 +52,7 @@ __all__ = [
     "parse",
     "read_at",
     "register",
-    "restore",
+    "reset_parts",
     "schemes_in",
     "sources_of",
     "stored",

@@ -54,9 +54,9 @@ def find(name: str) -> type[Scheme]:
         return REGISTRY[name]
     if name in installed():
         point = installed()[name]
-        found = elsewhere.find(point.value, point.load)
+        found = elsewhere.find_code(point.value, point.load)
     elif ":" in name:
-        found = elsewhere.find(name)
+        found = elsewhere.find_code(name)
     else:
         raise ConfigError(unknown("scheme", name, names()))
     if not (isinstance(found, type) and issubclass(found, Scheme)):
@@ -94,7 +94,7 @@ DEEPEST = 8
 LARGEST = 1e30  # what fp32 can still be multiplied with
 
 
-class Reader:
+class SchemeReader:
     """Recursive descent over the tokens of one string."""
 
     def __init__(self, text: str) -> None:
@@ -239,7 +239,7 @@ def parse(text: str | Scheme) -> Scheme:
         return text
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"a scheme is a string such as 'pre' or 'geonorm(decay=sqrt)', got {text!r}")
-    reader = Reader(text)
+    reader = SchemeReader(text)
     try:
         with elsewhere.reading(text):
             scheme = reader.scheme()

@@ -73,7 +73,7 @@ def make_part(name: str, part: Any, norm: NormSpec) -> nn.Module | nn.Parameter:
     raise AssertionError
 
 
-def restore(own: nn.Module) -> None:
+def reset_parts(own: nn.Module) -> None:
     """Gives every norm and scalar of a site its initial value, in the dtype it has."""
     for module in own.modules():
         reset = getattr(module, "reset_parameters", None)

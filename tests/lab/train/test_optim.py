@@ -44,22 +44,22 @@ def model(scheme: str = "geonorm", **changes: Any) -> Decoder:
     ],
 )
 def test_schedules_at_key_steps(settings: dict[str, Any], wanted: dict[int, float]) -> None:
-    rates = {step: optim.rate(Optim(**settings), step, 100) for step in range(1, 101)}
+    rates = {step: optim.rate_share(Optim(**settings), step, 100) for step in range(1, 101)}
     for step, value in wanted.items():
         assert rates[step] == pytest.approx(value, abs=1e-12), step
     assert all(0 <= value <= 1 for value in rates.values())
 
 
 def test_schedule_of_one_step() -> None:
-    assert optim.rate(Optim(), 1, 1) == pytest.approx(0.1)
-    assert optim.rate(Optim(warmup=1.0), 1, 1) == 1.0
+    assert optim.rate_share(Optim(), 1, 1) == pytest.approx(0.1)
+    assert optim.rate_share(Optim(warmup=1.0), 1, 1) == 1.0
 
 
 def groups(decoder: Decoder, name: str) -> dict[str, set[str]]:
     """Names of parameters by optimizer and weight decay."""
     called = {id(p): n for n, p in decoder.named_parameters()}
     found: dict[str, set[str]] = {}
-    for optimizer in optim.build(decoder, Optim(name=name, weight_decay=0.3), 1e-3):  # type: ignore[arg-type]
+    for optimizer in optim.build_optimizers(decoder, Optim(name=name, weight_decay=0.3), 1e-3):  # type: ignore[arg-type]
         for group in optimizer.param_groups:
             key = f"{type(optimizer).__name__} {group['weight_decay']}"
             found.setdefault(key, set()).update(called[id(p)] for p in group["params"])
@@ -85,7 +85,7 @@ def test_independent_decay_is_the_schedules_alone(name: Any, lr: float) -> None:
     before = weight.detach().clone()
     for parameter in decoder.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    for optimizer in optim.build(decoder, Optim(name=name, weight_decay=0.2, independent=True), lr):
+    for optimizer in optim.build_optimizers(decoder, Optim(name=name, weight_decay=0.2, independent=True), lr):
         for group in optimizer.param_groups:
             group["lr"] = lr * 0.25
         optimizer.step()
@@ -95,7 +95,7 @@ def test_independent_decay_is_the_schedules_alone(name: Any, lr: float) -> None:
 
 def test_independent_decay_needs_a_rate_and_a_decoupled_decay() -> None:
     with pytest.raises(ConfigError, match="learning rate above 0"):
-        optim.build(model(), Optim(independent=True), 0.0)
+        optim.build_optimizers(model(), Optim(independent=True), 0.0)
     with pytest.raises(ConfigError, match="adamw or muon"):
         Optim(name="sgd", independent=True)
 
@@ -121,7 +121,7 @@ def test_muon_takes_the_matrices_of_blocks_alone() -> None:
 def test_sgd_with_momentum_takes_everything() -> None:
     decoder = model()
     assert groups(decoder, "sgd")["SGD 0.3"] == groups(decoder, "adamw")["AdamW 0.3"]
-    (optimizer,) = optim.build(decoder, Optim(name="sgd", momentum=0.5, weight_decay=0.0), lr=0.1)
+    (optimizer,) = optim.build_optimizers(decoder, Optim(name="sgd", momentum=0.5, weight_decay=0.0), lr=0.1)
     weight = decoder.head.weight
     before, gradient = weight.detach().clone(), torch.randn_like(weight)
     for _ in range(2):  # velocities g, then 1.5 g
@@ -137,7 +137,7 @@ def learned_along_ones(norm: str, name: str, lr: float) -> float:
     decoder = model("pre(entry=embedding)", norm=norm).double()
     writers = [weight for role, weight, _, _ in decoder.weights() if role in ("o", "down")]
     before = [weight.detach().clone() for weight in writers]
-    for optimizer in optim.build(decoder, Optim(name=name, weight_decay=0.0), lr):  # type: ignore[arg-type]
+    for optimizer in optim.build_optimizers(decoder, Optim(name=name, weight_decay=0.0), lr):  # type: ignore[arg-type]
         for _ in range(3):
             decoder.zero_grad()
             decoder.loss(IDS, IDS).backward()
@@ -172,7 +172,7 @@ def test_own_recipe_takes_effect_and_is_on_record(train: Any, tmp_path: Path) ->
 
 
 def gradients(decoder: Decoder, runtime: Runtime) -> list[torch.Tensor]:
-    parallel.prepare(decoder, runtime, torch.device("cpu"))
+    parallel.distribute(decoder, runtime, torch.device("cpu"))
     with parallel.precision(runtime, torch.device("cpu")):
         loss = decoder.loss(IDS, IDS)
     loss.backward()
@@ -209,7 +209,7 @@ def test_bfloat16_trains(train: Any, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself
 def test_compiled_blocks_give_the_same_numbers_and_a_trace() -> None:
     plain, compiled = model(), model()
-    parallel.prepare(compiled, Runtime(compile=True), torch.device("cpu"))
+    parallel.distribute(compiled, Runtime(compile=True), torch.device("cpu"))
     a, b = plain.loss(IDS, IDS), compiled.loss(IDS, IDS)
     assert a.item() == pytest.approx(b.item(), abs=1e-5)
     compiled.train()

@@ -33,7 +33,7 @@ TASKS = 1000
 """Most tasks of an array: SLURM's default MaxArraySize is 1001. What is left comes in the next one."""
 
 
-class Slurm(Team):
+class OnSlurm(Team):
     def __init__(self, out: Path, config: CompareConfig, say: Say, live: bool) -> None:
         super().__init__(out, config, say, live)
         self.folder = out / "slurm"

@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 
-from ...errors import CheckpointError
-from .storage import UNREADABLE, Reader, Writer, clear, kind_of, read_state, reason, unreadable, verify, whole
+from ...errors import CheckpointError, cause
+from .storage import UNREADABLE, Reader, Writer, clear, kind_of, read_state, unreadable, verify, whole
 from .world import ALONE, World, agreed
 
 Optimizers = list[torch.optim.Optimizer]
@@ -81,7 +81,7 @@ class Saver:
                 clear(self.folder)
             kept = steps(self.folder)
             last = f"step-{kept[-1]} is kept" if kept else "there is no earlier one"
-            problem = reason(next(iter(failed.failures.values()))[0])
+            problem = cause(next(iter(failed.failures.values()))[0])
             raise agreed(CheckpointError(f"cannot save checkpoint {writer.target}: {problem}; {last}")) from failed
         if world.first:
             self.prune(step)
@@ -140,7 +140,7 @@ def load(
     CheckpointError, on every rank, if a file is missing, its checksum differs, or its tensors do not fit; then nothing
     was changed. Without optimizers only the weights are read.
     """
-    state = world.together(lambda: verified(path, world, optimizers is not None))
+    state = world.together(lambda: read_verified(path, world, optimizers is not None))
     files = [name for name in sorted(state["sha256"]) if optimizers is not None or kind_of(name) == "model"]
     reader = Reader(path, files, single_numbers(model))
     try:
@@ -196,7 +196,7 @@ def load_newest(
 def weights(path: Path) -> dict[str, Tensor]:
     """All weights of a checkpoint by parameter name, whole, whatever number of ranks saved them. Tied weights stand
     under their first name. CheckpointError if the checkpoint is not whole."""
-    state = verified(path, ALONE, everything=False)
+    state = read_verified(path, ALONE, everything=False)
     try:
         return whole(path, [name for name in state["sha256"] if kind_of(name) == "model"])
     except UNREADABLE as error:
@@ -211,7 +211,7 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(name[5:]) for name in names if name.startswith("step-") and name[5:].isdigit())
 
 
-def verified(path: Path, world: World, everything: bool) -> dict[str, Any]:
+def read_verified(path: Path, world: World, everything: bool) -> dict[str, Any]:
     """The state of a checkpoint whose files this rank has checked, its share of them."""
     state = read_state(path)
     sums = [pair for pair in sorted(state["sha256"].items()) if everything or kind_of(pair[0]) == "model"]

@@ -31,7 +31,7 @@ FP32, BF16 = 4, 2
 
 
 @dataclass(frozen=True)
-class Spread:
+class Division:
     """How a model lies on its ranks: `shard` ranks hold one copy together, `copies` of them stand beside each other."""
 
     kind: str
@@ -43,10 +43,10 @@ class Spread:
         return self.shard * self.copies
 
 
-def spread(kind: str, runtime: Runtime, ranks: int) -> Spread:
+def divide(kind: str, runtime: Runtime, ranks: int) -> Division:
     """As a real run lies on so many ranks."""
     shard = (runtime.shard_size or ranks) if kind == "fsdp" else 1
-    return Spread(kind, shard, ranks // shard)
+    return Division(kind, shard, ranks // shard)
 
 
 def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
         raise ConfigError(f"a plan does not count tensor parallelism; leave out --runtime.tensor_size {tensor_size}")
     setup = resolve(config, World(size=ranks))
     config, shape, runtime = setup.config, setup.shape, setup.config.runtime
-    where = spread(setup.layout, runtime, ranks)
+    where = divide(setup.layout, runtime, ranks)
     micro = config.batch_size // (ranks * runtime.accumulate)
     with torch.device("meta"):
         model = Decoder(shape)
@@ -118,7 +118,7 @@ def flops_per_token(model: Decoder) -> int:
 class Memory:
     """Bytes that a rank holds in a step, for any number of sequences in a pass."""
 
-    def __init__(self, model: Decoder, config: TrainConfig, where: Spread) -> None:
+    def __init__(self, model: Decoder, config: TrainConfig, where: Division) -> None:
         self.where, self.runtime = where, config.runtime
         self.adding = where.kind == "ddp" or (where.kind == "none" and config.runtime.accumulate > 1)
         half = config.runtime.dtype == "bf16"
@@ -202,7 +202,7 @@ def reducing(pieces: list[Piece]) -> int:
     return FP32 * max(piece.weights for piece in pieces)
 
 
-def wire_bytes(pieces: list[Piece], parameters: int, runtime: Runtime, where: Spread) -> dict[str, int]:
+def wire_bytes(pieces: list[Piece], parameters: int, runtime: Runtime, where: Division) -> dict[str, int]:
     """Bytes that a rank sends in a step. A ring of n sends (n - 1) / n of what is gathered or reduced, and twice that
     for an all-reduce. DDP talks once a step, in fp32; FSDP in every micro-batch: weights in the dtype of the pass, once
     more for the backward pass if they were given up, gradients in fp32."""

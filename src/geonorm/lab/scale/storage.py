@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from torch.futures import Future
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, cause
 from ...parsing import from_json
 
 MARKER = "state.json"
@@ -249,7 +249,7 @@ def unreadable(path: Path, error: BaseException) -> CheckpointError:
     """The error as a CheckpointError of one line."""
     if isinstance(error, CheckpointError):
         return error
-    return CheckpointError(f"checkpoint {path} is not readable: {reason(error)}")
+    return CheckpointError(f"checkpoint {path} is not readable: {cause(error)}")
 
 
 def clear(folder: Path) -> None:
@@ -273,14 +273,6 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def reason(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    if isinstance(error, KeyError):
-        return f"{error} is missing"
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError)

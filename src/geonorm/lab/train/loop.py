@@ -32,7 +32,7 @@ from ..runs.made import Made
 from ..runs.run import Run, finite
 from ..runs.summary import chart, event_writer, progress_line, summarise
 from ..scale import checkpoint, parallel
-from ..scale.world import ALONE, World, joined, own_device
+from ..scale.world import ALONE, World, join_world, own_device
 from ..tasks.examination import Examination
 from . import optim, trace
 from .averaging import Average
@@ -83,8 +83,8 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
     stopped: list[float] = []
     device = own_device(pick_device(config.runtime.device))
     torch.set_num_threads(config.runtime.threads)
-    with joined(device, config.guard.stuck) as world, ExitStack() as opened:
-        say = heard(say, stopped) if world.first else silent
+    with join_world(device, config.guard.stuck) as world, ExitStack() as opened:
+        say = heard(say, stopped) if world.first else say_nothing
         setup = resolve(config, world)
         loop = Loop(setup, world.in_turn(lambda: load_text(config, world)), device, say, world)
         made = Made.of(config, loop.text.tokens, loop.text.tokenizer, [config.scheme])
@@ -120,10 +120,10 @@ class Loop:
         torch.manual_seed(c.seed)
         with torch.device(built_on := parallel.built_on(kind, world)):
             model = Decoder(shape)
-        self.model = parallel.prepare(model, c.runtime, device if built_on.type == "cpu" else built_on)
+        self.model = parallel.distribute(model, c.runtime, device if built_on.type == "cpu" else built_on)
         self.spread = parallel.Spread(self.model, c.runtime, world, device, kind)
         torch.manual_seed(c.seed + world.rank)
-        self.optimizers = parallel.apart(optim.build(self.model, c.optim, c.lr))
+        self.optimizers = parallel.apart(optim.build_optimizers(self.model, c.optim, c.lr))
         self.average = Average(self.model, c)
         self.held = Held(self.model, c.optim.hold_norms)
         self.examination = Examination(c, self.model, text.tokenizer) if c.evaluation.tasks else None
@@ -241,7 +241,7 @@ class Loop:
         norms = trace.gradients(self.model) if measure else {}
         grad_norm = self.spread.clip(c.optim.clip if c.optim.clip > 0 else inf)
         total = self.world.mean(torch.stack(losses).mean())
-        lr = c.lr * optim.rate(c.optim, step, c.steps)
+        lr = c.lr * optim.rate_share(c.optim, step, c.steps)
         tokens = step * c.batch_size * ids.shape[1]
         row = {"step": step, "tokens": tokens, "loss": total, "lr": lr, "grad_norm": grad_norm}
         self.dog.at(step, "the optimizer's step")
@@ -384,8 +384,8 @@ class Loop:
         return self.world.shared(summarise(run, about, self.device))
 
 
-def silent(line: str) -> None:
-    """What ranks say of which the first speaks."""
+def say_nothing(line: str) -> None:
+    """How every rank but the first prints: not at all."""
 
 
 def lost_peer(error: RuntimeError, world: World, step: int) -> Exception:

@@ -13,7 +13,7 @@ from ...nn.roles import ROLES
 from ..options import Optim
 
 
-def build(model: Decoder, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: Decoder, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
     """AdamW, SGD, or Muon for matrices inside blocks with AdamW for the rest. Weight decay follows the table of
     roles."""
     decayed: list[Tensor] = []
@@ -42,7 +42,7 @@ def build(model: Decoder, config: Optim, lr: float) -> list[torch.optim.Optimize
     return optimizers
 
 
-def rate(config: Optim, step: int, steps: int) -> float:
+def rate_share(config: Optim, step: int, steps: int) -> float:
     """Learning rate of step 1..steps as a share of the highest."""
     warmup = round(config.warmup * steps) if config.warmup_steps is None else config.warmup_steps
     if step <= warmup:
