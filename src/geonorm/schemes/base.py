@@ -110,6 +110,10 @@ class Scheme:
         """What the state of a token is: schemes of one layout may follow one another in a model."""
         return "one stream" if self.streams == 1 else f"{self.streams} streams of {type(self).__name__}"
 
+    def width(self, dim: int) -> int:
+        """How many numbers the stream has along its last axis."""
+        return dim
+
     def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
         """As `parts`, for the entry to the stream and the exit from it."""
         return {}

@@ -69,6 +69,9 @@ class Polar(Pre):
     planar = False
     layout = "direction and log-radius"
 
+    def width(self, dim: int) -> int:
+        return dim + 1
+
     def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
         return split(super().enter(x, p, site))
 
