@@ -104,6 +104,10 @@ class Scheme:
         """What the state of a token is: schemes of one layout may follow one another in a model."""
         return "one stream" if self.streams == 1 else f"{self.streams} streams of {type(self).__name__}"
 
+    def width(self, dim: int) -> int:
+        """How many numbers the stream has along its last axis."""
+        return dim
+
     def params(self, site: Site, norm: NormSpec) -> nn.Module | Mapping[str, nn.Module | nn.Parameter]:
         """The norms and scalars of this site, as a module or by name. Only what the scheme uses: no parameter without a
         gradient. Asked again to restore a plain nn.Parameter, so it may not depend on anything else."""

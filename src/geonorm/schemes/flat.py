@@ -111,6 +111,9 @@ class Pre(Decayed):
     def layout(self) -> str:
         return super().layout if self.form == "plain" else "direction and log-radius"
 
+    def width(self, dim: int) -> int:
+        return dim if self.form == "plain" else dim + 1
+
     def seen(self, x: Tensor) -> Tensor:
         return x if self.form == "plain" else polar.merge(x).to(x.dtype)
 
