@@ -114,7 +114,7 @@ def gather(folder: str, out: str, settings: dict[str, Any]) -> int:
     """Loads a checkpoint into this world; the first rank writes all it then holds, whole, as one process would."""
     config = from_dict(train.TrainConfig, settings)
     device = torch.device("cpu")
-    with train.joined(device) as world:
+    with train.join_world(device) as world:
         loop = train.Loop(resolve(config, world), train.load_text(config), device, print, world)
         checkpoint.load(train.Path(folder), loop.model, loop.optimizers, world)
         tensors, _ = checkpoint.state_of(loop.model, loop.optimizers, world)

@@ -103,7 +103,7 @@ def test_independent_decay_needs_a_rate_and_a_decoupled_decay() -> None:
 def test_an_own_recipe_without_warm_up_has_none_in_steps_either() -> None:
     config = TrainConfig(scheme="ngpt", recipe="own", optim=Optim(warmup_steps=50))
     assert resolve(config).config.optim.warmup_steps is None
-    assert optim.rate(resolve(config).config.optim, 1, 100) > 0.99
+    assert optim.rate_share(resolve(config).config.optim, 1, 100) > 0.99
 
 
 def test_tied_head_is_not_decayed() -> None:
