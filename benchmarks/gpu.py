@@ -78,7 +78,7 @@ def tests() -> None:
 
 def ops(out: Path) -> list[Verdict]:
     from geonorm.bench.ops import bench_ops
-    from geonorm.ops.launch_norm import MAX_DIM
+    from geonorm.ops.launch import MAX_NORM_DIM
 
     shapes = ["4096x768", *(f"{rows}x{dim}" for rows, dim in TARGETS)]
     summary = bench_ops(OpsBench(shapes=shapes, dtypes=["bf16"], device="cuda", out=str(out)))
@@ -92,7 +92,7 @@ def ops(out: Path) -> list[Verdict]:
         place = f"{count} x {dim} bf16"
         found.append(verdict(f"{place}: forward, share of a copy", row("fwd")["of_copy"][0], forward, False))
         fused = ["geonorm", "geonorm, read twice"]
-        if dim <= MAX_DIM:  # the norm of wider rows is a kernel of its own
+        if dim <= MAX_NORM_DIM:  # the norm of wider rows is a kernel of its own
             share = row("fwd", THROUGH)["of_copy"][0]
             found.append(verdict(f"{place}: forward of {THROUGH}, share of a copy", share, forward, False))
             fused.append(THROUGH)

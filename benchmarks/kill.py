@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 PRELOAD = (
-    "geonorm.cli.main geonorm.lab.train.loop torch._dynamo torch._decomp.decompositions_for_jvp yaml jsonargparse"
+    "geonorm.cli.main geonorm.lab.train.loop torch._dynamo torch._decomp.decompositions_for_jvp yaml tyro"
 ).split()
 WORDS = "a run that is killed at any moment goes on from its last checkpoint as if nothing had happened".split()
 SAVE_EVERY = 5

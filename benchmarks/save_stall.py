@@ -51,7 +51,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = Decoder(SHAPE)
-    optimizers = optim.build(model, Optim(), 1e-3)
+    optimizers = optim.build_optimizers(model, Optim(), 1e-3)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     for optimizer in optimizers:

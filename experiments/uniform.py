@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from geonorm.lab.open import open_run
+from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.run import Run, read_rows
-from geonorm.lab.train.loop import Loop, load_run, load_text, trace
+from geonorm.lab.scale.world import ALONE
+from geonorm.lab.train.loop import Loop, load_text, trace
 from geonorm.nn import Decoder
 
 CPU = torch.device("cpu")
@@ -28,7 +31,7 @@ def deep(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def at_start(path: Path) -> list[dict[str, Any]]:
     """Rows of norms.jsonl for the weights as they were drawn."""
     config = Run(path).config()
-    loop = Loop(config, load_text(config), CPU, lambda line: None)
+    loop = Loop(resolve(config, ALONE), load_text(config), CPU, lambda line: None)
     return trace.trace(loop.model, loop.validation.trace_ids(), 0, {}).norms
 
 
@@ -45,7 +48,8 @@ def course(path: Path) -> dict[int, dict[str, float]]:
 def learned_shares(path: Path) -> dict[str, float]:
     """By role: share of the squared change of a weight since initialisation that lies along ones in the stream's
     dimension, times dim: 1 is what a change without direction has, 0 one that no gradient drove there."""
-    model, config, _ = load_run(path, CPU)
+    run = open_run(path, CPU)
+    model, config = run.model, run.config
     torch.manual_seed(config.seed)
     start = Decoder(config.decoder(config.scheme))
     along: dict[str, float] = {}

@@ -26,7 +26,7 @@ Path({mark!r}).touch()
 
 @dataclass(frozen=True)
 class Half(Placement):
-    def write(self, x, u, carry, p, site, h=1.0):
+    def write(self, x, u, p, site, h=1.0):
         return x + h * {share} * u
 """
 SITE = Site(0, "mlp", 2)
@@ -70,7 +70,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
 
 
 def share(text: str) -> float:
-    return float(parse(text).write(torch.zeros(1), torch.ones(1), None, None, SITE))
+    return float(parse(text).write(torch.zeros(1), torch.ones(1), None, SITE))
 
 
 @pytest.mark.parametrize("name", ["rule_here:Half", "./rule_here.py:Half", "sub/rule_here.py:Half"])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from geonorm import Residual, Site, names, parse
 from geonorm.errors import ConfigError
-from geonorm.schemes import GeoNorm
+from geonorm.schemes import GeoNorm, Polar, polar, read_at
 
 DIM, DEPTH = 8, 4
 VARIANTS = [
@@ -43,7 +43,8 @@ def residual(scheme: str, layer: int = 2, kind: str = "attn", **kwargs: Any) -> 
 
 def stream(module: Residual, dtype: torch.dtype = torch.float32) -> Tensor:
     shape = (2, 3, DIM) if module.scheme.streams == 1 else (2, 3, module.scheme.streams, DIM)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    return (polar.split(x) if isinstance(module.scheme, Polar) else x).to(dtype)
 
 
 @pytest.mark.parametrize("branch", [torch.float32, torch.bfloat16])
@@ -265,11 +266,18 @@ def test_joined_residuals_equal_one_after_the_other(scheme: str, dtype: torch.dt
 
 @dataclass(frozen=True)
 class Doubled(GeoNorm):
-    """Says how it reads by `reader`, as its parent does, but reads otherwise."""
+    """Has an input like its parent, but reads otherwise."""
 
-    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-        y, _ = super().read(x, p, site)
-        return 2 * y, "carried"
+    def read(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        return 2 * super().read(x, p, site)
+
+
+@dataclass(frozen=True)
+class Halved(GeoNorm):
+    """Another write than its parent's, whose angles do not describe it."""
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Any = 1.0) -> Tensor:
+        return super().write(x, u / 2, p, site, h)
 
 
 def test_a_read_of_its_own_is_asked_when_residuals_are_joined() -> None:
@@ -278,14 +286,22 @@ def test_a_read_of_its_own_is_asked_when_residuals_are_joined() -> None:
         second = Residual(nn.Identity(), rule, Site(0, "mlp", 1), DIM)
         middle, (y, carry) = first(torch.randn(2, DIM), then=second)
         expected = middle if rule.input == "raw" else second.own["input"](middle)
-        assert torch.equal(y, 2 * expected) and carry == "carried"
+        assert torch.equal(y, 2 * expected) and carry is None
 
 
-def test_what_a_scheme_reads_through_is_one_of_its_modules() -> None:
+def test_a_write_of_its_own_is_not_replaced_by_the_angles_of_its_parent() -> None:
+    x = torch.randn(2, DIM)
+    first, half = (Residual(nn.Tanh(), rule, Site(0, "attn", 1), DIM) for rule in (GeoNorm(), Halved()))
+    expected = first.scheme.write(x, x.tanh() / 2, first.own(), first.site(x))
+    middle, (y, _) = half(x, then=first)
+    for found in (half(x), middle, y):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_scheme_reads_through_the_part_called_input() -> None:
     for scheme, name in (("geonorm", None), ("geonorm(input=norm)", "input"), ("peri", "input"), ("post", None)):
         module = residual(scheme)
-        assert module.scheme.only_reads and module.scheme.reader(module.own) is (module.own[name] if name else None)
-        y, carry = module.scheme.read(x := stream(module), module.own, module.site(x))
+        y, carry = read_at(module.scheme, x := stream(module), module.own(), module.site(x))
         assert carry is None and torch.equal(y, x if name is None else module.own[name](x))
 
 

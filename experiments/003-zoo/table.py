@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from geonorm.lab.runs.statistics import aggregate
-from geonorm.report.tables import chances, difference, moderated
+from geonorm.report.tables import chances, moderated, paired_difference
 
 HERE = Path(__file__).parent
 COST = HERE.parents[1] / "benchmarks" / "results" / "scheme_cost.json"
@@ -47,7 +47,7 @@ def main(results: Path, cost: Path, *baselines: str) -> None:
     for row in sorted(tables[0].values(), key=lambda row: row["val_loss_mean"]):
         name = row["scheme"]
         ratio = ratios.get(name)
-        differences = [difference(table[name]) for table in tables]
+        differences = [paired_difference(table[name]) for table in tables]
         differences[1:1] = [chances(row), moderated(row)]
         cells = [
             f"`{SHORT.get(name, name)}`" + (" (notes)" if name in NOTES else ""),

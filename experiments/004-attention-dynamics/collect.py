@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from geonorm.dynamics.simulate import COLLAPSED, ROUNDING
-from geonorm.report.simulation import Trace, load, markdown
+from geonorm.report.simulation import SavedSimulation, load, markdown
 
 HERE = Path(__file__).parent
 NAMES = ("equiangular", "kaiming-per-layer", "kaiming-per-run", "post-d3")
@@ -31,7 +31,7 @@ def slope(xs: list[float], ys: list[float]) -> float:
     return sum((x - centre) * y for x, y in zip(xs, ys, strict=True)) / sum((x - centre) ** 2 for x in xs)
 
 
-def slopes(trace: Trace) -> list[dict[str, Any]]:
+def slopes(trace: SavedSimulation) -> list[dict[str, Any]]:
     """Per scheme, mean over seeds and every seed: slopes of log(1 - cos) and log r against log t over WINDOW; where
     1 - cos has reached rounding before, and the law is exponential, the slope of log(1 - cos) against t between mean
     cosine 0.99 and rounding. None where there are too few points."""
@@ -59,7 +59,7 @@ def measured(name: str, seeds: list[list[dict[str, Any]]], key: str, scale: Any)
     return {name: sum(each) / len(each), f"{name}_by_seed": each}
 
 
-def merging(trace: Trace) -> list[dict[str, Any]]:
+def merging(trace: SavedSimulation) -> list[dict[str, Any]]:
     """Measured times at which the number of clusters of the first scheme and seed is another than before."""
     kept: list[dict[str, Any]] = []
     for row in (row for row in trace.rows[trace.schemes[0]] if row["seed"] == 0):

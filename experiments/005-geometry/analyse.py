@@ -15,7 +15,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from uniform import CPU, Loop, facts
 
+from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.run import Run, read_rows
+from geonorm.lab.scale.world import ALONE
 from geonorm.lab.train.loop import load_text, trace
 from geonorm.probes.schedule import LAWS, implied
 
@@ -82,7 +84,7 @@ def schedules(paths: list[Path]) -> list[dict[str, Any]]:
         if summary is None or summary["status"] != "finished":
             continue
         config = Run(path).config()
-        loop = Loop(config, load_text(config), CPU, lambda line: None)
+        loop = Loop(resolve(config, ALONE), load_text(config), CPU, lambda line: None)
         start = trace.trace(loop.model, loop.validation.trace_ids(), 0, {}).sites
         end = [row for row in read_rows(path / "trace.jsonl") if row["step"] == summary["steps"]]
         for when, rows in (("start", start), ("end", end)):
@@ -127,7 +129,8 @@ def figures(runs: list[Facts], found: list[dict[str, Any]], gradients: dict[str,
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    from geonorm.report.figures import STYLE
+    style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+             "grid.color": "#ececec", "legend.frameon": False, "savefig.dpi": 160}  # fmt: skip
 
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -136,7 +139,7 @@ def figures(runs: list[Facts], found: list[dict[str, Any]], gradients: dict[str,
         for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
             page.savefig(folder / f"{name}.{suffix}", metadata=metadata)
 
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(style):
         page = Figure(figsize=(9.6, 3.4))
         for axes, (optimizer, title) in zip(page.subplots(1, 3, sharey=True), OPTIMIZERS.items(), strict=True):
             cells = [run for run in runs if run["optimizer"] == optimizer]

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 
 from geonorm.lab.data.batches import validation_batches
+from geonorm.lab.open import open_run
 from geonorm.lab.runs.run import Run, read_rows
-from geonorm.lab.train.loop import load_run, load_text, trace
+from geonorm.lab.train.loop import load_text, trace
 
 LAST = ("resultant", "concentration", "cos_pair", "effective_rank")
 MEASURES = ("radius_cv", *LAST)
@@ -40,7 +41,7 @@ def measured(path: Path, ids: torch.Tensor) -> dict[str, Any] | None:
     summary = Run(path).summary()
     if summary is None or summary["status"] != "finished" or summary["phase"] != "final":
         return None
-    model, _, _ = load_run(path, torch.device("cpu"))
+    model = open_run(path).model
     rows = trace.trace(model, ids, summary["steps"], {}).sites
     steps = [
         {"step": row["step"], "val_loss": row["val_loss"]}

@@ -21,6 +21,7 @@ import torch
 
 from geonorm.lab.train.loop import trace
 from geonorm.nn import Decoder, preset
+from geonorm.schemes import Site
 
 SCHEMES = ("post", "pre", "pre(entry=embedding)", "peri", "deepnorm", "lns", "geonorm")
 DEPTHS = (6, 12, 24, 48, 96)
@@ -39,8 +40,9 @@ def measured(scheme: str, layers: int, width: int, seed: int) -> dict[str, list[
     )
     ids = torch.randint(1024, (4, 65))
     model.loss(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()).backward()
-    norms = trace.branch_grad_norms(model)
-    return {name: [norms[f"{layer}.mlp.{name}"] for layer in range(layers)] for name in ("w1", "w2")}
+    norms = trace.gradients(model)
+    mlps = [norms["decoder", Site(layer, "mlp", layers)] for layer in range(layers)]
+    return {name: [mlp[f"grad_{name}"] for mlp in mlps] for name in ("w1", "w2")}
 
 
 def r2(values: Sequence[float], law: Sequence[float]) -> float:

@@ -83,10 +83,11 @@ def figure(grouped: dict[str, list[Facts]], folder: Path) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    from geonorm.report.figures import STYLE
+    style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+             "grid.color": "#ececec", "legend.frameon": False, "savefig.dpi": 160}  # fmt: skip
 
     folder.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(style):
         page = Figure(figsize=(9.6, 4.6))
         left, right = page.subplots(1, 2, gridspec_kw={"width_ratios": [1.5, 1]})
         some = [row for runs in grouped.values() for run in runs for row in deep(run["norms"])]

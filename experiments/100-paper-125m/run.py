@@ -26,7 +26,8 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from geonorm.errors import GeonormError  # noqa: E402
-from geonorm.lab.config import TrainConfig, from_dict  # noqa: E402
+from geonorm.lab.config import TrainConfig  # noqa: E402
+from geonorm.settings import from_dict  # noqa: E402
 
 CORPUS, TOKENIZER = "books", "gpt2.tokenizer.json.xz"
 SCHEMES = ["geonorm", "pre", "post", "peri", "deepnorm", "ngpt"]
@@ -110,10 +111,10 @@ def train(args: argparse.Namespace) -> None:
 
 def run(config: TrainConfig) -> dict[str, Any]:
     """One run and what is kept of it: summary, settings, machine, a thinned curve, the last trace."""
-    from geonorm.lab.config import to_dict
     from geonorm.lab.runs.run import read_rows
     from geonorm.lab.train.loop import Diverged
     from geonorm.lab.train.loop import train as train_one
+    from geonorm.settings import to_dict
 
     fresh_start()
     folder = Path(config.out)

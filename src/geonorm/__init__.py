@@ -20,6 +20,7 @@ PUBLIC = {
     "geodesic_update": "ops",
     "Decoder": "nn",
     "DecoderConfig": "nn",
+    "compare": "lab.compare.study",
     "simulate": "dynamics.simulate",
     "probe": "lab.studies.probe",
     "GeonormError": "errors",

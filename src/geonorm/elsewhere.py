@@ -101,7 +101,7 @@ def say(line: str) -> None:
         print(line, file=sys.stderr)
 
 
-def find(name: str, load: Callable[[], Any] | None = None) -> Any:
+def find_code(name: str, load: Callable[[], Any] | None = None) -> Any:
     """What `place:Name` names. `load` loads what an installed package offers, which is trusted. ConfigError, one line,
     where there is nothing or where it cannot be imported; UntrustedCode where it may not run."""
     place, _, attribute = name.rpartition(":")

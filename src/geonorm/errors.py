@@ -31,6 +31,16 @@ class CheckpointError(GeonormError):
     """A run or checkpoint that is missing, damaged or does not fit."""
 
 
+def cause(error: BaseException) -> str:
+    """What went wrong, in one line: what the system says of a file, the key that is missing, or the first words of the
+    error."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return ``did you mean 'books-small'?`` for the closest valid name, or an empty string."""
     matches = get_close_matches(name, list(valid), n=1)

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from .errors import ConfigError
 from .norms import NormSpec, plain
-from .schemes import Scheme, Site, own_parts, parse, restore
+from .ops import geodesic_step, geodesic_step_read
+from .schemes import Parts, Scheme, Site, parse, read_at, reset_parts, write_at
 
 Reading = tuple[Tensor, Any]
-"""What a scheme's `read` returns: the branch's input, and what `write` needs from the same look at x."""
+"""What `read_at` returns: the branch's input, and what the scheme carries from the same look at x to its write."""
 
 
 class Residual(nn.Module):
@@ -58,7 +59,7 @@ class Residual(nn.Module):
         self.scheme = parse(scheme).resolve(site)
         self.width = self.scheme.width(dim)
         self.index, self.kind, self.depth = int(site.layer), site.kind, site.depth
-        self.own = own_parts(self.scheme, site, NormSpec(norm, dim, gains, eps, norm_bias))
+        self.own = Parts(self.scheme, site, NormSpec(norm, dim, gains, eps, norm_bias))
         # a tensor, so that all layers share one compiled graph; persistent, so that it survives loading and to_empty
         self.register_buffer("layer", torch.tensor(self.index))
 
@@ -78,7 +79,7 @@ class Residual(nn.Module):
     def reset_parameters(self) -> None:
         """Restores the scheme's norms, scalars and the layer index; the branch is not touched."""
         self.layer.fill_(self.index)
-        restore(self.own)
+        reset_parts(self.own)
 
     def site(self, x: Tensor) -> Site:
         """Where this stands, with the layer as a 0-d tensor in the precision of the maths on x where a compiler or a
@@ -99,19 +100,35 @@ class Residual(nn.Module):
                 f"{self.scheme} carries {streams} streams: x must be (..., {streams}, dim), as its `enter` makes it, "
                 f"got {tuple(x.shape)}"
             )
-        site = self.site(x)
-        y, carry = self.scheme.read(x, self.own, site) if reading is None else reading
+        p, site = self.own(), self.site(x)
+        y, carry = read_at(self.scheme, x, p, site) if reading is None else reading
         out = self.branch(y.to(self.compute_dtype(y)), **kwargs)
         u, rest = (out[0], out[1:]) if isinstance(out, tuple) else (out, ())
         if not isinstance(u, Tensor) or u.shape != y.shape:
             got = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
             raise ConfigError(f"the branch must return a tensor like its input, {tuple(y.shape)}, got {got}")
+        x, reading = self.write(x, u, p, site, carry, then)
         if then is not None:
-            dtype = then.compute_dtype(x)
-            own = self.scheme.write_read(x, u, carry, self.own, site, then.scheme, then.own, then.site(x), dtype)
-            return *own, *rest
-        x = self.scheme.write(x, u, carry, self.own, site)
+            return x, reading, *rest
         return (x, *rest) if isinstance(out, tuple) else x
+
+    def write(
+        self, x: Tensor, u: Tensor, p: Any, site: Site, carry: Any, then: Residual | None
+    ) -> tuple[Tensor, Reading | None]:
+        """The stream after the update u, and what the residual that comes next reads of it. A geodesic step takes u as
+        it is, and with a plain read behind it is one fused operation."""
+        own = None if then is None else then.own()
+        angles = self.scheme.angles(p, site)
+        if angles is not None:
+            u = p.output(u) if hasattr(p, "output") else u
+            if then is not None and type(then.scheme).read is Scheme.read:
+                norm = getattr(own, "input", None)
+                x, y = geodesic_step_read(x, u, angles, then.compute_dtype(x), norm=norm)
+                return x, (y, None)
+            x = geodesic_step(x, u, angles)
+        else:
+            x = write_at(self.scheme, x, u, p, site, carry=carry)
+        return x, None if then is None else read_at(then.scheme, x, own, then.site(x))
 
     def compute_dtype(self, y: Tensor) -> torch.dtype:
         """What the branch's matrix products want to read: autocast's dtype, else that of its first parameter."""

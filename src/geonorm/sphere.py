@@ -98,19 +98,6 @@ def log(x: Tensor, y: Tensor) -> Tensor:
     return safe_divide(angle(x, y) * radius(x), radius(v)) * v
 
 
-def retract(x: Tensor, v: Tensor, power: float = inf) -> Tensor:
-    """Moves from x along v by the angle p atan(t / p) with t = |v| / |x|: every retraction that stays in span{x, v}.
-
-    p = 1 is metric projection of x + v, p = 2 the Cayley transform, p = infinity the exponential map
-    (arXiv:2608.02668; the closed form is our inference from its limits).
-    """
-    squared = dot(x, x)
-    ratio2 = safe_divide(dot(v, v), squared)
-    quotient = retraction_quotient(ratio2, power)
-    cos, pull = cos_and_sinc(quotient * quotient * ratio2)
-    return cos * x + torch.where(squared == 0, 0.0, quotient * pull) * v
-
-
 def retraction_angle(ratio: Tensor, power: float) -> Tensor:
     """Angle of the step for |v| / |x| = ratio, in radians."""
     return ratio if power == inf else power * torch.atan(ratio / power)

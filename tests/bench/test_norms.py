@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from geonorm.bench import norms
-from geonorm.bench.check import WrongResult
 from geonorm.bench.config import NormsBench
-from geonorm.bench.norms import FLOPS, candidates, check, inputs, kept
+from geonorm.bench.measure import WrongResult, check_candidate, measure
+from geonorm.bench.norms import FLOPS, NormCandidate, candidates
 from geonorm.bench.timing import CpuClock
 from geonorm.errors import ConfigError
 from geonorm.nn import preset
@@ -31,7 +31,7 @@ def test_every_norm_is_right(dtype: str) -> None:
         "LayerNorm, torch", "LayerNorm without bias, torch", "RMSNorm, torch", "LayerNorm, geonorm", "RMSNorm, geonorm",
     ]  # fmt: skip
     for candidate in found:
-        errors = check(candidate, *inputs((64, 48), dtype, CPU))
+        errors = check_candidate(candidate, *NormCandidate.inputs(64, 48, dtype, CPU))
         assert ("dbias" in errors) == (candidate.kind == "layer")
 
 
@@ -48,7 +48,7 @@ def test_a_wrong_norm_is_caught(kind: str, what: str, change: Any) -> None:
     right = next(c for c in candidates(48, CPU, ["eager"]) if c.kind == kind)
     wrong = replace(right, forward=lambda x, *weights: change(right.forward(x, *weights), x))
     with pytest.raises(WrongResult, match=rf"is wrong at 64x48: {what} differs from fp64 by .*nothing was timed$"):
-        check(wrong, *inputs((64, 48), "fp32", CPU))
+        check_candidate(wrong, *NormCandidate.inputs(64, 48, "fp32", CPU))
 
 
 class Work(TorchDispatchMode):
@@ -101,8 +101,8 @@ def test_the_count_of_operations_is_that_of_a_program(kind: str) -> None:
 
 
 def test_what_is_kept_for_the_backward_pass() -> None:
-    x, _, weights = inputs((64, 48), "fp32", CPU)
-    memory = {c.name: kept(c, x, weights) for c in candidates(48, CPU, ["eager"])}
+    x, *others = NormCandidate.inputs(64, 48, "fp32", CPU)
+    memory = {c.name: c.kept((x, *others)) for c in candidates(48, CPU, ["eager"])}
     assert memory["LayerNorm, torch"] == x.nbytes + 2 * 64 * 4  # the input, a mean and a scale a row
     assert memory["RMSNorm, torch"] >= x.nbytes
 
@@ -165,9 +165,9 @@ def test_decoding_does_the_same_each_time(monkeypatch: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself
 def test_compiled_norms_are_right_and_compared_with_compiled() -> None:
-    config, missing = NormsBench(shapes=["32x16"], dtypes=["fp32"], passes=["bwd"], modes=["compiled"], pairs=6), {}
+    chosen, missing = candidates(16, CPU, ["compiled"]), {}
     with norms.functorch.patch(donated_buffer=False):
-        rows = norms.measure((32, 16), "fp32", config, CPU, CpuClock(1), missing)
+        rows = measure(chosen, (32, 16), "fp32", ["bwd"], 6, CpuClock(1), CPU, missing, norms.BASE)
     assert not missing and [row["name"] for row in rows if row.get("compiled") is False] == [norms.BASE]
     assert sum(row.get("compiled", False) for row in rows) == 5
 

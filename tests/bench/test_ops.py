@@ -14,15 +14,21 @@ from torch import Tensor
 from geonorm import geodesic_update
 from geonorm.bench import candidates as pool
 from geonorm.bench import ops, show
-from geonorm.bench.candidates import Candidate, add_norm, candidates, step_read
-from geonorm.bench.check import DTYPES, WrongResult, check, inputs, row_error
+from geonorm.bench.candidates import UpdateCandidate as Candidate
+from geonorm.bench.candidates import add_norm, candidates, make_step_read
 from geonorm.bench.config import OpsBench
-from geonorm.bench.ops import bench_ops, choose, measure
+from geonorm.bench.measure import DTYPES, WrongResult, check_candidate, measure, row_error
+from geonorm.bench.ops import bench_ops, choose_candidates
 from geonorm.bench.timing import CpuClock
 from geonorm.errors import ConfigError
 
 CPU = torch.device("cpu")
 HALF = torch.tensor(0.5)
+inputs = Candidate.inputs
+
+
+def measured(chosen: list[Candidate], size: tuple[int, int], dtype: str, config: OpsBench, missing: Any) -> Any:
+    return measure(chosen, size, dtype, config.modes, config.rounds, CpuClock(1), CPU, missing, ops.PRE)
 
 
 def eager() -> list[Candidate]:
@@ -33,7 +39,7 @@ def eager() -> list[Candidate]:
 def test_what_is_measured_is_right(dtype: str) -> None:
     names = set()
     for candidate in eager():
-        errors = check(candidate, *inputs(64, 96, dtype, CPU))
+        errors = check_candidate(candidate, *inputs(64, 96, dtype, CPU))
         assert {*errors} == {"out", "dx", "du", *(["dgains"] if candidate.gains else [])}
         assert all(0 < error < 0.05 for error in errors.values())
         names.add(candidate.name)
@@ -74,7 +80,7 @@ def test_a_wrong_implementation_is_caught(planted: Any, what: str) -> None:
     with pytest.raises(
         WrongResult, match=rf"^planted is wrong at 64x48: {what} differs from fp64 by .*nothing was timed$"
     ):
-        check(Candidate("planted", planted), *inputs(64, 48, "fp32", CPU))
+        check_candidate(Candidate("planted", planted), *inputs(64, 48, "fp32", CPU))
 
 
 def test_rounding_in_a_half_type_on_the_way_is_caught() -> None:
@@ -87,9 +93,9 @@ def test_rounding_in_a_half_type_on_the_way_is_caught() -> None:
         return (torch.cos(angle) * x + torch.sin(angle) / ratio * v,)
 
     x, u, *grads = inputs(64, 96, "fp32", CPU)
-    check(Candidate("textbook", rounded), x, u, *grads)  # right in fp32
+    check_candidate(Candidate("textbook", rounded), x, u, *grads)  # right in fp32
     with pytest.raises(WrongResult):
-        check(Candidate("textbook", rounded), *inputs(64, 96, "bf16", CPU))
+        check_candidate(Candidate("textbook", rounded), *inputs(64, 96, "bf16", CPU))
 
 
 def test_a_wrong_candidate_ends_the_command_before_anything_is_written(monkeypatch: Any, tmp_path: Path) -> None:
@@ -105,6 +111,10 @@ def test_row_error() -> None:
     truth = torch.tensor([[3.0, 4.0], [0.0, 1.0]]).double()
     assert row_error(truth + torch.tensor([[0.0, 0.5], [0.0, 0.0]]), truth) == pytest.approx(0.1)
     assert not row_error(truth * float("nan"), truth) <= 1e9
+
+
+def tensors(dtype: str) -> tuple[Tensor, ...]:
+    return inputs(10, 100, dtype, CPU)
 
 
 @pytest.mark.parametrize(
@@ -124,17 +134,17 @@ def test_row_error() -> None:
 def test_bytes_in_one_type(norm: bool, reads: int, mode: str, passes: int) -> None:
     """The table of passes over memory: 3 + 5, or 3 + 6 with two readers, against 4 + 4."""
     candidate = Candidate("x", add_norm, norm=norm, read=reads == 2)
-    assert candidate.bytes(mode, 1000, 2, 2) == passes * 2000
+    assert candidate.bytes(mode, tensors("bf16")) == passes * 2000
 
 
 def test_bytes_with_an_fp32_stream_and_bf16_updates() -> None:
     """30 and 28 bytes per element with two readers of the stream's gradient."""
     twice, norm = Candidate("x", add_norm, read=True), Candidate("x", add_norm, norm=True)
-    assert twice.bytes("both", 1, 4, 2) == 30
-    assert norm.bytes("both", 1, 4, 2) == 28
+    assert twice.bytes("both", tensors("mixed")) == 30_000
+    assert norm.bytes("both", tensors("mixed")) == 28_000
     through = Candidate("x", add_norm, read=True, through=True)
-    assert through.bytes("both", 1, 4, 2) == 30 and through.bytes("fwd", 1, 2, 2) == 8
-    assert through.bytes("bwd", 1, 2, 2) == 12
+    assert through.bytes("both", tensors("mixed")) == 30_000 and through.bytes("fwd", tensors("bf16")) == 8_000
+    assert through.bytes("bwd", tensors("bf16")) == 12_000
 
 
 def test_table(tmp_path: Path) -> None:
@@ -147,8 +157,8 @@ def test_table(tmp_path: Path) -> None:
         pairs=6,
         out=str(tmp_path),
     )
-    chosen = [c for c in choose(candidates(CPU)[0], config.only) if not c.compiled]
-    rows = [row for dtype in config.dtypes for row in measure(chosen, (48, 32), dtype, config, CPU, CpuClock(1), {})]
+    chosen = [c for c in choose_candidates(candidates(CPU)[0], config.only) if not c.compiled]
+    rows = [row for dtype in config.dtypes for row in measured(chosen, (48, 32), dtype, config, {})]
     show.ops(rows[: len(rows) // 2], said.append)
     text = "\n".join(said)
     assert "48 x 32 fp32 both" in text and "48 x 32 fp32 fwd" in text and "best peer: add + rms_norm" in text
@@ -163,12 +173,13 @@ def test_table(tmp_path: Path) -> None:
             assert tuple(row["to_pre"]) == (1.0, 1.0, 1.0)
         if row["name"] == row["peer"]:  # which one is fastest at this size is up to the machine
             assert tuple(row["to_peer"]) == (1.0, 1.0, 1.0)
-    written = show.figures(rows, tmp_path / "figures", {"device": "a processor", "torch": "2"})
-    assert [path.name for path in written] == ["ops_fp32.png", "ops_fp32.svg", "ops_mixed.png", "ops_mixed.svg"]
+    written = show.draw_figures(rows, tmp_path / "figures", {"device": "a processor", "torch": "2"})
+    names = [f"ops_{dtype}.{kind}" for dtype in ("fp32", "mixed") for kind in ("png", "svg", "pdf")]
+    assert [path.name for path in written] == names
     assert all(path.stat().st_size > 2000 for path in written)
     assert (
         written[1].read_bytes()
-        == show.figures(rows, tmp_path / "again", {"device": "a processor", "torch": "2"})[1].read_bytes()
+        == show.draw_figures(rows, tmp_path / "again", {"device": "a processor", "torch": "2"})[1].read_bytes()
     )
 
 
@@ -193,18 +204,17 @@ def test_compiled_candidates_are_right_and_compared_with_compiled() -> None:
     config = OpsBench(shapes=["32x16"], dtypes=["fp32"], modes=["bwd"], pairs=6)
     found = [c for c in candidates(CPU)[0] if c.name in ("geonorm compiled", ops.PRE, f"{ops.PRE} compiled")]
     with ops.functorch.patch(donated_buffer=False):
-        rows = {row["name"]: row for row in measure(found, (32, 16), "fp32", config, CPU, CpuClock(1), {})}
+        rows = {row["name"]: row for row in measured(found, (32, 16), "fp32", config, {})}
     assert max(rows["geonorm compiled"]["errors"].values()) < 5e-6
     compiled = rows[f"{ops.PRE} compiled"]
     assert compiled["to_pre"][0] == 1.0 != compiled["to_eager"][0]
 
 
-def test_a_wrong_kernel_of_another_library_is_left_out(monkeypatch: Any) -> None:
-    monkeypatch.setattr(ops, "FUSED", {"Other": None})
-    other = Candidate("Other", lambda x, u, gains: (x + u, 1.1 * x * gains), norm=True, gains=True)
+def test_a_wrong_kernel_of_another_library_is_left_out() -> None:
+    other = Candidate("Other", lambda x, u, gains: (x + u, 1.1 * x * gains), norm=True, gains=True, optional=True)
     missing: dict[str, str] = {}
     chosen = [other, Candidate(ops.PRE, add_norm, norm=True)]
-    rows = measure(chosen, (16, 8), "fp32", OpsBench(modes=["fwd"], pairs=6), CPU, CpuClock(1), missing)
+    rows = measured(chosen, (16, 8), "fp32", OpsBench(modes=["fwd"], pairs=6), missing)
     assert [row["name"] for row in rows if not row["name"].startswith("copy")] == [ops.PRE]
     assert (
         list(missing) == ["Other, 16 x 8 fp32"]
@@ -214,14 +224,14 @@ def test_a_wrong_kernel_of_another_library_is_left_out(monkeypatch: Any) -> None
 
 def test_choice() -> None:
     found = candidates(CPU)[0]
-    names = [candidate.name for candidate in choose(found, ["textbook compiled"])]
+    names = [candidate.name for candidate in choose_candidates(found, ["textbook compiled"])]
     assert names == [
         "geonorm textbook compiled",
         *(f"add + rms_norm{kind}" for kind in ("", ", gains", " compiled", ", gains, compiled")),
     ]
-    assert choose(found, []) == found
+    assert choose_candidates(found, []) == found
     with pytest.raises(ConfigError, match="'closd' is part of no candidate's name; here are geonorm; "):
-        choose(found, ["closd"])
+        choose_candidates(found, ["closd"])
 
 
 def test_what_cannot_run_is_named_with_its_reason(monkeypatch: Any) -> None:
@@ -235,11 +245,13 @@ def test_what_cannot_run_is_named_with_its_reason(monkeypatch: Any) -> None:
 
 def test_a_read_by_two_gets_both_gradients() -> None:
     x, u, first, second = inputs(8, 16, "fp32", CPU)
-    twice = Candidate("twice", step_read("auto", HALF), read=True)
-    errors = check(twice, x, u, first, second)
+    twice = Candidate("twice", make_step_read("auto", HALF), read=True)
+    errors = check_candidate(twice, x, u, first, second)
     assert errors["dx"] < 1e-6
     with pytest.raises(WrongResult):  # dropping the second reader's gradient
-        check(replace(twice, forward=lambda x, u: (twice.forward(x, u)[0], x.detach() + 0 * x)), x, u, first, second)
+        check_candidate(
+            replace(twice, forward=lambda x, u: (twice.forward(x, u)[0], x.detach() + 0 * x)), x, u, first, second
+        )
 
 
 def test_quick_is_small() -> None:

@@ -24,7 +24,7 @@ def test_one_line_per_scheme() -> None:
     lines = catalogue().splitlines()
     for name, line in zip(names(), lines, strict=False):
         assert line.split()[0] == name and len(line) < 110
-        assert line.removeprefix(name).strip() == type(parse(name)).equation
+        assert line.removeprefix(name).strip() == parse(name).about.equation
     assert "t = layer + 1" in catalogue() and "geonorm schemes NAME" in lines[-1]
 
 
@@ -139,8 +139,8 @@ def test_command(arguments: list[str], expected: object, capsys: pytest.CaptureF
     ("arguments", "says"),
     [
         (["perri"], "did you mean 'peri'"),
-        (["pre", "post"], "usage: geonorm schemes"),
-        (["--jsn"], "usage: geonorm schemes"),
+        (["pre", "post"], "unexpected argument 'post'"),
+        (["--jsn"], "did you mean '--json'?"),
     ],
 )
 def test_command_errors(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,21 @@ import pytest
 
 from geonorm.bench.config import NormsBench, OpsBench, TrainBench
 from geonorm.cli import main as cli
-from geonorm.cli.arguments import options
-from geonorm.cli.main import main
+from geonorm.cli.arguments import read
+from geonorm.cli.main import COMMANDS, SchemesConfig, main
 from geonorm.dynamics.config import SimulateConfig
-from geonorm.lab.config import CompareConfig, EvalConfig, TrainCommand, TrainConfig
+from geonorm.lab.config import (
+    CompareConfig,
+    DataConfig,
+    EvalConfig,
+    ExportConfig,
+    GenerateConfig,
+    TrainCommand,
+    TrainConfig,
+)
 from geonorm.probes.config import ProbeConfig
+from geonorm.report.config import ReportConfig
+from geonorm.settings import options
 
 VERBS = set("compare train eval generate export report bench simulate probe schemes data".split())
 SHARED = set(
@@ -47,7 +58,7 @@ SIMULATE = set(
 )
 PROBE = set(
     """models data tokens context batch gradients ablate_blocks out device dtype one_block tokenizer revision
-    trust_remote_code blocks sublayers norms_only""".split()
+    trust_remote_code blocks sublayers norms_only scheme""".split()
 )
 CHANGED = f"the command line changed: if that is meant, change the lists in {__file__} too"
 EXAMPLE = "--model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16".split()
@@ -61,13 +72,13 @@ def test_surface_is_frozen() -> None:
     assert set(options(SimulateConfig)) == SIMULATE, CHANGED
     assert set(options(ProbeConfig)) == PROBE, CHANGED
     assert set(options(EvalConfig)) == {
-        "model", "data", "tasks", "tokens", "limit", "context", "batch_size", "out", "device"
+        "model", "data", "tasks", "tokens", "limit", "context", "batch_size", "out", "device", "scheme"
     }, CHANGED  # fmt: skip
-    assert set(options(cli.Generate)) == {
-        "run", "prompt", "tokens", "temperature", "top_k", "seed", "device"
+    assert set(options(GenerateConfig)) == {
+        "run", "prompt", "tokens", "temperature", "top_k", "seed", "device", "scheme"
     }, CHANGED  # fmt: skip
-    assert set(options(cli.Export)) == {"run", "to", "layout", "remote_code"}, CHANGED
-    assert set(options(cli.Report)) == {"dirs", "out", "figures", "force"}, CHANGED
+    assert set(options(ExportConfig)) == {"run", "to", "layout", "remote_code", "scheme"}, CHANGED
+    assert set(options(ReportConfig)) == {"dirs", "out", "format", "schemes", "sort", "figures", "force"}, CHANGED
     assert set(options(OpsBench)) == set("shapes dtypes modes only pairs threads device quick out".split()), CHANGED
     assert set(options(NormsBench)) == set(
         "dtypes passes modes preset scheme batch_size shapes quick pairs threads device out".split()
@@ -75,40 +86,61 @@ def test_surface_is_frozen() -> None:
     assert set(options(TrainBench)) == set(
         "schemes baseline preset batch_size context modes dtype llama pairs threads device out".split()
     ), CHANGED
-    assert set(options(cli.Data)) == {"action", "source", "tokenizer", "vocab_size", "cache"}, CHANGED
+    assert set(options(DataConfig)) == {"action", "source", "tokenizer", "vocab_size", "cache"}, CHANGED
 
 
-OWN = {
-    TrainCommand: "train",
-    CompareConfig: "compare",
-    SimulateConfig: "simulate",
-    EvalConfig: "eval",
-    OpsBench: "bench ops",
-    TrainBench: "bench train",
-    NormsBench: "bench norms",
-}
+def test_every_verb_has_its_configurations() -> None:
+    assert {name.split()[0] for name in COMMANDS} == VERBS
+    assert set(options(SchemesConfig)) == {"name", "json", "markdown"}, CHANGED
 
 
-@pytest.mark.parametrize("kind", [*OWN, cli.Generate, cli.Export, cli.Report, cli.Data])
-def test_help_documents_every_option(kind: type, capsys: Any) -> None:
-    verb = OWN.get(kind, kind.__name__.lower())
-    assert main([*verb.split(), "--help"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+def plain(help_text: str) -> str:
+    """Without the frames of boxes and the ends of lines."""
+    return " ".join(re.sub("[\u2500-\u257f]|^[|] | [|]$", " ", help_text, flags=re.MULTILINE).split())
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_help_all_documents_every_option(verb: str, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # no word is too long for a line
+    kind = COMMANDS[verb]
+    assert main([*verb.split(), "--help-all"]) == 0
+    text = plain(capsys.readouterr().out)
     for option in options(kind).values():
         assert option.text, option.name
         assert option.flag in text or option.name.upper() in text, option.name
-        assert " ".join(option.text.split()) in text, option.name
+        assert option.text in text, option.name
     assert text.startswith(f"usage: geonorm {verb}") and kind.__doc__ and kind.__doc__.split()[0] in text
 
 
-def test_help_keeps_an_option_apart_from_its_text(capsys: Any) -> None:
-    """However long the option is: --model.norm-bias true|false is just as wide as the column."""
-    assert main(["train", "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    documented = [line for line in lines if line.startswith("  --")]
-    assert len(documented) > 60
-    assert all(line[:30].endswith(" ") or len(line) == len(line.split("   ")[0]) for line in documented)
-    assert not any("  " in line[30:] for line in lines if line.startswith("  "))
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_help_is_short_and_ends_with_two_examples(verb: str, capsys: Any) -> None:
+    """What people set first, in the order in which it is named; the examples are commands that could run."""
+    kind: Any = COMMANDS[verb]
+    assert main([*verb.split(), "--help"]) == 0
+    out = capsys.readouterr().out
+    shown = re.findall(r"^(?:\u2502| ) (--[a-z][a-z.-]*)", out, re.MULTILINE)
+    if kind.common:
+        assert shown == [options(kind)[name].flag for name in kind.common] + ["--config"]
+        assert f"geonorm {verb} --help-all" in out and len(options(kind)) > len(shown)
+    else:
+        assert len(options(kind)) <= 14
+    assert len(kind.examples) == 2
+    for example in kind.examples:
+        assert f"  {example}\n" in out
+        program, *words = shlex.split(example)
+        assert [program, *words[: len(verb.split())]] == ["geonorm", *verb.split()]
+        read(kind, verb, words[len(verb.split()) :])
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_verbs_options_and_words(shell: str, capsys: Any) -> None:
+    assert main(["--completion", shell]) == 0
+    out = capsys.readouterr().out
+    assert all(re.search(rf"\b{verb}\b", out) for verb in VERBS)
+    assert "--optim.weight-decay" in out or "optim.weight-decay" in out
+    assert "equiangular" in out
+    assert main(["--completion", "ksh"]) == 2
+    assert "unknown shell 'ksh'" in capsys.readouterr().err
 
 
 def test_main_help_names_every_verb_and_the_exit_status(capsys: Any) -> None:
@@ -123,9 +155,9 @@ def test_help_does_not_import_torch() -> None:
 import sys, time
 from geonorm.cli.main import main
 for words in ("--help", "train --help", "compare --help", "eval -h", "schemes --help", "simulate -h", "bench -h",
-              "export -h", "bench ops -h", "bench train -h", "bench norms -h"):
+              "export -h", "bench ops -h", "bench train -h", "bench norms -h", "train --help-all", "--completion bash"):
     main(words.split())
-print(sorted({"torch", "numpy", "jsonargparse", "yaml"} & set(sys.modules)))
+print(sorted({"torch", "numpy", "yaml"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]" and done.stderr == ""
@@ -273,7 +305,7 @@ BAD = [
     ("report", "DIRS is missing"),
     ("report nowhere", "no run directory in nowhere"),
     ("schemes geonrom", "did you mean 'geonorm'?"),
-    ("schemes a b", "usage: geonorm schemes"),
+    ("schemes a b", "unexpected argument 'b'"),
     ("data", "ACTION is missing"),
     ("data look x", "--action takes inspect or prepare, got 'look'"),
     ("data inspect nowhere.txt", "no file, folder or corpus"),

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from geonorm import dynamics
-from geonorm.dynamics import Attention, Fresh, Mlp, random_attention, random_mlp, trained_attention, uniform
+from geonorm.dynamics import Attention, Fresh, Mlp, random_attention, random_mlp, uniform
 from geonorm.errors import ConfigError
-from geonorm.nn import Decoder, DecoderConfig
 
 F64 = torch.float64
 
@@ -166,30 +165,6 @@ def test_fresh_weights_change_at_whole_layers_only() -> None:
     assert made == [0, 1, 2]
     assert torch.equal(out[0], out[1]) and torch.equal(out[2], out[3]) and not torch.equal(out[1], out[2])
     assert torch.equal(out[4], random_attention(6, layer=2)(y))
-
-
-def decoder(**changes: Any) -> Decoder:
-    settings = {"layers": 2, "width": 16, "heads": 4, "kv_heads": 2, "vocab_size": 11, "scheme": "pre", "hidden": 24}
-    return Decoder(DecoderConfig(**{**settings, **changes})).double()
-
-
-def test_a_trained_layer_is_the_networks_attention_without_positions() -> None:
-    """At position 0 the rotary encoding is the identity: the network's own attention must then give the same update."""
-    model = decoder()
-    theta = uniform(6, 16)
-    nowhere = torch.ones(6, 2, dtype=F64), torch.zeros(6, 2, dtype=F64)
-    with torch.no_grad():
-        expected = model.blocks[1].attn.branch(theta * 4.0, positions=nowhere) / 4.0
-        found = trained_attention(model, 1)(theta)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("changes", [{"qk_norm": "head"}, {"scheme": "ngpt"}, {"bias": True}])
-def test_parts_that_particles_lack_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="particles have none"):
-        trained_attention(decoder(**changes), 0)
-    with pytest.raises(ConfigError, match="layers 0 to 1"):
-        trained_attention(decoder(), 2)
 
 
 def test_public_names_exist() -> None:

@@ -13,7 +13,7 @@ from geonorm import Site, dynamics, names, parse
 from geonorm.dynamics.rates import rates
 from geonorm.errors import ConfigError
 from geonorm.norms import NormSpec
-from geonorm.schemes import restore
+from geonorm.schemes import Parts, read_at, reset_parts, write_at
 
 DIM, DEPTH = 16, 12
 Law = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -134,12 +134,12 @@ def test_rates_in_the_plane_equal_the_derivative_in_full_dimension(scheme: str, 
     x, u = states(radius, size=0.5)
     site = Site(3, kind, DEPTH)
     rule = parse(scheme).resolve(site)
-    own = rule.params(site, NormSpec("unit", DIM, gains=False, eps=0.0)).double()
-    restore(own)
+    own = Parts(rule, site, NormSpec("unit", DIM, gains=False, eps=0.0)).double()
+    reset_parts(own)
 
     def write(h: Tensor) -> Tensor:
-        _, carry = rule.read(x, own, site)
-        return rule.write(x, u, carry, own, site, h)
+        _, carry = read_at(rule, x, own(), site)
+        return write_at(rule, x, u, own(), site, h, carry=carry)
 
     at_rest = torch.zeros((), dtype=torch.float64)
     _, velocity = torch.func.jvp(write, (at_rest,), (torch.ones_like(at_rest),))
@@ -175,7 +175,7 @@ def test_inputs_may_be_scheme_objects() -> None:
 
 def test_schemes_outside_the_plane_are_refused() -> None:
     x, u = states()
-    for scheme in ("residual_dual", "mix(residual_dual, residual_dual)", "pre(form=scaled)"):
+    for scheme in ("residual_dual", "mix(residual_dual, residual_dual)", "polar"):
         with pytest.raises(ConfigError, match=r"no .* law"):
             dynamics.speed(scheme, x, u, Site(0, "attn", DEPTH))
 

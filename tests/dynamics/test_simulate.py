@@ -183,7 +183,7 @@ BAD = [
     ("--out .", "is not empty and holds no simulation"),
     ("--schemes geonorm(decay=linear) --depth 2 --time 9", "runs backwards after its last layer"),
     ("--depth 0", "depth must be at least 1"),
-    ("--schemes post pre(form=scaled)", "keeps a token as direction and log-radius"),
+    ("--schemes post polar", "keeps a token as direction and log-radius"),
     ("--schemes post hybrid", "hybrid changes v inside attention"),
     ("--schemes post first(pre,hybrid,blocks=1)", "(its block 1: hybrid)"),
     ("--schemes post geonorm(decay=linear) --depth 1", "runs backwards after its last layer"),
@@ -218,9 +218,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_directory(done: Path) -> None:
-    figures = {f"{name}.{kind}" for name in ("cosine", "collapse", "speed", "sphere") for kind in ("png", "svg")}
+    figures = {f"{name}.{kind}" for name in ("cosine", "collapse", "speed", "sphere") for kind in ("png", "svg", "pdf")}
     assert {path.name for path in (done / "figures").iterdir()} == figures
-    names = {"config.yaml", "environment.json", "trace.jsonl", "summary.json", "theory.json", "particles.json"}
+    names = {"config.yaml", "environment.json", "trace.jsonl", "summary.json", "theory.json", "particles.json",
+             "report.html"}  # fmt: skip
     assert names < {path.name for path in done.iterdir()}
     summary = json.loads((done / "summary.json").read_text())
     wanted = {"scheme", "initial_velocity", "initial_velocity_predicted", "terminal_law", "terminal_exponent",
@@ -234,7 +235,7 @@ def test_the_command_prints_both_tables_and_repeats_itself_only(done: Path, caps
     config = ["--config", str(done / "config.yaml")]
     assert main(["simulate", *config, "--out", str(done)]) == 0
     out = capsys.readouterr().out
-    assert "s = r, r' = <θ,A>" in out and "γ'(0)" in out and "t^-2" in out and "figures: " in out
+    assert "s = r, r' = <θ,A>" in out and "γ'(0)" in out and "t^-2" in out and "report: " in out
     assert (done / "trace.jsonl").read_bytes() == before
     assert main(["simulate", *config, "--beta", "2", "--out", str(done)]) == 2
     assert "holds a simulation with beta None, not 2.0" in capsys.readouterr().err
@@ -295,8 +296,11 @@ def test_pictures_state_their_own_run(done: Path) -> None:
 
 def test_report_of_a_simulation(done: Path, tmp_path: Path) -> None:
     page = report.build([done], tmp_path / "page.html", figures=tmp_path / "figures").read_text(encoding="utf-8")
-    assert page.count("data:image/svg+xml;base64,") == 4 and "orthonormal start" in page and "t^-2" in page
-    assert "http" not in page.replace("http://www.w3.org", "") and (tmp_path / "figures" / "cosine.png").stat().st_size
+    assert page.count('<svg class="chart"') == 6 and "orthonormal start" in page and "t^-2" in page
+    assert "pre: tokens" in page[: page.index("<nav")] and page.count("data-toggle=") == 2  # the result comes first
+    assert "://" not in page.replace("http://www.w3.org", "") and (tmp_path / "figures" / "cosine.png").stat().st_size
+    one = report.build(done, tmp_path / "one.html", schemes=["geonorm"]).read_text(encoding="utf-8")
+    assert one.count("data-toggle=") == 1 and "pre: tokens" not in one
 
 
 def test_simulations_of_one_name_get_a_folder_each(done: Path, tmp_path: Path) -> None:
@@ -311,10 +315,12 @@ def test_simulations_of_one_name_get_a_folder_each(done: Path, tmp_path: Path) -
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["out", "out-2", "out-3"]
 
 
-def test_runs_and_simulations_do_not_mix(done: Path, tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(GeonormError, match="give them apart"):
-        report.build([done, tmp_path], tmp_path / "page.html")
+def test_one_page_holds_runs_and_simulations(done: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("scheme: geonorm\nseed: 0\n")
+    page = report.build([done, tmp_path / "run"], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "1 residual schemes compared" in page and "Simulation: out" in page
+    assert page.count("data-toggle=") == 2  # geonorm is one entry, of one colour, for both
 
 
 def test_settings_are_checked_without_the_command_line() -> None:

@@ -40,7 +40,9 @@ VARIANTS = [
     "hyper(n=2, dynamic=none)",
 ]
 LAYOUTS = ["pre", "geonorm(index=sublayer)", "siamese", "hyper"]
-CASES = [*names(), *VARIANTS, *(f"{scheme} parallel" for scheme in LAYOUTS)]
+TWIN = "polar"
+"""The same function as `pre`: its losses are those of `pre`."""
+CASES = [*(name for name in names() if name != TWIN), *VARIANTS, *(f"{scheme} parallel" for scheme in LAYOUTS)]
 
 
 def text(step: int) -> Tensor:
@@ -87,6 +89,10 @@ def test_every_scheme_is_on_record() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_losses_are_the_recorded_ones(case: str) -> None:
     assert losses(case, torch.float32) == pytest.approx(recorded()[case], rel=2e-5)
+
+
+def test_the_twin_of_pre_has_its_losses() -> None:
+    assert losses(TWIN, torch.float32) == pytest.approx(recorded()["pre"], rel=2e-5)
 
 
 @pytest.mark.slow

@@ -24,8 +24,8 @@ from geonorm import hf  # noqa: E402
 from geonorm.hf.export import fast_tokenizer  # noqa: E402
 from geonorm.hf.remote import modeling_source  # noqa: E402
 from geonorm.lab.data import load_tokenizer  # noqa: E402
-from geonorm.lab.finished import finished  # noqa: E402
-from geonorm.lab.tasks.use import NO_TEXT  # noqa: E402
+from geonorm.lab.data.source import NO_TEXT  # noqa: E402
+from geonorm.lab.open import open_run  # noqa: E402
 from geonorm.schemes import parse  # noqa: E402
 
 ALONE = """
@@ -80,7 +80,7 @@ def test_a_run_comes_back_with_equal_logits_in_a_fresh_process(run: Path, folder
         "tokenizer_config.json",
     ]  # fmt: skip
     python(FRESH, tmp_path / "logits", folder, path=SOURCE)
-    assert torch.equal(torch.load(tmp_path / "logits"), finished(run).model(torch.arange(2, 20).view(2, 9)))
+    assert torch.equal(torch.load(tmp_path / "logits"), open_run(run).model(torch.arange(2, 20).view(2, 9)))
 
 
 def test_tokenizer_and_generation_settings_come_along(run: Path, folder: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_run_in_a_stock_layout(layout: str, kind: str, run: Path, tmp_path: Pa
     llama = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama").eval()
     assert type(llama).__name__ == kind and "import geonorm" not in (tmp_path / "llama" / "README.md").read_text()
     ids = torch.arange(2, 20).view(2, 9)
-    torch.testing.assert_close(llama(ids).logits, finished(run).model(ids), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(llama(ids).logits, open_run(run).model(ids), rtol=1e-5, atol=1e-5)
 
 
 def test_an_export_is_probed_as_its_run_is(run: Path, folder: Path, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_remote_code_loads_alone_with_equal_logits(tmp_path: Path) -> None:
         assert torch.equal(text, ours.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0))
 
 
-@pytest.mark.parametrize("scheme", [*names(), "pre(form=scaled)", "mix(ngpt, geonorm)"])
+@pytest.mark.parametrize("scheme", [*names(), "mix(ngpt, geonorm)"])
 def test_remote_code_of_every_scheme_is_one_file_without_the_package(scheme: str) -> None:
     text = modeling_source(parse(scheme))
     space: dict[str, Any] = {"__name__": f"made_for_{abs(hash(scheme))}"}
@@ -248,13 +248,9 @@ from geonorm.schemes.base import add as plus
 class Half(Placement):
     share: float = 0.5
 
-    def norms(self, site, norm):
-        return {"input": norm()}
+    parts = {"input": "norm"}
 
-    def read(self, x, p, site):
-        return p["input"](x), None
-
-    def write(self, x, u, carry, p, site, h=1.0):
+    def write(self, x, u, p, site, h=1.0):
         return plus(x, u, self.share, h)
 """
 SMALL = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "context": 32, "vocab_size": 257}
@@ -287,7 +283,7 @@ def elsewhere_model(tmp_path: Path, monkeypatch: Any) -> Any:
 def test_a_folder_runs_the_scheme_that_it_brings_when_that_is_trusted(auto: bool, elsewhere_model: Any) -> None:
     decoder, folder = elsewhere_model()
     kept = json.loads((folder / "config.json").read_text())["scheme_source"]["./half_of_it.py"]
-    assert kept["files"] == {"half_of_it": HALF} and kept["interface"] == 1
+    assert kept["files"] == {"half_of_it": HALF} and kept["interface"] == 2
     assert kept["sha256"] == hashlib.sha256(HALF.encode()).hexdigest()
     load = (transformers.AutoModelForCausalLM if auto else hf.GeoNormForCausalLM).from_pretrained
     for settings in ({}, {"trust_remote_code": False}):
@@ -361,7 +357,7 @@ def test_what_the_modeling_file_cannot_carry(old: str, new: str, said: Any, tmp_
 
 
 def test_shards(run: Path, tmp_path: Path) -> None:
-    whole = finished(run)
+    whole = open_run(run)
     to = hf.export(whole.model, whole.tokenizer.json, whole.tokenizer.eos, tmp_path / "m", shard="20KB")
     assert len(list(to.glob("model-*.safetensors"))) > 1 and (to / "model.safetensors.index.json").exists()
     ids = torch.arange(2, 20).view(2, 9)
@@ -408,7 +404,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 
 
 def test_a_failing_export_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    whole = finished(run)
+    whole = open_run(run)
     monkeypatch.setattr(sys.modules["geonorm.hf.export"], "fast_tokenizer", lambda *given: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         hf.export(whole.model, whole.tokenizer.json, whole.tokenizer.eos, tmp_path / "model")

@@ -117,7 +117,7 @@ def test_what_decays_is_what_our_own_optimizer_decays(scheme: str) -> None:
     ):
         config = hf.GeoNormConfig(scheme=scheme, **shape, **fields)
         decoder, model = Decoder(config.shape()), hf.GeoNormForCausalLM(config)
-        decayed = {id(p) for p in optim.build(decoder, Optim(), 1e-3)[0].param_groups[0]["params"]}
+        decayed = {id(p) for p in optim.build_optimizers(decoder, Optim(), 1e-3)[0].param_groups[0]["params"]}
         expected = {hf_name(name) for name, p in decoder.named_parameters() if id(p) in decayed}
         found = set(decay_parameter_names(model)) & {name for name, _ in model.named_parameters()}
         assert found == expected

@@ -23,7 +23,7 @@ WORDS_ALONE = json.dumps({"version": "1.0", "model": {"type": "WordLevel", "voca
 GPTQ = {"quant_method": "gptq"}
 
 TRAINING = [
-    s(f"{TRAIN} --lr 1e400", "lr must be finite"),
+    s(f"{TRAIN} --lr 1e400", "--lr takes a finite number"),
     s(f"{TRAIN} --model.width 1000000000", "out of memory"),
     s(f"{TRAIN} --model.layers -3", "model.layers", "at least 1"),
     s(f"{TRAIN} --model.heads 3", "model.heads"),
@@ -267,8 +267,8 @@ REPORTS = [
     s("report run --out text.txt/page.html", "text.txt"),
     s("report run --out out.html --figures text.txt", "text.txt"),
     s("report ''", "no run directory"),
-    s("schemes pre --yaml", "usage: geonorm schemes"),
-    s("schemes --json --markdown", "usage: geonorm schemes"),
+    s("schemes pre --yaml", "unknown option '--yaml'"),
+    s("schemes --json --markdown", "--markdown", "alone"),
     s("schemes pre(", "cannot read scheme"),
     s("schemes nothing.here:Scheme", "cannot import nothing.here"),
     s("reprot run", "unknown verb", "did you mean 'report'"),

@@ -89,7 +89,7 @@ def losses() -> Callable[[Path], list[tuple[Any, ...]]]:
 
 PRELOAD = (
     "geonorm.cli.main geonorm.lab.train.loop geonorm.lab.scale.plan torch._dynamo torch._decomp.decompositions_for_jvp "
-    "torch.testing yaml jsonargparse"
+    "torch.testing yaml tyro"
 ).split()
 """What every rank imports: once, in the process that they are forked from."""
 

@@ -17,10 +17,11 @@ from safetensors.torch import save_file
 from torch.profiler import ProfilerActivity, profile
 
 from geonorm.cli.main import main
-from geonorm.lab.config import from_dict
+from geonorm.lab.resolve import resolve
 from geonorm.lab.scale import checkpoint, parallel
 from geonorm.lab.train import loop as train
 from geonorm.nn import Decoder
+from geonorm.settings import from_dict
 
 
 def run(dtype: str, *command: str) -> int:
@@ -89,9 +90,9 @@ def born(out: str, settings: dict[str, Any]) -> int:
     config = from_dict(train.TrainConfig, settings)
     text = train.load_text(config)
     torch.use_deterministic_algorithms(True)  # memory that nobody fills is not a number
-    with train.joined(torch.device("cpu")) as world:
+    with train.join_world(torch.device("cpu")) as world:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-            loop = train.Loop(config, text, torch.device("cpu"), print, world)
+            loop = train.Loop(resolve(config, world), text, torch.device("cpu"), print, world)
         events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
         peak = max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
         tensors = {name: t.detach() for name, t in loop.model.state_dict().items()}
@@ -113,8 +114,8 @@ def gather(folder: str, out: str, settings: dict[str, Any]) -> int:
     """Loads a checkpoint into this world; the first rank writes all it then holds, whole, as one process would."""
     config = from_dict(train.TrainConfig, settings)
     device = torch.device("cpu")
-    with train.joined(device) as world:
-        loop = train.Loop(config, train.load_text(config), device, print, world)
+    with train.join_world(device) as world:
+        loop = train.Loop(resolve(config, world), train.load_text(config), device, print, world)
         checkpoint.load(train.Path(folder), loop.model, loop.optimizers, world)
         tensors, _ = checkpoint.state_of(loop.model, loop.optimizers, world)
         whole = {name: t.full_tensor() if isinstance(t, parallel.DTensor) else t for name, t in tensors.items()}

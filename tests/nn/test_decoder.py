@@ -17,6 +17,7 @@ from geonorm.nn import generate, preset
 from geonorm.nn.attention import rope
 from geonorm.nn.roles import ROLES, base_std
 from geonorm.norms import NormSpec
+from geonorm.schemes import Parts
 
 TINY = DecoderConfig(layers=2, width=32, heads=4, hidden=48, vocab_size=61, context=16)
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -311,7 +312,7 @@ def test_a_parallel_site_counts_as_the_first_sublayer_of_its_block(layer: int) -
     x, u = torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([[0.0, 9.0]], dtype=torch.float64)
     for decay, rate in (("harmonic", 1 / (2 * layer + 1)), ("linear", (10 - 2 * layer) / 10)):
         scheme, site = parse(f"geonorm(index=sublayer, decay={decay})"), Site(layer, "parallel", 5)
-        after = scheme.write(x, u, None, scheme.params(site, NormSpec("rms", 2)), site)
+        after = scheme.write(x, u, Parts(scheme, site, NormSpec("rms", 2))(), site)
         assert torch.atan2(after[0, 1], after[0, 0]).item() == pytest.approx(rate * pi / 4, rel=1e-12)
 
 

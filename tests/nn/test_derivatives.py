@@ -11,6 +11,9 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 
 from geonorm import Decoder, DecoderConfig, Residual, Site, names
+from geonorm.ops import AngleMap
+from geonorm.ops.available import fusible
+from geonorm.schemes import Polar, polar
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*autograd.function.Function.*:DeprecationWarning",  # torch's own compiler makes an instance
@@ -19,13 +22,14 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::torch.jit.TracerWarning",  # the number of streams is checked, and need not hold for other numbers
 )
 DIM, DEPTH = 6, 4
-LEARNED = [
+VARIANTS = [
     "geonorm(learn=affine, alpha=0.9)",
     "geonorm(learn=step, retraction=cayley)",
     "geonorm(input=norm, alpha=0.5)",
+    "geonorm(retraction=0.5, max_angle=pi)",
     "pre(max_step=0.6)",
 ]
-SCHEMES = [*names(), *LEARNED]
+SCHEMES = [*names(), *VARIANTS]
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +65,8 @@ def residual(scheme: str) -> Residual:
 def stream(module: Residual, tokens: int) -> Tensor:
     streams = module.scheme.streams
     shape = (tokens, DIM) if streams == 1 else (tokens, streams, DIM)
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    return polar.split(x) if isinstance(module.scheme, Polar) else x
 
 
 def by_the_textbook(run: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> Tensor:
@@ -89,7 +94,11 @@ def test_hessian_vector_products_of_decoders(scheme: str, backend: str, monkeypa
 
     expected = by_the_textbook(product, monkeypatch)
     if backend == "fused":  # the operators around the kernels, on their CPU form, the norm after them included
-        monkeypatch.setattr("geonorm.ops.geodesic.choose", lambda *a: "triton")
+
+        def choose(backend: str, x: Tensor, u: Tensor, angles: AngleMap) -> str:
+            return "triton" if fusible(angles) else "closed"
+
+        monkeypatch.setattr("geonorm.ops.geodesic.choose_backend", choose)
         monkeypatch.setattr("geonorm.ops.geodesic.DTYPES", (torch.float64,))
         monkeypatch.setattr("geonorm.ops.launch.DTYPES", (torch.float64,))
     assert expected.norm() > 1e-3
@@ -141,7 +150,7 @@ def test_a_trace_holds_for_other_numbers(scheme: str) -> None:
         torch.testing.assert_close(traced(other), module(other), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", "pre", LEARNED[0]])
+@pytest.mark.parametrize("scheme", ["geonorm", "pre", VARIANTS[0]])
 def test_compiled_gradients_of_functions(scheme: str) -> None:
     module = residual(scheme)
     weights = {name: p.detach() for name, p in module.named_parameters()}

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from geonorm import geodesic_update
+from geonorm import geodesic_update, sphere
 from geonorm.ops import AngleMap, geodesic_step
 
 COMMON = runpy.run_path(str(Path(__file__).with_name("geodesic_cases.py")))
@@ -214,3 +214,24 @@ def test_h_scales_the_angle(h: float) -> None:
     for step in (h, torch.tensor(h, dtype=torch.float64)):
         out = geodesic_step(x, u, AngleMap(), step)
         torch.testing.assert_close(angle_between(x, out), h * angle_between(x, full), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_retractions_are_the_maps_they_are_named_after(backend: str) -> None:
+    """p = 1 is metric projection of x + v, p = 2 the Cayley transform, large p approach the exponential map."""
+    x, u = (t.detach() for t in pair(count=5, dim=6, ratio=0.9, radius=3.0))
+    v = sphere.tangent(x, u)
+
+    def move(power: float) -> Tensor:
+        return geodesic_step(x, u, AngleMap(power=power, max_angle=pi), backend=backend)
+
+    length, total = x.norm(dim=-1, keepdim=True), x + v
+    torch.testing.assert_close(move(1.0), total * length / total.norm(dim=-1, keepdim=True), rtol=0, atol=1e-13)
+    turn = (v.unsqueeze(-1) * x.unsqueeze(-2) - x.unsqueeze(-1) * v.unsqueeze(-2)) / 9.0
+    eye = torch.eye(6, dtype=torch.float64)
+    cayley = torch.linalg.solve(eye - turn / 2, (eye + turn / 2) @ x.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(move(2.0), cayley, rtol=0, atol=1e-13)
+    exact = sphere.exp(x, v)
+    torch.testing.assert_close(move(inf), exact, rtol=0, atol=1e-13)
+    distances = [(move(power) - exact).abs().max().item() for power in (1.0, 10.0, 100.0, 1e4)]
+    assert distances == sorted(distances, reverse=True) and distances[-1] < 1e-8

@@ -16,7 +16,7 @@ from geonorm.errors import ConfigError
 from geonorm.probes.accumulate import SiteMeasure
 from geonorm.probes.capture import Capture
 from geonorm.probes.norms import examine, norms_of
-from geonorm.sites.anatomy import Stack, anatomy, join
+from geonorm.sites.anatomy import Stack, anatomy, blocks_of, join
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 
@@ -32,8 +32,7 @@ class Keeping(SiteMeasure):
 @torch.no_grad()
 def captured(model: nn.Module, inputs: dict[str, Any]) -> tuple[Capture, Any]:
     capture = Capture(model)
-    for site in capture.sites.values():
-        site.measure = Keeping()
+    capture.sites = {place: Keeping() for place in capture.sites}
     with capture.watching():
         out = model(**inputs, output_hidden_states=True) if "ids" not in inputs else model(**inputs)
     return capture, out
@@ -44,20 +43,20 @@ def test_sites_follow_each_other_and_the_models_own_hidden_states(family: str, t
     model, inputs = tiny_model(family)
     capture, out = captured(model, inputs)
     assert len(capture.rows()) == len(capture.sites)
-    for base, stack in capture.stacks:
+    for stack, base in capture.stacks:
         states = getattr(out, "hidden_states", None)
         if states is None:
             states = getattr(out, f"{stack.name}_hidden_states")
-        sites = [site for site in capture.sites.values() if site.stack == stack.name]
-        blocks = capture.blocks(base, stack)
+        sites = [measure for place, measure in capture.sites.items() if place.stack == stack.name]
+        blocks = blocks_of(model, stack, base)
         assert len(sites) == len(blocks) * len(stack.sublayers)
         for site, following in pairwise(sites):
-            torch.testing.assert_close(site.measure.kept[1], following.measure.kept[0], rtol=0, atol=0)
+            torch.testing.assert_close(site.kept[1], following.kept[0], rtol=0, atol=0)
         for k in range(len(blocks)):
-            assert torch.equal(sites[k * len(stack.sublayers)].measure.kept[0], states[k])
+            assert torch.equal(sites[k * len(stack.sublayers)].kept[0], states[k])
         for number, site in enumerate(sites):
             block, place = blocks[number // len(stack.sublayers)], stack.sublayers[number % len(stack.sublayers)]
-            x, after, u = site.measure.kept
+            x, after, u = site.kept
             scale = place.branches[0].scale  # u is the raw output, before the block's own number
             u = u if scale is None else u * getattr(block, scale)
             with torch.no_grad():
@@ -70,7 +69,7 @@ def test_rows_are_a_plain_computation_in_fp64(family: str, tiny_model: Tiny) -> 
     model, inputs = tiny_model(family)
     capture, _ = captured(model, inputs)
     for site in capture.sites.values():
-        x, after, u = (part.double() for part in site.measure.kept)
+        x, after, u = (part.double() for part in site.kept)
         row = site.row()
         step = after - x
         radius = x.norm(dim=-1)
@@ -121,7 +120,7 @@ def test_norm_rows_are_a_plain_computation_in_fp64(family: str, tiny_model: Tiny
         handle.remove()
     rows = capture.norm_rows()
     assert {row["norm"] for row in rows} == set(seen)
-    (first, *_) = [stack for _, stack in capture.stacks]
+    (first, *_) = [stack for stack, _ in capture.stacks]
     for row in rows:
         x, y = seen[row["norm"]]
         rotation = torch.nn.functional.cosine_similarity(x, y, dim=-1).clamp(-1, 1).acos()
@@ -197,7 +196,7 @@ def test_bf16_models_are_measured_in_fp32(tiny_model: Tiny) -> None:
     half = copy.deepcopy(model).bfloat16()
     capture, _ = captured(half, inputs)
     for site in capture.sites.values():
-        x = site.measure.kept[0]
+        x = site.kept[0]
         assert x.dtype == torch.bfloat16
         assert site.row()["radius"] == pytest.approx(x.double().norm(dim=-1).mean().item(), rel=1e-6)
     assert {row["norm_kind"] for row in capture.norm_rows()} == {"rms"}
@@ -215,7 +214,7 @@ def test_our_own_models(scheme: str, norm: str) -> None:
     assert [(row["layer"], row["kind"]) for row in rows] == [(n, k) for n in range(3) for k in ("attn", "mlp")]
     sites = list(capture.sites.values())
     for site, following in pairwise(sites):
-        assert torch.equal(site.measure.kept[1], following.measure.kept[0])
+        assert torch.equal(site.kept[1], following.kept[0])
     for row in capture.norm_rows():
         assert row["norm_kind"] in (norm, "rms") and row["tokens"] >= 14
     if scheme == "geonorm":
@@ -333,7 +332,7 @@ def test_a_uniform_component_of_known_size_and_an_outlier_dimension_are_found() 
 
 def test_what_a_norm_is_is_asked(family: str, tiny_model: Tiny) -> None:
     model, _ = tiny_model(family)
-    for base, stack in Capture(model).stacks:
+    for stack, base in Capture(model).stacks:
         for place in stack.sublayers:
             for path in place.norms:
                 norm = model.get_submodule(join(base, stack.blocks, "1", path))  # some first blocks lack one

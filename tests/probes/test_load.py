@@ -17,8 +17,7 @@ from huggingface_hub import errors
 
 from geonorm.cli.main import main
 from geonorm.errors import CheckpointError, ConfigError, near_folder
-from geonorm.lab.open import open_subject
-from geonorm.probes.load import check_name, load_model
+from geonorm.probes.load import check_name, load_config, load_model
 
 
 @pytest.fixture
@@ -36,11 +35,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_weights_of_another_model_are_refused(change: dict[str, int], tmp_path: Path) -> None:
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=8, **shape)).save_pretrained(tmp_path)
-    load_model(str(tmp_path), torch.device("cpu"))
+    name = str(tmp_path)
+    load_model(name, load_config(name), torch.device("cpu"))
     transformers.LlamaConfig(vocab_size=8, **{**shape, **change}).save_pretrained(tmp_path)
-    for use in (load_model, open_subject):
+    for causal in (False, True):
         with pytest.raises(CheckpointError, match=r"^\S+ holds no \S*layers\.\S+ as its config.json wants it"):
-            use(str(tmp_path), torch.device("cpu"))
+            load_model(name, load_config(name, causal=causal), torch.device("cpu"), causal=causal)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from scipy.special import stdtrit
 
 from geonorm.probes.schedule import LAWS, fit, implied, student
-from geonorm.report.geometry import overview
+from geonorm.report.probe import overview
 
 DEPTH = 12
 SHAPES = {

@@ -98,9 +98,11 @@ scheme: {scheme}
 preset: nano
 seed: {seed}
 steps: 400
-data: {{source: books-small, tokenizer: bpe-1024}}
+lr: {lr}
+data: books-small
+tokens: {{tokenizer: bpe}}
 model: {{layers: 4, width: 128, heads: 4, norm: rms}}
-optim: {{lr: {lr}, warmup: {warmup}, weight_decay: 0.1, clip: 1.0}}
+optim: {{warmup: {warmup}, weight_decay: 0.1, clip: 1.0}}
 """
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from geonorm.report import build, series, write_figures
-from geonorm.report.charts import uniform
+from geonorm.report.comparison_charts import uniform
 from geonorm.report.runs import load, read_run
 
 MakeRun = Callable[..., Path]
@@ -51,8 +51,14 @@ def test_page_and_figure_show_it_where_norms_were_measured(make_run: MakeRun, tm
     plain = make_run("post")
     assert uniform(load(plain)) == []
     path = with_norms(make_run("pre"), lambda step, place: 0.1 + 0.01 * place)
-    (figure,) = uniform(load(path.parent))
-    assert "random directions, 0.07 to 0.07 by scheme" in figure.note and str(figure.chart).count("data-tip") == 2
+    mean, each = uniform(load(path.parent))
+    assert "random directions, 0.07 to 0.07 by scheme" in mean.note and len(mean.rows["mark"]) == 2
+    assert [look for look in each.looks if look != "random"] == [
+        "0 attn input",
+        "0 mlp input",
+        "1 attn input",
+        "exit norm",
+    ]
     page = build(path.parent, tmp_path / "report.html").read_text()
     assert "Towards the uniform vector" in page
     names = {file.stem for file in write_figures(path.parent, tmp_path / "figures")}

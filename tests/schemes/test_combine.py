@@ -88,9 +88,9 @@ def test_hybridnorm_star_is_data() -> None:
 
 
 def test_what_a_combination_says_of_itself() -> None:
-    assert parse("first(pre, post)").planar and not parse("first(pre(form=scaled), pre(form=scaled))").planar
+    assert parse("first(pre, post)").planar and not parse("first(polar, polar)").planar
     two = parse("per_kind(residual_dual, residual_dual)")
-    assert two.streams == 2 and not two.planar and two.lawless == parse("residual_dual").lawless
+    assert two.streams == 2 and not two.planar and two.about.lawless == parse("residual_dual").about.lawless
     assert two.layout == parse("residual_dual").layout
     state = torch.randn(3, 2, 5)
     assert torch.equal(two.seen(state), parse("residual_dual").seen(state))
@@ -99,4 +99,4 @@ def test_what_a_combination_says_of_itself() -> None:
 def test_a_combination_itself_writes_nothing() -> None:
     x = torch.ones(2, 3)
     with pytest.raises(TypeError, match=r"resolve\(site\)"):
-        parse("mix").write(x, x, None, None, SITES[0])
+        parse("mix").write(x, x, None, SITES[0])

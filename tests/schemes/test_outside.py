@@ -20,8 +20,8 @@ from geonorm import Decoder, DecoderConfig, Placement, Residual, Site, dynamics,
 from geonorm.cli.main import main
 from geonorm.errors import ConfigError
 from geonorm.lab.config import Optim
+from geonorm.lab.open import open_run
 from geonorm.lab.train import optim
-from geonorm.lab.train.loop import load_run
 from geonorm.nn import generate
 from geonorm.norms import NormSpec
 from geonorm.schemes.parse import REGISTRY
@@ -34,13 +34,9 @@ from geonorm.schemes import Placement
 class Damped(Placement):
     keep: float = 0.9
 
-    def norms(self, site, norm):
-        return {"input": norm()}
+    parts = {"input": "norm"}
 
-    def read(self, x, p, site):
-        return p["input"](x), None
-
-    def write(self, x, u, carry, p, site, h=1.0):
+    def write(self, x, u, p, site, h=1.0):
         return x + h * (u - (1 - self.keep) * x)
 """
 NAME = "damped_rule:Damped"
@@ -130,13 +126,62 @@ def test_the_whole_way_from_a_file_to_a_report(tmp_path: Path) -> None:
     )
 
 
+SOFT = """
+from dataclasses import dataclass
+from geonorm import Placement
+
+@dataclass(frozen=True)
+class SoftPost(Placement):
+    \"\"\"Post-Norm with a learned scalar on the update.\"\"\"
+    parts = {"stream": "norm", "scale": 0.5}
+
+    def write(self, x, u, p, site, h=1.0):
+        return p.stream(x + h * p.scale * u)
+"""
+USES = """
+import torch, transformers
+import geonorm.hf as hf
+shape = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+config = transformers.LlamaConfig(**shape)
+model = transformers.LlamaForCausalLM(config)
+hf.apply(model, "./soft.py:SoftPost")
+scales = [name for name, p in model.named_parameters() if name.endswith("own.scale") and p.shape == (1,)]
+ids = torch.arange(12).view(1, 12)
+model(input_ids=ids, labels=ids).loss.backward()
+assert len(scales) == 4 and all(p.grad is not None for name, p in model.named_parameters() if name in scales)
+"""
+
+
+def test_six_lines_are_all_that_a_scheme_needs(tmp_path: Path) -> None:
+    """Listed, trained, evaluated, probed, simulated, exported, applied to a Llama, with nothing else written."""
+    (tmp_path / "soft.py").write_text(SOFT)
+    (tmp_path / "text.txt").write_text("".join(f"{i} times {i % 7} makes {i * (i % 7)}.\n" for i in range(900)))
+    name = "./soft.py:SoftPost"
+    held = ["--data", "text.txt", "--tokens", "64"]
+    commands = [
+        ["schemes", name],
+        ["train", "--scheme", name, "--out", "run", *SHAPE],
+        ["eval", "run", *held],
+        ["probe", "run", *held, "--out", "geometry"],
+        ["simulate", "--schemes", "post", name, "--tokens", "4", "--dim", "8", "--time", "1", "--out", "particles"],
+        ["export", "run", "--to", "model"],
+        ["eval", "model", *held],
+    ]
+    own = os.environ | {"GEONORM_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    words = [sys.executable, "-c", DRIVE + USES, json.dumps(commands)]
+    done = subprocess.run(words, cwd=tmp_path, env=own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "attn.scale = 0.5" in done.stdout
+
+
 def test_a_run_is_read_again(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text("".join(f"{i} times {i % 7} makes {i * (i % 7)}.\n" for i in range(900)))
     name, path = f"{rule}(keep=0.5)", tmp_path / "run"
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--scheme", name, "--out", str(path), *SHAPE]) == 0
-    model, config, _ = load_run(path, torch.device("cpu"))
+    opened = open_run(path)
+    model, config = opened.model, opened.config
     assert config.scheme == name and str(model.scheme) == name
     prompt = torch.tensor([[49, 32, 116]])
     texts = [torch.cat(list(generate(model, prompt, 6, temperature=0, cached=cached)), 1) for cached in (True, False)]
@@ -149,27 +194,29 @@ class Plain(Placement):
 
     start: float = 0.5
 
-    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module | nn.Parameter]:
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         width = nn.Parameter(torch.full((norm.dim,), 2.0))
         return {"input": norm(), "scale": nn.Parameter(torch.tensor(self.start)), "width": width}
 
-    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-        return p["input"](x), None
-
-    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Any = 1.0) -> Tensor:
-        assert set(p) >= {"input"} and "scale" in p and "nothing" not in p
-        return x + h * p["scale"] * p["width"] * u
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Any = 1.0) -> Tensor:
+        return x + h * p.scale * p.width * u
 
 
 @dataclass(frozen=True)
 class ByName(Plain):
-    """The same from `params` itself."""
+    """The same as data of the class."""
 
-    def params(self, site: Site, norm: NormSpec) -> Any:
-        return super().params(site, norm) if site.kind in ("entry", "exit") else dict(self.norms(site, norm))
+    parts = {"input": "norm", "scale": 0.5, "width": (2, "dim")}  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("kind", [Plain, ByName])
+@dataclass(frozen=True)
+class Made(Plain):
+    """The same with a parameter of the class: every site gets one of its own."""
+
+    parts = {"input": "norm", "scale": nn.Parameter(torch.tensor(0.5)), "width": (2, "dim")}  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [Plain, ByName, Made])
 def test_a_learned_number_may_be_a_plain_parameter(kind: type[Plain], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REGISTRY, "plain", kind)
     shape = DecoderConfig("plain", layers=2, width=32, heads=4, hidden=48, vocab_size=61, context=16)
@@ -179,7 +226,7 @@ def test_a_learned_number_may_be_a_plain_parameter(kind: type[Plain], monkeypatc
     names = [f"blocks.{i}.{part}.own.{name}" for i in (0, 1) for part in ("attn", "mlp") for name in ("scale", "width")]
     assert {name for name, _ in model.named_parameters() if "scale" in name or "width" in name} == set(names)
     assert all(p.dim() > 0 for p in model.parameters())  # what FSDP can shard
-    groups = optim.build(model, Optim(), 1e-2)[0].param_groups
+    groups = optim.build_optimizers(model, Optim(), 1e-2)[0].param_groups
     decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
     assert decayed and not decayed & {id(p) for name, p in model.named_parameters() if name in names}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -204,7 +251,39 @@ def test_a_learned_number_may_be_a_plain_parameter(kind: type[Plain], monkeypatc
     torch.testing.assert_close(compiled(stream), plain(stream))
 
 
-def test_what_is_no_part_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Plain, "norms", lambda *_: {"scale": 0.5})
-    with pytest.raises(ConfigError, match=r"scale among the norms of a scheme must be a module or an nn\.Parameter"):
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"scale": "half"}, r'Plain: scale must be "norm", a number, .* got str'),
+        ({"scale": (0.5, "width")}, r'\(number, "dim"\)'),
+        ({"forward": 0.5}, "a part of Plain cannot be called 'forward'"),
+    ],
+)
+def test_what_is_no_part_is_said(parts: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plain, "parts", parts)
+    with pytest.raises(ConfigError, match=said):
         Residual(nn.Identity(), Plain(), Site(0, "mlp", 2), 8)
+
+
+OLDER = (
+    """
+    def write(self, x, u, carry, p, site, h=1.0):
+        return x + u
+""",
+    """
+    def norms(self, site, norm):
+        return {}
+
+    def write(self, x, u, p, site, h=1.0):
+        return x + u
+""",
+)
+
+
+@pytest.mark.parametrize("body", OLDER)
+def test_a_scheme_of_the_first_interface_is_told_what_to_change(body: str, tmp_path: Path) -> None:
+    file = tmp_path / "older_rule.py"
+    file.write_text("from geonorm import Placement\n\nclass Older(Placement):" + body)
+    with pytest.raises(ConfigError, match=r"Older is written for version 1 of .* replace norms\(\) by parts") as caught:
+        parse(f"{file}:Older")
+    assert "\n" not in str(caught.value)

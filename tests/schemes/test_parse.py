@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 
 from geonorm import errors, names, parse, schemes
 from geonorm.errors import ConfigError
+from geonorm.settings import members
 
 parsing = sys.modules["geonorm.schemes.parse"]
 OURS = """
     pre post peri sandwich olmo2 deepnorm keel lns sqrt mix first per_kind geonorm hybrid ngpt angpt rezero layerscale
-    residual_dual siamese hyper orthogonal norm_preserving
+    polar residual_dual siamese hyper orthogonal norm_preserving
 """.split()
 COMBINED = ["mix", "first", "per_kind"]
 LAYOUTS = {  # what may be combined with what: names to draw from, and the fields that a layout rests on
-    "one stream": ([n for n in OURS if parse(n).streams == 1 and n not in COMBINED], {"form": "plain"}),
-    "direction and log-radius": (["pre"] * 9, {"form": "scaled"}),
+    "one stream": ([n for n in OURS if parse(n).streams == 1 and n not in (*COMBINED, "polar")], {}),
+    "direction and log-radius": (["polar"] * 9, {}),
     "two of residual_dual": (["residual_dual"] * 9, {}),
     "two of siamese": (["siamese"] * 9, {}),
     "three of hyper": (["hyper"] * 9, {"n": 3}),
@@ -35,7 +36,7 @@ LAYOUTS = {  # what may be combined with what: names to draw from, and the field
 def value_of(hint: Any, layout: str, levels: int) -> st.SearchStrategy[Any]:
     """Any valid value of a field. Numbers in (0, 1] are valid for every field there is."""
     choices: list[st.SearchStrategy[Any]] = []
-    for option in parsing.options(hint):
+    for option in members(hint):
         if get_origin(option) is Literal:
             choices.append(st.sampled_from(get_args(option)))
         elif option is float:
@@ -109,7 +110,9 @@ def test_the_registry_is_what_is_tested() -> None:
         ("per_kind(mlp=first(a=keel(alpha=2)))", "per_kind(mlp=first(a=keel(alpha=2)))"),
         ("geonorm(decay=0.750)", "geonorm(decay=0.75)"),
         ("pre(decay=1, max_step=pi/4, input=raw)", "pre(decay=1, max_step=pi/4, input=raw)"),
-        ("mix(pre(form=scaled), pre(form=scaled))", "mix(a=pre(form=scaled), b=pre(form=scaled))"),
+        ("mix(polar, polar(alpha=2))", "mix(a=polar, b=polar(alpha=2))"),
+        ("pre(form=scaled, entry=embedding)", "polar(entry=embedding)"),  # what it was called at first
+        ("pre(form=plain)", "pre"),
     ],
 )
 def test_grammar(text: str, canonical: str) -> None:
@@ -160,7 +163,8 @@ def test_a_scheme_passes_through_and_strings_become_schemes() -> None:
         ("mix(share=1.5)", "share must lie in"),
         ("mix(a=residual_dual)", "cannot combine residual_dual (2 streams of ResidualDual) with pre (one stream)"),
         ("first(residual_dual, siamese)", "use schemes of one kind of stream"),
-        ("per_kind(mlp=pre(form=scaled))", "pre(form=scaled) (direction and log-radius)"),
+        ("per_kind(mlp=polar)", "polar (direction and log-radius)"),
+        ("pre(form=round)", "unknown field of pre 'form'"),
         ("per_kind(hyper(n=2), hyper(n=3))", "(2 streams of Hyper) with hyper(n=3) (3 streams of Hyper)"),
         ("first(blocks=-1)", "blocks must be at least 0"),
         ("first(blocks=1.5)", "blocks must be a whole number, got 1.5"),
@@ -248,6 +252,7 @@ def test_deep_nesting() -> None:
 ELSEWHERE = """
 from dataclasses import dataclass
 from geonorm.schemes import Scheme
+from geonorm.settings import members
 
 @dataclass(frozen=True)
 class Elsewhere(Scheme):
@@ -294,8 +299,8 @@ def test_any_text_in_a_field_round_trips(elsewhere: Any, text: str) -> None:
         ("no_such_module_here:Rule", "No module named"),
         (f"{MODULE}:", "cannot read scheme"),
         (f"{MODULE}:Elsewhere(count=0.5)", "count must be a whole number"),
-        (f"{MODULE}:Elsewhere(flag=1)", "flag must be bool"),
-        (f"{MODULE}:Elsewhere(word=3)", "word must be str"),
+        (f"{MODULE}:Elsewhere(flag=1)", "flag must be true or false"),
+        (f"{MODULE}:Elsewhere(word=3)", "word must be text"),
     ],
 )
 def test_third_party_errors(elsewhere: Any, text: str, says: str) -> None:

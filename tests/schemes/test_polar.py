@@ -1,4 +1,4 @@
-"""`pre(form=scaled)`: Pre-Norm with direction and log-radius apart is the same function, forward and backward."""
+"""`polar`: Pre-Norm with direction and log-radius apart is the same function, forward and backward."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from geonorm import Decoder, DecoderConfig, Site, parse
 from geonorm.norms import NormSpec
-from geonorm.schemes import polar
+from geonorm.schemes import Parts, polar, read_at
 
 SMALL: dict[str, Any] = {"layers": 3, "width": 24, "heads": 2, "hidden": 40, "vocab_size": 37, "context": 16}
 
 
 def pair(fields: str = "", **changes: Any) -> tuple[Decoder, Decoder]:
-    """`pre` and its scaled form with the same weights, fp64, gains and biases off their initial values."""
+    """`pre` and `polar` with the same weights, fp64, gains and biases off their initial values."""
     models = []
-    for form in ("plain", "scaled"):
+    for name in ("pre", "polar"):
         torch.manual_seed(5)
-        model = Decoder(DecoderConfig(f"pre(form={form}{fields})", **(SMALL | changes))).double()
+        model = Decoder(DecoderConfig(f"{name}({fields})", **(SMALL | changes))).double()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += 0.05 * torch.randn_like(parameter)
@@ -35,7 +35,7 @@ def text(seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("eps", [1e-6, 0.1])
 @pytest.mark.parametrize("norm", ["rms", "layer", "dyt", "none"])
-@pytest.mark.parametrize("fields", ["", ", entry=embedding", ", decay=sqrt, alpha=3", ", final=none"])
+@pytest.mark.parametrize("fields", ["", "entry=embedding", "decay=sqrt, alpha=3", "final=none"])
 def test_logits_and_all_gradients_equal_those_of_pre(fields: str, norm: str, eps: float) -> None:
     plain, scaled = pair(fields, norm=norm, eps=eps)
     found, expected = scaled(text()), plain(text())
@@ -75,7 +75,7 @@ def states(model: Decoder) -> list[Tensor]:
 
 
 def test_what_is_seen_is_the_stream_of_pre_while_the_state_stays_on_the_sphere() -> None:
-    plain, scaled = pair(", alpha=20")
+    plain, scaled = pair("alpha=20")
     grown = states(plain)
     assert grown[-1].norm(dim=-1).mean() > 10 * grown[0].norm(dim=-1).mean()
     for state, x in zip(states(scaled), grown, strict=True):
@@ -110,11 +110,11 @@ def test_the_state_keeps_its_dtype_and_stays_near_pre(dtype: torch.dtype) -> Non
 
 def test_half_precision_holds_streams_that_pre_cannot() -> None:
     """A stream of rms 2^20 is infinite in fp16; as a direction and a logarithm it is read as it should."""
-    site, scaled = Site(0, "attn", 3), parse("pre(form=scaled)")
-    own = scaled.params(site, NormSpec("rms", 8))
+    site, scaled = Site(0, "attn", 3), parse("polar")
+    own = Parts(scaled, site, NormSpec("rms", 8))
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
     big = torch.cat((x * x.square().mean(-1, keepdim=True).rsqrt(), torch.full((4, 1), 20 * log(2))), -1).half()
-    y, _ = scaled.read(big, own, site)
+    y, _ = read_at(scaled, big, own(), site)
     assert y.dtype == torch.float16
     torch.testing.assert_close(y.float(), x * x.square().mean(-1, keepdim=True).rsqrt(), rtol=3e-3, atol=3e-3)
     assert not (2.0**20 * x).half().isfinite().any()
@@ -125,17 +125,17 @@ def test_zero_tokens_and_steps_that_cancel() -> None:
     u = torch.randn(2, 6, dtype=torch.float64)
     state = polar.split(x)
     assert not state.any()
-    out = polar.merge(polar.moved(state, u))
+    out = polar.merge(polar.move(state, u))
     torch.testing.assert_close(out, u)
     out.sum().backward()
     torch.testing.assert_close(x.grad, torch.ones_like(x))
     one = polar.split(torch.tensor([3.0, 4.0], dtype=torch.float64))
-    gone = polar.merge(polar.moved(one, torch.tensor([-3.0, -4.0], dtype=torch.float64)))
+    gone = polar.merge(polar.move(one, torch.tensor([-3.0, -4.0], dtype=torch.float64)))
     torch.testing.assert_close(gone, torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-15)
 
 
 def test_it_says_what_it_is() -> None:
-    scaled = parse("pre(form=scaled)")
-    assert scaled.streams == 1 and not scaled.planar and "law is that of pre" in scaled.lawless
-    assert parse("pre").planar and parse("pre").lawless == ""
+    scaled = parse("polar")
+    assert scaled.streams == 1 and not scaled.planar and "law is that of pre" in scaled.about.lawless
+    assert parse("pre").planar and parse("pre").about.lawless == ""
     assert scaled.layout != parse("pre").layout

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from geonorm import Decoder, DecoderConfig, Site, names, parse
 from geonorm.norms import NormSpec, RMSNorm
-from geonorm.schemes import restore
+from geonorm.schemes import Parts, read_at, reset_parts, write_at
 from geonorm.schemes.hypersphere import silu_rms
 
 DIM, DEPTH = 10, 6
@@ -22,7 +22,6 @@ SMALL: dict[str, Any] = {"layers": 3, "width": 32, "heads": 4, "hidden": 48, "vo
 SPHERET = "geonorm(retraction={}, learn=step, decay=constant, decay_on=update, max_angle=pi)"
 VARIANTS = [
     "sandwich(rescale=max)",
-    "pre(form=scaled)",
     "first(hybrid(input=norm), hybrid)",
     "keel(alpha=2)",
     "rezero(alpha=0.1)",
@@ -64,11 +63,13 @@ def test_three_steps_of_training(scheme: str) -> None:
 def test_the_stream_keeps_its_dtype(scheme: str, dtype: torch.dtype) -> None:
     for site in (ATTN, MLP):
         rule = parse(scheme).resolve(site)
-        own = rule.params(site, NormSpec("rms", DIM))
-        x = rule.enter(torch.randn(3, DIM), rule.params(Site(0, "entry", DEPTH), NormSpec("rms", DIM)), site).to(dtype)
-        _, carry = rule.read(x, own, site)
+        own = Parts(rule, site, NormSpec("rms", DIM))
+        x = rule.enter(torch.randn(3, DIM), Parts(rule, Site(0, "entry", DEPTH), NormSpec("rms", DIM))(), site).to(
+            dtype
+        )
+        _, carry = read_at(rule, x, own(), site)
         for other in (torch.bfloat16, torch.float32):
-            assert rule.write(x, torch.randn(3, DIM, dtype=other), carry, own, site).dtype == dtype
+            assert write_at(rule, x, torch.randn(3, DIM, dtype=other), own(), site, carry=carry).dtype == dtype
 
 
 @pytest.mark.parametrize("kind", ["attn", "mlp"])
@@ -77,15 +78,15 @@ def test_rotation_equivariance(name: str, kind: str) -> None:
     """Without gains no direction is special: rotating x and u rotates x'."""
     site = Site(2, kind, DEPTH)
     rule = parse(name).resolve(site)
-    own = rule.params(site, NormSpec("rms", DIM, gains=False)).double()
-    restore(own)
+    own = Parts(rule, site, NormSpec("rms", DIM, gains=False)).double()
+    reset_parts(own)
     generator = torch.Generator().manual_seed(0)
     x, u = torch.randn(2, 4, DIM, dtype=torch.float64, generator=generator)
     turn = torch.linalg.qr(torch.randn(DIM, DIM, dtype=torch.float64, generator=generator))[0]
 
     def write(x: Tensor, u: Tensor, h: Any) -> Tensor:
-        _, carry = rule.read(x, own, site)
-        return rule.write(x, u, carry, own, site, h)
+        _, carry = read_at(rule, x, own(), site)
+        return write_at(rule, x, u, own(), site, h, carry=carry)
 
     for h in (1.0, torch.tensor(0.3, dtype=torch.float64)):
         if "rescale=max" in name:  # the largest feature depends on the axes, and acts through eps
@@ -102,14 +103,14 @@ def rescaled(x: Tensor, eps: float) -> Tensor:
 def test_sandwich_rescales_the_input_of_each_of_its_norms() -> None:
     """eps = 0.3, so that dividing by max / 8 is not lost in the norm; the maximum has no gradient."""
     rule, spec = parse("sandwich(rescale=max)"), NormSpec("rms", DIM, eps=0.3)
-    own = rule.params(ATTN, spec).double()
+    own = Parts(rule, ATTN, spec).double()
     x, u = torch.randn(2, 4, DIM, dtype=torch.float64)
-    y, _ = rule.read(x, own, ATTN)
+    y, _ = read_at(rule, x, own(), ATTN)
     torch.testing.assert_close(y, rescaled(x, 0.3))
-    torch.testing.assert_close(rule.write(x, u, None, own, ATTN), x + rescaled(u, 0.3))
-    end = rule.params(Site(DEPTH - 1, "exit", DEPTH), spec).double()
-    torch.testing.assert_close(rule.exit(x, end, ATTN), rescaled(x, 0.3))
-    plain = parse("sandwich").read(x, parse("sandwich").params(ATTN, spec).double(), ATTN)[0]
+    torch.testing.assert_close(rule.write(x, u, own(), ATTN), x + rescaled(u, 0.3))
+    end = Parts(rule, Site(DEPTH - 1, "exit", DEPTH), spec).double()
+    torch.testing.assert_close(rule.exit(x, end(), ATTN), rescaled(x, 0.3))
+    plain = read_at(parse("sandwich"), x, Parts(parse("sandwich"), ATTN, spec).double()(), ATTN)[0]
     assert (plain - y).abs().max() > 1e-3
     x.requires_grad_()
     size = x.detach().abs().max(-1, keepdim=True).values / 8
@@ -125,20 +126,18 @@ def test_keel_weighs_the_skip_path_by_the_number_of_sub_layers() -> None:
     for depth, alpha in ((3, 6.0), (12, 24.0)):
         site = Site(0, "attn", depth)
         keel, fixed = parse("keel"), parse(f"keel(alpha={alpha})")
-        own = keel.params(site, NormSpec("rms", DIM)).double()
-        assert torch.equal(
-            keel.write(x, 2 * x.roll(1), None, own, site), fixed.write(x, 2 * x.roll(1), None, own, site)
-        )
+        own = Parts(keel, site, NormSpec("rms", DIM)).double()
+        assert torch.equal(keel.write(x, 2 * x.roll(1), own(), site), fixed.write(x, 2 * x.roll(1), own(), site))
 
 
 @pytest.mark.parametrize(("depth", "start"), [(2, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6), (48, 1e-6)])
 def test_layerscale_starts_by_depth(depth: int, start: float) -> None:
     for text, expected in (("layerscale", start), ("layerscale(start=0.3)", 0.3)):
-        own = parse(text).params(Site(1, "attn", depth), NormSpec("rms", DIM))
+        own = Parts(parse(text), Site(1, "attn", depth), NormSpec("rms", DIM))
         scale = dict(own.named_parameters())["scale.weight"]
         torch.testing.assert_close(scale.detach(), torch.full((DIM,), expected))
         nn.init.zeros_(scale)
-        restore(own)
+        reset_parts(own)
         torch.testing.assert_close(scale.detach(), torch.full((DIM,), expected))
 
 
@@ -156,10 +155,10 @@ def test_orthogonal_leaves_a_share_eps_of_the_radial_part() -> None:
     x, u = torch.randn(2, 5, DIM, dtype=torch.float64)
     for eps in (1e-6, 0.5):
         rule = parse(f"orthogonal(eps={eps})")
-        step = rule.write(x, u, None, rule.params(ATTN, NormSpec("rms", DIM)), ATTN) - x
+        step = rule.write(x, u, Parts(rule, ATTN, NormSpec("rms", DIM))(), ATTN) - x
         squared, radial = x.pow(2).sum(-1), (x * u).sum(-1)
         torch.testing.assert_close((step * x).sum(-1), radial * eps / (squared + eps), rtol=1e-7, atol=1e-14)
-    assert rule.write(torch.zeros(1, 3), torch.ones(1, 3), None, None, ATTN).eq(1).all()
+    assert rule.write(torch.zeros(1, 3), torch.ones(1, 3), None, ATTN).eq(1).all()
 
 
 def test_hybrid_norms_queries_keys_and_values_per_head() -> None:
@@ -203,9 +202,9 @@ def test_angpt_keeps_branches_near_the_unit_sphere(hidden: int) -> None:
 
 def test_angpt_step_keeps_the_norm_of_orthogonal_unit_vectors() -> None:
     rule = parse("angpt(alpha=0.3)")
-    own = rule.params(ATTN, NormSpec("rms", 4)).double()
+    own = Parts(rule, ATTN, NormSpec("rms", 4)).double()
     x, u = torch.eye(4, dtype=torch.float64)[:2]
-    out = rule.write(x, u, None, own, ATTN)
+    out = rule.write(x, u, own(), ATTN)
     torch.testing.assert_close(out.norm(), torch.ones((), dtype=torch.float64))
     assert out.tolist() == pytest.approx([0.7 / sqrt(0.58), 0.3 / sqrt(0.58), 0, 0], rel=1e-6)
     (weight,) = own.parameters()
@@ -236,8 +235,8 @@ def test_spheretnorm_as_a_geonorm(retraction: str) -> None:
     """x' = cos(phi) x + sin(phi) |x| v/|v| with t = alpha |v|/|x|: projection is (x + alpha v) put back on the sphere,
     Cayley (1 - t^2/4, t) / (1 + t^2/4)."""
     rule = parse(SPHERET.format(retraction))
-    own = rule.params(ATTN, NormSpec("rms", DIM)).double()
-    restore(own)
+    own = Parts(rule, ATTN, NormSpec("rms", DIM)).double()
+    reset_parts(own)
     stored = next(own.parameters())
     assert stored.item() == pytest.approx(log(2.718281828459045 - 1), rel=1e-12)  # softplus of it is alpha = 1
     nn.init.constant_(stored, -0.4)
@@ -254,7 +253,7 @@ def test_spheretnorm_as_a_geonorm(retraction: str) -> None:
     else:
         phi = t.clamp(max=pi) if retraction == "exp" else 3 * torch.atan(t / 3)
         expected = torch.cos(phi) * x + torch.sin(phi) * along
-    found = rule.write(x, u, None, own, ATTN)
+    found = rule.write(x, u, own(), ATTN)
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(found.norm(dim=-1, keepdim=True), radius, rtol=1e-12, atol=0)
 
@@ -263,12 +262,12 @@ def test_spheretnorm_as_a_geonorm(retraction: str) -> None:
 @pytest.mark.parametrize("stored", [None, -30.0, 0.0, 5.0])
 def test_a_learned_step_stays_positive(alpha: float, stored: float | None) -> None:
     rule = parse(f"geonorm(learn=step, alpha={alpha}, decay=constant, max_angle=pi)")
-    own = rule.params(ATTN, NormSpec("rms", DIM)).double()
-    restore(own)
+    own = Parts(rule, ATTN, NormSpec("rms", DIM)).double()
+    reset_parts(own)
     if stored is not None:
         nn.init.constant_(next(own.parameters()), stored)
     x, u = torch.eye(DIM, dtype=torch.float64)[:2]
-    side = rule.write(x, 1e-3 * u, None, own, ATTN)[1].item()
+    side = rule.write(x, 1e-3 * u, own(), ATTN)[1].item()
     assert side > 0
     if stored is None:
         assert side == pytest.approx(torch.sin(torch.tensor(alpha * 1e-3)).item(), rel=1e-6)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from geonorm import Decoder, DecoderConfig, Site, parse
 from geonorm.errors import ConfigError
 from geonorm.norms import NormSpec
-from geonorm.schemes import Scheme, restore
+from geonorm.schemes import Parts, Scheme, read_at, reset_parts, write_at
 
 DIM, DEPTH, EPS = 8, 3, 1e-5
 SITES = [Site(layer, kind, DEPTH) for layer in range(DEPTH) for kind in ("attn", "mlp")]
@@ -36,8 +36,8 @@ def embedding() -> Tensor:
 
 def own(scheme: Scheme, site: Site, moved: float = 0.3) -> nn.Module:
     """The parameters of a site in fp64, off their initial values by a normal of this size."""
-    parts = scheme.params(site, NormSpec("rms", DIM, eps=EPS)).double()
-    restore(parts)
+    parts = Parts(scheme, site, NormSpec("rms", DIM, eps=EPS)).double()
+    reset_parts(parts)
     generator = torch.Generator().manual_seed(int(site.layer) + len(site.kind))
     with torch.no_grad():
         for parameter in parts.parameters():
@@ -53,12 +53,12 @@ def network(text: str, moved: float = 0.3) -> Tensor:
     """Entry, every site, exit, as a model runs them."""
     scheme = parse(text)
     entry, exit = Site(0, "entry", DEPTH), Site(DEPTH - 1, "exit", DEPTH)
-    x = scheme.enter(embedding(), own(scheme, entry, moved), entry)
+    x = scheme.enter(embedding(), own(scheme, entry, moved)(), entry)
     for site in SITES:
         p = own(scheme, site, moved)
-        y, carry = scheme.read(x, p, site)
-        x = scheme.write(x, branch(site.layer, site.kind)(y), carry, p, site)
-    return scheme.exit(x, own(scheme, exit, moved), exit)
+        y, carry = read_at(scheme, x, p(), site)
+        x = write_at(scheme, x, branch(site.layer, site.kind)(y), p(), site, carry=carry)
+    return scheme.exit(x, own(scheme, exit, moved)(), exit)
 
 
 def same(found: Tensor, expected: Tensor) -> None:
@@ -136,10 +136,10 @@ def test_each_sublayer_starts_at_the_next_stream() -> None:
     """k mod n, k counting attention and MLP apart, or whole blocks where both are one site."""
     scheme = parse("hyper(n=3)")
     spec = NormSpec("rms", DIM)
-    firsts = [weights(scheme.params(site, spec))["connection.mix"][:, 0].argmax().item() for site in SITES]
+    firsts = [weights(Parts(scheme, site, spec))["connection.mix"][:, 0].argmax().item() for site in SITES]
     assert firsts == [0, 1, 2, 0, 1, 2]
     parallel = [Site(layer, "parallel", 5) for layer in range(5)]
-    firsts = [weights(scheme.params(site, spec))["connection.mix"][:, 0].argmax().item() for site in parallel]
+    firsts = [weights(Parts(scheme, site, spec))["connection.mix"][:, 0].argmax().item() for site in parallel]
     assert firsts == [0, 1, 2, 0, 1]
 
 
@@ -150,7 +150,8 @@ def test_connections_depend_on_the_token_only_if_dynamic() -> None:
         p = own(scheme, site)
         x, other = (torch.randn(5, 4, DIM, generator=torch.Generator().manual_seed(s)).double() for s in (1, 2))
         moved = [
-            scheme.write(h, torch.zeros(5, DIM), scheme.read(h, p, site)[1], p, site) for h in (x, other, x + other)
+            write_at(scheme, h, torch.zeros(5, DIM), p(), site, carry=read_at(scheme, h, p(), site)[1])
+            for h in (x, other, x + other)
         ]
         assert torch.allclose(moved[0] + moved[1], moved[2]) == linear
 
@@ -161,10 +162,10 @@ def test_a_step_of_size_zero_moves_no_plain_sum(text: str) -> None:
     scheme, site = parse(text), Site(1, "mlp", DEPTH)
     p = own(scheme, site)
     x = torch.randn(3, scheme.streams, DIM, generator=torch.Generator().manual_seed(3)).double()
-    y, carry = scheme.read(x, p, site)
+    y, carry = read_at(scheme, x, p(), site)
     u = branch(1, "mlp")(y)
     plain = slice(1, None) if scheme.streams == 2 and "hyper" not in text else slice(None)
-    still, half, whole = (scheme.write(x, u, carry, p, site, h)[:, plain] for h in (0.0, 0.5, 1.0))
+    still, half, whole = (write_at(scheme, x, u, p(), site, h, carry=carry)[:, plain] for h in (0.0, 0.5, 1.0))
     same(still, x[:, plain])
     same(half, (still + whole) / 2)
     assert (whole - still).abs().max() > 0.1
@@ -180,9 +181,9 @@ def test_what_is_measured() -> None:
     for text in ("siamese", "hyper"):  # what is measured is what leaves, before learned gains
         scheme, site = parse(text), Site(0, "exit", 1)
         start = scheme.enter(
-            embedding().float(), scheme.params(Site(0, "entry", 1), NormSpec("rms", DIM)), Site(0, "entry", 1)
+            embedding().float(), Parts(scheme, Site(0, "entry", 1), NormSpec("rms", DIM))(), Site(0, "entry", 1)
         )
-        leaves = scheme.exit(start, scheme.params(site, NormSpec("rms", DIM)), site)
+        leaves = scheme.exit(start, Parts(scheme, site, NormSpec("rms", DIM))(), site)
         cosine = torch.cosine_similarity(leaves, scheme.seen(start), dim=-1)
         torch.testing.assert_close(cosine, torch.ones_like(cosine))
 
@@ -206,10 +207,10 @@ def test_bad_fields(text: str, says: str) -> None:
 def test_connections_come_back_from_empty_memory() -> None:
     scheme, site = parse("hyper"), Site(2, "attn", DEPTH)
     with torch.device("meta"):
-        parts = scheme.params(site, NormSpec("rms", DIM))
+        parts = Parts(scheme, site, NormSpec("rms", DIM))
     parts.to_empty(device="cpu")
     for tensor in parts.parameters():
         tensor.data.fill_(77)
-    restore(parts)
-    for name, value in scheme.params(site, NormSpec("rms", DIM)).named_parameters():
+    reset_parts(parts)
+    for name, value in Parts(scheme, site, NormSpec("rms", DIM)).named_parameters():
         assert torch.equal(weights(parts)[name], value), name

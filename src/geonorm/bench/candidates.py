@@ -9,10 +9,12 @@ always, a candidate takes them as a third argument and gives their gradient, too
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from math import pi
+from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,21 +23,31 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..norms import RMSNorm
 from ..ops import AngleMap, geodesic_step_read, geodesic_update
+from .measure import DTYPES, NORM_TOLERANCE, Candidate, Tensors, Times, why_missing
+from .timing import ratio
 
 EPS = 1e-6
 MAX_ANGLE = pi / 4
 Forward = Callable[..., tuple[Tensor, ...]]
 
 
+STEP_TOLERANCE = {
+    torch.float32: (1e-6, 5e-6),
+    torch.float16: (5e-4, 2e-3),
+    torch.bfloat16: (4e-3, 1e-2),
+}
+"""Largest error of a row, relative to the row's length: of outputs, of gradients. In half precision little more than
+the rounding of what is returned."""
+PRE = "add + rms_norm"
+GAINS = f"{PRE}, gains"
+
+
 @dataclass(frozen=True)
-class Candidate:
-    """One way to compute one of the functions. `read`: the new stream comes twice, as stream and as what is read;
+class UpdateCandidate(Candidate):
+    """A way to compute one of the functions. `read`: the new stream comes twice, as stream and as what is read;
     `through`: what is read is its RMSNorm."""
 
-    name: str
-    forward: Forward
     norm: bool = False
-    compiled: bool = False
     read: bool = False
     through: bool = False
     gains: bool = False
@@ -44,9 +56,42 @@ class Candidate:
     def ours(self) -> bool:
         return not self.norm
 
-    def bytes(self, mode: str, count: int, stream: int, update: int) -> int:
-        """The least that must pass through memory for `count` elements of `stream` and `update` bytes: every input read
-        once, every output written once, row scalars and gains left out. Equal results of one type share memory."""
+    @staticmethod
+    def inputs(rows: int, dim: int, dtype: str, device: torch.device) -> Tensors:
+        """Stream x, update u and two gradients (of the stream, of what the branch reads), each (rows, dim). Updates of
+        0.03 to 10 times the stream's length: about half of the rows are clamped."""
+        stream, update = DTYPES[dtype]
+        random = torch.Generator(device).manual_seed(0)
+        x, u, first, second = torch.randn(4, rows, dim, generator=random, device=device).unbind()
+        u = u * 10 ** (2.5 * torch.rand(rows, 1, generator=random, device=device) - 1.5)
+        return x.to(stream), u.to(update), first.to(stream), second.to(update)
+
+    def arguments(self, tensors: Tensors) -> dict[str, Tensor]:
+        """x, u and gains of one where it has them."""
+        x, u = tensors[0].detach(), tensors[1].detach()
+        gains = {"gains": torch.ones(x.shape[-1], dtype=x.dtype, device=x.device)} if self.gains else {}
+        return {name: tensor.requires_grad_() for name, tensor in ({"x": x, "u": u} | gains).items()}
+
+    def gradients(self, tensors: Tensors) -> Tensors:
+        return tensors[2:] if self.norm or self.read else tensors[2:3]
+
+    def truth(self, *taken: Tensor) -> tuple[Tensor, ...]:
+        if self.norm:
+            return (add_norm_gains if self.gains else add_norm)(*taken)
+        decay = torch.tensor(0.5, dtype=torch.float64, device=taken[0].device)
+        return (make_step_norm if self.through else make_step_read if self.read else make_step)("reference", decay)(
+            *taken
+        )
+
+    def limits(self, outputs: Sequence[Tensor], taken: Mapping[str, Tensor]) -> dict[str, float]:
+        tolerance = NORM_TOLERANCE if self.norm else STEP_TOLERANCE
+        (_, dx), (_, du) = tolerance[taken["x"].dtype], tolerance[taken["u"].dtype]
+        return {"out": tolerance[outputs[-1].dtype][0], "dx": dx, "du": du, "dgains": du}
+
+    def bytes(self, mode: str, tensors: Tensors) -> int:
+        """Every input read once, every output written once, row scalars and gains left out. Equal results of one type
+        share memory."""
+        stream, update = (tensor.element_size() for tensor in tensors[:2])
         apart = update if update != stream else 0
         if self.norm:  # x, u -> sum, y; dsum, dy, sum -> dx, du
             forward, backward = 2 * stream + 2 * update, 3 * stream + update + apart
@@ -56,10 +101,22 @@ class Candidate:
             forward, backward = 2 * stream + update + apart, 3 * stream + 3 * update
         else:  # x, u -> x'; dx', x, u -> dx, du
             forward, backward = 2 * stream + update, 3 * stream + 2 * update
-        return count * {"fwd": forward, "bwd": backward, "both": forward + backward}[mode]
+        return tensors[0].numel() * {"fwd": forward, "bwd": backward, "both": forward + backward}[mode]
+
+    def columns(self, mode: str, tensors: Tensors, ready: Mapping[str, Candidate], times: Times) -> dict[str, Any]:
+        """Its time over the best peer's, and over Pre-Norm's without and with gains, compiled where it is."""
+        taken = times[self.name]
+        peers = [name for name, candidate in ready.items() if not candidate.ours]
+        best = min(peers, key=lambda name: median(times[name]))
+        pre = f"{PRE} compiled" if self.compiled and f"{PRE} compiled" in times else PRE
+        gains = f"{GAINS}, compiled" if self.compiled and f"{GAINS}, compiled" in times else GAINS
+        return {
+            "to_peer": ratio(taken, times[best]), "peer": best, "to_pre": ratio(taken, times[pre]),
+            **({"to_gains": ratio(taken, times[gains])} if gains in times else {}),
+        }  # fmt: skip
 
 
-def step(backend: str, decay: Tensor) -> Forward:
+def make_step(backend: str, decay: Tensor) -> Forward:
     """The geodesic update on one path."""
 
     def forward(x: Tensor, u: Tensor) -> tuple[Tensor]:
@@ -68,7 +125,7 @@ def step(backend: str, decay: Tensor) -> Forward:
     return forward
 
 
-def step_read(backend: str, decay: Tensor) -> Forward:
+def make_step_read(backend: str, decay: Tensor) -> Forward:
     """The same with a second result for the next sub-layer, in the dtype of the update."""
 
     def forward(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +134,7 @@ def step_read(backend: str, decay: Tensor) -> Forward:
     return forward
 
 
-def step_norm(backend: str, decay: Tensor) -> Forward:
+def make_step_norm(backend: str, decay: Tensor) -> Forward:
     """The update and its RMSNorm with gains, in the dtype of the update."""
 
     norm = RMSNorm(0, gains=False, eps=EPS)
@@ -101,57 +158,48 @@ def add_norm_gains(x: Tensor, u: Tensor, gains: Tensor) -> tuple[Tensor, Tensor]
     return total, F.rms_norm(total, (total.shape[-1],), gains, eps=EPS).to(u.dtype)
 
 
-def candidates(device: torch.device) -> tuple[list[Candidate], dict[str, str]]:
+def candidates(device: torch.device) -> tuple[list[UpdateCandidate], dict[str, str]]:
     """Everything that can run here, and why the rest cannot."""
     decay = torch.tensor(0.5, device=device)  # a tensor, as a layer passes it
+    through = {"read": True, "through": True, "gains": True}
     found = [
-        Candidate("geonorm", step("auto", decay)),
-        Candidate("geonorm, read twice", step_read("auto", decay), read=True),
-        Candidate("geonorm, read through a norm", step_norm("auto", decay), read=True, through=True, gains=True),
+        UpdateCandidate("geonorm", make_step("auto", decay)),
+        UpdateCandidate("geonorm, read twice", make_step_read("auto", decay), read=True),
+        UpdateCandidate("geonorm, read through a norm", make_step_norm("auto", decay), **through),
     ]
     missing: dict[str, str] = {}
     for backend in ("closed", "triton"):
         try:
-            step(backend, decay)(*probe(device))
+            make_step(backend, decay)(*probe(device))
         except ConfigError as error:
             missing[f"geonorm {backend}"] = str(error)
         else:
-            found.append(Candidate(f"geonorm {backend}", step(backend, decay)))
-    found.append(Candidate("geonorm compiled", step("auto", decay), compiled=True))
-    found.append(
-        Candidate(
-            "geonorm compiled, read through a norm",
-            step_norm("auto", decay),
-            compiled=True,
-            read=True,
-            through=True,
-            gains=True,
-        )
-    )
-    if "geonorm triton" not in missing:  # else auto is the closed form anyway
-        found.append(Candidate("geonorm closed compiled", step("closed", decay), compiled=True))
+            found.append(UpdateCandidate(f"geonorm {backend}", make_step(backend, decay)))
     found += [
-        Candidate("geonorm textbook", step("reference", decay)),
-        Candidate("geonorm textbook compiled", step("reference", decay), compiled=True),
-        Candidate("add + rms_norm", add_norm, norm=True),
-        Candidate("add + rms_norm, gains", add_norm_gains, norm=True, gains=True),
-        Candidate("add + rms_norm compiled", add_norm, norm=True, compiled=True),
-        Candidate("add + rms_norm, gains, compiled", add_norm_gains, norm=True, compiled=True, gains=True),
+        UpdateCandidate("geonorm compiled", make_step("auto", decay), compiled=True),
+        UpdateCandidate(
+            "geonorm compiled, read through a norm", make_step_norm("auto", decay), compiled=True, **through
+        ),
+    ]
+    if "geonorm triton" not in missing:  # else auto is the closed form anyway
+        found.append(UpdateCandidate("geonorm closed compiled", make_step("closed", decay), compiled=True))
+    found += [
+        UpdateCandidate("geonorm textbook", make_step("reference", decay)),
+        UpdateCandidate("geonorm textbook compiled", make_step("reference", decay), compiled=True),
+        UpdateCandidate(PRE, add_norm, norm=True),
+        UpdateCandidate(GAINS, add_norm_gains, norm=True, gains=True),
+        UpdateCandidate(f"{PRE} compiled", add_norm, norm=True, compiled=True),
+        UpdateCandidate(f"{GAINS}, compiled", add_norm_gains, norm=True, compiled=True, gains=True),
     ]
     for name, load in FUSED.items():
         try:
             forward = load()
             forward(*probe(device), torch.ones(64, device=device))
         except Exception as error:  # a library of others, or a GPU that is not there, may fail in any way
-            missing[name] = reason(error)
+            missing[name] = why_missing(error)
         else:
-            found.append(Candidate(name, forward, norm=True, gains=True))
+            found.append(UpdateCandidate(name, forward, norm=True, gains=True, optional=True))
     return found, missing
-
-
-def reason(error: Exception) -> str:
-    """The kind of an error and the first line of what it says."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:160]}"
 
 
 def probe(device: torch.device) -> tuple[Tensor, Tensor]:

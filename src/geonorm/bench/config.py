@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Literal
+from typing import Annotated, Literal
 
 from ..errors import ConfigError
-from ..lab.compare.clusters import within
+from ..settings import Count, Range, Settings
 
 CPU_SHAPES = ("4096x768", "4096x1024")
 CUDA_SHAPES = ("4096x768", "32768x768", "32768x1024", "32768x2048", "16384x4096", "8192x8192", "4096x16384")
@@ -17,12 +17,12 @@ QUICK_PAIRS = 7
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing:
+class Timing(Settings):
     """What every benchmark is told."""
 
-    pairs: int = 41
+    pairs: Annotated[int, Range(6, 100_000)] = 41
     """Rounds in which everything is timed once."""
-    threads: int = 1
+    threads: Annotated[int, Range(1, 4096)] = 1
     """CPU threads."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda."""
@@ -30,8 +30,7 @@ class Timing:
     """Directory for summary.json, and figures/ where there are some."""
 
     def __post_init__(self) -> None:
-        within("pairs", self.pairs, 6, 100_000)
-        within("threads", self.threads, 1, 4096)
+        super().__post_init__()
         for setting in fields(self):
             usual = [] if setting.default_factory is MISSING else setting.default_factory()
             if usual != [] and getattr(self, setting.name) == []:
@@ -67,6 +66,11 @@ class OpsBench(RowsBench):
     """The geodesic update and its peers, tensor by tensor: every candidate is compared with fp64 first, then all take
     turns. The peer is what Pre-Norm does at the same place, the residual addition and the next RMSNorm."""
 
+    examples = (
+        "geonorm bench ops --quick",
+        "geonorm bench ops --shapes 4096x768 --dtypes bf16 --device cuda --out runs/ops",
+    )
+
     dtypes: list[Literal["fp32", "bf16", "fp16", "mixed"]] = field(default_factory=lambda: ["fp32", "bf16"])
     """mixed: stream in fp32, update in bf16, as in training with autocast."""
     modes: list[Literal["fwd", "bwd", "both"]] = field(default_factory=lambda: ["fwd", "bwd", "both"])
@@ -80,13 +84,18 @@ class TrainBench(Timing):
     """A whole training step (forward, backward, clipping, AdamW) of the decoder, scheme beside scheme, eager and
     compiled. Tokens are random: their content does not change the time."""
 
+    examples = (
+        "geonorm bench train --schemes geonorm peri --preset nano",
+        "geonorm bench train --preset 125m --dtype bf16 --device cuda --modes compiled",
+    )
+
     schemes: list[str] = field(default_factory=lambda: ["geonorm"])
     """Residual schemes, as in `geonorm schemes`."""
     baseline: str = "pre"
     """The scheme that ratios are to."""
     preset: str = "nano"
     """Size of the model: nano, nano-gpt2, mini, 125m, paper-125m, 350m, 1.3b, 7b, 70b."""
-    batch_size: int = 16
+    batch_size: Count = 16
     """Sequences per step."""
     context: int | None = None
     """Tokens of a sequence; the preset's when not given."""
@@ -97,15 +106,16 @@ class TrainBench(Timing):
     llama: bool = False
     """Also transformers' Llama of the same shape, eager, in a plain loop."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("batch_size", self.batch_size, 1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class NormsBench(RowsBench):
     """LayerNorm against RMSNorm, torch's functions and this library's modules: every one is compared with fp64 first,
     then all take turns; and what share of a training step and of a decoding step a model's norms are."""
+
+    examples = (
+        "geonorm bench norms --quick",
+        "geonorm bench norms --shapes 4096x768 --modes eager --out runs/norms",
+    )
 
     dtypes: list[Literal["fp32", "bf16", "fp16"]] = field(default_factory=lambda: ["fp32", "bf16"])
     """Of what is normalised; gains and biases are fp32 in this library's modules, of this type in torch's functions."""
@@ -117,12 +127,8 @@ class NormsBench(RowsBench):
     """Size of the model whose steps are timed: nano, nano-gpt2, mini, 125m, paper-125m, 350m, 1.3b, 7b, 70b."""
     scheme: str = "pre(entry=embedding)"
     """Residual scheme of that model."""
-    batch_size: int = 16
+    batch_size: Count = 16
     """Sequences of a training step; one sequence is decoded."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("batch_size", self.batch_size, 1)
 
 
 def rows_and_dim(shape: str) -> tuple[int, int]:

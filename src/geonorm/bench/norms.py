@@ -12,8 +12,8 @@ x^ is the normalised input. Memory passes are the same for all: x in, y out; x a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -36,11 +36,9 @@ from ..nn.config import preset
 from ..nn.decoder import Decoder
 from ..norms import LayerNorm, NormSpec, RMSNorm
 from . import show
-from .candidates import reason
-from .check import DTYPES, NORM_TOLERANCE, WrongResult, row_error
 from .config import NormsBench
-from .ops import copy_name, copy_of
-from .timing import Build, Call, Clock, clock_of, ratio, take_turns
+from .measure import DTYPES, NORM_TOLERANCE, Candidate, Tensors, Times, measure
+from .timing import Call, Clock, clock_of, ratio, take_turns
 from .train import LR, WARM_UP, finish
 
 Say = Callable[[str], None]
@@ -54,25 +52,77 @@ TITLES = {"rms": "RMSNorm", "layer without bias": "LayerNorm without bias", "lay
 
 
 @dataclass(frozen=True)
-class Candidate:
+class NormCandidate(Candidate):
     """A norm: `forward` takes the input, gains and, of kind `layer`, biases."""
 
     kind: str
     source: str
-    forward: Callable[..., Tensor]
-    compiled: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{TITLES[self.kind]}, {self.source}{' compiled' if self.compiled else ''}"
 
     @property
     def ours(self) -> bool:
         return self.source == "geonorm"
 
+    @staticmethod
+    def inputs(rows: int, dim: int, dtype: str, device: torch.device) -> Tensors:
+        """Input with a mean of its own in every row, a gradient, and gains and biases away from 1 and 0."""
+        random = torch.Generator(device).manual_seed(0)
+        x, dy = torch.randn(2, rows, dim, generator=random, device=device).unbind()
+        x = x * 10 ** (2 * torch.rand(rows, 1, generator=random, device=device) - 1) + 0.5
+        weights = [1 + 0.3 * torch.randn(dim, generator=random, device=device) for _ in range(2)]
+        kind = DTYPES[dtype][0]
+        return x.to(kind), dy.to(kind), *weights
+
+    def arguments(self, tensors: Tensors) -> dict[str, Tensor]:
+        """Input, gains, and biases where the kind has them. torch's functions take weights in the dtype of the input,
+        modules keep them in fp32."""
+        x, _, weight, bias = tensors
+        given = {"x": x, "weight": weight, **({"bias": bias} if self.kind == "layer" else {})}
+        kept = {name: tensor if self.ours else tensor.to(x.dtype) for name, tensor in given.items()}
+        return {name: tensor.detach().clone().requires_grad_() for name, tensor in kept.items()}
+
+    def gradients(self, tensors: Tensors) -> Tensors:
+        return tensors[1:2]
+
+    def truth(self, *taken: Tensor) -> Tensor:
+        return textbook(self.kind)(*taken)
+
+    def limits(self, outputs: Sequence[Tensor], taken: Mapping[str, Tensor]) -> dict[str, float]:
+        out, dx = NORM_TOLERANCE[taken["x"].dtype]
+        sums = SUM_TOLERANCE[taken["weight"].dtype]
+        return {"out": out, "dx": dx, "dweight": sums, "dbias": sums}
+
+    def bytes(self, mode: str, tensors: Tensors) -> int:
+        return tensors[0].nbytes * {"fwd": 2, "bwd": 3, "both": 5}[mode]
+
     def flops(self, mode: str, count: int) -> int:
         forward, backward = FLOPS[self.kind]
         return count * {"fwd": forward, "bwd": backward, "both": forward + backward}[mode]
+
+    def kept(self, tensors: Tensors) -> int:
+        """Bytes that a forward pass keeps for the backward pass, its input included, gains and biases not."""
+        x, *weights = self.arguments(tensors).values()
+        seen = {tensor.untyped_storage().data_ptr(): 0 for tensor in weights}
+
+        def note(tensor: Tensor) -> Tensor:
+            seen.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            _alive = self.forward(x, *weights)
+        return sum(seen.values())
+
+    def columns(self, mode: str, tensors: Tensors, ready: Mapping[str, Candidate], times: Times) -> dict[str, Any]:
+        """Its work and memory, and RMSNorm's time over its own."""
+        twin = title("rms", self.source, self.compiled)
+        return {
+            "kind": self.kind, "flops": self.flops(mode, tensors[0].numel()),
+            "kept_bytes": None if mode == "fwd" else self.kept(tensors),
+            **({"rms_to_this": ratio(times[twin], times[self.name])} if twin in times and twin != self.name else {}),
+        }  # fmt: skip
+
+
+def title(kind: str, source: str, compiled: bool) -> str:
+    return f"{TITLES[kind]}, {source}{' compiled' if compiled else ''}"
 
 
 def of_torch(kind: str) -> Callable[..., Tensor]:
@@ -100,11 +150,15 @@ def textbook(kind: str) -> Callable[..., Tensor]:
     return forward
 
 
-def candidates(dim: int, device: torch.device, modes: list[str]) -> list[Candidate]:
-    eager = [Candidate(kind, "torch", of_torch(kind)) for kind in ("layer", "layer without bias", "rms")]
-    eager += [Candidate(kind, "geonorm", of_ours(kind, dim, device)) for kind in ("layer", "rms")]
-    found = eager if "eager" in modes else [candidate for candidate in eager if candidate.name == BASE]
-    return found + [replace(candidate, compiled=True) for candidate in eager if "compiled" in modes]
+def candidates(dim: int, device: torch.device, modes: Sequence[str]) -> list[NormCandidate]:
+    kinds = [(kind, "torch", of_torch(kind)) for kind in ("layer", "layer without bias", "rms")]
+    kinds += [(kind, "geonorm", of_ours(kind, dim, device)) for kind in ("layer", "rms")]
+    return [
+        NormCandidate(name, forward, kind, source, compiled=compiled)
+        for compiled in (False, True)
+        for kind, source, forward in kinds
+        if (name := title(kind, source, compiled)) == BASE or ("compiled" if compiled else "eager") in modes
+    ]
 
 
 def bench_norms(config: NormsBench, say: Say = print) -> dict[str, Any]:
@@ -134,7 +188,10 @@ def bench_norms(config: NormsBench, say: Say = print) -> dict[str, Any]:
         for size in config.sizes(device.type == "cuda"):
             for dtype in config.dtypes:
                 say(f"\n{size[0]} x {size[1]} {dtype}: compiling, checking, timing {config.rounds} rounds")
-                table = measure(size, dtype, config, device, clock, summary["missing"])
+                chosen = candidates(size[1], device, config.modes)
+                table = measure(
+                    chosen, size, dtype, config.passes, config.rounds, clock, device, summary["missing"], BASE
+                )
                 show.norms(table, BASE, say)
                 rows += table
                 if out is not None:  # after each table: what is measured stays, whatever ends the program
@@ -145,129 +202,9 @@ def bench_norms(config: NormsBench, say: Say = print) -> dict[str, Any]:
     show.norm_shares(summary["steps"], say)
     if out is not None:
         write_json(out / "summary.json", summary)
-        for path in show.figures(rows, out / "figures", summary["environment"], "norms", BASE):
+        for path in show.draw_figures(rows, out / "figures", summary["environment"], "norms", BASE):
             say(str(path))
     return summary
-
-
-def inputs(size: tuple[int, int], dtype: str, device: torch.device) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Input with a mean of its own in every row, a gradient, and gains and biases away from 1 and 0."""
-    random = torch.Generator(device).manual_seed(0)
-    x, dy = torch.randn(2, *size, generator=random, device=device).unbind()
-    x = x * 10 ** (2 * torch.rand(size[0], 1, generator=random, device=device) - 1) + 0.5
-    weights = [1 + 0.3 * torch.randn(size[1], generator=random, device=device) for _ in range(2)]
-    kind = DTYPES[dtype][0]
-    return x.to(kind), dy.to(kind), weights
-
-
-def arguments(candidate: Candidate, x: Tensor, weights: list[Tensor]) -> list[Tensor]:
-    """Input, gains, and biases where the kind has them, each asking for its gradient. torch's functions take weights in
-    the dtype of the input, modules keep them in fp32."""
-    given = weights if candidate.kind == "layer" else weights[:1]
-    if not candidate.ours:
-        given = [weight.to(x.dtype) for weight in given]
-    return [tensor.detach().clone().requires_grad_() for tensor in (x, *given)]
-
-
-def check(candidate: Candidate, x: Tensor, dy: Tensor, weights: list[Tensor]) -> dict[str, float]:
-    """Errors {out, dx, dweight, dbias} relative to a row's length against the textbook in fp64."""
-    taken = arguments(candidate, x, weights)
-    exact = [tensor.detach().double().requires_grad_() for tensor in taken]
-    out, truth = candidate.forward(*taken), textbook(candidate.kind)(*exact)
-    found = [out.detach(), *torch.autograd.grad(out, taken, dy)]
-    wanted = [truth.detach(), *torch.autograd.grad(truth, exact, dy.double())]
-    names = ("out", "dx", "dweight", "dbias")
-    errors = {name: row_error(a, b) for name, a, b in zip(names, found, wanted, strict=False)}
-    out_limit, dx_limit = NORM_TOLERANCE[x.dtype]
-    sum_limit = SUM_TOLERANCE[taken[1].dtype]
-    limits = {"out": out_limit, "dx": dx_limit, "dweight": sum_limit, "dbias": sum_limit}
-    for name, error in errors.items():
-        allowed = limits[name]
-        if not error <= allowed:  # NaN is wrong, too
-            raise WrongResult(
-                f"{candidate.name} is wrong at {'x'.join(map(str, x.shape))}: {name} differs from fp64 by {error:.2g} "
-                f"of a row's length, more than {allowed:g}; nothing was timed"
-            )
-    return errors
-
-
-def kept(candidate: Candidate, x: Tensor, weights: list[Tensor]) -> int:
-    """Bytes that a forward pass keeps for the backward pass, its input included, gains and biases not."""
-    taken = arguments(candidate, x, weights)
-    seen = {tensor.untyped_storage().data_ptr(): 0 for tensor in taken[1:]}
-
-    def note(tensor: Tensor) -> Tensor:
-        seen.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        _alive = candidate.forward(*taken)
-    return sum(seen.values())
-
-
-def measure(
-    size: tuple[int, int], dtype: str, config: NormsBench, device: torch.device, clock: Clock, missing: dict[str, str]
-) -> list[dict[str, Any]]:
-    """One shape, one dtype: a row for every norm and pass, copies included. What cannot be compiled is put into
-    `missing`."""
-    torch.compiler.reset()
-    x, dy, weights = inputs(size, dtype, device)
-    ready: dict[str, Candidate] = {}
-    errors: dict[str, dict[str, float]] = {}
-    for candidate in candidates(size[1], device, list(config.modes)):
-        if candidate.compiled:
-            candidate = replace(candidate, forward=torch.compile(candidate.forward, dynamic=False, fullgraph=True))
-        try:
-            errors[candidate.name] = check(candidate, x, dy, weights)
-        except Exception as error:  # a compiler may fail in any way
-            if isinstance(error, WrongResult) or not candidate.compiled:
-                raise
-            missing[f"{candidate.name}, {size[0]} x {size[1]} {dtype}"] = reason(error)
-        else:
-            ready[candidate.name] = candidate
-    memory = {name: kept(candidate, x, weights) for name, candidate in ready.items()}
-    rows = []
-    for mode in config.passes:
-        moved = size[0] * size[1] * x.element_size() * {"fwd": 2, "bwd": 3, "both": 5}[mode]
-        programs: dict[str, Build] = {copy_name(moved): copy_of(moved, device)}
-        programs |= {name: program(candidate, mode, x, dy, weights) for name, candidate in ready.items()}
-        cached = device.type == "cuda" and moved < clock.l2
-        samplers = {name: clock.sampler(build, cached) for name, build in programs.items()}
-        times = take_turns(samplers, config.rounds)
-        del samplers
-        clock.free()
-        for name, taken in times.items():
-            row: dict[str, Any] = {
-                "dtype": dtype, "mode": mode, "cached": cached, "rows": size[0], "dim": size[1], "name": name,
-                "seconds": median(taken), "bytes": moved, "bandwidth": moved / median(taken),
-            }  # fmt: skip
-            if name in ready:
-                candidate = ready[name]
-                twin = replace(candidate, kind="rms").name
-                row |= {
-                    "kind": candidate.kind, "compiled": candidate.compiled, "ours": candidate.ours,
-                    "flops": candidate.flops(mode, x.numel()), "kept_bytes": None if mode == "fwd" else memory[name],
-                    "of_copy": ratio(times[copy_name(moved)], taken), "to_eager": ratio(taken, times[BASE]),
-                    **({"rms_to_this": ratio(times[twin], taken)} if twin in times and twin != name else {}),
-                    "errors": errors[name],
-                }  # fmt: skip
-            rows.append(row)
-    return rows
-
-
-def program(candidate: Candidate, mode: str, x: Tensor, dy: Tensor, weights: list[Tensor]) -> Build:
-    """The call of a pass. A backward pass alone runs again and again on one graph."""
-
-    def build() -> Call:
-        taken = arguments(candidate, x, weights)
-        if mode == "fwd":
-            return lambda: candidate.forward(*taken)
-        if mode == "both":
-            return lambda: torch.autograd.grad(candidate.forward(*taken), taken, dy)
-        out = candidate.forward(*taken)
-        return lambda: torch.autograd.grad(out, taken, dy, retain_graph=True)
-
-    return build
 
 
 def shares(config: NormsBench, device: torch.device, clock: Clock) -> Iterator[dict[str, Any]]:
@@ -312,8 +249,8 @@ def training(norm: str, mode: str, config: NormsBench, device: torch.device) -> 
     runtime = Runtime(compile=mode == "compiled")
     with device:
         model = Decoder(preset(config.preset, scheme=config.scheme, norm=norm))
-    model = parallel.prepare(model, runtime, device)
-    optimizers = optim.build(model, Optim(), LR)
+    model = parallel.distribute(model, runtime, device)
+    optimizers = optim.build_optimizers(model, Optim(), LR)
     shape = (config.batch_size, model.config.context)
     ids = torch.randint(model.config.vocab_size, shape, device=device)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..report.columns import aligned
+
+if TYPE_CHECKING:
+    from ..report.vega import Chart
 
 Say = Callable[[str], None]
 Row = dict[str, Any]
@@ -96,67 +100,45 @@ def norm_shares(rows: list[Row], say: Say) -> None:
     say("\n".join(["", *aligned(table)]))
 
 
-def figures(
+def draw_figures(
     rows: Iterable[Row], folder: Path, environment: dict[str, Any], stem: str = "ops", base: str = "add + rms_norm"
 ) -> list[Path]:
-    """One figure per dtype, PNG and SVG: time over that of eager `base` of every candidate, forward and backward."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
+    """One figure per dtype, PNG, SVG and PDF: time over that of eager `base` of every candidate, forward and
+    backward; nothing where the drawing library is not installed."""
+    if find_spec("vl_convert") is None:
         return []
-    from ..report.figures import STYLE
+    from ..report.vega import figure, save_figures
 
     counted = [row for row in rows if "to_eager" in row]
     modes = [row["mode"] for row in counted]
     mode = "both" if "both" in modes else modes[0]
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    style: Any = STYLE
-    with mpl.rc_context(style):
-        for dtype in dict.fromkeys(row["dtype"] for row in counted):
-            chosen = [row for row in counted if (row["dtype"], row["mode"]) == (dtype, mode)]
-            figure = Figure()
-            FigureCanvasAgg(figure)
-            draw(figure, chosen, base, f"{MODES[mode]}, {dtype}, {environment['device']}, torch {environment['torch']}")
-            for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-                path = folder / f"{stem}_{dtype}.{suffix}"
-                figure.savefig(path, metadata=metadata)
-                written.append(path)
-    return written
+    drawn = {}
+    for dtype in dict.fromkeys(row["dtype"] for row in counted):
+        chosen = [row for row in counted if (row["dtype"], row["mode"]) == (dtype, mode)]
+        about = f"{MODES[mode]}, {dtype}, {environment['device']}, torch {environment['torch']}"
+        charts = [panel(chosen, size, base) for size in dict.fromkeys((row["rows"], row["dim"]) for row in chosen)]
+        drawn[f"{stem}_{dtype}"] = figure(charts, about, columns=len(charts))
+    return save_figures(drawn, folder)
 
 
 MODES = {"both": "forward + backward", "fwd": "forward", "bwd": "backward"}
 
 
-def draw(figure: Any, rows: list[Row], base: str, about: str) -> None:
-    """Panels side by side, one a shape: ours filled, peers hollow, bars for the 95 % interval of the median."""
-    sizes = list(dict.fromkeys((row["rows"], row["dim"]) for row in rows))
-    names = list(dict.fromkeys(row["name"] for row in rows))
-    figure.set_size_inches(2.8 + 2.8 * len(sizes), 1.6 + 0.27 * len(names))
-    grid = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
-    for axes, size in zip(grid, sizes, strict=True):
-        panel = {row["name"]: row for row in rows if (row["rows"], row["dim"]) == size}
-        unit = panel[base]["seconds"]
-        for place, name in enumerate(names):
-            if name not in panel:
-                continue
-            row = panel[name]
-            colour = "#d55e00" if row["ours"] else "#2b2b2b"
-            middle, low, high = row["to_eager"]
-            if low is not None:
-                axes.plot([low, high], [place, place], color=colour, alpha=0.35, linewidth=5, solid_capstyle="butt")
-            axes.plot([middle], [place], "o", color=colour, markerfacecolor=colour if row["ours"] else "white")
-            axes.annotate(f"{middle:.2f}", (middle, place), (0, 5), textcoords="offset points", ha="center", fontsize=7)
-        axes.axvline(1.0, color="#5c5c5c", linewidth=0.8)
-        axes.set_xscale("log")
-        ticks = [0.125, 0.25, 0.5, 1, 2, 4, 8, 16]
-        low_end, high_end = axes.get_xlim()
-        axes.set_xticks([tick for tick in ticks if low_end / 1.2 <= tick <= high_end * 1.2])
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.minorticks_off()
-        axes.set_title(f"{size[0]} x {size[1]}   (1 = {1e6 * unit:.0f} µs)")
-    grid[0].set_yticks(range(len(names)), names, color="#1c1c1c")
-    grid[0].set_ylim(len(names) - 0.4, -0.7)
-    figure.supxlabel(f"time over that of eager {base}\n{about}", fontsize=8, color="#5c5c5c")
+def panel(rows: list[Row], size: tuple[int, int], base: str) -> Chart:
+    """A row per candidate, ours in colour, with the 95 % interval of its median as a bar."""
+    from ..report.style import COLOURS, Look
+    from ..report.vega import Axis, Chart
+
+    here = {row["name"]: row for row in rows if (row["rows"], row["dim"]) == size}
+    ours, peers = (Look(*COLOURS[name], "", "circle") for name in ("vermilion", "ink"))
+    ends = [end for row in here.values() for end in row["to_eager"] if end is not None]
+    ticks = [tick for tick in (0.125, 0.25, 0.5, 1, 2, 4, 8, 16) if min(ends) / 1.2 <= tick <= max(ends) * 1.2]
+    axis = Axis.around([*ends, 1.0], log=True, labels=ticks, title=f"time over that of eager {base}")
+    title = f"{size[0]} x {size[1]}   (1 = {1e6 * here[base]['seconds']:.0f} µs)"
+    looks = {name: ours if row["ours"] else peers for name, row in here.items()}
+    chart = Chart(title, axis, None, looks, width=300)
+    chart.rule(x=1.0)
+    for name, row in here.items():
+        middle, low, high = row["to_eager"]
+        chart.strip(name, f"{middle:.2f}", [(middle, f"{name}: {middle:.2f}")], (None, low, high))
+    return chart

@@ -122,8 +122,8 @@ def ours(
     runtime = Runtime(dtype=config.dtype, compile=mode == "compiled")
     with device:
         model = Decoder(replace(shape, scheme=scheme))
-    model = parallel.prepare(model, runtime, device)
-    optimizers = optim.build(model, Optim(), LR)
+    model = parallel.distribute(model, runtime, device)
+    optimizers = optim.build_optimizers(model, Optim(), LR)
 
     def step() -> Tensor:
         with parallel.precision(runtime, device):

@@ -6,15 +6,18 @@ import json
 import re
 from dataclasses import fields
 from math import isfinite
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Any
 
 import torch
+from torch import nn
 
 from ..dynamics import radial_rate, speed, theory
+from ..nn.roles import ROLES, SLOTS
 from ..norms import NormSpec
-from ..schemes import Scheme, Site, find, names, own_parts, parse
-from ..schemes.parse import described, format_value, options, takes_scheme
-from .arguments import docs
+from ..schemes import Parts, Scheme, Site, find, names, parse
+from ..schemes.parse import format_value, takes_scheme
+from ..settings import describe as describe_type
+from ..settings import docs, hints
 
 DEPTH, DIM, HEADS = 12, 64, 4
 """The model that initial values are stated for: 12 blocks, width 64, 4 heads."""
@@ -22,8 +25,6 @@ PARTICLES = 32
 """Tokens of the prediction of the initial velocity."""
 LIMIT = "one attention for each t, Q = K = V = I, equal radii, continuous time"
 """What the last law is said of: other radii, weights, whole layers and blocks of several sub-layers have others."""
-ROLES = ("embed", "q", "k", "v", "o", "up", "gate", "down", "head")
-SLOTS = {"q": HEADS, "k": HEADS, "v": HEADS, "q_rope": HEADS, "k_rope": HEADS, "up": 0, "gate": 0}
 NOTES = "x stream, u(y) output of the sub-layer that reads y, N norm, v part of u tangential to x, t = layer + 1"
 
 
@@ -34,17 +35,17 @@ def entry(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "title": (cls.__doc__ or "").strip().splitlines()[0],
-        "equation": cls.equation,
-        "source": cls.source,
-        "claim": cls.claim,
-        "checked": cls.checked,
+        "equation": scheme.about.equation,
+        "source": scheme.about.source,
+        "claim": scheme.about.claim,
+        "checked": scheme.about.checked,
         "streams": scheme.streams,
         "planar": scheme.planar,
         "fields": {
             f.name: {
                 "default": plain(getattr(scheme, f.name)),
                 "values": values(cls, f.name),
-                "meaning": " ".join(docs(cls).get(f.name, "").split()),
+                "meaning": docs(cls).get(f.name, ""),
             }
             for f in fields(cls)
         },
@@ -57,10 +58,8 @@ def entry(name: str) -> dict[str, Any]:
 
 
 def values(cls: type[Scheme], name: str) -> str:
-    hint = get_type_hints(cls)[name]
-    if takes_scheme(hint):
-        return "a scheme"
-    return described(options(hint)) if get_origin(hint) is not Literal else described((hint,))
+    hint = hints(cls)[name]
+    return "a scheme" if takes_scheme(hint) else describe_type(hint, between=" | ")
 
 
 def plain(value: Any) -> str | float | int | bool:
@@ -73,11 +72,10 @@ def initial_scalars(scheme: Scheme) -> dict[str, str]:
     for layer, kind in ((0, "entry"), (1, "attn"), (1, "mlp"), (DEPTH - 1, "exit")):
         site = Site(layer, kind, DEPTH)
         part = scheme.resolve(site)
-        modules = {"": own_parts(part, site, NormSpec("rms", DIM))}
-        shapes = {name: (heads, DIM // HEADS) if heads else (4 * DIM,) for name, heads in SLOTS.items()}
-        wanted = {"attn": ("q", "k", "v", "q_rope", "k_rope"), "mlp": ("up", "gate"), "exit": ("logits",)}.get(kind, ())
-        for name in wanted:
-            slot = part.slot(name, shapes.get(name, (4 * DIM,)), DIM, site)
+        modules: dict[str, nn.Module] = {"": Parts(part, site, NormSpec("rms", DIM))}
+        shape = (HEADS, DIM // HEADS) if kind == "attn" else (4 * DIM,)
+        for name in SLOTS.get(kind, ()):
+            slot = part.slot(name, shape, DIM, site)
             if slot is not None:
                 modules[f"{name}."] = slot
         for prefix, module in modules.items():
@@ -96,8 +94,9 @@ def summary(value: torch.Tensor) -> str:
 def initial_std(scheme: Scheme) -> dict[str, float]:
     """Initial standard deviation over the base by role in block 2 of 12, where it is not 1."""
     found = {}
+    kinds = {"embed": "entry", "position": "entry", "head": "exit", **dict.fromkeys(("up", "gate", "down"), "mlp")}
     for role in ROLES:
-        kind = {"embed": "entry", "head": "exit"}.get(role, "mlp" if role in ("up", "gate", "down") else "attn")
+        kind = kinds.get(role, "attn")
         site = Site({"entry": 0, "exit": DEPTH - 1}.get(kind, 1), kind, DEPTH)
         ratio = scheme.resolve(site).init_std(role, DIM, DIM, site, 1.0)
         if ratio != 1.0:
@@ -115,7 +114,7 @@ def motion(scheme: Scheme) -> dict[str, float | str] | str:
         site = Site(float(t - 1), "attn", DEPTH)
         part = scheme.resolve(site)
         if not part.planar:
-            return part.lawless or "its step does not stay in the plane of x and u"
+            return part.about.lawless or "its step does not stay in the plane of x and u"
         slowness = speed(part, x, u, site).item()
         found[f"s(t={t})"] = round(slowness, 6) if isfinite(slowness) else "infinite"
         found[f"r'(t={t})"] = round(radial_rate(part, x, u, site).item(), 6) + 0.0
@@ -138,7 +137,7 @@ def predicted(scheme: Scheme) -> dict[str, float | str | None] | None:
 
 def catalogue() -> str:
     """One line per scheme."""
-    rows = [(name, find(name).equation) for name in names()]
+    rows = [(name, find(name).about.equation) for name in names()]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:{width}}  {equation}" for name, equation in rows]
     return "\n".join([*lines, "", NOTES, "geonorm schemes NAME: source, fields, values, what it does to a token"])

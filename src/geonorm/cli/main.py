@@ -6,14 +6,20 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from .. import elsewhere, output
+from ..bench.config import NormsBench, OpsBench, TrainBench
+from ..dynamics.config import SimulateConfig
 from ..errors import ConfigError, GeonormError, unknown
-from .arguments import HelpAsked, read
+from ..lab.config import CompareConfig, DataConfig, EvalConfig, ExportConfig, GenerateConfig, TrainCommand
+from ..probes.config import ProbeConfig
+from ..report.config import ReportConfig
+from ..settings import Settings, to_dict
+from .arguments import HELP, HelpAsked, print_completion, read
 
 USAGE = """usage: geonorm VERB [options]      (geonorm VERB --help)
 
@@ -21,9 +27,13 @@ residual schemes for Transformers, trained side by side
 
 verbs:"""
 STATUS = """
+geonorm VERB --help: what people set most, and two examples; --help-all: every option
+geonorm --completion bash|zsh|fish: a script with which the shell completes verbs, options and words
 exit status: 0 done; 2 bad input, a diverged run, or runs of a comparison that failed; 130 interrupted, saved"""
 
 
+TYPED: ContextVar[list[str]] = ContextVar("typed")
+"""The command line."""
 SEEN_ENOUGH = ("schemes", "data", "generate")
 """Verbs that do nothing but print: who closes the pipe has seen enough. Of all others it stops the work."""
 
@@ -49,9 +59,12 @@ def run_verb(arguments: list[str]) -> int:
         return 0
     name, rest = arguments[0], arguments[1:]
     try:
+        if name == "--completion":
+            print_completion(rest[0] if rest else "", COMMANDS)
+            return 0
         if name not in VERBS:
             raise ConfigError(unknown("verb", name, VERBS))
-        return copy_context().run(run, VERBS[name], rest)  # --trust-code holds for this command
+        return copy_context().run(run, name, rest)  # --trust-code holds for this command
     except SystemExit as end:  # nothing here ends so: code from elsewhere does
         output.complain(f"geonorm {name}: code from elsewhere ended the program (sys.exit {end.code})")
         return 2
@@ -70,13 +83,30 @@ def run_verb(arguments: list[str]) -> int:
         elsewhere.BOUND.clear()
 
 
-def run(verb: Callable[[list[str]], int], arguments: list[str]) -> int:
+def run(name: str, arguments: list[str]) -> int:
+    TYPED.set(["geonorm", name, *arguments])
     try:
-        return verb(arguments)
+        command = name if name in COMMANDS else f"{name} {choose(name, arguments)}"
+        rest = arguments[len(command.split()) - 1 :]
+        return VERBS[name](read(COMMANDS[command], f"geonorm {command}", rest))
     except HelpAsked as asked:
         with suppress(BrokenPipeError):  # `| head` has seen enough
             print(asked)
         return 0
+
+
+def choose(name: str, arguments: list[str]) -> str:
+    """The second word of a verb that has several commands."""
+    kinds = {command.split()[1]: kind for command, kind in COMMANDS.items() if command.startswith(f"{name} ")}
+    if not arguments:
+        raise ConfigError(f"WHAT is missing: {' or '.join(kinds)} (see --help)")
+    if arguments[0] in HELP:
+        lines = [f"  {what:9} {' '.join((kind.__doc__ or '').split())}" for what, kind in kinds.items()]
+        usage = f"usage: geonorm {name} WHAT [options]      (geonorm {name} WHAT --help)"
+        raise HelpAsked("\n".join([usage, "", *lines]))
+    if arguments[0] not in kinds:
+        raise ConfigError(unknown("benchmark", arguments[0], kinds))
+    return arguments[0]
 
 
 def problem(error: Exception) -> str:
@@ -91,11 +121,8 @@ def problem(error: Exception) -> str:
     return text
 
 
-def compare(arguments: list[str]) -> int:
+def compare(config: CompareConfig) -> int:
     """train several schemes side by side on the same text; ends in a table, figures and a page"""
-    from ..lab.config import CompareConfig
-
-    config = read(CompareConfig, "geonorm compare", arguments)
     from .. import report
     from ..lab.compare import compare as lab
     from ..lab.compare.launch import Submitted
@@ -103,7 +130,7 @@ def compare(arguments: list[str]) -> int:
     from ..report import checks, runs, tables
 
     try:
-        results = lab.compare(config, live=sys.stdout.isatty(), command=["geonorm", "compare", *arguments])
+        results = lab.compare(config, live=sys.stdout.isatty(), command=TYPED.get())
     except Interrupted as stop:
         output.complain(str(stop))
         return 130
@@ -121,11 +148,8 @@ def compare(arguments: list[str]) -> int:
     return 0
 
 
-def train(arguments: list[str]) -> int:
+def train(command: TrainCommand) -> int:
     """train one model, or go on with a run that was stopped"""
-    from ..lab.config import TrainCommand
-
-    command = read(TrainCommand, "geonorm train", arguments)
     config = command.run()
     if command.dry_run:
         from ..lab.scale.plan import plan, table
@@ -148,11 +172,8 @@ def train(arguments: list[str]) -> int:
     return 0
 
 
-def evaluate(arguments: list[str]) -> int:
+def evaluate(config: EvalConfig) -> int:
     """loss on any text, and tasks, of a run, an exported folder or any Hugging Face model"""
-    from ..lab.config import EvalConfig
-
-    config = read(EvalConfig, "geonorm eval", arguments, ("model",))
     from ..lab.tasks.use import evaluate as run
 
     result = run(config, live=sys.stderr.isatty())
@@ -165,77 +186,33 @@ def evaluate(arguments: list[str]) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Generate:
-    """Text from a trained run or a Hugging Face model."""
-
-    run: str
-    """Run directory, model folder, or name on the Hugging Face hub."""
-    prompt: str = ""
-    """Beginning of the text; without it a new document begins."""
-    tokens: int = 100
-    """New tokens."""
-    temperature: float = 0.8
-    """0 takes the likeliest token each time."""
-    top_k: int | None = 50
-    """Sample among this many likeliest tokens."""
-    seed: int = 0
-    """Seed of the sampling."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-
-
-def generate(arguments: list[str]) -> int:
+def generate(config: GenerateConfig) -> int:
     """text from a trained run or a Hugging Face model"""
-    options = read(Generate, "geonorm generate", arguments, ("run",))
     from ..lab.tasks.use import generate_text
 
-    for piece in generate_text(
-        options.run,
-        options.prompt,
-        options.tokens,
-        options.temperature,
-        options.top_k,
-        options.seed,
-        options.device,
-    ):
+    for piece in generate_text(config):
         print(piece, end="", flush=True)
     print()
     return 0
 
 
-@dataclass(frozen=True)
-class Export:
-    """A finished run as a model folder for transformers: weights, configuration, tokenizer, model card."""
-
-    run: str
-    """Run directory."""
-    to: str
-    """Folder to write; it must not exist or be empty."""
-    layout: str = "geonorm"
-    """geonorm: any scheme, loads with `import geonorm.hf`; stock, or by name (llama, gpt2, ...): the architecture of
-    transformers that it equals."""
-    remote_code: bool = False
-    """Add a modeling file: the folder then loads with trust_remote_code=True where geonorm is not installed."""
-
-
-def export(arguments: list[str]) -> int:
+def export(options: ExportConfig) -> int:
     """a finished run as a model folder for transformers"""
-    options = read(Export, "geonorm export", arguments, ("run",))
     from .. import hf
     from ..hf.export import check_target
     from ..hf.export import export as write
     from ..hf.layouts import architecture, check_layout
-    from ..lab.config import to_dict
-    from ..lab.finished import finished
+    from ..lab.open import open_run, read_finished, run_of
 
     to = Path(options.to)
     check_target(to)
     check_layout(options.layout)
-    run = finished(Path(options.run))
+    path = Path(run_of(options.run, options.scheme))
+    record = read_finished(path)
+    run = open_run(path)
     shape = run.model.config
     model_type = architecture(shape, options.layout)
-    text = hf.card(shape, to_dict(run.config), run.summary, run.environment, run.rows, model_type, options.remote_code)
+    text = hf.card(shape, to_dict(run.config), *record, model_type, options.remote_code)
     write(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text)
     ours = "geonorm.hf, " if model_type == "geonorm" and not options.remote_code else ""
     how = f"{str(to)!r}, trust_remote_code=True" if options.remote_code else repr(str(to))
@@ -244,66 +221,28 @@ def export(arguments: list[str]) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Report:
-    """A self-contained page from run or comparison directories, or from simulations."""
-
-    dirs: list[str]
-    """Comparison or run directories, or those of simulations."""
-    out: str = "report.html"
-    """The page to write."""
-    figures: str | None = None
-    """Directory for PNG and SVG figures."""
-    force: bool = False
-    """Overwrite --out, whatever it is."""
-
-
-def report(arguments: list[str]) -> int:
-    """a self-contained page from run or comparison directories"""
-    options = read(Report, "geonorm report", arguments, ("dirs",))
+def report(options: ReportConfig) -> int:
+    """one self-contained page about comparisons, runs, simulations and probes; or LaTeX, CSV, PDF"""
     from ..report import build
 
-    figures = Path(options.figures) if options.figures else None
-    print(build([Path(folder) for folder in options.dirs], Path(options.out), figures=figures, force=options.force))
+    out = options.out or "report." + {"latex": "tex"}.get(options.format, options.format)
+    sort = None if options.sort == "given" else options.sort
+    print(build(options.dirs, out, figures=options.figures, force=options.force, format=options.format,
+                schemes=options.schemes, sort=sort))  # fmt: skip
     return 0
 
 
-def bench(arguments: list[str]) -> int:
+def bench(config: OpsBench | TrainBench | NormsBench) -> int:
     """speed: operations beside their peers (ops), training steps (train), LayerNorm against RMSNorm (norms)"""
-    from ..bench.config import NormsBench, OpsBench, TrainBench
+    from ..bench import norms, ops, train
 
-    kinds = {"ops": OpsBench, "train": TrainBench, "norms": NormsBench}
-    if not arguments or arguments[0] in ("-h", "--help"):
-        lines = [f"  {name:9} {' '.join((kind.__doc__ or '').split())}" for name, kind in kinds.items()]
-        if not arguments:
-            raise ConfigError(f"WHAT is missing: {' or '.join(kinds)} (see --help)")
-        raise HelpAsked("\n".join(["usage: geonorm bench WHAT [options]      (geonorm bench WHAT --help)", "", *lines]))
-    name, rest = arguments[0], arguments[1:]
-    if name not in kinds:
-        raise ConfigError(unknown("benchmark", name, kinds))
-    if name == "ops":
-        ops = read(OpsBench, "geonorm bench ops", rest)
-        from ..bench.ops import bench_ops
-
-        bench_ops(ops)
-    elif name == "norms":
-        norms = read(NormsBench, "geonorm bench norms", rest)
-        from ..bench.norms import bench_norms
-
-        bench_norms(norms)
-    else:
-        steps = read(TrainBench, "geonorm bench train", rest)
-        from ..bench.train import bench_train
-
-        bench_train(steps)
+    work: dict[type, Any] = {OpsBench: ops.bench_ops, TrainBench: train.bench_train, NormsBench: norms.bench_norms}
+    work[type(config)](config)
     return 0
 
 
-def simulate(arguments: list[str]) -> int:
+def simulate(config: SimulateConfig) -> int:
     """schemes as particle systems on the sphere: how fast tokens come together, beside theory"""
-    from ..dynamics.config import SimulateConfig
-
-    config = read(SimulateConfig, "geonorm simulate", arguments)
     from dataclasses import asdict
 
     from ..lab.studies import simulate as simulations
@@ -314,7 +253,7 @@ def simulate(arguments: list[str]) -> int:
     from ..dynamics.simulate import Simulation
     from ..dynamics.simulate import simulate as run
     from ..lab.runs import environment
-    from ..report import write_figures
+    from ..report import build
     from ..report.simulation import terminal
 
     described = environment.describe(pick_device(config.device))
@@ -335,21 +274,18 @@ def simulate(arguments: list[str]) -> int:
             raise
         return 130
     simulations.save(out, settings, described, found.files())
-    write_figures(out, out / "figures")
+    page = build([out], out / "report.html", figures=out / "figures")
     print("\n".join(terminal(found.summary)))
-    print(f"figures: {out / 'figures'}")
+    print(f"report: {page}")
     return 0
 
 
-def probe(arguments: list[str]) -> int:
+def probe(config: ProbeConfig) -> int:
     """what normalization does to hidden states: any Hugging Face model or run, site by site"""
-    from ..probes.config import ProbeConfig
-
-    config = read(ProbeConfig, "geonorm probe", arguments, ("models",))
     from ..lab.studies import probe as lab
     from ..lab.studies.simulate import progress
     from ..report import build
-    from ..report.geometry import terminal
+    from ..report.probe import terminal
 
     with progress(sys.stderr.isatty()) as told:
         found = lab.run(config, told)
@@ -360,45 +296,41 @@ def probe(arguments: list[str]) -> int:
     return 0
 
 
-def schemes(arguments: list[str]) -> int:
+@dataclass(frozen=True)
+class SchemesConfig(Settings):
+    """Equation, source and fields of every residual scheme, or of one."""
+
+    words = ("name",)
+    examples = ("geonorm schemes geonorm", "geonorm schemes --json")
+
+    name: str | None = None
+    """A scheme; a list of all when not given."""
+    json: bool = False
+    """All that is known, for programs."""
+    markdown: bool = False
+    """The generated part of docs/schemes.md."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.markdown and (self.json or self.name):
+            raise ConfigError("--markdown is of all schemes and goes alone")
+
+
+def schemes(config: SchemesConfig) -> int:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
-    usage = "usage: geonorm schemes [NAME] [--json]      geonorm schemes --markdown"
-    if "--help" in arguments or "-h" in arguments:
-        raise HelpAsked(usage)
-    flags = [word for word in arguments if word.startswith("-")]
-    chosen = [word for word in arguments if not word.startswith("-")]
-    if len(chosen) > 1 or flags not in ([], ["--json"], ["--markdown"]) or (flags == ["--markdown"] and chosen):
-        raise ConfigError(usage)
     from .catalogue import catalogue, describe, json_text, markdown
 
-    if flags == ["--markdown"]:
+    if config.markdown:
         print(markdown(), end="")
-    elif flags:
-        print(json_text(chosen[0] if chosen else None))
+    elif config.json:
+        print(json_text(config.name))
     else:
-        print(describe(chosen[0]) if chosen else catalogue())
+        print(describe(config.name) if config.name else catalogue())
     return 0
 
 
-@dataclass(frozen=True)
-class Data:
-    """What a text source holds (inspect), or its tokens written to the cache (prepare)."""
-
-    action: Literal["inspect", "prepare"]
-    """inspect: print a description; prepare: tokenize into the cache."""
-    source: str
-    """Text, as for --data of train."""
-    tokenizer: str | None = None
-    """byte, bpe or a tokenizer.json; bpe for prepare when not given."""
-    vocab_size: int = 1024
-    """Tokens of an own BPE."""
-    cache: str | None = None
-    """Folder of prepared tokens; $GEONORM_CACHE or ~/.cache/geonorm when not given."""
-
-
-def data(arguments: list[str]) -> int:
+def data(options: DataConfig) -> int:
     """what a text source holds (inspect SOURCE), or its tokens in the cache (prepare SOURCE)"""
-    options = read(Data, "geonorm data", arguments, ("action", "source"))
     from ..lab.data import describe, load_tokenizer, open_source, prepare
 
     cache = Path(options.cache) if options.cache else None
@@ -412,7 +344,22 @@ def data(arguments: list[str]) -> int:
     return 0
 
 
-VERBS: dict[str, Callable[[list[str]], int]] = {
+COMMANDS: dict[str, type[Settings]] = {
+    "compare": CompareConfig,
+    "train": TrainCommand,
+    "eval": EvalConfig,
+    "generate": GenerateConfig,
+    "export": ExportConfig,
+    "report": ReportConfig,
+    "bench ops": OpsBench,
+    "bench train": TrainBench,
+    "bench norms": NormsBench,
+    "probe": ProbeConfig,
+    "simulate": SimulateConfig,
+    "schemes": SchemesConfig,
+    "data": DataConfig,
+}
+VERBS: dict[str, Callable[[Any], int]] = {
     "compare": compare,
     "train": train,
     "eval": evaluate,

@@ -7,15 +7,13 @@ from __future__ import annotations
 from ..lazy import load_on_use
 
 PLACES = {
-    "fields": "Attention Field Fresh Mlp random_attention random_mlp trained_attention",
+    "fields": "Attention Field Fresh Mlp random_attention random_mlp",
     "flow": "Flow",
-    "gradients": "Sensitivity sensitivity",
     "integrators": "METHODS integrate",
     "laws": "Law collapse_time terminal_law",
-    "observables": "cluster_variance clusters cosine_rate effective_depth gap labels mean_cosine order_parameter "
-    "radius_cv variance",
+    "observables": "clusters cosine_rate gap labels mean_cosine order_parameter radius_cv variance",
     "rates": "radial_rate speed",
-    "starts": "STARTS cone equiangular from_array gaussian uniform",
+    "starts": "STARTS cone equiangular gaussian uniform",
 }
 PUBLIC = {name: place for place, names in PLACES.items() for name in names.split()}
 

@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..errors import ConfigError
-from ..schemes import Scheme, Site
+from ..schemes import Parts, Scheme, Site
 from .rates import motion
 
 Motion = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor | None]]
@@ -31,7 +31,7 @@ GRAPHS: dict[tuple[object, ...], Graph] = {}
 class Motions(nn.Module):
     """`rates.motion` as a module, so that the parameters of the site can be given from outside."""
 
-    def __init__(self, rule: Scheme, own: nn.Module, site: Site) -> None:
+    def __init__(self, rule: Scheme, own: Parts, site: Site) -> None:
         super().__init__()
         self.rule, self.own, self.kind, self.depth = rule, own, site.kind, site.depth
 
@@ -39,11 +39,11 @@ class Motions(nn.Module):
         return motion(self.rule, self.own, x, u, Site(layer, self.kind, self.depth))
 
 
-def tensors(own: nn.Module) -> dict[str, Tensor]:
+def tensors(own: Parts) -> dict[str, Tensor]:
     return {**dict(own.named_parameters()), **dict(own.named_buffers())}
 
 
-def trace(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -> GraphModule:
+def trace(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> GraphModule:
     """The graph of (x, u, layer, *tensors(own)) for these shapes: layer a 0-d tensor in fp64, as Python's numbers are.
 
     It is right for every layer at which `rule` acts with parameters of the same shapes.
@@ -61,7 +61,7 @@ def number(layer: float, like: Tensor) -> Tensor:
     return torch.tensor(float(layer), dtype=torch.float64, device=like.device)
 
 
-def compiled(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -> Motion:
+def compiled(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> Motion:
     """The motion of a rule for tensors like x and u and the parameters of a site; compiles where no other flow, seed
     or layer has done so, which takes seconds. No gradients. Raises ConfigError where the compiler fails."""
     key = (rule, site.kind, site.depth, constants(own), x.shape, u.shape, x.dtype, x.device)
@@ -77,7 +77,7 @@ def compiled(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -> 
 
 
 @torch.no_grad()
-def build(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -> Graph:
+def build(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> Graph:
     try:
         graph: Graph = torch.compile(trace(rule, own, x, u, site).forward, dynamic=False)
         graph(x, u, number(site.layer, x), *tensors(own).values())  # compiles
@@ -87,7 +87,7 @@ def build(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -> Gra
     return graph
 
 
-def constants(own: nn.Module) -> tuple[object, ...]:
+def constants(own: Parts) -> tuple[object, ...]:
     """What a trace freezes of a site's modules: everything but the values of their tensors."""
     plain = (bool, int, float, str)
     kinds = [

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import ceil, isfinite
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError
+from ..settings import Count, Range, Settings
 
 DEFAULT_SCHEMES = ("post", "pre", "peri", "sqrt", "ngpt(alpha=1)", "geonorm")
 
 
 @dataclass(frozen=True)
-class SimulateConfig:
+class SimulateConfig(Settings):
     """Tokens as particles on the sphere (arXiv:2510.22026): attention proposes, the scheme moves, and the cosine
     between tokens is followed in depth, beside what theory predicts."""
+
+    common = ("schemes", "init", "tokens", "dim", "beta", "time", "seeds", "out")
+    examples = (
+        "geonorm simulate --schemes pre post geonorm --tokens 16 --dim 32 --time 1000 --out runs/theory",
+        "geonorm simulate --schemes pre geonorm --init uniform --weights kaiming --per layer --out runs/random",
+    )
 
     schemes: list[str] = field(default_factory=lambda: list(DEFAULT_SCHEMES))
     """Residual schemes, as in `geonorm schemes`."""
     init: Literal["equiangular", "uniform", "gaussian", "cone"] = "equiangular"
     """Tokens at the start: orthonormal; uniform on the sphere; normal (radii random too, which schemes with
     entry=embedding keep); or within a cone."""
-    tokens: int = 16
+    tokens: Annotated[int, Range(2)] = 16
     """Particles n."""
-    dim: int = 32
+    dim: Annotated[int, Range(2)] = 32
     """Dimension d; at least n for equiangular."""
     beta: float | None = None
     """Inverse temperature of attention; 1 for identity weights, sqrt(dim / heads) for random ones when not given."""
     time: float = 1000.0
     """Depth at which the simulation ends; a layer is one unit."""
-    seeds: int = 2
+    seeds: Count = 2
     """Independent starts (and weights), numbered from 0."""
     out: str = "runs/simulate"
     """Directory for trace.jsonl, summary.json and figures; new, or one that holds this same simulation."""
@@ -38,7 +45,7 @@ class SimulateConfig:
     """Q = K = V = I, or random matrices: kaiming of standard deviation sqrt(2/dim), gaussian of 1/sqrt(dim)."""
     per: Literal["run", "layer"] = "run"
     """Whether random weights are shared by all layers (run) or drawn anew in each (layer)."""
-    heads: int = 1
+    heads: Count = 1
     """Attention heads; divides dim."""
     causal: bool = False
     """Whether a token sees only those before it and itself."""
@@ -50,9 +57,9 @@ class SimulateConfig:
     """Step of rk4 and euler, in log(1 + time) or time (--log-time)."""
     log_time: bool = True
     """Measurements and fixed steps even in log(1 + time), as power laws ask for; false: even in time."""
-    points: int = 60
+    points: Annotated[int, Range(8)] = 60
     """Measurements between start and end."""
-    depth: int | None = None
+    depth: Count | None = None
     """Blocks L, for schemes that ask (deepnorm, mix, decay=linear); the time, rounded up, when not given."""
     dtype: Literal["float64", "float32"] = "float64"
     """Precision; float32 follows a collapse to 1 - cos of about 1e-12 only."""
@@ -62,25 +69,12 @@ class SimulateConfig:
     """torch.compile of what a scheme does beside attention: the same numbers to rounding, ten seconds or so per scheme
     at first, so that it pays off after thousands of velocities (many tokens, long times)."""
 
-    @classmethod
-    def of(cls, settings: dict[str, Any]) -> SimulateConfig:
-        """From keywords; ConfigError for one that does not exist."""
-        names = [f.name for f in fields(cls)]
-        for name in settings:
-            if name not in names:
-                raise ConfigError(unknown("setting", name, names))
-        return cls(**settings)
-
     def __post_init__(self) -> None:
-        self.check_types()
+        named = self.schemes if isinstance(self.schemes, (list, tuple)) else [self.schemes]
+        object.__setattr__(self, "schemes", [str(scheme) for scheme in named])
+        super().__post_init__()
         if not self.schemes:
             raise ConfigError("--schemes is empty; name at least one (geonorm schemes lists them)")
-        for name, value, least in (
-            ("tokens", self.tokens, 2), ("dim", self.dim, 2), ("seeds", self.seeds, 1), ("heads", self.heads, 1),
-            ("points", self.points, 8), ("depth", self.layers, 1),
-        ):  # fmt: skip
-            if value < least:
-                raise ConfigError(f"{name} must be at least {least}, got {value}")
         for name, number in (("time", self.time), ("step", self.step), ("delta", self.delta)):
             if not (isfinite(number) and number > 0):
                 raise ConfigError(f"{name} must be positive and finite, got {number}")
@@ -98,20 +92,6 @@ class SimulateConfig:
             raise ConfigError(f"method layers counts whole layers: time must be a whole number, got {self.time}")
         if self.out == "" or Path(self.out).is_file():
             raise ConfigError(f"out is {'empty' if self.out == '' else f'a file: {self.out}'}; choose another --out")
-
-    def check_types(self) -> None:
-        """What the command line has checked already, for callers from Python. One scheme may stand for a list."""
-        named = self.schemes if isinstance(self.schemes, (list, tuple)) else [self.schemes]
-        object.__setattr__(self, "schemes", [str(scheme) for scheme in named])
-        object.__setattr__(self, "out", str(self.out))
-        said = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-        for name, hint in get_type_hints(type(self)).items():
-            value, kinds = getattr(self, name), get_args(hint) or (hint,)
-            if get_origin(hint) is Literal:
-                if value not in kinds:
-                    raise ConfigError(unknown(name, str(value), kinds))
-            elif name != "schemes" and not (type(value) in kinds or (type(value) is int and float in kinds)):
-                raise ConfigError(f"{name} must be {said[kinds[0]]}, got {value!r}")
 
     @property
     def layers(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite, log, sqrt
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -187,31 +187,6 @@ def random_attention(
     q, k, v = (matrix((heads, dim, head), init, generator, dtype) for _ in range(3))
     o = matrix((dim, dim), init, generator, dtype).unflatten(0, (heads, head)) if heads > 1 else None
     return Attention(beta=sqrt(head) if beta is None else beta, causal=causal, heads=heads, q=q, k=k, v=v, o=o)
-
-
-def trained_attention(decoder: Any, layer: int) -> Attention:
-    """The attention of one block of a `geonorm.nn.Decoder`, without its rotary positions and the gains of its norms.
-
-    The network reads a stream of radius sqrt(width), the particles have radius 1: beta = width / sqrt(head_dim) makes
-    the same scores, and the update keeps its size relative to the stream. Raises ConfigError for parts that a particle
-    system does not have (biases, norms or scales on queries and keys).
-    """
-    blocks = decoder.blocks
-    if not 0 <= layer < len(blocks):
-        raise ConfigError(f"the model has layers 0 to {len(blocks) - 1}, got {layer}")
-    branch = blocks[layer].attn.branch
-    if len(branch.norms) or len(branch.slots) or branch.q.bias is not None:
-        raise ConfigError("the attention of this model has biases, or norms or scales on q and k: particles have none")
-    heads, groups, head = branch.heads, branch.groups, branch.head_dim
-
-    def cut(weight: Tensor, count: int) -> Tensor:
-        """(count * head, width) as stored to (heads, width, head)."""
-        found = weight.detach().unflatten(0, (count, head)).mT
-        return found.repeat_interleave(heads // count, dim=0)
-
-    q, k, v = (cut(getattr(branch, n).weight, c) for n, c in (("q", heads), ("k", groups), ("v", groups)))
-    o = branch.o.weight.detach().mT.unflatten(0, (heads, head))
-    return Attention(beta=q.shape[-2] / sqrt(head), causal=True, heads=heads, q=q, k=k, v=v, o=o)
 
 
 def random_mlp(

@@ -13,11 +13,11 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import sphere
 from ..errors import ConfigError
-from ..schemes import Scheme, Site, parse
+from ..schemes import Parts, Scheme, Site, parse, read_at, write_at
 from .fields import Field
 from .rates import derivative, in_plane, motion, parameters
 
@@ -59,11 +59,11 @@ class Flow:
         self.depth = depth
         self.streams = self.scheme.streams
         self.compile = compile
-        self.cache: dict[tuple[object, ...], nn.Module] = {}
+        self.cache: dict[tuple[object, ...], Parts] = {}
         self.graphs: dict[tuple[object, ...], Motion] = {}
         wanted = (2, self.streams, 4) if self.streams > 1 else (2, 4)
         if self.enter(torch.eye(2, 4, dtype=torch.float64)).shape != wanted:
-            why = f" ({self.scheme.lawless})" if self.scheme.lawless else ""
+            why = f" ({self.scheme.about.lawless})" if self.scheme.about.lawless else ""
             raise ConfigError(f"{self.scheme} keeps a token as {self.scheme.layout}, not as a vector of width dim{why}")
 
     # the ends of the stream
@@ -84,20 +84,21 @@ class Flow:
             raise ConfigError("a particle is the zero vector and has no direction: remove it")
         site = Site(0.0, "entry", self.depth)
         rule = self.scheme.resolve(site)
-        return rule.enter(x, self.own(rule, site, x.shape[-1], x), site)
+        return rule.enter(x, self.own(rule, site, x.shape[-1], x)(), site)
 
     def settle(self, x: Tensor, tau: float) -> Tensor:
         """The state that a step of size 0 leaves: schemes that normalise the stream put it on their sphere."""
         rule, site = self.rule(tau)
-        own = self.own(rule, site, x.shape[-1], x)
-        y, carry = rule.read(x, own, site)
-        return rule.write(x, torch.zeros_like(y), carry, own, site, torch.zeros((), dtype=x.dtype, device=x.device))
+        p = self.own(rule, site, x.shape[-1], x)()
+        y, carry = read_at(rule, x, p, site)
+        still = torch.zeros((), dtype=x.dtype, device=x.device)
+        return write_at(rule, x, torch.zeros_like(y), p, site, still, carry=carry)
 
     def tokens(self, x: Tensor) -> Tensor:
         """Directions theta (..., n, dim), |theta| = 1, of what the head would read."""
         site = Site(self.depth - 1, "exit", self.depth)
         rule = self.scheme.resolve(site)
-        out = rule.exit(x, self.own(rule, site, x.shape[-1], x), site)
+        out = rule.exit(x, self.own(rule, site, x.shape[-1], x)(), site)
         return sphere.safe_divide(out, sphere.radius(out))
 
     def radius(self, x: Tensor) -> Tensor:
@@ -112,7 +113,7 @@ class Flow:
         site = Site(float(tau), kind or self.sublayers[0][0], self.depth)
         return self.scheme.resolve(site), site
 
-    def own(self, rule: Scheme, site: Site, dim: int, like: Tensor) -> nn.Module:
+    def own(self, rule: Scheme, site: Site, dim: int, like: Tensor) -> Parts:
         key = (rule, site.kind, int(site.layer), dim, like.dtype, like.device)
         if key not in self.cache:
             if len(self.cache) > 64:
@@ -125,7 +126,7 @@ class Flow:
         """What the sub-layer proposes, (..., n, dim): field(read(x))."""
         kind, field = self.sublayers[sublayer]
         rule, site = self.rule(tau, kind)
-        y, _ = rule.read(x, self.own(rule, site, x.shape[-1], x), site)
+        y, _ = read_at(rule, x, self.own(rule, site, x.shape[-1], x)(), site)
         return field(y, tau)
 
     def velocity(self, x: Tensor, tau: float) -> Tensor:
@@ -157,9 +158,9 @@ class Flow:
         """The network: every sub-layer of the layer at tau, written with h = 1."""
         for kind, field in self.sublayers:
             rule, site = self.rule(tau, kind)
-            own = self.own(rule, site, x.shape[-1], x)
-            y, carry = rule.read(x, own, site)
-            x = rule.write(x, field(y, tau), carry, own, site)
+            p = self.own(rule, site, x.shape[-1], x)()
+            y, carry = read_at(rule, x, p, site)
+            x = write_at(rule, x, field(y, tau), p, site, carry=carry)
         return x
 
     def speed(self, x: Tensor, tau: float, sublayer: int = 0) -> Tensor:

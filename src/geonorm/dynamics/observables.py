@@ -45,11 +45,6 @@ def cosine_rate(flow: Flow, x: Tensor, tau: float = 0.0) -> Tensor:
     return -2 * inner / max(1, n - 1)
 
 
-def effective_depth(angles: Tensor, threshold: float = 1e-2) -> Tensor:
-    """How many layers turn the particles by more than `threshold` radians on average; angles (layers, ...) to (...)."""
-    return (angles > threshold).sum(0)
-
-
 def radius_cv(radius: Tensor) -> Tensor:
     """Standard deviation over mean of the radii (..., n), shape (...)."""
     return radius.std(-1, correction=0) / radius.mean(-1)
@@ -95,13 +90,3 @@ def clusters(theta: Tensor, angle: float = 0.1) -> Tensor:
     """Number of clusters, int64 (...)."""
     found = labels(theta, angle)
     return (found == torch.arange(found.shape[-1], device=found.device)).sum(-1)
-
-
-def cluster_variance(theta: Tensor, angle: float = 0.1) -> Tensor:
-    """Mean of |theta_i - mean of its cluster|^2, shape (...)."""
-    found = labels(theta, angle)
-    index = found.unsqueeze(-1).expand(theta.shape)
-    sums = torch.zeros_like(theta).scatter_add_(-2, index, theta)
-    counts = torch.zeros_like(theta[..., 0]).scatter_add_(-1, found, torch.ones_like(theta[..., 0]))
-    means = (sums / counts.clamp(min=1).unsqueeze(-1)).gather(-2, index)
-    return (theta - means).square().sum(-1).mean(-1)

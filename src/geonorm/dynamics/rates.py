@@ -10,22 +10,22 @@ N is unit here: radius 1, eps 0, no gains.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import sphere
 from ..errors import ConfigError
 from ..norms import NormSpec
-from ..schemes import Scheme, Site, own_parts, parse, restore
+from ..schemes import Parts, Scheme, Site, parse, read_at, reset_parts, write_at
 
 
-def parameters(rule: Scheme, site: Site, dim: int, like: Tensor) -> nn.Module:
+def parameters(rule: Scheme, site: Site, dim: int, like: Tensor) -> Parts:
     """The norms and scalars of a site in the particle system, at their initial values: every N has radius 1."""
-    own = own_parts(rule, site, NormSpec("unit", dim, gains=False, eps=0.0)).to(like.device, like.dtype)
-    restore(own)
+    own = Parts(rule, site, NormSpec("unit", dim, gains=False, eps=0.0)).to(like.device, like.dtype)
+    reset_parts(own)
     return own.requires_grad_(False)
 
 
-def derivative(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -> Tensor:
+def derivative(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> Tensor:
     """d/dh of the stream that `write` returns, at h = 0, for an update u that is held fixed. Shape of x.
 
     Differentiable in x and u where one of them wants a gradient: then by forward-mode autodiff. Otherwise as the
@@ -33,8 +33,9 @@ def derivative(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -
     """
 
     def step(h: Tensor) -> Tensor:
-        _, carry = rule.read(x, own, site)
-        return rule.write(x, u, carry, own, site, h)
+        p = own()
+        _, carry = read_at(rule, x, p, site)
+        return write_at(rule, x, u, p, site, h, carry=carry)
 
     h = torch.zeros((), dtype=x.dtype, device=x.device)
     if torch.is_grad_enabled() and (x.requires_grad or u.requires_grad):
@@ -48,7 +49,7 @@ def derivative(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -
     return torch.autograd.grad(backward, cotangent)[0]
 
 
-def in_plane(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+def in_plane(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
     """(drho/dh, dtau/dh, v): the rates, each (..., 1), and the tangential part of u; differentiable in x and u.
 
     own: the parameters of the site at dim = 2.
@@ -60,7 +61,7 @@ def in_plane(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -> 
     return sphere.safe_divide(velocity[..., :1], radius), sphere.safe_divide(velocity[..., 1:], height), v
 
 
-def motion(rule: Scheme, own: nn.Module, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor | None]:
+def motion(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor | None]:
     """(dx/dh, dtau/dh) for an update u that is held fixed: shape of x, and (..., 1) or None for a rule that leaves the
     plane of x and u. own: the parameters of the site at dim = 2, or at dim = x.shape[-1] for such a rule."""
     if not rule.planar:

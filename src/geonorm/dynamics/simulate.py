@@ -19,7 +19,9 @@ from torch import Tensor
 from .. import sphere
 from ..devices import pick_device
 from ..errors import ConfigError
+from ..results import Result, Rows
 from ..schemes import Scheme, parse
+from ..settings import from_dict
 from . import theory
 from .config import SimulateConfig
 from .fields import Attention, Field, Fresh, random_attention
@@ -46,7 +48,7 @@ exponential further costs an explicit integrator most of its steps."""
 
 
 @dataclass(frozen=True, repr=False)
-class Simulation:
+class Simulation(Result):
     """summary: what summary.json holds. trace: rows. theory: the closed equation per scheme, where it applies.
     particles: directions of the first seed at a few times, in three dimensions, per scheme. Filled scheme by scheme;
     status is "interrupted", and missing names the schemes to come, until all are there."""
@@ -78,6 +80,9 @@ class Simulation:
         self.summary["schemes"].append(row)
         self.summary["missing"].remove(row["scheme"])
 
+    def tables(self) -> dict[str, Rows]:
+        return {"schemes": self.summary["schemes"], "trace": self.trace}
+
     def files(self) -> dict[str, Any]:
         """Content of the files of a simulation directory, by name."""
         return {
@@ -103,7 +108,7 @@ def simulate(
     where the integration fails.
     """
     if config is None:
-        config = SimulateConfig.of(settings)
+        config = from_dict(SimulateConfig, settings)
     elif settings or not isinstance(config, SimulateConfig):
         raise ConfigError("simulate takes either a SimulateConfig or settings by name, such as schemes='pre'")
     schemes = [parse(scheme) for scheme in config.schemes]
@@ -114,7 +119,7 @@ def simulate(
     results = Simulation.empty(config) if into is None else into
     with torch.no_grad():
         for scheme in schemes:
-            check(config, scheme, start)
+            check_scheme(config, scheme, start)
         for scheme in schemes:
             if str(scheme) in results.summary["missing"]:
                 part = Simulation(config, {}, [], {}, {**results.particles, "schemes": {}})
@@ -125,7 +130,7 @@ def simulate(
     return results
 
 
-def check(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
+def check_scheme(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
     """ConfigError for a scheme that particles cannot follow, or not to the end: a few of them are moved there once."""
     check_values(scheme, config.layers)
     flow = Flow(scheme, attention(config, 0), depth=config.layers)
@@ -212,7 +217,7 @@ def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
         drho, dtau, v = flow.law(x, tau)
         radius, across = sphere.radius(x), dtau * sphere.radius(v)
         s = torch.where(dtau == 0, torch.nan, radius / dtau)
-        hit = rule.clamped(x, u, flow.own(rule, site, x.shape[-1], x), site)
+        hit = rule.clamped(x, u, flow.own(rule, site, x.shape[-1], x)(), site)
         columns |= {
             "step_norm": (drho**2 * radius**2 + across**2).sqrt().mean((-1, -2)),
             "radial": (drho * radius).mean((-1, -2)), "tangential": across.mean((-1, -2)),
@@ -233,7 +238,7 @@ def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
 def foretell(config: SimulateConfig, scheme: Scheme, start: Tensor) -> tuple[theory.Terminal | None, str | None]:
     """The law of 1 - cos that theory foresees for these starts, or why it foresees none."""
     if not scheme.planar:
-        return None, scheme.lawless or "its step leaves the plane of x and u"
+        return None, scheme.about.lawless or "its step leaves the plane of x and u"
     if config.weights != "identity":
         return None, "the laws are those of V = I, and these weights are random"
     flow = Flow(scheme, attention(config, 0), depth=config.layers)

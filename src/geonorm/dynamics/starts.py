@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import asin, sqrt
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,26 +89,6 @@ def cone(
         away = sphere.tangent(axis, torch.randn(n, dim, generator=generator, dtype=torch.float64))
         share = torch.rand(n, 1, generator=generator, dtype=torch.float64) ** (1 / (dim - 1))
         return sphere.exp(axis.expand(n, dim), widest * share * away / sphere.radius(away))
-
-    return stacked(seeds, dtype, one)
-
-
-def from_array(
-    array: Any, n: int | None = None, *, seeds: Sequence[int] = (0,), dtype: torch.dtype = torch.float64
-) -> Tensor:
-    """Rows of a table (N, dim), such as token embeddings: n of them drawn per seed without replacement, in their order;
-    n None takes all."""
-    rows = torch.as_tensor(array)
-    if rows.dim() != 2 or 0 in rows.shape:
-        raise ConfigError(f"expected a table (rows, dim) of numbers, got shape {tuple(rows.shape)}")
-    n = len(rows) if n is None else n
-    sizes(n, rows.shape[1])
-    if n > len(rows):
-        raise ConfigError(f"the table has {len(rows)} rows, {n} particles were asked for")
-
-    def one(seed: int) -> Tensor:
-        chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:n]
-        return rows[chosen.sort().values].double()
 
     return stacked(seeds, dtype, one)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, GeonormError
-from ..schemes import Scheme, parse
+from ..schemes import Scheme, parse, read_at
 from ..schemes.parse import name_of
 from .fields import Attention
 from .flow import Flow
@@ -32,7 +32,6 @@ LATE = 1e9
 """Depth-time at which the terminal law is read off."""
 NEAR = 1e-8
 """Smallest tangential part of an update, relative to the radial one, whose step is as good as the limit."""
-KINDS = ("polynomial", "stretched", "exponential")
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Frame:
         rule, site = self.flow.rule(tau)
         x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
         with torch.no_grad():
-            y, _ = rule.read(x, self.flow.own(rule, site, 2, x), site)
+            y, _ = read_at(rule, x, self.flow.own(rule, site, 2, x)(), site)
         return y[0, 0].item()
 
     def rates(self, radius: float, tau: float, radial: float, tangential: float) -> tuple[float, float]:
@@ -102,7 +101,7 @@ class Frame:
         x = torch.stack((radii, torch.zeros_like(radii)), -1)
         with torch.no_grad():
             own = self.flow.own(rule, site, 2, x)
-            m = rule.read(x, own, site)[0][:, 0]
+            m = read_at(rule, x, own(), site)[0][:, 0]
             scores = beta * m[:, None] * m
             p = torch.softmax(scores.tril() + torch.full_like(scores, -torch.inf).triu(1) if causal else scores, -1)
             along = p @ m
@@ -289,5 +288,5 @@ def describe(scheme: str | Scheme) -> str | None:
 
     A = u(read(x)); for geonorm while the clamp does not bind (|P_θ A| < r pi/4; else s = |P_θ A| t / (pi/4))."""
     rule = parse(scheme)
-    own = vars(type(rule)).get("law", "")  # not inherited: a subclass may write otherwise
-    return own or None if str(rule) == name_of(rule) else None
+    own = vars(type(rule)).get("about")  # not inherited: a subclass may write otherwise
+    return own.law or None if own is not None and str(rule) == name_of(rule) else None

@@ -207,7 +207,7 @@ def install(model: Any, scheme: str, matched: bool) -> None:
     rule = parse(scheme)
     model.config.scheme = str(rule)
     dress(model, str(rule), model.config.stock_type, matched, undo)
-    replace_sites(model, rule, model.config.stock_type, matched, undo)
+    replace_sites(model, rule, matched, undo)
 
 
 AutoConfig.register(TYPE, AppliedConfig, exist_ok=True)

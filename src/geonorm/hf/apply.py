@@ -13,14 +13,15 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from ..errors import ConfigError, unknown
+from ..nn.roles import SLOTS
 from ..residual import Residual
 from ..schemes import Scheme, Site, parse
-from ..sites.anatomy import FAMILIES, join, rooted
+from ..sites.anatomy import FAMILIES, blocks_of
+from ..sites.watch import stacks_of
 from .applied import dress, is_applied
 from .match import matched
 from .sites import Undo, replace_sites, stock_norms
 
-SLOTS = {"attn": ("q", "k", "v", "q_rope", "k_rope"), "mlp": ("up", "gate"), "exit": ("logits",)}
 RECORD = "_geonorm_undo"
 
 
@@ -117,11 +118,11 @@ def restore(model: Any) -> None:
 def change(model: Any, scheme: Scheme, family: str, matched: bool) -> Report:
     before = {name: p.shape for name, p in model.named_parameters()}
     stock = {id(p) for p in model.parameters()}
-    removed = [join(base, path) for _, base, path in stock_norms(model)]
+    removed = list(stock_norms(model))
     undo: list[Undo] = []
     try:
         dress(model, str(scheme), family, matched, undo)
-        carried = replace_sites(model, scheme, family, matched, undo)
+        carried = replace_sites(model, scheme, matched, undo)
     except BaseException:
         for step in reversed(undo):
             step()
@@ -154,11 +155,11 @@ def check_model(model: Any) -> None:
         raise ConfigError(unknown("model family", family, FAMILIES))
     if getattr(model, "hf_quantizer", None) is not None or getattr(model.config, "quantization_config", None):
         raise ConfigError(f"this {name} is quantised: apply the scheme to the full-precision model")
-    found = list(rooted(model, FAMILIES[family](model.config)))
+    found = stacks_of(model)
     if not found or any("language_model" in stack.blocks for stack, _ in found):
         raise ConfigError(f"{name} has no blocks that apply knows; give it the text model alone")
     for stack, base in found:
-        for block in model.get_submodule(join(base, stack.blocks)).children():
+        for block in blocks_of(model, stack, base):
             branches = [branch for sublayer in stack.sublayers for branch in sublayer.branches]
             if not all(any(map(has_floats, map(block.get_submodule, branch.modules))) for branch in branches):
                 raise ConfigError(f"this {name} is quantised: apply the scheme to the full-precision model")
@@ -171,8 +172,8 @@ def has_floats(module: Any) -> bool:
 
 
 def check_scheme(model: Any, scheme: Scheme) -> None:
-    for stack, base in rooted(model, FAMILIES[model.config.model_type](model.config)):
-        depth = len(model.get_submodule(join(base, stack.blocks)))
+    for stack, base in stacks_of(model):
+        depth = len(blocks_of(model, stack, base))
         for kind, names in SLOTS.items():
             for layer in range(depth):
                 site = Site(layer, kind, depth)

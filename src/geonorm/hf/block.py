@@ -1,13 +1,9 @@
-"""Stock blocks under a scheme: the block keeps its attention and MLP, its residual sites are `Residual`s.
-
-What `anatomy` says of a family is where its modules are; what is said here is how a block's arguments reach them and
-what a block returns, for the families where that is not the rule.
-"""
+"""Stock blocks under a scheme: the block keeps its attention and MLP, its residual sites are `Residual`s."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -21,35 +17,6 @@ from ..residual import Residual
 from ..schemes import Scheme, Site
 from ..sites.anatomy import Branch as Where
 from ..sites.anatomy import Stack, Sublayer
-
-ARGUMENTS: dict[str, dict[str, dict[str, str]]] = {
-    "bert": {"cross": {"encoder_hidden_states": "encoder_hidden_states", "attention_mask": "encoder_attention_mask"}},
-    "gpt2": {
-        "cross": {
-            "encoder_hidden_states": "encoder_hidden_states",
-            "encoder_attention_mask": "encoder_attention_mask",
-            "attention_mask": "attention_mask",
-        }
-    },
-    "t5": {
-        "attn": {"mask": "attention_mask"},
-        "cross": {
-            "mask": "encoder_attention_mask",
-            "key_value_states": "encoder_hidden_states",
-            "position_bias": "encoder_decoder_position_bias",
-        },
-    },
-}
-ARGUMENTS["roberta"] = ARGUMENTS["xlm-roberta"] = ARGUMENTS["bert"]
-ARGUMENTS["gpt_bigcode"] = ARGUMENTS["gpt2"]
-"""Arguments of a branch that the block knows by another name: family, kind, {the branch's: the block's}."""
-
-OUTPUTS: dict[str, tuple[tuple[str, int], ...]] = {
-    "t5": (("attn", 0), ("cross", 0)),
-    **dict.fromkeys(("gptj", "gpt_neo", "falcon"), (("attn", 0),)),
-}
-"""What a block returns beside the stream: kind (attn for parallel too) and place among what that branch returned beside
-its update."""
 
 
 class Affine(nn.Module):
@@ -84,7 +51,7 @@ class Gain(nn.Module):
         return u * self.weight.to(u.dtype)
 
 
-class Scale(nn.Module):
+class Multiplier(nn.Module):
     """u times a number of the block's configuration."""
 
     def __init__(self, factor: float) -> None:
@@ -150,17 +117,18 @@ class Exit(End):
 @dataclass(frozen=True)
 class Call:
     """How a block is called: names of its stock forward's parameters, the stream first; which of them, under which
-    names, each kind of branch gets (`accepts` is None where it takes anything); what is returned beside the stream."""
+    names, each kind of branch gets (`accepts` is None where it takes anything); the kinds whose branch returns what the
+    block returns beside the stream."""
 
     names: tuple[str, ...]
-    renames: dict[str, dict[str, str]]
+    renames: dict[str, Mapping[str, str]]
     accepts: dict[str, frozenset[str] | None]
-    outputs: tuple[tuple[str, int], ...]
+    returns: tuple[str, ...]
 
     def arguments(self, kind: str, given: dict[str, Any]) -> dict[str, Any]:
         if kind == "mlp":
             return {}
-        renames = self.renames.get(kind, {})
+        renames = self.renames[kind]
         taken = set(renames.values()) | ({"attention_mask"} if kind == "cross" else set())
         found = {k: v for k, v in given.items() if not k.startswith("encoder_") and k not in taken}
         found |= {mine: given.get(theirs) for mine, theirs in renames.items()}
@@ -183,20 +151,18 @@ class AppliedBlock:
         x = given.pop(call.names[0])
         if self.entry is not None:
             x = self.entry(upcast(x))
-        beside: dict[str, tuple[Any, ...]] = {}
+        beside: dict[str, Any] = {}
         for kind, residual in self.residuals.items():
             if kind == "cross" and given.get("encoder_hidden_states") is None:
                 continue
             out = residual(x, **call.arguments(kind, given))
             if isinstance(out, tuple):
-                x, beside["attn" if kind == "parallel" else kind] = out[0], out[1:]
+                x, beside[kind] = out[0], out[1]
             else:
                 x = out
         if self.exit is not None:
             x = self.exit(x)
-        if not call.outputs:
-            return x
-        return x, *(beside[kind][place] if kind in beside else None for kind, place in call.outputs)
+        return (x, *map(beside.get, call.returns)) if call.returns else x
 
 
 def site_of(
@@ -211,7 +177,7 @@ def site_of(
     own = residual.own
     inputs = {branch.norm for branch in sublayer.branches}
     for path, role in sublayer.norms.items():
-        if isinstance(norms[path], nn.Identity) and isinstance(own, nn.ModuleDict) and role in own:
+        if isinstance(norms[path], nn.Identity) and role in own:
             own[role] = nn.Identity()  # ModernBERT's first block reads what the entry has normalised
         target = norm_in(own, role)
         if target is not None and not (role == "input" and len(inputs) > 1):
@@ -219,7 +185,7 @@ def site_of(
     reads = norm_in(own, "input")
     if len(inputs) > 1 and reads is not None and spec.gains:
         # one N for all branches, the gains of each on its own chain (GPT-NeoX)
-        own["input"] = NormSpec(spec.kind, dim, gains=False, eps=spec.eps)()  # type: ignore[operator]
+        own["input"] = NormSpec(spec.kind, dim, gains=False, eps=spec.eps)()
     free = reads is None or len(inputs) > 1
     for chain, branch in zip(chains, sublayer.branches, strict=True):
         stock = norms.get(branch.norm) if branch.norm else None
@@ -244,7 +210,7 @@ def steps(block: nn.Module, branch: Where) -> list[nn.Module]:
         drop = attrgetter(branch.dropout)(block)
         found.append(drop if isinstance(drop, nn.Module) else nn.Dropout(float(drop)))
     if branch.scale is not None:
-        found.append(Scale(float(attrgetter(branch.scale)(block))))
+        found.append(Multiplier(float(attrgetter(branch.scale)(block))))
     return found
 
 
@@ -278,15 +244,16 @@ def carry(stock: nn.Module, target: nn.Module, offset: float) -> None:
             place.copy_(source.to(place.device) + shift)
 
 
-def call_of(block: nn.Module, sublayers: Iterable[Sublayer], family: str) -> Call:
+def call_of(block: nn.Module, stack: Stack) -> Call:
     names = tuple(
         p.name
         for p in inspect.signature(type(block).forward).parameters.values()
         if p.name != "self" and p.kind is not p.VAR_KEYWORD
     )
     accepts = {}
-    for sublayer in sublayers:
+    for sublayer in stack.sublayers:
         parameters = inspect.signature(block.get_submodule(sublayer.branches[0].modules[0]).forward).parameters.values()
         anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
         accepts[sublayer.kind] = None if anything else frozenset(p.name for p in parameters)
-    return Call(names, ARGUMENTS.get(family, {}), accepts, OUTPUTS.get(family, ()))
+    renames = {sublayer.kind: sublayer.arguments for sublayer in stack.sublayers}
+    return Call(names, renames, accepts, stack.returns)

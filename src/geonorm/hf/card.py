@@ -28,7 +28,7 @@ def card(
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [geonorm, residual-scheme]\n"
         "license: other\nlicense_name: not-stated\n---",
         f"# A {summary['parameters'] / 1e6:.3g}M-parameter language model under the residual scheme `{scheme}`",
-        f"`{scheme.equation}`  \n({scheme.source})" if scheme.equation else "",
+        f"`{scheme.about.equation}`  \n({scheme.about.source})" if scheme.about.equation else "",
         "## Load it\n\n```python\n" + usage(model_type, remote_code) + "\n```",
         "## How it was trained\n\n" + facts(shape, settings, summary, environment),
         "## Loss\n\n" + losses(rows),

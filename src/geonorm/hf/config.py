@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import fields
-from inspect import get_annotations
 from typing import Any, ClassVar, Literal
 
-from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
 from ..errors import ConfigError, UntrustedCode, unknown
@@ -46,16 +44,6 @@ def from_folder(config_dict: dict[str, Any], settings: dict[str, Any]) -> dict[s
     return {**config_dict, "scheme": stored(scheme, source, str(where))}
 
 
-def typed(kind: type) -> type:
-    """Gives the fields of a dataclass the types that their annotations name, by which transformers checks values."""
-    for name, hint in get_annotations(kind, eval_str=True).items():
-        if name in kind.__dataclass_fields__:  # type: ignore[attr-defined]
-            kind.__dataclass_fields__[name].type = hint  # type: ignore[attr-defined]
-    return kind
-
-
-@strict
-@typed
 class GeoNormConfig(PreTrainedConfig):
     """A causal decoder under a residual scheme: `GeoNormConfig(scheme="geonorm(decay=sqrt)", hidden_size=512)`.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 
-from ..schemes import parse
+from ..schemes import Scheme, parse
 from .modeling import GeoNormForCausalLM, language_model
 
 
@@ -28,9 +30,17 @@ def fold(model: GeoNormForCausalLM) -> GeoNormForCausalLM:
     weights = {name: value for name, value in weights.items() if not name.startswith("logits_slot.")}
     weights["lm_head.weight"] = (head.float() * scale.unsqueeze(1)).to(head.dtype)
     config = copy.deepcopy(model.config)
-    config.scheme, config.tie_word_embeddings = str(parse(config.scheme).plain_head()), False
+    config.scheme, config.tie_word_embeddings = str(plain_head(parse(config.scheme))), False
     with torch.device("meta"):
         folded = GeoNormForCausalLM(config)
     folded.load_state_dict(weights, strict=True, assign=True)
     folded.generation_config = model.generation_config
     return folded.train(model.training)
+
+
+def plain_head(scheme: Scheme) -> Scheme:
+    """The scheme with `head=plain` wherever it, or a scheme in one of its fields, says anything of the head: without a
+    slot on the logits and without a constraint on the head's weight."""
+    found = {f.name: getattr(scheme, f.name) for f in fields(scheme)}
+    changes: dict[str, Any] = {name: plain_head(part) for name, part in found.items() if isinstance(part, Scheme)}
+    return replace(scheme, **changes, **({"head": "plain"} if "head" in found else {}))

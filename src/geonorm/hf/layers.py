@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..nn.attention import Attention
+from ..nn.attention import SelfAttention
 from ..nn.config import DecoderConfig
 from ..nn.decoder import Block, End, ParallelBlock
 from ..norms import upcast
@@ -51,7 +51,7 @@ class Attend(nn.Module):
         return out
 
 
-class GeoNormAttention(Attention):
+class GeoNormAttention(SelfAttention):
     """The decoder's attention with the masks, caches and attention functions of transformers."""
 
     def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
@@ -87,7 +87,7 @@ class View:
 
     def through(self, seen: Tensor, x: Tensor) -> Tensor:
         """The stream x, to the bit, for the gradient moved by its hidden state."""
-        moved, still = (self.scheme.enter(state, self.entry.own, self.entry.site) for state in (seen, self.seen(x)))
+        moved, still = (self.scheme.enter(state, self.entry.own(), self.entry.site) for state in (seen, self.seen(x)))
         return x + (moved - still).to(x.dtype)
 
 

@@ -105,7 +105,7 @@ class Layout:
         return found + ([f"mlp={config.mlp}, not {' or '.join(self.mlp)}"] if config.mlp not in self.mlp else [])
 
 
-def joined(*names: str, at: str = "attn.branch") -> str:
+def join_names(*names: str, at: str = "attn.branch") -> str:
     return " ".join(f"{at}.{name}" for name in names)
 
 
@@ -113,7 +113,7 @@ ATTENTION = {f"attn.branch.{name}": f"self_attn.{name}_proj" for name in "qkvo"}
 PRE = {"attn.own.input": "input_layernorm", "mlp.own.input": "post_attention_layernorm"}
 HEAD_NORMS = {f"attn.branch.norms.{name}": f"self_attn.{name}_norm" for name in "qk"}
 LLAMA = {**ATTENTION, **{f"mlp.branch.{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")}}
-QKV = joined("q", "k", "v")
+QKV = join_names("q", "k", "v")
 GPT2 = {
     "attn.own.input": "ln_1", QKV: "attn.c_attn", "attn.branch.o": "attn.c_proj",
     "mlp.own.input": "ln_2", "mlp.branch.up": "mlp.c_fc", "mlp.branch.down": "mlp.c_proj",
@@ -124,7 +124,8 @@ NEOX = {
 }  # fmt: skip
 SIDE_BY_SIDE = {
     "both.own.input": "input_layernorm",
-    joined("q", "k", "v", at="both.branch.attn"): "attention.query_key_value", "both.branch.attn.o": "attention.dense",
+    join_names("q", "k", "v", at="both.branch.attn"): "attention.query_key_value",
+    "both.branch.attn.o": "attention.dense",
     "both.branch.mlp.up": "mlp.dense_h_to_4h", "both.branch.mlp.down": "mlp.dense_4h_to_h",
 }  # fmt: skip
 OLD_NAMES: dict[str, Any] = {
@@ -147,7 +148,7 @@ LAYOUTS = (
         "phi3",
         {
             **PRE, QKV: "self_attn.qkv_proj", "attn.branch.o": "self_attn.o_proj",
-            joined("gate", "up", at="mlp.branch"): "mlp.gate_up_proj", "mlp.branch.down": "mlp.down_proj",
+            join_names("gate", "up", at="mlp.branch"): "mlp.gate_up_proj", "mlp.branch.down": "mlp.down_proj",
         },
         settings={"sliding_window": None}, rotary=True,
     ),

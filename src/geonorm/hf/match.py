@@ -17,8 +17,9 @@ say how near it is.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -28,7 +29,9 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..norms import upcast
 from ..residual import Residual
-from ..sites.anatomy import FAMILIES, join, rooted
+from ..schemes import Site, read_at, write_at
+from ..sites.anatomy import blocks_of, join
+from ..sites.watch import ModelSite, sites_of, stacks_of, watch, watch_calls
 from .block import Exit, norm_in
 
 SEQUENCES, TOKENS = 4, 64
@@ -58,8 +61,12 @@ class Near:
 class Seen:
     """What the stock model did at one site: what the branches read, and the stream after it."""
 
-    reads: list[Tensor]
+    reads: list[Tensor] = field(default_factory=list)
     after: Tensor | None = None
+
+
+Sites = Mapping[tuple[str, Site], Seen]
+"""Every site by its stack and where it stands there."""
 
 
 @torch.no_grad()
@@ -71,7 +78,7 @@ def matched(model: Any, change: Callable[[], Any], probe: Any) -> tuple[Any, Nea
     training = {name: module.training for name, module in model.named_modules()}
     model.eval()
     try:
-        sites, leaves, stock = watch(model, inputs)
+        sites, leaves, stock = look_at(model, inputs)
         report = change()
         model.eval()
         before = kept(model, inputs)
@@ -162,77 +169,43 @@ def error(found: Tensor, wanted: Tensor) -> float:
     return float((upcast(found) - upcast(wanted)).norm() / upcast(wanted).norm())
 
 
-def watch(model: Any, inputs: dict[str, Any]) -> tuple[dict[tuple[str, int, str], Seen], dict[str, Tensor], Tensor]:
-    """One pass of the stock model: every site by stack, layer and kind; what leaves each stack; what is returned."""
-    sites: dict[tuple[str, int, str], Seen] = {}
+def look_at(model: Any, inputs: dict[str, Any]) -> tuple[Sites, dict[str, Tensor], Tensor]:
+    """One pass of the stock model: every site; what leaves each stack; what is returned."""
+    sites: dict[tuple[str, Site], Seen] = defaultdict(Seen)
     leaves: dict[str, Tensor] = {}
-    handles = []
 
-    def reading(key: tuple[str, int, str], place: int) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            y = args[0] if args else kwargs["hidden_states"]
-            sites.setdefault(key, Seen([])).reads.insert(place, y.detach())
+    def look(place: ModelSite, x: Tensor, u: Tensor, after: Tensor) -> None:
+        leaves[place.stack] = sites[place.key].after = after
 
-        return hook
-
-    def before(previous: tuple[str, int, str]) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if previous in sites:
-                sites[previous].after = (args[0] if args else kwargs["hidden_states"]).detach()
-
-        return hook
-
-    def output(key: tuple[str, int, str]) -> Any:
-        def hook(module: nn.Module, args: Any, out: Any) -> None:
-            leaves[key[0]] = sites[key].after = (out[0] if isinstance(out, tuple) else out).detach()
-
-        return hook
-
-    def leaving(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, out: Any) -> None:
-            leaves[name] = out.detach()
-
-        return hook
-
-    for stack, base in rooted(model, FAMILIES[model.config.model_type](model.config)):
-        for layer, block in enumerate(model.get_submodule(join(base, stack.blocks))):
-            previous: list[tuple[str, int, str]] = []
-            for sublayer in stack.sublayers:
-                key = (stack.name, layer, sublayer.kind)
-                reader = block.get_submodule(sublayer.branches[0].reader)
-                for earlier in previous[-2:]:  # a cross site may not run: then what was before it is what it left
-                    handles.append(reader.register_forward_pre_hook(before(earlier), with_kwargs=True))
-                for place, branch in enumerate(sublayer.branches):
-                    first = block.get_submodule(branch.modules[0])
-                    handles.append(first.register_forward_pre_hook(reading(key, place), with_kwargs=True))
-                previous.append(key)
-            handles.append(block.register_forward_hook(output(previous[-1])))
-        if stack.exit is not None:
-            handles.append(model.get_submodule(join(base, stack.exit)).register_forward_hook(leaving(stack.name)))
-    try:
+    found = sites_of(model)
+    first = {(place, number): chain[0] for place in found for number, chain in enumerate(place.chains)}
+    exits = {stack.name: model.get_submodule(join(base, stack.exit)) for stack, base in stacks_of(model) if stack.exit}
+    with (
+        watch(model, look, found),
+        watch_calls(first, lambda at, y, _: sites[at[0].key].reads.insert(at[1], y)),
+        watch_calls(exits, lambda name, _, out: leaves.update({name: out})),
+    ):
         _, returned = answer(model, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
     return sites, leaves, returned
 
 
-def fit(model: Any, inputs: dict[str, Any], sites: dict[tuple[str, int, str], Seen], leaves: dict[str, Tensor]) -> None:
+def fit(model: Any, inputs: dict[str, Any], sites: Sites, leaves: dict[str, Tensor]) -> None:
     """One pass of the changed model in which every site is fitted before it goes on."""
     patched: list[nn.Module] = []
-    for stack, base in rooted(model, FAMILIES[model.config.stock_type](model.config)):
-        blocks = model.get_submodule(join(base, stack.blocks))
-        end = blocks[-1].exit if stack.exit is None else model.get_submodule(join(base, stack.exit))
-        for layer, block in enumerate(blocks):
-            for kind, residual in block.residuals.items():
-                seen = sites.get((stack.name, layer, kind))
-                if seen is None:
-                    continue
-                last = layer == len(blocks) - 1 and kind == list(block.residuals)[-1]
-                beyond = leaves[stack.name] if last and norm_in(end.own, "norm") is None else None
-                residual.forward = fitting(residual, seen, beyond)
+    found = sites_of(model)
+    for stack, base in stacks_of(model):
+        inside = [place for place in found if place.stack == stack.name]
+        end: Any = blocks_of(model, stack, base)[-1].exit
+        if stack.exit is not None:
+            end = model.get_submodule(join(base, stack.exit))
+        normed = norm_in(end.own, "norm") is not None
+        for place in inside:
+            if place.key in sites:
+                residual: Any = place.home
+                beyond = leaves[stack.name] if place is inside[-1] and not normed else None
+                residual.forward = fitting(residual, sites[place.key], beyond)
                 patched.append(residual)
-        if norm_in(end.own, "norm") is not None:
+        if normed:
             end.forward = leaving(end, leaves[stack.name])
             patched.append(end)
     try:
@@ -247,23 +220,25 @@ def fitting(residual: Residual, seen: Seen, beyond: Tensor | None) -> Callable[.
 
     def forward(x: Tensor, **arguments: Any) -> Any:
         scheme, own, site = residual.scheme, residual.own, residual.site(x)
+        p = own()
         branch: Any = residual.branch
         reads = norm_in(own, "input")
         if reads is not None and len(seen.reads) == 1:
-            regress(reads, lambda: scheme.read(x, own, site)[0], seen.reads[0])
-        y, carry = scheme.read(x, own, site)
+            regress(reads, lambda: read_at(scheme, x, p, site)[0], seen.reads[0])
+        y, carry = read_at(scheme, x, p, site)
         for chain, wanted in zip(branch.chains, seen.reads, strict=True):
             if chain.gains is not None:
                 regress(chain.gains, partial(chain.gains, y), wanted)
         out = branch(y.to(residual.compute_dtype(y)), **arguments)
         u = out[0] if isinstance(out, tuple) else out
+        write = partial(write_at, scheme, x, p=p, site=site, carry=carry)
         weight = norm_weight(own) if branch.gain is None else branch.gain.weight
         if weight is not None and seen.after is not None:
-            scale(weight, lambda: scheme.seen(scheme.write(x, proposal(u, branch), carry, own, site)), seen.after)
+            scale(weight, lambda: scheme.seen(write(proposal(u, branch))), seen.after)
         stream = norm_in(own, "stream")
         if beyond is not None and stream is not None:
             proposed = proposal(u, branch)
-            regress(stream, lambda: scheme.write(x, proposed, carry, own, site), beyond)
+            regress(stream, lambda: write(proposed), beyond)
         return type(residual).forward(residual, x, **arguments)
 
     return forward

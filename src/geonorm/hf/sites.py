@@ -10,32 +10,33 @@ from torch import nn
 from ..errors import ConfigError
 from ..nn.decoder import End
 from ..schemes import Scheme, Site
-from ..sites.anatomy import FAMILIES, Stack, join, rooted
+from ..sites.anatomy import Stack, blocks_of, join
+from ..sites.watch import stacks_of
 from .block import AppliedBlock, Exit, call_of, carry, norm_in, norm_spec, site_of
 
 Undo = Callable[[], None]
 
 
-def stock_norms(model: Any) -> Iterator[tuple[Stack, str, str]]:
-    """Every norm inside and behind the blocks: stack, path of the base or the block, path below it."""
-    for stack, base in rooted(model, FAMILIES[model.config.model_type](model.config)):
-        for layer in range(len(model.get_submodule(join(base, stack.blocks)))):
+def stock_norms(model: Any) -> Iterator[str]:
+    """The path of every norm inside and behind the blocks."""
+    for stack, base in stacks_of(model):
+        for layer in range(len(blocks_of(model, stack, base))):
             for sublayer in stack.sublayers:
                 for path in sublayer.norms:
-                    yield stack, join(base, stack.blocks, str(layer)), path
+                    yield join(base, stack.blocks, str(layer), path)
         if stack.exit is not None:
-            yield stack, base, stack.exit
+            yield join(base, stack.exit)
 
 
-def replace_sites(model: Any, scheme: Scheme, family: str, matched: bool, undo: list[Undo]) -> set[int]:
+def replace_sites(model: Any, scheme: Scheme, matched: bool, undo: list[Undo]) -> set[int]:
     """Gives every block of the model residual sites under the scheme; returns the ids of parameters that took over the
     gains of a stock norm."""
     carried: set[int] = set()
-    for stack, base in rooted(model, FAMILIES[family](model.config)):
-        blocks = model.get_submodule(join(base, stack.blocks))
+    for stack, base in stacks_of(model):
+        blocks = blocks_of(model, stack, base)
         depth, dim = len(blocks), int(model.config.hidden_size)
         made: Any = None
-        like = next(p for p in blocks.parameters() if p.is_floating_point())
+        like = next(p for block in blocks for p in block.parameters() if p.is_floating_point())
         last = None if stack.exit is None else model.get_submodule(join(base, stack.exit))
         inside = [blocks[0].get_submodule(path) for place in stack.sublayers for path in place.norms]
         spec = norm_spec(stack, dim, inside if last is None else [last])
@@ -47,7 +48,7 @@ def replace_sites(model: Any, scheme: Scheme, family: str, matched: bool, undo: 
                 sites[sublayer.kind] = site_of(block, sublayer, stack, scheme, site, dim, matched)
                 carried |= taken_over(sites[sublayer.kind], sublayer.norms.values())
             check_complete(block, sites, stack)
-            rebuild(block, made, sites, call_of(block, stack.sublayers, family), undo)
+            rebuild(block, made, sites, call_of(block, stack), undo)
         entry = End(scheme, Site(0, "entry", depth), spec).to(device=like.device, dtype=like.dtype)
         exit = Exit(scheme, Site(depth - 1, "exit", depth), spec, like.dtype).to(like.device)
         exit.own.to(like.dtype)

@@ -18,7 +18,7 @@ from transformers import initialization
 from ..errors import ConfigError
 from ..nn.config import DecoderConfig
 from .config import GeoNormConfig
-from .layouts import SHARED, TOKENS, Layout, joined, layout_for, layout_of, shape_of
+from .layouts import SHARED, TOKENS, Layout, join_names, layout_for, layout_of, shape_of
 from .modeling import GeoNormForCausalLM, language_model
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -183,7 +183,7 @@ def one_norm(weights: Weights, layout: Layout, config: DecoderConfig) -> None:
         gains = [(weights[f"{norm}.weight"], weights[f"{norm}.bias"]) for norm in norms]
         if all(torch.equal(*pair) for pair in zip(gains[0], gains[-1], strict=True)):
             continue
-        readers = (joined("q", "k", "v", at="both.branch.attn"), "both.branch.mlp.up")
+        readers = (join_names("q", "k", "v", at="both.branch.attn"), "both.branch.mlp.up")
         for (gain, bias), ours in zip(gains, readers, strict=True):
             name = f"{place}.{layout.modules[ours]}"
             matrix = weights[f"{name}.weight"]

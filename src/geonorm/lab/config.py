@@ -5,39 +5,41 @@ What people set most is a field of the config itself (`--steps`), the rest is gr
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass
-from typing import Any, Literal, get_args, get_type_hints
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from typing import Annotated, Literal
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError
 from ..nn.config import DecoderConfig, preset
-from .compare.clusters import Machine, Ray, Slurm, within
+from ..settings import Count, NotNegative, Range, Settings, hints
+from .compare.clusters import Machine, Ray, Slurm
 from .options import Checkpoint, Evaluation, Optim
 
 MAX_SEED = 2**63 - 1
-MOST_THREADS = 1024
+Many = Annotated[int, Range(1), Range(1, 2**53)]
 TUNING_SEED = 1_000_000
 """Seed of the short runs that choose a learning rate: none that a final run uses, however many seeds are added."""
 
 
 def overrides() -> type:
     """Every field of the model but the scheme, optional: what is not given comes from the preset."""
-    hints = get_type_hints(DecoderConfig)
-    optional = [
-        (f.name, hints[f.name] | None, field(default=None)) for f in fields(DecoderConfig) if f.name != "scheme"
-    ]
-    model = make_dataclass("Model", optional, frozen=True)
-    model.__module__ = __name__
-    model.__doc__ = "Shape of the model; what is not given comes from the preset."
-    model.documented_by = DecoderConfig  # type: ignore[attr-defined]
-    return model
+    optional = [(name, hint | None, None) for name, hint in hints(DecoderConfig).items() if name != "scheme"]
+    about = {
+        "__module__": __name__,
+        "__doc__": "Shape of the model; what is not given comes from the preset.",
+        "prefix": "model.",
+        "documented_by": DecoderConfig,
+    }
+    return make_dataclass("Model", optional, bases=(Settings,), namespace=about, frozen=True)
 
 
 Model = overrides()
 
 
 @dataclass(frozen=True)
-class Tokens:
+class Tokens(Settings):
     """How text becomes tokens."""
+
+    prefix = "tokens."
 
     tokenizer: str = "bpe"
     """byte, bpe (trained on the training text, as many tokens as model.vocab_size), or a tokenizer.json."""
@@ -46,70 +48,68 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Guard:
+class Guard(Settings):
     """What is done when a step goes wrong."""
+
+    prefix = "guard."
 
     nan: Literal["stop", "skip", "rewind"] = "stop"
     """A loss or gradient that is not finite. skip: the batch is dropped; rewind: back to the last checkpoint, and on
     with the data behind the bad batch; stop: the run ends with a diagnosis."""
     spike: Literal["ignore", "stop", "skip", "rewind"] = "ignore"
     """A loss above the mean of the last losses by many standard deviations."""
-    sigmas: float = 6.0
+    sigmas: Annotated[float, Range(1)] = 6.0
     """How many."""
-    window: int = 100
+    window: Annotated[int, Range(20)] = 100
     """How many last losses; judgement starts at 20."""
-    limit: int = 10
+    limit: Count = 10
     """Most skips and rewinds of a run; then it stops."""
-    stuck: float = 1800.0
+    stuck: NotNegative = 1800.0
     """Seconds without progress after which a run of several ranks is ended, with the rank that holds it up named; 0
     waits for ever."""
 
-    def __post_init__(self) -> None:
-        within("guard.sigmas", self.sigmas, 1)
-        within("guard.window", self.window, 20)
-        within("guard.limit", self.limit, 1)
-        within("guard.stuck", self.stuck, 0)
-
 
 @dataclass(frozen=True)
-class Runtime:
+class Runtime(Settings):
     """Where and how fast."""
+
+    prefix = "runtime."
 
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """bf16: matrix products in bfloat16 under autocast; weights, norms and the residual stream stay fp32."""
-    threads: int = 1
+    threads: Annotated[int, Range(1, 1024)] = 1
     """CPU threads of one run."""
     compile: bool = False
     """torch.compile, block by block, and of the loss."""
     recompute: bool = False
     """Activation checkpointing, block by block."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Micro-batches per step and rank."""
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
     """Under torchrun: ddp, the model whole on every rank (auto), or fsdp, each block sharded over the ranks."""
     reshard: bool = True
     """fsdp: give up a block's whole weights after its forward pass, and gather them again for the backward pass."""
-    shard_size: int | None = None
+    shard_size: Count | None = None
     """fsdp: ranks that share one copy of the model, beside other copies; all ranks when not given."""
-    tensor_size: int = 1
+    tensor_size: Count = 1
     """Ranks that share every matrix of a block (tensor parallelism) and see the same rows of the batch."""
     tensorboard: bool = True
     """Whether to write event files."""
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Settings):
     """What every run of a comparison shares."""
 
     preset: str = "nano"
     """Size of the model: nano, nano-gpt2, mini, 125m, paper-125m, 350m, 1.3b, 7b, 70b."""
     data: str = "stdlib"
     """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
-    steps: int = 300
+    steps: Many = 300
     """Optimizer steps."""
-    batch_size: int = 4
+    batch_size: Many = 4
     """Sequences per step."""
     objective: Literal["causal"] = "causal"
     """What is trained: the next token."""
@@ -124,16 +124,7 @@ class Recipe:
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
-        within("steps", self.steps, 1)
-        within("steps", self.steps, 1, 2**53)
-        within("batch_size", self.batch_size, 1)
-        within("batch_size", self.batch_size, 1, 2**53)
-        within("runtime.threads", self.runtime.threads, 1)
-        within("runtime.threads", self.runtime.threads, 1, MOST_THREADS)
-        within("runtime.accumulate", self.runtime.accumulate, 1)
-        within("runtime.tensor_size", self.runtime.tensor_size, 1)
-        if self.runtime.shard_size is not None:
-            within("runtime.shard_size", self.runtime.shard_size, 1)
+        super().__post_init__()
         if self.batch_size % self.runtime.accumulate:
             raise ConfigError(
                 f"batch_size {self.batch_size} must be a multiple of runtime.accumulate {self.runtime.accumulate}"
@@ -151,9 +142,9 @@ class TrainConfig(Recipe):
 
     scheme: str = "geonorm"
     """Residual scheme, as in `geonorm schemes`."""
-    lr: float = 5e-3
+    lr: NotNegative = 5e-3
     """Highest learning rate."""
-    seed: int = 0
+    seed: Annotated[int, Range(0, MAX_SEED)] = 0
     """Seed of weights and of the data order."""
     out: str = "runs/train"
     """Run directory. One that holds this run is resumed from its newest checkpoint."""
@@ -165,8 +156,6 @@ class TrainConfig(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         directory(self.out)
-        within("lr", self.lr, 0)
-        within("seed", self.seed, 0, MAX_SEED)
 
 
 @dataclass(frozen=True)
@@ -174,9 +163,15 @@ class TrainCommand(TrainConfig):
     """Trains one model, or goes on with a run that was stopped: the settings of a run are stored in its directory, and
     the same command, or --config RUN/config.yaml, repeats or resumes it."""
 
+    common = ("scheme", "preset", "data", "steps", "batch_size", "lr", "seed", "out", "resume", "dry_run")
+    examples = (
+        "geonorm train --scheme geonorm --data my.txt --steps 2000 --lr 6e-3 --out runs/geonorm",
+        "geonorm train --preset 125m --data my.jsonl.zst --runtime.dtype bf16 --dry-run",
+    )
+
     dry_run: bool = False
     """Print the resolved settings and a plan of the run (size, memory, time); train nothing, write nothing."""
-    world_size: int | None = None
+    world_size: Count | None = None
     """With --dry-run: ranks to plan for; 1 when not given. A real run has as many as torchrun starts."""
     json: bool = False
     """With --dry-run: one JSON object instead of a table."""
@@ -184,8 +179,6 @@ class TrainCommand(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.world_size is not None:
-            within("world_size", self.world_size, 1)
         for name, given, instead in (
             ("--world-size", self.world_size is not None, "; torchrun --nproc-per-node N starts N ranks"),
             ("--json", self.json, ""),
@@ -205,19 +198,25 @@ class CompareConfig(Recipe):
     kept, so the same command goes on where it was stopped, and more schemes or seeds extend a comparison. A run that
     diverges is a result; a run that fails is reported, tried again by the same command, and makes the exit status 2."""
 
+    common = ("schemes", "preset", "data", "steps", "batch_size", "lrs", "tune", "seeds", "jobs", "out")
+    examples = (
+        "geonorm compare --schemes pre geonorm --data my.txt --steps 300 --seeds 3 --out runs/mine",
+        "geonorm compare --schemes pre peri geonorm --lrs 3e-3 6e-3 1.2e-2 --tune --out runs/tuned",
+    )
+
     schemes: list[str] = field(default_factory=lambda: ["pre", "geonorm", "post", "peri"])
     """Residual schemes; differences are paired to the first."""
-    lrs: list[float] = field(default_factory=lambda: [5e-3])
+    lrs: list[Annotated[float, Range(1e-12)]] = field(default_factory=lambda: [5e-3])
     """Learning rates. Several are tried with one seed on a shorter run and the best is kept for each scheme."""
-    seeds: int = 3
+    seeds: Annotated[int, Range(1, TUNING_SEED)] = 3
     """Seeds of the final runs."""
     tune: bool = False
     """Extend the learning rates of a scheme by the grid's own ratio until its best is not at an end."""
-    tune_steps: int | None = None
+    tune_steps: Count | None = None
     """Steps of a tuning run; half of --steps when not given. Short runs like higher rates than long ones."""
     out: str = "runs/compare"
     """Directory of the comparison."""
-    jobs: int | None = None
+    jobs: Count | None = None
     """Runs at a time; as many as the machine has cores for (CPU) or devices (GPU) when not given."""
     launcher: Literal["local", "ray", "slurm"] = "local"
     """Where runs are started: as processes on this machine, as tasks of a Ray cluster, as a SLURM array."""
@@ -227,95 +226,124 @@ class CompareConfig(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         directory(self.out)
-        within("seeds", self.seeds, 1, TUNING_SEED)
         if not self.schemes or not self.lrs:
             raise ConfigError("compare needs at least one scheme and one learning rate")
         if len(set(self.lrs)) < len(self.lrs):
             raise ConfigError("--lrs names a learning rate twice")
-        for lr in self.lrs:
-            within("lrs", lr, 1e-12)
         if self.tune and len(self.lrs) < 2:
             raise ConfigError("--tune needs at least two learning rates in --lrs, to know the ratio of the grid")
-        if self.tune_steps is not None:
-            within("tune_steps", self.tune_steps, 1)
-        if self.jobs is not None:
-            within("jobs", self.jobs, 1)
 
 
 @dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(Settings):
     """Loss on any text, and tasks through lm_eval, of a run, an exported folder or any Hugging Face model."""
 
+    words = ("model",)
+    examples = (
+        "geonorm eval runs/geonorm --data other.txt --out runs/geonorm-eval",
+        "geonorm eval runs/mine --scheme geonorm --tasks hellaswag --limit 200",
+    )
+
     model: str
-    """Run directory, model folder, or a name on the Hugging Face hub."""
+    """Run directory, folder of a comparison (with --scheme), model folder, or a name on the Hugging Face hub."""
     data: str | None = None
     """Text as for train: its held-out part if it has one or if the run was trained on it, else all of it."""
     tasks: list[str] = field(default_factory=list)
     """Sets of questions in $GEONORM_DATA/eval, JSONL files of questions, or tasks that lm_eval knows."""
-    tokens: int | None = None
+    tokens: Count | None = None
     """Most tokens of the text."""
-    limit: int | None = None
+    limit: Count | None = None
     """Most questions of each task."""
-    context: int | None = None
+    context: Count | None = None
     """Tokens of a window of text, for Hugging Face models; their own context, but at most 2048, when not given."""
-    batch_size: int = 8
+    batch_size: Count = 8
     """Questions at a time."""
     out: str | None = None
     """Directory for summary.json, and for the definitions of local tasks."""
     device: str = "auto"
     """auto, cpu or cuda."""
+    scheme: str | None = None
+    """With the folder of a comparison: its best finished run of this scheme."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.data is None and not self.tasks:
             raise ConfigError("--data is missing: give a text, or questions with --tasks")
-        for name in ("tokens", "limit", "context", "batch_size"):
-            if getattr(self, name) is not None:
-                within(name, getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
+class GenerateConfig(Settings):
+    """Text from a trained run or a Hugging Face model."""
+
+    words = ("run",)
+    examples = (
+        "geonorm generate runs/geonorm --tokens 200 --seed 1",
+        "geonorm generate runs/mine --scheme geonorm --temperature 0",
+    )
+
+    run: str
+    """Run directory, folder of a comparison (with --scheme), model folder, or name on the Hugging Face hub."""
+    prompt: str = ""
+    """Beginning of the text; without it a new document begins."""
+    tokens: Annotated[int, Range(1, 1_000_000)] = 100
+    """New tokens."""
+    temperature: NotNegative = 0.8
+    """0 takes the likeliest token each time."""
+    top_k: int | None = 50
+    """Sample among this many likeliest tokens."""
+    seed: Annotated[int, Range(0, MAX_SEED)] = 0
+    """Seed of the sampling."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    scheme: str | None = None
+    """With the folder of a comparison: its best finished run of this scheme."""
+
+
+@dataclass(frozen=True)
+class ExportConfig(Settings):
+    """A finished run as a model folder for transformers: weights, configuration, tokenizer, model card."""
+
+    words = ("run",)
+    examples = (
+        "geonorm export runs/geonorm --to my-model",
+        "geonorm export runs/mine --scheme pre --to my-llama --layout stock",
+    )
+
+    run: str
+    """Run directory, or folder of a comparison (with --scheme)."""
+    to: str
+    """Folder to write; it must not exist or be empty."""
+    layout: str = "geonorm"
+    """geonorm: any scheme, loads with `import geonorm.hf`; stock, or by name (llama, gpt2, ...): the architecture of
+    transformers that it equals."""
+    remote_code: bool = False
+    """Add a modeling file: the folder then loads with trust_remote_code=True where geonorm is not installed."""
+    scheme: str | None = None
+    """With the folder of a comparison: its best finished run of this scheme."""
+
+
+@dataclass(frozen=True)
+class DataConfig(Settings):
+    """What a text source holds (inspect), or its tokens written to the cache (prepare)."""
+
+    words = ("action", "source")
+    examples = (
+        "geonorm data inspect my.txt",
+        "geonorm data prepare my.jsonl.zst --vocab-size 4096",
+    )
+
+    action: Literal["inspect", "prepare"]
+    """inspect: print a description; prepare: tokenize into the cache."""
+    source: str
+    """Text, as for --data of train."""
+    tokenizer: str | None = None
+    """byte, bpe or a tokenizer.json; bpe for prepare when not given."""
+    vocab_size: int = 1024
+    """Tokens of an own BPE."""
+    cache: str | None = None
+    """Folder of prepared tokens; $GEONORM_CACHE or ~/.cache/geonorm when not given."""
 
 
 def directory(out: str) -> None:
     if not out:
         raise ConfigError("out is empty; give a directory")
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Plain nested dict for YAML."""
-    return {
-        f.name: to_dict(value) if is_dataclass(value) else list(value) if isinstance(value, tuple) else value
-        for f in fields(config)
-        for value in [getattr(config, f.name)]
-    }
-
-
-def from_dict(kind: type, values: dict[str, Any], prefix: str = "") -> Any:
-    """The dataclass of a nested dict; ConfigError names unknown keys and the nearest valid one."""
-    known, hints = {f.name: f for f in fields(kind)}, get_type_hints(kind)
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in known:
-            raise ConfigError(unknown("setting", prefix + str(key), [prefix + name for name in known]))
-        group = GROUPS.get(key)
-        if group is not None and isinstance(value, dict):
-            value = from_dict(group, value, f"{prefix}{key}.")
-        elif group is not None and hints[key] is group and not isinstance(value, group):
-            raise ConfigError(f"{prefix}{key} must be a mapping of settings, got {value!r}")
-        elif isinstance(value, list) and key == "betas":
-            value = tuple(value)
-        if group is None and isinstance(value, str) and {int, float} & {hints[key], *get_args(hints[key])}:
-            raise ConfigError(f"{prefix}{key} must be a number, got {value!r}")
-        result[key] = value
-    return kind(**result)
-
-
-GROUPS: dict[str, type] = {
-    "model": Model,
-    "optim": Optim,
-    "tokens": Tokens,
-    "evaluation": Evaluation,
-    "checkpoint": Checkpoint,
-    "guard": Guard,
-    "runtime": Runtime,
-    "machine": Machine,
-    "ray": Ray,
-    "slurm": Slurm,
-}

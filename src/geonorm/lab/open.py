@@ -1,130 +1,186 @@
-"""What is evaluated: a run of ours, a model folder, a name on the Hugging Face hub. One face for text and for tasks."""
+"""The one opener of models: a run of ours, the best run of a comparison, a model folder, a name on the hub."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from safetensors import SafetensorError
-from torch import Tensor, nn
 
-from ..errors import CheckpointError, ConfigError, DataError, UntrustedCode
-from ..probes.load import check_name, with_weights
-from .data import Source, Tokenizer, load_tokenizer
-from .data.optional import require
+from .. import elsewhere
+from ..errors import CheckpointError, ConfigError, near_folder
+from ..nn.decoder import Decoder
+from ..probes import load
+from ..schemes import parse, stored
+from .config import TrainConfig
+from .data import Tokenizer, load_tokenizer
 from .data.source import NO_TEXT
-from .data.tokenizer import FileTokenizer
-from .scale import parallel
-from .tasks.tasks import adapted
-from .train.loop import load_run
+from .runs.made import kept_sources, parts
+from .runs.run import Run, read_rows
+from .runs.statistics import usable
+from .scale import checkpoint, parallel
 
-WINDOW = 2048
-"""Most tokens of a window of text for Hugging Face models, unless --context says otherwise."""
+CPU = torch.device("cpu")
 
 
-@dataclass
-class Subject:
-    """A causal language model that can be asked.
+@dataclass(frozen=True)
+class Opened:
+    """A model of transformers in evaluation mode on its device, and its tokenizer. `OpenedRun` is a run of ours."""
 
-    about: what a summary says of it. scorer: has `loss(ids, targets, reduction)` and eval/train, as `held_out` wants.
-    context: tokens of a window of text. tokenizer: ours, for a source of text. theirs: model and tokenizer for
-    lm-evaluation-harness. precision: the context to run it in.
-    """
-
-    about: dict[str, Any]
-    scorer: Any
-    context: int
+    name: str
+    """What opens it again: of a comparison's folder that of the chosen run."""
+    model: Any
+    tokenizer: Any
+    context: int | None
+    """Most tokens that it reads at once, where it says so."""
     device: torch.device
-    tokenizer: Callable[[Source], Tokenizer]
-    theirs: Callable[[], tuple[Any, Any]]
-    precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of running text, without tokens that mark its ends."""
+        return encode_running(self.tokenizer, text)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """The context to run it in."""
+        return nullcontext()
 
 
-def open_subject(name: str, device: torch.device, context: int | None = None) -> Subject:
-    """The run, folder or hub model of that name, in evaluation mode. GeonormError, one line, for anything unusable."""
-    path = Path(os.path.expanduser(name))
-    if not path.exists():
-        check_name(name)
-    if (path / "config.json").is_file() or not path.exists():
-        return hugging_face(str(path) if path.exists() else name, device, context)
-    if context is not None:
-        raise ConfigError("--context is for Hugging Face models; a run is read in windows of its own context")
+@dataclass(frozen=True)
+class OpenedRun(Opened):
+    """The model of a run in its last state."""
+
+    model: Decoder
+    tokenizer: Tokenizer
+    config: TrainConfig
+
+    def encode(self, text: str) -> list[int]:
+        return [int(i) for i in self.tokenizer.encode([text])[0]]
+
+    def precision(self) -> AbstractContextManager[Any]:
+        return parallel.precision(self.config.runtime, self.device)
+
+
+def encode_running(tokenizer: Any, text: str) -> list[int]:
+    """Ids of running text by a tokenizer of transformers, without the tokens that mark its ends."""
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def open_model(
+    name: str,
+    device: torch.device,
+    *,
+    scheme: str | None = None,
+    causal: bool = True,
+    dtype: str = "auto",
+    tokenizer: str | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    build: Callable[[str], Any] | None = None,
+) -> Opened:
+    """The run, folder or hub model of that name. GeonormError, one line, for anything unusable.
+
+    scheme: of a comparison's folder the best finished run of that scheme. The rest is for models of transformers.
+    causal: one that predicts the next token; else of the class that its weights were saved from, and not quantised.
+    tokenizer: another than its own. build: makes the model of a folder in another way than to load it whole.
+    """
+    name = run_of(name, scheme)
+    hub: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    settings = read_settings(name, causal=causal, **hub)
+    if isinstance(settings, TrainConfig):
+        return open_run(Path(name), device)
+    own = load.load_model_tokenizer(tokenizer or name, **hub)
+    model = build(name) if build else load.load_model(name, settings, device, dtype, causal=causal, **hub)
+    return Opened(name, model, own, load.context_of(settings), device)
+
+
+def read_settings(
+    name: str, *, causal: bool = True, revision: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """What can be known without loading: the settings of a run, or the configuration of a model of transformers, our
+    own types included. GeonormError where it is neither or cannot be used."""
+    path = Path(name)
+    if path.exists() and not (path / "config.json").is_file():
+        return read_run_settings(path)
+    load.hugging_face()
+    from .. import hf  # noqa: F401  our own model types become known
+
+    if trust_remote_code:
+        elsewhere.allow()
+    return load.load_config(
+        name, causal=causal, quantised=causal, revision=revision, trust_remote_code=trust_remote_code
+    )
+
+
+def read_run_settings(path: Path) -> TrainConfig:
     try:
-        model, config, file = load_run(path, device)
+        return Run(path).config()
     except CheckpointError as error:
         if path.is_dir() and "holds no run" in str(error):
             raise CheckpointError(f"{error}, nor a config.json of a Hugging Face model") from None
         raise
-    precision = partial(parallel.precision, config.runtime, device)
-
-    def tokenizer(source: Source) -> Tokenizer:
-        return load_tokenizer(str(file), source, model.config.vocab_size)
-
-    about = {"run": name, "scheme": config.scheme}
-    theirs = partial(adapted, model, tokenizer(NO_TEXT))
-    return Subject(about, model, model.config.context, device, tokenizer, theirs, precision)
 
 
-def hugging_face(name: str, device: torch.device, context: int | None) -> Subject:
-    """A causal language model by transformers: a folder (ours, exported ones included) or a name on the hub."""
-    transformers = require("transformers", f"{name}: a Hugging Face model", "hf")
-    from .. import hf  # noqa: F401  our own model types become known
-
-    try:
-        model = with_weights(transformers.AutoModelForCausalLM, name, dtype="auto").eval().to(device)
-    except (UntrustedCode, CheckpointError):
-        raise
-    except ImportError as error:  # a quantiser, for one, that is not installed
-        raise ConfigError(f"{name} cannot be loaded here: {first_line(error)}") from None
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise ConfigError(f"{name} holds no run and no causal language model ({first_line(error)})") from None
-    try:
-        theirs = transformers.AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{name} has no tokenizer that can be read ({first_line(error)})") from None
-    longest = int(getattr(model.config, "max_position_embeddings", None) or WINDOW)
-    if context is not None and not 1 <= context <= longest:
-        raise ConfigError(f"--context {context} does not fit {name}: its context is {longest}")
-    about = {"model": name, "model_type": model.config.model_type, "scheme": getattr(model.config, "scheme", None)}
-    scorer = Scorer(model, begin(theirs))
-    window = context or min(longest, WINDOW) - (scorer.begin is not None)
-
-    def tokenizer(source: Source) -> Tokenizer:
-        if not getattr(theirs, "is_fast", False):
-            raise DataError(f"{name} has no fast tokenizer: its bytes per token are not known, so use --tasks only")
-        return FileTokenizer(name, theirs.backend_tokenizer.to_str(), theirs.eos_token)
-
-    return Subject(about, scorer, window, device, tokenizer, lambda: (model, theirs))
+def open_run(path: Path, device: torch.device = CPU) -> OpenedRun:
+    """The model of a run at its newest whole checkpoint, whatever number of ranks trained it. CheckpointError if the
+    folder holds none."""
+    config = read_run_settings(path)
+    parse(stored(config.scheme, kept_sources(path), str(path)))
+    model = Decoder(config.decoder(config.scheme)).to(device)
+    if checkpoint.load_newest(Run(path).checkpoints, model, None, lambda line: print(line, file=sys.stderr)) is None:
+        raise CheckpointError(f"{path} holds no checkpoint yet; let it train first")
+    shape = model.config
+    tokenizer = load_tokenizer(str(path / "tokenizer.json"), NO_TEXT, shape.vocab_size)
+    return OpenedRun(str(path), model.eval(), tokenizer, shape.context, device, config)
 
 
-def begin(tokenizer: Any) -> int | None:
-    """The token that the tokenizer puts before every text (Llama and Gemma have one); None if it puts none (GPT-2)."""
-    ids = tokenizer("a").input_ids
-    first = ids[0] if ids else None
-    return int(first) if first is not None and first == tokenizer.bos_token_id else None
+class Record(NamedTuple):
+    """What a finished run says of its losses and machine."""
+
+    summary: dict[str, Any]
+    environment: dict[str, Any]
+    """Of the part of the run that ended it."""
+    rows: list[dict[str, Any]]
 
 
-class Scorer(nn.Module):
-    """A Hugging Face model under `held_out`: sum or mean of nats of targets. A window begins with the tokenizer's first
-    token where the model knows texts only with it."""
+def read_finished(path: Path) -> Record:
+    """The record of the run in a folder. CheckpointError if there is none or it has not come to its end."""
+    run = Run(path)
+    run.config()
+    summary = run.summary() or {"status": "running or interrupted"}
+    if summary["status"] != "finished":
+        raise CheckpointError(
+            f"{path} is not finished ({summary['status']}): the command that began it goes on with it"
+        )
+    environment = parts(path)
+    if not environment:
+        raise CheckpointError(f"{path / 'environment.json'} is missing: the run directory is damaged")
+    return Record(summary, environment[-1], list(read_rows(run.metrics)))
 
-    def __init__(self, model: Any, begin: int | None) -> None:
-        super().__init__()
-        self.model, self.begin = model, begin
 
-    def loss(self, ids: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        if self.begin is not None:
-            ids = torch.cat((ids.new_full((ids.shape[0], 1), self.begin), ids), dim=1)
-        logits = self.model(ids, use_cache=False).logits[:, -targets.shape[1] :]
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction=reduction)
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def run_of(name: str, scheme: str | None) -> str:
+    """The name itself; of a comparison's folder that of the best finished run of a scheme, by validation loss.
+    ConfigError that names the runs where no scheme is given, and the schemes where none of its runs has finished."""
+    path = Path(os.path.expanduser(name))
+    folders = sorted(settings.parent for settings in path.glob("runs/*/config.yaml"))
+    if not folders:
+        if scheme is not None:
+            hint = "" if path.exists() else near_folder(name)
+            raise ConfigError(f"--scheme is for the folder of a comparison: there are no runs in {name}{hint}")
+        return str(path) if path.exists() else name
+    if scheme is None:
+        runs = ", ".join(folder.name for folder in folders)
+        raise ConfigError(
+            f"{name} is a comparison: give --scheme for the best run of a scheme, or one in {path / 'runs'}: {runs}"
+        )
+    wanted = str(parse(scheme))
+    ended = [(summary, folder) for folder in folders if (summary := Run(folder).summary()) is not None]
+    final = [(summary, folder) for summary, folder in ended if usable(summary) and summary.get("phase") != "tune"]
+    of_scheme = [(summary["val_loss"], str(folder)) for summary, folder in final if summary["scheme"] == wanted]
+    if not of_scheme:
+        known = ", ".join(dict.fromkeys(str(summary["scheme"]) for summary, _ in final)) or "none"
+        raise ConfigError(f"no run of {wanted} has finished in {name} (finished schemes: {known})")
+    return min(of_scheme)[1]

@@ -33,7 +33,7 @@ def rotate(x: Tensor, positions: Rope) -> Tensor:
     if cos.dtype != x.dtype:
         cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     if not torch.is_grad_enabled() or transformed():  # the detour over autograd costs as much as two operations
-        return turned(x, cos, sin, 1)
+        return turn_halves(x, cos, sin, 1)
     out: Tensor = Rotation.apply(x, cos, sin)
     return out
 
@@ -44,15 +44,15 @@ class Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return turned(x, cos, sin, 1)
+        return turn_halves(x, cos, sin, 1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return turned(grad, cos, sin, -1), None, None
+        return turn_halves(grad, cos, sin, -1), None, None
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+def turn_halves(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     """(a, b) to (a cos - b sin, a sin + b cos) for the halves a, b of the last axis; sign -1 turns back."""
     a, b = x.chunk(2, dim=-1)
     first = (a * cos).addcmul_(b, sin, value=-sign)
@@ -81,7 +81,7 @@ class LayerCache:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """(batch, tokens, width) to the same. Schemes may put modules on q, k, v (before RoPE), q_rope, k_rope (after)."""
 
     def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from math import inf
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from ..errors import ConfigError, unknown
+from ..settings import Count, NotNegative, Settings
 
 
 @dataclass(frozen=True)
-class DecoderConfig:
+class DecoderConfig(Settings):
     """A causal decoder. Everything but `scheme` is shared by all schemes that are compared."""
+
+    prefix = "model."
 
     scheme: str = "geonorm"
     """Residual scheme, as in `geonorm schemes`."""
-    layers: int = 4
+    layers: Count = 4
     """Number of blocks L; each has an attention and an MLP residual, or one for both."""
-    width: int = 128
+    width: Count = 128
     """Dimension of the residual stream."""
-    heads: int = 4
+    heads: Count = 4
     """Query heads."""
-    kv_heads: int | None = None
+    kv_heads: Count | None = None
     """Key and value heads (grouped-query attention); as many as heads when not given."""
-    head_width: int | None = None
+    head_width: Count | None = None
     """Dimension of a head; width / heads when not given."""
-    hidden: int = 344
+    hidden: Count = 344
     """Hidden units of the MLP."""
-    vocab_size: int = 1024
+    vocab_size: Count = 1024
     """Rows of the embedding."""
-    context: int = 128
+    context: Count = 128
     """Tokens of a training sequence."""
     mlp: Literal["swiglu", "gelu", "gelu_tanh"] = "swiglu"
     """Gated SiLU (three matrices), GELU (two), or GELU by the tanh formula as in GPT-2."""
@@ -41,7 +44,7 @@ class DecoderConfig:
     """Whether norms have learned gains."""
     norm_bias: bool = True
     """Whether norms with gains have a learned bias, too: LayerNorm and DyT; RMSNorm never has one."""
-    eps: float = 1e-6
+    eps: NotNegative = 1e-6
     """Added to the mean square inside norms."""
     qk_norm: Literal["none", "head", "full"] = "none"
     """RMSNorm on queries and keys before RoPE: per head, or over all heads as in OLMo 2."""
@@ -59,21 +62,13 @@ class DecoderConfig:
     init: Literal["fan_in", "neox", "gpt2", "zero"] = "fan_in"
     """Standard deviation of weights, which schemes multiply: 1/sqrt(fan_in); small_init and wang_init of GPT-NeoX; 0.02
     as in GPT-2; or fan_in with output matrices that begin at 0."""
-    init_depth: int | None = None
+    init_depth: Count | None = None
     """Blocks for which neox and gpt2 scale the output matrices (o, down); those of the model when not given."""
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self)).items():
-            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
-                raise ConfigError(unknown(f"model.{name}", getattr(self, name), get_args(hint)))
-        sizes = ("layers", "width", "heads", "kv_heads", "head_width", "hidden", "vocab_size", "context", "init_depth")
-        for name in sizes:
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} must be at least 1, got {getattr(self, name)}")
+        super().__post_init__()
         if not 0 < self.rope_theta < inf:
             raise ConfigError(f"model.rope_theta must be positive and finite, got {self.rope_theta}")
-        if not 0 <= self.eps < inf:
-            raise ConfigError(f"model.eps must be at least 0 and finite, got {self.eps}")
         even, pairs = ("n even", " (rotary pairs)") if self.positions == "rope" else ("", "")
         if self.head_width is None and (self.width % self.heads or (even and self.head_dim % 2)):
             raise ConfigError(f"model.width {self.width} must be a{even} multiple of model.heads {self.heads}{pairs}")

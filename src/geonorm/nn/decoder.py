@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..norms import NormSpec
 from ..residual import Residual
-from ..schemes import Scheme, Site, own_parts, parse
-from .attention import Attention, LayerCache, rope
+from ..schemes import Parts, Scheme, Site, parse
+from .attention import LayerCache, SelfAttention, rope
 from .config import DecoderConfig
 from .mlp import MLP
 from .roles import ROLES, base_std, linear
@@ -32,11 +32,11 @@ class End(nn.Module):
         super().__init__()
         self.scheme = scheme.resolve(site)
         self.site = site
-        self.own = own_parts(self.scheme, site, norm)
+        self.own = Parts(self.scheme, site, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         move = self.scheme.enter if self.site.kind == "entry" else self.scheme.exit
-        return move(x, self.own, self.site)
+        return move(x, self.own(), self.site)
 
 
 def under(branch: nn.Module, scheme: Scheme, site: Site, config: DecoderConfig) -> Residual:
@@ -48,7 +48,7 @@ def under(branch: nn.Module, scheme: Scheme, site: Site, config: DecoderConfig) 
 class Block(nn.Module):
     """One layer: an attention residual, then an MLP residual. Keyword arguments go to the attention."""
 
-    attention = Attention
+    attention = SelfAttention
     """The class of the attention; another way to attend is a subclass."""
     attn: Residual
     mlp: Residual
@@ -74,7 +74,7 @@ class Parallel(nn.Module):
     """
 
     def __init__(
-        self, config: DecoderConfig, scheme: Scheme, site: Site, attention: type[Attention] = Attention
+        self, config: DecoderConfig, scheme: Scheme, site: Site, attention: type[SelfAttention] = SelfAttention
     ) -> None:
         super().__init__()
         self.attn = attention(config, scheme, site)
@@ -88,7 +88,7 @@ class Parallel(nn.Module):
 class ParallelBlock(nn.Module):
     """One layer: one residual around attention and MLP, its site kind `parallel`."""
 
-    attention = Attention
+    attention = SelfAttention
 
     def __init__(self, config: DecoderConfig, scheme: Scheme, layer: int) -> None:
         super().__init__()

@@ -34,6 +34,9 @@ ROLES = {
     "head": Role(decay=True, split="rows", hidden=False),
 }
 
+SLOTS = {"attn": ("q", "k", "v", "q_rope", "k_rope"), "mlp": ("up", "gate"), "exit": ("logits",)}
+"""Where a scheme may put a module inside a branch or the head, by kind of site (`Scheme.slot`)."""
+
 
 def undrawn(kind: type[nn.Module], *args: Any, **settings: Any) -> Any:
     """A layer of torch on the default device whose weights nobody has drawn yet: the model draws them.

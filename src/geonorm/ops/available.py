@@ -12,10 +12,12 @@ from torch import Tensor
 from ..errors import ConfigError, unknown
 from ..norms import transformed
 from . import launch
+from .angle import AngleMap
 
 BACKENDS = ("auto", "triton", "inductor", "closed", "reference")
-"""auto: the fastest path that fits; triton: the fused kernels; inductor: torch.compile of the closed form; closed:
-closed-form forward and backward in PyTorch; reference: the textbook under autograd."""
+"""auto: the fastest path that fits; triton: the fused kernels, of the paper's angle map and of p atan(t / p);
+inductor: torch.compile of the closed form; closed: closed-form forward and backward in PyTorch; reference: the textbook
+under autograd."""
 
 REMEDY = "use backend='auto' (or unset GEONORM_BACKEND)"
 
@@ -30,7 +32,7 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1" and has_triton()
 
 
-def why_not_triton(device: torch.device, dtypes: tuple[torch.dtype, ...], dim: int) -> str:
+def why_not_triton(device: torch.device, dtypes: tuple[torch.dtype, ...], dim: int, angles: AngleMap) -> str:
     """Empty if the kernels can run, else the reason and what to do."""
     if not has_triton():
         return 'it is not installed: pip install "geonorm[kernels]"'
@@ -41,7 +43,16 @@ def why_not_triton(device: torch.device, dtypes: tuple[torch.dtype, ...], dim: i
             return f"it takes float32, bfloat16 and float16, not {str(dtype).removeprefix('torch.')}: {REMEDY}"
     if not 0 < dim <= launch.MAX_DIM:
         return f"rows may be 1 to {launch.MAX_DIM} wide, not {dim}: {REMEDY}"
+    if not fusible(angles):
+        return f"it has no learned scalars, no bias and no decay before the clamp: {REMEDY}"
     return ""
+
+
+def fusible(angles: AngleMap) -> bool:
+    """Whether the kernels have this map: a decay after the clamp that nobody learns, of t or p atan(t / p)."""
+    numbers = (angles.pre, angles.gain, angles.bias)
+    learned = isinstance(angles.post, Tensor) and angles.post.requires_grad and torch.is_grad_enabled()
+    return not learned and not any(isinstance(n, Tensor) for n in numbers) and numbers == (1.0, 1.0, 0.0)
 
 
 def asked(backend: str) -> str:
@@ -54,12 +65,12 @@ def asked(backend: str) -> str:
     return backend
 
 
-def choose(backend: str, x: Tensor, u: Tensor) -> str:
+def choose_backend(backend: str, x: Tensor, u: Tensor, angles: AngleMap) -> str:
     """The path for these tensors: triton | inductor | closed | reference. Raises ConfigError if the one asked for
     cannot take them. What is transformed or traced takes the reference whatever was asked: it alone can be."""
     backend = asked(backend)
     kernels = backend == "triton" or (backend == "auto" and x.is_cuda)
-    reason = why_not_triton(x.device, (x.dtype, u.dtype), x.shape[-1]) if kernels else ""
+    reason = why_not_triton(x.device, (x.dtype, u.dtype), x.shape[-1], angles) if kernels else ""
     if backend == "triton" and reason:
         raise ConfigError(f"backend 'triton' cannot run here, {reason}")
     if transformed():

@@ -1,73 +1,86 @@
-"""The Triton kernels as PyTorch operators, and the autograd function around them.
+"""The Triton kernels as two PyTorch operators, and the autograd function around them.
 
-    geonorm::geodesic_forward       x' and the scalars of every row
-    geonorm::geodesic_forward_read  the same, and x' once more in the dtype of the next sub-layer
-    geonorm::geodesic_backward      dx, du and the gradients of pre, post, gain, bias
+    geonorm::geodesic_forward   x', y (no elements if nobody reads) and the scalars of every row
+    geonorm::geodesic_backward  dx, du and the gradients of the norm's gains and biases (no elements if nobody asks)
 
-Raw operators with autograd outside cost a third of `custom_op` with `register_autograd` per call. Each knows its shapes
-(torch.compile, meta tensors), its CPU form (the closed form, or the kernels under Triton's interpreter) and how it may
-be sharded. `numbers` are pre, post, gain, bias, max_angle and 1 / power; a tensor beside one of the first four replaces
-it. stats is (3, *batch) fp32.
+y is x' in the dtype of the next sub-layer or, with norm = rms | layer instead of none, N(x'); weight and shift are the
+gains and biases of N, (dim,). Raw operators with autograd outside cost a third of `custom_op` with `register_autograd`
+per call. Each knows its shapes (torch.compile, meta tensors), its CPU form (the closed form, or the kernels under
+Triton's interpreter) and how it may be sharded. `numbers` are post, max_angle and 1 / power of the angle map; a tensor
+`post` replaces the first. stats is (3, *batch) fp32, of a norm (5, *batch).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..norms import upcast
+from ..norms import LayerNorm, RMSNorm, upcast
 from . import closed_form, launch
 from .angle import AngleMap
 from .available import interpreting
 from .reference import differentiated, gradients_of, reference
 
-SCALARS = "Tensor? pre, Tensor? post, Tensor? gain, Tensor? bias, float[] numbers"
 LIBRARY = torch.library.Library("geonorm", "DEF")
 for schema in (
-    f"geodesic_forward(Tensor x, Tensor u, {SCALARS}) -> (Tensor, Tensor)",
-    f"geodesic_forward_read(Tensor x, Tensor u, {SCALARS}, ScalarType read) -> (Tensor, Tensor, Tensor)",
-    "geodesic_backward(Tensor grad, Tensor? read_grad, Tensor x, Tensor u, Tensor stats, "
-    f"{SCALARS}, bool learned) -> (Tensor, Tensor, Tensor)",
+    "geodesic_forward(Tensor x, Tensor u, Tensor? post, float[] numbers, ScalarType? read, "
+    "str norm, float eps, Tensor? weight, Tensor? shift) -> (Tensor, Tensor, Tensor)",
+    "geodesic_backward(Tensor? grad, Tensor? read_grad, Tensor x, Tensor u, Tensor stats, Tensor? post, "
+    "float[] numbers, str norm, Tensor? weight, bool dweight, bool dshift) -> (Tensor, Tensor, Tensor, Tensor)",
 ):
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
+@dataclass(frozen=True)
+class RowNorm:
+    """A norm of rows that the kernels know, as the numbers they need. kind: none | rms | layer."""
+
+    kind: str = "none"
+    eps: float = 0.0
+    weight: Tensor | None = None
+    shift: Tensor | None = None
+
+
+def row_norm(norm: nn.Module | None, x: Tensor) -> RowNorm | None:
+    """The norm as numbers, None if the kernels cannot take it on rows like those of x. A module that somebody watches
+    or has changed (hooks, a parametrisation, a subclass) is called instead, so that it is seen."""
+    if norm is None:
+        return RowNorm()
+    if not isinstance(norm, (RMSNorm, LayerNorm)) or type(norm) not in (RMSNorm, LayerNorm):
+        return None
+    hooks = (norm._forward_hooks, norm._forward_pre_hooks, norm._backward_hooks, norm._backward_pre_hooks)
+    if any(hooks) or norm.dim != x.shape[-1] or norm.dim > launch.MAX_NORM_DIM:
+        return None
+    shift = norm.bias if isinstance(norm, LayerNorm) else None
+    if any(t is not None and (t.dtype not in launch.DTYPES or t.device != x.device) for t in (norm.weight, shift)):
+        return None
+    return RowNorm("layer" if isinstance(norm, LayerNorm) else "rms", norm.eps, norm.weight, shift)
+
+
 def update(x: Tensor, u: Tensor, angles: AngleMap) -> Tensor:
     """x' by the kernels. Arguments have been checked by the caller."""
-    out: Tensor = Fused.apply(x, u, *fields(angles), None)
+    out: Tensor = Fused.apply(x, u, angles.post, angles.max_angle, angles.power, None, "none", 0.0, None, None)
     return out
 
 
-def update_and_read(x: Tensor, u: Tensor, angles: AngleMap, read: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x' and x' in the dtype `read`, one tensor if that is the dtype of x; their gradients are added on chip."""
-    out: tuple[Tensor, Tensor] = Fused.apply(x, u, *fields(angles), read)
-    return out
-
-
-def fields(angles: AngleMap) -> tuple[Any, ...]:
-    return angles.pre, angles.post, angles.gain, angles.bias, angles.max_angle, angles.power
-
-
-def split(parameters: Sequence[Any], max_angle: float, power: float) -> tuple[list[Tensor | None], list[float]]:
-    """pre, post, gain and bias as the operators take them: tensors, and numbers for the rest."""
-    tensors = [p if isinstance(p, Tensor) else None for p in parameters]
-    numbers = [0.0 if isinstance(p, Tensor) else float(p) for p in parameters]
-    return tensors, [*numbers, float(max_angle), 0.0 if power == inf else 1.0 / power]
-
-
-def handed_out(found: Tensor, tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-    """The gradients of pre, post, gain and bias, for those that want one."""
-    return [
-        found[i].to(t).view(t.shape) if needed and t is not None else None
-        for i, (t, needed) in enumerate(zip(tensors, wanted, strict=True))
-    ]
+def update_and_read(
+    x: Tensor, u: Tensor, angles: AngleMap, read: torch.dtype, norm: RowNorm | None = None
+) -> tuple[Tensor, Tensor]:
+    """x', and x' or N(x') in the dtype `read`, one tensor if both are the same; their gradients are added on chip."""
+    norm = norm or RowNorm()
+    # N has the dtype of its input, so a wider one would hold digits that it does not give
+    narrow = read if read.itemsize <= x.dtype.itemsize else x.dtype
+    scalars = (angles.post, angles.max_angle, angles.power)
+    out, y = Fused.apply(x, u, *scalars, narrow, norm.kind, norm.eps, norm.weight, norm.shift)
+    return out, y.to(read)
 
 
 class Fused(torch.autograd.Function):
@@ -76,120 +89,137 @@ class Fused(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         u: Tensor,
-        pre: Any,
-        post: Any,
-        gain: Any,
-        bias: Any,
+        post: float | Tensor,
         max_angle: float,
         power: float,
         read: torch.dtype | None,
+        norm: str,
+        eps: float,
+        weight: Tensor | None,
+        shift: Tensor | None,
     ) -> Any:
-        tensors, numbers = split((pre, post, gain, bias), max_angle, power)
-        shard_rules(x, register_shard_rules)
-        if read is None or read == x.dtype:
-            out, stats = torch.ops.geonorm.geodesic_forward(x, u, *tensors, numbers)
-            second = None if read is None else out.view_as(out)
-        else:
-            out, second, stats = torch.ops.geonorm.geodesic_forward_read(x, u, *tensors, numbers, read)
-        ctx.save_for_backward(x, u, stats, *tensors)
-        ctx.numbers, ctx.read = numbers, read
+        tensor = post if isinstance(post, Tensor) else None
+        rate = 0.0 if isinstance(post, Tensor) else float(post)
+        numbers = [rate, float(max_angle), 0.0 if power == inf else 1.0 / power]
+        apart = read if norm != "none" or read != x.dtype else None
+        tell_shard_rules(x)
+        out, y, stats = torch.ops.geonorm.geodesic_forward(x, u, tensor, numbers, apart, norm, eps, weight, shift)
+        ctx.save_for_backward(x, u, stats, tensor, weight, shift)
+        ctx.numbers, ctx.read, ctx.norm, ctx.eps = numbers, read, norm, eps
         ctx.set_materialize_grads(False)
-        return out if second is None else (out, second)
+        if read is None:
+            return out
+        return out, out.view_as(out) if apart is None else y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, read_grad: Tensor | None = None) -> Any:
-        x, u, stats, *tensors = ctx.saved_tensors
+        x, u, stats, post, weight, shift = ctx.saved_tensors
         if differentiated(grad, read_grad):
 
-            def textbook(x: Tensor, u: Tensor, *tensors: Any) -> tuple[Tensor, Tensor]:
-                out = reference(x, u, angle_map(tensors, ctx.numbers))
-                return out, out.to(ctx.read or out.dtype)
+            def textbook(x: Tensor, u: Tensor, weight: Any, shift: Any) -> tuple[Tensor, ...]:
+                out = reference(x, u, angle_map(post, ctx.numbers))
+                if ctx.read is None:
+                    return (out,)
+                return out, normed(upcast(out), ctx.norm, ctx.eps, weight, shift).to(ctx.read)
 
-            found = gradients_of(textbook, (x, u, *tensors), ctx.needs_input_grad[:6], (grad, read_grad))
-            return *found, None, None, None
-        if grad is None:
-            grad, read_grad = read_grad, None
-        if grad is None:
-            return (None,) * 9
-        wanted = ctx.needs_input_grad[2:6]
-        dx, du, found = torch.ops.geonorm.geodesic_backward(
-            grad, read_grad, x, u, stats, *tensors, ctx.numbers, any(wanted)
-        )
-        return dx, du, *handed_out(found, tensors, wanted), None, None, None
-
-
-# what the operators do on each device; `scalars` are pre, post, gain, bias, numbers
-
-
-def angle_map(tensors: Sequence[Tensor | None], numbers: list[float]) -> AngleMap:
-    pre, post, gain, bias = (n if t is None else t for n, t in zip(numbers[:4], tensors, strict=True))
-    return AngleMap(pre, post, gain, bias, numbers[4], 1 / numbers[5] if numbers[5] else inf)
+            wanted = (*ctx.needs_input_grad[:2], *ctx.needs_input_grad[8:])
+            grads = (grad,) if ctx.read is None else (grad, read_grad)
+            dx, du, gains, biases = gradients_of(textbook, (x, u, weight, shift), wanted, grads)
+        elif grad is None and read_grad is None:
+            dx = du = gains = biases = None
+        else:
+            norm = "none" if read_grad is None else ctx.norm
+            dweight, dshift = [asked and norm != "none" for asked in ctx.needs_input_grad[8:]]
+            dx, du, gains, biases = torch.ops.geonorm.geodesic_backward(
+                grad, read_grad, x, u, stats, post, ctx.numbers, norm, weight, dweight, dshift
+            )
+            gains = gains.to(weight.dtype) if dweight else None
+            biases = biases.to(shift.dtype) if dshift else None
+        return dx, du, None, None, None, None, None, None, gains, biases
 
 
-def stacked(x: Tensor, u: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
-    """The closed form in the layout of the kernels."""
-    *tensors, numbers = scalars
-    out, *stats = closed_form.step(x, u, angle_map(tensors, numbers))
-    return out.to(x.dtype).contiguous(), torch.stack([s.squeeze(-1) for s in stats])
+def normed(x: Tensor, norm: str, eps: float, weight: Tensor | None, shift: Tensor | None) -> Tensor:
+    """N(x) as `norms` computes it."""
+    gains, biases = (None if t is None else t.to(x.dtype) for t in (weight, shift))
+    size = (x.shape[-1],)
+    if norm == "none":
+        return x
+    return F.layer_norm(x, size, gains, biases, eps) if norm == "layer" else F.rms_norm(x, size, gains, eps)
 
 
-def forward_cuda(x: Tensor, u: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
-    *tensors, numbers = scalars
-    out, _, stats = launch.forward(x, u, tensors, numbers, None)
-    return out, stats
+# what the operators do on each device
+
+Forward = tuple[Tensor, Tensor, Tensor]
+Backward = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def forward_cpu(x: Tensor, u: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
-    return forward_cuda(x, u, *scalars) if interpreting() else stacked(x, u, *scalars)
+def angle_map(post: Tensor | None, numbers: list[float]) -> AngleMap:
+    power = 1 / numbers[2] if numbers[2] else inf
+    return AngleMap(post=numbers[0] if post is None else post, max_angle=numbers[1], power=power)
 
 
-def forward_fake(x: Tensor, u: Tensor, *scalars: Any) -> tuple[Tensor, Tensor]:
-    out, _, stats = launch.forward_outputs(x, None)
-    return out, stats
+def forward_cuda(x: Tensor, u: Tensor, post: Tensor | None, numbers: list[float], *rest: Any) -> Forward:
+    return launch.forward(x, u, angle_map(post, numbers), *rest)
 
 
-def read_cuda(x: Tensor, u: Tensor, *scalars: Any) -> tuple[Tensor, Tensor | None, Tensor]:
-    *tensors, numbers, read = scalars
-    return launch.forward(x, u, tensors, numbers, read)
-
-
-def read_cpu(x: Tensor, u: Tensor, *scalars: Any) -> tuple[Tensor, Tensor | None, Tensor]:
+def forward_cpu(x: Tensor, u: Tensor, post: Tensor | None, numbers: list[float], *rest: Any) -> Forward:
     if interpreting():
-        return read_cuda(x, u, *scalars)
-    out, stats = stacked(x, u, *scalars[:-1])
-    return out, out.to(scalars[-1], copy=True), stats
+        return forward_cuda(x, u, post, numbers, *rest)
+    read, norm, eps, weight, shift = rest
+    out, *stats = closed_form.step(x, u, angle_map(post, numbers))
+    out = out.to(x.dtype).contiguous()
+    if norm != "none":
+        wide = upcast(out)
+        mean = wide.mean(-1, keepdim=True) if norm == "layer" else torch.zeros_like(wide[..., :1])
+        stats += [mean, torch.rsqrt((wide - mean).square().mean(-1, keepdim=True) + eps)]
+    y = out.new_empty(0) if read is None else normed(upcast(out), norm, eps, weight, shift)
+    return out, y.to(read or out.dtype, copy=True).contiguous(), torch.stack([s.squeeze(-1) for s in stats])
 
 
-def read_fake(x: Tensor, u: Tensor, *scalars: Any) -> tuple[Tensor, Tensor | None, Tensor]:
-    return launch.forward_outputs(x, scalars[-1])
+def forward_fake(x: Tensor, u: Tensor, post: Tensor | None, numbers: list[float], *rest: Any) -> Forward:
+    read, norm, *_ = rest
+    return launch.forward_outputs(x, read, norm != "none")
 
 
-Backward = tuple[Tensor, Tensor, Tensor]
+def backward_cuda(grad: Tensor | None, read_grad: Tensor | None, x: Tensor, u: Tensor, *rest: Any) -> Backward:
+    stats, post, numbers, *ends = rest
+    return launch.backward(grad, read_grad, x, u, stats, angle_map(post, numbers), *ends)
 
 
-def backward_cuda(grad: Tensor, read_grad: Tensor | None, x: Tensor, u: Tensor, *rest: Any) -> Backward:
-    stats, *tensors, numbers, learned = rest
-    return launch.backward(grad, read_grad, x, u, stats, tensors, numbers, learned)
-
-
-def backward_cpu(grad: Tensor, read_grad: Tensor | None, x: Tensor, u: Tensor, *rest: Any) -> Backward:
+def backward_cpu(grad: Tensor | None, read_grad: Tensor | None, x: Tensor, u: Tensor, *rest: Any) -> Backward:
     if interpreting():
         return backward_cuda(grad, read_grad, x, u, *rest)
-    stats, *tensors, numbers, learned = rest
-    total = upcast(grad) if read_grad is None else upcast(grad) + upcast(read_grad)
-    xx, c, n2 = stats.unsqueeze(-1).unbind(0)
-    dx, du, found = closed_form.gradients(total, x, u, xx, c, n2, angle_map(tensors, numbers), learned)
-    four = torch.stack(found).float() if learned else torch.empty(0, device=x.device)
-    return dx.to(x.dtype).contiguous(), du.to(u.dtype).contiguous(), four
+    stats, post, numbers, norm, weight, dweight, dshift = rest
+    angles = angle_map(post, numbers)
+    xx, c, n2, *moments = stats.unsqueeze(-1).unbind(0)
+    _, _, gains, biases = launch.backward_outputs(x, u, dweight, dshift)
+    total = torch.zeros_like(upcast(x)) if grad is None else upcast(grad)
+    if read_grad is not None:
+        dy = upcast(read_grad)
+        if norm != "none":
+            mean, scale = moments
+            a, b = closed_form.rotation(xx, n2, angles)
+            wide = upcast(x)
+            y = ((a * wide + b * (upcast(u) - c * wide)).to(x.dtype).to(wide.dtype) - mean) * scale
+            rows = tuple(range(dy.dim() - 1))
+            gains = (dy * y).sum(rows).float() if dweight else gains
+            biases = dy.sum(rows).float() if dshift else biases
+            dy = dy if weight is None else dy * weight
+            along = (dy * y).mean(-1, keepdim=True) * y
+            dy = (dy - dy.mean(-1, keepdim=True) if norm == "layer" else dy) - along
+            dy = dy * scale
+        total = total + dy
+    dx, du, _ = closed_form.gradients(total, x, u, xx, c, n2, angles, learned=False)
+    return dx.to(x.dtype).contiguous(), du.to(u.dtype).contiguous(), gains, biases
 
 
-def backward_fake(grad: Tensor, read_grad: Tensor | None, x: Tensor, u: Tensor, *rest: Any) -> Backward:
-    return launch.backward_outputs(x, u, rest[-1])
+def backward_fake(grad: Tensor | None, read_grad: Tensor | None, x: Tensor, u: Tensor, *rest: Any) -> Backward:
+    *_, dweight, dshift = rest
+    return launch.backward_outputs(x, u, dweight, dshift)
 
 
 for name, cuda, cpu, fake in (
     ("geodesic_forward", forward_cuda, forward_cpu, forward_fake),
-    ("geodesic_forward_read", read_cuda, read_cpu, read_fake),
     ("geodesic_backward", backward_cuda, backward_cpu, backward_fake),
 ):
     LIBRARY.impl(name, cuda, "CUDA")
@@ -200,56 +230,48 @@ for name, cuda, cpu, fake in (
 # how they may be sharded
 
 
-def by_rows(placements: Callable[[Any, Any], tuple[list[Any], list[Any]]], x: Any) -> list[Any]:
-    """Rows are independent, so every dimension but the last may be sharded. `placements` of outputs and arguments, from
-    those of a tensor of rows and of stats."""
-    from torch.distributed.tensor import Replicate, Shard
-
-    whole = x.ndim - 1
-    if any(placement.is_shard(whole) for placement in x.placements):
-        raise ConfigError(
-            "the fused geodesic update needs whole rows, but the last dimension of x is sharded: "
-            "shard tokens instead, or use backend='closed'"
-        )
-    return [placements(Replicate(), Replicate()), *(placements(Shard(d), Shard(d + 1)) for d in range(whole))]
-
-
-def everywhere(tensors: Sequence[Any]) -> list[Any]:
-    """Placements of what every shard needs in full: scalars of the angle, gains of a norm."""
-    from torch.distributed.tensor import Replicate
-
-    return [None if t is None else Replicate() for t in tensors]
+def tell_shard_rules(x: Tensor) -> None:
+    """Tells DTensor about the operators when the first one arrives, so that nobody else pays for its import."""
+    tensors = sys.modules.get("torch.distributed.tensor")
+    if tensors is not None and isinstance(x, tensors.DTensor):
+        register_shard_rules()
 
 
 @cache
 def register_shard_rules() -> None:
-    """For DTensor: gradients of scalars are partial sums."""
-    from torch.distributed.tensor import Partial, Shard
+    """For DTensor: rows are independent, so every dimension but the last may be sharded. What every row needs is there
+    in full, the scalar of the angle and the gains of a norm; gradients of gains and biases are partial sums."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.experimental import register_sharding
 
-    ops = torch.ops.geonorm
+    whole = Replicate()
 
-    def forward(x: Any, u: Any, *rest: Any) -> Any:
-        return by_rows(lambda row, stat: ([row, stat], [row, row, *everywhere(rest[:4]), None]), x)
+    def shards(x: Any) -> list[tuple[Any, Any, Any]]:
+        """Placements of rows, of stats and of sums over rows."""
+        last = x.ndim - 1
+        if any(placement.is_shard(last) for placement in x.placements):
+            raise ConfigError(
+                "the fused geodesic update needs whole rows, but the last dimension of x is sharded: "
+                "shard tokens instead, or use backend='closed'"
+            )
+        return [(whole, whole, whole), *((Shard(d), Shard(d + 1), Partial()) for d in range(last))]
 
-    def forward_read(x: Any, u: Any, *rest: Any) -> Any:
-        return by_rows(lambda row, stat: ([row, row, stat], [row, row, *everywhere(rest[:4]), None, None]), x)
+    def place(t: Any, placement: Any = whole) -> Any:
+        return None if t is None else placement
 
-    def backward(grad: Any, read_grad: Any, x: Any, u: Any, stats: Any, *rest: Any) -> Any:
-        def placements(row: Any, stat: Any) -> tuple[list[Any], list[Any]]:
-            total = Partial() if isinstance(row, Shard) else row
-            grads = [row, None if read_grad is None else row]
-            return [row, row, total], [*grads, row, row, stat, *everywhere(rest[:4]), None, None]
+    def forward(
+        x: Any, u: Any, post: Any, numbers: Any, read: Any, norm: Any, eps: Any, weight: Any, shift: Any
+    ) -> Any:
+        ends = [place(post), None, None, None, None, place(weight), place(shift)]
+        return [([row, whole if read is None else row, stat], [row, row, *ends]) for row, stat, _ in shards(x)]
 
-        return by_rows(placements, x)
+    def backward(grad: Any, read_grad: Any, x: Any, u: Any, stats: Any, post: Any, numbers: Any, *rest: Any) -> Any:
+        _, weight, _, _ = rest
+        ends = [place(post), None, None, place(weight), None, None]
+        return [
+            ([row, row, total, total], [place(grad, row), place(read_grad, row), row, row, stat, *ends])
+            for row, stat, total in shards(x)
+        ]
 
-    register_sharding(ops.geodesic_forward.default)(forward)
-    register_sharding(ops.geodesic_forward_read.default)(forward_read)
-    register_sharding(ops.geodesic_backward.default)(backward)
-
-
-def shard_rules(x: Tensor, register: Callable[[], None]) -> None:
-    """Tells DTensor about operators when the first one arrives, so that nobody else pays for its import."""
-    tensors = sys.modules.get("torch.distributed.tensor")
-    if tensors is not None and isinstance(x, tensors.DTensor):
-        register()
+    register_sharding(torch.ops.geonorm.geodesic_forward.default)(forward)
+    register_sharding(torch.ops.geonorm.geodesic_backward.default)(backward)

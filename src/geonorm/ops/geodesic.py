@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from . import fused, fused_norm
+from . import fused
 from .angle import AngleMap
-from .available import asked, choose, why_not_triton
+from .available import asked, choose_backend, why_not_triton
 from .closed_form import closed_form
 from .launch import DTYPES
 from .reference import reference
@@ -34,6 +34,8 @@ def geodesic_update(
     in the paper for block l counted from 0; a positive number or a tensor of one. max_angle in radians. Returns x' like
     x. Raises ConfigError for shapes that differ, other dtypes, a decay that is no positive number (of a tensor only the
     shape is looked at), max_angle outside (0, pi] or an unknown backend.
+
+    A decay that requires a gradient takes the closed form: the fused kernels have none of it.
 
     Derivatives of every order are those of the textbook, but code under torch.compile has first ones alone: PyTorch's
     compilers refuse a second one, or, where the loss itself is compiled, drop it for any operation, plain ones too.
@@ -55,7 +57,7 @@ def geodesic_update(
 def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.0, backend: str = "auto") -> Tensor:
     """The update under any angle map. h scales the angle of the step: a tensor h takes the reference twin, which is
     differentiable forward and backward (d/dh at 0 is the velocity of the particle system)."""
-    path = choose(backend, x, u)
+    path = choose_backend(backend, x, u, angles)
     if path == "reference" or not isinstance(h, float) or h != 1.0:
         return reference(x, u, angles, h)
     if path == "triton":
@@ -82,12 +84,10 @@ def geodesic_step_read(
     memory; any other module is called.
     """
     dtype = x.dtype if dtype is None else dtype
-    if choose(backend, x, u) == "triton" and dtype in DTYPES:
-        if norm is None:
-            return fused.update_and_read(x, u, angles, dtype)
-        known = fused_norm.row_norm(norm, x)
+    if choose_backend(backend, x, u, angles) == "triton" and dtype in DTYPES:
+        known = fused.row_norm(norm, x)
         if known is not None:
-            return fused_norm.update_and_norm(x, u, angles, known, dtype)
+            return fused.update_and_read(x, u, angles, dtype, known)
     out = geodesic_step(x, u, angles, backend=backend)
     return out, (out if norm is None else norm(out)).to(dtype)
 
@@ -99,11 +99,11 @@ def compiled() -> Callable[[Tensor, Tensor, AngleMap], Tensor]:
 
 
 def backends(device: str = "") -> dict[str, str]:
-    """What `auto` takes on a device ("cpu", "cuda"; default: the GPU if there is one), and the reason, for dtypes and
-    widths that the kernels know: {"auto": path, "reason": text}."""
+    """What `auto` takes on a device ("cpu", "cuda"; default: the GPU if there is one), and the reason, for the paper's
+    rule in dtypes and widths that the kernels know: {"auto": path, "reason": text}."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     wanted = asked("auto")
-    missing = why_not_triton(torch.device(device), (torch.float32,), 1024)
+    missing = why_not_triton(torch.device(device), (torch.float32,), 1024, AngleMap())
     if not missing and device == "cuda" and not torch.cuda.is_available():
         missing = "no CUDA device is visible"
     if wanted != "auto":

@@ -1,10 +1,17 @@
-"""Triton kernels of the geodesic update. The row maths is that of closed_form.py and slopes.py, in fp32 on chip.
-Forward reads x and u once and writes x'; backward reads x, u and the gradient(s) once and writes two gradients.
+"""Triton kernels of the geodesic update for the rules that are used: the paper's angle map, and the smooth ceiling
+p atan(t / p), with or without what the next sub-layer reads, and the norm through which it reads.
 
-A program owns ROWS whole rows of DIM numbers, padded to BLOCK. Scalars of the angle map come as floats or as pointers
-to tensors of one number (layers then share one compiled kernel); a `_PTR` flag says which. `stats` is (3, rows) fp32:
-<x,x>, c and |t|^2 of every row. Only what Triton 3.6 and 3.7 share is used, and nothing that its interpreter lacks.
-This file is imported when a kernel is launched, not before: it needs triton.
+    angle = min(post * min(R(ratio), max_angle), max_angle),   R(t) = t or, SMOOTH, p atan(t / p)
+
+The row maths is that of closed_form.py and slopes.py, in fp32 on chip. Forward reads x and u once and writes x' and,
+with READ, y: x' in another dtype or, NORMED, N(x'). Backward reads x, u and the gradient(s) once and writes dx and du.
+N is RMSNorm or, CENTRED, LayerNorm, of x' as it is in memory: rounded to its dtype first.
+
+A program owns ROWS whole rows of DIM numbers, padded to BLOCK. `post` is a float or, POST_PTR, a pointer to one number
+(layers then share one compiled kernel). `stats` is (3, rows) fp32: <x,x>, c and |t|^2 of every row; NORMED, (5, rows):
+then the mean and the inverse deviation of x' too, which itself is made again backward, not read. Only what Triton 3.6
+and 3.7 share is used, and nothing that its interpreter lacks. This file is imported when a kernel is launched, not
+before: it needs triton.
 """
 
 # ruff: noqa: N803, RET505  (compile-time arguments are upper case; Triton needs the else of a compile-time if)
@@ -13,9 +20,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .angle import BIAS_SOFTNESS
-
-SOFTNESS2 = tl.constexpr(BIAS_SOFTNESS**2)
 HALF_PI, HALF_PI_REST = tl.constexpr(1.57079637050628662109375), tl.constexpr(4.371139000186241e-8)
 """pi/2 is the first, an fp32 number, less the second."""
 ATAN = tl.constexpr(
@@ -69,57 +73,44 @@ def atan_quotient(z):
 
 
 @triton.jit
-def retraction(ratio, pre, inverse_power, FINITE: tl.constexpr):
-    """quotient, slope / pre and curvature of R(pre ratio), as `slopes.retraction_slopes`."""
-    if FINITE:
-        scale = pre * inverse_power
-        z = scale * ratio
+def retraction(ratio, inverse_power, SMOOTH: tl.constexpr):
+    """quotient, slope and curvature of R, as `slopes.retraction_slopes`."""
+    if SMOOTH:
+        z = inverse_power * ratio
         s = z * z
         small = s < 0.1
         slope = tl.div_rn(1.0, 1.0 + s)
         quotient = atan_quotient(z)
         bend = tl.where(small, polynomial(s, ATAN_BEND, 8), tl.div_rn(slope - quotient, tl.where(small, 1.0, s)))
-        return pre * quotient, slope, pre * scale * scale * bend
+        return quotient, slope, inverse_power * inverse_power * bend
     else:
         flat = tl.zeros(ratio.shape, tl.float32)
-        return flat + pre, flat + 1.0, flat
+        return flat + 1.0, flat + 1.0, flat
 
 
 @triton.jit
 def clamp(quotient, slope, curvature, ratio, ceiling):
-    """min(angle, ceiling) and whether it binds. NaN compares false and passes through."""
+    """min(angle, ceiling). NaN compares false and passes through."""
     binds = quotient * ratio >= ceiling
     inverse = tl.div_rn(1.0, tl.where(binds, ratio, 1.0))
     level = ceiling * inverse
     quotient = tl.where(binds, level, quotient)
     slope = tl.where(binds, 0.0, slope)
     curvature = tl.where(binds, -(level * inverse) * inverse, curvature)
-    return quotient, slope, curvature, binds
+    return quotient, slope, curvature
 
 
 @triton.jit
-def angle_map(ratio, pre, post, gain, bias, max_angle, inverse_power, FINITE: tl.constexpr, BIASED: tl.constexpr):
-    """quotient, slope and curvature of the angle; then its derivatives by pre, post, gain and bias, over ratio."""
-    quotient, turned, curvature = retraction(ratio, pre, inverse_power, FINITE)
-    quotient, slope, curvature, held = clamp(quotient, pre * turned, curvature, ratio, max_angle)
-    inner = quotient
-    quotient, slope, curvature = gain * quotient, gain * slope, gain * curvature
-    root = tl.div_rn(1.0, tl.sqrt_rn(ratio * ratio + SOFTNESS2))
-    if BIASED:
-        cube = root * root * root
-        quotient, slope, curvature = quotient + bias * root, slope + bias * SOFTNESS2 * cube, curvature - bias * cube
-    total = quotient
-    quotient, slope, curvature, bound = clamp(post * quotient, post * slope, post * curvature, ratio, max_angle)
-    by_pre = tl.where(held | bound, 0.0, post * gain * turned)
-    by_post = tl.where(bound, 0.0, total)
-    by_gain = tl.where(bound, 0.0, post * inner)
-    by_bias = tl.where(bound, 0.0, post * root)
-    return quotient, slope, curvature, by_pre, by_post, by_gain, by_bias
+def angle_map(ratio, post, max_angle, inverse_power, SMOOTH: tl.constexpr):
+    """quotient, slope and curvature of the angle."""
+    quotient, slope, curvature = retraction(ratio, inverse_power, SMOOTH)
+    quotient, slope, curvature = clamp(quotient, slope, curvature, ratio, max_angle)
+    return clamp(post * quotient, post * slope, post * curvature, ratio, max_angle)
 
 
 @triton.jit
 def coefficients(quotient, ratio, xx):
-    """angle, its cos, sin and sinc, and b of x' = cos x + b t; a zero row takes no step."""
+    """angle, its cos and sinc, and b of x' = cos x + b t; a zero row takes no step."""
     angle = quotient * ratio
     cos, sin = tl.cos(angle), tl.sin(angle)
     s = angle * angle
@@ -127,7 +118,7 @@ def coefficients(quotient, ratio, xx):
     sinc = tl.where(
         small, 1.0 - s * (1.0 / 6.0) * (1.0 - s * (1.0 / 20.0)), tl.div_rn(sin, tl.where(small, 1.0, angle))
     )
-    return angle, cos, sin, sinc, tl.where(xx == 0.0, 0.0, quotient * sinc)
+    return angle, cos, sinc, tl.where(xx == 0.0, 0.0, quotient * sinc)
 
 
 @triton.jit
@@ -141,7 +132,7 @@ def sinc_bend(angle, cos, sinc):
 
 
 @triton.jit
-def advance(x, u, pre, post, gain, bias, max_angle, inverse_power, FINITE: tl.constexpr, BIASED: tl.constexpr):
+def advance(x, u, post, max_angle, inverse_power, SMOOTH: tl.constexpr):
     """x', and <x,x>, c, |t|^2 of every row."""
     xx = tl.sum(x * x, 1)
     inverse = invert(xx)
@@ -154,39 +145,36 @@ def advance(x, u, pre, post, gain, bias, max_angle, inverse_power, FINITE: tl.co
     n2 = tl.where(n2 < 0.0, 0.0, n2)
 
     ratio = tl.sqrt_rn(n2 * inverse)
-    quotient, _, _, _, _, _, _ = angle_map(ratio, pre, post, gain, bias, max_angle, inverse_power, FINITE, BIASED)
-    _, a, _, _, b = coefficients(quotient, ratio, xx)
+    quotient, _, _ = angle_map(ratio, post, max_angle, inverse_power, SMOOTH)
+    _, a, _, b = coefficients(quotient, ratio, xx)
     out = (a - b * correction)[:, None] * x + b[:, None] * t
     return out, xx, c + correction, n2
 
 
 @triton.jit
-def turn(xx, n2, pre, post, gain, bias, max_angle, inverse_power, FINITE: tl.constexpr, BIASED: tl.constexpr):
-    """What the backward pass knows of a row before it has seen a gradient: x' = a x + b t; 1 / <x,x>, the ratio, the
-    slope of the angle, its bend, ratio sin(angle); the angle's derivatives by pre, post, gain and bias, over ratio."""
+def turn(xx, n2, post, max_angle, inverse_power, SMOOTH: tl.constexpr):
+    """What the backward pass knows of a row before it has seen a gradient: x' = a x + b t, 1 / <x,x>, and the slope of
+    the angle and its bend."""
     inverse = invert(xx)
     ratio = tl.sqrt_rn(n2 * inverse)
-    quotient, slope, curvature, by_pre, by_post, by_gain, by_bias = angle_map(
-        ratio, pre, post, gain, bias, max_angle, inverse_power, FINITE, BIASED
-    )
-    angle, a, sin, sinc, b = coefficients(quotient, ratio, xx)
+    quotient, slope, curvature = angle_map(ratio, post, max_angle, inverse_power, SMOOTH)
+    angle, a, sinc, b = coefficients(quotient, ratio, xx)
     # (slope cos - b) / ratio^2 without the division
     bend = slope * quotient * quotient * sinc_bend(angle, a, sinc) + sinc * curvature
-    return a, b, inverse, ratio, slope, bend, sin * ratio, by_pre, by_post, by_gain, by_bias
+    return a, b, inverse, slope, bend
 
 
 @triton.jit
-def pull_back(x, t, do, xx, c, n2, a, b, inverse, ratio, slope, bend, lift):
-    """dx and du from the gradient of x', and what the derivatives of the angle are multiplied with."""
+def pull_back(x, t, do, xx, c, n2, a, b, inverse, slope, bend):
+    """dx and du from the gradient of x'."""
     p = tl.sum(x * do, 1)
     m = tl.sum(t * do, 1)
-    dead = xx == 0.0
-    along_t = tl.where(dead, 0.0, bend * m - slope * b * p) * inverse
+    along_t = tl.where(xx == 0.0, 0.0, bend * m - slope * b * p) * inverse
     along_x = b * p * inverse
     du = b[:, None] * do + along_t[:, None] * t - along_x[:, None] * x
     dx = (a - b * c)[:, None] * do + (c * along_x - along_t * (n2 * inverse))[:, None] * x
     dx -= (along_x + c * along_t)[:, None] * t
-    return dx, du, tl.where(dead, 0.0, a * m - lift * p)
+    return dx, du
 
 
 # memory
@@ -198,11 +186,6 @@ def number(value, IS_POINTER: tl.constexpr):
         return tl.load(value).to(tl.float32)
     else:
         return value
-
-
-@triton.jit
-def row_numbers(ROWS: tl.constexpr):
-    return tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
 
 
 @triton.jit
@@ -224,71 +207,120 @@ def load_rows(base, rows, stride, columns, mask):
 
 
 @triton.jit
+def load_numbers(stats_ptr, NUMBER: tl.constexpr, count, rows, inside):
+    """One number of every row."""
+    return tl.load(line(stats_ptr, NUMBER, count, rows), mask=inside, other=0.0)
+
+
+@triton.jit
+def load_line(base, columns, across):
+    """Gains or biases of a norm, for every row."""
+    return tl.load(base + columns, mask=across, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
 def forward_kernel(
-    x_ptr, u_ptr, out_ptr, read_ptr, stats_ptr,
-    pre, post, gain, bias, max_angle, inverse_power,
+    x_ptr, u_ptr, out_ptr, read_ptr, stats_ptr, weight_ptr, shift_ptr,
+    post, max_angle, inverse_power, eps,
     count, x_stride, u_stride,
-    PRE_PTR: tl.constexpr, POST_PTR: tl.constexpr, GAIN_PTR: tl.constexpr, BIAS_PTR: tl.constexpr,
-    FINITE: tl.constexpr, BIASED: tl.constexpr, READ: tl.constexpr,
+    POST_PTR: tl.constexpr, SMOOTH: tl.constexpr, READ: tl.constexpr,
+    NORMED: tl.constexpr, CENTRED: tl.constexpr, WEIGHTED: tl.constexpr, SHIFTED: tl.constexpr,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """x' and stats; with READ also x' in the dtype of read_ptr, for the next sub-layer."""
-    rows = row_numbers(ROWS)
+    """x' and stats; with READ also y in the dtype of read_ptr. weight_ptr and shift_ptr: (DIM,), gains and biases of
+    the norm."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = rows < count
-    mask = inside[:, None] & (columns < DIM)[None, :]
+    across = columns < DIM
+    mask = inside[:, None] & across[None, :]
     x = load_rows(x_ptr, rows, x_stride, columns, mask)
     u = load_rows(u_ptr, rows, u_stride, columns, mask)
-
-    out, xx, c, n2 = advance(
-        x, u, number(pre, PRE_PTR), number(post, POST_PTR), number(gain, GAIN_PTR), number(bias, BIAS_PTR),
-        max_angle, inverse_power, FINITE, BIASED,
-    )  # fmt: skip
-    tl.store(where_in_memory(out_ptr, rows, DIM, columns), out, mask=mask)
-    if READ:
-        tl.store(where_in_memory(read_ptr, rows, DIM, columns), out, mask=mask)
+    out, xx, c, n2 = advance(x, u, number(post, POST_PTR), max_angle, inverse_power, SMOOTH)
+    kept = out.to(out_ptr.dtype.element_ty)
+    tl.store(where_in_memory(out_ptr, rows, DIM, columns), kept, mask=mask)
     tl.store(stats_ptr + rows, xx, mask=inside)
     tl.store(line(stats_ptr, 1, count, rows), c, mask=inside)
     tl.store(line(stats_ptr, 2, count, rows), n2, mask=inside)
 
+    if READ:
+        y = kept.to(tl.float32)
+        if NORMED:
+            mean = tl.zeros(xx.shape, tl.float32)
+            if CENTRED:
+                mean = tl.sum(y, 1) * (1.0 / DIM)
+                y = tl.where(mask, y - mean[:, None], 0.0)
+            deviation = tl.sqrt_rn(tl.sum(y * y, 1) * (1.0 / DIM) + eps)
+            scale = tl.div_rn(1.0, deviation)
+            y = y * scale[:, None]
+            if WEIGHTED:
+                y = y * load_line(weight_ptr, columns, across)
+            if SHIFTED:
+                y = y + load_line(shift_ptr, columns, across)
+            tl.store(line(stats_ptr, 3, count, rows), mean, mask=inside)
+            tl.store(line(stats_ptr, 4, count, rows), scale, mask=inside)
+        tl.store(where_in_memory(read_ptr, rows, DIM, columns), y, mask=mask)
+
 
 @triton.jit
 def backward_kernel(
-    grad_ptr, read_grad_ptr, x_ptr, u_ptr, stats_ptr, dx_ptr, du_ptr, partial_ptr,
-    pre, post, gain, bias, max_angle, inverse_power,
+    grad_ptr, read_grad_ptr, x_ptr, u_ptr, stats_ptr, weight_ptr, dx_ptr, du_ptr, dweight_ptr, dshift_ptr,
+    post, max_angle, inverse_power,
     count, grad_stride, read_grad_stride, x_stride, u_stride,
-    PRE_PTR: tl.constexpr, POST_PTR: tl.constexpr, GAIN_PTR: tl.constexpr, BIAS_PTR: tl.constexpr,
-    FINITE: tl.constexpr, BIASED: tl.constexpr, READ: tl.constexpr, LEARNED: tl.constexpr,
+    POST_PTR: tl.constexpr, SMOOTH: tl.constexpr, STREAM: tl.constexpr, READ: tl.constexpr,
+    NORMED: tl.constexpr, CENTRED: tl.constexpr, WEIGHTED: tl.constexpr, DWEIGHT: tl.constexpr, DSHIFT: tl.constexpr,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dx and du; with READ the gradients of both outputs are added here; with LEARNED each program leaves its part of
-    the gradients of pre, post, gain and bias in partial (4, programs), to be added up in a fixed order."""
-    rows = row_numbers(ROWS)
+    """dx and du from the gradients of x' (with STREAM) and of y (with READ). A program takes every so many tiles of
+    ROWS rows and leaves its part of the sums over rows, to be added up in a fixed order: of the norm's gains and biases
+    in dweight_ptr and dshift_ptr, (programs, DIM)."""
     columns = tl.arange(0, BLOCK)
-    inside = rows < count
-    mask = inside[:, None] & (columns < DIM)[None, :]
-    x = load_rows(x_ptr, rows, x_stride, columns, mask)
-    u = load_rows(u_ptr, rows, u_stride, columns, mask)
-    do = load_rows(grad_ptr, rows, grad_stride, columns, mask)
-    if READ:
-        do += load_rows(read_grad_ptr, rows, read_grad_stride, columns, mask)
-    xx = tl.load(stats_ptr + rows, mask=inside, other=0.0)
-    c = tl.load(line(stats_ptr, 1, count, rows), mask=inside, other=0.0)
-    n2 = tl.load(line(stats_ptr, 2, count, rows), mask=inside, other=0.0)
+    across = columns < DIM
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    rate = number(post, POST_PTR)
+    if WEIGHTED:
+        weight = load_line(weight_ptr, columns, across)
+    dweight = tl.zeros((ROWS, BLOCK), tl.float32)
+    dshift = tl.zeros((ROWS, BLOCK), tl.float32)
+    for tile in range(program, tl.cdiv(count, ROWS), programs):
+        rows = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        inside = rows < count
+        mask = inside[:, None] & across[None, :]
+        x = load_rows(x_ptr, rows, x_stride, columns, mask)
+        u = load_rows(u_ptr, rows, u_stride, columns, mask)
+        xx = load_numbers(stats_ptr, 0, count, rows, inside)
+        c = load_numbers(stats_ptr, 1, count, rows, inside)
+        n2 = load_numbers(stats_ptr, 2, count, rows, inside)
+        a, b, inverse, slope, bend = turn(xx, n2, rate, max_angle, inverse_power, SMOOTH)
+        t = u - c[:, None] * x
 
-    a, b, inverse, ratio, slope, bend, lift, by_pre, by_post, by_gain, by_bias = turn(
-        xx, n2, number(pre, PRE_PTR), number(post, POST_PTR), number(gain, GAIN_PTR), number(bias, BIAS_PTR),
-        max_angle, inverse_power, FINITE, BIASED,
-    )  # fmt: skip
-    t = u - c[:, None] * x
-    dx, du, free = pull_back(x, t, do, xx, c, n2, a, b, inverse, ratio, slope, bend, lift)
-    tl.store(where_in_memory(dx_ptr, rows, DIM, columns), dx, mask=mask)
-    tl.store(where_in_memory(du_ptr, rows, DIM, columns), du, mask=mask)
+        do = tl.zeros((ROWS, BLOCK), tl.float32)
+        if READ:
+            do = load_rows(read_grad_ptr, rows, read_grad_stride, columns, mask)
+        if NORMED:  # back through the norm
+            y = (a[:, None] * x + b[:, None] * t).to(x_ptr.dtype.element_ty).to(tl.float32)
+            if CENTRED:
+                y = y - load_numbers(stats_ptr, 3, count, rows, inside)[:, None]
+            scale = load_numbers(stats_ptr, 4, count, rows, inside)
+            y = y * scale[:, None]
+            if DWEIGHT:
+                dweight += do * y
+            if DSHIFT:
+                dshift += do
+            if WEIGHTED:
+                do = do * weight
+            along_y = (tl.sum(do * y, 1) * (1.0 / DIM))[:, None] * y
+            if CENTRED:
+                do = do - (tl.sum(do, 1) * (1.0 / DIM))[:, None]
+            do = (do - along_y) * scale[:, None]
+        if STREAM:
+            do += load_rows(grad_ptr, rows, grad_stride, columns, mask)
 
-    if LEARNED:
-        programs = tl.num_programs(0)
-        program = tl.program_id(0)
-        tl.store(line(partial_ptr, 0, programs, program), tl.sum(free * by_pre, 0))
-        tl.store(line(partial_ptr, 1, programs, program), tl.sum(free * by_post, 0))
-        tl.store(line(partial_ptr, 2, programs, program), tl.sum(free * by_gain, 0))
-        tl.store(line(partial_ptr, 3, programs, program), tl.sum(free * by_bias, 0))
+        dx, du = pull_back(x, t, do, xx, c, n2, a, b, inverse, slope, bend)
+        tl.store(where_in_memory(dx_ptr, rows, DIM, columns), dx, mask=mask)
+        tl.store(where_in_memory(du_ptr, rows, DIM, columns), du, mask=mask)
+
+    if DWEIGHT:
+        tl.store(dweight_ptr + program.to(tl.int64) * DIM + columns, tl.sum(dweight, 0), mask=across)
+    if DSHIFT:
+        tl.store(dshift_ptr + program.to(tl.int64) * DIM + columns, tl.sum(dshift, 0), mask=across)

@@ -1,33 +1,41 @@
-"""Host side of the Triton kernels: which settings, which memory, one launch."""
+"""Host side of the Triton kernels: which settings, which memory, one launch forward and one backward."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from .angle import AngleMap
 
 MAX_DIM = 16384
 """A row must fit on chip; wider rows take the closed form."""
+MAX_NORM_DIM = 8192
+"""Wider rows take one kernel for the step and the norm after it: six tensors of a row do not fit on chip."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def settings(dim: int, backward: bool) -> tuple[int, int, int]:
+def settings(dim: int, backward: bool, normed: bool = False) -> tuple[int, int, int]:
     """(BLOCK, ROWS, warps): the padded width, rows per program, warps per program.
 
     Rows up to 1024 wide belong to one warp, whose sums need no shared memory; rows narrower than 512 share it. Wider
-    rows take one warp per 1024 numbers, 32 of each tensor per thread; backward, which holds three tensors, half as many
-    beyond 8192. ptxas for sm_90 (Triton 3.7.1; widths 64 to 16384, u in fp32 and bf16, scalars learned or not) then
-    finds at most 96 registers forward and 181 backward. Backward beyond 8192, where 32 warps leave 64 registers, it
-    spills 4 to 216 bytes a thread; elsewhere 4 or 8 in a few variants.
+    rows take one warp per 1024 numbers, 32 of each tensor per thread; half as many where a thread holds more tensors:
+    backward beyond 8192, and backward through a norm.
     """
     block = 1 << max(dim - 1, 0).bit_length()
-    per_thread = 16 if backward and block > 8192 else 32
+    per_thread = 16 if backward and (normed or block > 8192) else 32
     return block, max(1, 512 // block), max(1, block // (32 * per_thread))
+
+
+def programs_for(device: torch.device, tiles: int, warps: int, centred: bool) -> int:
+    """How many programs share the tiles of rows where each keeps sums over its own: as many as the processors of a GPU
+    hold at a time, so that their partial sums are a few percent of a pass over memory. Always the same on one machine,
+    and with it the order of summation."""
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return min(tiles, processors * max(1, (12 if centred else 16) // warps))
 
 
 def as_rows(t: Tensor) -> Tensor:
@@ -36,87 +44,104 @@ def as_rows(t: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 
 
-def scalars(x: Tensor, tensors: Sequence[Tensor | None], numbers: list[float]) -> tuple[list[Any], dict[str, bool]]:
-    """Kernel arguments pre .. inverse_power, floats or pointers, and the flags that say which. A number in the memory
-    of the CPU is read there: nothing is copied to a GPU, which a CUDA graph would not allow."""
-    arguments: list[Any] = list(numbers)
-    for i, tensor in enumerate(tensors):
-        if tensor is not None:
-            if tensor.numel() != 1:
-                raise ConfigError(f"the scalars of an angle map are single numbers, got shape {tuple(tensor.shape)}")
-            near = tensor.device.type != "cpu" or x.device.type == "cpu"
-            arguments[i] = tensor.to(x.device) if near else tensor.item()
-    names = ("PRE_PTR", "POST_PTR", "GAIN_PTR", "BIAS_PTR")
-    flags = {name: isinstance(argument, Tensor) for name, argument in zip(names, arguments, strict=False)}
-    return arguments, flags | {"FINITE": numbers[5] != 0, "BIASED": tensors[3] is not None or numbers[3] != 0}
+def arguments_of(angles: AngleMap, x: Tensor) -> tuple[list[Any], dict[str, bool]]:
+    """Kernel arguments post, max_angle and inverse_power, and the flags that belong to them. A number in the memory of
+    the CPU is read there: nothing is copied to a GPU, which a CUDA graph would not allow."""
+    post: Any = angles.post
+    if isinstance(post, Tensor):
+        near = post.device.type != "cpu" or x.device.type == "cpu"
+        post = post.to(x.device) if near else post.item()
+    smooth = angles.power != inf
+    numbers = [post, float(angles.max_angle), 1 / angles.power if smooth else 0.0]
+    return numbers, {"POST_PTR": isinstance(post, Tensor), "SMOOTH": smooth}
 
 
-def forward_outputs(x: Tensor, read: torch.dtype | None) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Memory for x', x' in the dtype `read`, and stats: all contiguous, whatever the layout of x."""
+def forward_outputs(x: Tensor, read: torch.dtype | None, normed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for x', for y in the dtype `read` (no elements if None), and for stats: all contiguous."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    second = None if read is None else torch.empty(x.shape, dtype=read, device=x.device)
-    return out, second, torch.empty((3, *x.shape[:-1]), dtype=torch.float32, device=x.device)
+    y = torch.empty(0 if read is None else x.shape, dtype=read or x.dtype, device=x.device)
+    return out, y, torch.empty((5 if normed else 3, *x.shape[:-1]), dtype=torch.float32, device=x.device)
 
 
-def backward_outputs(x: Tensor, u: Tensor, learned: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for dx, du and the four gradients of the scalars."""
+def backward_outputs(x: Tensor, u: Tensor, dweight: bool, dshift: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Memory for dx and du, and for the gradients of the norm's gains and biases in fp32, empty if nobody asks."""
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     du = torch.empty(x.shape, dtype=u.dtype, device=x.device)
-    return dx, du, torch.empty(4 if learned else 0, dtype=torch.float32, device=x.device)
+    dim = x.shape[-1]  # a symbol while a graph is traced: torch 2.11 cannot multiply it by True
+    sizes = (dim if dweight else 0, dim if dshift else 0)
+    gains, biases = (torch.empty(size, dtype=torch.float32, device=x.device) for size in sizes)
+    return dx, du, gains, biases
 
 
 def forward(
-    x: Tensor, u: Tensor, tensors: Sequence[Tensor | None], numbers: list[float], read: torch.dtype | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """x', x' in the dtype `read` if asked, and stats of shape (3, *batch)."""
+    x: Tensor,
+    u: Tensor,
+    angles: AngleMap,
+    read: torch.dtype | None,
+    norm: str,
+    eps: float,
+    weight: Tensor | None,
+    shift: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x', y in the dtype `read` if asked, and stats. norm: none | rms | layer."""
     from .kernels import forward_kernel
 
-    out, second, stats = forward_outputs(x, read)
+    out, y, stats = forward_outputs(x, read, norm != "none")
     count = stats[0].numel()
     if count and x.shape[-1]:
         rows_x, rows_u = as_rows(x), as_rows(u)
         block, rows, warps = settings(x.shape[-1], backward=False)
-        arguments, flags = scalars(x, tensors, numbers)
+        numbers, flags = arguments_of(angles, x)
         with on(x):
             forward_kernel[(-(-count // rows),)](
-                rows_x, rows_u, out, out if second is None else second, stats,
-                *arguments, count, rows_x.stride(0), rows_u.stride(0),
-                **flags, READ=second is not None, DIM=x.shape[-1], BLOCK=block, ROWS=rows, num_warps=warps,
+                rows_x, rows_u, out, y, stats,
+                out if weight is None else weight.contiguous(), out if shift is None else shift.contiguous(),
+                *numbers, eps, count, rows_x.stride(0), rows_u.stride(0),
+                **flags, READ=read is not None, NORMED=norm != "none", CENTRED=norm == "layer",
+                WEIGHTED=weight is not None, SHIFTED=shift is not None,
+                DIM=x.shape[-1], BLOCK=block, ROWS=rows, num_warps=warps,
             )  # fmt: skip
-    return out, second, stats
+    return out, y, stats
 
 
 def backward(
-    grad: Tensor,
+    grad: Tensor | None,
     read_grad: Tensor | None,
     x: Tensor,
     u: Tensor,
     stats: Tensor,
-    tensors: Sequence[Tensor | None],
-    numbers: list[float],
-    learned: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, du and the gradients of pre, post, gain, bias: (4,) fp32, or (0,) if nothing is learned."""
+    angles: AngleMap,
+    norm: str,
+    weight: Tensor | None,
+    dweight: bool,
+    dshift: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dx, du and the gradients of the norm's gains and biases, (dim,) in fp32; what nobody asks for has no elements."""
     from .kernels import backward_kernel
 
-    dx, du, nothing = backward_outputs(x, u, learned)
+    dx, du, gains, biases = backward_outputs(x, u, dweight, dshift)
     count = stats[0].numel()
     if not count or not x.shape[-1]:
-        return dx, du, nothing.zero_()
-    block, rows, warps = settings(x.shape[-1], backward=True)
+        return dx, du, gains.zero_(), biases.zero_()
+    block, rows, warps = settings(x.shape[-1], backward=True, normed=norm != "none")
     programs = -(-count // rows)
-    partial = torch.empty(4, programs, dtype=torch.float32, device=x.device) if learned else nothing
-    rows_grad, rows_x, rows_u = as_rows(grad), as_rows(x), as_rows(u)
-    rows_read = rows_grad if read_grad is None else as_rows(read_grad)
-    arguments, flags = scalars(x, tensors, numbers)
+    if dweight or dshift:
+        programs = programs_for(x.device, programs, warps, norm == "layer")
+    parts = [total.new_empty(programs, x.shape[-1]) if total.numel() else total for total in (gains, biases)]
+    rows_x, rows_u = as_rows(x), as_rows(u)
+    rows_grad, rows_read = (rows_x if g is None else as_rows(g) for g in (grad, read_grad))
+    numbers, flags = arguments_of(angles, x)
     with on(x):
         backward_kernel[(programs,)](
-            rows_grad, rows_read, rows_x, rows_u, stats.contiguous(), dx, du, partial,
-            *arguments, count, rows_grad.stride(0), rows_read.stride(0), rows_x.stride(0), rows_u.stride(0),
-            **flags, READ=read_grad is not None, LEARNED=learned,
+            rows_grad, rows_read, rows_x, rows_u, stats.contiguous(), stats if weight is None else weight.contiguous(),
+            dx, du, *parts, *numbers, count,
+            rows_grad.stride(0), rows_read.stride(0), rows_x.stride(0), rows_u.stride(0),
+            **flags, STREAM=grad is not None, READ=read_grad is not None, NORMED=norm != "none",
+            CENTRED=norm == "layer", WEIGHTED=weight is not None, DWEIGHT=dweight, DSHIFT=dshift,
             DIM=x.shape[-1], BLOCK=block, ROWS=rows, num_warps=warps,
         )  # fmt: skip
-    return dx, du, partial.sum(1) if learned else nothing
+    gains, biases = (part.sum(0) if part.dim() == 2 else part for part in parts)
+    return dx, du, gains, biases
 
 
 def on(x: Tensor) -> Any:

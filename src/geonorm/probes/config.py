@@ -4,25 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from ..errors import ConfigError
+from ..settings import Count, Range, Settings
 from ..sites.anatomy import Stack
 
 
 @dataclass(frozen=True)
-class ProbeConfig:
+class ProbeConfig(Settings):
     """The geometry of a model's hidden states, site by site and norm by norm, on a text."""
+
+    words = ("models",)
+    common = ("data", "tokens", "gradients", "ablate_blocks", "scheme", "out")
+    examples = (
+        "geonorm probe gpt2 runs/geonorm --data my.txt --out runs/geometry",
+        "geonorm probe runs/mine --scheme geonorm --gradients --ablate-blocks",
+    )
 
     models: list[str]
     """Runs of ours, Hugging Face directories, or hub names; several are compared on one page."""
     data: str = "stdlib"
     """Text, as for train; its held-out part comes first."""
-    tokens: int = 32768
+    tokens: Annotated[int, Range(2)] = 32768
     """Most tokens to read."""
-    context: int = 512
+    context: Annotated[int, Range(2)] = 512
     """Tokens of a window; less where the model has less."""
-    batch: int = 8
+    batch: Count = 8
     """Windows of a forward pass."""
     gradients: bool = False
     """Also the gradient norm of every site's weights, of one batch."""
@@ -48,13 +56,13 @@ class ProbeConfig:
     """With --blocks: its residual sites in order, as attn:norm=ln_1,branch=attn mlp:norm=ln_2,branch=mlp."""
     norms_only: bool = False
     """No residual sites: norms alone, of any model."""
+    scheme: str | None = None
+    """With the folder of a comparison: probe its best finished run of this scheme."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.models:
             raise ConfigError("no MODEL given: name a run, a Hugging Face directory or a hub name")
-        for name, value, least in (("tokens", self.tokens, 2), ("context", self.context, 2), ("batch", self.batch, 1)):
-            if value < least:
-                raise ConfigError(f"{name} must be at least {least}, got {value}")
         if self.out == "" or Path(self.out).is_file():
             raise ConfigError(f"out is {'empty' if self.out == '' else f'a file: {self.out}'}; choose another --out")
         if bool(self.blocks) != bool(self.sublayers):

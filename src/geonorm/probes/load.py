@@ -1,4 +1,4 @@
-"""Hugging Face models and tokenizers for a probe: safetensors only, no code from elsewhere unless asked for."""
+"""Hugging Face models and tokenizers: safetensors only, no code from elsewhere unless asked for."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
-from ..errors import CheckpointError, ConfigError, DataError, GeonormError, near_folder
+from ..errors import CheckpointError, ConfigError, GeonormError, cause, near_folder
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 PATIENCE = 5.0
@@ -28,22 +29,32 @@ def hugging_face() -> Any:
     return transformers
 
 
-def load_config(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """Configuration of a local directory or hub model. ConfigError where there is none, or where it is quantised."""
+def load_config(
+    name: str,
+    *,
+    causal: bool = False,
+    quantised: bool = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """Configuration of a local directory or hub model. ConfigError where there is none that can be read, or where it is
+    quantised and may not be. causal: that of a model that predicts the next token is wanted."""
     path = Path(name)
     if path.is_file():
         raise ConfigError(f"{name} is a file: MODEL is a directory with config.json and safetensors, or a hub name")
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise ConfigError(f"{name} is neither a run (config.yaml) nor a Hugging Face model (config.json)")
     if not path.exists():
         check_name(name, revision)
-    with one_line(f"cannot read the configuration of {name}"):
+    with one_line(name, no_model(name, causal)):
         config = hugging_face().AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     method = getattr(config, "quantization_config", None)
-    if method:
+    if method and not quantised:
         kind = method.get("quant_method", "?") if isinstance(method, dict) else getattr(method, "quant_method", "?")
         raise ConfigError(f"{name} has quantised weights ({kind}): probe the model that it was made from")
     return config
+
+
+def no_model(name: str, causal: bool) -> str:
+    return f"{name} holds no run and no {'causal language ' if causal else ''}model that can be read"
 
 
 def check_name(name: str, revision: str | None = None) -> None:
@@ -83,22 +94,26 @@ def model_class(config: Any) -> Any:
 
 def load_model(
     name: str,
+    config: Any,
     device: torch.device,
     dtype: str = "auto",
     *,
+    causal: bool = False,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Any:
-    """The model in evaluation mode; dtype auto: as stored. ConfigError where its weights are not safetensors."""
-    config = load_config(name, revision=revision, trust_remote_code=trust_remote_code)
+    """The model of a configuration, in evaluation mode; dtype auto: as stored. ConfigError where its weights are not
+    safetensors."""
     path = Path(name)
     if path.is_dir() and not any(path.glob("*.safetensors")):
-        raise ConfigError(f"{name} has no safetensors weights; pickled ones are not read: convert them first")
+        raise ConfigError(
+            f"{no_model(name, causal)}: there are no safetensors weights; pickled ones are not read: convert them first"
+        )
     wanted = "auto" if dtype == "auto" else getattr(torch, dtype)
-    with one_line(f"cannot load {name}"):
+    kind = hugging_face().AutoModelForCausalLM if causal else model_class(config)
+    with one_line(name, no_model(name, causal)):
         model = with_weights(
-            model_class(config), name, config=config, dtype=wanted, revision=revision,
-            trust_remote_code=trust_remote_code,
+            kind, name, config=config, dtype=wanted, revision=revision, trust_remote_code=trust_remote_code
         )  # fmt: skip
     return model.to(device).eval()
 
@@ -116,9 +131,9 @@ def with_weights(kind: Any, name: str, **settings: Any) -> Any:
     return model
 
 
-def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+def load_model_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer beside a model. ConfigError where there is none."""
-    with one_line(f"no tokenizer in {name}: name one with --tokenizer"):
+    with one_line(name, f"no tokenizer in {name} that can be read; geonorm probe takes another with --tokenizer"):
         return hugging_face().AutoTokenizer.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code
         )
@@ -133,27 +148,14 @@ def context_of(config: Any) -> int | None:
     return int(most) - (config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta") else 0)
 
 
-def windows(ids: list[int], context: int, vocabulary: int | None) -> torch.Tensor:
-    """Running text as (windows, context); what is left over at the end is dropped, unless it is all there is.
-
-    DataError for no token at all, and for ids that the model does not know.
-    """
-    if len(ids) < 2:
-        raise DataError("the text is empty: nothing to probe")
-    tokens = torch.tensor(ids)
-    if vocabulary is not None and int(tokens.max()) >= vocabulary:
-        raise DataError(f"the tokenizer gives ids up to {int(tokens.max())}, the model knows {vocabulary}")
-    count = max(1, len(ids) // context)
-    return tokens[: count * context].view(count, -1)
-
-
 @contextmanager
-def one_line(message: str) -> Iterator[None]:
+def one_line(name: str, message: str) -> Iterator[None]:
     """What transformers and the hub raise, as a ConfigError of one line: the message and how the cause begins."""
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
-        if isinstance(error, GeonormError):
-            raise
-        cause = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ConfigError(f"{message} ({cause[:200]})") from None
+    except GeonormError:
+        raise
+    except ImportError as error:  # a quantiser, for one, that is not installed
+        raise ConfigError(f"{name} cannot be loaded here ({cause(error)[:200]})") from None
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
+        raise ConfigError(f"{message} ({cause(error)[:200]})") from None

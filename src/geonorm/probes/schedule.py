@@ -13,16 +13,12 @@ best: the law with the least spread, where it explains LEAST_R2 of the variance 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from math import atan, cos, exp, log, pi, sin, sqrt
 from typing import Any
 
-LAWS: dict[str, Callable[[float, int], float]] = {
-    "harmonic": lambda t, depth: 1 / t,
-    "sqrt": lambda t, depth: 1 / sqrt(t),
-    "linear": lambda t, depth: (depth - t + 1) / depth,
-    "constant": lambda t, depth: 1.0,
-}
+from ..decay import LAWS, schedule
+
 LEAST_R2 = 0.9
 """Among powers, harmonic then covers exponents from 0.76 to 1.46 and sqrt those from 0.38 to 0.73."""
 LEAST_SPREAD = 0.1
@@ -38,8 +34,9 @@ def fit(points: Iterable[tuple[float, float]], depth: int) -> dict[str, Any] | N
     values = [log(value) for _, value in known]
     total = squares(values)
     laws: dict[str, Any] = {}
-    for name, law in LAWS.items():
-        laws[name] = described([value - log(law(t, depth)) for value, (t, _) in zip(values, known, strict=True)], total)
+    for name in LAWS:
+        rest = [value - log(schedule(name, 1.0, t, depth)) for value, (t, _) in zip(values, known, strict=True)]
+        laws[name] = described(rest, total)
     best = min(laws, key=lambda name: laws[name]["spread"])
     fits = laws[best]["spread"] <= LEAST_SPREAD or (laws[best]["r2"] or 0.0) >= LEAST_R2
     return {"best": best if fits else "none", **laws, "power": power([log(t) for t, _ in known], values, total)}

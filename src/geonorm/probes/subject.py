@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..sites.anatomy import Stack
-from .capture import Capture, first, fitted, mask_of, stream_of
+from ..sites import watch
+from ..sites.anatomy import Stack, blocks_of
+from .capture import Capture, fitted, mask_of
 from .streaming import single
 
 Inputs = Mapping[str, Any]
@@ -19,15 +20,14 @@ NO_LOSS = "needs a model that predicts the next token: this one is {name}"
 
 
 class Subject:
-    """model: our Decoder (or what has its `residuals()` and `blocks`), a Hugging Face model, or any nn.Module.
+    """model: our Decoder (or what has `Residual`s in a list called blocks), a Hugging Face model, or any nn.Module.
 
     Batches are ids (batch, tokens), or the keyword arguments of a forward pass. An encoder-decoder reads the first half
     of ids and goes on with the second. stacks, sites: as for Capture. The model is put into evaluation mode.
     """
 
     def __init__(self, model: nn.Module, stacks: Sequence[Stack] | None = None, *, sites: bool = True) -> None:
-        self.model, self.sites = model.eval(), sites
-        self.stacks = stacks
+        self.model = model.eval()
         self.config = None if hasattr(model, "residuals") else getattr(model, "config", None)
         self.capture = Capture(model, stacks, sites=sites)
 
@@ -71,7 +71,7 @@ class Subject:
         mask = inputs.get("attention_mask")
         if "decoder_input_ids" in inputs:
             return {"encoder": mask, "decoder": inputs.get("decoder_attention_mask")}
-        return {} if mask is None else {stack.name: mask for _, stack in self.capture.stacks} or {"": mask}
+        return {} if mask is None else {stack.name: mask for stack, _ in self.capture.stacks} or {"": mask}
 
     @staticmethod
     def count(inputs: Inputs) -> int:
@@ -107,47 +107,17 @@ class Subject:
 
     def blocks(self) -> list[tuple[str, list[nn.Module]]]:
         """(stack, its blocks) in order."""
-        if self.capture.own:
-            return [("decoder", list(self.model.blocks))]  # type: ignore[arg-type]
-        return [(stack.name, self.capture.blocks(base, stack)) for base, stack in self.capture.stacks]
-
-    def branches(self) -> list[tuple[dict[str, Any], list[nn.Module]]]:
-        """(what the trace says of a site, the modules of its branch) for every site, in the order of the trace."""
-        if self.capture.own:
-            pairs = zip(self.capture.sites.values(), self.model.residuals(), strict=True)  # type: ignore[operator]
-            return [(site.about, [residual.branch]) for site, (_, residual) in pairs]
-        found = []
-        for base, stack in self.capture.stacks:
-            for layer, block in enumerate(self.capture.blocks(base, stack)):
-                for place, sublayer in enumerate(stack.sublayers):
-                    modules = [block.get_submodule(path) for branch in sublayer.branches for path in branch.modules]
-                    found.append((self.capture.sites[stack.name, layer, place].about, modules))
-        return found
+        return [(stack.name, blocks_of(self.model, stack, base)) for stack, base in self.capture.stacks]
 
 
-def gradient_norms(subject: Subject, batch: Tensor | Inputs) -> list[dict[str, float]]:
-    """Per site, in the order of the trace: grad_norm of all weights of its branch, and of an MLP grad_w1 and grad_w2.
-
-    Frobenius norms of the gradient of the mean loss of one batch, in evaluation mode. W2 is the last matrix of the
-    branch, which writes to the stream; W1 are those before it (up and gate), together (Xiong et al., arXiv:2002.04745).
-    """
+def gradient_norms(subject: Subject, batch: Tensor | Inputs) -> watch.Gradients:
+    """Of every site in the order of the trace: norms of the gradient of the mean loss of one batch, in evaluation mode
+    (`sites.watch.gradient_norms`)."""
     subject.model.zero_grad(set_to_none=True)
     subject.loss(batch).backward()
-    rows = []
-    for about, modules in subject.branches():
-        parameters = list({id(p): p for module in modules for p in module.parameters()}.values())
-        row = {"grad_norm": frobenius(parameters)}
-        if about["kind"] == "mlp":
-            matrices = [p for p in parameters if p.dim() == 2]
-            row |= {"grad_w1": frobenius(matrices[:-1]), "grad_w2": frobenius(matrices[-1:])}
-        rows.append(row)
+    norms = watch.gradient_norms(subject.capture.sites)
     subject.model.zero_grad(set_to_none=True)
-    return rows
-
-
-def frobenius(parameters: Iterable[nn.Parameter]) -> float:
-    squares = [p.grad.double().square().sum() for p in parameters if p.grad is not None]
-    return torch.stack(squares).sum().sqrt().item() if squares else 0.0
+    return norms
 
 
 @torch.no_grad()
@@ -192,7 +162,7 @@ def mean_loss(subject: Subject, batches: Sequence[Tensor | Inputs]) -> float:
 
 def passed(_: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
     """In the place of a block: the stream as it came. What else the block returned (T5's position bias) stays."""
-    x = stream_of(args, kwargs)
+    x = watch.stream_of(args, kwargs)
     return (x, *out[1:]) if isinstance(out, tuple) else x
 
 
@@ -207,16 +177,11 @@ def ends(
     are held at a time."""
     seen: list[Tensor] = []
 
-    def before(_: nn.Module, args: Any, kwargs: Any) -> None:
-        seen.append(stream_of(args, kwargs))
-
-    def after(_: nn.Module, __: Any, out: Any) -> None:
-        seen.append(first(out))
+    def look(place: int, x: Tensor, after: Tensor) -> None:
+        seen.extend([x, after] if place == len(blocks) - 1 else [x])
 
     totals, count = dict.fromkeys(windows, 0.0), 0
-    handles: list[Any] = [block.register_forward_pre_hook(before, with_kwargs=True) for block in blocks]
-    handles.append(blocks[-1].register_forward_hook(after))
-    try:
+    with watch.watch_calls(dict(enumerate(blocks)), look):
         for batch in batches:
             inputs = subject.inputs(batch)
             subject.run(inputs, head=False)
@@ -227,7 +192,4 @@ def ends(
                 totals[start, last] += (2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))).sum().item()
             count += unit[0].shape[0]
             seen.clear()
-    finally:
-        for handle in handles:
-            handle.remove()
     return {window: total / count for window, total in totals.items()}

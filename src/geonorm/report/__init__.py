@@ -1,63 +1,88 @@
-"""Reports: what a comparison found, from run directories alone. Nothing here imports torch."""
+"""Reports: what comparisons, simulations and probes found, from their directories alone. Nothing here imports torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, count
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["build", "write_figures"]
+if TYPE_CHECKING:
+    from .page import Part
+    from .probe import Geometry
+    from .runs import Comparison
+    from .simulation import SavedSimulation
+    from .style import Look
+    from .vega import Figure, Spec
+
+    Source = Comparison | SavedSimulation | Geometry
+
+__all__ = ["build", "draw", "write_figures"]
 
 AnyPath = str | PathLike[str]
 
 
-def build(dirs: Sequence[AnyPath] | AnyPath, out: AnyPath, figures: AnyPath | None = None, force: bool = False) -> Path:
-    """Write one self-contained HTML page about the runs under `dirs` and return its path.
+def build(
+    dirs: Sequence[AnyPath] | AnyPath, out: AnyPath, figures: AnyPath | None = None, force: bool = False, *,
+    format: str = "html", schemes: Sequence[str] = (), sort: str | None = None,
+) -> Path:  # fmt: skip
+    """Write one self-contained HTML page about the runs, simulations and probes under `dirs` and return its path.
 
-    `dirs` are run directories, directories that hold some, comparisons (DIR/runs/*), or simulations or probes (then
-    all of them). With `figures`, the PNG and SVG figures go to that directory as well. Raises FileNotFoundError where
-    there is no run at all, GeonormError where these kinds are mixed, where files of a simulation or probe are damaged,
-    or where `out` holds something else than such a page; `force` overwrites it.
+    `dirs` are run directories, directories that hold some, comparisons (DIR/runs/*), simulations and probes, together
+    as you like: all runs are one comparison. With `figures`, the figures go to that directory as well. `format`: the
+    tables as latex or csv, or the figures as pdf, in place of the page. `schemes`: which ones, in which order;
+    `sort="loss"`: the best first. Raises FileNotFoundError where there is no run at all, GeonormError for a scheme
+    that no directory has, where files of a simulation or probe are damaged, or where `out` holds something else than
+    such a report; `force` overwrites it.
     """
-    from .page import page
-    from .runs import load
+    from . import formats
+    from .page import page, shared_looks
 
     target = Path(out)
-    _check_target(target, None if figures is None else Path(figures), force)
-    if study := _study(dirs):
-        return _build_study(*study, target, figures)
-    comparison = load(dirs)
+    _check_target(target, None if figures is None else Path(figures), force, format)
+    sources = _open(dirs, schemes, sort)
+    styles = shared_looks(source.keys for source in sources)
+    parts = [_part(source, styles) for source in sources]
+    title = parts[0].title if len(parts) == 1 else ", ".join(dict.fromkeys(part.title for part in parts))
+    if format == "html":
+        content: str | bytes = page(title, parts, styles)
+    else:
+        content = formats.WRITERS[format](parts)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page(comparison), encoding="utf-8")
+    target.write_bytes(content if isinstance(content, bytes) else content.encode())
     if figures is not None:
-        write_figures(dirs, figures)
+        _save([part.figures for part in parts], sources, Path(figures))
     return target
 
 
 def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[Path]:
-    """Write final_loss, loss_curves, geometry, law, learning_rates and uniform as PNG and SVG; returns what was
+    """Write final_loss, loss_curves, geometry, law, learning_rates and uniform as PNG, SVG and PDF; returns what was
     written.
 
-    Of a simulation: cosine, collapse, speed and sphere; of a probe: those of `report.geometry`. A figure with nothing
-    to show (no trace, one learning rate) is left out. Several simulations or probes write to a folder each, by their
-    names, numbered where two have the same.
+    Of a simulation: cosine, collapse, speed and sphere; of a probe: those of `report.probe_charts`. A figure with
+    nothing to show (no trace, one learning rate) is left out. Of several sources each has a folder of its own, by
+    their names, numbered where two have the same.
     """
-    from .figures import draw
-    from .runs import load
+    sources = _open_styled(dirs)
+    return _save([_figures(source) for source in sources], sources, Path(out_dir))
 
-    if study := _study(dirs):
-        return [file for written in _figures(*study, Path(out_dir)) for file in written]
-    return draw(load(dirs), Path(out_dir))
+
+def draw(directory: AnyPath) -> dict[str, Figure]:
+    """The figures that `write_figures` writes of one directory, by name, for notebooks. Writes nothing."""
+    from .vega import Figure
+
+    return {name: Figure(spec) for source in _open_styled(directory) for name, spec in _figures(source).items()}
 
 
 MARK = '<!doctype html><html lang="en"><head><meta charset="utf-8">'
 """How our pages begin, those of older versions too."""
 
 
-def _check_target(target: Path, figures: Path | None, force: bool) -> None:
-    """GeonormError if the page would take the place of something else, or figures cannot be put where they shall."""
+def _check_target(target: Path, figures: Path | None, force: bool, format: str) -> None:
+    """GeonormError if the report would take the place of something else, or figures cannot be put where they shall."""
     from ..errors import GeonormError
+    from .formats import MARKS
 
     if target.is_dir():
         raise GeonormError(f"{target} is a folder: give --out a file, such as {target / 'report.html'}")
@@ -65,9 +90,82 @@ def _check_target(target: Path, figures: Path | None, force: bool) -> None:
         raise GeonormError(f"{figures} is a file: give --figures a folder")
     if not target.exists() or force:
         return
+    mark = MARKS.get(format, MARK).encode()
     with open(target, "rb") as file:
-        if file.read(len(MARK)) != MARK.encode():
-            raise GeonormError(f"{target} is no page of geonorm: choose another --out, or overwrite it with --force")
+        if file.read(len(mark)) != mark:
+            what = "page" if format == "html" else f"{format} report"
+            raise GeonormError(f"{target} is no {what} of geonorm: choose another --out, or overwrite it with --force")
+
+
+def _open(dirs: Sequence[AnyPath] | AnyPath, schemes: Sequence[str] = (), sort: str | None = None) -> list[Source]:
+    """All runs as one comparison, then each simulation and each probe; of `schemes` alone, if any are named."""
+    from ..errors import GeonormError, unknown
+    from . import probe, runs, simulation
+
+    paths = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
+    kinds = {path: runs.kind(path) for path in paths}
+    simulated = [path for path in paths if kinds[path] == "simulation"]
+    probed = [path for path in paths if kinds[path] == "probe"]
+    trained = [path for path in paths if path not in simulated and path not in probed]
+    found: list[Source] = [runs.load(trained)] if trained else []
+    found += [simulation.load(path) for path in simulated]
+    found += [probe.load(path) for path in probed]
+    names = [name for source in found for pair in source.keys.items() for name in pair]
+    for scheme in schemes:
+        if scheme not in names:
+            raise GeonormError(unknown("scheme", scheme, dict.fromkeys(names)))
+    chosen = [source.only(schemes, sort) if isinstance(source, runs.Comparison) else source.of(schemes)
+              for source in found] if schemes or sort else found  # fmt: skip
+    return [source for source in chosen if source.keys]
+
+
+def _open_styled(dirs: Sequence[AnyPath] | AnyPath) -> list[Source]:
+    """What the directories hold, one look for each name in all of them."""
+    from .page import shared_looks
+
+    sources = _open(dirs)
+    styles = shared_looks(source.keys for source in sources)
+    return [_styled(source, styles) for source in sources]
+
+
+def _styled(source: Source, styles: Mapping[str, Look]) -> Source:
+    from dataclasses import replace
+
+    return replace(source, styles=styles)
+
+
+def _part(source: Source, styles: Mapping[str, Look]) -> Part:
+    from . import comparison, studies
+    from .runs import Comparison
+    from .simulation import SavedSimulation
+
+    source = _styled(source, styles)
+    place = {name: index for index, name in enumerate(styles)}
+    if isinstance(source, Comparison):
+        return comparison.part(source, place)
+    return studies.simulation(source, place) if isinstance(source, SavedSimulation) else studies.probe(source, place)
+
+
+def _figures(source: Source) -> dict[str, Spec]:
+    from . import comparison_charts, probe_charts, simulation_charts
+    from .runs import Comparison
+    from .simulation import SavedSimulation
+
+    if isinstance(source, Comparison):
+        return comparison_charts.figures_of(source)
+    return (
+        simulation_charts.figures_of(source) if isinstance(source, SavedSimulation) else probe_charts.figures_of(source)
+    )
+
+
+def _save(figures: Sequence[Mapping[str, Spec]], sources: Sequence[Source], out_dir: Path) -> list[Path]:
+    """Write the figures of each source; several get a folder each."""
+    from .runs import Comparison
+    from .vega import save_figures
+
+    names = _distinct([s.source if isinstance(s, Comparison) else s.path.resolve().name for s in sources])
+    folders = [out_dir / name if len(sources) > 1 else out_dir for name in names]
+    return [file for drawn, folder in zip(figures, folders, strict=True) for file in save_figures(drawn, folder)]
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
@@ -77,51 +175,3 @@ def _distinct(names: Sequence[str]) -> list[str]:
         free = (f"{name}-{number}" for number in count(2))
         taken.append(next(new for new in chain([name], free) if new not in taken and (new == name or new not in names)))
     return taken
-
-
-def _study(dirs: Sequence[AnyPath] | AnyPath) -> tuple[str, list[Path]] | None:
-    """(simulation or probe, the directories), if they are such; None if they are runs."""
-    from ..errors import GeonormError
-    from .runs import kind
-
-    paths = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
-    kinds = {kind(path).replace("comparison", "run") for path in paths}
-    if len(kinds) > 1:
-        raise GeonormError("one report is about runs, about simulations or about probes: give them apart")
-    return None if kinds <= {"run"} else (kinds.pop(), paths)
-
-
-def _figures(kind: str, paths: list[Path], out_dir: Path) -> list[list[Path]]:
-    """Figures of each directory; several get a folder each."""
-    names = _distinct([path.resolve().name for path in paths])
-    folders = [out_dir / name if len(paths) > 1 else out_dir for name in names]
-    return [_draw(kind, path, folder) for path, folder in zip(paths, folders, strict=True)]
-
-
-def _draw(kind: str, path: Path, folder: Path) -> list[Path]:
-    from . import geometry, simulation, trajectories
-    from .figures import save
-
-    if kind == "probe":
-        found = geometry.load(path)
-        return save(found, geometry.FIGURES, geometry.caption(found), folder, geometry.NOTES)
-    trace = simulation.load(path)
-    return save(trace, trajectories.FIGURES, simulation.caption(trace.summary), folder)
-
-
-def _build_study(kind: str, paths: list[Path], target: Path, figures: AnyPath | None) -> Path:
-    from tempfile import TemporaryDirectory
-
-    from . import geometry, simulation
-
-    drawings = []
-    with TemporaryDirectory() as scratch:
-        for written in _figures(kind, paths, Path(scratch if figures is None else figures)):
-            drawings.append({file.stem: file.read_bytes() for file in written if file.suffix == ".svg"})
-    if kind == "probe":
-        text = geometry.page([geometry.load(path) for path in paths], drawings)
-    else:
-        text = simulation.page([simulation.load(path) for path in paths], drawings)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text, encoding="utf-8")
-    return target

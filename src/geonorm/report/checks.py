@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from ..lab.runs.run import flatten
 from ..lab.runs.statistics import ending, usable
-from .runs import Comparison, Run, flatten
+from .runs import Comparison, Run
 from .style import rate, si
 from .tables import count
 
@@ -120,9 +121,8 @@ def _data(comparison: Comparison) -> list[str]:
 
 
 def _hash(run: Run) -> str | None:
-    return next(
-        (str(value) for part in run.environment for key, value in flatten(part) if key.endswith("data_sha256")), None
-    )
+    settings = [pair for part in run.environment for pair in flatten(part).items()]
+    return next((str(value) for key, value in settings if key.endswith("data_sha256")), None)
 
 
 def _damage(comparison: Comparison) -> list[str]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..errors import GeonormError
+from ..lab.runs.run import flatten, read_object, read_objects, read_text, rows_of
 from ..lab.runs.statistics import Row, aggregate, choose
-from ..parsing import from_json, from_yaml
+from ..parsing import from_yaml
+from .style import Look, looks
+from .whole import read_whole, undamaged
 
 Record = dict[str, Any]
 AnyPath = str | PathLike[str]
@@ -44,10 +46,6 @@ class Run:
         lr = self.summary.get("lr")
         return f"{self.scheme} · seed {self.summary.get('seed', '?')}" + (f" · lr {lr:g}" if lr else "")
 
-    def setting(self, *names: str) -> Any:
-        """The first of these names that the configuration has, at any depth; None where it has none."""
-        return _lookup(self.config, names)
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -57,6 +55,27 @@ class Comparison:
     rows: list[Row]
     source: str
     command: str | None = None
+    styles: Mapping[str, Look] = field(default_factory=dict)
+    """Looks of all that the page shows, where that is more than this."""
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Of each scheme, what it is shown as."""
+        return {scheme: scheme for scheme in self.schemes}
+
+    @property
+    def looks(self) -> dict[str, Look]:
+        styles = self.styles or looks(self.schemes)
+        return {scheme: styles[scheme] for scheme in self.schemes}
+
+    def only(self, schemes: Sequence[str], sort: str | None = None) -> Comparison:
+        """Rows of these schemes alone, in this order, or by loss; what is said of each still is that of the whole
+        comparison (its baseline, p adjusted for all), so that leaving some out makes none more significant."""
+        rows = [self.row(scheme) for scheme in schemes if scheme in self.schemes] if schemes else self.rows
+        if sort == "loss":
+            rows = sorted(rows, key=lambda row: math.inf if row["val_loss_mean"] is None else row["val_loss_mean"])
+        kept = {self.baseline, *(row["scheme"] for row in rows)}
+        return replace(self, runs=[run for run in self.runs if run.scheme in kept], rows=rows)
 
     @property
     def baseline(self) -> str:
@@ -77,7 +96,7 @@ class Comparison:
     def _counted(self) -> dict[str, list[Run]]:
         """Runs at the best learning rate that finished: those the table is made of."""
         counted = {}
-        for scheme in self.schemes:
+        for scheme in dict.fromkeys(run.scheme for run in self.runs):
             runs = self.of(scheme)
             chosen = {id(summary) for summary in choose([run.summary for run in runs]).runs}
             counted[scheme] = [run for run in runs if id(run.summary) in chosen]
@@ -97,15 +116,13 @@ class Comparison:
         layers = [row["layer"] for run in self.runs for row in run.trace if row.get("layer") is not None]
         if layers:
             return int(max(layers)) + 1
-        found = self.runs[0].setting("layers", "depth", "num_layers", "n_layers", "blocks")
+        found = flatten(self.runs[0].config).get("model.layers")
         return found if isinstance(found, int) else None
 
     @property
     def data(self) -> str | None:
         """The corpus as the configuration names it."""
-        found = self.runs[0].setting("data")
-        if isinstance(found, Mapping):
-            found = _lookup(found, ("source", "name", "path", "train"))
+        found = self.runs[0].config.get("data")
         return None if found is None else Path(str(found)).name or str(found)
 
 
@@ -120,8 +137,8 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> Comparison:
     results: list[Record] = []
     rows: list[tuple[str, Any]] = []
     for root in roots:
-        with whole(root / "results.json", "compare") as file:
-            results.append(record(file) if file.is_file() else {})
+        with undamaged(root / "results.json", "compare") as file:
+            results.append(read_whole(file) if file.is_file() else {})
             rows += [(str(row["scheme"]), row.get("baseline")) for row in results[-1].get("schemes", ())]
     order = [scheme for scheme, _ in rows]
     order.append("pre")  # the usual baseline leads where nothing else is on record
@@ -146,7 +163,7 @@ def _into(out: str, command: list[str]) -> list[str]:
 
 def read_run(path: Path) -> Run:
     """Read one run directory; what is missing is empty, and a run without a summary was interrupted."""
-    config_text, summary = _text(path / "config.yaml"), _json(path / "summary.json")
+    config_text, summary = read_text(path / "config.yaml"), read_object(path / "summary.json")
     config = _yaml(config_text)
     unreadable = bool(config_text and not config) + ((path / "summary.json").is_file() and not summary)
     metrics, damaged_metrics = _jsonl(path / "metrics.jsonl")
@@ -155,9 +172,9 @@ def read_run(path: Path) -> Run:
     last = metrics[-1] if metrics else {}
     fallback = {
         "status": "interrupted",
-        "scheme": _lookup(config, ("scheme",)) or (trace[0].get("scheme") if trace else None) or path.name,
-        "seed": _lookup(config, ("seed",)),
-        "lr": _lookup(config, ("lr", "learning_rate")),
+        "scheme": config.get("scheme") or (trace[0].get("scheme") if trace else None) or path.name,
+        "seed": config.get("seed"),
+        "lr": config.get("lr"),
         "tokens": last.get("tokens"),
     }
     return Run(
@@ -165,7 +182,7 @@ def read_run(path: Path) -> Run:
         summary=fallback | summary,
         config=config,
         config_text=config_text,
-        environment=_parts(path / "environment.json"),
+        environment=read_objects(path / "environment.json"),
         metrics=_latest(metrics, ("step",)),
         trace=_latest(trace, ("step", "layer", "kind")),
         damaged=unreadable + damaged_metrics + damaged_trace + damaged_norms,
@@ -175,59 +192,15 @@ def read_run(path: Path) -> Run:
 
 def kind(path: Path) -> str:
     """What a directory holds: simulation, probe, comparison or run; as its settings say where its summary is lost."""
-    summary = _json(path / "summary.json")
+    summary = read_object(path / "summary.json")
     if summary.get("kind") in ("simulation", "probe"):
         return str(summary["kind"])
-    settings = {} if "scheme" in summary else _yaml(_text(path / "config.yaml"))
+    settings = {} if "scheme" in summary else _yaml(read_text(path / "config.yaml"))
     if "models" in settings:
         return "probe"
     if "schemes" in settings:
         return "simulation" if "beta" in settings else "comparison"
     return "run"
-
-
-@contextmanager
-def whole(file: Path, verb: str) -> Iterator[Path]:
-    """GeonormError where what is read of a file is cut or of another shape: `verb` writes it whole."""
-    try:
-        yield file
-    except KeyError as error:
-        why = f"{error.args[0]} is missing"
-    except (ValueError, TypeError, AttributeError, IndexError) as error:
-        why = str(error)
-    else:
-        return
-    raise GeonormError(f"{file} is damaged: {why}; the same geonorm {verb} writes it anew")
-
-
-def record(file: Path) -> Record:
-    """The object in a JSON file. ValueError if it holds none, OSError if it cannot be read."""
-    return _object(file.read_text(encoding="utf-8"), "it")
-
-
-def records(file: Path) -> list[Record]:
-    """The objects in a file of JSON lines. ValueError if a line is none, OSError if it cannot be read."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return [_object(line, f"line {number}") for number, line in enumerate(lines, 1)]
-
-
-def _object(text: str, what: str) -> Record:
-    try:
-        found = from_json(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError(f"{what} holds no JSON object")
-    return found
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of a nested configuration as ("optim.lr", value)."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _run_paths(root: Path) -> list[Path]:
@@ -265,42 +238,11 @@ def _latest(records: list[Record], keys: tuple[str, ...]) -> list[Record]:
     return sorted(unique.values(), key=lambda record: record.get("step") or 0)
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
-def _json(path: Path) -> Record:
-    try:
-        found = from_json(_text(path) or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _parts(path: Path) -> list[Record]:
-    """The objects of a list, or the one of a file that is an object, as runs of version 0.1 wrote it."""
-    try:
-        found = from_json(_text(path) or "[]")
-    except ValueError:
-        return []
-    found = found if isinstance(found, list) else [found]
-    return [part for part in found if isinstance(part, dict)]
-
-
 def _jsonl(path: Path) -> tuple[list[Record], int]:
     """Records of a JSON-lines file and the number of damaged lines before the last one."""
-    records: list[Record] = []
-    damaged = 0
-    lines = _text(path).splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            record = from_json(line)
-        except ValueError:
-            damaged += number < len(lines) and bool(line.strip())
-            continue
-        if isinstance(record, dict):
-            records.append(record)
-    return records, damaged
+    lines = [line for line in read_text(path).splitlines() if line.strip()]
+    before = list(rows_of(lines[:-1]))
+    return [*before, *rows_of(lines[-1:])], len(lines[:-1]) - len(before)
 
 
 def _yaml(text: str) -> Record:
@@ -309,15 +251,3 @@ def _yaml(text: str) -> Record:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _lookup(config: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """Breadth-first search, so that `data` at the top wins over `model.data`."""
-    levels = [config]
-    while levels:
-        for name in names:
-            for level in levels:
-                if level.get(name) is not None:
-                    return level[name]
-        levels = [value for level in levels for value in level.values() if isinstance(value, Mapping)]
-    return None

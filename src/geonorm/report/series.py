@@ -33,7 +33,7 @@ class Curve(NamedTuple):
         return Curve(*(np.add.reduceat(values, edges) / sizes for values in self))
 
 
-class Site(NamedTuple):
+class SiteKey(NamedTuple):
     """A place where a residual stands, as a trace names it."""
 
     layer: float
@@ -74,7 +74,7 @@ def curve(runs: Sequence[Run], key: str, x: str = "tokens") -> Curve | None:
     return _summarise(points)
 
 
-def gap(runs: Sequence[Run], base: Sequence[Run], key: str = "val_loss") -> Curve | None:
+def paired_gap(runs: Sequence[Run], base: Sequence[Run], key: str = "val_loss") -> Curve | None:
     """Mean difference to the baseline over tokens, paired by seed at each step, with its 95 % interval."""
     others = {run.summary.get("seed"): {number(r, "step"): number(r, key) for r in run.metrics} for run in base}
     points: dict[float, list[tuple[float, float]]] = {}
@@ -108,7 +108,7 @@ def course(runs: Sequence[Run], measure: str) -> Curve | None:
     return _summarise(points)
 
 
-class Place(NamedTuple):
+class NormKey(NamedTuple):
     """A norm of the stream, as norms.jsonl names it."""
 
     layer: float
@@ -121,13 +121,13 @@ class Place(NamedTuple):
         )
 
 
-def norm_courses(runs: Sequence[Run], measure: str) -> dict[Place, Curve]:
+def norm_courses(runs: Sequence[Run], measure: str) -> dict[NormKey, Curve]:
     """A measurement of each norm over tokens, norms in the order in which the stream meets them."""
-    points: dict[Place, dict[float, list[tuple[float, float]]]] = {}
+    points: dict[NormKey, dict[float, list[tuple[float, float]]]] = {}
     for run in runs:
         for record in run.norms:
             step, value = number(record, "step"), number(record, measure)
-            where = Place(number(record, "layer"), str(record.get("kind")), str(record.get("norm")))
+            where = NormKey(number(record, "layer"), str(record.get("kind")), str(record.get("norm")))
             if math.isfinite(value):
                 points.setdefault(where, {}).setdefault(step, []).append((step * _tokens_per_step(run), value))
     order = ("entry", *KINDS, "exit")
@@ -136,7 +136,7 @@ def norm_courses(runs: Sequence[Run], measure: str) -> dict[Place, Curve]:
     return {where: curve for where, curve in curves.items() if curve}
 
 
-def over_norms(courses: dict[Place, Curve]) -> Curve | None:
+def over_norms(courses: dict[NormKey, Curve]) -> Curve | None:
     """Mean over norms with the lowest and the highest of them, at the steps that all have."""
     if not courses:
         return None
@@ -148,15 +148,15 @@ def over_norms(courses: dict[Place, Curve]) -> Curve | None:
     return Curve(np.array(sorted(shared)), stacked.mean(0), stacked.min(0), stacked.max(0))
 
 
-def profile(runs: Sequence[Run], measure: str) -> dict[Site, tuple[float, float, float]]:
+def profile(runs: Sequence[Run], measure: str) -> dict[SiteKey, tuple[float, float, float]]:
     """Mean, lowest and highest value over seeds at each site, at the last evaluation of each run."""
-    values: dict[Site, list[float]] = {}
+    values: dict[SiteKey, list[float]] = {}
     for run in runs:
         last = max((number(record, "step") for record in run.trace), default=0.0)
         for record in run.trace:
             value = measured(record, measure)
             if number(record, "step") == last and math.isfinite(value):
-                site = Site(number(record, "layer"), str(record.get("kind")))
+                site = SiteKey(number(record, "layer"), str(record.get("kind")))
                 values.setdefault(site, []).append(value)
     return {site: (float(np.mean(v)), min(v), max(v)) for site, v in values.items()}
 
@@ -169,10 +169,18 @@ def measured(record: Record, measure: str) -> float:
     return number(record, measure)
 
 
-def all_sites(profiles: Iterable[dict[Site, tuple[float, float, float]]]) -> list[Site]:
+def all_sites(profiles: Iterable[dict[SiteKey, tuple[float, float, float]]]) -> list[SiteKey]:
     """Sites in the order in which the stream meets them."""
     sites = {site for found in profiles for site in found}
     return sorted(sites, key=lambda site: (site.layer, KINDS.index(site.kind) if site.kind in KINDS else 9))
+
+
+def depths(sites: Sequence[SiteKey]) -> dict[SiteKey, float]:
+    """Where sites stand on an axis of layers: the first of a layer at its number, the others evenly behind it."""
+    of_layer: dict[float, list[SiteKey]] = {}
+    for site in sites:
+        of_layer.setdefault(site.layer, []).append(site)
+    return {site: layer + place / len(found) for layer, found in of_layer.items() for place, site in enumerate(found)}
 
 
 def events(runs: Sequence[Run], key: str) -> list[tuple[Run, float, float]]:
@@ -185,13 +193,13 @@ def events(runs: Sequence[Run], key: str) -> list[tuple[Run, float, float]]:
     return found
 
 
-def wide(values: Iterable[float], factor: float = 30.0) -> bool:
+def spans_decades(values: Iterable[float], factor: float = 30.0) -> bool:
     """Whether positive values span more than `factor`, so that a logarithmic scale reads better."""
     finite = [value for value in values if math.isfinite(value)]
     return bool(finite) and min(finite) > 0 and max(finite) / min(finite) > factor
 
 
-def frame(
+def loss_range(
     comparison: Comparison, drawn: Sequence[tuple[Curve | None, Curve | None]], share: float = 0.15
 ) -> tuple[float, float] | None:
     """Range of losses worth the space: the first `share` of training and what never finished may leave it."""
@@ -213,7 +221,7 @@ def rate_window(losses: Sequence[float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def losses(comparison: Comparison, scheme: str, x: str) -> tuple[Curve | None, Curve | None]:
+def loss_points(comparison: Comparison, scheme: str, x: str) -> tuple[Curve | None, Curve | None]:
     """Thinned training loss and validation loss of a scheme, over tokens or seconds."""
     runs = comparison.drawn(scheme)
     train = curve(runs, "loss", x)

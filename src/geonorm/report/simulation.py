@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from html import escape
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .columns import aligned
-from .runs import Record, record, records, whole
+from .page import Cells
+from .runs import Record
+from .style import Look, looks
+from .whole import read_every_line, read_whole, undamaged
 
-Cells = list[list[str]]
 START = {
     "equiangular": "orthonormal start",
     "uniform": "uniform start",
@@ -22,7 +21,7 @@ START = {
 
 
 @dataclass(frozen=True)
-class Trace:
+class SavedSimulation:
     """A simulation directory: its summary, rows of the trace by scheme, closed equation and pictures where they are."""
 
     path: Path
@@ -30,6 +29,24 @@ class Trace:
     rows: dict[str, list[Record]]
     theory: dict[str, dict[str, list[float | None]]]
     particles: Record
+    styles: Mapping[str, Look] = field(default_factory=dict)
+    """Looks of all that the page shows, where that is more than this."""
+
+    @property
+    def keys(self) -> dict[str, str]:
+        return {scheme: scheme for scheme in self.schemes}
+
+    @property
+    def looks(self) -> dict[str, Look]:
+        styles = self.styles or looks(self.schemes)
+        return {scheme: styles[scheme] for scheme in self.schemes}
+
+    def of(self, schemes: Sequence[str]) -> SavedSimulation:
+        """These schemes only, in this order; all of them where none is named."""
+        rows = (
+            [self.row(scheme) for scheme in schemes if scheme in self.schemes] if schemes else self.summary["schemes"]
+        )
+        return replace(self, summary={**self.summary, "schemes": rows})
 
     @property
     def schemes(self) -> list[str]:
@@ -52,30 +69,30 @@ class Trace:
         return [time for time, _ in points], [value for _, value in points]
 
 
-def load(path: Path) -> Trace:
+def load(path: Path) -> SavedSimulation:
     """Read a simulation directory. GeonormError where a file is cut or is not what the others say, OSError where one is
     missing."""
-    with whole(path / "summary.json", "simulate") as file:
-        summary = record(file)
+    with undamaged(path / "summary.json", "simulate") as file:
+        summary = read_whole(file)
         terminal(summary)
         ends = {row["scheme"]: row["time_final"] for row in summary["schemes"]}
-    with whole(path / "trace.jsonl", "simulate") as file:
+    with undamaged(path / "trace.jsonl", "simulate") as file:
         rows: dict[str, list[Record]] = {scheme: [] for scheme in ends}
-        for row in records(file):
+        for row in read_every_line(file):
             rows[row["scheme"]].append(row)
         for scheme, seen in rows.items():
             if not seen or seen[-1]["time"] < ends[scheme]:
                 raise ValueError(f"it ends before {scheme} does")
-    with whole(path / "theory.json", "simulate") as file:
-        theory = record(file)
+    with undamaged(path / "theory.json", "simulate") as file:
+        theory = read_whole(file)
         foreseen = {row["scheme"] for row in summary["schemes"] if row["initial_velocity_predicted"] is not None}
         if not foreseen <= theory.keys() <= rows.keys():
             raise ValueError("it is of other schemes than summary.json")
         for scheme, course in theory.items():
             if {len(course[key]) for key in ("gap", "speed", "radius")} != {len(course["times"])}:
                 raise ValueError(f"the columns of {scheme} are not of one length")
-    with whole(path / "particles.json", "simulate") as file:
-        return Trace(path, summary, rows, theory, record(file))
+    with undamaged(path / "particles.json", "simulate") as file:
+        return SavedSimulation(path, summary, rows, theory, read_whole(file))
 
 
 def caption(summary: Record) -> str:
@@ -168,61 +185,15 @@ def markdown(summary: Record) -> str:
     return f"*{caption(summary)}*\n\n" + "\n\n".join(parts) + "\n"
 
 
-def page(traces: Sequence[Trace], drawings: Sequence[dict[str, bytes]]) -> str:
-    """One self-contained page about one or more simulations; drawings: SVG by name, per simulation."""
-    title = "Simulation: " + ", ".join(dict.fromkeys(trace.path.resolve().name for trace in traces))
-    body = "".join(_section(trace, drawn) for trace, drawn in zip(traces, drawings, strict=True))
-    return shell(title, body)
-
-
-def shell(title: str, body: str) -> str:
-    """A self-contained page around a body."""
-    css = files("geonorm.report").joinpath("page.css").read_text(encoding="utf-8")
-    extra = "figure img{width:100%;max-width:1000px;height:auto;background:#fff}"
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)}</title><style>{css}{extra}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1></header><main>{body}</main></body></html>\n"
-    )
-
-
-TITLES = {
-    "cosine": "Mean cosine between tokens in depth",
-    "collapse": "1 - cos, with the predicted law dotted",
-    "speed": "Speed factor and radius",
-    "sphere": "Tokens on the sphere",
-}
-
-
-def _section(trace: Trace, drawn: dict[str, bytes]) -> str:
-    tables = "".join(table(*content) for content in (speeds(trace.summary), velocities(trace.summary)))
-    figures = "".join(figure(TITLES[name], svg) for name, svg in drawn.items())
-    said = "; ".join([NOTE, *unpredicted(trace.summary)])
-    settings = {key: value for key, value in trace.summary.items() if key not in ("kind", "schemes", "status", "out")}
-    listed = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(str(v))}</dd></div>" for k, v in settings.items())
-    return (
-        f'<section><h2>{escape(trace.path.resolve().name)}</h2><p class="caption">{escape(caption(trace.summary))}</p>'
-        f"{tables}<p>{escape(said)}</p>{figures}<details><summary>Settings</summary><dl>{listed}</dl></details>"
-        "</section>"
-    )
-
-
-def figure(title: str, svg: bytes) -> str:
-    return (
-        f"<figure><figcaption><strong>{escape(title)}</strong></figcaption>"
-        f'<img alt="{escape(title)}" src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"></figure>'
-    )
-
-
-def table(titles: Iterable[str], cells: Cells) -> str:
-    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
-    body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
-        for row in cells
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+def headline(row: Record) -> str:
+    """What was found about this scheme, in one plain sentence."""
+    scheme, reached = row["scheme"], row["collapse_time"]
+    when = f"tokens come together (cosine 0.99) at depth-time {reached:.4g}" if reached is not None else (
+        f"tokens do not come together: the mean cosine ends at {_number(row['cos_pair_final'])}"
+    )  # fmt: skip
+    found, expected = (law(row[f"terminal_law{end}"], row[f"terminal_exponent{end}"]) for end in ("", "_predicted"))
+    last = "" if found in ("–", "none") else f"; 1 - cos falls like {found}"
+    return f"{scheme}: {when}{last}" + (f" (theory: {expected})" if expected not in ("–", "none") else "")
 
 
 def _number(value: float | None) -> str:

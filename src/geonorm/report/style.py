@@ -17,12 +17,19 @@ COLOURS = {
     "sky": ("#56b4e9", "#9bd6ff"),
     "olive": ("#8a7a00", "#e5da4b"),
 }
+GREYS = (("#ffffff", "#16181b"), ("#1c1c1c", "#e8e8e6"), ("#5c5c5c", "#a5a8ab"), ("#ededed", "#282c30"))
+"""Paper, text, soft text and grid lines, (on light, on dark)."""
 USUAL = {
     "pre": "ink", "geonorm": "vermilion", "post": "blue", "peri": "green",
     "olmo2": "purple", "deepnorm": "orange", "ngpt": "sky", "lns": "olive",
 }  # fmt: skip
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
-MARKERS = ("circle", "square", "triangle", "diamond", "down", "cross", "hexagon", "star")
+MARKERS = (
+    "circle", "square", "triangle-up", "diamond", "triangle-down", "cross",
+    "M-1,0L-.5,-.87H.5L1,0L.5,.87H-.5Z",
+    "M0,-1L.26,-.34L.96,-.3L.42,.14L.6,.8L0,.44L-.6,.8L-.42,.14L-.96,-.3L-.26,-.34Z",
+)  # fmt: skip
+"""Shapes as Vega names them; a hexagon and a star as paths."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,10 @@ class Look:
     dark: str
     dash: str
     marker: str
+
+    @property
+    def dashes(self) -> list[float]:
+        return [float(part) for part in self.dash.split()] or [1, 0]
 
 
 def looks(schemes: Sequence[str]) -> dict[str, Look]:
@@ -53,6 +64,13 @@ def looks(schemes: Sequence[str]) -> dict[str, Look]:
     }
 
 
+def ramp(names: Sequence[str]) -> dict[str, Look]:
+    """Looks for names that have an order, from light to dark; the one legible on either theme."""
+    steps = [place / max(1, len(names) - 1) for place in range(len(names))]
+    colours = [f"#{round(235 - 170 * s):02x}{round(150 - 60 * s):02x}{round(60 + 110 * s):02x}" for s in steps]
+    return {name: Look(colour, colour, "", "circle") for name, colour in zip(names, colours, strict=True)}
+
+
 def si(value: float | None, unit: str = "") -> str:
     """Three figures with a metric prefix: 1.05M."""
     if value is None or not math.isfinite(value):
@@ -68,13 +86,6 @@ def memory(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value / 2**30:.3g} GiB" if value >= 2**30 else f"{value / 2**20:.3g} MiB"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the unit that reads best."""
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
 def figures(value: float | None) -> str:

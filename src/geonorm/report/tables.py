@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ..lab.runs.statistics import SEED_CAP, Row, significant
 from .columns import aligned
+from .runs import Comparison
 from .style import memory, rate, si, signed
 
 WIDTH = 100
@@ -59,6 +60,22 @@ def _outlook(row: Row) -> str:
         return ""
     amount = f"more than {SEED_CAP}" if needed > SEED_CAP else f"about {needed}"
     return f"; {amount} seeds would resolve a difference of this size"
+
+
+def summary_line(comparison: Comparison) -> str:
+    """Size, depth, tokens, number of seeds and data: the caption of everything."""
+    rows = comparison.rows
+    sizes = [row["parameters"] for row in rows if row["parameters"]]
+    tokens = [row["tokens"] for row in rows if row["tokens"] and row["n"]]
+    seeds = sorted({row["n"] for row in rows})
+    parts = [
+        f"{si(max(sizes))} parameters" if sizes else "size unknown",
+        count(comparison.depth, "layer") if comparison.depth else "depth unknown",
+        f"{si(max(tokens))} tokens per run" if tokens else "tokens unknown",
+        count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds",
+        f"data {comparison.data}" if comparison.data else "data not named",
+    ]
+    return " · ".join(parts)
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -116,7 +133,7 @@ def between(row: Row) -> str:
     return f"{signed(row['difference_low'], digits)} to {signed(row['difference_high'], digits)}"
 
 
-def difference(row: Row) -> str:
+def paired_difference(row: Row) -> str:
     """Paired difference with its interval."""
     if row["scheme"] == row["baseline"]:
         return "baseline" if row["n"] else "–"
@@ -185,7 +202,7 @@ COLUMNS = (
     Column("scheme", lambda row: str(row["scheme"])),
     Column("n", lambda row: str(row["n"])),
     Column("val loss", spread),
-    Column("difference (95 %)", difference),
+    Column("difference (95 %)", paired_difference),
     Column("p, Holm", chances),
     Column("moderated (95 %)", moderated, terminal=False),
     Column("verdict", verdict, terminal=False),

@@ -1,19 +1,25 @@
 """Residual schemes: each written once, as what a sub-layer reads and how its output is written to the stream."""
 
-from .base import Placement, Scheme, Site, own_parts, restore
+from .pre import Pre  # first, as in every list of names
+
+# isort: split
+from .base import About, Placement, Scheme, Site
 from .combine import First, Mix, PerKind
-from .flat import DeepNorm, Keel, LayerNormScaling, Olmo2, Peri, Post, Pre, Sandwich, Sqrt
+from .flat import DeepNorm, Keel, LayerNormScaling, Olmo2, Peri, Post, Sandwich, Sqrt
 from .geodesic import GeoNorm
 from .hybrid import Hybrid
 from .hypersphere import NGPT, AnGPT
 from .learned import LayerScale, ReZero
 from .origin import schemes_in, sources_of, stored
 from .parse import find, names, parse, register
+from .parts import Parts, read_at, reset_parts, write_at
+from .polar import Polar
 from .streams import Hyper, ResidualDual, Siamese
 from .tangent import NormPreserving, Orthogonal
 
 __all__ = [
     "NGPT",
+    "About",
     "AnGPT",
     "DeepNorm",
     "First",
@@ -27,9 +33,11 @@ __all__ = [
     "NormPreserving",
     "Olmo2",
     "Orthogonal",
+    "Parts",
     "PerKind",
     "Peri",
     "Placement",
+    "Polar",
     "Post",
     "Pre",
     "ReZero",
@@ -41,11 +49,12 @@ __all__ = [
     "Sqrt",
     "find",
     "names",
-    "own_parts",
     "parse",
+    "read_at",
     "register",
-    "restore",
+    "reset_parts",
     "schemes_in",
     "sources_of",
     "stored",
+    "write_at",
 ]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from math import floor
 from typing import Any, Literal
 
 from torch import Tensor
 
-from .base import Placement, Scheme, Site, require
-from .flat import Post, Pre
+from .base import About, Placement, Scheme, Site, require
+from .flat import Post
 from .parse import register
+from .pre import Pre
 
 
 @dataclass(frozen=True)
@@ -20,41 +21,39 @@ class Combined(Scheme):
     entry: Literal["part", "sphere", "embedding"] = field(default="part", kw_only=True)
     """part: as the scheme that stands at the entry enters; else overrides it."""
 
-    def parts(self) -> tuple[Scheme, Scheme]:
+    def pair(self) -> tuple[Scheme, Scheme]:
         """The two; the first one wins where both recipes name a key."""
-        raise NotImplementedError(f"{type(self).__name__} must name its parts")
+        raise NotImplementedError(f"{type(self).__name__} must name its two schemes")
 
     def choose(self, site: Site) -> Scheme:
         raise NotImplementedError(f"{type(self).__name__} must choose a part by site")
 
     def check(self) -> None:
         super().check()
-        one, other = self.parts()
+        one, other = self.pair()
         require(
             one.layout == other.layout,
             f"cannot combine {one} ({one.layout}) with {other} ({other.layout}): use schemes of one kind of stream",
         )
+        lawless = next((part.about.lawless for part in self.pair() if not part.planar), "")
+        object.__setattr__(self, "about", replace(self.about, lawless=lawless))
 
     @property
     def streams(self) -> int:  # type: ignore[override]
-        return self.parts()[0].streams
+        return self.pair()[0].streams
 
     @property
     def planar(self) -> bool:  # type: ignore[override]
-        return all(part.planar for part in self.parts())
-
-    @property
-    def lawless(self) -> str:  # type: ignore[override]
-        return next((part.lawless for part in self.parts() if not part.planar), "")
+        return all(part.planar for part in self.pair())
 
     @property
     def layout(self) -> str:
-        return self.parts()[0].layout
+        return self.pair()[0].layout
 
     def seen(self, x: Tensor) -> Tensor:
-        return self.parts()[0].seen(x)
+        return self.pair()[0].seen(x)
 
-    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Any = 1.0) -> Tensor:
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Any = 1.0) -> Tensor:
         raise TypeError(f"{self} stands for other schemes: call resolve(site) and use what it returns")
 
     def resolve(self, site: Site) -> Scheme:
@@ -63,13 +62,8 @@ class Combined(Scheme):
             return replace(part, entry=self.entry)
         return part
 
-    def plain_head(self) -> Scheme:
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        parts: dict[str, Any] = {name: part.plain_head() for name, part in found.items() if isinstance(part, Scheme)}
-        return replace(self, **parts)
-
     def recipe(self) -> dict[str, float]:
-        one, other = self.parts()
+        one, other = self.pair()
         return {**other.recipe(), **one.recipe()}
 
 
@@ -80,7 +74,7 @@ class Switched(Combined):
     a: Scheme = field(default_factory=Post)
     b: Scheme = field(default_factory=Pre)
 
-    def parts(self) -> tuple[Scheme, Scheme]:
+    def pair(self) -> tuple[Scheme, Scheme]:
         return self.a, self.b
 
     def switch(self, depth: int) -> int:
@@ -96,13 +90,13 @@ class Switched(Combined):
 class Mix(Switched):
     """The first share of the blocks under `a`, the rest under `b`; post, pre and a quarter are Mix-LN."""
 
-    equation = "a in the first floor(share L) blocks, b after them"
-    source = "Li et al. 2024 (Mix-LN), arXiv:2412.13795"
-    claim = (
-        "Perplexity on C4 as arXiv:2502.05795 reports it, Pre-Norm to Mix-LN: 26.73 to 26.07 (130M), 21.92 to 21.39 "
-        "(250M), but 19.58 to 1363 (350M) and 17.02 to 1415 (1B)."
+    about = About(
+        equation="a in the first floor(share L) blocks, b after them",
+        source="Li et al. 2024 (Mix-LN), arXiv:2412.13795",
+        claim="Perplexity on C4 as arXiv:2502.05795 reports it, Pre-Norm to Mix-LN: 26.73 to 26.07 (130M), 21.92 to "
+        "21.39 (250M), but 19.58 to 1363 (350M) and 17.02 to 1415 (1B).",
+        checked="official code run (pixeli99/MixLN ff45826), bit for bit",
     )
-    checked = "official code run (pixeli99/MixLN ff45826), bit for bit"
 
     share: float = 0.25
 
@@ -119,10 +113,12 @@ class Mix(Switched):
 class First(Switched):
     """The first few blocks under `a`, the rest under `b`: `first(hybrid(input=norm), hybrid)` is HybridNorm*."""
 
-    equation = "a in the first n blocks, b after them; n = blocks"
-    source = "the form of HybridNorm*, Zhuo et al. 2025, arXiv:2503.04598"
-    claim = "A combinator: it claims nothing."
-    checked = "official code of HybridNorm* run (BryceZhuo/HybridNorm f0dd605), to rounding"
+    about = About(
+        equation="a in the first n blocks, b after them; n = blocks",
+        source="the form of HybridNorm*, Zhuo et al. 2025, arXiv:2503.04598",
+        claim="A combinator: it claims nothing.",
+        checked="official code of HybridNorm* run (BryceZhuo/HybridNorm f0dd605), to rounding",
+    )
 
     blocks: int = 1
 
@@ -139,17 +135,19 @@ class First(Switched):
 class PerKind(Combined):
     """One scheme for attention (cross and parallel sites too), another for the MLP; the ends are those of `ends`."""
 
-    equation = "attn at attention, mlp at the MLP"
-    source = "the idea of HybridNorm, Zhuo et al. 2025, arXiv:2503.04598"
-    claim = "A combinator: it claims nothing."
-    checked = "nothing: the default, Pre-Norm at attention and Post-Norm at the MLP, is ours"
+    about = About(
+        equation="attn at attention, mlp at the MLP",
+        source="the idea of HybridNorm, Zhuo et al. 2025, arXiv:2503.04598",
+        claim="A combinator: it claims nothing.",
+        checked="nothing: the default, Pre-Norm at attention and Post-Norm at the MLP, is ours",
+    )
 
     attn: Scheme = field(default_factory=Pre)
     mlp: Scheme = field(default_factory=Post)
     ends: Literal["attn", "mlp"] = field(default="attn", kw_only=True)
     """Whose entry and exit the model has."""
 
-    def parts(self) -> tuple[Scheme, Scheme]:
+    def pair(self) -> tuple[Scheme, Scheme]:
         return self.attn, self.mlp
 
     def choose(self, site: Site) -> Scheme:

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import sphere
+from ..decay import Schedule, schedule
 from ..norms import NormSpec, Scalars, upcast
-from ..ops import AngleMap, geodesic_step, geodesic_step_read
-from .base import Number, Placement, Schedule, Scheme, Site, require, schedule
+from ..ops import AngleMap, geodesic_step
+from .base import About, Number, Placement, Site, require
 from .parse import register
 
 POWERS = {"exp": inf, "projection": 1.0, "cayley": 2.0}
@@ -31,13 +32,14 @@ class GeoNorm(Placement):
     `geonorm(retraction=projection, learn=step, decay=constant, decay_on=update, max_angle=pi)`, or cayley, or a number.
     """
 
-    equation = "cos(a) x + sin(a) |x| v/|v|, a = (alpha/t) min(|v|/|x|, pi/4)"
-    source = "Zheng et al. 2026, arXiv:2601.22095"
-    law = "s = r t, r' = 0"
-    claim = "Loss at 125M parameters against Pre-Norm: 1.8792 against 1.9032 on Arxiv, 3.4040 against 3.4437 on Books3."
-    checked = (
-        "a third party's port of Eq. 3-5 and Appendix D run (SeonghwanSeo/kfold 6d64ae1), to rounding; no official "
-        "code exists"
+    about = About(
+        equation="cos(a) x + sin(a) |x| v/|v|, a = (alpha/t) min(|v|/|x|, pi/4)",
+        source="Zheng et al. 2026, arXiv:2601.22095",
+        claim="Loss at 125M parameters against Pre-Norm: 1.8792 against 1.9032 on Arxiv, 3.4040 against 3.4437 on "
+        "Books3.",
+        checked="a third party's port of Eq. 3-5 and Appendix D run (SeonghwanSeo/kfold 6d64ae1), to rounding; no "
+        "official code exists",
+        law="s = r t, r' = 0",
     )
 
     decay: Schedule = field(default="harmonic", kw_only=True)
@@ -66,40 +68,25 @@ class GeoNorm(Placement):
         if not isinstance(self.retraction, str):
             require(self.retraction > 0, f"retraction p must be positive, got {self.retraction}")
 
-    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
-        parts: dict[str, nn.Module] = {}
-        if self.input == "norm":
-            parts["input"] = norm()
-        if self.update == "norm":
-            parts["output"] = norm()
-        if self.learn != "none":
-            parts["angle"] = AngleScalars(self.learn, self.alpha)
-        if self.after == "norm":
-            parts["stream"] = norm()
-        return parts
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+        norms = {"input": self.input, "output": self.update, "stream": self.after}
+        own: dict[str, Any] = {name: "norm" for name, wanted in norms.items() if wanted == "norm"}
+        return own if self.learn == "none" else {**own, "angle": AngleScalars(self.learn, self.alpha)}
 
-    def reader(self, p: Any) -> nn.Module | None:
-        return p["input"] if self.input == "norm" else None
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        turned = geodesic_step(x, self.proposal(u, p), self.turn(p, site), h)
+        return p.stream(turned) if self.after == "norm" else turned
 
-    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        turned = geodesic_step(x, self.proposal(u, p), self.angles(p, site), h)
-        return p["stream"](turned) if self.after == "norm" else turned
-
-    def write_read(
-        self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, then: Scheme, own: Any, at: Site, dtype: torch.dtype
-    ) -> tuple[Tensor, tuple[Tensor, Any]]:
-        if self.after == "norm" or not then.only_reads:
-            return super().write_read(x, u, carry, p, site, then, own, at, dtype)
-        x, y = geodesic_step_read(x, self.proposal(u, p), self.angles(p, site), dtype, norm=then.reader(own))
-        return x, (y, None)
+    def angles(self, p: Any, site: Site) -> AngleMap | None:
+        return None if self.after == "norm" else self.turn(p, site)
 
     def proposal(self, u: Tensor, p: Any) -> Tensor:
-        out: Tensor = p["output"](u) if self.update == "norm" else u
+        out: Tensor = p.output(u) if self.update == "norm" else u
         return out
 
-    def angles(self, p: Any, site: Site) -> AngleMap:
+    def turn(self, p: Any, site: Site) -> AngleMap:
         """The angle map of a site: depth enters as one number, before or after the clamp."""
-        scalars = p["angle"]() if self.learn != "none" else {}
+        scalars = p.angle() if self.learn != "none" else {}
         alpha = scalars.pop("step", self.alpha)
         t, depth = site.t, site.depth
         if self.index == "sublayer":
@@ -113,7 +100,7 @@ class GeoNorm(Placement):
         wide = upcast(x)
         _, v = sphere.frame(wide, self.proposal(u, p).to(wide.dtype))
         ratio = sphere.safe_divide(sphere.radius(v), sphere.radius(wide))
-        return self.angles(p, site).clamped(ratio).squeeze(-1)
+        return self.turn(p, site).clamped(ratio).squeeze(-1)
 
 
 class AngleScalars(Scalars):

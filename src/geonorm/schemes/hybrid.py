@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from ..norms import NormSpec, RMSNorm
-from .base import Number, Placement, Site, add
+from .base import About, Number, Placement, Site, add
 from .parse import register
 
 
@@ -22,28 +22,29 @@ class Hybrid(Placement):
     projections start smaller by sqrt(2 L) ("full Megatron" in the official code).
     """
 
-    equation = "attention: x + u(x) with N on q, k, v; MLP: y + u(y), y = N(x)"
-    source = "Zhuo et al. 2025 (HybridNorm), arXiv:2503.04598"
-    claim = (
-        "No number of the paper is on record here; arXiv:2602.08064 reports that at 1.3B parameters and learning rate "
-        "1e-3 it diverges where Pre-Norm does not."
+    about = About(
+        equation="attention: x + u(x) with N on q, k, v; MLP: y + u(y), y = N(x)",
+        source="Zhuo et al. 2025 (HybridNorm), arXiv:2503.04598",
+        claim="No number of the paper is on record here; arXiv:2602.08064 reports that at 1.3B parameters and "
+        "learning rate 1e-3 it diverges where Pre-Norm does not.",
+        checked="official code run (BryceZhuo/HybridNorm f0dd605), whole model and initialisation, to rounding",
     )
-    checked = "official code run (BryceZhuo/HybridNorm f0dd605), whole model and initialisation, to rounding"
+    carries = True
     input: Literal["raw", "norm"] = field(default="raw", kw_only=True)
     """norm: both sub-layers are Pre-Norm, q, k, v normed still: the first block of HybridNorm*."""
 
-    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         if self.input == "norm":
-            return {"input": norm()}
-        return {"stream": norm()} if site.kind == "mlp" else {}
+            return {"input": "norm"}
+        return {"stream": "norm"} if site.kind == "mlp" else {}
 
     def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
         if self.input == "norm":
-            return p["input"](x), x
-        y = p["stream"](x) if site.kind == "mlp" else x
+            return p.input(x), x
+        y = p.stream(x) if site.kind == "mlp" else x
         return y, y
 
-    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0, carry: Any = None) -> Tensor:
         """carry is what the update is added to: the stream, or N of it before an MLP."""
         return add(carry, u, 1.0, h)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from math import exp, pi, sqrt
 from typing import Any, Literal
@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..decay import Schedule, schedule
 from ..norms import NormSpec
-from .base import Number, Placement, Schedule, Scheme, Site, require, schedule
+from .base import About, Number, Placement, Site, require
 from .parse import register
 from .scales import Scale, Scaled, Times, UnitQuery
 
@@ -33,14 +34,14 @@ class Interpolated(Placement):
         super().check()
         require(0 < self.alpha <= 1, f"alpha must lie in (0, 1], got {self.alpha}")
 
-    def params(self, site: Site, norm: NormSpec) -> nn.Module:
-        return super().params(site, NormSpec("unit", norm.dim, gains=False, eps=0.0))
+    def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
+        return super().end_parts(site, unit(norm.dim))
 
     def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
         if name == "q_rope":
             return UnitQuery(shape, dim)
         if name == "k_rope":
-            return NormSpec("unit", shape[-1], gains=False, eps=0.0)()
+            return unit(shape[-1])()
         return None
 
     def constrain(self, weights_by_role: Mapping[str, list[Tensor]]) -> None:
@@ -53,11 +54,13 @@ class Interpolated(Placement):
         """Puts a weight back where it may be, in place."""
         raise NotImplementedError(f"{type(self).__name__} must say where its weights may be")
 
-    def plain_head(self) -> Scheme:
-        return replace(self, head="plain")
-
     def recipe(self) -> dict[str, float]:
         return {"weight_decay": 0.0, "warmup": 0.0}
+
+
+def unit(dim: int) -> NormSpec:
+    """The N of both: radius 1, without gains."""
+    return NormSpec("unit", dim, gains=False, eps=0.0)
 
 
 @register("ngpt")
@@ -69,30 +72,29 @@ class NGPT(Interpolated):
     learned scales. Following the official code where it and the text differ (both up and gate times sqrt(dim)).
     """
 
-    equation = "N(x + a (N(u(x)) - x)), a = 0.05 per feature, learned; |weights| = 1"
-    source = "Loshchilov et al. 2024, arXiv:2410.01131"
-    law = "s = |A| / 0.05, r' = 0"
-    claim = (
-        "Official repository: validation loss about 2.77 to 2.80 against 2.89 of its GPT at 0.5B parameters, context "
-        "1024, 10k steps (read off a plot)."
+    about = About(
+        equation="N(x + a (N(u(x)) - x)), a = 0.05 per feature, learned; |weights| = 1",
+        source="Loshchilov et al. 2024, arXiv:2410.01131",
+        claim="Official repository: validation loss about 2.77 to 2.80 against 2.89 of its GPT at 0.5B parameters, "
+        "context 1024, 10k steps (read off a plot).",
+        checked="official code run (NVIDIA/ngpt ed19eb2), whole model and weight constraint, to rounding",
+        law="s = |A| / 0.05, r' = 0",
     )
-    checked = "official code run (NVIDIA/ngpt ed19eb2), whole model and weight constraint, to rounding"
 
     decay: Schedule = field(default="constant", kw_only=True)
     """How the step size falls with depth; the published form is constant."""
 
-    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
-        return {"unit": norm(), "alpha": Scale((norm.dim,), self.alpha, norm.dim**-0.5)}
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+        return {"unit": unit(norm.dim)(), "alpha": Scale((norm.dim,), self.alpha, norm.dim**-0.5)}
 
-    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        step = p["alpha"]().abs() * schedule(self.decay, 1.0, site.t, site.depth)
-        target = p["unit"](u.to(x.dtype))
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        step = p.alpha().abs() * schedule(self.decay, 1.0, site.t, site.depth)
+        target = p.unit(u)
         if isinstance(h, float) and h == 1.0:
             moved = torch.lerp(x, target, step.to(x.dtype))
         else:
             moved = x + h * step * (target - x)
-        out: Tensor = p["unit"](moved)
-        return out
+        return p.unit(moved)
 
     def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
         if name in ("up", "gate"):
@@ -126,23 +128,23 @@ class AnGPT(Interpolated):
     nGPT. The factors presume a gated MLP; a GELU MLP is nearly linear under them.
     """
 
-    equation = "(x + a (u(x) - x)) / sqrt(a^2 + (1-a)^2), a = 0.05 per feature, learned; |rows| <= 1"
-    source = "Franke et al. 2025 (anGPT), arXiv:2505.22014"
-    law = "s = r / 0.05, r' = 0.05 <θ,A>"
-    claim = (
-        "Notes on the paper: 1.40 times faster to the same loss than GPT with QK-norm on SlimPajama (nGPT 1.29 times), "
-        "at 2.75 % more time per step (nGPT 9.6 %)."
+    about = About(
+        equation="(x + a (u(x) - x)) / sqrt(a^2 + (1-a)^2), a = 0.05 per feature, learned; |rows| <= 1",
+        source="Franke et al. 2025 (anGPT), arXiv:2505.22014",
+        claim="Notes on the paper: 1.40 times faster to the same loss than GPT with QK-norm on SlimPajama (nGPT 1.29 "
+        "times), at 2.75 % more time per step (nGPT 9.6 %).",
+        checked="notes only; the official code was not seen",
+        law="s = r / 0.05, r' = 0.05 <θ,A>",
     )
-    checked = "notes only; the official code was not seen"
 
-    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         return {"alpha": Scale((norm.dim,), self.alpha, 0.01)}
 
-    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        step = h * p["alpha"]()
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        step = h * p.alpha()
         factor = torch.rsqrt(step.square() + (1 - step).square())
         kept, taken = (factor * (1 - step)).to(x.dtype), (factor * step).to(x.dtype)
-        return torch.addcmul(kept * x, taken, u.to(x.dtype))
+        return torch.addcmul(kept * x, taken, u)
 
     def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
         if name == "gate":

@@ -5,17 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..norms import NormSpec
-from .base import Number, Placement, Site, add, require
+from .base import About, Number, Placement, Site, require
 from .parse import register
 from .scales import Scale
-
-
-def scaled_add(x: Tensor, u: Tensor, scale: Tensor, h: Number) -> Tensor:
-    """x + h scale u in the dtype of x, for a learned scale of shape (1,) or (dim,)."""
-    return add(x, u.to(x.dtype) * scale.to(x.dtype), 1.0, h)
 
 
 @register("rezero")
@@ -28,21 +23,22 @@ class ReZero(Placement):
     case of two equal scalars, and both start at 0. No norm before the head either.
     """
 
-    equation = "x + a u(x), a = 0 at the start, learned"
-    source = "Bachlechner et al. 2020 (ReZero), arXiv:2003.04887"
-    claim = "No number of the paper is on record here."
-    checked = (
-        "official code run (majumderb/rezero e2c94a8), bit for bit, but for the scalar that it shares within a layer"
+    about = About(
+        equation="x + a u(x), a = 0 at the start, learned",
+        source="Bachlechner et al. 2020 (ReZero), arXiv:2003.04887",
+        claim="No number of the paper is on record here.",
+        checked="official code run (majumderb/rezero e2c94a8), bit for bit, but for the scalar that it shares within "
+        "a layer",
     )
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
     alpha: float = field(default=0.0, kw_only=True)
     """Initial value of the scalar."""
 
-    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         return {"alpha": Scale((1,), self.alpha)}
 
-    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        return scaled_add(x, u, p["alpha"](), h)
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        return x + h * p.alpha() * u
 
 
 @register("layerscale")
@@ -55,21 +51,19 @@ class LayerScale(Placement):
     that 0.1 stands in no code of theirs.
     """
 
-    equation = "x + l u(N(x)), l per feature, learned, small at the start"
-    source = "Touvron et al. 2021 (CaiT), arXiv:2103.17239"
-    claim = (
-        "No number of the paper is on record here; arXiv:2502.05795 reports that it worsens Pre-Norm on C4, perplexity "
-        "26.73 to 27.93 (130M) and 21.92 to 23.45 (250M)."
-    )
-    checked = (
-        "transformers (BEiT, DINOv2) and x-transformers, to rounding; initial values: facebookresearch/deit at 24, 36 "
-        "and 48 blocks (but XXS36), a quotation of the paper for 0.1"
+    about = About(
+        equation="x + l u(N(x)), l per feature, learned, small at the start",
+        source="Touvron et al. 2021 (CaiT), arXiv:2103.17239",
+        claim="No number of the paper is on record here; arXiv:2502.05795 reports that it worsens Pre-Norm on C4, "
+        "perplexity 26.73 to 27.93 (130M) and 21.92 to 23.45 (250M).",
+        checked="transformers (BEiT, DINOv2) and x-transformers, to rounding; initial values: facebookresearch/deit "
+        "at 24, 36 and 48 blocks (but XXS36), a quotation of the paper for 0.1",
     )
     start: Literal["depth"] | float = field(default="depth", kw_only=True)
     """Initial value of the scale; depth: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond."""
 
-    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
-        return {"input": norm(), "scale": Scale((norm.dim,), self.initial(site.depth))}
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+        return {"input": "norm", "scale": Scale((norm.dim,), self.initial(site.depth))}
 
     def check(self) -> None:
         super().check()
@@ -80,8 +74,5 @@ class LayerScale(Placement):
             return self.start
         return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
 
-    def reader(self, p: Any) -> nn.Module | None:
-        return p["input"]
-
-    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        return scaled_add(x, u, p["scale"](), h)
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        return x + h * p.scale() * u

@@ -11,15 +11,15 @@ trusted (elsewhere.py).
 from __future__ import annotations
 
 import re
-import types
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from importlib.metadata import entry_points
 from math import inf, pi
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from .. import elsewhere
 from ..errors import ConfigError, unknown
+from ..settings import check, hints, members
 from .base import Scheme
 
 REGISTRY: dict[str, type[Scheme]] = {}
@@ -54,9 +54,9 @@ def find(name: str) -> type[Scheme]:
         return REGISTRY[name]
     if name in installed():
         point = installed()[name]
-        found = elsewhere.find(point.value, point.load)
+        found = elsewhere.find_code(point.value, point.load)
     elif ":" in name:
-        found = elsewhere.find(name)
+        found = elsewhere.find_code(name)
     else:
         raise ConfigError(unknown("scheme", name, names()))
     if not (isinstance(found, type) and issubclass(found, Scheme)):
@@ -88,11 +88,13 @@ TOKEN = re.compile(
 )
 
 
+FORMS = {"plain": "pre", "scaled": "polar"}
+"""What `pre(form=...)` is called now."""
 DEEPEST = 8
 LARGEST = 1e30  # what fp32 can still be multiplied with
 
 
-class Reader:
+class SchemeReader:
     """Recursive descent over the tokens of one string."""
 
     def __init__(self, text: str) -> None:
@@ -180,6 +182,9 @@ def literal(token: str) -> int | float:
 
 
 def build(name: str, arguments: list[Any], keywords: dict[str, Any]) -> Scheme:
+    if name == "pre" and keywords.get("form") in FORMS:
+        keywords = dict(keywords)
+        name = FORMS[keywords.pop("form")]
     cls = find(name)
     known = {f.name: f for f in fields(cls)}
     positional = [f.name for f in fields(cls) if not f.kw_only]
@@ -193,13 +198,12 @@ def build(name: str, arguments: list[Any], keywords: dict[str, Any]) -> Scheme:
         if key in values:
             raise ConfigError(f"scheme {name!r} got {key!r} twice")
         values[key] = value
-    hints = get_type_hints(cls)
     missing = [f.name for f in fields(cls) if required(f) and f.name not in values]
     if missing:
         raise ConfigError(f"scheme {name!r} needs {', '.join(missing)}")
     for key, value in values.items():
         # a bare word that is also the name of a scheme means the word where the field takes words
-        if isinstance(value, Scheme) and not takes_scheme(hints[key]):
+        if isinstance(value, Scheme) and not takes_scheme(hints(cls)[key]):
             values[key] = str(value)
     return cls(**values)
 
@@ -209,59 +213,21 @@ def required(f: Field[Any]) -> bool:
 
 
 def takes_scheme(hint: Any) -> bool:
-    return any(isinstance(option, type) and issubclass(option, Scheme) for option in options(hint))
-
-
-def options(hint: Any) -> tuple[Any, ...]:
-    """The members of a union, or the hint itself."""
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return any(isinstance(member, type) and issubclass(member, Scheme) for member in members(hint))
 
 
 def check_fields(scheme: Scheme) -> None:
-    """Every field has its declared type; ints become floats where floats are due, strings become schemes."""
-    hints = get_type_hints(type(scheme))
-    for f in fields(scheme):
-        value = getattr(scheme, f.name)
-        accepted = options(hints[f.name])
-        words = [word for option in accepted if get_origin(option) is Literal for word in get_args(option)]
-        if isinstance(value, str) and takes_scheme(hints[f.name]):
-            object.__setattr__(scheme, f.name, parse(value))
-        elif (isinstance(value, Scheme) and takes_scheme(hints[f.name])) or (isinstance(value, str) and value in words):
-            continue
-        elif isinstance(value, bool):
-            if bool not in accepted:
-                raise ConfigError(f"{label(scheme)}: {f.name} must be {described(accepted)}, got {value}")
-        elif isinstance(value, int) and int in accepted:
-            continue
-        elif isinstance(value, (int, float)) and float in accepted:
-            number = float(value) if abs(value) <= 2**1000 else inf
-            if not abs(number) <= LARGEST:
-                raise ConfigError(
-                    f"{label(scheme)}: {f.name} must be a finite number of at most {LARGEST:g}, got {number:g}"
-                )
-            object.__setattr__(scheme, f.name, number)
-        elif isinstance(value, str) and words:
-            raise ConfigError(f"{label(scheme)}: {unknown(f.name, value, words)}")
-        elif not (isinstance(value, str) and str in accepted):
-            raise ConfigError(f"{label(scheme)}: {f.name} must be {described(accepted)}, got {value!r}")
-
-
-def label(scheme: Scheme) -> str:
-    return f"scheme {name_of(scheme)}"
-
-
-def described(accepted: tuple[Any, ...]) -> str:
-    parts: list[str] = []
-    for option in accepted:
-        if get_origin(option) is Literal:
-            parts.extend(str(word) for word in get_args(option))
-        elif option is float:
-            parts.append("a number")
-        elif option is int:
-            parts.append("a whole number")
-        else:
-            parts.append(getattr(option, "__name__", str(option)))
-    return " | ".join(parts)
+    """Every field has its declared type, strings become schemes where those are due, and numbers are finite."""
+    for name, hint in hints(type(scheme)).items():
+        if isinstance(value := getattr(scheme, name), str) and takes_scheme(hint):
+            object.__setattr__(scheme, name, parse(value))
+    try:
+        check(scheme)
+        for name, value in vars(scheme).items():
+            if isinstance(value, float) and not abs(value) <= LARGEST:
+                raise ConfigError(f"{name} must be a finite number of at most {LARGEST:g}, got {value:g}")
+    except ConfigError as error:
+        raise ConfigError(f"scheme {name_of(scheme)}: {error}") from None
 
 
 def parse(text: str | Scheme) -> Scheme:
@@ -273,7 +239,7 @@ def parse(text: str | Scheme) -> Scheme:
         return text
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"a scheme is a string such as 'pre' or 'geonorm(decay=sqrt)', got {text!r}")
-    reader = Reader(text)
+    reader = SchemeReader(text)
     try:
         with elsewhere.reading(text):
             scheme = reader.scheme()

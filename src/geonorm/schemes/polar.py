@@ -1,4 +1,5 @@
-"""A token as direction and log-radius, (..., dim + 1): a point of the sphere of radius sqrt(dim), one number beside it.
+"""Pre-Norm on the sphere. A token is kept as direction and log-radius, (..., dim + 1): a point of the sphere of radius
+sqrt(dim), and one number beside it.
 
     x = exp(l) d,   mean(d^2) = 1
     x + q = exp(l') d',   y = d + exp(-l) q,   l' = l + log(mean(y^2)) / 2,   d' = y / sqrt(mean(y^2))
@@ -9,16 +10,22 @@ radius that is kept as a logarithm. All maths is fp32 (fp64 for fp64), the state
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..norms import upcast
+from .base import About, Number, Site
+from .parse import register
+from .pre import Pre
 
 
 def split(x: Tensor) -> Tensor:
     """(..., dim) to direction and log-radius, (..., dim + 1)."""
     wide = upcast(x)
-    return joined(wide, torch.zeros_like(wide[..., :1]), x.dtype)
+    return join(wide, torch.zeros_like(wide[..., :1]), x.dtype)
 
 
 def merge(state: Tensor) -> Tensor:
@@ -27,15 +34,57 @@ def merge(state: Tensor) -> Tensor:
     return torch.exp(wide[..., -1:]) * wide[..., :-1]
 
 
-def moved(state: Tensor, q: Tensor) -> Tensor:
+def move(state: Tensor, q: Tensor) -> Tensor:
     """The state of x + q."""
     wide = upcast(state)
     log_radius = wide[..., -1:]
-    return joined(wide[..., :-1] + torch.exp(-log_radius) * q.to(wide.dtype), log_radius, state.dtype)
+    return join(wide[..., :-1] + torch.exp(-log_radius) * q.to(wide.dtype), log_radius, state.dtype)
 
 
-def joined(y: Tensor, log_radius: Tensor, dtype: torch.dtype) -> Tensor:
+def join(y: Tensor, log_radius: Tensor, dtype: torch.dtype) -> Tensor:
     """The state of exp(log_radius) y."""
     squared = y.square().mean(-1, keepdim=True)
     squared = torch.where(squared == 0, 1.0, squared)
     return torch.cat((y * torch.rsqrt(squared), log_radius + 0.5 * torch.log(squared)), dim=-1).to(dtype)
+
+
+@register("polar")
+@dataclass(frozen=True)
+class Polar(Pre):
+    """Pre-Norm with direction and log-radius apart: the same function, written on the sphere.
+
+    The state of a token is its direction, a point of radius sqrt(dim), and its log-radius, (..., dim + 1). Adding
+    becomes a metric projection whose step the radius divides, so that Pre-Norm shows itself as a spherical scheme with
+    a decay of its own making; and no number of the state grows with depth. Outputs and gradients are those of `pre` to
+    rounding; keep the state fp32, because bf16 would lose the small increments of the log-radius.
+    """
+
+    about = About(
+        equation="x + s u(N(x)), s = 1, kept as direction and log-radius",
+        source="Pre-Norm (Xiong et al. 2020, arXiv:2002.04745) in other coordinates",
+        claim="The same function as pre: it claims nothing.",
+        checked="pre: logits and all gradients, to rounding",
+        lawless="its state carries the log-radius as one more number; its law is that of pre",
+    )
+    planar = False
+    layout = "direction and log-radius"
+
+    def width(self, dim: int) -> int:
+        return dim + 1
+
+    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        return split(super().enter(x, p, site))
+
+    def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        return super().exit(self.seen(x), p, site)
+
+    def read(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        # merged in the precision of the maths: a radius that the dtype of the stream cannot hold is no obstacle
+        y: Tensor = super().read(merge(x), p, site)
+        return y.to(x.dtype)
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        return move(x, h * self.share(merge(x), u, site) * upcast(u))
+
+    def seen(self, x: Tensor) -> Tensor:
+        return merge(x).to(x.dtype)

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..decay import Schedule, schedule
 from ..norms import NormSpec, Scalars, upcast
-from .base import Number, Placement, Schedule, Site, add, require, schedule
+from .base import About, Number, Placement, Site, add, require
 from .parse import register
 
 
@@ -19,16 +20,17 @@ from .parse import register
 class ResidualDual(Placement):
     """ResiDual: a Post-Norm stream that sub-layers read, beside a plain sum of all updates, joined at the end."""
 
-    equation = "p = N(p + u(p)), d = d + u(p); exit p + N(d)"
-    source = "Xie et al. 2023, arXiv:2304.14802"
-    claim = "Better than Post-Norm and Pre-Norm on machine translation, also where the model is deep."
-    checked = "official code run (microsoft/ResiDual 8682f75), its scale factors 1, to rounding"
-    lawless = "two streams; the Post-Norm stream by itself is that of `post`"
+    about = About(
+        equation="p = N(p + u(p)), d = d + u(p); exit p + N(d)",
+        source="Xie et al. 2023, arXiv:2304.14802",
+        claim="Better than Post-Norm and Pre-Norm on machine translation, also where the model is deep.",
+        checked="official code run (microsoft/ResiDual 8682f75), its scale factors 1, to rounding",
+        lawless="two streams; the Post-Norm stream by itself is that of `post`",
+    )
     streams = 2
     planar = False
 
-    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
-        return {"stream": norm()}
+    parts = {"stream": "norm"}
 
     def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
         start = super().enter(x, p, site)
@@ -38,12 +40,12 @@ class ResidualDual(Placement):
         normed, total = x.unbind(-2)
         return normed + super().exit(total, p, site)
 
-    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
-        return x.select(-2, 0), None
+    def read(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        return x.select(-2, 0)
 
-    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         normed, total = x.unbind(-2)
-        return torch.stack((p["stream"](add(normed, u, 1.0, h)), add(total, u, 1.0, h)), dim=-2)
+        return torch.stack((p.stream(add(normed, u, 1.0, h)), add(total, u, 1.0, h)), dim=-2)
 
 
 @register("siamese")
@@ -56,17 +58,15 @@ class Siamese(Placement):
     use HybridNorm inside the stream a, which is a matter of the attention and not of the residual.
     """
 
-    equation = "a = N(a + s u), b = b + u, u = u(a + N(b)), s = 1; exit a + N(b)"
-    source = "Li et al. 2026 (SiameseNorm), arXiv:2602.08064"
-    claim = (
-        "1.3B parameters, 100B tokens, learning rate 1e-3: perplexity 10.43 where Pre-Norm has 10.84 and Post-Norm "
-        "diverges."
+    about = About(
+        equation="a = N(a + s u), b = b + u, u = u(a + N(b)), s = 1; exit a + N(b)",
+        source="Li et al. 2026 (SiameseNorm), arXiv:2602.08064",
+        claim="1.3B parameters, 100B tokens, learning rate 1e-3: perplexity 10.43 where Pre-Norm has 10.84 and "
+        "Post-Norm diverges.",
+        checked="with its fields: official code run (Qwen-Applications/SiameseNorm 70efa00, DeiT), to rounding; "
+        "without fields: the paper's algorithm from notes",
+        lawless="two streams, and what leaves is the sum of one with the norm of the other",
     )
-    checked = (
-        "with its fields: official code run (Qwen-Applications/SiameseNorm 70efa00, DeiT), to rounding; without "
-        "fields: the paper's algorithm from notes"
-    )
-    lawless = "two streams, and what leaves is the sum of one with the norm of the other"
     streams = 2
     planar = False
 
@@ -80,15 +80,13 @@ class Siamese(Placement):
         super().check()
         require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
 
-    def params(self, site: Site, norm: NormSpec) -> nn.Module:
-        own = super().params(site, norm)
-        if site.kind == "exit" and self.sum == "norm" and isinstance(own, nn.ModuleDict):
-            own["sum"] = norm()
-        return own
+    def end_parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+        extra = {"sum": "norm"} if site.kind == "exit" and self.sum == "norm" else {}
+        return {**super().end_parts(site, norm), **extra}
 
-    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
-        parts = {"stream": norm(), "norm": norm()}
-        return {**parts, "sum": norm()} if self.sum == "norm" else parts
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+        own = {"stream": "norm", "norm": "norm"}
+        return {**own, "sum": "norm"} if self.sum == "norm" else own
 
     def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
         start = super().enter(x, p, site)
@@ -96,20 +94,20 @@ class Siamese(Placement):
 
     def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
         post, pre = x.unbind(-2)
-        return self.joined(post, super().exit(pre, p, site), p)
+        return self.join(post, super().exit(pre, p, site), p)
 
-    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
+    def read(self, x: Tensor, p: Any, site: Site) -> Tensor:
         post, pre = x.unbind(-2)
-        return self.joined(post, p["norm"](pre), p), None
+        return self.join(post, p.norm(pre), p)
 
-    def joined(self, post: Tensor, normed: Tensor, p: Any) -> Tensor:
+    def join(self, post: Tensor, normed: Tensor, p: Any) -> Tensor:
         both = post + normed
-        return p["sum"](both) if self.sum == "norm" else both
+        return p.sum(both) if self.sum == "norm" else both
 
-    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         post, pre = x.unbind(-2)
         step = schedule(self.decay, self.alpha, site.t, site.depth)
-        return torch.stack((p["stream"](add(post, u, step, h)), add(pre, u, 1.0, h)), dim=-2)
+        return torch.stack((p.stream(add(post, u, step, h)), add(pre, u, 1.0, h)), dim=-2)
 
     def seen(self, x: Tensor) -> Tensor:
         """a + N(b) with N the root mean square: what sub-layers read and what leaves, up to learned gains."""
@@ -129,15 +127,16 @@ class Hyper(Placement):
     matrices of the sub-layers decay.
     """
 
-    equation = "H = A'H + B'u(N(a'H)), [a A] = [e I] + s tanh(N(H) W), B = 1 + s tanh(N(H) w); exit N(sum H)"
-    source = "Zhu et al. 2024, arXiv:2409.19606"
-    claim = "A mixture of experts (7B, 1B active) converges 1.8 times faster with n = 4, dynamic."
-    checked = (
-        "a third party's code of the paper's Appendix J run (lucidrains/hyper-connections 4775103), to rounding; no "
-        "official code seen"
+    about = About(
+        equation="H = A'H + B'u(N(a'H)), [a A] = [e I] + s tanh(N(H) W), B = 1 + s tanh(N(H) w); exit N(sum H)",
+        source="Zhu et al. 2024, arXiv:2409.19606",
+        claim="A mixture of experts (7B, 1B active) converges 1.8 times faster with n = 4, dynamic.",
+        checked="a third party's code of the paper's Appendix J run (lucidrains/hyper-connections 4775103), to "
+        "rounding; no official code seen",
+        lawless="n streams that mix, with weights that depend on the token",
     )
-    lawless = "n streams that mix, with weights that depend on the token"
     planar = False
+    carries = True
 
     n: int = field(default=4, kw_only=True)
     """Streams."""
@@ -152,12 +151,12 @@ class Hyper(Placement):
     def streams(self) -> int:  # type: ignore[override]
         return self.n
 
-    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         sublayer = 2 * int(site.layer) + 1 if site.kind == "mlp" else 2 * int(site.layer)
         first = (int(site.layer) if site.kind == "parallel" else sublayer) % self.n
-        parts = {"input": norm(), "connection": Connection(self.n, norm.dim, first, self.dynamic == "tanh")}
+        own = {"input": "norm", "connection": Connection(self.n, norm.dim, first, self.dynamic == "tanh")}
         # without gains: they would only scale the rows of W
-        return {**parts, "streams": norm(gains=False)} if self.dynamic == "tanh" else parts
+        return {**own, "streams": norm(gains=False)} if self.dynamic == "tanh" else own
 
     def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
         start = super().enter(x, p, site)
@@ -169,18 +168,15 @@ class Hyper(Placement):
     def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
         wide = upcast(x)
         with torch.autocast(x.device.type, enabled=False):  # mixing is no matrix product of the model: it stays wide
-            mix, share = p["connection"](p["streams"](wide) if self.dynamic == "tanh" else None, wide.dtype)
+            mix, share = p.connection(p.streams(wide) if self.dynamic == "tanh" else None, wide.dtype)
             mixed = mix.transpose(-1, -2) @ wide
         y, rest = mixed[..., 0, :], mixed[..., 1:, :]
-        return p["input"](y.to(x.dtype)), (rest, share)
+        return p.input(y.to(x.dtype)), (rest, share)
 
-    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0, carry: Any = None) -> Tensor:
         rest, share = carry
-        after = rest + share.unsqueeze(-1) * u.to(rest.dtype).unsqueeze(-2)
-        if isinstance(h, float) and h == 1.0:
-            return after.to(x.dtype)
-        out: Tensor = x + h * (after - x)
-        return out.to(x.dtype)
+        after: Tensor = rest + share.unsqueeze(-1) * u.unsqueeze(-2)
+        return after if isinstance(h, float) and h == 1.0 else x + h * (after - x)
 
     def seen(self, x: Tensor) -> Tensor:
         """The mean of the streams: the direction that leaves, and at the start the stream of Pre-Norm."""

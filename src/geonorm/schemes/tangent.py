@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import sphere
 from ..norms import NormSpec, upcast
-from .base import Number, Placement, Site, add, require
-from .flat import Decayed
+from .base import About, Number, Placement, Site, add, require
+from .decayed import Decayed
 from .parse import register
 
 
@@ -24,11 +24,13 @@ class Orthogonal(Decayed):
     is the flat twin of GeoNorm's step: tangential, but the radius grows as the square root of 1 + |v|^2/|x|^2.
     """
 
-    equation = "x + s (u - <x,u> x / (|x|^2 + eps)), u = u(N(x)), s = 1"
-    source = "Oh et al. 2025, arXiv:2505.11881"
-    law = "s = r, r' = 1e-6 <θ,A> / (r^2 + 1e-6)"
-    claim = "No number of the paper is on record here."
-    checked = "official code run (BootsofLagrangian/ortho-residual 4f663d3) and x-transformers, to rounding"
+    about = About(
+        equation="x + s (u - <x,u> x / (|x|^2 + eps)), u = u(N(x)), s = 1",
+        source="Oh et al. 2025, arXiv:2505.11881",
+        claim="No number of the paper is on record here.",
+        checked="official code run (BootsofLagrangian/ortho-residual 4f663d3) and x-transformers, to rounding",
+        law="s = r, r' = 1e-6 <θ,A> / (r^2 + 1e-6)",
+    )
     eps: float = field(default=1e-6, kw_only=True)
     """Added to |x|^2 in the projection."""
     input: Literal["norm", "raw"] = field(default="norm", kw_only=True)
@@ -38,11 +40,8 @@ class Orthogonal(Decayed):
         super().check()
         require(self.eps > 0, f"eps must be positive, got {self.eps}")
 
-    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
-        return {"input": norm()} if self.input == "norm" else {}
-
-    def reader(self, p: Any) -> nn.Module | None:
-        return p["input"] if self.input == "norm" else None
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+        return {"input": "norm"} if self.input == "norm" else {}
 
     def proposal(self, x: Tensor, u: Tensor, p: Any) -> Tensor:
         """The tangential part of u, in the precision of the maths."""
@@ -50,8 +49,8 @@ class Orthogonal(Decayed):
         update = u.to(wide.dtype)
         return update - sphere.dot(wide, update) / (sphere.dot(wide, wide) + self.eps) * wide
 
-    def moved(self, x: Tensor, q: Tensor, site: Site, h: Number) -> Tensor:
-        return super().moved(upcast(x), q, site, h).to(x.dtype)
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        return self.add(upcast(x), self.proposal(x, u, p), site, h)
 
 
 @register("norm_preserving")
@@ -63,11 +62,13 @@ class NormPreserving(Placement):
     the norm alone. `h` scales the weight of the update; the other follows, so that the squares sum to 1 all along.
     """
 
-    equation = "sqrt(1 - b/L) x + sqrt(b/L) u(N(x)), b = 1"
-    source = "Marin project 2026, github.com/marin-community/marin, issue 8860, with its learned b fixed"
-    law = "s = r L^(1/2), r' = <θ,A> / L^(1/2)"
-    claim = "Reported there, with b learned: 1.018 times as fast as the baseline at width 512, 0.950 times at 768."
-    checked = "notes only; the code was not seen"
+    about = About(
+        equation="sqrt(1 - b/L) x + sqrt(b/L) u(N(x)), b = 1",
+        source="Marin project 2026, github.com/marin-community/marin, issue 8860, with its learned b fixed",
+        claim="Reported there, with b learned: 1.018 times as fast as the baseline at width 512, 0.950 times at 768.",
+        checked="notes only; the code was not seen",
+        law="s = r L^(1/2), r' = <θ,A> / L^(1/2)",
+    )
 
     b: float = field(default=1.0, kw_only=True)
     """Share of the squared norm that all updates of one kind bring in together; at most the number of blocks."""
@@ -76,14 +77,11 @@ class NormPreserving(Placement):
         super().check()
         require(self.b > 0, f"b must be positive, got {self.b}")
 
-    def norms(self, site: Site, norm: NormSpec) -> dict[str, nn.Module]:
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         require(self.b <= site.depth, f"b must be at most the number of blocks {site.depth}, got {self.b}")
-        return {"input": norm()}
+        return {"input": "norm"}
 
-    def reader(self, p: Any) -> nn.Module | None:
-        return p["input"]
-
-    def write(self, x: Tensor, u: Tensor, carry: Any, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         share = self.b / site.depth
         kept = (1 - h * h * share) ** 0.5
-        return add((kept * x).to(x.dtype), u, share**0.5, h)
+        return add(kept * x, u, share**0.5, h)

@@ -11,8 +11,8 @@ there or not. Nothing else about a family is known anywhere in the project: the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import ConfigError, unknown
@@ -55,6 +55,8 @@ class Sublayer:
     branches: tuple[Branch, ...]
     output: str | None = None
     after: str | None = None
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Arguments of its first module that the block knows by another name: {the module's: the block's}."""
 
     @property
     def placement(self) -> str:
@@ -89,6 +91,8 @@ class Stack:
     norm          rms or layer
     gain_offset   what is added to a stored gain (1 for Gemma: the norm multiplies by 1 + weight)
     eps           of norms that have none to ask for (OLMo)
+    returns       kinds of sub-layers; what the module of each returns beside its update, the block returns beside the
+                  stream, in this order: None where one did not run
     """
 
     name: str
@@ -100,6 +104,7 @@ class Stack:
     norm: str = "rms"
     gain_offset: float = 0.0
     eps: float = 1e-6
+    returns: tuple[str, ...] = ()
 
     @classmethod
     def by_hand(
@@ -169,7 +174,11 @@ OLMO2 = replace(
     ),
 )
 GPT2 = Stack("decoder", "h", _pre("attn", "mlp", "ln_1", "ln_2"), embedding="wte", exit="ln_f", norm="layer")
-GPTJ = replace(GPT2, sublayers=(Sublayer("parallel", (Branch(("attn",), "ln_1"), Branch(("mlp",), "ln_1"))),))
+GPTJ = replace(
+    GPT2,
+    sublayers=(Sublayer("parallel", (Branch(("attn",), "ln_1"), Branch(("mlp",), "ln_1"))),),
+    returns=("parallel",),
+)
 PHI = Stack(
     "decoder", "layers",
     (
@@ -209,7 +218,8 @@ def gpt2(config: Any) -> tuple[Stack, ...]:
     if not getattr(config, "add_cross_attention", False):
         return (GPT2,)
     attention, mlp = GPT2.sublayers
-    cross = Sublayer("cross", (Branch(("crossattention",), "ln_cross_attn"),))
+    names = ("encoder_hidden_states", "encoder_attention_mask", "attention_mask")
+    cross = Sublayer("cross", (Branch(("crossattention",), "ln_cross_attn"),), arguments={n: n for n in names})
     return (replace(GPT2, sublayers=(attention, cross, mlp)),)
 
 
@@ -245,7 +255,8 @@ def falcon(config: Any) -> tuple[Stack, ...]:
         attention = replace(attention, dropout="config.attention_dropout")
         mlp = Branch(("mlp",), "post_attention_layernorm", "hidden_dropout")
         sublayers = (Sublayer("attn", (attention,)), Sublayer("mlp", (mlp,)))
-    return (Stack("decoder", "h", sublayers, "word_embeddings", exit="ln_f", norm="layer"),)
+    returns = (sublayers[0].kind,)
+    return (Stack("decoder", "h", sublayers, "word_embeddings", exit="ln_f", norm="layer", returns=returns),)
 
 
 def opt(config: Any) -> tuple[Stack, ...]:
@@ -264,7 +275,8 @@ def opt(config: Any) -> tuple[Stack, ...]:
 def bert(config: Any) -> tuple[Stack, ...]:
     def attention(kind: str, path: str) -> Sublayer:
         branch = Branch((f"{path}.self", f"{path}.output.dense"), dropout=f"{path}.output.dropout")
-        return Sublayer(kind, (branch,), after=f"{path}.output.LayerNorm")
+        names = {"encoder_hidden_states": "encoder_hidden_states", "attention_mask": "encoder_attention_mask"}
+        return Sublayer(kind, (branch,), None, f"{path}.output.LayerNorm", names if kind == "cross" else {})
 
     mlp = Branch(("intermediate", "output.dense"), dropout="output.dropout")
     cross = (attention("cross", "crossattention"),) if config.is_decoder and config.add_cross_attention else ()
@@ -277,15 +289,20 @@ def bert(config: Any) -> tuple[Stack, ...]:
 def t5(config: Any) -> tuple[Stack, ...]:
     """Encoder and decoder; RMS norms without an offset, on two streams that start from one embedding."""
 
-    def part(kind: str, place: int, module: str) -> Sublayer:
+    def part(kind: str, place: int, module: str, **names: str) -> Sublayer:
         path = f"layer.{place}"
-        return Sublayer(kind, (Branch((f"{path}.{module}",), f"{path}.layer_norm", f"{path}.dropout"),))
+        branch = Branch((f"{path}.{module}",), f"{path}.layer_norm", f"{path}.dropout")
+        return Sublayer(kind, (branch,), arguments=names)
 
-    attention, mlp = part("attn", 0, "SelfAttention"), "DenseReluDense"
-    decoder = (attention, part("cross", 1, "EncDecAttention"), part("mlp", 2, mlp))
-    return (
-        Stack("encoder", "encoder.block", (attention, part("mlp", 1, mlp)), "shared", exit="encoder.final_layer_norm"),
-        Stack("decoder", "decoder.block", decoder, "shared", exit="decoder.final_layer_norm"),
+    attention, mlp = part("attn", 0, "SelfAttention", mask="attention_mask"), "DenseReluDense"
+    cross = part(
+        "cross", 1, "EncDecAttention", mask="encoder_attention_mask", key_value_states="encoder_hidden_states",
+        position_bias="encoder_decoder_position_bias",
+    )  # fmt: skip
+    parts = {"encoder": (attention, part("mlp", 1, mlp)), "decoder": (attention, cross, part("mlp", 2, mlp))}
+    return tuple(
+        Stack(name, f"{name}.block", sublayers, "shared", exit=f"{name}.final_layer_norm", returns=("attn", "cross"))
+        for name, sublayers in parts.items()
     )
 
 
@@ -308,7 +325,7 @@ FAMILIES: dict[str, Callable[[Any], tuple[Stack, ...]]] = {
     "gemma3": gemma3,
     "gpt2": gpt2,
     "gpt_bigcode": gpt2,
-    "gpt_neo": lambda config: (GPT2,),
+    "gpt_neo": lambda config: (replace(GPT2, returns=("attn",)),),
     "gptj": lambda config: (GPTJ,),
     "gpt_neox": gpt_neox,
     "opt": opt,
@@ -332,7 +349,7 @@ def anatomy(config: Any) -> tuple[Stack, ...]:
 
     Raises ConfigError for a model type that is not in the table.
     """
-    name = getattr(config, "model_type", None)
+    name = getattr(config, "stock_type", None) or getattr(config, "model_type", None)  # what a scheme was applied to
     if name not in FAMILIES:
         raise ConfigError(f"{unknown('model type', str(name), FAMILIES)}; or {BY_HAND}")
     return FAMILIES[name](config)
@@ -356,6 +373,15 @@ def rooted(model: Any, stacks: Iterable[Stack]) -> Iterator[tuple[Stack, str]]:
         base = root(model, stack)
         if base is not None:
             yield stack, base
+
+
+def blocks_of(model: Any, stack: Stack, base: str) -> list[Any]:
+    """The blocks of a stack, whose paths start from `base`."""
+    path = join(base, stack.blocks)
+    found = list(model.get_submodule(path).children())
+    if not found:
+        raise ConfigError(f"{path} holds no blocks")
+    return found
 
 
 def join(*paths: str) -> str:

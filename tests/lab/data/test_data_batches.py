@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geonorm.errors import DataError
-from geonorm.lab.data.batches import Batches, validation_batches, validation_windows
+from geonorm.lab.data.batches import Batches, validation_batches
 
 TOKENS = np.arange(1000, dtype=np.uint16)
 
@@ -108,5 +108,3 @@ def test_validation_windows_are_fixed_ordered_and_do_not_overlap(size, context, 
     assert count == (most if limit is None else min(most, max(1, limit // context)))
     again = list(validation_batches(TOKENS, size, context, limit))
     assert all(torch.equal(a[0], b[0]) for a, b in zip(batches, again, strict=True))
-    single = list(validation_windows(TOKENS, context, limit))
-    assert torch.equal(torch.stack([window[1] for window in single]), targets)

@@ -378,7 +378,7 @@ def fake_hub(monkeypatch, splits, sha="abc"):
             HfApi=lambda: SimpleNamespace(dataset_info=lambda name, timeout: SimpleNamespace(sha=sha))
         ),
     }
-    monkeypatch.setattr(hub, "require", lambda module, what, extra: libraries[module])
+    monkeypatch.setattr(hub, "import_extra", lambda module, what, extra: libraries[module])
 
 
 def test_hub_dataset(monkeypatch):

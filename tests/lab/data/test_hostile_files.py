@@ -18,6 +18,7 @@ from geonorm.lab.scale.world import listener, packed, unpacked
 from geonorm.nn.sampling import sample
 from geonorm.parsing import from_json, from_yaml
 from geonorm.report import build
+from geonorm.settings import Settings
 
 
 def test_zstandard_is_decompressed_piece_by_piece(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_json_is_not_deeper_than_python() -> None:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Some(Settings):
     """Some."""
 
     steps: int = 1
@@ -104,18 +105,18 @@ class Settings:
 )
 def test_arguments_that_cannot_be_used(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        read(Settings, "geonorm test", words)
+        read(Some, "geonorm test", words)
 
 
 def test_an_empty_list_is_no_number(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("steps: []\n")
     with pytest.raises(ConfigError, match="--steps takes a whole number"):
-        read(Settings, "geonorm test", ["--config", str(tmp_path / "c.yaml")])
+        read(Some, "geonorm test", ["--config", str(tmp_path / "c.yaml")])
 
 
 def test_home_is_found_where_something_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/somewhere")
-    assert read(Settings, "geonorm test", ["--out=~/runs"]).out == "/somewhere/runs"
+    assert read(Some, "geonorm test", ["--out=~/runs"]).out == "/somewhere/runs"
 
 
 def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:

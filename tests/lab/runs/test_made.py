@@ -21,13 +21,9 @@ from geonorm import Placement
 
 @dataclass(frozen=True)
 class Half(Placement):
-    def norms(self, site, norm):
-        return {"input": norm()}
+    parts = {"input": "norm"}
 
-    def read(self, x, p, site):
-        return p["input"](x), None
-
-    def write(self, x, u, carry, p, site, h=1.0):
+    def write(self, x, u, p, site, h=1.0):
         return x + h * 0.5 * u
 """
 

@@ -26,7 +26,7 @@ SMALL = DecoderConfig(scheme="geonorm", layers=2, width=16, heads=2, hidden=16, 
 def trained(config: DecoderConfig = SMALL, name: str = "adamw", steps: int = 2) -> tuple[Decoder, list[Any]]:
     """A model with some optimizer state."""
     model = Decoder(config)
-    optimizers = optim.build(model, Optim(name=name), 1e-3)  # type: ignore[arg-type]
+    optimizers = optim.build_optimizers(model, Optim(name=name), 1e-3)  # type: ignore[arg-type]
     ids = torch.arange(16).view(2, 8)
     for _ in range(steps):
         model.loss(ids, ids).backward()

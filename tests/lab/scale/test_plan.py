@@ -28,8 +28,8 @@ CPU = torch.device("cpu")
 def held_at_most(config: TrainConfig) -> int:
     """Bytes of live tensors at the peak of a training step, by the records of PyTorch's own allocator: what is held
     before the step, and the highest sum of what is taken and given back in it."""
-    model = parallel.prepare(Decoder(config.decoder(config.scheme)), config.runtime, CPU)
-    optimizers = optim.build(model, config.optim, 1e-4)
+    model = parallel.distribute(Decoder(config.decoder(config.scheme)), config.runtime, CPU)
+    optimizers = optim.build_optimizers(model, config.optim, 1e-4)
     rows = config.batch_size // config.runtime.accumulate
 
     def step() -> None:

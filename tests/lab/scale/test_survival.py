@@ -17,13 +17,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from geonorm.errors import CheckpointError
-from geonorm.lab.config import Optim
 from geonorm.lab.runs.run import read_rows
 from geonorm.lab.scale import checkpoint, storage
-from geonorm.lab.train import optim
 from geonorm.nn import Decoder, DecoderConfig
 
 ROOT = Path(__file__).parents[3]
@@ -207,37 +204,6 @@ def test_best_of_a_run(train: Any, tmp_path: Path) -> None:
     best = min(evaluated, key=evaluated.__getitem__)
     assert 1 < best < 8
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [best, 8]
-
-
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_checkpoint_of_version_0_1(tmp_path: Path, name: Any) -> None:
-    """Numbered parameters, no header, no checksum of the state itself."""
-    torch.manual_seed(0)
-    model, fresh = Decoder(SMALL), Decoder(SMALL)
-    optimizers, others = (optim.build(m, Optim(name=name), 1e-3) for m in (model, fresh))
-    ids = torch.arange(16).view(2, 8)
-    model.loss(ids, ids).backward()
-    for optimizer in optimizers:
-        optimizer.step()
-    folder = tmp_path / "step-3"
-    folder.mkdir()
-    moments = {
-        f"{which}.{key}.{field}": value
-        for which, optimizer in enumerate(optimizers)
-        for key, entry in optimizer.state_dict()["state"].items()
-        for field, value in entry.items()
-    }
-    save_file(dict(model.state_dict()), folder / "model.safetensors")
-    save_file(moments, folder / "optimizer.safetensors")
-    sums = {path.name: storage.checksum(path) for path in folder.iterdir()}
-    (folder / "state.json").write_text(json.dumps({"step": 3, "optimizer": [{} for _ in optimizers], "sha256": sums}))
-    assert checkpoint.load(folder, fresh, others)["step"] == 3
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), fresh.state_dict().values(), strict=True))
-    for a, b in zip(optimizers, others, strict=True):
-        first, second = a.state_dict()["state"], b.state_dict()["state"]
-        assert first.keys() == second.keys() and first
-        for key, entry in first.items():
-            assert all(torch.equal(value, second[key][field]) for field, value in entry.items())
 
 
 @pytest.mark.parametrize(

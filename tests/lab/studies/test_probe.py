@@ -96,7 +96,7 @@ def test_a_directory_is_probed_and_the_page_made_again(
     assert summary["kind"] == "probe" and summary["models"][0]["tokens"] == 400
     assert set(summary["models"][0]["schedule"]["decoder"]) == {"attn", "mlp", "all"}
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert page.count("<img") == 8 and "<table>" in page
+    assert page.count('<svg class="chart"') == 18 and "<table>" in page
     assert cli.main(["report", str(out), "--out", str(tmp_path / "again.html")]) == 0
     assert (tmp_path / "again.html").read_text(encoding="utf-8") == page
 
@@ -112,7 +112,7 @@ def test_wrong_input_is_one_line_and_writes_nothing(
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     copied = [f for f in folder.iterdir() if f.name != "config.json"]
     message = {
-        "missing": "there is no run and no model folder", "model": "neither a run", "empty": "text",
+        "missing": "there is no run and no model folder", "model": "nor a config.json", "empty": "text",
         "tokenizer": "no tokenizer in",
         "quantised": "quantised weights (bitsandbytes)", "pickled": "no safetensors weights",
         "type": "unknown model type 'mpt'", "plain": "no residual site", "out": "holds no probe",
@@ -195,11 +195,11 @@ def test_files_with_other_names_are_refused(tiny_model: Tiny, tmp_path: Path) ->
 def test_gradients_are_those_of_the_loss(case: str, tiny_model: Tiny) -> None:
     model, inputs = tiny_model(case)
     subject = Subject(model)
-    rows = gradient_norms(subject, inputs)
+    rows = list(gradient_norms(subject, inputs).values())
     assert len(rows) == len(subject.capture.sites)
     assert all(p.grad is None for p in model.parameters())
-    (_, modules), row = list(zip(subject.branches(), rows, strict=True))[-1]
-    weight = [p for m in modules for p in m.parameters() if p.dim() == 2][-1]
+    chains, row = list(subject.capture.sites)[-1].chains, rows[-1]
+    weight = [p for chain in chains for m in chain for p in m.parameters() if p.dim() == 2][-1]
     subject.loss(inputs).backward()
     gradient = weight.grad.clone()
     model.zero_grad(set_to_none=True)
@@ -230,7 +230,7 @@ def test_a_block_left_out_is_a_model_without_it(case: str, tiny_model: Tiny) -> 
     if case == "t5":
         return
     without = copy.deepcopy(model)
-    base, found = Subject(without).capture.stacks[0]
+    found, base = Subject(without).capture.stacks[0]
     del without.get_submodule(f"{base}.{found.blocks}")[1]
     without.config.num_hidden_layers = len(blocks) - 1
     logits = without(**inputs, use_cache=False).logits[:, :-1].flatten(0, 1)

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 
 from geonorm.errors import ConfigError, DataError
 from geonorm.lab.config import EvalConfig
+from geonorm.lab.open import open_run
 from geonorm.lab.tasks import tasks
 from geonorm.lab.tasks.use import evaluate
-from geonorm.lab.train.loop import load_run
 
 try:
     import lm_eval  # noqa: F401
@@ -91,7 +91,7 @@ def folder(tmp_path: Path, run: Path) -> Path:
 
 def scores(run: Path, context: str, choices: list[str]) -> list[float]:
     """log p(choice | context) by hand, byte by byte."""
-    model, _, _ = load_run(run, torch.device("cpu"))
+    model = open_run(run).model
     found = []
     for choice in choices:
         before, after = list(context.encode()), list(choice.encode())
@@ -237,7 +237,7 @@ def test_a_tokenizer_that_begins_texts_begins_windows() -> None:
     """Where the tokenizer puts a token before every text, the model sees it before every window, unscored."""
     from types import SimpleNamespace
 
-    from geonorm.lab.open import Scorer
+    from geonorm.lab.tasks.use import Scorer
 
     seen = []
 
@@ -382,7 +382,7 @@ def test_an_answer_longer_than_the_context_is_counted_and_named(run: Path, sets:
 def test_a_text_longer_than_the_context_is_no_end(run: Path) -> None:
     from lm_eval.api.instance import Instance
 
-    lm = tasks.listener(*tasks.adapted(load_run(run, torch.device("cpu"))[0], tasks_tokenizer()), 1)
+    lm = tasks.listener(*tasks.adapted(open_run(run).model, tasks_tokenizer()), 1)
     made = [
         Instance("generate_until", {}, ("the cat", {"until": ["x"], "max_gen_toks": most}), i, ("t", i, 1))
         for i, most in enumerate((3, 32))

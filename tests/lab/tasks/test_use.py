@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from geonorm.lab.train.loop import Loop, load_run
+from geonorm.lab.open import open_run
+from geonorm.lab.train.loop import Loop
 from geonorm.nn import Decoder, DecoderConfig
 
 
@@ -27,7 +30,7 @@ def run(train: Any, tmp_path: Path, text: Path) -> Path:
 
 def by_hand(run: Path, ids: list[int]) -> tuple[float, int]:
     """Sum of nats and number of targets in windows of 16."""
-    model, _, _ = load_run(run, torch.device("cpu"))
+    model = open_run(run).model
     total, count = 0.0, 0
     for start in range(0, len(ids) - 16, 16):
         window = torch.tensor(ids[start : start + 17])
@@ -208,3 +211,40 @@ def test_tensorboard_reads_every_step_once(train: Any, tmp_path: Path) -> None:
         assert [step for step, _ in found] == list(wanted)
         for step, value in found:
             assert value == pytest.approx(metrics[step - 1][name], rel=1e-6)
+
+
+def test_the_folder_of_a_comparison(
+    run: Path, call: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opens the finished final run of a scheme whose validation loss is lowest, or names its runs."""
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "all" / "runs"
+    first, *others = (runs / name for name in ("geonorm-a", "geonorm-b", "geonorm-c-tune", "pre-d"))
+    shutil.copytree(run, first)
+    (tmp_path / "all" / "config.yaml").write_text("schemes: [geonorm, pre]\n")
+    summary = json.loads((run / "summary.json").read_text())
+    changes = ({"val_loss": 1.0}, {"val_loss": 0.5, "phase": "tune"}, {"scheme": "pre", "status": "diverged"})
+    for folder, change in zip(others, changes, strict=True):
+        shutil.copytree(run, folder)
+        (folder / "summary.json").write_text(json.dumps({**summary, **change}))
+    folder, best = tmp_path / "all", others[0]
+    answer = json.loads(call("eval", folder, "--scheme", "geonorm()", "--data", text).out)
+    assert answer == {**json.loads(call("eval", best, "--data", text).out), "run": str(best)}
+    made = [call("generate", name, "--tokens", 5).out for name in (f"{folder}", best)]
+    assert made[0] == "" and call("generate", folder, "--tokens", 5, "--scheme", "geonorm").out == made[1] != ""
+    assert call("probe", folder, "--scheme", "geonorm", "--data", text, "--tokens", 64, "--out", "found").status == 0
+    assert json.loads(Path("found/summary.json").read_text())["models"][0]["model"] == best.name
+    if find_spec("transformers"):
+        assert call("export", folder, "--scheme", "geonorm", "--to", "model").status == 0
+    names = "geonorm-a, geonorm-b, geonorm-c-tune, pre-d"
+    for words in (["eval", "--data", text], ["generate"], ["probe", "--out", "out"], ["export", "--to", "out"]):
+        for scheme, said in (
+            ([], f"give --scheme for the best run of a scheme, or one in {runs}: {names}"),
+            (["--scheme", "pre"], f"no run of pre has finished in {folder} (finished schemes: geonorm)"),
+            (["--scheme", "geonrom"], "did you mean 'geonorm'?"),
+        ):
+            result = call(words[0], folder, *words[1:], *scheme)
+            assert result.status == 2 and said in result.err and len(result.err.splitlines()) == 1, result.err
+    result = call("generate", best, "--scheme", "geonorm")
+    assert result.status == 2 and "--scheme is for the folder of a comparison" in result.err
+    assert not Path("out").exists()

@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 
 from geonorm import Decoder, DecoderConfig, names, report
 from geonorm.lab.config import Checkpoint, Evaluation, Model, Runtime, Tokens, TrainConfig
+from geonorm.lab.open import open_run
 from geonorm.lab.runs.run import read_rows
-from geonorm.lab.train.loop import load_run, train
+from geonorm.lab.train.loop import train
 from geonorm.lab.train.trace import trace
 from geonorm.nn import generate, preset
 
@@ -206,7 +207,8 @@ def test_resumed_is_uninterrupted_bit_for_bit(scheme: str, run: Runs, tmp_path: 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @torch.no_grad()
 def test_a_loaded_run_writes_the_same_with_and_without_a_cache(scheme: str, run: Runs) -> None:
-    model, config, _ = load_run(run(scheme), CPU)
+    opened = open_run(run(scheme), CPU)
+    model, config = opened.model, opened.config
     assert config.scheme == scheme
     prompt = ids(rows=1, tokens=5)
     texts = [torch.cat(list(generate(model, prompt, 8, temperature=0, cached=cached)), 1) for cached in (True, False)]

@@ -12,9 +12,9 @@ import torch
 
 from geonorm import Decoder, DecoderConfig
 from geonorm.errors import ConfigError
+from geonorm.lab.open import open_run
 from geonorm.lab.runs.run import read_rows
 from geonorm.lab.scale import checkpoint
-from geonorm.lab.train.loop import load_run
 from geonorm.lab.train.matrices import Held, Turning
 
 SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8}
@@ -32,8 +32,9 @@ def test_norms_are_held_and_others_are_free(train: Any, tmp_path: Path) -> None:
     for name, options in (("free", []), ("held", held)):
         assert train(tmp_path / name, "--steps", 6, "--lr", 0.05, *options).status == 0
     torch.manual_seed(0)
-    free, _, _ = load_run(tmp_path / "free", torch.device("cpu"))
-    kept, config, _ = load_run(tmp_path / "held", torch.device("cpu"))
+    free = open_run(tmp_path / "free").model
+    held = open_run(tmp_path / "held")
+    kept, config = held.model, held.config
     begun = norms(Decoder(config.decoder(config.scheme)))
     torch.manual_seed(0)
     begun = norms(Decoder(config.decoder(config.scheme)))

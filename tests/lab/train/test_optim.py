@@ -13,9 +13,11 @@ import yaml
 from geonorm.errors import ConfigError
 from geonorm.lab.config import Runtime, TrainConfig
 from geonorm.lab.options import Optim
+from geonorm.lab.resolve import resolve
 from geonorm.lab.scale import parallel
 from geonorm.lab.train import optim, trace
 from geonorm.nn import Decoder, DecoderConfig
+from geonorm.sites.watch import watch
 
 SHAPE = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8}
 IDS = torch.arange(2 * 8).view(2, 8)
@@ -42,22 +44,22 @@ def model(scheme: str = "geonorm", **changes: Any) -> Decoder:
     ],
 )
 def test_schedules_at_key_steps(settings: dict[str, Any], wanted: dict[int, float]) -> None:
-    rates = {step: optim.rate(Optim(**settings), step, 100) for step in range(1, 101)}
+    rates = {step: optim.rate_share(Optim(**settings), step, 100) for step in range(1, 101)}
     for step, value in wanted.items():
         assert rates[step] == pytest.approx(value, abs=1e-12), step
     assert all(0 <= value <= 1 for value in rates.values())
 
 
 def test_schedule_of_one_step() -> None:
-    assert optim.rate(Optim(), 1, 1) == pytest.approx(0.1)
-    assert optim.rate(Optim(warmup=1.0), 1, 1) == 1.0
+    assert optim.rate_share(Optim(), 1, 1) == pytest.approx(0.1)
+    assert optim.rate_share(Optim(warmup=1.0), 1, 1) == 1.0
 
 
 def groups(decoder: Decoder, name: str) -> dict[str, set[str]]:
     """Names of parameters by optimizer and weight decay."""
     called = {id(p): n for n, p in decoder.named_parameters()}
     found: dict[str, set[str]] = {}
-    for optimizer in optim.build(decoder, Optim(name=name, weight_decay=0.3), 1e-3):  # type: ignore[arg-type]
+    for optimizer in optim.build_optimizers(decoder, Optim(name=name, weight_decay=0.3), 1e-3):  # type: ignore[arg-type]
         for group in optimizer.param_groups:
             key = f"{type(optimizer).__name__} {group['weight_decay']}"
             found.setdefault(key, set()).update(called[id(p)] for p in group["params"])
@@ -83,7 +85,7 @@ def test_independent_decay_is_the_schedules_alone(name: Any, lr: float) -> None:
     before = weight.detach().clone()
     for parameter in decoder.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    for optimizer in optim.build(decoder, Optim(name=name, weight_decay=0.2, independent=True), lr):
+    for optimizer in optim.build_optimizers(decoder, Optim(name=name, weight_decay=0.2, independent=True), lr):
         for group in optimizer.param_groups:
             group["lr"] = lr * 0.25
         optimizer.step()
@@ -93,15 +95,15 @@ def test_independent_decay_is_the_schedules_alone(name: Any, lr: float) -> None:
 
 def test_independent_decay_needs_a_rate_and_a_decoupled_decay() -> None:
     with pytest.raises(ConfigError, match="learning rate above 0"):
-        optim.build(model(), Optim(independent=True), 0.0)
+        optim.build_optimizers(model(), Optim(independent=True), 0.0)
     with pytest.raises(ConfigError, match="adamw or muon"):
         Optim(name="sgd", independent=True)
 
 
 def test_an_own_recipe_without_warm_up_has_none_in_steps_either() -> None:
     config = TrainConfig(scheme="ngpt", recipe="own", optim=Optim(warmup_steps=50))
-    assert optim.own_recipe(config).optim.warmup_steps is None
-    assert optim.rate(optim.own_recipe(config).optim, 1, 100) > 0.99
+    assert resolve(config).config.optim.warmup_steps is None
+    assert optim.rate_share(resolve(config).config.optim, 1, 100) > 0.99
 
 
 def test_tied_head_is_not_decayed() -> None:
@@ -119,7 +121,7 @@ def test_muon_takes_the_matrices_of_blocks_alone() -> None:
 def test_sgd_with_momentum_takes_everything() -> None:
     decoder = model()
     assert groups(decoder, "sgd")["SGD 0.3"] == groups(decoder, "adamw")["AdamW 0.3"]
-    (optimizer,) = optim.build(decoder, Optim(name="sgd", momentum=0.5, weight_decay=0.0), lr=0.1)
+    (optimizer,) = optim.build_optimizers(decoder, Optim(name="sgd", momentum=0.5, weight_decay=0.0), lr=0.1)
     weight = decoder.head.weight
     before, gradient = weight.detach().clone(), torch.randn_like(weight)
     for _ in range(2):  # velocities g, then 1.5 g
@@ -135,7 +137,7 @@ def learned_along_ones(norm: str, name: str, lr: float) -> float:
     decoder = model("pre(entry=embedding)", norm=norm).double()
     writers = [weight for role, weight, _, _ in decoder.weights() if role in ("o", "down")]
     before = [weight.detach().clone() for weight in writers]
-    for optimizer in optim.build(decoder, Optim(name=name, weight_decay=0.0), lr):  # type: ignore[arg-type]
+    for optimizer in optim.build_optimizers(decoder, Optim(name=name, weight_decay=0.0), lr):  # type: ignore[arg-type]
         for _ in range(3):
             decoder.zero_grad()
             decoder.loss(IDS, IDS).backward()
@@ -165,12 +167,12 @@ def test_own_recipe_takes_effect_and_is_on_record(train: Any, tmp_path: Path) ->
     assert json.loads((run / "summary.json").read_text())["paper_recipe"] == {"weight_decay": 0.0, "warmup": 0.0}
     stored = yaml.safe_load((run / "config.yaml").read_text())
     assert stored["recipe"] == "own" and stored["optim"]["warmup"] == 0.5  # what was asked for
-    assert optim.own_recipe(TrainConfig(scheme="ngpt")).optim == Optim()
-    assert optim.own_recipe(TrainConfig(scheme="pre", recipe="own")).optim == Optim()
+    assert resolve(TrainConfig(scheme="ngpt")).config.optim == Optim()
+    assert resolve(TrainConfig(scheme="pre", recipe="own")).config.optim == Optim()
 
 
 def gradients(decoder: Decoder, runtime: Runtime) -> list[torch.Tensor]:
-    parallel.prepare(decoder, runtime, torch.device("cpu"))
+    parallel.distribute(decoder, runtime, torch.device("cpu"))
     with parallel.precision(runtime, torch.device("cpu")):
         loss = decoder.loss(IDS, IDS)
     loss.backward()
@@ -187,7 +189,7 @@ def test_bfloat16_keeps_the_stream_in_fp32(scheme: str) -> None:
     decoder, runtime = model(scheme), Runtime(dtype="bf16")
     dtypes = []
     with (
-        trace.watching(decoder, lambda site, residual, x, u, after: dtypes.append((x.dtype, u.dtype, after.dtype))),
+        watch(decoder, lambda place, x, u, after: dtypes.append((x.dtype, u.dtype, after.dtype))),
         parallel.precision(runtime, torch.device("cpu")),
     ):
         decoder(IDS)
@@ -207,7 +209,7 @@ def test_bfloat16_trains(train: Any, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself
 def test_compiled_blocks_give_the_same_numbers_and_a_trace() -> None:
     plain, compiled = model(), model()
-    parallel.prepare(compiled, Runtime(compile=True), torch.device("cpu"))
+    parallel.distribute(compiled, Runtime(compile=True), torch.device("cpu"))
     a, b = plain.loss(IDS, IDS), compiled.loss(IDS, IDS)
     assert a.item() == pytest.approx(b.item(), abs=1e-5)
     compiled.train()

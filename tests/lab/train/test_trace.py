@@ -15,7 +15,8 @@ from geonorm import sphere
 from geonorm.lab.train import trace as lab
 from geonorm.nn import Decoder, DecoderConfig
 from geonorm.residual import Residual
-from geonorm.schemes import names, parse
+from geonorm.schemes import names, parse, read_at, write_at
+from geonorm.sites.watch import watch
 
 IDS = torch.arange(3 * 8).view(3, 8) % 32
 
@@ -30,7 +31,8 @@ def rms(x: torch.Tensor) -> torch.Tensor:
     return x / x.square().mean(-1, keepdim=True).add(1e-6).sqrt()
 
 
-MEASURED = {  # the one vector per token that stands for several streams
+MEASURED = {  # the one vector per token that stands for several streams, or for direction and log-radius
+    "polar": lambda x: x[..., -1:].exp() * x[..., :-1],
     "residual_dual": lambda x: x[..., 0, :],
     "siamese": lambda x: x[..., 0, :] + rms(x[..., 1, :]),
     "hyper": lambda x: x.sum(-2) / 4,
@@ -46,7 +48,7 @@ def test_every_scheme_has_a_trace_that_joins_up(scheme: str) -> None:
     decoder = model(scheme)
     decoder.train()
     seen = []
-    with lab.watching(decoder, lambda site, residual, x, u, after: seen.append((site, x, u, after))):
+    with watch(decoder, lambda place, x, u, after: seen.append((place.site, x, u, after))):
         logits = decoder(IDS)
     assert [(site.layer, site.kind) for site, *_ in seen] == [(0, "attn"), (0, "mlp"), (1, "attn"), (1, "mlp")]
     for (_, _, _, after), (_, x, _, _) in pairwise(seen):
@@ -54,7 +56,7 @@ def test_every_scheme_has_a_trace_that_joins_up(scheme: str) -> None:
     rows = lab.trace(decoder, IDS, 5, {}).sites
     assert hooks(decoder) == 0 and decoder.training and torch.equal(decoder(IDS), logits)
     for row, (_, x, u, after) in zip(rows, seen, strict=True):
-        if x.dim() == 4:
+        if scheme in MEASURED:
             x, after = (MEASURED[scheme](each) for each in (x, after))
         assert row["radius"] == pytest.approx(x.norm(dim=-1).mean().item(), rel=1e-5)
         assert row["step_norm"] == pytest.approx((after - x).norm(dim=-1).mean().item(), rel=1e-5)
@@ -101,15 +103,17 @@ def test_the_law_is_the_limit_of_small_steps(scheme: str) -> None:
     everywhere as the square of h, which is checked through write itself."""
     decoder = model(scheme).double()
     seen: list[Any] = []
-    with lab.watching(decoder, lambda site, residual, x, u, after: seen.append((residual, x, u))):
+    with watch(decoder, lambda place, x, u, after: seen.append((place.home, x, u))):
         decoder(IDS)
     for residual, x, u in seen[:2]:
         rule, site = residual.scheme, residual.site(x)
         law = lab.law(residual, x, u)
 
         def at(h: float, x: Any = x, u: Any = u, residual: Any = residual, rule: Any = rule, site: Any = site) -> Any:
-            _, carry = rule.read(x, residual.own, site)
-            return rule.seen(rule.write(x, u, carry, residual.own, site, torch.tensor(h, dtype=x.dtype))).detach()
+            _, carry = read_at(rule, x, residual.own(), site)
+            return rule.seen(
+                write_at(rule, x, u, residual.own(), site, torch.tensor(h, dtype=x.dtype), carry=carry)
+            ).detach()
 
         start = at(0.0)
         errors = []
@@ -126,7 +130,7 @@ def test_speed_is_the_scheme_s() -> None:
     """s of Pre-Norm is r, of GeoNorm r t; deepnorm's is its multiplier."""
     decoder = model("pre")
     entering: list[torch.Tensor] = []
-    with lab.watching(decoder, lambda site, residual, x, u, after: entering.append(x)):
+    with watch(decoder, lambda place, x, u, after: entering.append(x)):
         decoder(IDS)
     for row, x in zip(lab.trace(decoder, IDS, 1, {}).sites, entering, strict=True):
         assert row["speed"] == pytest.approx(1 / (1 / x.norm(dim=-1)).mean().item(), rel=1e-5)
@@ -148,19 +152,18 @@ def test_share_of_clamped_tokens(limit: str, share: float) -> None:
 def test_gradient_norms_add_up() -> None:
     decoder = model("geonorm")
     decoder.loss(IDS, IDS).backward()
-    norms = lab.branch_grad_norms(decoder)
-    sites, matrices = ["0.attn", "0.mlp", "1.attn", "1.mlp"], ["0.mlp.w1", "0.mlp.w2", "1.mlp.w1", "1.mlp.w2"]
-    assert set(norms) == {*sites, *matrices}
+    norms = {(site.layer, site.kind): row for (_, site), row in lab.gradients(decoder).items()}
+    assert list(norms) == [(0, "attn"), (0, "mlp"), (1, "attn"), (1, "mlp")]
     total = math.sqrt(sum(p.grad.double().square().sum().item() for p in decoder.blocks.parameters()))
-    assert math.sqrt(sum(norms[key] ** 2 for key in sites)) == pytest.approx(total, rel=1e-12)
+    assert math.sqrt(sum(row["grad_norm"] ** 2 for row in norms.values())) == pytest.approx(total, rel=1e-12)
     for layer, block in enumerate(decoder.blocks):
         mlp = block.mlp.branch
-        for name, matrices in (("w1", (mlp.up, mlp.gate)), ("w2", (mlp.down,))):
+        for name, matrices in (("grad_w1", (mlp.up, mlp.gate)), ("grad_w2", (mlp.down,))):
             wanted = torch.stack([matrix.weight.grad.norm() for matrix in matrices]).norm().item()
-            assert norms[f"{layer}.mlp.{name}"] == pytest.approx(wanted, rel=1e-6)
-    rows = lab.trace(decoder, IDS, 1, norms).sites
-    assert [row["grad_norm"] for row in rows] == [norms[key] for key in sites]
-    assert [row["grad_w2"] for row in rows] == [None, norms["0.mlp.w2"], None, norms["1.mlp.w2"]]
+            assert norms[layer, "mlp"][name] == pytest.approx(wanted, rel=1e-6)
+    rows = lab.trace(decoder, IDS, 1, lab.gradients(decoder)).sites
+    for row in rows:
+        assert [row[name] for name in lab.GRADIENTS] == [norms[row["layer"], row["kind"]].get(n) for n in lab.GRADIENTS]
 
 
 @pytest.mark.parametrize("scheme", names())
@@ -207,7 +210,7 @@ def test_rows_of_norms_are_what_the_norms_did() -> None:
 
 def test_hooks_go_when_a_pass_fails() -> None:
     decoder = model("pre")
-    with pytest.raises(IndexError), lab.watching(decoder, lambda *_: None):
+    with pytest.raises(IndexError), watch(decoder, lambda *_: None):
         decoder(IDS + 10**6)
     with pytest.raises(IndexError):
         lab.trace(decoder, IDS + 10**6, 1, {})

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from geonorm.lab.config import TrainConfig
+from geonorm.lab.open import open_run
 from geonorm.lab.options import Evaluation
 from geonorm.lab.runs.run import read_rows
 from geonorm.lab.train.averaging import Average
-from geonorm.lab.train.loop import Loop, load_run
+from geonorm.lab.train.loop import Loop
 from geonorm.lab.train.validation import documents_of
 
 
@@ -50,7 +51,7 @@ def test_the_whole_text_at_the_end_and_every_document(train: Any, books: Path, t
     assert summary["val_loss"] == last["val_loss"] == pytest.approx(mean, rel=1e-12)
     assert last["val_loss_part"] != last["val_loss"]
     # a second time, token by token
-    model, _, _ = load_run(run, torch.device("cpu"))
+    model = open_run(run).model
     texts = sorted((books / "validation").iterdir())
     tokens = [t for path in texts for t in (*path.read_bytes(), eos)]
     nats, count = [0.0] * 3, [0] * 3
@@ -114,7 +115,7 @@ def test_averaged_weights_are_evaluated_and_survive_a_stop(train: Any, tmp_path:
         torch.testing.assert_close(mean.double(), expected, rtol=1e-5, atol=1e-7)
     summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
     assert summary["val_loss_average"] != summary["val_loss"] and summary["val_bpb_average"] > 0
-    last, _, _ = load_run(tmp_path / "whole", torch.device("cpu"))
+    last = open_run(tmp_path / "whole").model
     assert all(torch.equal(p.double(), kept[-1][name]) for name, p in last.named_parameters()), "weights are put back"
 
     for stop in (5, 8):  # before the window, and inside it

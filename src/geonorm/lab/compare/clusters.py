@@ -4,61 +4,52 @@ torch here: the command line reads this file."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf
+from typing import Annotated
 
 from ...errors import ConfigError
+from ...settings import Natural, NotNegative, Range, Settings
 
-
-def within(name: str, value: float, low: float, high: float = inf) -> None:
-    """ConfigError unless low <= value <= high and the value is finite."""
-    if not low <= value <= high or value == inf:
-        bound = f"between {low:g} and {high:g}" if high < inf else "finite" if value == inf else f"at least {low:g}"
-        shown = f"{value:g}" if abs(value) < 1e15 or isinstance(value, float) else str(value)
-        raise ConfigError(f"{name} must be {bound}, got {shown}")
+Positive = Annotated[float, Range(1e-9)]
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(Settings):
     """What a plan (--dry-run) assumes of one device. The defaults are an H100 SXM with one 400 Gbit/s port."""
 
-    tflops: float = 989.0
-    """Peak of dense matrix products in bf16, 10^12 operations per second."""
-    tflops_fp32: float = 67.0
-    """The same in fp32, for runs with --runtime.dtype fp32: TF32 is not switched on in them."""
-    mfu: float = 0.4
-    """Share of the peak that the model's own operations reach, recomputation not counted."""
-    bandwidth: float = 50.0
-    """Gigabytes per second that one rank sends to others, and receives at the same time."""
-    memory: float = 72.0
-    """GiB that tensors may take: 80 less a tenth for CUDA, NCCL and fragmentation."""
+    prefix = "machine."
 
-    def __post_init__(self) -> None:
-        within("machine.mfu", self.mfu, 1e-6, 1)
-        for name in ("tflops", "tflops_fp32", "bandwidth", "memory"):
-            within(f"machine.{name}", getattr(self, name), 1e-9)
+    tflops: Positive = 989.0
+    """Peak of dense matrix products in bf16, 10^12 operations per second."""
+    tflops_fp32: Positive = 67.0
+    """The same in fp32, for runs with --runtime.dtype fp32: TF32 is not switched on in them."""
+    mfu: Annotated[float, Range(1e-6, 1)] = 0.4
+    """Share of the peak that the model's own operations reach, recomputation not counted."""
+    bandwidth: Positive = 50.0
+    """Gigabytes per second that one rank sends to others, and receives at the same time."""
+    memory: Positive = 72.0
+    """GiB that tensors may take: 80 less a tenth for CUDA, NCCL and fragmentation."""
 
 
 @dataclass(frozen=True)
-class Ray:
+class Ray(Settings):
     """--launcher ray: every run is a task; --out and the caches lie on a file system that all nodes see."""
+
+    prefix = "ray."
 
     address: str | None = None
     """Cluster (host:port, ray://host:port, auto), or local for one of its own here; when not given $RAY_ADDRESS, else
     the cluster that runs on this machine, else a new one."""
-    gpus: float | None = None
+    gpus: NotNegative | None = None
     """GPUs of a run, also a share of one; 1 when not given, if the cluster has any and the device is not cpu."""
-    retries: int = 3
+    retries: Natural = 3
     """How often a run is started again after its worker died or it failed; it goes on from its newest checkpoint."""
-
-    def __post_init__(self) -> None:
-        within("ray.retries", self.retries, 0)
-        if self.gpus is not None:
-            within("ray.gpus", self.gpus, 0)
 
 
 @dataclass(frozen=True)
-class Slurm:
+class Slurm(Settings):
     """--launcher slurm: every phase (tuning, its extensions, final runs) is a job array, one run a task."""
+
+    prefix = "slurm."
 
     submit: bool = False
     """Submit the array, and behind it a job that goes on with the next phase, by sbatch; else only write the script."""
@@ -68,7 +59,7 @@ class Slurm:
     """Account that is charged."""
     time: str | None = None
     """Time limit of one task, as sbatch reads it; a run that reaches it is saved and submitted again."""
-    gpus: int | None = None
+    gpus: Natural | None = None
     """GPUs of a run, one rank on each; when not given 1 with --runtime.device cuda, else none."""
     memory: str | None = None
     """Memory of a run, as sbatch reads it (16G)."""
@@ -76,13 +67,11 @@ class Slurm:
     """Further options of sbatch, each a word without its dashes (qos=high constraint=a100)."""
     setup: str | None = None
     """Line of shell before a run, such as `module load cuda`."""
-    retries: int = 3
+    retries: Natural = 3
     """How often a run is submitted again that ended without getting further."""
 
     def __post_init__(self) -> None:
-        within("slurm.retries", self.retries, 0)
-        if self.gpus is not None:
-            within("slurm.gpus", self.gpus, 0)
+        super().__post_init__()
         for name, value in (*vars(self).items(), *(("options", word) for word in self.options)):
             if isinstance(value, str) and ("\n" in value or not value.strip()):
                 raise ConfigError(f"slurm.{name} must be one line of text, got {value!r}")

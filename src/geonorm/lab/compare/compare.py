@@ -19,8 +19,9 @@ from typing import Any
 
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError
-from ...schemes import parse
-from ..config import TUNING_SEED, CompareConfig, Recipe, TrainConfig, from_dict, to_dict
+from ...settings import from_dict, to_dict
+from ..config import TUNING_SEED, CompareConfig, Recipe, TrainConfig
+from ..resolve import resolve
 from ..runs.made import Made
 from ..runs.run import LOCK, Run, difference, locked, stored_settings, write_atomic, write_json
 from ..runs.statistics import aggregate
@@ -46,9 +47,8 @@ def compare(
     import yaml
 
     out = Path(config.out)
-    schemes = [str(parse(scheme)) for scheme in config.schemes]
+    schemes = [str(resolve(run_config(config, scheme, config.lrs[0], 0)).scheme) for scheme in config.schemes]
     for scheme in schemes:
-        config.decoder(scheme)
         if schemes.count(scheme) > 1:
             raise ConfigError(f"--schemes names {scheme} twice")
     if config.launcher == "local" or not config.runtime.device.startswith("cuda"):  # elsewhere there may be GPUs

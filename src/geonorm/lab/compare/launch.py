@@ -17,7 +17,7 @@ from .team import Submitted, Team, outcome
 
 __all__ = ["Submitted", "Team", "outcome", "team"]
 
-KINDS = {"local": ("local", "Local"), "ray": ("on_ray", "OnRay"), "slurm": ("slurm", "Slurm")}
+KINDS = {"local": ("local", "Local"), "ray": ("on_ray", "OnRay"), "slurm": ("slurm", "OnSlurm")}
 
 
 def team(out: Path, config: CompareConfig, say: Callable[[str], None], live: bool) -> Team:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ... import elsewhere
-from ...errors import ConfigError, GeonormError
+from ...errors import ConfigError, GeonormError, cause
 from ...schemes import parse, sources_of, stored
-from ..config import CompareConfig, TrainConfig, from_dict
+from ...settings import from_dict
+from ..config import CompareConfig, TrainConfig
 from ..train.loop import Interrupted, train
 from .team import Say, Team, done, last_line
 
@@ -85,7 +86,7 @@ class OnRay(Team):
                         ray.get(reference)
                     except ray.exceptions.RayError as error:
                         with open(self.log(config), "a") as file:  # a worker that died could not say it
-                            file.write(f"{cause(error)}\n")
+                            file.write(f"{cause(getattr(error, 'cause', None) or error)}\n")
                     self.report(config)
                 if self.unheard:
                     raise KeyboardInterrupt
@@ -100,13 +101,6 @@ class OnRay(Team):
     def close(self) -> None:
         if self.joined:
             self.ray.shutdown()
-
-
-def cause(error: Exception) -> str:
-    """What went wrong in a task, as one line."""
-    inner = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
-    return lines[0] if lines else type(inner).__name__
 
 
 def trusted(scheme: str) -> list[str]:

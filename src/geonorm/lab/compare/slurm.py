@@ -11,7 +11,6 @@ runs before them have ended, so one array cannot hold them all.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -22,7 +21,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ..config import CompareConfig, TrainConfig
-from ..runs.run import Run, write_atomic, write_json
+from ..runs.run import Run, read_object, write_atomic, write_json
 from .team import Say, Submitted, Team
 
 GOES_ON = "GEONORM_SLURM_GOES_ON"
@@ -34,7 +33,7 @@ TASKS = 1000
 """Most tasks of an array: SLURM's default MaxArraySize is 1001. What is left comes in the next one."""
 
 
-class Slurm(Team):
+class OnSlurm(Team):
     def __init__(self, out: Path, config: CompareConfig, say: Say, live: bool) -> None:
         super().__init__(out, config, say, live)
         self.folder = out / "slurm"
@@ -133,11 +132,7 @@ class Slurm(Team):
         return [self.config.slurm.setup] if self.config.slurm.setup else []
 
     def load(self) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = json.loads(self.state.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {"jobs": [], "tries": {}}
-        return found
+        return {"jobs": [], "tries": {}} | read_object(self.state)
 
     def waiting_jobs(self) -> list[str]:
         """The jobs of this comparison that SLURM still has; none where there is no squeue to ask."""

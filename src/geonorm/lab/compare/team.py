@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..config import CompareConfig, TrainConfig, to_dict
+from ...settings import to_dict
+from ..config import CompareConfig, TrainConfig
 from ..runs.run import Run, write_atomic
 from ..train.signals import heard
 

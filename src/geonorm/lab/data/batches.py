@@ -73,12 +73,6 @@ def validation_batches(
         yield _windows(tokens, [place * blocks // count for place in places], context)
 
 
-def validation_windows(tokens: NDArray[Any], context: int, max_tokens: int | None = None) -> Iterator[Pair]:
-    """Yield the same windows one by one, each (inputs, targets) of shape (context,)."""
-    for inputs, targets in validation_batches(tokens, 1, context, max_tokens):
-        yield inputs[0], targets[0]
-
-
 def _blocks(tokens: NDArray[Any], context: int) -> int:
     return max(0, (len(tokens) - 1) // context)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from ...errors import DataError
-from .optional import require
+from .optional import import_extra
 from .zstandard_file import open_zstandard
 
 COMPRESSIONS = (".gz", ".xz", ".bz2", ".zst")
@@ -198,8 +198,8 @@ def _is_text(types: Any, kind: Any) -> bool:
 
 
 def _read_parquet(path: Path) -> Iterator[str]:
-    pa = require("pyarrow", f"{path}: reading Parquet", "hf")
-    pq = require("pyarrow.parquet", f"{path}: reading Parquet", "hf")
+    pa = import_extra("pyarrow", f"{path}: reading Parquet", "hf")
+    pq = import_extra("pyarrow.parquet", f"{path}: reading Parquet", "hf")
     if path.suffix.lower() in COMPRESSIONS:
         raise DataError(f"{path}: Parquet compresses its own columns: decompress the file first")
     try:

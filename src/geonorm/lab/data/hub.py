@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import DataError
 from .files import text_field
-from .optional import require
+from .optional import import_extra
 from .source import Source
 from .split import hold_out_stream
 
@@ -19,7 +19,7 @@ def open_hub(spec: str, fraction: float) -> Source:
     Without a validation split, `fraction` of the train documents is held out by hash of their text.
     """
     what = f"'{spec}' is no file or corpus; a Hugging Face dataset"
-    datasets, hub = require("datasets", what, "hf"), require("huggingface_hub", what, "hf")
+    datasets, hub = import_extra("datasets", what, "hf"), import_extra("huggingface_hub", what, "hf")
     name, _, config = spec.partition(":")
     try:
         revision = hub.HfApi().dataset_info(name, timeout=20).sha

@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import DataError
 
 
-def require(module: str, what: str, extra: str) -> Any:
+def import_extra(module: str, what: str, extra: str) -> Any:
     """Import and return `module`, or raise a `DataError` saying that `what` needs the pip extra `extra`."""
     try:
         return import_module(module)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, nearest
 from .files import read_bytes
-from .optional import require
+from .optional import import_extra
 from .source import Source
 from .store import default_cache, new_folder, write_errors
 
@@ -88,7 +88,7 @@ class FileTokenizer(Tokenizer):
 
     def __init__(self, name: str, text: str, end: str | None = None) -> None:
         self.name, self.json = name, text
-        self._tokenizer: Any = require("tokenizers", f"tokenizer '{name}'", "train").Tokenizer.from_str(text)
+        self._tokenizer: Any = import_extra("tokenizers", f"tokenizer '{name}'", "train").Tokenizer.from_str(text)
         # A training stream is not a batch of requests: nothing is cut, filled up, or taken for a control
         # token.
         self._tokenizer.no_truncation()
@@ -200,7 +200,7 @@ def _train_bpe(source: Source, vocab_size: int) -> str:
         raise DataError(
             f"a byte-level BPE needs at least 257 ids: set --model.vocab_size 257 or more, not {vocab_size}"
         )
-    library = require("tokenizers", "tokenizer 'bpe'", "train")
+    library = import_extra("tokenizers", "tokenizer 'bpe'", "train")
     pre_tokenizers = library.pre_tokenizers
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

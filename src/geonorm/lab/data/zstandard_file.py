@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ...errors import DataError
-from .optional import require
+from .optional import import_extra
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -19,7 +19,7 @@ PIECE = 1 << 8  # given to the library at once: it makes up to 128 KiB of every 
 def open_zstandard(path: Path, mode: str = "rb") -> io.BufferedReader:
     """Open for reading; raises `DataError` where the package is missing or the data are damaged."""
     assert mode == "rb"
-    zstandard = require("zstandard", f"{path}: reading .zst", "train")
+    zstandard = import_extra("zstandard", f"{path}: reading .zst", "train")
     return io.BufferedReader(_Frames(path, path.open("rb"), zstandard))
 
 

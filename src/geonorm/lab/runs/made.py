@@ -13,11 +13,10 @@ from typing import Any
 
 from ... import elsewhere
 from ...errors import CheckpointError
-from ...parsing import from_json
 from ...schemes import parse, sources_of
 from ..config import Recipe
 from ..data import TokenData, Tokenizer
-from .run import write_atomic, write_json
+from .run import read_json, write_atomic, write_json
 
 FILE, FOLDER = "environment.json", "schemes"
 VERSIONS = ("geonorm", "commit", "python", "torch", "numpy", "tokenizers")
@@ -26,12 +25,9 @@ VERSIONS = ("geonorm", "commit", "python", "torch", "numpy", "tokenizers")
 def parts(folder: Path) -> list[dict[str, Any]]:
     """The record of a run, the newest part last; empty if there is none. CheckpointError if it cannot be read."""
     path = folder / FILE
-    try:
-        found = from_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return []
-    except (OSError, ValueError):
-        found = None
+    found = read_json(path)
     found = [found] if isinstance(found, dict) else found
     if not isinstance(found, list) or not found or not all(isinstance(part, dict) for part in found):
         raise CheckpointError(f"{path} is not readable: the run directory is damaged")

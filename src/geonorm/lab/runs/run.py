@@ -1,4 +1,5 @@
-"""The run directory: what is in it, written so that a crash at any moment leaves it readable."""
+"""The run directory: what is in it, written so that a crash at any moment leaves it readable, and read whatever is left
+of it. No torch here: reports read by this too."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from typing import Any
 
 from ...errors import CheckpointError, ConfigError, near_folder
 from ...parsing import from_json, from_yaml
-from ..config import TrainConfig, from_dict, to_dict
+from ...settings import from_dict, to_dict
+from ..config import TrainConfig
 
 VOLATILE = (
     "out", "resume", "checkpoint.keep", "checkpoint.best", "checkpoint.minutes", "guard.stuck", "runtime.accumulate",
@@ -63,6 +65,32 @@ def rows_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(row, dict):
             yield row
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, empty if there is none."""
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds, None if there is none that can be read."""
+    try:
+        return from_json(read_text(path))
+    except (OSError, ValueError):
+        return None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty if there is none that can be read."""
+    found = read_json(path)
+    return found if isinstance(found, dict) else {}
+
+
+def read_objects(path: Path) -> list[dict[str, Any]]:
+    """The objects of the list in a JSON file, or the one of a file that is an object, as runs of version 0.1 wrote
+    it."""
+    found = read_json(path)
+    return [part for part in (found if isinstance(found, list) else [found]) if isinstance(part, dict)]
 
 
 @contextmanager
@@ -225,11 +253,8 @@ class Run:
 
     def summary(self) -> dict[str, Any] | None:
         """What a run left when it ended, or None."""
-        try:
-            summary = from_json((self.path / "summary.json").read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
-            return None
-        return summary if isinstance(summary, dict) and isinstance(summary.get("status"), str) else None
+        summary = read_object(self.path / "summary.json")
+        return summary if isinstance(summary.get("status"), str) else None
 
 
 def whole(row: dict[str, Any], path: Path) -> bool:
@@ -245,5 +270,5 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict):
             flat.update(flatten(value, f"{prefix}{key}."))
         else:
-            flat[prefix + key] = value
+            flat[f"{prefix}{key}"] = value
     return flat

@@ -145,7 +145,7 @@ def spikes(values: Iterable[float], window: int = 100, sigmas: float = 6.0) -> l
 def usable(summary: Summary) -> bool:
     """Whether a run finished with a finite validation loss."""
     loss = summary.get("val_loss")
-    return summary.get("status") == "finished" and loss is not None and math.isfinite(loss)
+    return summary.get("status") == "finished" and isinstance(loss, int | float) and math.isfinite(loss)
 
 
 def ending(summary: Summary) -> str:

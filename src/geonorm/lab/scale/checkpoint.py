@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 
-from ...errors import CheckpointError
-from .storage import UNREADABLE, Reader, Writer, clear, kind_of, read_state, reason, unreadable, verify, whole
+from ...errors import CheckpointError, cause
+from .storage import UNREADABLE, Reader, Writer, clear, kind_of, read_state, unreadable, verify, whole
 from .world import ALONE, World, agreed
 
 Optimizers = list[torch.optim.Optimizer]
@@ -81,7 +81,7 @@ class Saver:
                 clear(self.folder)
             kept = steps(self.folder)
             last = f"step-{kept[-1]} is kept" if kept else "there is no earlier one"
-            problem = reason(next(iter(failed.failures.values()))[0])
+            problem = cause(next(iter(failed.failures.values()))[0])
             raise agreed(CheckpointError(f"cannot save checkpoint {writer.target}: {problem}; {last}")) from failed
         if world.first:
             self.prune(step)
@@ -140,9 +140,9 @@ def load(
     CheckpointError, on every rank, if a file is missing, its checksum differs, or its tensors do not fit; then nothing
     was changed. Without optimizers only the weights are read.
     """
-    state = world.together(lambda: verified(path, world, optimizers is not None))
+    state = world.together(lambda: read_verified(path, world, optimizers is not None))
     files = [name for name in sorted(state["sha256"]) if optimizers is not None or kind_of(name) == "model"]
-    reader = Reader(path, files, old_names(state, model, optimizers), single_numbers(model))
+    reader = Reader(path, files, single_numbers(model))
     try:
         found = reader.tensors()
     except UNREADABLE as error:
@@ -196,7 +196,7 @@ def load_newest(
 def weights(path: Path) -> dict[str, Tensor]:
     """All weights of a checkpoint by parameter name, whole, whatever number of ranks saved them. Tied weights stand
     under their first name. CheckpointError if the checkpoint is not whole."""
-    state = verified(path, ALONE, everything=False)
+    state = read_verified(path, ALONE, everything=False)
     try:
         return whole(path, [name for name in state["sha256"] if kind_of(name) == "model"])
     except UNREADABLE as error:
@@ -211,7 +211,7 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(name[5:]) for name in names if name.startswith("step-") and name[5:].isdigit())
 
 
-def verified(path: Path, world: World, everything: bool) -> dict[str, Any]:
+def read_verified(path: Path, world: World, everything: bool) -> dict[str, Any]:
     """The state of a checkpoint whose files this rank has checked, its share of them."""
     state = read_state(path)
     sums = [pair for pair in sorted(state["sha256"].items()) if everything or kind_of(pair[0]) == "model"]
@@ -280,7 +280,7 @@ def blank_moments(found: dict[str, Any], model: nn.Module) -> dict[str, Tensor]:
 def restore_optimizers(model: nn.Module, optimizers: Optimizers, moments: dict[str, Tensor], scalars: Scalars) -> None:
     """Hyperparameters come from the config, so that only the state is taken over."""
     names = names_of(model)
-    entries: dict[str, dict[str, Any]] = {name: dict(values) for name, values in named(scalars, names, optimizers)}
+    entries = {name: dict(values) for name, values in scalars.items()}
     for key, tensor in moments.items():
         name, _, field = key.split(".", 1)[1].rpartition(".")
         entries.setdefault(name, {})[field] = tensor
@@ -300,41 +300,6 @@ def single_numbers(model: nn.Module) -> Callable[[str], bool]:
         return name in scalars if kind == "model" else kind == "optimizer" and owner in scalars and field != "step"
 
     return single
-
-
-def old_names(state: dict[str, Any], model: nn.Module, optimizers: Optimizers | None) -> Callable[[str], str]:
-    """Checkpoints of version 0.1 number the parameters in the order of the optimizers: optimizer.0.3.exp_avg."""
-    if optimizers is None or not isinstance(state["optimizer"], list):
-        return str
-    ordered = numbered(names_of(model), optimizers)
-
-    def rename(key: str) -> str:
-        kind, name = key.split(".", 1)
-        if kind != "optimizer":
-            return key
-        which, index, field = name.split(".", 2)
-        return f"optimizer.{ordered[int(which), int(index)]}.{field}"
-
-    return rename
-
-
-def numbered(names: dict[int, str], optimizers: Optimizers) -> dict[tuple[int, int], str]:
-    return {
-        (which, index): names[id(parameter)]
-        for which, optimizer in enumerate(optimizers)
-        for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])
-    }
-
-
-def named(scalars: Any, names: dict[int, str], optimizers: Optimizers) -> Iterator[tuple[str, dict[str, Any]]]:
-    """State that is no tensor, by parameter name, of this version's checkpoints and of version 0.1."""
-    if isinstance(scalars, dict):
-        yield from scalars.items()
-        return
-    ordered = numbered(names, optimizers)
-    for which, entries in enumerate(scalars):
-        for index, values in entries.items():
-            yield ordered[which, int(index)], values
 
 
 def quiet() -> None:

@@ -25,7 +25,7 @@ from .world import ALONE, LEFT, World
 Optimizers = list[torch.optim.Optimizer]
 
 
-def prepare(model: Decoder, runtime: Runtime, device: torch.device) -> Decoder:
+def distribute(model: Decoder, runtime: Runtime, device: torch.device) -> Decoder:
     """Moves the model and wraps its blocks and its loss in place; parameter names do not change."""
     model.to(device)
     for block in model.blocks:

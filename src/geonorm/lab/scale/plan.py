@@ -20,18 +20,18 @@ import torch
 from ...errors import ConfigError
 from ...nn.decoder import Decoder
 from ...nn.roles import ROLES
+from ...settings import to_dict
 from ..compare.clusters import Machine
-from ..config import Runtime, TrainConfig, to_dict
-from ..train.optim import own_recipe
+from ..config import Runtime, TrainConfig
+from ..resolve import resolve
 from .footprint import Conditions, Piece, footprint
-from .parallel import layout
 from .world import World
 
 FP32, BF16 = 4, 2
 
 
 @dataclass(frozen=True)
-class Spread:
+class Division:
     """How a model lies on its ranks: `shard` ranks hold one copy together, `copies` of them stand beside each other."""
 
     kind: str
@@ -43,24 +43,22 @@ class Spread:
         return self.shard * self.copies
 
 
-def spread(runtime: Runtime, ranks: int, batch_size: int) -> Spread:
-    """As a real run decides it: ConfigError for settings that do not fit so many ranks."""
-    if runtime.tensor_size > 1:
-        raise ConfigError(
-            f"a plan does not count tensor parallelism; leave out --runtime.tensor_size {runtime.tensor_size}"
-        )
-    kind = layout(runtime, World(size=ranks), batch_size)
+def divide(kind: str, runtime: Runtime, ranks: int) -> Division:
+    """As a real run lies on so many ranks."""
     shard = (runtime.shard_size or ranks) if kind == "fsdp" else 1
-    return Spread(kind, shard, ranks // shard)
+    return Division(kind, shard, ranks // shard)
 
 
 def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) -> dict[str, Any]:
     """The plan of a run on so many ranks; sizes in bytes, times in seconds. ConfigError for settings that do not fit
     together."""
     machine = machine or Machine()
-    config = own_recipe(config)
-    shape, runtime = config.decoder(config.scheme), config.runtime
-    where = spread(runtime, ranks, config.batch_size)
+    tensor_size = config.runtime.tensor_size
+    if tensor_size > 1:
+        raise ConfigError(f"a plan does not count tensor parallelism; leave out --runtime.tensor_size {tensor_size}")
+    setup = resolve(config, World(size=ranks))
+    config, shape, runtime = setup.config, setup.shape, setup.config.runtime
+    where = divide(setup.layout, runtime, ranks)
     micro = config.batch_size // (ranks * runtime.accumulate)
     with torch.device("meta"):
         model = Decoder(shape)
@@ -120,7 +118,7 @@ def flops_per_token(model: Decoder) -> int:
 class Memory:
     """Bytes that a rank holds in a step, for any number of sequences in a pass."""
 
-    def __init__(self, model: Decoder, config: TrainConfig, where: Spread) -> None:
+    def __init__(self, model: Decoder, config: TrainConfig, where: Division) -> None:
         self.where, self.runtime = where, config.runtime
         self.adding = where.kind == "ddp" or (where.kind == "none" and config.runtime.accumulate > 1)
         half = config.runtime.dtype == "bf16"
@@ -204,7 +202,7 @@ def reducing(pieces: list[Piece]) -> int:
     return FP32 * max(piece.weights for piece in pieces)
 
 
-def wire_bytes(pieces: list[Piece], parameters: int, runtime: Runtime, where: Spread) -> dict[str, int]:
+def wire_bytes(pieces: list[Piece], parameters: int, runtime: Runtime, where: Division) -> dict[str, int]:
     """Bytes that a rank sends in a step. A ring of n sends (n - 1) / n of what is gathered or reduced, and twice that
     for an all-reduce. DDP talks once a step, in fp32; FSDP in every micro-batch: weights in the dtype of the pass, once
     more for the backward pass if they were given up, gradients in fp32."""

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from torch.futures import Future
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, cause
 from ...parsing import from_json
 
 MARKER = "state.json"
@@ -118,17 +118,16 @@ class Writer(StorageWriter):
 
 
 class Reader(StorageReader):
-    """Reads what Writer wrote, at any world size. `renamed` gives other names than KIND.NAME; `single` says which are
-    numbers of shape (1,) now, that older files hold without a dimension."""
+    """Reads what Writer wrote, at any world size. `single` says which are numbers of shape (1,) now, that older files
+    hold without a dimension."""
 
     def __init__(
         self,
         path: Path,
         files: list[str],
-        renamed: Callable[[str], str] = str,
         single: Callable[[str], bool] = lambda key: False,
     ) -> None:
-        self.path, self.files, self.renamed, self.single = path, files, renamed, single
+        self.path, self.files, self.single = path, files, single
         self.places: dict[MetadataIndex, tuple[Path, str]] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -159,7 +158,7 @@ class Reader(StorageReader):
                     header = opened.get_slice(name)
                     shape = header.get_shape()
                     start = starts.get(name, [0] * len(shape))
-                    key = self.renamed(f"{kind_of(file)}.{name}")
+                    key = f"{kind_of(file)}.{name}"
                     if not shape and self.single(key):
                         shape, start = [1], [0]
                     chunk = ChunkStorageMetadata(offsets=torch.Size(start), sizes=torch.Size(shape))
@@ -250,7 +249,7 @@ def unreadable(path: Path, error: BaseException) -> CheckpointError:
     """The error as a CheckpointError of one line."""
     if isinstance(error, CheckpointError):
         return error
-    return CheckpointError(f"checkpoint {path} is not readable: {reason(error)}")
+    return CheckpointError(f"checkpoint {path} is not readable: {cause(error)}")
 
 
 def clear(folder: Path) -> None:
@@ -274,14 +273,6 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def reason(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    if isinstance(error, KeyError):
-        return f"{error} is missing"
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError)

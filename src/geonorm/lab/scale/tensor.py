@@ -25,14 +25,14 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from ...errors import ConfigError
-from ...nn.attention import Attention
+from ...nn.attention import SelfAttention
 from ...nn.config import DecoderConfig
 from ...nn.decoder import Decoder
 from ...nn.mlp import MLP
 from ...nn.plans import PLACES, tensor_parallel_plan
 
 
-def check(config: DecoderConfig, size: int) -> None:
+def check_shares(config: DecoderConfig, size: int) -> None:
     """ConfigError for a shape whose heads or hidden units cannot be shared evenly by so many ranks."""
     for name, count in (("heads", config.heads), ("kv_heads", config.groups), ("hidden", config.hidden)):
         if count % size:
@@ -47,7 +47,7 @@ def cut(model: Decoder, mesh: DeviceMesh) -> None:
     plan |= {place: styles[word]() for place, word in tensor_parallel_plan(model.config).items()}
     parallelize_module(model, mesh, plan)
     for module in model.modules():
-        if isinstance(module, Attention):
+        if isinstance(module, SelfAttention):
             for norm in module.norms.values():
                 parallelize_module(norm, mesh, OnUnits(-1, gathered=True) if module.whole else OnUnits(-2))
             for slot in module.slots.values():

@@ -136,7 +136,7 @@ class Watchdog:
 
 
 @contextmanager
-def watching(dog: Watchdog) -> Iterator[None]:
+def run_watchdog(dog: Watchdog) -> Iterator[None]:
     """The watchdog's threads at work."""
     if dog.store is None:
         yield

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from ...errors import CheckpointError, ConfigError, DataError, GeonormError
+from ...errors import CheckpointError, ConfigError, DataError, GeonormError, cause
 from ...output import launched
-from .watchdog import Watchdog, watching
+from .watchdog import Watchdog, run_watchdog
 
 T = TypeVar("T")
 KINDS = {kind.__name__: kind for kind in (GeonormError, ConfigError, DataError, CheckpointError)}
@@ -161,7 +161,7 @@ def own_device(device: torch.device) -> torch.device:
 
 
 @contextmanager
-def joined(device: torch.device, stuck: float = 0.0) -> Iterator[World]:
+def join_world(device: torch.device, stuck: float = 0.0) -> Iterator[World]:
     """The world that torchrun describes, or a world of one. gloo carries numbers of the CPU and checkpoints, NCCL those
     of GPUs. A rank that holds up the others for `stuck` seconds is named; 0 waits for ever."""
     if not launched():
@@ -174,7 +174,7 @@ def joined(device: torch.device, stuck: float = 0.0) -> Iterator[World]:
         if size > 1 and stuck > 0:
             host = None if held_by_torchrun() else 0
             dog = Watchdog(rank, size, stuck, PrefixStore("watchdog", of_this_life(connect())), host)
-        with watching(dog):
+        with run_watchdog(dog):
             own = {"store": of_this_life(store), "rank": rank, "world_size": size}
             if device.type == "cuda":
                 torch.cuda.set_device(device)
@@ -215,7 +215,7 @@ def meet(rank: int) -> Any:
         return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=wait, **own)
     except (OSError, RuntimeError, TypeError) as error:
         raise GeonormError(
-            f"cannot listen at $MASTER_ADDR {host}, $MASTER_PORT {port} ({reason(error)}); choose another port"
+            f"cannot listen at $MASTER_ADDR {host}, $MASTER_PORT {port} ({cause(error)}); choose another port"
         ) from None
 
 
@@ -248,7 +248,3 @@ def listener(host: str, port: int) -> int | None:
             return None
         server.listen(4096)
         return server.detach()
-
-
-def reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]

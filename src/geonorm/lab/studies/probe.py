@@ -8,35 +8,35 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from ... import elsewhere
 from ...devices import pick_device
-from ...errors import CheckpointError, ConfigError
-from ...probes import load
+from ...errors import CheckpointError, ConfigError, DataError
 from ...probes.blockwise import load_one_block
 from ...probes.config import ProbeConfig
 from ...probes.schedule import implied
 from ...probes.subject import Inputs, Subject, ablation, gradient_norms
+from ...results import Result, Rows
 from ...sites.anatomy import Stack
-from ..data import load_tokenizer, open_source
+from ..data import open_source
+from ..open import Opened, encode_running, open_model, read_settings, run_of
 from ..runs import environment
 from ..runs.run import LOCK, finite
-from ..train.loop import load_run
 from .simulate import save, writable
 
 Told = Callable[[str, float], None]
 ABLATION_TOKENS = 4096
-FILES = ("trace.jsonl", "norms.jsonl", "summary.json")
 
 
 @dataclass(frozen=True, repr=False)
-class Probe:
-    """What was measured of one model. Rows are dictionaries: pandas.DataFrame(probe.sites) is a table.
+class Probe(Result):
+    """What was measured of one model. Rows are dictionaries: probe.frame("norms") is a table of them.
 
     sites: one row per residual site (columns of trace.jsonl); norms: one per norm; schedule: laws of the implied step
     size by stack and kind of site; ablation: rows of the depth use; loss: of the whole model on those tokens, in nats.
@@ -62,6 +62,12 @@ class Probe:
         laws = [kinds["all"]["best"] for kinds in self.schedule.values() if kinds and kinds.get("all")]
         law = f", step law {' / '.join(laws)}" if laws else ""
         return f"Probe({self.name!r}, {self.tokens:,} tokens, {counts or 'no rows'}{law}, {self.seconds:.1f} s)"
+
+    def tables(self) -> dict[str, Rows]:
+        return {"sites": self.sites, "norms": self.norms, "ablation": self.ablation}
+
+    def files(self) -> dict[str, Any]:
+        return files_of([self])
 
     def summary(self) -> dict[str, Any]:
         """The model in summary.json."""
@@ -94,6 +100,7 @@ def probe(
     ablate_blocks: bool = False,
     stacks: Sequence[Stack] | None = None,
     sites: bool = True,
+    scheme: str | None = None,
     device: str = "auto",
     name: str | None = None,
     progress: Told | None = None,
@@ -108,18 +115,19 @@ def probe(
     model: a run of ours, a Hugging Face directory or hub name, or a module: our Decoder, a transformers model, or with
     sites=False any module with LayerNorm or RMSNorm. data: text as for --data (a model in memory needs `tokenizer`, a
     transformers one), ids, keyword arguments (attention_mask marks padding), or several of these. stacks: sites by hand
-    (anatomy.Stack.by_hand). A model in memory stays on its device. Raises ConfigError or DataError with one line.
+    (anatomy.Stack.by_hand). scheme: with a comparison's folder, its best finished run of that scheme. A model in memory
+    stays on its device. Raises ConfigError or DataError with one line.
     """
     encode: Callable[[str], list[int]] | None = None
     if isinstance(model, str):
         config = ProbeConfig([model], tokens=tokens, context=context, batch=batch, device=device)
-        opened = open_model(model, config)
+        opened = open_probed(run_of(model, scheme), config)
         subject = Subject(opened.model, stacks, sites=sites)
         name, encode = name or opened.name, opened.encode
         context = min(context, opened.context or context)
     else:
         subject, name = Subject(model, stacks, sites=sites), name or type(model).__name__
-        encode = transformers_encoder(tokenizer) if tokenizer is not None else None
+        encode = partial(encode_running, tokenizer) if tokenizer is not None else None
     if isinstance(data, str):
         if encode is None:
             raise ConfigError("a model in memory needs its tokenizer to read text: tokenizer=..., or give ids")
@@ -152,7 +160,7 @@ def measure(
     tokens = subject.measure(batches, step)
     sites, norms = subject.capture.rows(), subject.capture.norm_rows()
     if gradients:
-        for row, found in zip(sites, gradient_norms(subject, batches[0]), strict=True):
+        for row, found in zip(sites, gradient_norms(subject, batches[0]).values(), strict=True):
             row.update(found)
     loss, ablated = None, list[dict[str, Any]]()
     if ablate_blocks:
@@ -189,45 +197,14 @@ def few(batches: Sequence[Tensor | Inputs]) -> list[Tensor | Inputs]:
     return found
 
 
-@dataclass
-class Opened:
-    """A model that came from a name: how it reads text, and how much."""
-
-    name: str
-    model: nn.Module
-    encode: Callable[[str], list[int]]
-    context: int | None
-
-
-def open_model(name: str, config: ProbeConfig) -> Opened:
-    """A run of ours or a Hugging Face model with its tokenizer. ConfigError or CheckpointError, one line."""
-    device, path = pick_device(config.device), Path(name)
-    if (path / "config.yaml").is_file():
-        model, _, file = load_run(path, device)
-        own = load_tokenizer(str(file), open_source("stdlib"), model.config.vocab_size)
-        return Opened(name, model, lambda words: [int(i) for i in own.encode([words])[0]], model.config.context)
-    introduce()
-    if config.trust_remote_code:
-        elsewhere.allow()
-    hub = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
-    about = load.load_config(name, **hub)  # type: ignore[arg-type]
-    tokenizer = load.load_tokenizer(config.tokenizer or name, **hub)  # type: ignore[arg-type]
-    if config.one_block:
-        model = load_one_block(name, device, config.stacks(), config.dtype)  # type: ignore[assignment]
-    else:
-        model = load.load_model(name, device, config.dtype, **hub)  # type: ignore[arg-type]
-    return Opened(name, model, transformers_encoder(tokenizer), load.context_of(about))
-
-
-def introduce() -> None:
-    """Makes our own model types known to transformers."""
-    load.hugging_face()
-    from ... import hf  # noqa: F401
-
-
-def transformers_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
-    """Running text without the tokens that mark its ends."""
-    return lambda words: list(tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"])
+def open_probed(name: str, config: ProbeConfig) -> Opened:
+    """A run of ours or a Hugging Face model, as the settings say. ConfigError or CheckpointError, one line."""
+    device = pick_device(config.device)
+    build = partial(load_one_block, device=device, stacks=config.stacks(), dtype=config.dtype)
+    return open_model(
+        name, device, causal=False, dtype=config.dtype, tokenizer=config.tokenizer, revision=config.revision,
+        trust_remote_code=config.trust_remote_code, build=build if config.one_block else None,
+    )  # fmt: skip
 
 
 def text(
@@ -240,7 +217,21 @@ def text(
         ids.extend(encode(document))
         if len(ids) >= tokens:
             break
-    return load.windows(ids[:tokens], min(context, tokens), vocabulary)
+    return windows(ids[:tokens], min(context, tokens), vocabulary)
+
+
+def windows(ids: list[int], context: int, vocabulary: int | None) -> Tensor:
+    """Running text as (windows, context); what is left over at the end is dropped, unless it is all there is.
+
+    DataError for no token at all, and for ids that the model does not know.
+    """
+    if len(ids) < 2:
+        raise DataError("the text is empty: nothing to probe")
+    tokens = torch.tensor(ids)
+    if vocabulary is not None and int(tokens.max()) >= vocabulary:
+        raise DataError(f"the tokenizer gives ids up to {int(tokens.max())}, the model knows {vocabulary}")
+    count = max(1, len(ids) // context)
+    return tokens[: count * context].view(count, -1)
 
 
 def vocabulary(subject: Subject) -> int | None:
@@ -252,14 +243,12 @@ def run(config: ProbeConfig, progress: Told | None = None) -> list[Probe]:
     out = Path(config.out)
     check(out)
     open_source(config.data)
-    for name in config.models:  # what can be known to be wrong without loading is known first
-        if not (Path(name) / "config.yaml").is_file():
-            introduce()
-            load.load_config(name, revision=config.revision, trust_remote_code=config.trust_remote_code)
-    names = labels(config.models)
+    models = [run_of(name, config.scheme) for name in config.models]
+    for name in models:  # what can be known to be wrong without loading is known first
+        read_settings(name, causal=False, revision=config.revision, trust_remote_code=config.trust_remote_code)
     found = []
-    for name, label in zip(config.models, names, strict=True):
-        opened = open_model(name, config)
+    for name, label in zip(models, labels(models), strict=True):
+        opened = open_probed(name, config)
         subject = Subject(opened.model, config.stacks(), sites=not config.norms_only)
         context = min(config.context, opened.context or config.context)
         ids = text(config.data, opened.encode, config.tokens, context, vocabulary(subject))
@@ -294,8 +283,8 @@ def check(out: Path) -> None:
         raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
 
 
-def write(config: ProbeConfig, found: Sequence[Probe]) -> None:
-    device = pick_device(config.device)
+def files_of(found: Sequence[Probe], data: str | None = None) -> dict[str, Any]:
+    """Content of the files of a probe's folder, by name."""
     clean = [
         [{"model": one.name, **{key: finite(value) for key, value in row.items()}} for row in rows]
         for one in found
@@ -305,13 +294,18 @@ def write(config: ProbeConfig, found: Sequence[Probe]) -> None:
         "trace.jsonl": list(chain.from_iterable(clean[0::3])),
         "norms.jsonl": list(chain.from_iterable(clean[1::3])),
         "summary.json": {
-            "kind": "probe", "status": "finished", "data": config.data, "models": [one.summary() for one in found],
+            "kind": "probe", "status": "finished", "data": data, "models": [one.summary() for one in found],
         },
     }  # fmt: skip
     if ablated := list(chain.from_iterable(clean[2::3])):
         files["ablation.jsonl"] = ablated
-    elif (Path(config.out) / "ablation.jsonl").exists():
-        (Path(config.out) / "ablation.jsonl").unlink()
+    return files
+
+
+def write(config: ProbeConfig, found: Sequence[Probe]) -> None:
+    device, files = pick_device(config.device), files_of(found, config.data)
+    if "ablation.jsonl" not in files:
+        (Path(config.out) / "ablation.jsonl").unlink(missing_ok=True)
     described = environment.describe(device)
     described["transformers"] = environment.installed("transformers")
     save(Path(config.out), asdict(config), described, files)

@@ -1,6 +1,6 @@
 """The directory of a simulation: what may be written where, and all of it at once, when the simulation ends.
 
-DIR/config.yaml  environment.json  trace.jsonl  summary.json  theory.json  particles.json  figures/
+DIR/config.yaml  environment.json  trace.jsonl  summary.json  theory.json  particles.json  report.html  figures/
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from ...errors import CheckpointError
-from ...parsing import from_json
-from ..runs.run import LOCK, difference, locked, read_rows, stored_settings, write_atomic, write_json
+from ..runs.run import LOCK, difference, locked, read_object, read_rows, stored_settings, write_atomic, write_json
 
 VOLATILE = ("out", "device", "compile")
 SAME = ("geonorm", "commit", "python", "torch")
@@ -51,18 +50,10 @@ def writable(out: Path) -> None:
 def finished(out: Path, environment: Mapping[str, Any]) -> dict[str, Any] | None:
     """Files of an interrupted simulation by their names without suffix, to go on with; None where there is none, or
     where another version of the program made it."""
-
-    def stored(name: str) -> dict[str, Any]:
-        try:
-            found = from_json((out / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
-    summary, before = stored("summary.json"), stored("environment.json")
+    summary, before = read_object(out / "summary.json"), read_object(out / "environment.json")
     if summary.get("status") != "interrupted" or any(before.get(key) != environment[key] for key in SAME):
         return None
-    sides = {name: stored(f"{name}.json") for name in ("theory", "particles")}
+    sides = {name: read_object(out / f"{name}.json") for name in ("theory", "particles")}
     return {"summary": summary, "trace": list(read_rows(out / "trace.jsonl")), **sides}
 
 

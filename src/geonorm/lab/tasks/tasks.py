@@ -232,7 +232,7 @@ def listener(model: Any, tokenizer: Any, batch_size: int, live: bool = False) ->
     lm.generate_until = fitting(lm, lm.generate_until, longer_text, "")
     if not live:
         for name in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
-            setattr(lm, name, silent(getattr(lm, name)))
+            setattr(lm, name, hide_progress(getattr(lm, name)))
     return lm
 
 
@@ -272,7 +272,7 @@ def adapted(model: Decoder, tokenizer: Tokenizer) -> tuple[Any, Any]:
     return made, fast_tokenizer(tokenizer.json, end, model.config.context)
 
 
-def silent(method: Any) -> Any:
+def hide_progress(method: Any) -> Any:
     def call(requests: Any) -> Any:
         return method(requests, disable_tqdm=True)
 

@@ -10,24 +10,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
 from ...nn.sampling import generate, sample
-from ..compare.clusters import within
-from ..config import MAX_SEED, EvalConfig
+from ..config import EvalConfig, GenerateConfig
 from ..data import Tokenizer, open_source, prepare
 from ..data.batches import validation_batches
-from ..data.source import NO_TEXT
-from ..open import Subject, open_subject
+from ..data.tokenizer import FileTokenizer
+from ..open import Opened, OpenedRun, open_model
 from ..runs.made import parts
 from ..studies.simulate import writable
 from ..train.evaluate import held_out, with_perplexity
 from ..train.validation import EVALUATION_BATCH
-from .tasks import Tasks, listener
+from .tasks import Tasks, adapted, listener
 
-MOST_TOKENS = 1_000_000
+WINDOW = 2048
+"""Most tokens of a window of text for Hugging Face models, unless --context says otherwise."""
 
 
 def evaluate(config: EvalConfig, live: bool = False) -> dict[str, Any]:
@@ -37,13 +38,17 @@ def evaluate(config: EvalConfig, live: bool = False) -> dict[str, Any]:
     if c.out is not None:
         check(Path(c.out))
     tasks = Tasks(c.tasks, c.limit) if c.tasks else None
-    subject = open_subject(c.model, pick_device(c.device), c.context)
-    result = dict(subject.about)
+    opened = open_model(c.model, pick_device(c.device), scheme=c.scheme)
+    context = window(opened, c.context)
+    result = describe(opened)
     if c.data is not None:
-        result.update(on_text(subject, c.data, c.tokens))
+        result.update(on_text(opened, context, c.data, c.tokens))
     if tasks is not None:
-        with subject.precision():
-            lm = listener(*subject.theirs(), c.batch_size, live)
+        model, tokenizer = opened.model, opened.tokenizer
+        if isinstance(opened, OpenedRun):
+            model, tokenizer = adapted(model, tokenizer)
+        with opened.precision():
+            lm = listener(model, tokenizer, c.batch_size, live)
             answers = tasks.ask(lm)
         result.update(tasks=answers, limit=c.limit, harness=f"lm_eval {version('lm_eval')}")
         if lm.too_long:
@@ -60,19 +65,71 @@ def check(out: Path) -> None:
         raise CheckpointError(f"{out} is not empty and holds no evaluation; choose another --out")
 
 
-def on_text(subject: Subject, data: str, tokens: int | None) -> dict[str, Any]:
+def describe(opened: Opened) -> dict[str, Any]:
+    """What a summary says of the model."""
+    if isinstance(opened, OpenedRun):
+        return {"run": opened.name, "scheme": opened.config.scheme}
+    config = opened.model.config
+    return {"model": opened.name, "model_type": config.model_type, "scheme": getattr(config, "scheme", None)}
+
+
+def window(opened: Opened, asked: int | None) -> int:
+    """Tokens of a window of text. ConfigError where the model does not read as many as are asked for."""
+    if isinstance(opened, OpenedRun):
+        if asked is not None:
+            raise ConfigError("--context is for Hugging Face models; a run is read in windows of its own context")
+        return opened.model.config.context
+    longest = opened.context or WINDOW
+    if asked is not None and not 1 <= asked <= longest:
+        raise ConfigError(f"--context {asked} does not fit {opened.name}: its context is {longest}")
+    return asked or min(longest, WINDOW) - (first_token(opened.tokenizer) is not None)
+
+
+def on_text(opened: Opened, context: int, data: str, tokens: int | None) -> dict[str, Any]:
     """Loss, perplexity and bits per byte in windows of the model's context: on the held-out part where the text comes
     with one or is what the run was trained on, else on all of it."""
     source = open_source(data)
-    text = prepare(source, subject.tokenizer(source))
-    seen = "run" in subject.about and text.sha256 == trained_on(Path(subject.about["run"]))
+    ours = isinstance(opened, OpenedRun)
+    text = prepare(source, opened.tokenizer if ours else fast(opened))
+    seen = ours and text.sha256 == trained_on(Path(opened.name))
     # the fingerprint holds the share to hold out exactly where the text has no held-out part of its own
     whole = not seen and source.fingerprint != open_source(data, validation_fraction=0.5).fingerprint
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
-    batches = validation_batches(ids, max(1, EVALUATION_BATCH // subject.context), subject.context, tokens)
-    with subject.precision():
-        result = with_perplexity(held_out(subject.scorer, batches, text.token_bytes, subject.device))
+    batches = validation_batches(ids, max(1, EVALUATION_BATCH // context), context, tokens)
+    scorer = opened.model if ours else Scorer(opened.model, first_token(opened.tokenizer))
+    with opened.precision():
+        result = with_perplexity(held_out(scorer, batches, text.token_bytes, opened.device))
     return {"data": data, "part": "all" if whole else "held-out", "data_sha256": text.sha256, **result}
+
+
+def fast(opened: Opened) -> FileTokenizer:
+    """The tokenizer of a model of transformers as one of ours."""
+    theirs = opened.tokenizer
+    if not getattr(theirs, "is_fast", False):
+        raise DataError(f"{opened.name} has no fast tokenizer: its bytes per token are not known, so use --tasks only")
+    return FileTokenizer(opened.name, theirs.backend_tokenizer.to_str(), theirs.eos_token)
+
+
+def first_token(tokenizer: Any) -> int | None:
+    """The token that the tokenizer puts before every text (Llama and Gemma have one); None if it puts none (GPT-2)."""
+    ids = tokenizer("a").input_ids
+    first = ids[0] if ids else None
+    return int(first) if first is not None and first == tokenizer.bos_token_id else None
+
+
+class Scorer(nn.Module):
+    """A Hugging Face model under `held_out`: sum or mean of nats of targets. A window begins with the tokenizer's first
+    token where the model knows texts only with it."""
+
+    def __init__(self, model: Any, begin: int | None) -> None:
+        super().__init__()
+        self.model, self.begin = model, begin
+
+    def loss(self, ids: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        if self.begin is not None:
+            ids = torch.cat((ids.new_full((ids.shape[0], 1), self.begin), ids), dim=1)
+        logits = self.model(ids, use_cache=False).logits[:, -targets.shape[1] :]
+        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction=reduction)
 
 
 def trained_on(path: Path) -> str | None:
@@ -84,23 +141,14 @@ def trained_on(path: Path) -> str | None:
     return known[-1].get("data_sha256") if known else None
 
 
-def generate_text(
-    name: str, prompt: str, tokens: int, temperature: float, top_k: int | None, seed: int, device_name: str
-) -> Iterator[str]:
+def generate_text(config: GenerateConfig) -> Iterator[str]:
     """The prompt and then new text of a run or a Hugging Face model, piece by piece as it is decoded."""
-    within("tokens", tokens, 1, MOST_TOKENS)
-    within("seed", seed, 0, MAX_SEED)
-    within("temperature", temperature, 0)
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        raise ConfigError("the prompt is not valid Unicode text") from None
-    device = pick_device(device_name)
-    subject = open_subject(name, device)
-    speak = of_run if "run" in subject.about else of_transformers
-    ids, ends, writer, read = speak(subject, prompt)
+    c, device = config, pick_device(config.device)
+    opened = open_model(c.run, device, scheme=c.scheme)
+    ids, ends, writer, read = (of_run if isinstance(opened, OpenedRun) else of_transformers)(opened, c.prompt)
     told = ""
-    for token in writer(torch.tensor([ids], device=device), tokens, temperature, top_k, generator_of(seed, device)):
+    generator = torch.Generator(device).manual_seed(c.seed)
+    for token in writer(torch.tensor([ids], device=device), c.tokens, c.temperature, c.top_k, generator):
         ids.append(int(token))
         if ids[-1] in ends:
             return
@@ -110,22 +158,18 @@ def generate_text(
             told = text
 
 
-def generator_of(seed: int, device: torch.device) -> torch.Generator:
-    return torch.Generator(device).manual_seed(seed)
-
-
 Speaker = tuple[list[int], set[int], Callable[..., Iterator[Tensor]], Callable[[list[int]], str]]
 """Ids of the prompt, ids that end a text, what writes new ids, what makes text of ids."""
 
 
-def of_run(subject: Subject, prompt: str) -> Speaker:
-    tokenizer = subject.tokenizer(NO_TEXT)
-    ids = [int(i) for i in tokenizer.encode([prompt])[0]] if prompt else [tokenizer.eos]
-    return ids, {tokenizer.eos}, partial(generate, subject.scorer), partial(decode, tokenizer)
+def of_run(opened: Opened, prompt: str) -> Speaker:
+    tokenizer = opened.tokenizer
+    ids = opened.encode(prompt) if prompt else [tokenizer.eos]
+    return ids, {tokenizer.eos}, partial(generate, opened.model), partial(decode, tokenizer)
 
 
-def of_transformers(subject: Subject, prompt: str) -> Speaker:
-    model, tokenizer = subject.theirs()
+def of_transformers(opened: Opened, prompt: str) -> Speaker:
+    model, tokenizer = opened.model, opened.tokenizer
     start = next((i for i in (tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None), None)
     ids = list(tokenizer(prompt).input_ids) if prompt else [] if start is None else [start]
     if not ids:

@@ -8,9 +8,8 @@ from torch.distributed.tensor import DTensor
 
 from ...nn.decoder import Decoder
 from ...probes.measures import SiteMoments
-from ...residual import Residual
 from ...schemes import Site
-from .trace import watching
+from ...sites.watch import ModelSite, watch
 
 LARGE = 1e4
 
@@ -29,13 +28,15 @@ def diagnose(model: Decoder, ids: Tensor, step: int, what: str = "loss is not fi
     moments: list[tuple[Site, SiteMoments]] = []
     clamped: list[float] = []
 
-    def look(site: Site, residual: Residual, x: Tensor, u: Tensor, after: Tensor) -> None:
-        moments.append((site, SiteMoments.of(x, u, after)))
-        met = residual.scheme.clamped(x, u, residual.own, residual.site(x))
+    def look(place: ModelSite, x: Tensor, u: Tensor, after: Tensor) -> None:
+        residual = place.residual
+        assert residual is not None
+        moments.append((place.site, SiteMoments.of(x, u, after)))
+        met = residual.scheme.clamped(x, u, residual.own(), residual.site(x))
         if met is not None:
             clamped.append(met.double().mean().item())
 
-    with watching(model, look):
+    with watch(model, look):
         model(ids)
     parts = [f"{what} at step {step}"]
     if broken:

@@ -7,7 +7,6 @@ signals) they agree on in the step, so that all of them take the same way throug
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
@@ -24,16 +23,16 @@ from ...errors import CheckpointError, GeonormError
 from ...nn.decoder import Decoder
 from ...ops.available import asked
 from ...output import launched
-from ...schemes import parse, stored
 from ..config import Recipe, TrainConfig
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, prepare
 from ..data.batches import Batches, validation_batches
+from ..resolve import Resolved, resolve
 from ..runs import environment
-from ..runs.made import Made, kept_sources
+from ..runs.made import Made
 from ..runs.run import Run, finite
 from ..runs.summary import chart, event_writer, progress_line, summarise
-from ..scale import checkpoint, parallel, tensor
-from ..scale.world import ALONE, World, joined, own_device
+from ..scale import checkpoint, parallel
+from ..scale.world import ALONE, World, join_world, own_device
 from ..tasks.examination import Examination
 from . import optim, trace
 from .averaging import Average
@@ -80,14 +79,14 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
 
     Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
     kept) and Interrupted after a signal (all saved): on every rank alike."""
-    config.decoder(config.scheme)
     asked("auto")  # $GEONORM_BACKEND, before anything is written
     stopped: list[float] = []
     device = own_device(pick_device(config.runtime.device))
     torch.set_num_threads(config.runtime.threads)
-    with joined(device, config.guard.stuck) as world, ExitStack() as opened:
-        say = heard(say, stopped) if world.first else silent
-        loop = Loop(config, world.in_turn(lambda: load_text(config, world)), device, say, world)
+    with join_world(device, config.guard.stuck) as world, ExitStack() as opened:
+        say = heard(say, stopped) if world.first else say_nothing
+        setup = resolve(config, world)
+        loop = Loop(setup, world.in_turn(lambda: load_text(config, world)), device, say, world)
         made = Made.of(config, loop.text.tokens, loop.text.tokenizer, [config.scheme])
         run = world.together(
             lambda: opened.enter_context(Run.opened(config)) if world.first else Run(Path(config.out), writes=False)
@@ -110,24 +109,21 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
 class Loop:
     """State of one training run on one rank."""
 
-    def __init__(self, config: TrainConfig, text: Text, device: torch.device, say: Say, world: World = ALONE) -> None:
-        self.config = c = optim.own_recipe(config)
-        self.departures = optim.departures(config)
-        kind = parallel.layout(c.runtime, world, c.batch_size)
+    def __init__(self, setup: Resolved, text: Text, device: torch.device, say: Say, world: World = ALONE) -> None:
+        c = setup.config
+        self.config, self.setup, shape, kind = c, setup, setup.shape, setup.layout
         self.world = world = replace(world, tensor=c.runtime.tensor_size)
         self.text, self.device, self.say = text, device, say
         world.dog.at(0, "building the model")
-        shape = c.decoder(c.scheme)
-        tensor.check(shape, world.tensor)
         self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed)
         self.validation = Validation(text.tokens, c, shape.context, device, world)
         torch.manual_seed(c.seed)
         with torch.device(built_on := parallel.built_on(kind, world)):
             model = Decoder(shape)
-        self.model = parallel.prepare(model, c.runtime, device if built_on.type == "cpu" else built_on)
+        self.model = parallel.distribute(model, c.runtime, device if built_on.type == "cpu" else built_on)
         self.spread = parallel.Spread(self.model, c.runtime, world, device, kind)
         torch.manual_seed(c.seed + world.rank)
-        self.optimizers = parallel.apart(optim.build(self.model, c.optim, c.lr))
+        self.optimizers = parallel.apart(optim.build_optimizers(self.model, c.optim, c.lr))
         self.average = Average(self.model, c)
         self.held = Held(self.model, c.optim.hold_norms)
         self.examination = Examination(c, self.model, text.tokenizer) if c.evaluation.tasks else None
@@ -148,10 +144,8 @@ class Loop:
     def run(self, run: Run, made: Made, stopped: list[float]) -> dict[str, Any]:
         """From the newest checkpoint to the end; `stopped` takes the times of signals to stop."""
         c = self.config
-        if self.departures:
-            self.say(
-                f"own recipe of {c.scheme}: {', '.join(f'{key} {value:g}' for key, value in self.departures.items())}"
-            )
+        if departures := self.setup.departures:
+            self.say(f"own recipe of {c.scheme}: {', '.join(f'{key} {value:g}' for key, value in departures.items())}")
         self.dog.at(0, "reading the checkpoint")
         if self.resume(run):
             self.say(f"resuming {run.path} at step {self.step} of {c.steps}")
@@ -189,7 +183,7 @@ class Loop:
             asking = self.examination is not None and self.examination.due(step, last)
             reading = evaluating or saving or asking or step % self.log_every == 0
             try:
-                grad_norms = self.update(evaluating, reading)
+                gradients = self.update(evaluating, reading)
                 late = 0 < c.checkpoint.minutes * 60 < time.monotonic() - saved
                 own = FAILED if self.saver.failed else STOP if stopped else LATE if late else 0
                 signal = (asked := self.world.highest(own)) > LATE
@@ -198,7 +192,7 @@ class Loop:
                 rows = self.settled()
                 self.clock(rows, time.monotonic() - started)
                 if evaluating:
-                    rows[-1].update(self.evaluate(run, grad_norms))
+                    rows[-1].update(self.evaluate(run, gradients))
                 if asking and self.examination is not None:
                     self.dog.at(step, "tasks")
                     rows[-1].update(self.examination.row())
@@ -228,7 +222,7 @@ class Loop:
                 raise Interrupted(f"stopped at step {step} of {c.steps}; saved in {run.path}")
             started = time.monotonic()
 
-    def update(self, measure: bool, check: bool) -> dict[str, float]:
+    def update(self, measure: bool, check: bool) -> trace.Gradients:
         """One optimizer step; returns the gradient norm of every site if asked to measure. With `check`, a loss or
         gradient that is not finite is Trouble before it can reach the weights."""
         c, step = self.config, self.step + 1
@@ -244,10 +238,10 @@ class Loop:
                     loss = self.spread.loss(ids[rows], targets[rows])
                 (loss / c.runtime.accumulate).backward()
             losses.append(loss.detach())
-        norms = trace.branch_grad_norms(self.model) if measure else {}
+        norms = trace.gradients(self.model) if measure else {}
         grad_norm = self.spread.clip(c.optim.clip if c.optim.clip > 0 else inf)
         total = self.world.mean(torch.stack(losses).mean())
-        lr = c.lr * optim.rate(c.optim, step, c.steps)
+        lr = c.lr * optim.rate_share(c.optim, step, c.steps)
         tokens = step * c.batch_size * ids.shape[1]
         row = {"step": step, "tokens": tokens, "loss": total, "lr": lr, "grad_norm": grad_norm}
         self.dog.at(step, "the optimizer's step")
@@ -295,13 +289,13 @@ class Loop:
             row["tokens_per_second"] = row["tokens"] / row["step"] / max(1e-9, each)
             row["seconds"] = self.seconds
 
-    def evaluate(self, run: Run, grad_norms: dict[str, float]) -> dict[str, Any]:
+    def evaluate(self, run: Run, gradients: trace.Gradients) -> dict[str, Any]:
         c = self.config
         self.dog.at(self.step, "evaluation")
         with parallel.precision(c.runtime, self.device):
             result = self.validation.on_part(self.model)
             if c.evaluation.trace_tokens:
-                found = trace.trace(self.model, self.validation.trace_ids(), self.step, grad_norms)
+                found = trace.trace(self.model, self.validation.trace_ids(), self.step, gradients)
                 run.append(run.trace, found.sites)
                 run.append(run.norms, found.norms)
             if self.step == c.steps:
@@ -381,8 +375,8 @@ class Loop:
             "parallel": self.spread.kind,
             "tensor_size": self.world.tensor,
             "phase": c.phase,
-            "own_recipe": self.departures,
-            "paper_recipe": parse(c.scheme).recipe(),
+            "own_recipe": self.setup.departures,
+            "paper_recipe": self.setup.scheme.recipe(),
             "events": self.judge.events,
             "diagnosis": None,
             **more,
@@ -390,8 +384,8 @@ class Loop:
         return self.world.shared(summarise(run, about, self.device))
 
 
-def silent(line: str) -> None:
-    """What ranks say of which the first speaks."""
+def say_nothing(line: str) -> None:
+    """How every rank but the first prints: not at all."""
 
 
 def lost_peer(error: RuntimeError, world: World, step: int) -> Exception:
@@ -402,15 +396,3 @@ def lost_peer(error: RuntimeError, world: World, step: int) -> Exception:
         f"lost another rank after step {step}; the same command goes on from the last checkpoint, "
         "and torchrun --max-restarts N does so by itself"
     )
-
-
-def load_run(path: Path, device: torch.device) -> tuple[Decoder, TrainConfig, Path]:
-    """Model of a run at its newest whole checkpoint, whatever number of ranks trained it, its settings, and its
-    tokenizer file. CheckpointError if none."""
-    run = Run(path)
-    config = run.config()
-    parse(stored(config.scheme, kept_sources(path), str(path)))
-    model = Decoder(config.decoder(config.scheme)).to(device)
-    if checkpoint.load_newest(run.checkpoints, model, None, lambda line: print(line, file=sys.stderr)) is None:
-        raise CheckpointError(f"{path} holds no checkpoint yet; let it train first")
-    return model.eval(), config, path / "tokenizer.json"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import cos, pi
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,26 +10,10 @@ from torch import Tensor
 from ...errors import ConfigError
 from ...nn.decoder import Decoder
 from ...nn.roles import ROLES
-from ...schemes import parse
-from ..config import TrainConfig
 from ..options import Optim
 
 
-def departures(config: TrainConfig) -> dict[str, float]:
-    """What the scheme's own recipe sets, if the run asks for it: keys weight_decay, warmup, lr, clip."""
-    return dict(parse(config.scheme).recipe()) if config.recipe == "own" else {}
-
-
-def own_recipe(config: TrainConfig) -> TrainConfig:
-    """The run with its scheme's departures from the shared recipe (weight_decay, warmup, lr, clip) put in place."""
-    changes: dict[str, Any] = departures(config)
-    lr = changes.pop("lr", config.lr)
-    if "warmup" in changes:
-        changes["warmup_steps"] = None
-    return replace(config, lr=lr, optim=replace(config.optim, **changes))
-
-
-def build(model: Decoder, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: Decoder, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
     """AdamW, SGD, or Muon for matrices inside blocks with AdamW for the rest. Weight decay follows the table of
     roles."""
     decayed: list[Tensor] = []
@@ -60,7 +42,7 @@ def build(model: Decoder, config: Optim, lr: float) -> list[torch.optim.Optimize
     return optimizers
 
 
-def rate(config: Optim, step: int, steps: int) -> float:
+def rate_share(config: Optim, step: int, steps: int) -> float:
     """Learning rate of step 1..steps as a share of the highest."""
     warmup = round(config.warmup * steps) if config.warmup_steps is None else config.warmup_steps
     if step <= warmup:

@@ -1,0 +1,23 @@
+"""How a step shrinks over depth: the laws that schemes follow, that networks are fitted to, and that figures draw."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+Law = Literal["harmonic", "sqrt", "linear", "constant"]
+LAWS: tuple[Law, ...] = get_args(Law)
+Schedule = Law | float
+
+
+def schedule(kind: Schedule, alpha: Any, t: Any, depth: int) -> Any:
+    """Step size at depth-time t = 1..depth: harmonic alpha/t, sqrt alpha/sqrt(t), linear alpha (depth-t+1)/depth; a
+    number p alpha t^-p."""
+    if isinstance(kind, float):
+        return alpha * t**-kind
+    if kind == "harmonic":
+        return alpha / t
+    if kind == "sqrt":
+        return alpha / t**0.5
+    if kind == "linear":
+        return alpha * (depth - t + 1) / depth
+    return alpha

@@ -1,0 +1,48 @@
+"""What follows from the settings of a run, found once and before anything opens: its scheme, the model, what the
+scheme's own recipe changes, and how the model lies on the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..nn.config import DecoderConfig
+from ..schemes import Scheme, parse
+from .config import TrainConfig
+from .scale import tensor
+from .scale.parallel import layout
+from .scale.world import World
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A run, ready to be built."""
+
+    config: TrainConfig
+    """Its settings, with the departures in place."""
+    scheme: Scheme
+    departures: dict[str, float]
+    """What the scheme's own recipe sets, if the run asks for it: keys weight_decay, warmup, lr, clip."""
+    shape: DecoderConfig
+    layout: str
+    """none, ddp or fsdp on the ranks of a world; empty where no world is known."""
+
+
+def resolve(config: TrainConfig, world: World | None = None) -> Resolved:
+    """ConfigError for a scheme or model that does not exist, or does not fit the ranks of a world."""
+    scheme, shape = parse(config.scheme), config.decoder(config.scheme)
+    departures = dict(scheme.recipe()) if config.recipe == "own" else {}
+    kind = ""
+    if world is not None:
+        kind = layout(config.runtime, world, config.batch_size)
+        tensor.check_shares(shape, config.runtime.tensor_size)
+    return Resolved(depart(config, departures), scheme, departures, shape, kind)
+
+
+def depart(config: TrainConfig, departures: dict[str, float]) -> TrainConfig:
+    """The run with departures from the shared recipe put in place."""
+    changes: dict[str, Any] = dict(departures)
+    lr = changes.pop("lr", config.lr)
+    if "warmup" in changes:
+        changes["warmup_steps"] = None
+    return replace(config, lr=lr, optim=replace(config.optim, **changes))

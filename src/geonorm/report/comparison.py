@@ -1,0 +1,153 @@
+"""What the report says of a comparison: findings, table, charts, recipe, and how to repeat it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
+
+from ..lab.runs.run import flatten
+from . import comparison_charts as charts
+from .checks import limits
+from .page import Part, Section, bullets, details, html_table, pairs, plain_text
+from .runs import Comparison, Record, Run
+from .tables import COLUMNS, LIMITS, count, headline, summary_line
+from .vega import Chart
+
+PER_RUN = {"scheme", "seed", "lr", "out", "name", "phase"}  # settings that differ between runs by design
+STATUS = ("scheme", "seed", "lr", "phase", "status", "val_loss")
+NO_LOSS = "No run finished with a validation loss, so there is nothing to compare yet."
+NO_METRICS = "No metrics were recorded in these runs."
+NO_TRACE = "No trace was recorded in these runs, so the geometry of the stream cannot be shown."
+
+
+def part(comparison: Comparison, place: Mapping[str, int]) -> Part:
+    """`place`: where each scheme stands in the legend."""
+    training = [*charts.losses(comparison), *charts.gaps(comparison), *charts.learning_rates(comparison)]
+    noise = [*charts.final_loss(comparison), *charts.differences(comparison)]
+    shown = [column for column in COLUMNS if any(column.cell(row) != "–" for row in comparison.rows)]
+    titles, cells = [column.title for column in shown], [[c.cell(row) for c in shown] for row in comparison.rows]
+    sections = [
+        Section("Noise and differences", [_charts(noise, NO_LOSS)], "wide"),
+        Section("Table", [html_table(titles, cells, place), _table_note(comparison)]),
+        Section("Training", [_charts(training, NO_METRICS)]),
+        Section("Geometry of the stream", [_charts(charts.geometry(comparison), NO_TRACE)]),
+        Section("Stability", [_stability(comparison), _charts(charts.gradient_course(comparison), NO_METRICS)]),
+        Section("Recipe", [_recipe(comparison)]),
+        Section("Repeat it", [_repeat(comparison)]),
+    ]
+    return Part(
+        title=f"{comparison.source}: {len(comparison.schemes)} residual schemes compared",
+        caption=summary_line(comparison),
+        findings=[(row["scheme"], headline(row)) for row in comparison.rows],
+        keys=comparison.keys,
+        sections=sections,
+        aside=_limits(comparison),
+        tables=[(titles, cells)],
+        records=[{key: v for key, v in row.items() if not isinstance(v, (dict, list))} for row in comparison.rows],
+        figures=charts.figures_of(comparison),
+    )
+
+
+def _charts(found: list[Chart], otherwise: str) -> str | list[Chart]:
+    return found or f"<p>{escape(otherwise)}</p>"
+
+
+def _limits(comparison: Comparison) -> str:
+    found = limits(comparison)
+    if not found:
+        return '<p class="limits">No departure from the comparison protocol was found in these runs.</p>'
+    return f'<aside class="limits"><strong>{LIMITS}</strong>{bullets(found)}</aside>'
+
+
+def _table_note(comparison: Comparison) -> str:
+    return (
+        "<p>Mean ± standard deviation over seeds; differences are paired by seed, with their 95 % interval; p of each "
+        f"alone, and by Holm for all {comparison.rows[0]['family']}; moderated: the difference of the means, variances "
+        "drawn towards that of all schemes as far as their spreads agree; fitted minimum: of a parabola in log rate "
+        "through all full runs, ± standard error; spikes (of the loss / of the gradient norm) are summed over the n "
+        "runs. Speeds are not compared: runs share a machine (geonorm bench train measures them in turns).</p>"
+    )
+
+
+def _stability(comparison: Comparison) -> str:
+    sentences = [
+        f"{row['scheme']}: {count(row['spikes'], 'loss spike')} and "
+        f"{count(row['grad_spikes'], 'gradient spike')} "
+        f"in {count(row['n'], 'finished run')}" + (f"; {row['failed']} did not finish." if row["failed"] else ".")
+        for row in comparison.rows
+    ]
+    rule = "A spike is a value more than 6 standard deviations above the mean of the 100 steps before it."
+    return f"<p>{rule}</p>{bullets(sentences)}"
+
+
+def _recipe(comparison: Comparison) -> str:
+    """Settings that all runs share, and where each scheme departs from them."""
+    if not any(run.config for run in comparison.runs):
+        return "<p>No configuration was stored with these runs.</p>"
+    flat = [flatten(run.config) for run in comparison.runs]
+    keys = dict.fromkeys(key for config in flat for key in config if key.split(".")[-1] not in PER_RUN)
+    shared = [(key, flat[0].get(key)) for key in keys if all(c.get(key) == flat[0].get(key) for c in flat)]
+    own = [key for key in keys if key not in dict(shared)]
+    parts = [details(f"Shared by all runs: {count(len(shared), 'setting')}", pairs(shared))]
+    if own:
+        rows = [[key, *(_values(comparison.of(scheme), key) for scheme in comparison.schemes)] for key in own]
+        parts.append("<p>Where the runs differ, besides scheme, seed and learning rate:</p>")
+        parts.append(html_table(["setting", *comparison.schemes], rows))
+    else:
+        parts.append("<p>The runs differ in nothing but scheme, seed and learning rate.</p>")
+    asked = _own_recipes(comparison)
+    return "".join(parts) + (bullets(asked) if asked else "")
+
+
+def _own_recipes(comparison: Comparison) -> list[str]:
+    """What each scheme's paper asks for beside the shared recipe, and whether these runs did it."""
+    sentences = []
+    for scheme in comparison.schemes:
+        for run in comparison.of(scheme)[:1]:
+            asked = run.summary.get("paper_recipe")
+            if asked:
+                settings = ", ".join(f"{key} {plain_text(value)}" for key, value in asked.items())
+                used = "applied here" if run.summary.get("own_recipe") else "not applied here"
+                sentences.append(f"{scheme}: its paper asks for {settings} ({used}).")
+    return sentences
+
+
+def _values(runs: Iterable[Run], key: str) -> str:
+    values = dict.fromkeys(plain_text(flatten(run.config).get(key)) for run in runs)
+    return ", ".join(values)
+
+
+def _repeat(comparison: Comparison) -> str:
+    """Commands for the directory that the runs were started in: what they name, data above all, is relative to it."""
+    parts = ["<p>In the directory in which these runs were started:</p>"]
+    if comparison.command:
+        parts.append(f"<p>The whole comparison:</p><pre>{escape(comparison.command)}</pre>")
+    run = comparison.drawn(comparison.schemes[0])[0]
+    config = Path(str(run.config.get("out") or run.path)) / "config.yaml"
+    again = shlex.join(["geonorm", "train", "--config", str(config), "--out", "NEW"])
+    parts.append("<p>One run, from the configuration stored in its directory:</p>")
+    parts.append(f"<pre>{escape(again)}</pre>")
+    for scheme in comparison.schemes:
+        run = comparison.drawn(scheme)[0]
+        if run.config_text:
+            title = f"Configuration of {run.path.name} ({scheme})"
+            parts.append(details(title, f"<pre>{escape(run.config_text)}</pre>"))
+    found = [part for run in comparison.runs for part in run.environment or [{}]]
+    environments = {json.dumps(part, sort_keys=True): part for part in map(_alike, found)}
+    for number, environment in enumerate(environments.values(), 1):
+        name = "Environment" + (f" {number} of {len(environments)}" if len(environments) > 1 else "")
+        content = pairs(flatten(environment).items()) if environment else "<p>No environment was recorded.</p>"
+        parts.append(details(name, content))
+    rows = [[run.path.name, *(plain_text(run.summary.get(key)) for key in STATUS)] for run in comparison.runs]
+    parts.append(
+        details(f"All {count(len(comparison.runs), 'run')} and how they ended", html_table(("run", *STATUS), rows))
+    )
+    return "".join(parts)
+
+
+def _alike(environment: Record) -> Record:
+    """What may be the same for several parts of several runs: not the step at which one begins."""
+    return {key: value for key, value in environment.items() if key != "step"}

@@ -1,0 +1,365 @@
+"""The charts of a comparison: each takes it and gives charts, or none if there is nothing to show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..lab.runs.statistics import usable
+from . import series
+from .runs import Comparison, Run
+from .style import Look, figures, ramp, rate, si, signed
+from .tables import count, paired_difference, spread, summary_line, unfinished
+from .vega import NUMBER, RATE, TOKENS, Axis, Chart, Spec, figure
+
+LOSS = "loss (nats per token)"
+SEEN = "tokens seen"
+LOG = " Logarithmic scale."
+
+
+def final_loss(comparison: Comparison) -> list[Chart]:
+    """Final loss of every run at each scheme's best learning rate."""
+    rows = comparison.rows
+    losses = {row["scheme"]: [run.summary["val_loss"] for run in comparison.counted(row["scheme"])] for row in rows}
+    ends = [row[key] for row in rows for key in ("val_loss_low", "val_loss_high") if row[key] is not None]
+    values = [*ends, *(loss for found in losses.values() for loss in found)]
+    if not values:
+        return []
+    note = (
+        "Each mark is one run at its scheme's best learning rate; the bar is the 95 % interval of the mean over seeds."
+    )
+    axis = Axis.around(values, title="final validation " + LOSS)
+    chart = Chart("Noise between seeds", axis, None, comparison.looks, note)
+    for row in rows:
+        runs = comparison.counted(row["scheme"])
+        dots = [(run.summary["val_loss"], f"{run.label}: {run.summary['val_loss']:.4f}") for run in runs]
+        value = f"{spread(row)}, n = {row['n']}" if runs else unfinished(row)
+        chart.strip(row["scheme"], value, dots, (row["val_loss_mean"], row["val_loss_low"], row["val_loss_high"]))
+    return [chart]
+
+
+def differences(comparison: Comparison) -> list[Chart]:
+    """Paired differences to the baseline with their intervals."""
+    base = {run.summary.get("seed"): run.summary["val_loss"] for run in comparison.counted(comparison.baseline)}
+    rows = [row for row in comparison.rows if row["difference"] is not None and row["scheme"] != comparison.baseline]
+    if not rows:
+        return []
+    dots = {}
+    for row in rows:
+        pairs = [run for run in comparison.counted(row["scheme"]) if run.summary.get("seed") in base]
+        gaps = [(run.summary["val_loss"] - base[run.summary.get("seed")], run.label) for run in pairs]
+        dots[row["scheme"]] = [(gap, f"{label}: {signed(gap, 4)} nats") for gap, label in gaps]
+    limits = [row[key] for row in rows for key in ("difference_low", "difference_high") if row[key] is not None]
+    values = [0.0, *limits, *(gap for found in dots.values() for gap, _ in found)]
+    note = (
+        "Runs of equal seed share data order, so each mark is one seed's difference. "
+        "The bar is the 95 % interval of their mean: where it touches 0 the difference is not resolved."
+    )
+    if len(rows) > 1:
+        note += f" With {len(rows)} comparisons, expect about {0.05 * len(rows):.2g} to miss 0 by chance alone; "
+        note += "the table has p adjusted for that."
+    axis = Axis.around(values, title=f"difference to {comparison.baseline}, nats per token (left of 0 is better)")
+    chart = Chart("Paired differences", axis, None, comparison.looks, note)
+    chart.rule(x=0.0)
+    for row in rows:
+        ends = (row["difference"], row["difference_low"], row["difference_high"])
+        chart.strip(row["scheme"], paired_difference(row), dots[row["scheme"]], ends)
+    return [chart]
+
+
+def losses(comparison: Comparison) -> list[Chart]:
+    """Loss against tokens and against wall time."""
+    found = []
+    axes = (("tokens", SEEN, SEEN, TOKENS), ("seconds", "wall time", "wall time (seconds)", NUMBER))
+    for key, title, unit, form in axes:
+        drawn = {scheme: series.loss_points(comparison, scheme, key) for scheme in comparison.schemes}
+        frame = series.loss_range(comparison, list(drawn.values()))
+        if frame is None:
+            continue
+        end = max(float(curve.x[-1]) for pair in drawn.values() for curve in pair if curve)
+        x = Axis(0.0, end * 1.02, title=unit, form=form)
+        note = (
+            "Validation loss with markers and the range of the seeds, training loss thin. "
+            "The start leaves the frame, as may what diverged."
+        )
+        if key == "seconds":
+            note += " Runs that shared the machine slowed one another: no measure of cost."
+        chart = Chart(f"Loss against {title}", x, Axis(*frame, title=LOSS), comparison.looks, note)
+        for scheme, (train, valid) in drawn.items():
+            if train:
+                chart.line(scheme, train.x, train.mean, "thin")
+            if valid:
+                _curve(chart, scheme, valid, "tokens" if key == "tokens" else "s")
+        found.append(chart)
+    return found
+
+
+def gaps(comparison: Comparison) -> list[Chart]:
+    """The paired difference to the baseline in the course of training."""
+    base = comparison.counted(comparison.baseline)
+    others = [scheme for scheme in comparison.schemes if scheme != comparison.baseline]
+    drawn = {scheme: series.paired_gap(comparison.counted(scheme), base) for scheme in others}
+    curves = {scheme: curve for scheme, curve in drawn.items() if curve}
+    if not _course_long(curves):
+        return []
+    values = [0.0]
+    for curve in curves.values():
+        late = curve.x >= 0.15 * curve.x[-1]
+        values += [*curve.low[late], *curve.high[late]]
+    note = (
+        f"Validation loss less that of {comparison.baseline}, paired by seed; "
+        "the band is the 95 % interval at each point."
+    )
+    y = Axis.around(values, title="difference (nats per token)")
+    chart = _over_tokens(comparison, "Difference in the course of training", curves, y, note)
+    chart.rule(y=0.0)
+    for scheme, curve in curves.items():
+        _curve(chart, scheme, curve, "tokens", "95 %")
+    return [chart]
+
+
+def _course_long(curves: Mapping[str, series.Curve]) -> bool:
+    """Whether some curve has two points or more."""
+    return any(len(curve.x) > 1 for curve in curves.values())
+
+
+def _over_tokens(
+    comparison: Comparison, title: str, curves: Mapping[str, series.Curve], y: Axis, note: str,
+    styles: Mapping[str, Look] | None = None,
+) -> Chart:  # fmt: skip
+    """An empty chart over the tokens that these curves span, from 0 on."""
+    x = Axis(0.0, max(float(curve.x[-1]) for curve in curves.values()) * 1.02, form=TOKENS, title=SEEN)
+    return Chart(title, x, y, styles or comparison.looks, note + (LOG if y.log else ""))
+
+
+def _curve(chart: Chart, scheme: str, curve: series.Curve, unit: str, band: str = "seeds") -> None:
+    """A mean over seeds with markers and a band: the range of the seeds, or an interval."""
+    chart.band(scheme, curve.x, curve.low, curve.high)
+    chart.line(scheme, curve.x, curve.mean)
+    for x, mean, low, high in zip(*curve, strict=True):
+        within = "" if low == high else f" ({band} {figures(low)} to {figures(high)})"
+        chart.mark(scheme, x, mean, f"{scheme} · {si(x)} {unit}: {figures(mean)}{within}")
+
+
+def learning_rates(comparison: Comparison) -> list[Chart]:
+    """Final loss against learning rate, where several were tried."""
+    tried = sorted({lr for row in comparison.rows for lr in row["lrs"] if lr})
+    found = [loss for row in comparison.rows for lr, loss in row["lrs"].items() if lr and loss is not None]
+    if len(tried) < 2 or not found:
+        return []
+    labels = tried if len(tried) <= 7 else tried[:: math.ceil(len(tried) / 7)]
+    x = Axis.around(tried, log=True, margin=0.08, form=RATE, title="learning rate", labels=labels)
+    note = "Ringed: the rate the scheme is judged at. A cross at the top: some run there did not finish."
+    y = Axis(*series.rate_window(found), title="final validation " + LOSS)
+    chart = Chart("Learning rates", x, y, comparison.looks, note)
+    for row in comparison.rows:
+        rates = [lr for lr in row["lrs"] if lr]
+        chart.line(row["scheme"], rates, [math.nan if row["lrs"][lr] is None else row["lrs"][lr] for lr in rates])
+        for lr in rates:
+            _rate_mark(chart, row["lrs"][lr], lr, _tried(comparison.of(row["scheme"]), lr), y.high, lr == row["lr"])
+    return [chart]
+
+
+def _tried(runs: Sequence[Run], lr: float) -> list[Run]:
+    """Runs at this learning rate: the tuning runs, where the scheme has any there."""
+    here = [run for run in runs if run.summary.get("lr") == lr]
+    return [run for run in here if run.summary.get("phase") == "tune"] or here
+
+
+def _rate_mark(chart: Chart, loss: float | None, lr: float, runs: Sequence[Run], top: float, best: bool) -> None:
+    scheme = runs[0].scheme
+    lost = sum(not usable(run.summary) for run in runs)
+    if lost:
+        label = f"{scheme} · lr {rate(lr)}: {lost} of {count(len(runs), 'run')} did not finish"
+        chart.mark(scheme, lr, top, label, "fail")
+    if loss is not None:
+        label = f"{scheme} · lr {rate(lr)}: {loss:.4f}, {count(len(runs) - lost, 'run')}"
+        chart.mark(scheme, lr, loss, label, "best" if best else "mark")
+
+
+class Measure(NamedTuple):
+    """A column of the trace with the words for it."""
+
+    key: str
+    title: str
+    unit: str
+    note: str
+    law: str = ""
+    """The column that the definition predicts for this one: drawn as the line under the marks."""
+
+
+PROFILES = {
+    measure.key: measure
+    for measure in (
+        Measure("radius", "Radius of the stream", "|x|", "Mean norm |x| of the tokens that enter each site."),
+        Measure("angle", "Angle of each write", "radians", "Mean angle by which a site turns a token.", "law_angle"),
+        Measure("radius_after", "Radius after each site", "|x'|", "Mean norm |x'| of tokens that leave.", "law_radius"),
+        Measure("1/speed", "Turning per update", "1/s", "From the definition, theta' = P(u) / s, with this x and u."),
+        Measure("clamped", "Clamped tokens", "share", "Share of tokens whose angle reached the scheme's limit."),
+        Measure("cos_pair", "Likeness of tokens", "cosine", "Mean between tokens of one sequence; 1 is collapse."),
+        Measure("grad_norm", "Gradient per site", "gradient norm", "Norm of the gradient at each site."),
+    )
+}
+COURSES = (
+    Measure("radius", "Radius in the course of training", "|x|", "Mean over all sites."),
+    Measure("angle", "Angle in the course of training", "radians", "Mean over all sites."),
+)
+
+
+def geometry(comparison: Comparison) -> list[Chart]:
+    """What each site does to the stream at the last evaluation, and how that came about."""
+    courses = [chart for measure in COURSES for chart in _course(comparison, measure)]
+    first, others = profile(comparison, list(PROFILES)[:2]), profile(comparison, list(PROFILES)[2:])
+    return [*first, *courses, *others, *uniform(comparison)]
+
+
+def profile(comparison: Comparison, keys: Sequence[str]) -> list[Chart]:
+    """A measurement at each site at the last evaluation; marks: measured; lines: predicted, where there is a law."""
+    return [chart for key in keys for chart in _profile(comparison, PROFILES[key])]
+
+
+def _profile(comparison: Comparison, measure: Measure) -> list[Chart]:
+    measured = {scheme: series.profile(comparison.drawn(scheme), measure.key) for scheme in comparison.schemes}
+    sites = series.all_sites(measured.values())
+    if not sites:
+        return []
+    predicted = {scheme: series.profile(comparison.drawn(scheme), measure.law) for scheme in comparison.schemes}
+    values = [value for found in measured.values() for triple in found.values() for value in triple]
+    values += [mean for found in predicted.values() for mean, _, _ in found.values()]
+    places = series.depths(sites)
+    layers = sorted({math.floor(site.layer) for site in sites})
+    x = Axis(layers[0] - 0.25, layers[-1] + 1, title="layer (attention hollow, MLP filled)",
+             labels=layers[:: math.ceil(len(layers) / 12)])  # fmt: skip
+    y = Axis.around(values, log=series.spans_decades(values), margin=0.08, title=measure.unit)
+    note = measure.note + (LOG if y.log else "")
+    if any(predicted.values()):
+        note += " Marks: measured. Lines: what the scheme's definition predicts to first order."
+    chart = Chart(measure.title, x, y, comparison.looks, note)
+    for scheme, found in measured.items():
+        here = [site for site in sites if site in found]
+        triples = [found[site] for site in here]
+        chart.band(scheme, [places[site] for site in here], [t[1] for t in triples], [t[2] for t in triples])
+        line = {site: value for site, value in (predicted[scheme] or found).items() if site in places}
+        ordered = [site for site in sites if site in line]
+        chart.line(scheme, [places[site] for site in ordered], [line[site][0] for site in ordered])
+        for site, (mean, low, high) in zip(here, triples, strict=True):
+            seeds = "" if low == high else f" (seeds {figures(low)} to {figures(high)})"
+            label = f"{scheme} · layer {site.layer:g} {site.kind}: {figures(mean)}{seeds}"
+            chart.mark(scheme, places[site], mean, label, "mark" if site.kind == "mlp" else "hollow")
+    return [chart]
+
+
+def _course(comparison: Comparison, measure: Measure) -> list[Chart]:
+    drawn = {scheme: series.course(comparison.drawn(scheme), measure.key) for scheme in comparison.schemes}
+    curves = {scheme: curve for scheme, curve in drawn.items() if curve}
+    if not _course_long(curves):
+        return []
+    values = [value for curve in curves.values() for value in (*curve.low, *curve.high)]
+    y = Axis.around(values, log=series.spans_decades(values), title=measure.unit)
+    chart = _over_tokens(comparison, measure.title, curves, y, measure.note)
+    for scheme, curve in curves.items():
+        _curve(chart, scheme, curve, "tokens")
+    return [chart]
+
+
+MOST_SCHEMES = 6
+"""So many schemes have a chart of their own with each norm; of more, the mean over norms says enough."""
+
+
+def uniform(comparison: Comparison) -> list[Chart]:
+    """|cos| of what norms are given to the uniform vector in the course of training, beside its null: the mean over
+    the norms of each scheme, and every norm of each of the first schemes."""
+    courses = {s: series.norm_courses(comparison.drawn(s), "cos_ones_before") for s in comparison.schemes}
+    means = {scheme: series.over_norms(found) for scheme, found in courses.items()}
+    curves = {scheme: curve for scheme, curve in means.items() if curve}
+    if not _course_long(curves):
+        return []
+    nulls = [series.over_norms(series.norm_courses(comparison.drawn(s), "cos_null_before")) for s in curves]
+    null = [float(curve.mean.mean()) for curve in nulls if curve]
+    values = [*null, *(value for curve in curves.values() for value in (*curve.low, *curve.high))]
+    y = Axis.around(values, log=series.spans_decades(values), title="mean |cos| to ones")
+    note = "Mean |cos| between what norms are given and the vector of ones; the band is the range of the norms. "
+    if null:
+        note += f"Level lines: the same to random directions, {figures(min(null))} to {figures(max(null))} by scheme. "
+    note += "Below them a stream avoids the uniform vector, above them it has a component along it."
+    chart = _over_tokens(comparison, "Towards the uniform vector", curves, y, note)
+    for level in null and {min(null), max(null)}:
+        chart.rule(y=level)
+    for scheme, curve in curves.items():
+        _curve(chart, scheme, curve, "tokens", "norms")
+    each = [_norms(comparison, scheme, courses[scheme], y) for scheme in list(curves)[:MOST_SCHEMES]]
+    return [chart, *each]
+
+
+def _norms(comparison: Comparison, scheme: str, courses: Mapping[series.NormKey, series.Curve], y: Axis) -> Chart:
+    """The course of each norm of one scheme, and the band in which random directions are."""
+    runs = comparison.drawn(scheme)
+    low, high = (series.over_norms(series.norm_courses(runs, f"cos_null_{end}_before")) for end in ("low", "high"))
+    curves = {str(place): curve for place, curve in courses.items()}
+    random = {"random": Look("#a6a6a6", "#a6a6a6", "", "circle")}
+    note = "Before each norm" + ("; grey: 5 to 95 % of 64 random directions." if low and high else ".")
+    chart = _over_tokens(comparison, f"Each norm of {scheme}", curves, y, note, random | ramp(list(curves)))
+    chart.own_legend = True
+    if low and high:
+        chart.band("random", low.x, low.mean, high.mean)
+    for name, curve in curves.items():
+        chart.line(name, curve.x, curve.mean)
+        for x, mean in zip(curve.x, curve.mean, strict=True):
+            chart.mark(name, x, mean, f"{name} · {si(x)} tokens: {figures(mean)}", "dot")
+    return chart
+
+
+def gradient_course(comparison: Comparison) -> list[Chart]:
+    """Gradient norm in the course of training, with the spikes of loss and gradient."""
+    raw = {scheme: series.curve(comparison.drawn(scheme), "grad_norm") for scheme in comparison.schemes}
+    curves = {scheme: curve.thinned(120) for scheme, curve in raw.items() if curve}
+    means = [float(value) for curve in curves.values() for value in curve.mean]
+    if not means:
+        return []
+    events = [
+        (scheme, key, *event)
+        for scheme in comparison.schemes
+        for key in ("grad_norm", "loss")
+        for event in series.events(comparison.of(scheme), key)
+    ]
+    peaks = [value for _, key, *_, value in events if key == "grad_norm" and math.isfinite(value)]
+    y = Axis.around([*means, *peaks], log=series.spans_decades([*means, *peaks], 10.0), title="gradient norm")
+    note = (
+        "Mean over seeds, before clipping. A cross is a spike among the logged steps: "
+        "a gradient norm at its height, a loss at the top. The table counts every step."
+    )
+    chart = _over_tokens(comparison, "Gradient norm and spikes", curves, y, note)
+    for scheme, curve in curves.items():
+        chart.line(scheme, curve.x, curve.mean)
+    for scheme, key, run, tokens, value in events:
+        what = "gradient norm" if key == "grad_norm" else "loss"
+        height = value if key == "grad_norm" and math.isfinite(value) else y.high
+        label = f"{run.label} · {si(tokens)} tokens: {what} spikes to {figures(value)}"
+        chart.mark(scheme, tokens, height, label, "fail")
+    return [chart]
+
+
+def law(comparison: Comparison) -> list[Chart]:
+    """Measured over what the definition predicts to first order; nothing where no run recorded that."""
+    keys = [measure.law for measure in PROFILES.values() if measure.law]
+    if not any(series.profile(comparison.drawn(s), key) for s in comparison.schemes for key in (*keys, "1/speed")):
+        return []
+    return profile(comparison, ("radius_after", "angle", "1/speed", "cos_pair"))
+
+
+FIGURES = {
+    "final_loss": final_loss,
+    "loss_curves": losses,
+    "geometry": lambda comparison: profile(comparison, ("radius", "angle")),
+    "law": law,
+    "learning_rates": learning_rates,
+    "uniform": uniform,
+}
+"""Figures for a README or a paper, by the names of their files."""
+
+
+def figures_of(comparison: Comparison) -> dict[str, Spec]:
+    """Each figure that has something to show, with the caption of everything."""
+    drawn = {name: draw(comparison) for name, draw in FIGURES.items()}
+    return {name: figure(charts, summary_line(comparison)) for name, charts in drawn.items() if charts}

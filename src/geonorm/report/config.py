@@ -1,0 +1,34 @@
+"""Settings of `geonorm report`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..settings import Settings
+
+
+@dataclass(frozen=True)
+class ReportConfig(Settings):
+    """A self-contained page from run or comparison directories, or from simulations."""
+
+    words = ("dirs",)
+    examples = (
+        "geonorm report runs/mine runs/theory --out page.html",
+        "geonorm report runs/mine --format latex --sort loss",
+    )
+
+    dirs: list[str]
+    """Directories of comparisons, runs, simulations and probes, together as you like."""
+    out: str | None = None
+    """The file to write; report.html, report.tex, report.csv or report.pdf where none is named."""
+    format: Literal["html", "latex", "csv", "pdf"] = "html"
+    """The page; its tables for LaTeX (booktabs); its numbers as CSV; or its figures as one PDF."""
+    schemes: list[str] = field(default_factory=list)
+    """These schemes (of probes: models) alone, in this order; what is said of each stays that of the whole."""
+    sort: Literal["given", "loss"] = "given"
+    """Order of the schemes of a comparison: as given, or by validation loss, the best first."""
+    figures: str | None = None
+    """Directory for PNG, SVG and PDF figures."""
+    force: bool = False
+    """Overwrite --out, whatever it is."""

@@ -1,0 +1,211 @@
+"""Reports on probes (`geonorm probe`): reading their directories, tables and words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .columns import aligned
+from .page import Cells
+from .style import Look, figures, looks, si
+from .whole import read_every_line, read_whole, undamaged
+
+Row = dict[str, Any]
+NOTE = (
+    "step: tangential part of x'-x over |x|, mean over tokens and sites; law: the decay that its course over blocks "
+    "follows, with R² of the logarithms, and the power of t with its 95 % interval; |cos| to (1, ..., 1) beside the "
+    "same for 64 random directions (5 to 95 % of them) and for the direction that tokens share most"
+)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A probe's directory: its summary, and rows by series. A series is one stream of one model."""
+
+    path: Path
+    summary: Row
+    sites: dict[str, list[Row]]
+    norms: dict[str, list[Row]]
+    ablation: dict[str, list[Row]]
+    styles: Mapping[str, Look] = field(default_factory=dict)
+    """Looks of all that the page shows, where that is more than this."""
+    schemes: Sequence[str] = ()
+    """Of which models alone, by their names or schemes, in this order; of all where none is named."""
+
+    @property
+    def names(self) -> list[str]:
+        found = list(dict.fromkeys([*self.sites, *(self.norms if not self.sites else ())]))
+        if not self.schemes:
+            return found
+        return [name for wanted in self.schemes for name in found if wanted in (name, self._scheme(name))]
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Of each series, what it is shown as: its model's scheme, if no other has it, or its own name."""
+        schemes = {name: self._scheme(name) for name in self.names}
+        alone = [scheme for scheme in schemes.values() if list(schemes.values()).count(scheme) == 1]
+        return {name: scheme if scheme and scheme in alone else name for name, scheme in schemes.items()}
+
+    @property
+    def looks(self) -> dict[str, Look]:
+        styles = self.styles or looks(list(self.keys.values()))
+        return {name: styles[key] for name, key in self.keys.items()}
+
+    @property
+    def models(self) -> list[Row]:
+        """The models of the summary that are shown."""
+        found = self.summary["models"]
+        return [model for model in found if set(_streams(model)) & set(self.names)] if self.schemes else found
+
+    def of(self, schemes: Sequence[str]) -> Geometry:
+        return replace(self, schemes=schemes)
+
+    def _scheme(self, name: str) -> str | None:
+        return next((model["scheme"] for model in self.summary["models"] if name in _streams(model)), None)
+
+    def schedule(self, name: str) -> Row | None:
+        """Laws of all sites of a series."""
+        for model in self.summary["models"]:
+            for stack, kinds in model["schedule"].items():
+                if series(model["model"], stack, model["schedule"]) == name:
+                    found: Row | None = kinds.get("all")
+                    return found
+        return None
+
+
+def _streams(model: Row) -> list[str]:
+    """The series of a model: one, or one a stream."""
+    return [series(model["model"], stack, model["schedule"]) for stack in model["schedule"] or {"": {}}]
+
+
+def load(path: Path) -> Geometry:
+    """Read a probe's directory. GeonormError where a file is cut or is not what the summary says, OSError where one is
+    missing."""
+    with undamaged(path / "summary.json", "probe") as file:
+        summary = read_whole(file)
+        terminal(summary["models"])
+        stacks = {model["model"]: model["schedule"] for model in summary["models"]}
+        counts = {key: sum(model[key] for model in summary["models"]) for key in ("sites", "norms")}
+
+    def rows(name: str, count: int | None = None) -> dict[str, list[Row]]:
+        found: dict[str, list[Row]] = {}
+        with undamaged(path / name, "probe") as file:
+            for row in read_every_line(file):
+                found.setdefault(series(row["model"], row["stack"], stacks[row["model"]]), []).append(row)
+            if count is not None and sum(map(len, found.values())) != count:
+                raise ValueError(f"it has not the {count} lines that summary.json counts")
+        return found
+
+    ablation = rows("ablation.jsonl") if (path / "ablation.jsonl").exists() else {}
+    return Geometry(path, summary, rows("trace.jsonl", counts["sites"]), rows("norms.jsonl", counts["norms"]), ablation)
+
+
+def series(model: str, stack: str, stacks: Iterable[str]) -> str:
+    """A model's name, with the stream where it has two."""
+    return f"{model} ({stack})" if len(list(stacks)) > 1 and stack else model
+
+
+def depths(rows: Sequence[Row]) -> list[float]:
+    """Where sites stand on the axis: block t, and its sites evenly up to t + 1."""
+    counts: dict[int, int] = {}
+    places = []
+    for row in rows:
+        places.append(counts.get(row["t"], 0))
+        counts[row["t"]] = places[-1] + 1
+    return [row["t"] + place / counts[row["t"]] for row, place in zip(rows, places, strict=True)]
+
+
+def norm_rows(found: Geometry, name: str) -> list[Row]:
+    """Norms of a series that stand in a block and see the whole stream or update, in the order of the blocks."""
+    rows = [row for row in found.norms.get(name, []) if row["layer"] is not None and row["kind"] is not None]
+    return sorted(({**row, "t": row["layer"] + 1} for row in rows), key=lambda row: row["t"])
+
+
+def caption(found: Geometry) -> str:
+    models = found.summary["models"]
+    tokens = " / ".join(dict.fromkeys(si(model["tokens"]) for model in models))
+    return ", ".join([*filter(None, [found.summary["data"]]), f"{tokens} tokens"])
+
+
+def overview(models: Sequence[Row]) -> tuple[list[str], Cells]:
+    """One line per model."""
+    titles = [
+        "model",
+        "type",
+        "scheme",
+        "blocks",
+        "parameters",
+        "tokens",
+        "implied step law",
+        "scale",
+        "R²",
+        "power of t",
+    ]
+    cells = []
+    for model in models:
+        for stack, kinds in (model["schedule"] or {"": {}}).items():
+            law = kinds.get("all") if kinds else None
+            best = law.get(law["best"]) if law else None
+            cells.append([
+                series(model["model"], stack, model["schedule"]), model["model_type"] or model["class"],
+                model["scheme"] or "–", str(model["depth"] or "–"), si(model["parameters"]), si(model["tokens"]),
+                "–" if law is None else law["best"].replace("none", "none fits"),
+                *(figures(best[key]) if best else "–" for key in ("alpha", "r2")), power_of(law),
+            ])  # fmt: skip
+    return titles, cells
+
+
+def power_of(law: Row | None) -> str:
+    """The exponent p of t^p fitted to the steps, with its interval where that is on record."""
+    fitted = (law or {}).get("power")
+    if not fitted:
+        return "–"
+    between = f" ({-fitted['high']:.2f} to {-fitted['low']:.2f})" if "low" in fitted else ""
+    return f"{-fitted['exponent']:.2f}{between}".replace("-0.00", "0.00")
+
+
+def averages(found: Geometry) -> tuple[list[str], Cells]:
+    """Means over the sites, and over the norms in blocks, of each series."""
+    titles = ["model", "|x| first", "|x| last", "step", "rotation", "|cos| to 1", "null", "principal", "cos of pairs",
+              "effective rank", "massive"]  # fmt: skip
+    cells = []
+    for name in found.names:
+        rows, norms = found.sites.get(name, []), norm_rows(found, name) or found.norms.get(name, [])
+        ends = [rows[0]["radius"], rows[-1]["radius_after"]] if rows else [None, None]
+        degree = mean(norms, "rotation")
+        cells.append([
+            name, *(figures(v) for v in ends), figures(mean(rows, "ratio")),
+            "–" if degree is None else f"{math.degrees(degree):.1f}°",
+            *(figures(mean(norms, key)) for key in ("cos_ones_before", "cos_null_before", "cos_principal_before")),
+            figures(mean(rows, "cos_pair")), figures(mean(rows, "effective_rank")),
+            f"{sum(bool(r['massive']) for r in rows)} of {len(rows)} sites",
+        ])  # fmt: skip
+    return titles, cells
+
+
+def headline(found: Geometry, name: str) -> str:
+    """What was found about a series, in one plain sentence."""
+    law, rows = found.schedule(name), found.sites.get(name, [])
+    step = mean(rows, "ratio")
+    if step is None:
+        return f"{name}: no site of the stream was found, so only its norms are shown"
+    said = f"{name}: a site moves a token by {figures(step)} of its length on average"
+    if law:
+        best, power = law["best"], power_of(law)
+        shape = "none of the usual laws" if best == "none" else f"the {best} law (R² {figures(law[best]['r2'])})"
+        said += f"; over the blocks the steps follow {shape}" + (f", power of t {power}" if power != "–" else "")
+    return said
+
+
+def mean(rows: Sequence[Row], key: str) -> float | None:
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def terminal(models: Sequence[Row]) -> list[str]:
+    """The overview as lines of text."""
+    titles, cells = overview(models)
+    return aligned([titles, *cells], numbers=False)

@@ -1,0 +1,209 @@
+"""Charts of a probe: what each site and each norm of a model does, over depth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ..decay import schedule
+from .probe import Geometry, Row, caption, depths, norm_rows
+from .style import figures
+from .vega import Axis, Chart, Spec, figure
+
+SHADED = "Shaded: middle half of tokens."
+
+
+class Line(NamedTuple):
+    """A column over depth; `low` and `high` are the columns of its band, `kind` how it is drawn."""
+
+    key: str
+    low: str = ""
+    high: str = ""
+    kind: str = "line"
+
+
+def middle_half(key: str) -> Line:
+    return Line(key, f"{key}_p25", f"{key}_p75")
+
+
+Rows = Callable[[str], Sequence[Row]]
+
+
+def over_depth(
+    found: Geometry, title: str, unit: str, lines: Sequence[Line], rows: Rows, note: str = "", log: bool = False
+) -> list[Chart]:
+    """Columns of rows over the block in which they stand, a line per series; nothing where no series has the first."""
+    drawn = {name: list(zip(depths(rows(name)), rows(name), strict=True)) for name in found.names}
+    columns = [column for line in lines for column in (line.key, line.low, line.high) if column]
+    values = [row[c] for points in drawn.values() for _, row in points for c in columns if row.get(c) is not None]
+    first = [t for points in drawn.values() for t, row in points if row.get(lines[0].key) is not None]
+    if not first or (log and not any(value > 0 for value in values)):
+        return []
+    y = Axis.around(values, log=log, margin=0.06, title=unit + (", logarithmic" if log else ""))
+    blocks = range(math.floor(min(first)), math.floor(max(first)) + 1)
+    labels = blocks[:: math.ceil(len(blocks) / 12)]
+    chart = Chart(title, Axis(blocks[0] - 0.25, blocks[-1] + 1, title="block t", labels=labels), y, found.looks, note)
+    for name, points in drawn.items():
+        for line in lines:
+            known = [(t, row) for t, row in points if row.get(line.key) is not None]
+            banded = [(t, row) for t, row in points if row.get(line.low) is not None and row.get(line.high) is not None]
+            chart.band(
+                name, [t for t, _ in banded], *([row[end] for _, row in banded] for end in (line.low, line.high))
+            )
+            chart.line(name, [t for t, _ in known], [row[line.key] for _, row in known], line.kind)
+            for t, row in known if line.kind == "line" else ():
+                place = f"block {math.floor(t)} {row.get('kind') or ''}".strip()
+                chart.mark(name, t, row[line.key], f"{name} · {place}: {figures(row[line.key])}")
+    return [chart]
+
+
+def sites(title: str, key: str, unit: str, log: bool, note: str = SHADED) -> Callable[[Geometry], list[Chart]]:
+    """A column of the trace over depth."""
+
+    def draw(found: Geometry) -> list[Chart]:
+        return over_depth(found, title, unit, [middle_half(key)], lambda name: found.sites.get(name, []), note, log)
+
+    return draw
+
+
+def steps(found: Geometry) -> list[Chart]:
+    """Implied step size over depth, mean of a block's sites, on linear and on logarithmic axes, with its law."""
+    drawn = {name: block_means(found.sites.get(name, []), "ratio") for name in found.names}
+    points = [point for rows in drawn.values() for point in rows]
+    if not points:
+        return []
+    end = max(t for t, _ in points)
+    charts = []
+    for log in (False, True):
+        note = "Dotted: the law that it follows, a power of t where it follows none."
+        title = "Implied step size" + (": powers are straight" if log else "")
+        x = Axis(1 if log else 0.5, end * 1.1 if log else end + 0.5, log=log, title="block t" + ", logarithmic" * log)
+        positive = [value for _, value in points if value > 0 or not log]
+        y = Axis.around(positive, log=log, margin=0.1, title="tangential / |x|, mean of a block" + ", log" * log)
+        chart = Chart(title, x, y, found.looks, note)
+        for name, rows in drawn.items():
+            law = found.schedule(name)
+            if rows and law:
+                grid = [1 + (len(rows) - 1) * k / 60 for k in range(61)]
+                chart.line(name, grid, [curve(law, t, len(rows)) for t in grid], "dotted")
+            for t, value in rows:
+                chart.mark(name, t, value, f"{name} · block {t}: {figures(value)}")
+        charts.append(chart)
+    return charts
+
+
+def block_means(rows: Sequence[Row], key: str) -> list[tuple[int, float]]:
+    """(block, mean of a column over its sites)."""
+    found: dict[int, list[float]] = {}
+    for row in rows:
+        if row.get(key) is not None:
+            found.setdefault(row["t"], []).append(row[key])
+    return [(t, sum(values) / len(values)) for t, values in sorted(found.items())]
+
+
+def curve(law: Row, t: float, depth: int) -> float:
+    """The fitted law at block t."""
+    best, power = law["best"], law["power"]
+    kind, alpha = (power["exponent"], power["alpha"]) if best == "none" else (best, law[best]["alpha"])
+    fitted: float = schedule(kind, alpha, t, depth)
+    return fitted
+
+
+def rotation(found: Geometry) -> list[Chart]:
+    """Degrees that each norm turns tokens by, as it is and without gain and bias."""
+
+    def in_degrees(name: str) -> list[Row]:
+        return [
+            {k: _degrees(v) if k.startswith("rotation") else v for k, v in row.items()}
+            for row in norm_rows(found, name)
+        ]
+
+    titles = (("rotation", "with"), ("rotation_plain", "without"))
+    return [
+        chart
+        for key, which in titles
+        for chart in over_depth(
+            found, f"Rotation by each norm, {which} gain and bias", "degrees", [middle_half(key)], in_degrees, SHADED
+        )
+    ]
+
+
+def _degrees(value: Any) -> Any:
+    return math.degrees(value) if isinstance(value, float) else value
+
+
+def uniform(found: Geometry) -> list[Chart]:
+    """|cos| to the uniform vector in front of each norm and behind it, with the null."""
+    note = "Band: 5 to 95 % of 64 random directions; thin: the direction that tokens share most."
+    charts = []
+    for end in ("before", "after"):
+        lines = [
+            Line(f"cos_ones_{end}", f"cos_null_low_{end}", f"cos_null_high_{end}"),
+            Line(f"cos_principal_{end}", kind="thin"),
+        ]
+        title = f"Towards the uniform vector {end} each norm"
+        charts += over_depth(found, title, "|cos| to (1, ..., 1)", lines, lambda name: norm_rows(found, name), note)
+    return charts
+
+
+def gradients(found: Geometry) -> list[Chart]:
+    """Gradient norms: all weights of a site, its matrices before the last (W1), the last (W2)."""
+    keys = (
+        ("grad_norm", "all weights of a site"),
+        ("grad_w1", "matrices before the last (W1)"),
+        ("grad_w2", "the last matrix (W2)"),
+    )
+    drawn = [sites(f"Gradient of {what}", key, "gradient norm", True, "One batch.")(found) for key, what in keys]
+    return [chart for charts in drawn for chart in charts]
+
+
+def depth_use(found: Geometry) -> list[Chart]:
+    """Loss without one block, and against the angle between the ends of what is left out."""
+    if not any(found.ablation.values()):
+        return []
+
+    def one(name: str) -> list[Row]:
+        return [{**row, "t": row["first"] + 1} for row in found.ablation.get(name, []) if row["blocks"] == 1]
+
+    unit = "loss added (nats per token)"
+    left = over_depth(found, "Loss without block t", unit, [middle_half("increase")], one)
+    rows = [(name, row) for name in found.names for row in found.ablation.get(name, [])]
+    x = Axis.around([row["angle"] for _, row in rows], title="angle from x before to x after (radians)")
+    y = Axis.around([row["increase"] for _, row in rows], title=unit)
+    right = Chart("Loss without blocks in a row", x, y, found.looks, "By how far these blocks turn the stream.")
+    for name, row in rows:
+        blocks = f"{row['blocks']} from block {row['first'] + 1}"
+        right.mark(name, row["angle"], row["increase"], f"{name} · without {blocks}: {figures(row['increase'])} nats")
+    return [*left, right]
+
+
+def joined(*draws: Callable[[Geometry], list[Chart]]) -> Callable[[Geometry], list[Chart]]:
+    return lambda found: [chart for draw in draws for chart in draw(found)]
+
+
+FIGURES: dict[str, Callable[[Geometry], list[Chart]]] = {
+    "norms": joined(
+        sites("Length of the stream", "radius", "|x|", True), sites("Length of the update", "update_norm", "|u|", True)
+    ),
+    "steps": steps,
+    "rotation": rotation,
+    "uniform": uniform,
+    "tokens": joined(
+        sites("Likeness of tokens", "cos_pair", "cosine between tokens", False, ""),
+        sites("Effective rank of the tokens", "effective_rank", "effective rank", True, ""),
+    ),
+    "massive": joined(
+        sites("Large activations", "peak", "max |x_i| / rms", True),
+        sites("Spread of lengths", "radius_cv", "spread of |x| / mean", True),
+        sites("Resultant length of directions", "resultant", "resultant length", False),
+    ),
+    "gradients": gradients,
+    "depth_use": depth_use,
+}
+
+
+def figures_of(found: Geometry) -> dict[str, Spec]:
+    """Each figure that has something to show, with the caption of everything."""
+    drawn = {name: draw(found) for name, draw in FIGURES.items()}
+    return {name: figure(charts, caption(found), min(3, len(charts))) for name, charts in drawn.items() if charts}

@@ -1,0 +1,337 @@
+"""Charts as data: layers that share two axes, in the grammar of Vega-Lite. One definition gives PNG, SVG, PDF, the
+picture in the page; vl-convert renders it, with no network and no browser."""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape, unescape
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from ..errors import GeonormError, unknown
+from .style import COLOURS, GREYS, Look
+
+Spec = dict[str, Any]
+PAPER, TEXT, SOFT, GRID = (light for light, _ in GREYS)
+BETWEEN = "\u2063"
+"""Stands between series and label in the description of a mark: an invisible separator, which no name has."""
+NUMBER, TOKENS, RATE = "format(datum.value, '~g')", "replace(format(datum.value, '~s'), 'G', 'B')", "~e"
+MARKS: dict[str, Spec] = {
+    "band": {"type": "area", "opacity": 0.14, "clip": True},
+    "thin": {"type": "line", "strokeWidth": 0.9, "opacity": 0.55, "clip": True},
+    "outline": {"type": "line", "strokeWidth": 0.9, "opacity": 0.55},
+    "dotted": {"type": "line", "strokeWidth": 1.4, "strokeDash": [1.5, 2.5], "clip": True},
+    "line": {"type": "line", "strokeWidth": 1.8, "clip": True},
+    "bar": {"type": "rule", "strokeWidth": 9, "opacity": 0.25},
+    "mean": {"type": "tick", "thickness": 2, "height": 16},
+    "dot": {"type": "point", "filled": True, "size": 12},
+    "mark": {"type": "point", "filled": True, "opacity": 1, "size": 42, "stroke": PAPER, "strokeWidth": 0.8},
+    "hollow": {"type": "point", "filled": False, "opacity": 1, "size": 34, "fill": PAPER, "strokeWidth": 1.5},
+    "best": {"type": "point", "filled": True, "opacity": 1, "size": 52, "stroke": TEXT, "strokeWidth": 1.6},
+    "fail": {"type": "point", "filled": False, "opacity": 1, "size": 90, "strokeWidth": 2,
+             "shape": "M-.5,-.5L.5,.5M-.5,.5L.5,-.5"},
+}  # fmt: skip
+"""How each kind of layer looks, in the order in which layers lie above one another."""
+CONFIG: Spec = {
+    "font": "sans-serif",
+    "background": PAPER,
+    "view": {"stroke": None},
+    "axis": {"gridColor": GRID, "domainColor": SOFT, "tickColor": SOFT, "labelColor": SOFT, "titleColor": SOFT,
+             "labelFontSize": 11, "titleFontSize": 11.5, "titleFontWeight": "normal", "ticks": False,
+             "labelPadding": 5},
+    "legend": {"labelColor": TEXT, "labelFontSize": 11, "labelLimit": 230, "symbolSize": 60, "symbolStrokeWidth": 1.8},
+    "title": {"color": TEXT, "anchor": "start", "fontSize": 13, "subtitleColor": SOFT, "subtitleFontSize": 10.5,
+              "offset": 10},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A linear or logarithmic axis over a range of values, its title with the unit, and how its numbers are written
+    (an expression of Vega). `labels` are the values to write; without them, round ones."""
+
+    low: float
+    high: float
+    log: bool = False
+    form: str = NUMBER
+    title: str = ""
+    labels: Sequence[float] | None = None
+    shown: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            low, high = (self.low / 1.5, self.high * 1.5) if self.log else (self.low - 0.5, self.high + 0.5)
+            object.__setattr__(self, "low", low)
+            object.__setattr__(self, "high", high)
+
+    @classmethod
+    def around(cls, values: Sequence[float], log: bool = False, margin: float = 0.05, **others: Any) -> Axis:
+        """The axis that holds these values, with a margin at both ends."""
+        finite = [value for value in values if math.isfinite(value) and (value > 0 or not log)] or [1.0]
+        low, high = min(finite), max(finite)
+        if log:
+            factor = (high / low) ** margin
+            return cls(low / factor, high * factor, True, **others)
+        pad = margin * (high - low)
+        return cls(low - pad, high + pad, False, **others)
+
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def ticks(self, about: int = 5) -> list[float]:
+        """Round values along the axis."""
+        if self.log:
+            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+            decades = range(first, last + 1)
+            for steps in ((1,), (1, 3), (1, 2, 5)):
+                found = [s * 10.0**d for d in decades for s in steps if self.low <= s * 10.0**d <= self.high]
+                if len(found) >= 3:
+                    return found[:: math.ceil(len(found) / (about + 2))]
+        rough = (self.high - self.low) / about
+        scale = 10.0 ** math.floor(math.log10(rough))
+        step = min((s * scale for s in (1, 2, 5, 10)), key=lambda s: abs(math.log(s / rough)))
+        first = math.ceil(self.low / step - 1e-9)
+        return [round(i * step, 12) for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+    def channel(self, name: str) -> Spec:
+        """The encoding of this axis, for the column `name`."""
+        values = self.labels if self.labels is not None else self.ticks()
+        form = f"format(datum.value, '{self.form}')" if self.form == RATE else self.form
+        scale = {"type": "log" if self.log else "linear", "domain": [self.low, self.high], "nice": False, "zero": False}
+        axis = {"values": list(values), "labelExpr": form, "title": self.title or None, "labelOverlap": True}
+        return {"field": name, "type": "quantitative", "scale": scale, "axis": axis if self.shown else None}
+
+
+@dataclass
+class Chart:
+    """A titled frame with two axes that collects layers. With `y` None each series has a row of its own, with text."""
+
+    title: str
+    x: Axis
+    y: Axis | None
+    looks: Mapping[str, Look]
+    note: str = ""
+    width: int = 420
+    height: int = 230
+    own_legend: bool = False
+    """Whether its series are its own, not those of the page, so that it names them itself wherever it stands."""
+    rows: dict[str, list[Spec]] = field(default_factory=dict)
+    """Data of each kind of layer."""
+    texts: list[Spec] = field(default_factory=list)
+    rules: list[Spec] = field(default_factory=list)
+
+    def _add(self, kind: str, series: str, label: str = "", **values: Any) -> None:
+        short = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
+        self.rows.setdefault(kind, []).append({"s": series, "d": f"{series}{BETWEEN}{label}", **short})
+
+    def line(self, series: str, xs: Iterable[float], ys: Iterable[float], kind: str = "line") -> None:
+        """A line through the points that are finite; it breaks where one is not."""
+        part = len(self.rows.get(kind, ()))
+        for x, y in zip(xs, ys, strict=True):
+            if math.isfinite(x) and math.isfinite(y) and (y > 0 or self.y is None or not self.y.log):
+                self._add(kind, series, x=x, y=y, part=f"{series} {part}")
+            else:
+                part += 1
+
+    def outline(self, series: str, points: Iterable[tuple[float, float]], part: str) -> None:
+        """A line through points in the order given, whichever way they go."""
+        for order, (x, y) in enumerate(points):
+            self._add("outline", series, x=x, y=y, part=part, order=order)
+
+    def band(self, series: str, xs: Iterable[float], low: Iterable[float], high: Iterable[float]) -> None:
+        """The area between two lines."""
+        for x, bottom, top in zip(xs, low, high, strict=True):
+            self._add("band", series, x=x, y=bottom, y2=top)
+
+    def mark(self, series: str, x: float, y: float, label: str, kind: str = "mark", **others: Any) -> None:
+        """A marker that shows its label to whoever points at it; what lies outside the frame is left out."""
+        if self.x.holds(x) and (self.y is None or self.y.holds(y)):
+            self._add(kind, series, label, x=x, y=y, **others)
+
+    def strip(self, series: str, value: str, dots: Sequence[tuple[float, str]], ends: Sequence[float | None]) -> None:
+        """The row of a series: its name and a text, a mark per dot, its mean and interval (mean, low, high)."""
+        mean, low, high = ends
+        name = series if len(series) <= 30 else series[:29] + "…"
+        for place, text, align in ((0, name, "left"), ("w", value, "right")):
+            self.texts.append({"s": series, "d": f"{series}{BETWEEN}", "text": text, "align": align, "at": place})
+        if low is not None and high is not None:
+            self._add("bar", series, x=low, x2=high)
+        for x, label in dots:
+            self._add("mark", series, label, x=x)
+        if mean is not None:
+            self._add("mean", series, x=mean)
+
+    def rule(self, x: float | None = None, y: float | None = None) -> None:
+        """A dashed reference line: upright at x, or level at y."""
+        self.rules.append({"x": x} if y is None else {"y": y})
+
+    def text(self, series: str, x: float, y: float, text: str, align: str = "center") -> None:
+        """Words at a place of the axes."""
+        self.texts.append({"s": series, "d": f"{series}{BETWEEN}", "text": text, "align": align, "x": x, "y": y})
+
+    @property
+    def shown(self) -> list[str]:
+        """The series that have data."""
+        drawn = {row["s"] for rows in self.rows.values() for row in rows}
+        return [series for series in self.looks if series in drawn]
+
+    def spec(self, legend: bool = True) -> Spec:
+        """The chart in Vega-Lite, without title and theme."""
+        layers = [self._rule(rule) for rule in self.rules]
+        layers += [self._layer(kind, self.rows[kind], legend or self.own_legend) for kind in MARKS if kind in self.rows]
+        layers += [self._text(row) for row in self.texts]
+        height: Any = {"step": 46} if self.y is None else self.height
+        return {"width": self.width, "height": height, "layer": layers}
+
+    def _layer(self, kind: str, rows: list[Spec], legend: bool) -> Spec:
+        names = list(self.looks)
+        key: Any = {"title": None, "values": self.shown, "symbolOpacity": 1} if legend and self.y else None
+
+        def scale(values: Sequence[Any]) -> Spec:
+            return {"field": "s", "type": "nominal", "scale": {"domain": names, "range": list(values)}, "legend": key}
+
+        looks = list(self.looks.values())
+        encoding = self._place("s") | {"color": scale([look.light for look in looks]), "description": {"field": "d"}}
+        if kind in ("line", "thin") and any(look.dash for look in looks):
+            encoding["strokeDash"] = scale([look.dashes for look in looks])
+        if kind in ("mark", "hollow", "best"):
+            encoding["shape"] = scale([look.marker for look in looks])
+        if "part" in rows[0]:
+            encoding["detail"] = {"field": "part"}
+        if "order" in rows[0]:
+            encoding["order"] = {"field": "order", "type": "quantitative"}
+        if "o" in rows[0]:
+            encoding["opacity"] = {"field": "o", "type": "quantitative", "scale": None, "legend": None}
+        encoding |= {end: {"field": end} for end in ("x2", "y2") if end in rows[0]}
+        return {"data": {"values": rows}, "mark": MARKS[kind], "encoding": encoding}
+
+    def _place(self, row: str) -> Spec:
+        """The encodings of the axes; without a y axis, a row for each value of the column `row`."""
+        names = [name for name in self.looks if any(text["s"] == name for text in self.texts)]
+        rows = {"field": row, "type": "nominal", "scale": {"domain": names}, "axis": None}
+        return {"x": self.x.channel("x"), "y": self.y.channel("y") if self.y else rows}
+
+    def _rule(self, rule: Spec) -> Spec:
+        mark = {"type": "rule", "color": SOFT, "strokeDash": [4, 3], "strokeWidth": 1.2}
+        places = {name: channel for name, channel in self._place("s").items() if name in rule}
+        return {"data": {"values": [rule]}, "mark": mark, "encoding": places}
+
+    def _text(self, row: Spec) -> Spec:
+        strip = self.y is None
+        bold = strip and row["align"] == "left"
+        colour = self.looks[row["s"]].light if bold and row["s"] in self.looks else TEXT if strip else SOFT
+        mark = {"type": "text", "align": row["align"], "baseline": "middle", "color": colour, "fontSize": 12,
+                "fontWeight": "bold" if bold else "normal"}  # fmt: skip
+        place = self._place("s")
+        if strip:
+            mark["dy"] = -17
+            place["x"] = {"value": "width" if row["at"] == "w" else 0}
+        encoding = {"text": {"field": "text"}, "description": {"field": "d"}}
+        return {"data": {"values": [row]}, "mark": mark, "encoding": place | encoding}
+
+
+def figure(charts: Sequence[Chart], caption: str = "", columns: int = 2, title: str = "") -> Spec:
+    """Charts side by side as one figure for print: titles, one legend, the caption and what one sees below it."""
+    parts = []
+    for chart in charts:
+        words = wrap(chart.note, 78 if len(charts) > 1 else 96) if len(charts) < 5 else []
+        parts.append(chart.spec() | {"title": {"text": chart.title, "subtitle": words}})
+    whole: Spec = {"concat": parts, "columns": columns, "spacing": 28} if len(parts) > 1 else parts[0]
+    if caption and len(parts) > 1:
+        whole["title"] = {"text": title or caption, **({"subtitle": caption} if title else {}), "fontSize": 11}
+    elif caption:
+        whole["title"]["subtitle"] = [*wrap(caption, 96), *whole["title"]["subtitle"]]
+    return whole | {"config": CONFIG}
+
+
+@dataclass(frozen=True, repr=False)
+class Figure:
+    """A figure that notebooks show. `spec` is its definition in Vega-Lite."""
+
+    spec: Spec
+
+    def __repr__(self) -> str:
+        return "Figure(save('name.png'), .svg or .pdf; notebooks show it)"
+
+    def _repr_svg_(self) -> str:
+        return svg(self.spec)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes it as the ending of the path says: .png, .svg or .pdf."""
+        target = Path(path)
+        kind = target.suffix.removeprefix(".")
+        if kind not in RENDER:
+            raise GeonormError(unknown("ending", kind or target.name, RENDER))
+        target.write_bytes(RENDER[kind](svg(self.spec)))
+        return target
+
+
+def png(drawn: str) -> bytes:
+    import vl_convert
+
+    return bytes(vl_convert.svg_to_png(drawn, scale=2))
+
+
+def pdf(drawn: str) -> bytes:
+    import vl_convert
+
+    return bytes(vl_convert.svg_to_pdf(drawn))
+
+
+RENDER: dict[str, Callable[[str], bytes]] = {"png": png, "svg": str.encode, "pdf": pdf}
+"""Files of a figure from its SVG, by their ending."""
+
+
+def write(spec: Spec, folder: Path, name: str) -> list[Path]:
+    """Lay the figure out once, and write it as PNG, SVG and PDF."""
+    drawn = svg(spec)
+    return [put(folder / f"{name}.{kind}", render(drawn)) for kind, render in RENDER.items()]
+
+
+def put(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def save_figures(figures: Mapping[str, Spec], folder: Path) -> list[Path]:
+    """Write each figure as PNG, SVG and PDF; returns what was written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [file for name, spec in figures.items() for file in write(spec, folder, name)]
+
+
+def svg(spec: Spec) -> str:
+    """The figure as SVG, the same text every time, and with ids that no other figure of a page has."""
+    import vl_convert
+
+    text = str(vl_convert.vegalite_to_svg(spec))
+    clips = {old: f"clip{new}" for new, old in enumerate(dict.fromkeys(re.findall(r'id="(clip\d+)"', text)))}
+    text = re.sub(
+        r"\bclip\d+\b", lambda found: clips.get(found[0], found[0]), text
+    )  # Vega counts on from the last figure
+    return re.sub(r"\bclip(\d+)\b", rf"clip{zlib.crc32(text.encode()):x}-\1", text) if clips else text
+
+
+def inline(chart: Chart, place: Mapping[str, int]) -> str:
+    """The chart as an element of the page: colours follow the page's theme, each mark says its label when pointed at
+    (`data-tip`) and to which entry of the page's legend its series belongs (`data-s`, from `place`), which hides it."""
+    text = svg(chart.spec(legend=False) | {"config": CONFIG | {"background": "transparent"}})
+
+    def mark(found: re.Match[str]) -> str:
+        name, between, label = unescape(found[1]).partition(BETWEEN)
+        if not between:
+            return ""
+        index = f' data-s="{place[name]}"' if name in place and not chart.own_legend else ""
+        return index + (f' data-tip="{escape(label)}"' if label else "")
+
+    text = re.sub(r' aria-label="([^"]*)"', mark, text)
+    text = re.sub(r' (?:aria-\w+|role|class)="[^"]*"', "", text)
+    for light in (*(pair[0] for pair in COLOURS.values()), *(light for light, _ in GREYS)):
+        text = text.replace(f'"{light}"', f'"var(--{light[1:]})"')
+    size = re.search(r'viewBox="[^"]*"', text)
+    role = f'role="img" tabindex="0" aria-label="{escape(chart.title)}"'
+    return re.sub(r"^<svg[^>]*>", f'<svg class="chart" {size[0] if size else ""} {role}>', text)

@@ -1,0 +1,64 @@
+"""What `compare`, `simulate` and `probe` return in Python: rows as tables, and the figures of the report.
+
+Drawing stands above the studies, so that it is looked up by name when a figure is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from .errors import GeonormError, unknown
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class Result:
+    """Found by a study: `tables` are lists of rows by name, `files` what the folder of its command holds."""
+
+    def tables(self) -> dict[str, Rows]:
+        """Lists of rows by name, the one that says most first."""
+        raise NotImplementedError
+
+    def files(self) -> dict[str, Any]:
+        """Content of the files of its folder by name: rows for NAME.jsonl."""
+        raise NotImplementedError
+
+    @contextmanager
+    def folder(self) -> Iterator[Path]:
+        """A folder as the command writes it, for as long as it is needed."""
+        with TemporaryDirectory() as place:
+            for name, content in self.files().items():
+                lines = content if name.endswith(".jsonl") else [content]
+                (Path(place) / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+            yield Path(place)
+
+    def frame(self, table: str | None = None) -> Any:
+        """A table as a pandas.DataFrame, the first of `tables` if none is named. Raises GeonormError for a table that
+        is not there, or without pandas."""
+        tables = self.tables()
+        name = next(iter(tables)) if table is None else table
+        if name not in tables:
+            raise GeonormError(unknown("table", name, tables))
+        try:
+            import pandas
+        except ImportError:
+            raise GeonormError("frame() needs pandas: pip install pandas") from None
+        return pandas.DataFrame(list(tables[name]))
+
+    def plot(self, figure: str | None = None) -> Any:
+        """A figure of the report (`report.vega.Figure`: shown by notebooks, .save("name.pdf")), the first if none is
+        named. Raises GeonormError for a figure that is not there."""
+        with self.folder() as place:
+            drawn = import_module("geonorm.report").draw(place)
+        if not drawn:
+            raise GeonormError("there is nothing to draw yet")
+        name = next(iter(drawn)) if figure is None else figure
+        if name not in drawn:
+            raise GeonormError(unknown("figure", name, drawn))
+        return drawn[name]

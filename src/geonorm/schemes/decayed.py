@@ -1,0 +1,72 @@
+"""What flat schemes share that may fall with depth and stay below a ceiling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from .. import sphere
+from ..decay import Schedule, schedule
+from ..norms import upcast
+from ..ops import AngleMap
+from .base import Number, Placement, Site, add, require
+
+
+@dataclass(frozen=True)
+class Decayed(Placement):
+    """A flat scheme whose update may be scaled by depth and kept below a ceiling. Decay constant, alpha 1, no ceiling
+    are the published form.
+
+    With a ceiling c the step is as long as GeoNorm's angle is wide, |step|/|x| = min(s min(|u|/|x|, c), c).
+    """
+
+    decay: Schedule = field(default="constant", kw_only=True)
+    alpha: float = field(default=1.0, kw_only=True)
+    max_step: Literal["none"] | float = field(default="none", kw_only=True)
+    """Ceiling on |step|/|x| of a token, as max_angle of geonorm is one on its angle."""
+
+    def check(self) -> None:
+        super().check()
+        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
+        require(self.max_step == "none" or float(self.max_step) > 0, f"max_step must be positive, got {self.max_step}")
+
+    def step(self, site: Site) -> Number:
+        # t costs an operation on a tensor: only where it is needed
+        return self.alpha if self.decay == "constant" else schedule(self.decay, self.alpha, site.t, site.depth)
+
+    def proposal(self, x: Tensor, u: Tensor, p: Any) -> Tensor:
+        """What is added, before decay and ceiling."""
+        return u
+
+    def share(self, x: Tensor, q: Tensor, site: Site) -> Number:
+        """How much of q is added: s, or, with a ceiling, what each token may take, (..., 1)."""
+        if self.max_step == "none":
+            return self.step(site)
+        wide = upcast(x)
+        q = q.to(wide.dtype)
+        return self.lengths(site).quotient(sphere.safe_divide(sphere.dot(q, q), sphere.dot(wide, wide)))
+
+    def add(self, x: Tensor, q: Tensor, site: Site, h: Number = 1.0) -> Tensor:
+        """x + h s q, within the ceiling."""
+        share = self.share(x, q, site)
+        return add(x, q, share, h) if self.max_step == "none" else upcast(x) + h * share * upcast(q)
+
+    def lengths(self, site: Site) -> AngleMap:
+        """From |q|/|x| to |step|/|x|."""
+        return AngleMap(post=self.step(site), max_angle=float(self.max_step))
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        return self.add(x, self.proposal(x, u, p), site, h)
+
+    def clamped(self, x: Tensor, u: Tensor, p: Any, site: Site) -> Tensor | None:
+        if self.max_step == "none":
+            return None
+        x = upcast(self.seen(x))
+        return self.lengths(site).clamped(relative(x, self.proposal(x, u, p))).squeeze(-1)
+
+
+def relative(x: Tensor, q: Tensor) -> Tensor:
+    """|q| / |x|, shape (..., 1), in the dtype of x."""
+    return sphere.safe_divide(sphere.radius(q.to(x.dtype)), sphere.radius(x))

@@ -1,0 +1,93 @@
+"""What a residual owns of its scheme, made from `parts`, and how its read and write are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..norms import NormSpec, Scalars
+from .base import Number, Scheme, Site, require
+
+
+class Named:
+    """The parts of a site by name: p.stream is called, p.scale is a tensor."""
+
+
+class Parts(Scalars, nn.ModuleDict):
+    """Norms, learned numbers and other modules of a scheme at a site. Called, it gives them by name: as a call, so that
+    whoever moves weights about (offloading, sharding) sees them asked for."""
+
+    def __init__(self, scheme: Scheme, site: Site, norm: NormSpec) -> None:
+        super().__init__()
+        self.made_from = scheme, site, norm
+        for name, part in self.make().items():
+            require(not hasattr(self, name), f"a part of {type(scheme).__name__} cannot be called {name!r}")
+            setattr(self, name, part)
+
+    def make(self) -> dict[str, nn.Module | nn.Parameter]:
+        """The parts at their initial values."""
+        scheme, site, norm = self.made_from
+        data = scheme.end_parts if site.kind in ("entry", "exit") else scheme.parts
+        found: Mapping[str, Any] = data(site, norm) if callable(data) else deepcopy(data)
+        return {name: make_part(f"{type(scheme).__name__}: {name}", part, norm) for name, part in found.items()}
+
+    def forward(self) -> Named:
+        p = Named()
+        for name, module in self._modules.items():
+            setattr(p, name, module)
+        for name, parameter in self._parameters.items():
+            setattr(p, name, parameter)
+        return p
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Gives the learned numbers the values that the scheme starts them with; the modules restore themselves."""
+        if self._parameters:
+            with torch.device("cpu"):
+                start = self.make()
+            for name, parameter in self.named_parameters(recurse=False):
+                parameter.copy_(start[name])  # type: ignore[arg-type]
+
+
+def make_part(name: str, part: Any, norm: NormSpec) -> nn.Module | nn.Parameter:
+    """A module or parameter from what stands for it in `parts`."""
+    match part:
+        case nn.Module():
+            return part
+        case nn.Parameter():
+            return nn.Parameter(part.detach().reshape(1), part.requires_grad) if part.dim() == 0 else part
+        case "norm":
+            return norm()
+        case float() | int():
+            return nn.Parameter(torch.tensor([float(part)]))
+        case float() | int(), "dim":
+            return nn.Parameter(torch.full((norm.dim,), float(part[0])))
+    require(
+        False,
+        f'{name} must be "norm", a number, (number, "dim"), an nn.Parameter or a module, got {type(part).__name__}',
+    )
+    raise AssertionError
+
+
+def reset_parts(own: nn.Module) -> None:
+    """Gives every norm and scalar of a site its initial value, in the dtype it has."""
+    for module in own.modules():
+        reset = getattr(module, "reset_parameters", None)
+        if reset is not None:
+            reset()
+
+
+def read_at(scheme: Scheme, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
+    """What the sub-layer reads, and what the scheme carries from this look at x to its write: None for most."""
+    return scheme.read(x, p, site) if scheme.carries else (scheme.read(x, p, site), None)
+
+
+def write_at(scheme: Scheme, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0, *, carry: Any = None) -> Tensor:
+    """The stream after the sub-layer proposed u, in the dtype of x: u is cast to it before, the result after."""
+    u = u.to(x.dtype)
+    out = scheme.write(x, u, p, site, h, carry) if scheme.carries else scheme.write(x, u, p, site, h)  # type: ignore[call-arg]
+    return out.to(x.dtype)

@@ -1,0 +1,36 @@
+"""Pre-Norm, the scheme to begin with: what it owns, what its sub-layers read, how the stream is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from ..norms import NormSpec
+from .base import About, Number, Site
+from .decayed import Decayed
+from .parse import register
+
+
+@register("pre")
+@dataclass(frozen=True)
+class Pre(Decayed):
+    """Pre-Norm: the sub-layer reads the normalised stream, the stream itself is never normalised on the way."""
+
+    about = About(
+        equation="x + s u(N(x)), s = 1",
+        source="Xiong et al. 2020, arXiv:2002.04745",
+        claim="Trains without warm-up: BERT at learning rate 3e-4 reaches validation loss 1.69 about 40 % sooner than "
+        "Post-LN.",
+        checked="transformers (Llama, GPT-2, T5, Granite, GPT-J and others) and x-transformers, to rounding",
+        law="s = r, r' = <θ,A>",
+    )
+    input: Literal["norm", "raw"] = field(default="norm", kw_only=True)
+    """Whether the sub-layer reads N of the stream or the stream as it is."""
+
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+        return {"input": "norm"} if self.input == "norm" else {}
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        return self.add(x, u, site, h)

@@ -1,0 +1,272 @@
+"""Typed settings, in one way for all: runs, models, simulations, probes, benchmarks, commands, fields of schemes.
+
+A configuration is a frozen dataclass below `Settings`. Its fields are checked when it is made: their types, the words
+of a Literal, the limits of an `Annotated[int, Range(1)]`. The string under a field is its documentation. `from_dict`
+and `to_dict` go from and to what YAML holds. Every error is one line, a ConfigError. No torch here: the command line
+reads this file.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import sys
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from itertools import pairwise
+from math import inf, isfinite
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+
+from .errors import ConfigError, unknown
+
+NOTHING = object()
+LONGEST = 100
+"""Characters of a number: Python reads no whole number of more than some thousand digits."""
+WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+@dataclass(frozen=True)
+class Range:
+    """The limits of a number, itself included: `Annotated[int, Range(1)]`."""
+
+    low: float
+    high: float = inf
+
+
+Count = Annotated[int, Range(1)]
+Natural = Annotated[int, Range(0)]
+NotNegative = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+
+
+class Settings:
+    """Base of configurations. What a command says of itself on the command line stands in class attributes."""
+
+    prefix: ClassVar[str] = ""
+    """Of the names of its fields in messages: "optim."."""
+    words: ClassVar[tuple[str, ...]] = ()
+    """Fields that are given by position, without their name; the last may be a list."""
+    common: ClassVar[tuple[str, ...]] = ()
+    """Fields that --help shows; all where none is named."""
+    examples: ClassVar[tuple[str, ...]] = ()
+    """Commands that --help ends with."""
+
+    def __post_init__(self) -> None:
+        check(self, self.prefix)
+
+
+def check(config: Any, prefix: str = "") -> None:
+    """Gives every field of a dataclass its type: whole numbers become floats and lists tuples where those are due."""
+    for name, hint in hints(type(config)).items():
+        given = getattr(config, name)
+        value = fit(prefix + name, given, hint)
+        if value is not given:
+            object.__setattr__(config, name, value)
+
+
+def hints(kind: type) -> dict[str, Any]:
+    """The types of the fields of a dataclass, limits included."""
+    every = get_type_hints(kind, include_extras=True)
+    return {f.name: every[f.name] for f in fields(kind)}
+
+
+def members(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type itself."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def bare(hint: Any) -> Any:
+    """A type without its limits."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def choices(hint: Any) -> list[str]:
+    """The words of the Literals of a type."""
+    return [word for member in members(hint) if get_origin(member) is Literal for word in get_args(member)]
+
+
+def fit(name: str, value: Any, hint: Any, typed: bool = False) -> Any:
+    """The value as its type wants it. ConfigError names the field and what it takes. `typed`: a person or a YAML file
+    wrote it, where a text may stand for a number; limits are not looked at."""
+    for member in sorted(members(hint), key=lambda member: member is not NoneType):
+        found = taken(name, value, bare(member), typed)
+        if found is not NOTHING:
+            for limit in () if typed or member is bare(member) else get_args(member)[1:]:
+                within(name, found, limit.low, limit.high)
+            return found
+    if typed:
+        text = value if isinstance(value, str) else repr(value)
+        shown = f"{text[:20]}... of {len(text)} characters" if len(text) > LONGEST else repr(value)
+        raise ConfigError(f"{name} takes {describe(hint).replace('a number', 'a finite number')}, got {shown}")
+    if isinstance(value, str) and choices(hint):
+        raise ConfigError(unknown(name, value, choices(hint)))
+    raise ConfigError(f"{name} must be {describe(hint)}, got {value!r}")
+
+
+def taken(name: str, value: Any, kind: Any, typed: bool) -> Any:
+    """The value as one type wants it, or NOTHING."""
+    if typed:
+        value = read_text(name, value, kind)
+    if get_origin(kind) is Literal:
+        return value if isinstance(value, str) and value in get_args(kind) else NOTHING
+    if get_origin(kind) in (list, tuple):
+        inner, many = get_args(kind), get_origin(kind)
+        if not isinstance(value, (list, tuple)) or (many is tuple and len(value) != len(inner)):
+            return NOTHING
+        found = [fit(name, each, inner[0], typed) for each in value]
+        same = type(value) is many and all(new is old for new, old in zip(found, value, strict=True))
+        return value if same else many(found)
+    if kind is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, bool):
+        return value if kind is bool else NOTHING
+    if kind is int and isinstance(value, Integral):
+        return int(value)
+    if kind is float and isinstance(value, Real):
+        try:
+            return NOTHING if typed and not isfinite(value) else float(value)
+        except OverflowError:
+            return -inf if value < 0 else inf
+    return value if isinstance(kind, type) and isinstance(value, kind) else NOTHING
+
+
+def read_text(name: str, value: Any, kind: Any) -> Any:
+    """What a person or a YAML file wrote, as what it stands for where something of a type is due."""
+    if get_origin(kind) is list:
+        return value if isinstance(value, list) else [value]
+    if not isinstance(value, str):
+        return json.dumps(value, default=str) if kind is str and not isinstance(value, (list, dict)) else value
+    if not value.isascii() and value != value.encode(errors="replace").decode():
+        raise ConfigError(f"{name} is not valid Unicode text: {value!r}; use another name")
+    if "\0" in value:
+        raise ConfigError(f"{name} holds a NUL character: {value!r}; use another name")
+    if kind in (int, float) and len(value) <= LONGEST:
+        with suppress(ValueError):
+            return kind(value)
+    words: dict[Any, dict[str, Any]] = {NoneType: {"null": None}, bool: {"true": True, "false": False}}
+    return words.get(kind, {}).get(value.lower(), value)
+
+
+def within(name: str, value: float, low: float, high: float = inf) -> None:
+    """ConfigError unless low <= value <= high and the value is finite."""
+    if not low <= value <= high or value == inf:
+        bound = f"between {low:g} and {high:g}" if high < inf else "finite" if value == inf else f"at least {low:g}"
+        shown = f"{value:g}" if abs(value) < 1e15 or isinstance(value, float) else str(value)
+        raise ConfigError(f"{name} must be {bound}, got {shown}")
+
+
+def describe(hint: Any, between: str = " or ") -> str:
+    """What a type takes, in words."""
+    parts: list[str] = []
+    for member in map(bare, members(hint)):
+        inner = get_args(member)
+        if get_origin(member) is Literal:
+            parts.extend(inner)
+        elif get_origin(member) is list:
+            parts.append(f"a list, each {describe(inner[0])}")
+        elif get_origin(member) is tuple:
+            parts.append(f"{len(inner)} values, each {describe(inner[0])}")
+        elif member is not NoneType:
+            parts.append(WORDS.get(member) or member.__name__)
+    return between.join(parts)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One leaf of a configuration: its dotted name, type, default (MISSING: it has to be given) and documentation."""
+
+    name: str
+    hint: Any
+    default: Any = None
+    text: str = ""
+
+    @property
+    def many(self) -> bool:
+        return get_origin(self.hint) in (list, tuple)
+
+    @property
+    def one(self) -> Any:
+        """The type of one value, of a list that of its elements."""
+        return get_args(self.hint)[0] if self.many else self.hint
+
+    @property
+    def switch(self) -> bool:
+        return bool in map(bare, members(self.hint))
+
+    @property
+    def flag(self) -> str:
+        return flag(self.name)
+
+
+def flag(name: str) -> str:
+    """The option of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def options(kind: type, prefix: str = "") -> dict[str, Option]:
+    """Every leaf of a configuration, nested groups by dots, those that a class adds before those that it inherits."""
+    documented, types = docs(kind), hints(kind)
+    classes = [vars(base).get("__annotations__", ()) for base in kind.__mro__]
+    home = {name: place for place, names in reversed(list(enumerate(classes))) for name in names}
+    found: dict[str, Option] = {}
+    for f in sorted(fields(kind), key=lambda f: (is_dataclass(types[f.name]), home[f.name])):
+        name, hint = prefix + f.name, types[f.name]
+        if is_dataclass(hint) and isinstance(hint, type):
+            found.update(options(hint, f"{name}."))
+            continue
+        default = f.default_factory() if f.default_factory is not MISSING else f.default
+        found[name] = Option(name, hint, default, documented.get(f.name, ""))
+    return found
+
+
+def docs(kind: type) -> dict[str, str]:
+    """The string below each field of a dataclass, which Python itself does not keep."""
+    found: dict[str, str] = {}
+    for base in reversed(getattr(kind, "documented_by", kind).__mro__):
+        written = classes(base.__module__).get(base.__name__) if is_dataclass(base) else None
+        for node, below in pairwise(written.body if written else ()):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(below, ast.Expr):
+                found[node.target.id] = " ".join(ast.literal_eval(below.value).split())
+    return found
+
+
+@cache
+def classes(module: str) -> dict[str, ast.ClassDef]:
+    """The source of the classes of a module; none where it is installed without."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError, KeyError):
+        return {}
+    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain nested dict for YAML."""
+    return {
+        f.name: to_dict(value) if is_dataclass(value) else list(value) if isinstance(value, tuple) else value
+        for f in fields(config)
+        for value in [getattr(config, f.name)]
+    }
+
+
+def from_dict(kind: type, values: dict[str, Any], prefix: str = "", typed: bool = False) -> Any:
+    """The configuration of a nested dict; ConfigError names unknown keys and the nearest valid one."""
+    known = hints(kind)
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            raise ConfigError(unknown("setting", prefix + str(key), [prefix + name for name in known]))
+        group = known[key]
+        if is_dataclass(group) and isinstance(value, dict):
+            value = from_dict(group, value, f"{prefix}{key}.", typed)  # type: ignore[arg-type]
+        elif is_dataclass(group) and not isinstance(value, group):  # type: ignore[arg-type]
+            raise ConfigError(f"{prefix}{key} must be a mapping of settings, got {value!r}")
+        elif typed:
+            value = fit(flag(prefix + key), value, group, typed)
+        result[key] = value
+    return kind(**result)

@@ -1,0 +1,220 @@
+"""The one observer of residual sites: what each of them reads and writes while a model runs, right for every placement.
+
+Of a `Residual`, x is what it is handed and x' what it returns. Of a site of a stock block, whose modules `anatomy`
+knows, x is what its first module is handed; x' is the x of the next site, and after the last one what the block
+returns. Whatever stands between (norms on the update or on the stream, dropout, scales) is inside, and a module's
+output is never taken for what is added. Nothing is kept but the stream of the site that is running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from ..residual import Residual
+from ..schemes import Site
+from .anatomy import BY_HAND, Stack, anatomy, blocks_of, join, rooted
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, eq=False)
+class ModelSite:
+    """A residual site of a model."""
+
+    stack: str
+    """The stream that it is on: decoder or encoder."""
+    scheme: str
+    site: Site
+    home: nn.Module
+    """The `Residual`, or the stock block."""
+    reader: nn.Module
+    """The module that is handed the stream."""
+    chains: tuple[tuple[nn.Module, ...], ...]
+    """Of each branch side by side: its modules in the order in which they run. The last returns the update."""
+
+    @property
+    def key(self) -> tuple[str, Site]:
+        return self.stack, self.site
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The site in the columns of trace.jsonl."""
+        layer, kind, depth = self.site.layer, self.site.kind, self.site.depth
+        return {
+            "stack": self.stack, "scheme": self.scheme, "layer": layer, "kind": kind, "t": self.site.t, "depth": depth,
+        }  # fmt: skip
+
+    @property
+    def residual(self) -> Residual | None:
+        return self.home if isinstance(self.home, Residual) else None
+
+    def seen(self, x: Tensor) -> Tensor:
+        """The stream that measurements are about, (..., dim)."""
+        return x if self.residual is None else self.residual.scheme.seen(x)
+
+
+Look = Callable[[ModelSite, Tensor, Any, Tensor], None]
+"""look(place, x, u, x'); u is None where a site by hand names modules of which the last did not run."""
+
+Gradients = Mapping[tuple[str, Site], Mapping[str, float]]
+"""Gradient norms of sites, by `ModelSite.key`."""
+
+
+def stacks_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[tuple[Stack, str]]:
+    """The stacks of a model (of a table of one's own, if it is given), each with the path that its paths start from.
+    ConfigError for a model without a `Residual` whose type is not in the table of `anatomy`."""
+    if stacks is None:
+        config = getattr(model, "config", None)
+        ours = not hasattr(config, "stock_type") and any(isinstance(module, Residual) for module in model.modules())
+        own = Stack("decoder", "blocks" if hasattr(model, "blocks") else "", ())
+        stacks = (own,) if ours else anatomy(config)
+    return list(rooted(model, stacks))
+
+
+def sites_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[ModelSite]:
+    """Every residual site of a model, from input to output: a `Residual` says itself where it stands. ConfigError where
+    a stack has no blocks, or a block not the modules that its stack names."""
+    found = []
+    for stack, base in stacks_of(model, stacks):
+        blocks = blocks_of(model, stack, base)
+        for layer, block in enumerate(blocks):
+            residuals = [module for module in block.modules() if isinstance(module, Residual)]
+            for residual in residuals:
+                site = Site(residual.index, residual.kind, residual.depth)
+                found.append(
+                    ModelSite(stack.name, str(residual.scheme), site, residual, residual, ((residual.branch,),))
+                )
+            for sublayer in () if residuals else stack.sublayers:
+                at = join(base, stack.blocks, str(layer))
+                readers = [module_at(block, branch.reader, at) for branch in sublayer.branches]
+                chains = tuple(tuple(module_at(block, p, at) for p in branch.modules) for branch in sublayer.branches)
+                site = Site(layer, sublayer.kind, len(blocks))
+                found.append(ModelSite(stack.name, sublayer.placement, site, block, readers[0], chains))
+    return found
+
+
+def module_at(parent: Any, path: str, where: str) -> nn.Module:
+    try:
+        found: nn.Module = parent.get_submodule(path)
+    except AttributeError:
+        raise ConfigError(f"no module {path} in {where} ({type(parent).__name__}); {BY_HAND}") from None
+    return found
+
+
+@contextmanager
+def watch(model: nn.Module, look: Look, found: Iterable[ModelSite] | None = None) -> Iterator[None]:
+    """Calls look(place, x, u, x') for every site of every forward pass inside, or of those `found` by `sites_of`."""
+    with ExitStack() as hooks:
+        for home, inside in groupby(sites_of(model) if found is None else found, lambda place: place.home):
+            running = Running(look)
+            hooks.callback(home.register_forward_pre_hook(running.enter, with_kwargs=True).remove)
+            for place in inside:
+                hooks.callback(place.reader.register_forward_pre_hook(running.begin(place), with_kwargs=True).remove)
+                for chain in place.chains:
+                    hooks.callback(chain[-1].register_forward_hook(running.update(place)).remove)
+            hooks.callback(home.register_forward_hook(running.leave).remove)
+        if any(module._compiled_call_impl is not None for module in model.modules()):  # they run no new hooks
+            hooks.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+@contextmanager
+def watch_calls(modules: Mapping[Key, nn.Module], look: Callable[[Key, Tensor, Tensor], None]) -> Iterator[None]:
+    """Calls look(key, what it was handed, what it returned) for every call of these modules inside."""
+
+    def hook_of(key: Key) -> Callable[..., None]:
+        return lambda _, args, kwargs, out: look(key, stream_of(args, kwargs), first(out))
+
+    with ExitStack() as hooks:
+        for key, module in modules.items():
+            hooks.callback(module.register_forward_hook(hook_of(key), with_kwargs=True).remove)
+        yield
+
+
+class Running:
+    """The site that runs inside a home: begun by its reader, ended by the next one or by the end of the home."""
+
+    def __init__(self, look: Look) -> None:
+        self.look = look
+        self.shape = torch.Size()
+        self.place: ModelSite | None = None
+        self.x: Any = None
+        self.u: Any = None
+
+    def enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        self.shape, self.place = stream_of(args, kwargs).shape, None
+
+    def begin(self, place: ModelSite) -> Callable[..., None]:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            x = self.shaped(stream_of(args, kwargs))
+            self.end(x)
+            self.place, self.x, self.u = place, x, None
+
+        return hook
+
+    def update(self, place: ModelSite) -> Callable[..., None]:
+        def hook(_: nn.Module, __: Any, out: Any) -> None:
+            if self.place is place:
+                u = self.shaped(first(out))
+                self.u = u if self.u is None else self.u + u
+
+        return hook
+
+    def leave(self, _: nn.Module, __: Any, out: Any) -> None:
+        self.end(first(out))
+        self.place = self.x = self.u = None
+
+    def end(self, after: Tensor) -> None:
+        if self.place is not None:
+            self.look(self.place, self.x, self.u, after)
+
+    def shaped(self, x: Tensor) -> Tensor:
+        """In the shape that the home was handed: OPT's MLP sees (batch x tokens, dim)."""
+        return x if x.shape == self.shape or x.numel() != self.shape.numel() else x.reshape(self.shape)
+
+
+def frobenius(parameters: Iterable[nn.Parameter]) -> float:
+    """Length of the gradients that are there, as one vector."""
+    squares = [p.grad.double().square().sum() for p in parameters if p.grad is not None]
+    return torch.stack(squares).sum().sqrt().item() if squares else 0.0
+
+
+def gradient_norms(
+    found: Iterable[ModelSite], length: Callable[[Iterable[nn.Parameter]], float] = frobenius
+) -> Gradients:
+    """Of the gradients that are there: grad_norm of all weights of a branch, and of an MLP grad_w1 and grad_w2.
+
+    W2 is the last matrix of the branch, which writes to the stream; W1 are those before it (up and gate), together
+    (Xiong et al., arXiv:2002.04745). length: another way to find it, where the weights lie on several machines.
+    """
+    rows: dict[tuple[str, Site], Mapping[str, float]] = {}
+    for place in found:
+        modules = [module for chain in place.chains for module in chain]
+        parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
+        row = {"grad_norm": length(parameters)}
+        if place.site.kind == "mlp":
+            matrices = [p for p in parameters if p.dim() == 2]
+            row |= {"grad_w1": length(matrices[:-1]), "grad_w2": length(matrices[-1:])}
+        rows[place.key] = row
+    return rows
+
+
+def stream_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """The tensor that a module was handed as its first argument, or as hidden_states."""
+    value = args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values()), None))
+    if not isinstance(value, Tensor):
+        raise ConfigError(f"a module that should read the stream was handed {type(value).__name__}; {BY_HAND}")
+    return value
+
+
+def first(value: Any) -> Tensor:
+    found: Tensor = value[0] if isinstance(value, tuple) else value
+    return found

@@ -1,0 +1,109 @@
+"""Which path of the geodesic update is taken, what stands in the way of the kernels, and what is said about it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import geonorm
+from geonorm import geodesic_update
+from geonorm.errors import ConfigError
+from geonorm.ops import AngleMap, available, backends
+
+
+def pair() -> tuple[Tensor, Tensor]:
+    x, u = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+    return x.requires_grad_(), u.requires_grad_()
+
+
+def test_inductor_backend_runs_a_compiled_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def stand_in(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *a: calls.append(1) or f(*a)  # type: ignore[func-returns-value]
+
+    from geonorm.ops import geodesic
+
+    monkeypatch.setattr(torch, "compile", stand_in)
+    geodesic.compiled.cache_clear()
+    x, u = pair()
+    assert torch.equal(geodesic_update(x, u, backend="inductor"), geodesic_update(x, u, backend="closed"))
+    geodesic_update(x, u, backend="inductor")
+    assert len(calls) == 2
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # inside a compiled model it is part of the graph
+    geodesic_update(x, u, backend="inductor")
+    geodesic.compiled.cache_clear()
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "dim", "angles", "says"),
+    [
+        ("cpu", torch.float32, 8, AngleMap(), "on cpu, not cuda: use backend='auto'"),
+        ("cuda", torch.float64, 8, AngleMap(), "not float64"),
+        ("cuda", torch.float32, 16385, AngleMap(), "1 to 16384"),
+        ("cuda", torch.float32, 0, AngleMap(), "not 0"),
+        ("cuda", torch.bfloat16, 16384, AngleMap(post=torch.tensor(0.5), power=2.0, max_angle=3.0), ""),
+        ("cuda", torch.float32, 8, AngleMap(post=torch.ones(1, requires_grad=True)), "no learned scalars"),
+        ("cuda", torch.float32, 8, AngleMap(gain=torch.ones(1)), "no learned scalars"),
+        ("cuda", torch.float32, 8, AngleMap(bias=0.1), "no bias"),
+        ("cuda", torch.float32, 8, AngleMap(pre=0.5), "no decay before the clamp"),
+    ],
+)
+def test_why_not_triton(
+    device: str, dtype: torch.dtype, dim: int, angles: AngleMap, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(available, "has_triton", lambda: True)
+    reason = available.why_not_triton(torch.device(device), (torch.float32, dtype), dim, angles)
+    assert says in reason and bool(says) == bool(reason) and "\n" not in reason
+
+
+def test_asking_for_kernels_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    x, u = pair()
+    monkeypatch.setattr(available, "has_triton", lambda: False)
+    with pytest.raises(ConfigError, match=r"not installed: pip install \"geonorm\[kernels\]\""):
+        geodesic_update(x, u, backend="triton")
+    monkeypatch.setattr(available, "has_triton", lambda: True)
+    with pytest.raises(ConfigError, match="on cpu, not cuda") as error:
+        geodesic_update(x, u, backend="triton")
+    assert "\n" not in str(error.value)
+    monkeypatch.setenv("GEONORM_BACKEND", "triton")
+    with pytest.raises(ConfigError, match="unset GEONORM_BACKEND"):
+        geodesic_update(x, u)
+    assert geodesic_update(x, u, backend="closed").shape == x.shape  # an argument beats the environment
+
+
+def test_backends_say_what_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GEONORM_BACKEND", raising=False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert backends("cpu")["auto"] == "closed"
+    monkeypatch.setattr(available, "has_triton", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert backends("cuda")["auto"] == backends()["auto"] == "triton"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert backends("cuda") == {
+        "auto": "closed",
+        "reason": "closed form in PyTorch; no fused kernels: no CUDA device is visible",
+    }
+    monkeypatch.setattr(available, "has_triton", lambda: False)
+    assert "pip install" in backends("cuda")["reason"]
+    monkeypatch.setenv("GEONORM_BACKEND", "triton")
+    assert backends("cpu")["auto"] == "triton" and "cannot run" in backends("cpu")["reason"]
+    monkeypatch.setenv("GEONORM_BACKEND", "reference")
+    assert backends("cuda") == {"auto": "reference", "reason": "GEONORM_BACKEND asks for it"}
+
+
+def test_the_update_does_not_import_triton() -> None:
+    source = str(Path(geonorm.__file__).parents[1])
+    script = "import sys, torch\nfrom geonorm import geodesic_update\n"
+    script += "geodesic_update(torch.ones(2, 4), torch.ones(2, 4)); assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": source}, check=True)

@@ -1,0 +1,96 @@
+"""Typed settings: what a field takes, what is said of anything else, and the way from and to YAML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pytest
+
+from geonorm.errors import ConfigError
+from geonorm.settings import Count, Range, Settings, docs, from_dict, options, to_dict
+
+
+@dataclass(frozen=True)
+class Part(Settings):
+    """A group."""
+
+    prefix = "part."
+
+    word: Literal["one", "two"] = "one"
+    """Of two."""
+    pair: tuple[float, float] = (0.5, 1.0)
+    """Two numbers."""
+
+
+@dataclass(frozen=True)
+class Whole(Settings):
+    """Some settings."""
+
+    name: str
+    """Which."""
+    number: Count | None = None
+    """How
+    many."""
+    rates: list[Annotated[float, Range(0, 1)]] = field(default_factory=list)
+    """Shares."""
+    switch: bool = False
+    """Whether."""
+    part: Part = field(default_factory=Part)
+
+
+def test_fields_get_their_types() -> None:
+    found: Any = Whole(Path("a/b"), number=np.int64(3), rates=[1, 0], part=Part(pair=[1, 2]))  # type: ignore
+    assert (found.name, found.number, found.rates, found.part.pair) == ("a/b", 3, [1.0, 0.0], (1.0, 2.0))
+    assert [type(each) for each in (found.number, *found.rates, *found.part.pair)] == [int] + 4 * [float]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"name": 3}, "name must be text, got 3"),
+        ({"number": 0}, "number must be at least 1, got 0"),
+        ({"number": 1.5}, "number must be a whole number, got 1.5"),
+        ({"number": True}, "number must be a whole number, got True"),
+        ({"number": "3"}, "number must be a whole number, got '3'"),
+        ({"rates": [0.5, 2]}, "rates must be between 0 and 1, got 2"),
+        ({"rates": 0.5}, "rates must be a list, each a number, got 0.5"),
+        ({"switch": 1}, "switch must be true or false, got 1"),
+        ({"part": {"word": "too"}}, "unknown part.word 'too': did you mean 'two'?"),
+        ({"part": {"pair": [1]}}, "part.pair must be 2 values, each a number, got [1]"),
+        ({"part": {"wrod": "two"}}, "unknown setting 'part.wrod': did you mean 'part.word'?"),
+        ({"part": 3}, "part must be a mapping of settings, got 3"),
+    ],
+)
+def test_anything_else_is_one_line(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_dict(Whole, {"name": "x", **values})
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+def test_a_text_stands_for_a_number_where_a_person_wrote_it() -> None:
+    written = {"name": 7, "number": "3", "rates": ["1e-2", 1], "switch": "true", "part": {"pair": ["1", 2]}}
+    found = from_dict(Whole, written, typed=True)
+    assert found == Whole("7", 3, [0.01, 1.0], True, Part(pair=(1.0, 2.0)))
+    assert from_dict(Whole, {"name": "x", "number": "null"}, typed=True).number is None
+    for value in ("three", "1e3", "nan", [1]):
+        with pytest.raises(ConfigError, match="--number takes a whole number, got "):
+            from_dict(Whole, {"name": "x", "number": value}, typed=True)
+    with pytest.raises(ConfigError, match="--rates takes a finite number, got 'inf'"):
+        from_dict(Whole, {"name": "x", "rates": ["inf"]}, typed=True)
+
+
+def test_to_a_dict_and_back() -> None:
+    config = Whole("x", 2, [0.5], True, Part("two", (0, 1)))
+    assert to_dict(config) == {
+        "name": "x", "number": 2, "rates": [0.5], "switch": True, "part": {"word": "two", "pair": [0.0, 1.0]}
+    }  # fmt: skip
+    assert from_dict(Whole, to_dict(config)) == config
+
+
+def test_options_are_the_leaves_with_their_documentation() -> None:
+    assert list(options(Whole)) == ["name", "number", "rates", "switch", "part.word", "part.pair"]
+    assert options(Whole)["number"].text == docs(Whole)["number"] == "How many."
+    assert options(Whole)["part.word"].flag == "--part.word" and options(Whole)["part.pair"].many
