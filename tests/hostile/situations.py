@@ -260,7 +260,6 @@ SIMULATIONS = [
 ]
 
 REPORTS = [
-    s("report run sim", "give them apart"),
     s("report text.txt", "no run directory in text.txt"),
     s("report empty", "no run directory in empty", files={"empty": folder}),
     s("report run --out folder", "folder", files={"folder": folder}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GEONORM_CACHE", str(folder / "cache"))
         HOSTILE["prepare"](folder)
-        os.chmod(folder, 0o777)
+        for path in (folder, folder / "cache", *(folder / "cache").rglob("*")):
+            path.chmod(0o777)
         yield folder
 
 
