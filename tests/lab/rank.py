@@ -91,7 +91,7 @@ def born(out: str, settings: dict[str, Any]) -> int:
     text = train.load_text(config)
     torch.use_deterministic_algorithms(True)  # memory that nobody fills is not a number
     with train.join_world(torch.device("cpu")) as world:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
             loop = train.Loop(resolve(config, world), text, torch.device("cpu"), print, world)
         events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
         peak = max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))

@@ -58,8 +58,12 @@ def test_parquet_with_other_kinds_of_text(tmp_path: Path) -> None:
     for kind in (pa.dictionary(pa.int32(), pa.string()), pa.string_view(), pa.large_string()):
         path = tmp_path / "some.parquet"
         column = pa.array(texts).dictionary_encode() if pa.types.is_dictionary(kind) else pa.array(texts, kind)
-        pq.write_table(pa.table({"text": column, "n": [1, 2, 3]}), path)
-        assert list(files.read_documents(path)) == texts
+        try:
+            pq.write_table(pa.table({"text": column, "n": [1, 2, 3]}), path)
+        except pa.ArrowNotImplementedError:  # older ones read views of strings and cannot write them
+            assert pa.types.is_string_view(kind)
+        else:
+            assert list(files.read_documents(path)) == texts
 
 
 @pytest.mark.parametrize(

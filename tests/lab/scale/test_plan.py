@@ -48,7 +48,7 @@ def held_at_most(config: TrainConfig) -> int:
     step()
     state = [t for o in optimizers for s in o.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
     before = sum(t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers(), *state])
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         step()
     events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
     now = peak = 0
