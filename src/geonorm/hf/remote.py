@@ -30,20 +30,7 @@ AUTO_MAP = dict(
     zip(("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification"), ROOTS, strict=True)
 )
 FILE = "modeling_geonorm.py"
-LAYERS = (
-    "errors",
-    "settings",
-    "decay",
-    "elsewhere",
-    "sphere",
-    "norms",
-    "ops",
-    "schemes",
-    "theirs",
-    "residual",
-    "nn",
-    "hf",
-)
+LAYERS = "errors settings decay elsewhere sphere norms ops schemes theirs residual nn hf".split()
 """Parts of the package from the bottom up: the order in which the file reads, where definitions leave a choice; theirs
 are schemes from elsewhere."""
 STAND_INS = {
