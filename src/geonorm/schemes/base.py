@@ -61,6 +61,12 @@ def add(x: Tensor, u: Tensor, step: Number, h: Number = 1.0) -> Tensor:
     return x + (h * step) * u
 
 
+def normalise_update(u: Tensor, p: Any) -> Tensor:
+    """u through the part called output, if there is one."""
+    norm = getattr(p, "output", None)
+    return u if norm is None else norm(u)
+
+
 @dataclass(frozen=True)
 class About:
     """What is known of a scheme; the catalogue, the documentation and tests read it."""
@@ -173,13 +179,14 @@ class Scheme:
         return {}
 
     def __post_init__(self) -> None:
-        self.check()
-
-    def check(self) -> None:
-        """Raises ConfigError when a field is outside its range; Literal fields are checked by the parser."""
+        """Raises ConfigError where a field is not what its type says, limits included."""
         from .parse import check_fields
 
         check_fields(self)
+        self.check()
+
+    def check(self) -> None:
+        """Raises ConfigError where fields do not fit each other."""
 
     def __str__(self) -> str:
         from .parse import format_scheme

@@ -222,10 +222,10 @@ def check_fields(scheme: Scheme) -> None:
         if isinstance(value := getattr(scheme, name), str) and takes_scheme(hint):
             object.__setattr__(scheme, name, parse(value))
     try:
-        check(scheme)
         for name, value in vars(scheme).items():
-            if isinstance(value, float) and not abs(value) <= LARGEST:
-                raise ConfigError(f"{name} must be a finite number of at most {LARGEST:g}, got {value:g}")
+            if isinstance(value, (int, float)) and not abs(value) <= LARGEST:
+                raise ConfigError(f"{name} must be a finite number of at most {LARGEST:g}, got {float(value):g}")
+        check(scheme)
     except ConfigError as error:
         raise ConfigError(f"scheme {name_of(scheme)}: {error}") from None
 
