@@ -59,7 +59,7 @@ def row_norm(norm: nn.Module | None, x: Tensor) -> RowNorm | None:
     hooks = (norm._forward_hooks, norm._forward_pre_hooks, norm._backward_hooks, norm._backward_pre_hooks)
     if any(hooks) or norm.dim != x.shape[-1] or norm.dim > launch.MAX_NORM_DIM:
         return None
-    shift = norm.bias if isinstance(norm, LayerNorm) else None
+    shift = norm.bias
     if any(t is not None and (t.dtype not in launch.DTYPES or t.device != x.device) for t in (norm.weight, shift)):
         return None
     return RowNorm("layer" if isinstance(norm, LayerNorm) else "rms", norm.eps, norm.weight, shift)

@@ -100,10 +100,6 @@ class NGPT(Interpolated):
             return Scaled(Scale(shape, 1.0, dim**-0.5))
         return super().slot(name, shape, dim, site)
 
-    def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
-        """Directions only: every vector is normalised before the first step."""
-        return base
-
     def project(self, role: str, weight: Tensor) -> None:
         weight.copy_(F.normalize(weight, dim=0 if role in ("o", "down") else -1))
 
