@@ -143,6 +143,9 @@ class DyT(Norm):
 class UnitNorm(Norm):
     """x / |x|: radius 1. With eps = 0 a zero row stays zero; eps is added to |x|^2."""
 
+    def __init__(self, dim: int, gains: bool = False, eps: float = 0.0, bias: bool = False) -> None:
+        super().__init__(dim, gains, eps, bias)
+
     def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         squared = (x * x).sum(-1, keepdim=True) + self.eps
         zero = squared == 0
