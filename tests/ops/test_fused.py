@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import geonorm
-from geonorm import Residual, Site
 from geonorm.norms import DyT, LayerNorm, RMSNorm, UnitNorm
 from geonorm.ops import AngleMap, fused, geodesic_step, launch
 
@@ -168,56 +166,6 @@ def test_kernels_compile_into_one_graph(norm: nn.Module | None, dynamic: bool) -
 def test_the_closed_form_compiles_for_any_shape() -> None:
     gain = torch.tensor([0.9], requires_grad=True)
     compiles(lambda x, u, post: (geodesic_step(x, u, AngleMap(post=post, gain=gain), backend="closed"),), True, (gain,))
-
-
-class Block(nn.Module):
-    def __init__(self, layer: int) -> None:
-        super().__init__()
-        self.attn, self.mlp = (
-            Residual(nn.Linear(16, 16), "geonorm", Site(layer, kind, 4), 16) for kind in ("attn", "mlp")
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.mlp(self.attn(x))
-        return out
-
-
-def test_layers_share_one_compiled_graph() -> None:
-    """Blocks differ in a buffer only: the second and third compile nothing."""
-    torch.compiler.reset()
-    graphs: list[object] = []
-
-    def count(graph: torch.fx.GraphModule, _: object) -> object:
-        graphs.append(graph)
-        return graph
-
-    blocks = []
-    for layer in range(4):
-        block = Block(layer)
-        block.compile(fullgraph=True, backend=count)
-        blocks.append(block)
-    x = torch.randn(3, 16)
-    x = blocks[0](x).detach()
-    seen = len(graphs)
-    assert seen == 1
-    with torch.compiler.set_stance("fail_on_recompile"):
-        for block in blocks[1:]:
-            x = block(x).detach()
-    assert len(graphs) == seen
-
-
-def test_checkpointing_and_autocast() -> None:
-    x, u = pair()
-    plain = torch.autograd.grad(fused.update(x, u, AngleMap(post=0.5)).sum(), (x, u))
-    again = checkpoint(lambda a, b: fused.update(a, b, AngleMap(post=0.5)), x, u, use_reentrant=False)
-    for a, b in zip(torch.autograd.grad(again.sum(), (x, u)), plain, strict=True):
-        assert torch.equal(a, b)
-    linear = nn.Linear(16, 16)
-    with torch.autocast("cpu", dtype=HALF):
-        out, y = fused.update_and_read(x, linear(x), AngleMap(post=0.5), HALF)
-    assert (out.dtype, y.dtype) == (FULL, HALF)
-    dx, dw = torch.autograd.grad(out.sum() + y.float().sum(), (x, linear.weight))
-    assert dx.dtype == dw.dtype == FULL and dw.ne(0).any()
 
 
 @pytest.mark.parametrize("path", ["closed", "fused", "read", "norm"])

@@ -4,9 +4,7 @@ rows, dtypes."""
 from __future__ import annotations
 
 import math
-import runpy
 from math import inf, pi
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,11 +15,7 @@ from torch import Tensor
 from geonorm import geodesic_update, sphere
 from geonorm.ops import AngleMap, geodesic_step
 
-COMMON = runpy.run_path(str(Path(__file__).with_name("geodesic_cases.py")))
-BACKENDS, MAPS, angle_between, pair, relative, textbook = (
-    COMMON[name] for name in ("BACKENDS", "MAPS", "angle_between", "pair", "relative", "textbook")
-)
-
+from .geodesic_cases import BACKENDS, MAPS, angle_between, pair, relative, textbook
 
 CASES = settings(max_examples=25, deadline=None)
 
