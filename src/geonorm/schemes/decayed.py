@@ -60,9 +60,5 @@ class Decayed(Placement):
         if self.max_step == "none":
             return None
         x = upcast(self.seen(x))
-        return self.lengths(site).clamped(relative(x, self.proposal(x, u, p))).squeeze(-1)
-
-
-def relative(x: Tensor, q: Tensor) -> Tensor:
-    """|q| / |x|, shape (..., 1), in the dtype of x."""
-    return sphere.safe_divide(sphere.radius(q.to(x.dtype)), sphere.radius(x))
+        q = self.proposal(x, u, p).to(x.dtype)
+        return self.lengths(site).clamped(sphere.safe_divide(sphere.radius(q), sphere.radius(x))).squeeze(-1)

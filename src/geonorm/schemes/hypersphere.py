@@ -155,11 +155,10 @@ class AnGPT(Interpolated):
 @cache
 def silu_rms(std: float) -> float:
     """Root mean square of SiLU of a centred normal of this standard deviation, by the trapezoid rule over +-12 std."""
-    points, reach = 4801, 12.0
-    width = 2 * reach / (points - 1)
+    width = 24.0 / 4800
     total = 0.0
-    for i in range(points):
-        z = i * width - reach
+    for i in range(4801):
+        z = i * width - 12.0
         value = std * z / (1 + exp(-std * z))
         total += value * value * exp(-z * z / 2)
     return sqrt(total * width / sqrt(2 * pi))
