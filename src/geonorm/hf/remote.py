@@ -21,7 +21,7 @@ from pathlib import Path
 from .. import PUBLIC, __version__, elsewhere
 from ..errors import ConfigError
 from ..schemes import GeoNorm, Scheme, schemes_in
-from ..schemes.parse import name_of_class
+from ..schemes.parse import name_of
 from .names import defined, free_names, is_text
 
 PACKAGE = Path(__file__).parent.parent
@@ -382,7 +382,7 @@ def modeling_source(scheme: Scheme) -> str:
         if of_ours(kind.__module__):
             roots.append((kind.__module__.partition(".")[2], kind.__name__))
         else:
-            theirs[name_of_class(kind)] = (read_theirs(kind), kind.__name__)
+            theirs[name_of(kind)] = (read_theirs(kind), kind.__name__)
     roots += [("hf.config" if name == "GeoNormConfig" else "hf.modeling", name) for name in ROOTS]
     about = textwrap.dedent(f"""\
         Models under the residual scheme {scheme}, in one file that needs torch and transformers alone.
