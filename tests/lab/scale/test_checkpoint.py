@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from errno import ENOSPC
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,14 @@ def trained(config: DecoderConfig = SMALL, name: str = "adamw", steps: int = 2) 
     return model, optimizers
 
 
+def save(folder: Path, step: int, model: Decoder, optimizers: list[Any], progress: dict[str, Any], keep: int) -> Path:
+    """Saves, and waits until it is on the disk."""
+    with closing(checkpoint.Saver(folder, keep)) as saver:
+        saver.save(step, model, optimizers, progress)
+        saver.wait()
+    return folder / f"step-{step}"
+
+
 def states(optimizers: list[Any]) -> list[Any]:
     return [optimizer.state_dict() for optimizer in optimizers]
 
@@ -45,7 +54,7 @@ def states(optimizers: list[Any]) -> list[Any]:
 def test_round_trip(tmp_path: Path, name: str, tied: bool) -> None:
     config = DecoderConfig(**{**vars(SMALL), "tied": tied})
     model, optimizers = trained(config, name)
-    checkpoint.save(tmp_path, 2, model, optimizers, {"seconds": 1.5}, keep=2)
+    save(tmp_path, 2, model, optimizers, {"seconds": 1.5}, keep=2)
     other, fresh = trained(config, name, steps=0)
     other.blocks[1].attn.layer.fill_(7)
     state = checkpoint.load(tmp_path / "step-2", other, fresh)
@@ -62,7 +71,7 @@ def test_round_trip(tmp_path: Path, name: str, tied: bool) -> None:
 
 def test_another_model_is_named_and_nothing_changes(tmp_path: Path) -> None:
     model, optimizers = trained()
-    checkpoint.save(tmp_path, 2, model, optimizers, {}, keep=1)
+    save(tmp_path, 2, model, optimizers, {}, keep=1)
     other = Decoder(DecoderConfig(**{**vars(SMALL), "hidden": 8}))
     before = {name: value.clone() for name, value in other.state_dict().items()}
     with pytest.raises(CheckpointError, match=r"of another model: blocks\.0\.mlp\.branch\.down\.weight does not fit"):
@@ -74,19 +83,19 @@ def test_another_model_is_named_and_nothing_changes(tmp_path: Path) -> None:
 def test_newest_are_kept(tmp_path: Path, keep: int) -> None:
     model, optimizers = trained()
     for step in (3, 9, 10, 100):
-        checkpoint.save(tmp_path, step, model, optimizers, {}, keep)
+        save(tmp_path, step, model, optimizers, {}, keep)
     assert checkpoint.steps(tmp_path) == [3, 9, 10, 100][-keep:]
 
 
 def test_a_corrupt_later_checkpoint_does_not_displace_a_good_one(tmp_path: Path) -> None:
     model, optimizers = trained()
     for step in (5, 10):
-        checkpoint.save(tmp_path, step, model, optimizers, {}, keep=2)
+        save(tmp_path, step, model, optimizers, {}, keep=2)
     (tmp_path / "step-10" / "model.safetensors").write_bytes(b"")
     said: list[str] = []
     state = checkpoint.load_newest(tmp_path, model, optimizers, said.append)
     assert state is not None and state["step"] == 5 and "step-10" in said[0]
-    checkpoint.save(tmp_path, 7, model, optimizers, {}, keep=1)
+    save(tmp_path, 7, model, optimizers, {}, keep=1)
     assert checkpoint.steps(tmp_path) == [7]
 
 
@@ -117,10 +126,10 @@ def interrupted(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("fill", [full_open, full_safetensors, interrupted])
 def test_failed_save_leaves_the_last_one(tmp_path: Path, fill: Any) -> None:
     model, optimizers = trained()
-    checkpoint.save(tmp_path, 2, model, optimizers, {}, keep=1)
+    save(tmp_path, 2, model, optimizers, {}, keep=1)
     with pytest.MonkeyPatch.context() as patch, pytest.raises((CheckpointError, KeyboardInterrupt)) as caught:
         fill(patch)
-        checkpoint.save(tmp_path, 4, model, optimizers, {}, keep=1)
+        save(tmp_path, 4, model, optimizers, {}, keep=1)
     if fill is not interrupted:
         assert re.search("cannot save checkpoint .*step-4: .*No space left.*; step-2 is kept", str(caught.value))
         assert "\n" not in str(caught.value)
@@ -155,7 +164,7 @@ def test_full_disk_ends_a_run_in_one_line(train: Any, call: Any, small_disk: Pat
 
 def test_what_a_checkpoint_lacks_is_said(tmp_path: Path) -> None:
     model, optimizers = trained()
-    path = checkpoint.save(tmp_path, 2, model, optimizers, {}, keep=1)
+    path = save(tmp_path, 2, model, optimizers, {}, keep=1)
     (path / "state.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"step-2 is not readable: 'step' is missing$"):
         checkpoint.load(path, model)

@@ -21,10 +21,11 @@ import torch
 from geonorm.errors import CheckpointError
 from geonorm.lab.runs.run import read_rows
 from geonorm.lab.scale import checkpoint, storage
-from geonorm.nn import Decoder, DecoderConfig
+from geonorm.nn import Decoder
+
+from .test_checkpoint import SMALL, save
 
 ROOT = Path(__file__).parents[3]
-SMALL = DecoderConfig(scheme="geonorm", layers=2, width=16, heads=2, hidden=16, vocab_size=32, context=8)
 
 
 def test_three_kills(tmp_path: Path) -> None:
@@ -217,7 +218,7 @@ def test_best_of_a_run(train: Any, tmp_path: Path) -> None:
 )
 def test_state_that_was_changed_is_refused(tmp_path: Path, damage: Any) -> None:
     model = Decoder(SMALL)
-    checkpoint.save(tmp_path, 2, model, [], {"seconds": 1.0}, keep=1)
+    save(tmp_path, 2, model, [], {"seconds": 1.0}, keep=1)
     path = tmp_path / "step-2" / "state.json"
     state = json.loads(path.read_text())
     damage(state)
@@ -228,7 +229,7 @@ def test_state_that_was_changed_is_refused(tmp_path: Path, damage: Any) -> None:
 
 def test_random_states_come_back(tmp_path: Path) -> None:
     model = Decoder(SMALL)
-    checkpoint.save(tmp_path, 2, model, [], {}, keep=1)
+    save(tmp_path, 2, model, [], {}, keep=1)
     expected = torch.rand(3)
     torch.manual_seed(99)
     checkpoint.load(tmp_path / "step-2", model, [])

@@ -10,21 +10,20 @@ writes.
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 
 from ...errors import CheckpointError, cause
-from .storage import UNREADABLE, Reader, Writer, clear, kind_of, read_state, unreadable, verify, whole
+from .storage import Reader, Writer, clear, ignore_single_process, kind_of, read_state, read_tensors, verify
 from .world import ALONE, World, agreed
 
 Optimizers = list[torch.optim.Optimizer]
@@ -52,7 +51,7 @@ class Saver:
         self.wait()
         tensors, scalars = state_of(model, optimizers, self.world)
         staged = {name: tensor.to("cpu", copy=True) for name, tensor in {**tensors, **more}.items()}
-        quiet()
+        ignore_single_process()
         self.pending = self.thread.submit(self.write, step, staged, {**progress, "optimizer": scalars})
 
     def wait(self) -> None:
@@ -87,45 +86,20 @@ class Saver:
             self.prune(step)
 
     def prune(self, newest: int) -> None:
-        """Removes all but the newest `keep` and, if asked, the best. Those later than `newest` were passed over as
-        corrupt, or belong to steps that were rewound."""
+        """Removes all but the newest `keep` and, if asked, the one with the lowest validation loss. Those later than
+        `newest` were passed over as corrupt, or belong to steps that were rewound."""
         found = steps(self.folder)
-        kept = {step for step in found if step <= newest}
-        kept = set(sorted(kept)[-self.keep :]) | ({best} if self.best and (best := self.best_of(kept)) else set())
+        current = [step for step in found if step <= newest]
+        kept = set(current[-self.keep :])
+        if self.best:
+            losses = {}
+            for step in current:
+                with suppress(CheckpointError):
+                    losses[step] = read_state(self.folder / f"step-{step}").get("val_loss")
+            evaluated = [step for step, loss in losses.items() if loss is not None]
+            kept |= {min(evaluated, key=lambda step: (losses[step], -step))} if evaluated else set()
         for old in set(found) - kept:
             shutil.rmtree(self.folder / f"step-{old}", ignore_errors=True)
-
-    def best_of(self, candidates: set[int]) -> int | None:
-        """The step with the lowest validation loss of those that were evaluated."""
-        losses = {}
-        for step in candidates:
-            try:
-                loss = read_state(self.folder / f"step-{step}").get("val_loss")
-            except CheckpointError:
-                continue
-            if loss is not None:
-                losses[step] = loss
-        return min(losses, key=lambda step: (losses[step], -step)) if losses else None
-
-
-def save(
-    folder: Path,
-    step: int,
-    model: nn.Module,
-    optimizers: Optimizers,
-    progress: dict[str, Any],
-    keep: int,
-    world: World = ALONE,
-) -> Path:
-    """Writes folder/step-N, waits until it is on the disk, and removes all but the newest `keep`. On any failure the
-    older ones stay as they were and CheckpointError says so in one line."""
-    saver = Saver(folder, keep, world=world)
-    try:
-        saver.save(step, model, optimizers, progress)
-        saver.wait()
-    finally:
-        saver.close()
-    return folder / f"step-{step}"
 
 
 def load(
@@ -142,31 +116,28 @@ def load(
     """
     state = world.together(lambda: read_verified(path, world, optimizers is not None))
     files = [name for name in sorted(state["sha256"]) if optimizers is not None or kind_of(name) == "model"]
-    reader = Reader(path, files, single_numbers(model))
-    try:
-        found = reader.tensors()
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
+    scalars = {name for name, parameter in model.named_parameters() if parameter.shape == (1,)}
+    reader = Reader(path, files, lambda key: is_single(key, scalars))
+    found = reader.tensors()
     own, _ = state_of(model, [], world)
     own.update(more)
-    targets = {name: tensor for name, tensor in own.items() if name.startswith("model.") or name in found}
     sizes = {name: about.size for name, about in found.items() if name.startswith("model.")}
-    wanted = {name: tensor.shape for name, tensor in targets.items() if name.startswith("model.")}
-    ignored = {f"model.{name}" for name in aliases(model)}
-    for name in sorted({*sizes, *wanted} - ignored):
-        if sizes.get(name) != wanted.get(name):
+    wanted = {name: tensor for name, tensor in own.items() if name.startswith("model.")}
+    for name in sorted({*sizes, *wanted} - {f"model.{name}" for name in aliases(model)}):
+        if name not in sizes or name not in wanted or sizes[name] != wanted[name].shape:
             raise CheckpointError(f"checkpoint {path} is of another model: {name[6:]} does not fit")
     if optimizers is None:
-        targets = {name: targets[name] for name in wanted}
-    moments = blank_moments(found, model) if optimizers is not None else {}
-    quiet()
-    try:
-        dcp_load({**targets, **moments}, storage_reader=reader, process_group=None, no_dist=world.size == 1)
-    except CheckpointException as failed:
-        raise unreadable(path, next(iter(failed.failures.values()))[0]) from failed
-    if optimizers is not None:
-        restore_optimizers(model, optimizers, moments, state["optimizer"])
-        restore_random(targets, world)
+        reader.fill(wanted, world.size == 1)
+        return state
+    targets = wanted | {name: tensor for name, tensor in own.items() if name in found}
+    moments = blank_moments(found, model)
+    reader.fill({**targets, **moments}, world.size == 1)
+    restore_optimizers(model, optimizers, moments, state["optimizer"])
+    # every rank its own generators; a rank that the saved run did not have keeps its seed
+    if (cpu := targets.get(f"random.{world.rank}.cpu")) is not None:
+        torch.set_rng_state(cpu)
+    if (cuda := targets.get(f"random.{world.rank}.cuda")) is not None:
+        torch.cuda.set_rng_state(cuda)
     return state
 
 
@@ -197,10 +168,7 @@ def weights(path: Path) -> dict[str, Tensor]:
     """All weights of a checkpoint by parameter name, whole, whatever number of ranks saved them. Tied weights stand
     under their first name. CheckpointError if the checkpoint is not whole."""
     state = read_verified(path, ALONE, everything=False)
-    try:
-        return whole(path, [name for name in state["sha256"] if kind_of(name) == "model"])
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
+    return read_tensors(path, [name for name in state["sha256"] if kind_of(name) == "model"])
 
 
 def steps(folder: Path) -> list[int]:
@@ -215,7 +183,7 @@ def read_verified(path: Path, world: World, everything: bool) -> dict[str, Any]:
     """The state of a checkpoint whose files this rank has checked, its share of them."""
     state = read_state(path)
     sums = [pair for pair in sorted(state["sha256"].items()) if everything or kind_of(pair[0]) == "model"]
-    verify(path, iter(sums[world.rank :: world.size]))
+    verify(path, sums[world.rank :: world.size])
     return state
 
 
@@ -237,14 +205,6 @@ def state_of(model: nn.Module, optimizers: Optimizers, world: World) -> tuple[di
     if torch.cuda.is_initialized():
         tensors[f"random.{world.rank}.cuda"] = torch.cuda.get_rng_state()
     return tensors, scalars
-
-
-def restore_random(targets: dict[str, Tensor], world: World) -> None:
-    """Every rank its own generators; a rank that the saved run did not have keeps its seed."""
-    if (cpu := targets.get(f"random.{world.rank}.cpu")) is not None:
-        torch.set_rng_state(cpu)
-    if (cuda := targets.get(f"random.{world.rank}.cuda")) is not None:
-        torch.cuda.set_rng_state(cuda)
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
@@ -290,18 +250,8 @@ def restore_optimizers(model: nn.Module, optimizers: Optimizers, moments: dict[s
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def single_numbers(model: nn.Module) -> Callable[[str], bool]:
-    """Which keys are learned scalars of shape (1,), or their optimizer state but for Adam's count of steps."""
-    scalars = {name for name, parameter in model.named_parameters() if parameter.shape == (1,)}
-
-    def single(key: str) -> bool:
-        kind, name = key.split(".", 1)
-        owner, _, field = name.rpartition(".")
-        return name in scalars if kind == "model" else kind == "optimizer" and owner in scalars and field != "step"
-
-    return single
-
-
-def quiet() -> None:
-    """DCP warns when there is no process group; one process is no mistake here."""
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+def is_single(key: str, scalars: set[str]) -> bool:
+    """Whether a key is one of these parameters, or optimizer state of one but for Adam's count of steps."""
+    kind, name = key.split(".", 1)
+    owner, _, field = name.rpartition(".")
+    return name in scalars if kind == "model" else kind == "optimizer" and owner in scalars and field != "step"
