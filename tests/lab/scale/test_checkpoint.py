@@ -1,11 +1,8 @@
-"""Checkpoints alone: round trips, pruning, a full disk, no pickle."""
+"""Checkpoints alone: round trips, pruning, saves that fail, no pickle."""
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-from collections.abc import Iterator
 from contextlib import closing
 from errno import ENOSPC
 from pathlib import Path
@@ -54,11 +51,13 @@ def states(optimizers: list[Any]) -> list[Any]:
 def test_round_trip(tmp_path: Path, name: str, tied: bool) -> None:
     config = DecoderConfig(**{**vars(SMALL), "tied": tied})
     model, optimizers = trained(config, name)
-    save(tmp_path, 2, model, optimizers, {"seconds": 1.5}, keep=2)
     other, fresh = trained(config, name, steps=0)
+    save(tmp_path, 2, model, optimizers, {"seconds": 1.5}, keep=2)
     other.blocks[1].attn.layer.fill_(7)
+    drawn = torch.rand(3)
+    torch.manual_seed(99)
     state = checkpoint.load(tmp_path / "step-2", other, fresh)
-    assert state["step"] == 2 and state["seconds"] == 1.5
+    assert state["step"] == 2 and state["seconds"] == 1.5 and torch.equal(torch.rand(3), drawn)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
     assert other.blocks[1].attn.layer.item() == 1
     assert (other.head.weight is other.embed.weight) is tied
@@ -135,31 +134,6 @@ def test_failed_save_leaves_the_last_one(tmp_path: Path, fill: Any) -> None:
         assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["step-2"]
     checkpoint.load(tmp_path / "step-2", model, optimizers)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("cannot mount a small file system here")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
-def test_full_disk_ends_a_run_in_one_line(train: Any, call: Any, small_disk: Path) -> None:
-    run = small_disk / "run"
-    with open(small_disk / "ballast", "wb") as file:
-        file.write(bytes(150_000))
-    result = train(run, "--steps", 40, "--checkpoint.every", 2, "--checkpoint.keep", 9)
-    assert result.status == 2 and len(result.err.splitlines()) == 1, result
-    assert "No space left" in result.err and re.search(r"step-\d+ is kept", result.err)
-    assert not list((run / "checkpoints").glob(".*"))
-    assert call("generate", run, "--tokens", 3).status == 0
-    (small_disk / "ballast").unlink()
-    newest = checkpoint.steps(run / "checkpoints")[-1]
-    assert json.loads((run / "checkpoints" / f"step-{newest}" / "state.json").read_text())["step"] == newest
 
 
 def test_what_a_checkpoint_lacks_is_said(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ FILE, FOLDER = "environment.json", "schemes"
 VERSIONS = ("geonorm", "commit", "python", "torch", "numpy", "tokenizers")
 
 
-def parts(folder: Path) -> list[dict[str, Any]]:
+def read_parts(folder: Path) -> list[dict[str, Any]]:
     """The record of a run, the newest part last; empty if there is none. CheckpointError if it cannot be read."""
     path = folder / FILE
     if not path.exists():
@@ -34,9 +34,9 @@ def parts(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def kept_sources(folder: Path) -> dict[str, dict[str, Any]]:
+def read_sources(folder: Path) -> dict[str, dict[str, Any]]:
     """The schemes from elsewhere of a run, in the form of `sources_of`. CheckpointError if it is damaged."""
-    last = parts(folder)[-1:]
+    last = read_parts(folder)[-1:]
     found = {}
     for place, about in (last[0].get("schemes") or {} if last else {}).items():
         try:
@@ -79,7 +79,7 @@ class Made:
 
     def check(self, folder: Path) -> None:
         """CheckpointError if the run in a folder was made from something else."""
-        known = parts(folder)[-1:]
+        known = read_parts(folder)[-1:]
         before = known[0] if known else {}
         instead = "put it back, or choose another --out"
         data, tokenizer = before.get("data_sha256"), before.get("tokenizer_sha256")
@@ -104,7 +104,7 @@ class Made:
 
     def record(self, folder: Path, step: int, versions: dict[str, Any]) -> str | None:
         """Adds the part of a run that begins after `step`; returns what to say of versions that have changed."""
-        before = parts(folder)
+        before = read_parts(folder)
         for about in self.schemes.values():
             for name, text in about["files"].items():
                 path = path_of(folder, about["sha256"], name)

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from ...errors import CheckpointError, cause
 from .storage import Reader, Writer, clear, ignore_single_process, kind_of, read_state, read_tensors, verify
-from .world import ALONE, World, agreed
+from .world import ALONE, World, on_all_ranks
 
 Optimizers = list[torch.optim.Optimizer]
 Scalars = dict[str, dict[str, Any]]
@@ -81,7 +81,9 @@ class Saver:
             kept = steps(self.folder)
             last = f"step-{kept[-1]} is kept" if kept else "there is no earlier one"
             problem = cause(next(iter(failed.failures.values()))[0])
-            raise agreed(CheckpointError(f"cannot save checkpoint {writer.target}: {problem}; {last}")) from failed
+            raise on_all_ranks(
+                CheckpointError(f"cannot save checkpoint {writer.target}: {problem}; {last}")
+            ) from failed
         if world.first:
             self.prune(step)
 
@@ -114,7 +116,7 @@ def load(
     CheckpointError, on every rank, if a file is missing, its checksum differs, or its tensors do not fit; then nothing
     was changed. Without optimizers only the weights are read.
     """
-    state = world.together(lambda: read_verified(path, world, optimizers is not None))
+    state = world.together(lambda: read_and_verify(path, world, optimizers is not None))
     files = [name for name in sorted(state["sha256"]) if optimizers is not None or kind_of(name) == "model"]
     scalars = {name for name, parameter in model.named_parameters() if parameter.shape == (1,)}
     reader = Reader(path, files, lambda key: is_single(key, scalars))
@@ -130,7 +132,7 @@ def load(
         reader.fill(wanted, world.size == 1)
         return state
     targets = wanted | {name: tensor for name, tensor in own.items() if name in found}
-    moments = blank_moments(found, model)
+    moments = make_moments(found, model)
     reader.fill({**targets, **moments}, world.size == 1)
     restore_optimizers(model, optimizers, moments, state["optimizer"])
     # every rank its own generators; a rank that the saved run did not have keeps its seed
@@ -151,13 +153,13 @@ def load_newest(
 ) -> dict[str, Any] | None:
     """The newest checkpoint that is whole; each corrupt one is reported through `warn` and passed over. None if there
     is no checkpoint at all; CheckpointError if there are some and none can be used."""
-    found = world.shared(steps(folder))
+    found = world.share(steps(folder))
     for step in reversed(found):
         try:
             return load(folder / f"step-{step}", model, optimizers, world, more)
         except CheckpointError as error:
             if step == found[0]:
-                raise agreed(
+                raise on_all_ranks(
                     CheckpointError(f"{error}; no usable checkpoint is left in {folder}: train anew with another --out")
                 ) from error
             warn(f"{error}; falling back to the previous one")
@@ -167,7 +169,7 @@ def load_newest(
 def weights(path: Path) -> dict[str, Tensor]:
     """All weights of a checkpoint by parameter name, whole, whatever number of ranks saved them. Tied weights stand
     under their first name. CheckpointError if the checkpoint is not whole."""
-    state = read_verified(path, ALONE, everything=False)
+    state = read_and_verify(path, ALONE, everything=False)
     return read_tensors(path, [name for name in state["sha256"] if kind_of(name) == "model"])
 
 
@@ -179,7 +181,7 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(name[5:]) for name in names if name.startswith("step-") and name[5:].isdigit())
 
 
-def read_verified(path: Path, world: World, everything: bool) -> dict[str, Any]:
+def read_and_verify(path: Path, world: World, everything: bool) -> dict[str, Any]:
     """The state of a checkpoint whose files this rank has checked, its share of them."""
     state = read_state(path)
     sums = [pair for pair in sorted(state["sha256"].items()) if everything or kind_of(pair[0]) == "model"]
@@ -218,7 +220,7 @@ def aliases(model: nn.Module) -> set[str]:
     return set(every) - {name for name, _ in model.named_parameters()}
 
 
-def blank_moments(found: dict[str, Any], model: nn.Module) -> dict[str, Tensor]:
+def make_moments(found: dict[str, Any], model: nn.Module) -> dict[str, Tensor]:
     """Room for the optimizer state that a checkpoint holds, sharded as the parameters it belongs to."""
     parameters = dict(model.named_parameters())
     blank: dict[str, Tensor] = {}

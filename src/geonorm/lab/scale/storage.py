@@ -153,7 +153,7 @@ class Reader(FileSystemReader):
         try:
             return cast(dict[str, TensorStorageMetadata], self.read_metadata().state_dict_metadata)
         except UNREADABLE as error:
-            raise unreadable(self.folder, error) from error
+            raise unreadable_error(self.folder, error) from error
 
     def fill(self, tensors: dict[str, Tensor], alone: bool = True) -> None:
         """Reads into these tensors, whatever their sharding. CheckpointError if a file cannot be read."""
@@ -161,7 +161,7 @@ class Reader(FileSystemReader):
         try:
             dcp_load(dict(tensors), storage_reader=self, no_dist=alone)
         except CheckpointException as failed:
-            raise unreadable(self.folder, next(iter(failed.failures.values()))[0]) from failed
+            raise unreadable_error(self.folder, next(iter(failed.failures.values()))[0]) from failed
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         wanted: dict[Path, list[tuple[str, Any]]] = {}
@@ -194,7 +194,7 @@ def read_state(path: Path) -> dict[str, Any]:
         if not all(isinstance(name, str) and Path(name).name == name for name in state["sha256"]):
             raise CheckpointError(f"checkpoint {path} is corrupt: it names files elsewhere")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise unreadable(path, error) from error
+        raise unreadable_error(path, error) from error
     return state
 
 
@@ -204,7 +204,7 @@ def verify(path: Path, sums: Iterable[tuple[str, str]]) -> None:
         try:
             found = checksum(path / name)
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise unreadable_error(path, error) from error
         if found != digest:
             raise CheckpointError(f"checkpoint {path} is corrupt: the checksum of {name} differs")
 
@@ -217,7 +217,7 @@ def read_tensors(path: Path, files: list[str]) -> dict[str, Tensor]:
     return {key.split(".", 1)[1]: tensor for key, tensor in tensors.items()}
 
 
-def unreadable(path: Path, error: BaseException) -> CheckpointError:
+def unreadable_error(path: Path, error: BaseException) -> CheckpointError:
     """The error as a CheckpointError of one line."""
     if isinstance(error, CheckpointError):
         return error
