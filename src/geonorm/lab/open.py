@@ -20,7 +20,7 @@ from ..schemes import parse, stored
 from .config import TrainConfig
 from .data import Tokenizer, load_tokenizer
 from .data.source import NO_TEXT
-from .runs.made import read_parts, read_sources
+from .runs.provenance import read_parts, read_sources
 from .runs.run import RunFolder, read_rows
 from .runs.statistics import usable
 from .scale import checkpoint, parallel

@@ -96,7 +96,7 @@ def test_averaged_weights_are_evaluated_and_survive_a_stop(train: Any, after: An
     kept: list[dict[str, torch.Tensor]] = []
     found: list[torch.Tensor] = []
     with pytest.MonkeyPatch.context() as patch:
-        update, applied = Average.update, Average.applied
+        update, applied = Average.update, Average.apply
 
         def note(average: Average, step: int) -> None:
             update(average, step)
@@ -107,7 +107,7 @@ def test_averaged_weights_are_evaluated_and_survive_a_stop(train: Any, after: An
             return applied(average)
 
         patch.setattr(Average, "update", note)
-        patch.setattr(Average, "applied", look)
+        patch.setattr(Average, "apply", look)
         assert train(tmp_path / "whole", *options).status == 0
     for name, mean in found[0].items():  # type: ignore[attr-defined]
         expected = sum(step[name] for step in kept[6:]) / 4
@@ -137,7 +137,7 @@ def test_an_average_keeps_a_constraint() -> None:
         model.constrain()
     average.update(2)
     own = model.head.weight.detach().clone()
-    with average.applied():
+    with average.apply():
         assert not torch.equal(model.head.weight, own)
         torch.testing.assert_close(model.head.weight.norm(dim=1), torch.ones(32))
     assert torch.equal(model.head.weight, own)

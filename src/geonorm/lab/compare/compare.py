@@ -22,7 +22,7 @@ from ...errors import CheckpointError, ConfigError
 from ...settings import from_dict, to_dict
 from ..config import TUNING_SEED, CompareConfig, Recipe, TrainConfig
 from ..resolve import resolve
-from ..runs.made import Made
+from ..runs.provenance import Provenance
 from ..runs.run import LOCK, RunFolder, first_difference, lock_folder, stored_settings, write_atomic, write_json
 from ..runs.statistics import aggregate
 from ..train.loop import load_text
@@ -55,9 +55,9 @@ def compare(
         pick_device(config.runtime.device)
     check_directory(out, config)
     text = load_text(config)  # once, here: the runs find the tokens in the cache
-    made = Made.of(config, text.tokens, text.tokenizer, schemes)
+    provenance = Provenance.of(config, text.tokens, text.tokenizer, schemes)
     for settings in sorted((out / "runs").glob("*/config.yaml")):
-        made.check(settings.parent)
+        provenance.check(settings.parent)
     with closing(launch.team(out, config, say, live)) as team, lock_folder(out):
         write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
         best = tune(team, config, schemes) if len(config.lrs) > 1 else dict.fromkeys(schemes, config.lrs[0])

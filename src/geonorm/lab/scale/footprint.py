@@ -44,7 +44,7 @@ class Piece:
     backward: int
     """Most bytes that its backward pass holds at once beyond `saved`, the gradients of its weights included."""
 
-    def recomputed(self) -> Piece:
+    def with_recomputation(self) -> Piece:
         """The same under activation checkpointing: only the input is kept, the backward pass makes the rest again."""
         again = self.saved - self.stream + self.backward
         return Piece(self.weights, self.width, self.stream, self.stream, self.forward, again)

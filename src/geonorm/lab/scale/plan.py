@@ -131,7 +131,7 @@ class Memory:
         found = [one.at(batch, two) for one, two in zip(self.one, self.two, strict=True)]
         if recompute is None:
             recompute = self.runtime.recompute
-        return [found[0], *(p.recomputed() if recompute else p for p in found[1:-1]), found[-1]]
+        return [found[0], *(p.with_recomputation() if recompute else p for p in found[1:-1]), found[-1]]
 
     def parts(self, batch: int) -> dict[str, int]:
         """Bytes by kind; they need not be there at the same moment, see `peak`. `activations` and `weight_copies` (what

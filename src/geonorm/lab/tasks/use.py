@@ -21,7 +21,7 @@ from ..data import Tokenizer, open_source, prepare
 from ..data.batches import validation_batches
 from ..data.tokenizer import FileTokenizer
 from ..open import Opened, OpenedRun, open_model
-from ..runs.made import read_parts
+from ..runs.provenance import read_parts
 from ..studies.simulate import writable
 from ..train.evaluate import held_out, with_perplexity
 from ..train.validation import EVALUATION_BATCH

@@ -28,7 +28,7 @@ from ..data import TokenData, Tokenizer, load_tokenizer, open_source, prepare
 from ..data.batches import Batches, validation_batches
 from ..resolve import Resolved, resolve
 from ..runs import environment
-from ..runs.made import Made
+from ..runs.provenance import Provenance
 from ..runs.run import RunFolder, finite
 from ..runs.summary import chart, event_writer, progress_line, summarise
 from ..scale import checkpoint, parallel
@@ -38,9 +38,9 @@ from . import optim, trace
 from .averaging import Average
 from .diagnose import diagnose
 from .guard import Diverged, Judge, Trouble
-from .matrices import Held, Turning
+from .matrices import HeldNorms, Turning
 from .signals import stop_signals, stop_unheard
-from .validation import Validation, comparable
+from .validation import Validation, loss_on_part
 
 Say = Callable[[str], None]
 LATE, STOP, FAILED = 1, 2, 3
@@ -87,10 +87,10 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
         say = stop_unheard(say, stopped) if world.first else lambda line: None
         setup = resolve(config, world)
         loop = Loop(setup, world.in_turn(lambda: load_text(config, world)), device, say, world)
-        made = Made.of(config, loop.text.tokens, loop.text.tokenizer, [config.scheme])
+        provenance = Provenance.of(config, loop.text.tokens, loop.text.tokenizer, [config.scheme])
         silent = RunFolder(Path(config.out), writes=False)
         run = world.together(lambda: opened.enter_context(RunFolder.open(config)) if world.first else silent)
-        world.together(lambda: made.check(run.path))
+        world.together(lambda: provenance.check(run.path))
         ended = world.share(run.summary() or {"status": "new"})
         if ended["status"] == "finished":
             say(f"{run.path} is already finished")
@@ -100,7 +100,7 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
                 f"{run.path} has diverged and would again: {ended.get('diagnosis')}; choose another --out for it"
             )
         try:
-            return loop.run(run, made, stopped)
+            return loop.run(run, provenance, stopped)
         except RuntimeError as error:
             raise lost_peer(error, world, loop.step) from error
 
@@ -124,7 +124,7 @@ class Loop:
         torch.manual_seed(c.seed + world.rank)
         self.optimizers = parallel.split_groups(optim.build_optimizers(self.model, c.optim, c.lr))
         self.average = Average(self.model, c)
-        self.held = Held(self.model, c.optim.hold_norms)
+        self.held = HeldNorms(self.model, c.optim.hold_norms)
         self.examination = Examination(c, self.model, text.tokenizer) if c.evaluation.tasks else None
         self.judge = Judge(c.guard)
         self.writer = event_writer() if c.runtime.tensorboard and world.first else None
@@ -140,7 +140,7 @@ class Loop:
         self.pending: list[dict[str, Any]] = []  # rows since the losses were last read
         self.dog = world.dog
 
-    def run(self, run: RunFolder, made: Made, stopped: list[float]) -> dict[str, Any]:
+    def run(self, run: RunFolder, provenance: Provenance, stopped: list[float]) -> dict[str, Any]:
         """From the newest checkpoint to the end; `stopped` takes the times of signals to stop."""
         c = self.config
         if departures := self.setup.departures:
@@ -150,7 +150,7 @@ class Loop:
             self.say(f"resuming {run.path} at step {self.step} of {c.steps}")
         run.truncate(self.step)
         if run.writes and (
-            changed := made.record(run.path, self.step, environment.collect(self.device, c.runtime.threads))
+            changed := provenance.record(run.path, self.step, environment.collect(self.device, c.runtime.threads))
         ):
             self.say(changed)
         if run.writes and not (run.path / "tokenizer.json").exists():
@@ -208,7 +208,7 @@ class Loop:
             if evaluating or time.monotonic() - told > 15:
                 self.say(progress_line(rows[-1], c.steps))
                 told = time.monotonic()
-            loss = comparable(rows[-1], inf)
+            loss = loss_on_part(rows[-1], inf)
             better = loss < self.best
             self.best = min(self.best, loss)
             if saving or asked or (better and c.checkpoint.best):
@@ -310,7 +310,7 @@ class Loop:
             "scheme": self.config.scheme,
             "seconds": self.seconds,
             "wall_seconds": time.monotonic() - self.begun,
-            "val_loss": comparable(row, None),
+            "val_loss": loss_on_part(row, None),
             "best": finite(self.best),
             "passed_over": self.passed_over,
             "guard": self.judge.state(),

@@ -27,7 +27,7 @@ def weights_of(model: Decoder, roles: Sequence[str]) -> list[tuple[str, Tensor]]
     return [(role, weight) for role, weight, _, _ in model.weights() if role in roles]
 
 
-class Held:
+class HeldNorms:
     """Puts the matrices of some roles back to the norm they have now. ConfigError for one that begins at 0."""
 
     @torch.no_grad()

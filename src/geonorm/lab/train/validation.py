@@ -56,7 +56,7 @@ class Validation:
         result = {**measure(model), "val_loss_part": part} if self.whole else {}
         if average.means:
             settle()
-            with average.applied():
+            with average.apply():
                 mean = measure(model)
                 settle()
             result |= {f"{key}_average": mean[key] for key in ("val_loss", "val_bpb")}
@@ -94,6 +94,6 @@ def number_documents(tokens: NDArray[Any], eos: int) -> NDArray[np.int64]:
     return np.cumsum(ends) - ends
 
 
-def comparable(row: dict[str, Any], otherwise: Any) -> Any:
+def loss_on_part(row: dict[str, Any], otherwise: Any) -> Any:
     """The validation loss of a row of metrics on the part of the text that all evaluations of a run share."""
     return row.get("val_loss_part", row.get("val_loss", otherwise))

@@ -59,7 +59,7 @@ def path_of(folder: Path, sha256: str, name: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Made:
+class Provenance:
     """What a run is about to be made from."""
 
     data: str
@@ -72,7 +72,7 @@ class Made:
     """Schemes from elsewhere, in the form of `sources_of`."""
 
     @classmethod
-    def of(cls, config: Recipe, tokens: TokenData, tokenizer: Tokenizer, schemes: Iterable[str]) -> Made:
+    def of(cls, config: Recipe, tokens: TokenData, tokenizer: Tokenizer, schemes: Iterable[str]) -> Provenance:
         """What runs of these settings and schemes are made from."""
         sources = {place: kept for scheme in schemes for place, kept in sources_of(parse(scheme)).items()}
         return cls(tokens.sha256, tokenizer.fingerprint, config.tokens.tokenizer == "bpe", sources)
