@@ -155,3 +155,5 @@ def test_no_pickle_in_the_source() -> None:
             r"torch\.(?:load|save)\(|\bimport pickle|\bpickle\.|\bshelve\b|allow_pickle=True", path.read_text()
         )
         assert not found, f"{path}: {found}"
+    assert {"read_metadata", "read_data"} <= vars(storage.Reader).keys()  # torch's own unpickle
+    assert {"prepare_local_plan", "prepare_global_plan", "write_data", "finish"} <= vars(storage.Writer).keys()

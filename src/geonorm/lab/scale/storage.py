@@ -61,7 +61,8 @@ def kind_of(file: str) -> str:
 
 
 class Writer(FileSystemWriter):
-    """Writes folder/step-N. Tensors are named KIND.NAME and go to the file of their kind as NAME."""
+    """Writes folder/step-N. Tensors are named KIND.NAME and go to the file of their kind as NAME. Every method of
+    torch's class that touches a file is replaced."""
 
     def __init__(self, folder: Path, step: int, rank: int, size: int, state: dict[str, Any]) -> None:
         self.target, self.aside = folder / f"step-{step}", folder / f".step-{step}"
