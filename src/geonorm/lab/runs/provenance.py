@@ -81,26 +81,20 @@ class Provenance:
         """CheckpointError if the run in a folder was made from something else."""
         known = read_parts(folder)[-1:]
         before = known[0] if known else {}
-        instead = "put it back, or choose another --out"
         data, tokenizer = before.get("data_sha256"), before.get("tokenizer_sha256")
         new_tokenizer = tokenizer is not None and tokenizer != self.tokenizer
+        other = [
+            f"with another source of {place} (sha256 {short(about['sha256'])}, now "
+            f"{short(self.schemes[place]['sha256'])}; it is kept in {folder / FOLDER})"
+            for place, about in (before.get("schemes") or {}).items()
+            if place in self.schemes and self.schemes[place]["sha256"] != about["sha256"]
+        ]
         if new_tokenizer and not self.own_tokenizer:
-            raise CheckpointError(
-                f"{folder} was made with another tokenizer (sha256 {short(tokenizer)}, now {short(self.tokenizer)}): "
-                f"{instead}"
-            )
-        if new_tokenizer or data not in (None, self.data):
-            raise CheckpointError(
-                f"{folder} was made from other data (sha256 of its tokens {short(data)}, now {short(self.data)}): "
-                f"{instead}"
-            )
-        for place, about in (before.get("schemes") or {}).items():
-            now = self.schemes.get(place, about)["sha256"]
-            if now != about["sha256"]:
-                raise CheckpointError(
-                    f"{folder} was made with another source of {place} (sha256 {short(about['sha256'])}, now "
-                    f"{short(now)}; it is kept in {folder / FOLDER}): {instead}"
-                )
+            other = [f"with another tokenizer (sha256 {short(tokenizer)}, now {short(self.tokenizer)})"]
+        elif new_tokenizer or data not in (None, self.data):
+            other = [f"from other data (sha256 of its tokens {short(data)}, now {short(self.data)})"]
+        if other:
+            raise CheckpointError(f"{folder} was made {other[0]}: put it back, or choose another --out")
 
     def record(self, folder: Path, step: int, versions: dict[str, Any]) -> str | None:
         """Adds the part of a run that begins after `step`; returns what to say of versions that have changed."""
