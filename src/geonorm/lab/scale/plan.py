@@ -146,7 +146,7 @@ class Memory:
             "weight_copies": sum(piece.saved for piece in fixed),
             "activations": sum(p.saved - zero.saved for p, zero in zip(pieces[:-1], fixed[:-1], strict=True)),
             "loss": max(head.forward, head.saved + head.backward),
-            "gathered": self.gathered(pieces),
+            "gathered": self.gathered_weights(pieces),
             # the fp32 buffer in which FSDP reduces the gradients of one block
             "reducing": FP32 * max(piece.weights for piece in pieces) if self.where.kind == "fsdp" else 0,
         }
@@ -155,7 +155,7 @@ class Memory:
         """The most that a step holds at any moment: through the forward pass and back, one piece after the other."""
         pieces = self.pieces(batch, recompute)
         fsdp = self.where.kind == "fsdp"
-        held = self.parameters + self.optimizer + self.gathered(pieces)
+        held = self.parameters + self.optimizer + self.gathered_weights(pieces)
         # gradients that are added to are there all the time; others appear block by block
         held += self.parameters if self.adding else 0
         # autocast keeps its casts of weights to the end of the forward pass, also those that recomputation makes again
@@ -171,7 +171,7 @@ class Memory:
             held += 0 if self.adding else FP32 * piece.weights // self.where.shard
         return top
 
-    def gathered(self, pieces: list[Piece]) -> int:
+    def gathered_weights(self, pieces: list[Piece]) -> int:
         """Whole weights that FSDP holds at once: those of a block and of the next, which is fetched ahead, or all."""
         if self.where.kind != "fsdp":
             return 0
