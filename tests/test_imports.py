@@ -164,7 +164,7 @@ def test_the_reader_of_imports(source: str, name: str, package: bool, expected: 
         ("nn.decoder", "lab.config"),
         ("dynamics.rates", "nn.decoder"),
         ("probes.measures", "schemes"),
-        ("report.page", "lab.runs.made"),
+        ("report.page", "lab.runs.provenance"),
         ("report.page", "nn.config"),
         ("lab.train.loop", "report"),
         ("lab.train.loop", "cli.arguments"),

@@ -105,7 +105,7 @@ def bench_train(config: TrainBench, say: Say = print) -> dict[str, Any]:
             "baseline": base,
         },
         "rows": rows,
-        "environment": environment.describe(device, config.threads, ""),
+        "environment": environment.collect(device, config.threads, ""),
     }
     if config.out:
         out = Path(config.out)

@@ -14,7 +14,7 @@ from geonorm.cli.arguments import read
 from geonorm.errors import ConfigError, DataError
 from geonorm.lab.data import files, store
 from geonorm.lab.data.zstandard_file import open_zstandard
-from geonorm.lab.scale.world import listener, packed, unpacked
+from geonorm.lab.scale.world import listener, pack, unpack
 from geonorm.nn.sampling import sample
 from geonorm.parsing import from_json, from_yaml
 from geonorm.report import build
@@ -169,6 +169,6 @@ def test_the_store_listens_at_its_address_only() -> None:
 
 def test_what_ranks_tell_each_other_is_json() -> None:
     value = {"status": "new", "list": [1, None, "ä"]}
-    assert unpacked(packed(value)) == value
+    assert unpack(pack(value)) == value
     with pytest.raises(TypeError):
-        packed(object())
+        pack(object())

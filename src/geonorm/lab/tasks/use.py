@@ -21,7 +21,7 @@ from ..data import Tokenizer, open_source, prepare
 from ..data.batches import validation_batches
 from ..data.tokenizer import FileTokenizer
 from ..open import Opened, OpenedRun, open_model
-from ..runs.made import parts
+from ..runs.provenance import read_parts
 from ..studies.simulate import writable
 from ..train.evaluate import held_out, with_perplexity
 from ..train.validation import EVALUATION_BATCH
@@ -135,7 +135,7 @@ class Scorer(nn.Module):
 def trained_on(path: Path) -> str | None:
     """Hash of the tokens that a run was trained on."""
     try:
-        known = parts(path)
+        known = read_parts(path)
     except CheckpointError:
         return None
     return known[-1].get("data_sha256") if known else None

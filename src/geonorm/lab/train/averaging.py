@@ -40,7 +40,7 @@ class Average:
                 mean.add_(parameter.to(mean.dtype) - mean, alpha=1 / count)
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def apply(self) -> Iterator[None]:
         """The model with the mean in place of its weights, under the constraints of its schemes; afterwards its own."""
         own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         try:
