@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import ConfigError, UntrustedCode
+from .errors import ConfigError, DataError, UntrustedCode
 
 Files = dict[str, str]
 """Texts of a source by module name, that of the place first."""
@@ -369,15 +369,18 @@ def digest(files: Files) -> str:
 
 
 def cache_folder() -> Path:
-    """``$GEONORM_CACHE``, or ``~/.cache/geonorm`` where it is not set."""
-    return Path(os.environ.get("GEONORM_CACHE") or Path.home() / ".cache" / "geonorm")
+    """``$GEONORM_CACHE``, or ``~/.cache/geonorm`` where it is not set. DataError where there is no home either."""
+    try:
+        return Path(os.environ.get("GEONORM_CACHE") or Path.home() / ".cache" / "geonorm")
+    except RuntimeError:  # neither $HOME nor an entry in the list of users
+        raise DataError("there is no home directory for the cache: set GEONORM_CACHE to a writable folder") from None
 
 
 def is_trusted(sha256: str) -> bool:
     """Whether this user has typed the name of that source before."""
     try:
         return sha256 in HERE or (cache_folder() / "trusted" / sha256).is_file()
-    except (OSError, RuntimeError):  # no home
+    except (OSError, DataError):
         return sha256 in HERE
 
 
@@ -389,5 +392,5 @@ def remember(sha256: str) -> None:
         if not mark.is_file():
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
-    except (OSError, RuntimeError):  # this process trusts it all the same
+    except (OSError, DataError):  # this process trusts it all the same
         pass
