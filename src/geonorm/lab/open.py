@@ -18,8 +18,7 @@ from ..nn.decoder import Decoder
 from ..probes import load
 from ..schemes import parse, stored
 from .config import TrainConfig
-from .data import Tokenizer, load_tokenizer
-from .data.source import NO_TEXT
+from .data import NO_TEXT, Tokenizer, load_tokenizer
 from .runs.provenance import read_parts, read_sources
 from .runs.run import RunFolder, read_rows
 from .runs.statistics import usable

@@ -24,7 +24,7 @@ from ...nn.decoder import Decoder
 from ...ops.available import asked
 from ...output import launched
 from ..config import Recipe, TrainConfig
-from ..data import TokenData, Tokenizer, load_tokenizer, open_source, prepare
+from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
 from ..data.batches import Batches, validation_batches
 from ..resolve import Resolved, resolve
 from ..runs import environment
@@ -68,7 +68,7 @@ def load_text(config: Recipe, world: World = ALONE) -> Text:
     source = open_source(config.data)
     tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache)
     moved = lambda *_: world.dog.at(0, "preparing the data")  # noqa: E731 the other ranks wait
-    text = Text(prepare(source, tokenizer, cache, progress=moved), tokenizer)
+    text = Text(tokenize(source, tokenizer, cache, progress=moved), tokenizer)
     Batches(text.tokens.train, config.batch_size, shape.context, seed=0)
     next(validation_batches(text.tokens.validation, 1, shape.context))
     return text
