@@ -31,16 +31,24 @@ WINDOW = 2048
 """Most tokens of a window of text for Hugging Face models, unless --context says otherwise."""
 
 
-def evaluate(config: EvalConfig, live: bool = False) -> dict[str, Any]:
+def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
     """Loss on a text and results of tasks, for a run or a Hugging Face model. The definitions of local tasks are
-    written to `out`, so that lm-evaluation-harness can repeat them by itself."""
-    c = config
+    written to `out`, so that lm-evaluation-harness can repeat them by itself. CheckpointError if `out` cannot be
+    written or holds something else than an evaluation, such as a run."""
     if c.out is not None:
-        check(Path(c.out))
+        writable(out := Path(c.out))
+        if out.exists() and not {entry.name for entry in out.iterdir()} <= {"summary.json", "tasks"}:
+            raise CheckpointError(f"{out} is not empty and holds no evaluation; choose another --out")
     tasks = Tasks(c.tasks, c.limit) if c.tasks else None
     opened = open_model(c.model, pick_device(c.device), scheme=c.scheme)
     context = window(opened, c.context)
-    result = describe(opened)
+    result: dict[str, Any]
+    if isinstance(opened, OpenedRun):
+        result = {"run": opened.name, "scheme": opened.config.scheme}
+    else:
+        config = opened.model.config
+        scheme = getattr(config, "scheme", None)
+        result = {"model": opened.name, "model_type": config.model_type, "scheme": scheme}
     if c.data is not None:
         result.update(on_text(opened, context, c.data, c.tokens))
     if tasks is not None:
@@ -56,21 +64,6 @@ def evaluate(config: EvalConfig, live: bool = False) -> dict[str, Any]:
         if c.out is not None:
             tasks.write(Path(c.out) / "tasks")
     return result
-
-
-def check(out: Path) -> None:
-    """CheckpointError if `out` cannot be written or holds something else than an evaluation, such as a run."""
-    writable(out)
-    if out.exists() and not {entry.name for entry in out.iterdir()} <= {"summary.json", "tasks"}:
-        raise CheckpointError(f"{out} is not empty and holds no evaluation; choose another --out")
-
-
-def describe(opened: Opened) -> dict[str, Any]:
-    """What a summary says of the model."""
-    if isinstance(opened, OpenedRun):
-        return {"run": opened.name, "scheme": opened.config.scheme}
-    config = opened.model.config
-    return {"model": opened.name, "model_type": config.model_type, "scheme": getattr(config, "scheme", None)}
 
 
 def window(opened: Opened, asked: int | None) -> int:
@@ -176,11 +169,11 @@ def of_transformers(opened: Opened, prompt: str) -> Speaker:
         raise ConfigError("this tokenizer has no token that begins a text: give a --prompt")
     ends = model.generation_config.eos_token_id
     ends = set(ends if isinstance(ends, list) else [ends]) - {None}
-    return ids, ends, partial(continued, model), partial(tokenizer.decode, skip_special_tokens=True)
+    return ids, ends, partial(generate_cached, model), partial(tokenizer.decode, skip_special_tokens=True)
 
 
 @torch.no_grad()
-def continued(
+def generate_cached(
     model: Any, ids: Tensor, tokens: int, temperature: float, top_k: int | None, generator: torch.Generator
 ) -> Iterator[Tensor]:
     """As `nn.generate`, for a model of transformers."""
