@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -82,9 +83,17 @@ def on_text(opened: Opened, context: int, data: str, tokens: int | None) -> dict
     """Loss, perplexity and bits per byte in windows of the model's context: on the held-out part where the text comes
     with one or is what the run was trained on, else on all of it."""
     source = open_source(data)
-    ours = isinstance(opened, OpenedRun)
-    text = tokenize(source, opened.tokenizer if ours else fast(opened))
-    seen = ours and text.sha256 == trained_on(Path(opened.name))
+    ours, tokenizer = isinstance(opened, OpenedRun), opened.tokenizer
+    known: list[dict[str, Any]] = []
+    if ours:
+        with suppress(CheckpointError):  # a run that does not say what it was trained on
+            known = parts(Path(opened.name))
+    elif getattr(tokenizer, "is_fast", False):
+        tokenizer = FileTokenizer(opened.name, tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token)
+    else:
+        raise DataError(f"{opened.name} has no fast tokenizer: its bytes per token are not known, so use --tasks only")
+    text = tokenize(source, tokenizer)
+    seen = bool(known) and text.sha256 == known[-1].get("data_sha256")
     # the fingerprint holds the share to hold out exactly where the text has no held-out part of its own
     whole = not seen and source.fingerprint != open_source(data, validation_fraction=0.5).fingerprint
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
@@ -93,14 +102,6 @@ def on_text(opened: Opened, context: int, data: str, tokens: int | None) -> dict
     with opened.precision():
         result = with_perplexity(held_out(scorer, batches, text.token_bytes, opened.device))
     return {"data": data, "part": "all" if whole else "held-out", "data_sha256": text.sha256, **result}
-
-
-def fast(opened: Opened) -> FileTokenizer:
-    """The tokenizer of a model of transformers as one of ours."""
-    theirs = opened.tokenizer
-    if not getattr(theirs, "is_fast", False):
-        raise DataError(f"{opened.name} has no fast tokenizer: its bytes per token are not known, so use --tasks only")
-    return FileTokenizer(opened.name, theirs.backend_tokenizer.to_str(), theirs.eos_token)
 
 
 def first_token(tokenizer: Any) -> int | None:
@@ -123,15 +124,6 @@ class Scorer(nn.Module):
             ids = torch.cat((ids.new_full((ids.shape[0], 1), self.begin), ids), dim=1)
         logits = self.model(ids, use_cache=False).logits[:, -targets.shape[1] :]
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction=reduction)
-
-
-def trained_on(path: Path) -> str | None:
-    """Hash of the tokens that a run was trained on."""
-    try:
-        known = parts(path)
-    except CheckpointError:
-        return None
-    return known[-1].get("data_sha256") if known else None
 
 
 def generate_text(config: GenerateConfig) -> Iterator[str]:
