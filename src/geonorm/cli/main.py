@@ -256,7 +256,7 @@ def simulate(config: SimulateConfig) -> int:
     from ..report import build
     from ..report.simulation import terminal
 
-    described = environment.describe(pick_device(config.device))
+    described = environment.collect(pick_device(config.device))
     before = simulations.finished(out, described)
     found = Simulation(config, **before) if before else Simulation.empty(config)
     try:

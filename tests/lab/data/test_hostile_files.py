@@ -15,7 +15,7 @@ from geonorm.elsewhere import cache_folder
 from geonorm.errors import ConfigError, DataError
 from geonorm.lab.data import files
 from geonorm.lab.data.files import open_zstandard
-from geonorm.lab.scale.world import listener, packed, unpacked
+from geonorm.lab.scale.world import listener, pack, unpack
 from geonorm.nn.sampling import sample
 from geonorm.parsing import from_json, from_yaml
 from geonorm.report import build
@@ -170,6 +170,6 @@ def test_the_store_listens_at_its_address_only() -> None:
 
 def test_what_ranks_tell_each_other_is_json() -> None:
     value = {"status": "new", "list": [1, None, "ä"]}
-    assert unpacked(packed(value)) == value
+    assert unpack(pack(value)) == value
     with pytest.raises(TypeError):
-        packed(object())
+        pack(object())

@@ -234,7 +234,7 @@ def run(config: ProbeConfig, progress: Told | None = None) -> list[Probe]:
     files = files_of(found, config.data)
     if "ablation.jsonl" not in files:
         (out / "ablation.jsonl").unlink(missing_ok=True)
-    described = environment.describe(pick_device(config.device))
+    described = environment.collect(pick_device(config.device))
     described["transformers"] = environment.installed("transformers")
     save(out, asdict(config), described, files)
     return found

@@ -22,7 +22,7 @@ from ..data import Tokenizer, open_source, tokenize
 from ..data.batches import validation_batches
 from ..data.tokenizer import FileTokenizer
 from ..open import Opened, OpenedRun, open_model
-from ..runs.made import parts
+from ..runs.provenance import read_parts
 from ..studies.simulate import writable
 from ..train.evaluate import held_out, with_perplexity
 from ..train.validation import EVALUATION_BATCH
@@ -87,7 +87,7 @@ def on_text(opened: Opened, context: int, data: str, tokens: int | None) -> dict
     known: list[dict[str, Any]] = []
     if ours:
         with suppress(CheckpointError):  # a run that does not say what it was trained on
-            known = parts(Path(opened.name))
+            known = read_parts(Path(opened.name))
     elif getattr(tokenizer, "is_fast", False):
         tokenizer = FileTokenizer(opened.name, tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token)
     else:
