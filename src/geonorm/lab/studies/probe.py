@@ -212,9 +212,13 @@ def vocabulary(subject: Subject) -> int | None:
 
 
 def run(config: ProbeConfig, progress: Told | None = None) -> list[Probe]:
-    """Probes every model of a command and writes its directory. Nothing is written before all of them are measured."""
+    """Probes every model of a command and writes its directory. Nothing is written before all of them are measured.
+    CheckpointError if that cannot be written or holds something else."""
     out = Path(config.out)
-    check(out)
+    writable(out)
+    probed = (out / "norms.jsonl").exists() and not (out / "metrics.jsonl").exists()  # a run has norms too
+    if out.exists() and not probed and any(entry.name != LOCK for entry in out.iterdir()):
+        raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
     open_source(config.data)
     models = [run_of(name, config.scheme) for name in config.models]
     for name in models:  # what can be known to be wrong without loading is known first
@@ -226,10 +230,10 @@ def run(config: ProbeConfig, progress: Told | None = None) -> list[Probe]:
         context = min(config.context, opened.context or config.context)
         ids = text(config.data, opened.encode, config.tokens, context, vocabulary(subject))
         batches = list(ids.split(config.batch))
-        probed = measure(
+        measured = measure(
             subject, label, batches, gradients=config.gradients, ablate_blocks=config.ablate_blocks, progress=progress
         )
-        found.append(probed)
+        found.append(measured)
         del opened, subject
     files = files_of(found, config.data)
     if "ablation.jsonl" not in files:
@@ -244,14 +248,6 @@ def labels(models: Sequence[str]) -> list[str]:
     """Short names that tell models apart: the last part of a path, or all of it where two have the same."""
     short = [Path(name).name or name for name in models]
     return [name if short.count(one) > 1 or not one else one for name, one in zip(models, short, strict=True)]
-
-
-def check(out: Path) -> None:
-    """CheckpointError if `out` cannot be written or holds something else than a probe."""
-    writable(out)
-    probed = (out / "norms.jsonl").exists() and not (out / "metrics.jsonl").exists()  # a run has norms too
-    if out.exists() and not probed and any(entry.name != LOCK for entry in out.iterdir()):
-        raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
 
 
 def files_of(found: Sequence[Probe], data: str | None = None) -> dict[str, Any]:
