@@ -296,4 +296,4 @@ def describe(scheme: str | Scheme) -> str | None:
     A = u(read(x)); for geonorm while the clamp does not bind (|P_θ A| < r pi/4; else s = |P_θ A| t / (pi/4))."""
     rule = parse(scheme)
     own = vars(type(rule)).get("about")  # not inherited: a subclass may write otherwise
-    return own.law or None if own is not None and str(rule) == name_of(rule) else None
+    return own.law or None if own is not None and str(rule) == name_of(type(rule)) else None
