@@ -21,7 +21,7 @@ from pathlib import Path
 from .. import PUBLIC, __version__, elsewhere
 from ..errors import ConfigError
 from ..schemes import GeoNorm, Scheme, schemes_in
-from ..schemes.parse import name_of_class
+from ..schemes.parse import name_of
 from .names import Use, defined, free_names, is_text
 
 PACKAGE = Path(__file__).parent.parent
@@ -231,7 +231,7 @@ def modeling_source(scheme: Scheme) -> str:
         else:
             module = read_theirs(kind)
             theirs[module.name] = module
-            names[name_of_class(kind)] = module.name, kind.__name__
+            names[name_of(kind)] = module.name, kind.__name__
     roots += [("hf.config" if name == "GeoNormConfig" else "hf.modeling", name) for name in ROOTS]
     about = textwrap.dedent(f"""\
         Models under the residual scheme {scheme}, in one file that needs torch and transformers alone.
