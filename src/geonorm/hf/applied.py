@@ -152,7 +152,8 @@ def dress(model: Any, scheme: str, family: str, matched: bool) -> None:
             module.config = copies[id(old)]
     for module in [module for module in model.modules() if isinstance(module, PreTrainedModel)]:
         if not is_applied(module):
-            module.__class__ = model_class(type(module), made)
+            kind: Any = type(module)
+            module.__class__ = model_class(kind, made)
         # transformers looks this up by the class's name; there is no public way to enter a class of one's own
         output_capturing._CAN_RECORD_REGISTRY[module] = recorded(module)
         vars(module).update(_tp_plan={}, _pp_plan={}, _weight_conversions=[])  # they name the stock paths

@@ -128,11 +128,14 @@ def record(model: nn.Module) -> Callable[[], None]:
         for module, kind, children, attributes in before:
             whole = isinstance(module, AppliedBlock)
             gone = {k: old for k, old in children.items() if whole or isinstance(module._modules.get(k), Exit)}
-            like = next((p for p in module.parameters() if p.is_floating_point()), None) if gone else None
+            like: Any = next((p for p in module.parameters() if p.is_floating_point()), None) if gone else None
             for old in gone.values() if like is not None else ():
                 if old is not None:
                     old.to(device=like.device, dtype=like.dtype).train(module.training)
-            module._modules = children if whole else {**module._modules, **gone}
+            if whole:
+                module._modules = children
+            else:
+                module._modules.update(gone)
             if whole or is_applied(module):
                 module.__class__ = kind
             for name in KEPT:

@@ -88,7 +88,7 @@ class GeoNormConfig(ShapeFields):
                 raise ConfigError(unknown("key of GeoNormConfig", key, [f.name for f in fields(self)]))
         with suppress(UntrustedCode):  # text of a folder: whoever builds the model says whether its code may run
             self.rule()
-        if self.num_key_value_heads is None:
+        if self.num_key_value_heads is None:  # type: ignore[has-type]
             self.num_key_value_heads = self.num_attention_heads
         self.shape()
         super().__post_init__(**kwargs)
@@ -101,7 +101,7 @@ class GeoNormConfig(ShapeFields):
     def rule(self) -> Scheme:
         """The scheme, whose text becomes canonical. `scheme_source` is the source of what in it is from elsewhere;
         UntrustedCode where that came from a folder and may not run."""
-        scheme = parse(self.scheme)
+        scheme = parse(self.scheme)  # type: ignore[has-type]
         self.scheme, self.scheme_source = str(scheme), sources_of(scheme) or self.scheme_source
         return scheme
 
