@@ -231,9 +231,11 @@ from dataclasses import dataclass
 from geonorm import Placement
 from geonorm.schemes.base import add as plus
 
+REGISTRY = 0.5  # a name that ours has too
+
 @dataclass(frozen=True)
 class Half(Placement):
-    share: float = 0.5
+    share: float = REGISTRY
 
     parts = {"input": "norm"}
 
