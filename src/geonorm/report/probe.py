@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .columns import aligned
 from .page import Cells
-from .style import Look, figures, looks, si
+from .source import Source
+from .style import figures, si
 from .whole import read_every_line, read_whole, undamaged
 
 Row = dict[str, Any]
@@ -22,7 +23,7 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class Geometry:
+class Geometry(Source):
     """A probe's directory: its summary, and rows by series. A series is one stream of one model."""
 
     path: Path
@@ -30,17 +31,15 @@ class Geometry:
     sites: dict[str, list[Row]]
     norms: dict[str, list[Row]]
     ablation: dict[str, list[Row]]
-    styles: Mapping[str, Look] = field(default_factory=dict)
-    """Looks of all that the page shows, where that is more than this."""
-    schemes: Sequence[str] = ()
+    chosen: Sequence[str] = ()
     """Of which models alone, by their names or schemes, in this order; of all where none is named."""
 
     @property
     def names(self) -> list[str]:
         found = list(dict.fromkeys([*self.sites, *(self.norms if not self.sites else ())]))
-        if not self.schemes:
+        if not self.chosen:
             return found
-        return [name for wanted in self.schemes for name in found if wanted in (name, self._scheme(name))]
+        return [name for wanted in self.chosen for name in found if wanted in (name, self._scheme(name))]
 
     @property
     def keys(self) -> dict[str, str]:
@@ -50,18 +49,13 @@ class Geometry:
         return {name: scheme if scheme and scheme in alone else name for name, scheme in schemes.items()}
 
     @property
-    def looks(self) -> dict[str, Look]:
-        styles = self.styles or looks(list(self.keys.values()))
-        return {name: styles[key] for name, key in self.keys.items()}
-
-    @property
     def models(self) -> list[Row]:
         """The models of the summary that are shown."""
         found = self.summary["models"]
-        return [model for model in found if set(_streams(model)) & set(self.names)] if self.schemes else found
+        return [model for model in found if set(_streams(model)) & set(self.names)] if self.chosen else found
 
-    def of(self, schemes: Sequence[str]) -> Geometry:
-        return replace(self, schemes=schemes)
+    def only(self, names: Sequence[str], sort: str | None = None) -> Geometry:
+        return replace(self, chosen=names)
 
     def _scheme(self, name: str) -> str | None:
         return next((model["scheme"] for model in self.summary["models"] if name in _streams(model)), None)
@@ -106,16 +100,6 @@ def load(path: Path) -> Geometry:
 def series(model: str, stack: str, stacks: Iterable[str]) -> str:
     """A model's name, with the stream where it has two."""
     return f"{model} ({stack})" if len(list(stacks)) > 1 and stack else model
-
-
-def depths(rows: Sequence[Row]) -> list[float]:
-    """Where sites stand on the axis: block t, and its sites evenly up to t + 1."""
-    counts: dict[int, int] = {}
-    places = []
-    for row in rows:
-        places.append(counts.get(row["t"], 0))
-        counts[row["t"]] = places[-1] + 1
-    return [row["t"] + place / counts[row["t"]] for row, place in zip(rows, places, strict=True)]
 
 
 def norm_rows(found: Geometry, name: str) -> list[Row]:

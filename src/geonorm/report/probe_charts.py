@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..decay import schedule
-from .probe import Geometry, Row, caption, depths, norm_rows
+from .probe import Geometry, Row, norm_rows
 from .style import figures
-from .vega import Axis, Chart, Spec, figure
+from .vega import Axis, Chart
 
 SHADED = "Shaded: middle half of tokens."
 
@@ -56,6 +56,16 @@ def over_depth(
                 place = f"block {math.floor(t)} {row.get('kind') or ''}".strip()
                 chart.mark(name, t, row[line.key], f"{name} · {place}: {figures(row[line.key])}")
     return [chart]
+
+
+def depths(rows: Sequence[Row]) -> list[float]:
+    """Where sites stand on the axis: block t, and its sites evenly up to t + 1."""
+    counts: dict[int, int] = {}
+    places = []
+    for row in rows:
+        places.append(counts.get(row["t"], 0))
+        counts[row["t"]] = places[-1] + 1
+    return [row["t"] + place / counts[row["t"]] for row, place in zip(rows, places, strict=True)]
 
 
 def sites(title: str, key: str, unit: str, log: bool, note: str = SHADED) -> Callable[[Geometry], list[Chart]]:
@@ -115,22 +125,15 @@ def rotation(found: Geometry) -> list[Chart]:
 
     def in_degrees(name: str) -> list[Row]:
         return [
-            {k: _degrees(v) if k.startswith("rotation") else v for k, v in row.items()}
+            {k: math.degrees(v) if k.startswith("rotation") and isinstance(v, float) else v for k, v in row.items()}
             for row in norm_rows(found, name)
         ]
 
-    titles = (("rotation", "with"), ("rotation_plain", "without"))
-    return [
-        chart
-        for key, which in titles
-        for chart in over_depth(
-            found, f"Rotation by each norm, {which} gain and bias", "degrees", [middle_half(key)], in_degrees, SHADED
-        )
-    ]
-
-
-def _degrees(value: Any) -> Any:
-    return math.degrees(value) if isinstance(value, float) else value
+    charts = []
+    for key, which in (("rotation", "with"), ("rotation_plain", "without")):
+        title = f"Rotation by each norm, {which} gain and bias"
+        charts += over_depth(found, title, "degrees", [middle_half(key)], in_degrees, SHADED)
+    return charts
 
 
 def uniform(found: Geometry) -> list[Chart]:
@@ -145,17 +148,6 @@ def uniform(found: Geometry) -> list[Chart]:
         title = f"Towards the uniform vector {end} each norm"
         charts += over_depth(found, title, "|cos| to (1, ..., 1)", lines, lambda name: norm_rows(found, name), note)
     return charts
-
-
-def gradients(found: Geometry) -> list[Chart]:
-    """Gradient norms: all weights of a site, its matrices before the last (W1), the last (W2)."""
-    keys = (
-        ("grad_norm", "all weights of a site"),
-        ("grad_w1", "matrices before the last (W1)"),
-        ("grad_w2", "the last matrix (W2)"),
-    )
-    drawn = [sites(f"Gradient of {what}", key, "gradient norm", True, "One batch.")(found) for key, what in keys]
-    return [chart for charts in drawn for chart in charts]
 
 
 def depth_use(found: Geometry) -> list[Chart]:
@@ -178,32 +170,45 @@ def depth_use(found: Geometry) -> list[Chart]:
     return [*left, right]
 
 
-def joined(*draws: Callable[[Geometry], list[Chart]]) -> Callable[[Geometry], list[Chart]]:
-    return lambda found: [chart for draw in draws for chart in draw(found)]
-
-
-FIGURES: dict[str, Callable[[Geometry], list[Chart]]] = {
-    "norms": joined(
-        sites("Length of the stream", "radius", "|x|", True), sites("Length of the update", "update_norm", "|u|", True)
+FIGURES: dict[str, tuple[str, tuple[Callable[[Geometry], list[Chart]], ...]]] = {
+    "norms": (
+        "Length of stream and update",
+        (
+            sites("Length of the stream", "radius", "|x|", True),
+            sites("Length of the update", "update_norm", "|u|", True),
+        ),
     ),
-    "steps": steps,
-    "rotation": rotation,
-    "uniform": uniform,
-    "tokens": joined(
-        sites("Likeness of tokens", "cos_pair", "cosine between tokens", False, ""),
-        sites("Effective rank of the tokens", "effective_rank", "effective rank", True, ""),
+    "steps": ("Implied step size", (steps,)),
+    "rotation": ("Rotation by each norm", (rotation,)),
+    "uniform": ("The uniform vector", (uniform,)),
+    "tokens": (
+        "Tokens among themselves",
+        (
+            sites("Likeness of tokens", "cos_pair", "cosine between tokens", False, ""),
+            sites("Effective rank of the tokens", "effective_rank", "effective rank", True, ""),
+        ),
     ),
-    "massive": joined(
-        sites("Large activations", "peak", "max |x_i| / rms", True),
-        sites("Spread of lengths", "radius_cv", "spread of |x| / mean", True),
-        sites("Resultant length of directions", "resultant", "resultant length", False),
+    "massive": (
+        "Large activations and the sphere",
+        (
+            sites("Large activations", "peak", "max |x_i| / rms", True),
+            sites("Spread of lengths", "radius_cv", "spread of |x| / mean", True),
+            sites("Resultant length of directions", "resultant", "resultant length", False),
+        ),
     ),
-    "gradients": gradients,
-    "depth_use": depth_use,
+    "gradients": (
+        "Gradient norms",
+        (
+            sites("Gradient of all weights of a site", "grad_norm", "gradient norm", True, "One batch."),
+            sites("Gradient of matrices before the last (W1)", "grad_w1", "gradient norm", True, "One batch."),
+            sites("Gradient of the last matrix (W2)", "grad_w2", "gradient norm", True, "One batch."),
+        ),
+    ),
+    "depth_use": ("What blocks are worth", (depth_use,)),
 }
+"""Of each figure its section on the page, and what draws its charts."""
 
 
-def figures_of(found: Geometry) -> dict[str, Spec]:
-    """Each figure that has something to show, with the caption of everything."""
-    drawn = {name: draw(found) for name, draw in FIGURES.items()}
-    return {name: figure(charts, caption(found), min(3, len(charts))) for name, charts in drawn.items() if charts}
+def draw_figures(found: Geometry) -> dict[str, list[Chart]]:
+    """The charts of each figure."""
+    return {name: [chart for draw in draws for chart in draw(found)] for name, (_, draws) in FIGURES.items()}

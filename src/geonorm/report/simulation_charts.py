@@ -9,7 +9,7 @@ from typing import Any
 from .series import spans_decades
 from .simulation import SavedSimulation, caption
 from .style import Look, figures
-from .vega import Axis, Chart, Spec, figure
+from .vega import Axis, Chart
 
 SPARSE = 9
 """Markers along a measured curve; theory is the line."""
@@ -41,7 +41,7 @@ def _in_depth(
     """Theory as a line and measurement as markers; without theory the measurement is both."""
     measured: dict[str, Points] = {}
     lines: dict[str, Points] = {}
-    for scheme in trace.schemes:
+    for scheme in trace.names:
         times, values = trace.mean(scheme, key)
         if not times:
             continue
@@ -82,7 +82,7 @@ def _key(trace: SavedSimulation) -> str:
 def collapse(trace: SavedSimulation) -> list[Chart]:
     """1 - cos on log-log axes, where powers are straight, and on log-linear axes, where exponentials are."""
     floor = FLOORS[trace.summary["dtype"]]
-    gaps = {scheme: zip(*trace.mean(scheme, "gap"), strict=True) for scheme in trace.schemes}
+    gaps = {scheme: zip(*trace.mean(scheme, "gap"), strict=True) for scheme in trace.names}
     curves = {scheme: [(t + 1, gap) for t, gap in found if gap > floor] for scheme, found in gaps.items()}
     curves = {scheme: points for scheme, points in curves.items() if points}
     if not curves:
@@ -123,7 +123,7 @@ def _guide(row: dict[str, Any], points: Points) -> Points:
 def sphere(trace: SavedSimulation) -> list[Chart]:
     """One row of spheres per scheme, one column per time, the far side of each paler."""
     pictures = trace.particles.get("schemes", {})
-    shown = [scheme for scheme in trace.schemes if pictures.get(scheme)]
+    shown = [scheme for scheme in trace.names if pictures.get(scheme)]
     if not shown:
         return []
     columns = max(len(pictures[scheme]) for scheme in shown)
@@ -166,13 +166,3 @@ def _seen(point: tuple[float, float, float]) -> tuple[float, float, float]:
     common, right, up = point
     tilt = math.radians(35)
     return right, up * math.cos(tilt) + common * math.sin(tilt), common * math.cos(tilt) - up * math.sin(tilt)
-
-
-FIGURES = {"cosine": cosine, "collapse": collapse, "speed": speed, "sphere": sphere}
-
-
-def figures_of(trace: SavedSimulation) -> dict[str, Spec]:
-    """Each figure that has something to show, with the caption of everything; the spheres have their own."""
-    drawn = {name: draw(trace) for name, draw in FIGURES.items()}
-    said = caption(trace.summary)
-    return {name: figure(charts, "" if name == "sphere" else said) for name, charts in drawn.items() if charts}

@@ -241,12 +241,17 @@ def figure(charts: Sequence[Chart], caption: str = "", columns: int = 2, title: 
     for chart in charts:
         words = wrap(chart.note, 78 if len(charts) > 1 else 96) if len(charts) < 5 else []
         parts.append(chart.spec() | {"title": {"text": chart.title, "subtitle": words}})
-    whole: Spec = {"concat": parts, "columns": columns, "spacing": 28} if len(parts) > 1 else parts[0]
+    whole: Spec = {"concat": parts, "columns": min(columns, len(parts)), "spacing": 28} if len(parts) > 1 else parts[0]
     if caption and len(parts) > 1:
         whole["title"] = {"text": title or caption, **({"subtitle": caption} if title else {}), "fontSize": 11}
     elif caption:
         whole["title"]["subtitle"] = [*wrap(caption, 96), *whole["title"]["subtitle"]]
     return whole | {"config": CONFIG}
+
+
+def print_figures(drawn: Mapping[str, Sequence[Chart]], caption: str, columns: int = 2) -> dict[str, Spec]:
+    """Each figure that has something to show, with the caption of everything."""
+    return {name: figure(charts, caption, columns) for name, charts in drawn.items() if charts}
 
 
 @dataclass(frozen=True, repr=False)
