@@ -39,12 +39,12 @@ class Geometry(Source):
         found = list(dict.fromkeys([*self.sites, *(self.norms if not self.sites else ())]))
         if not self.chosen:
             return found
-        return [name for wanted in self.chosen for name in found if wanted in (name, self._scheme(name))]
+        return [name for wanted in self.chosen for name in found if wanted in (name, self._model(name).get("scheme"))]
 
     @property
     def keys(self) -> dict[str, str]:
         """Of each series, what it is shown as: its model's scheme, if no other has it, or its own name."""
-        schemes = {name: self._scheme(name) for name in self.names}
+        schemes = {name: self._model(name).get("scheme") for name in self.names}
         alone = [scheme for scheme in schemes.values() if list(schemes.values()).count(scheme) == 1]
         return {name: scheme if scheme and scheme in alone else name for name, scheme in schemes.items()}
 
@@ -57,22 +57,20 @@ class Geometry(Source):
     def only(self, names: Sequence[str], sort: str | None = None) -> Geometry:
         return replace(self, chosen=names)
 
-    def _scheme(self, name: str) -> str | None:
-        return next((model["scheme"] for model in self.summary["models"] if name in _streams(model)), None)
+    def _model(self, name: str) -> Row:
+        """What the summary says of the model of a series; nothing where it does not know it."""
+        return next((model for model in self.summary["models"] if name in _streams(model)), {})
 
     def schedule(self, name: str) -> Row | None:
         """Laws of all sites of a series."""
-        for model in self.summary["models"]:
-            for stack, kinds in model["schedule"].items():
-                if series(model["model"], stack, model["schedule"]) == name:
-                    found: Row | None = kinds.get("all")
-                    return found
-        return None
+        kinds = _streams(self._model(name)).get(name) if self._model(name) else None
+        return (kinds or {}).get("all")
 
 
-def _streams(model: Row) -> list[str]:
-    """The series of a model: one, or one a stream."""
-    return [series(model["model"], stack, model["schedule"]) for stack in model["schedule"] or {"": {}}]
+def _streams(model: Row) -> dict[str, Row]:
+    """The series of a model, one, or one a stream, with the laws of its kinds of sites."""
+    return {series(model["model"], stack, model["schedule"]): kinds
+            for stack, kinds in (model["schedule"] or {"": {}}).items()}  # fmt: skip
 
 
 def load(path: Path) -> Geometry:
@@ -116,18 +114,8 @@ def caption(found: Geometry) -> str:
 
 def overview(models: Sequence[Row]) -> tuple[list[str], Cells]:
     """One line per model."""
-    titles = [
-        "model",
-        "type",
-        "scheme",
-        "blocks",
-        "parameters",
-        "tokens",
-        "implied step law",
-        "scale",
-        "R²",
-        "power of t",
-    ]
+    titles = ["model", "type", "scheme", "blocks", "parameters", "tokens", "implied step law", "scale", "R²",
+              "power of t"]  # fmt: skip
     cells = []
     for model in models:
         for stack, kinds in (model["schedule"] or {"": {}}).items():

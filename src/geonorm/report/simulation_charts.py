@@ -54,7 +54,9 @@ def _in_depth(
         return []
     values = [value for _, value in points if math.isfinite(value)]
     y = Axis.around(values, log=log and spans_decades(values, 1.0), margin=0.06, title=unit)
-    chart = Chart(title, _depth(trace, [t for t, _ in points]), y, trace.looks, _key(trace))
+    log_time, times = bool(trace.summary["log_time"]), [t for t, _ in points]
+    x = Axis(min(times), max(times), log=log_time, title="depth-time t" + ", logarithmic" * log_time)
+    chart = Chart(title, x, y, trace.looks, _key(trace))
     for scheme, found in measured.items():
         chart.line(scheme, *_columns(lines[scheme]))
         _mark(chart, scheme, found)
@@ -68,11 +70,6 @@ def _mark(chart: Chart, scheme: str, points: Points) -> None:
 
 def _columns(points: Points) -> tuple[list[float], list[float]]:
     return [t for t, _ in points], [value for _, value in points]
-
-
-def _depth(trace: SavedSimulation, times: Sequence[float]) -> Axis:
-    log = bool(trace.summary["log_time"])
-    return Axis(min(times), max(times), log=log, title="depth-time t" + (", logarithmic" if log else ""))
 
 
 def _key(trace: SavedSimulation) -> str:
@@ -93,14 +90,10 @@ def collapse(trace: SavedSimulation) -> list[Chart]:
     guides = {scheme: _guide(trace.row(scheme), points) for scheme, points in curves.items()}
     note = f"Dotted: predicted law × {SHIFT}." if any(guides.values()) else _key(trace)
     charts = []
-    for title, x in (
-        (
-            "Collapse: power laws are straight",
-            Axis(min(times), max(times), log=True, title="depth-time t, logarithmic"),
-        ),
-        ("Collapse: exponentials are straight", Axis(0, 2.5 * min(ends), title="depth-time t")),
-    ):
-        chart = Chart(title, x, y, trace.looks, note)
+    wide = Axis(min(times), max(times), log=True, title="depth-time t, logarithmic")
+    short = Axis(0, 2.5 * min(ends), title="depth-time t")
+    for what, x in (("power laws", wide), ("exponentials", short)):
+        chart = Chart(f"Collapse: {what} are straight", x, y, trace.looks, note)
         for scheme, points in curves.items():
             chart.line(scheme, *_columns(points))
             chart.line(scheme, *_columns(guides[scheme]), "dotted")

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape, unescape
+from importlib import import_module
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -182,7 +183,11 @@ class Chart:
 
     def spec(self, legend: bool = True) -> Spec:
         """The chart in Vega-Lite, without title and theme."""
-        layers = [self._rule(rule) for rule in self.rules]
+        dashed = {"type": "rule", "color": SOFT, "strokeDash": [4, 3], "strokeWidth": 1.2}
+        layers: list[Spec] = []
+        for rule in self.rules:
+            places = {name: channel for name, channel in self._place("s").items() if name in rule}
+            layers.append({"data": {"values": [rule]}, "mark": dashed, "encoding": places})
         layers += [self._layer(kind, self.rows[kind], legend or self.own_legend) for kind in MARKS if kind in self.rows]
         layers += [self._text(row) for row in self.texts]
         height: Any = {"step": 46} if self.y is None else self.height
@@ -215,11 +220,6 @@ class Chart:
         names = [name for name in self.looks if any(text["s"] == name for text in self.texts)]
         rows = {"field": row, "type": "nominal", "scale": {"domain": names}, "axis": None}
         return {"x": self.x.channel("x"), "y": self.y.channel("y") if self.y else rows}
-
-    def _rule(self, rule: Spec) -> Spec:
-        mark = {"type": "rule", "color": SOFT, "strokeDash": [4, 3], "strokeWidth": 1.2}
-        places = {name: channel for name, channel in self._place("s").items() if name in rule}
-        return {"data": {"values": [rule]}, "mark": mark, "encoding": places}
 
     def _text(self, row: Spec) -> Spec:
         strip = self.y is None
@@ -276,37 +276,24 @@ class Figure:
         return target
 
 
-def png(drawn: str) -> bytes:
-    import vl_convert
-
-    return bytes(vl_convert.svg_to_png(drawn, scale=2))
-
-
-def pdf(drawn: str) -> bytes:
-    import vl_convert
-
-    return bytes(vl_convert.svg_to_pdf(drawn))
-
-
-RENDER: dict[str, Callable[[str], bytes]] = {"png": png, "svg": str.encode, "pdf": pdf}
+RENDER: dict[str, Callable[[str], bytes]] = {
+    "png": lambda drawn: bytes(import_module("vl_convert").svg_to_png(drawn, scale=2)),
+    "svg": str.encode,
+    "pdf": lambda drawn: bytes(import_module("vl_convert").svg_to_pdf(drawn)),
+}
 """Files of a figure from its SVG, by their ending."""
 
 
-def write(spec: Spec, folder: Path, name: str) -> list[Path]:
-    """Lay the figure out once, and write it as PNG, SVG and PDF."""
-    drawn = svg(spec)
-    return [put(folder / f"{name}.{kind}", render(drawn)) for kind, render in RENDER.items()]
-
-
-def put(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
-
-
 def save_figures(figures: Mapping[str, Spec], folder: Path) -> list[Path]:
-    """Write each figure as PNG, SVG and PDF; returns what was written."""
+    """Lay each figure out once, and write it as PNG, SVG and PDF; returns what was written."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [file for name, spec in figures.items() for file in write(spec, folder, name)]
+    written = []
+    for name, spec in figures.items():
+        drawn = svg(spec)
+        for kind, render in RENDER.items():
+            written.append(folder / f"{name}.{kind}")
+            written[-1].write_bytes(render(drawn))
+    return written
 
 
 def svg(spec: Spec) -> str:
@@ -315,9 +302,8 @@ def svg(spec: Spec) -> str:
 
     text = str(vl_convert.vegalite_to_svg(spec))
     clips = {old: f"clip{new}" for new, old in enumerate(dict.fromkeys(re.findall(r'id="(clip\d+)"', text)))}
-    text = re.sub(
-        r"\bclip\d+\b", lambda found: clips.get(found[0], found[0]), text
-    )  # Vega counts on from the last figure
+    # Vega counts on from the last figure
+    text = re.sub(r"\bclip\d+\b", lambda found: clips.get(found[0], found[0]), text)
     return re.sub(r"\bclip(\d+)\b", rf"clip{zlib.crc32(text.encode()):x}-\1", text) if clips else text
 
 
