@@ -245,7 +245,7 @@ def _profile(comparison: Comparison, measure: Measure) -> list[Chart]:
     predicted = {scheme: series.profile(comparison.drawn(scheme), measure.law) for scheme in comparison.names}
     values = [value for found in measured.values() for triple in found.values() for value in triple]
     values += [mean for found in predicted.values() for mean, _, _ in found.values()]
-    places = series.depths(sites)
+    places = dict(zip(sites, series.spread_evenly([site.layer for site in sites]), strict=True))
     layers = sorted({math.floor(site.layer) for site in sites})
     x = Axis(layers[0] - 0.25, layers[-1] + 1, title="layer (attention hollow, MLP filled)",
              labels=layers[:: math.ceil(len(layers) / 12)])  # fmt: skip

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..decay import schedule
 from .probe import Geometry, Row, norm_rows
+from .series import spread_evenly
 from .style import figures
 from .vega import Axis, Chart
 
@@ -34,7 +35,10 @@ def over_depth(
     found: Geometry, title: str, unit: str, lines: Sequence[Line], rows: Rows, note: str = "", log: bool = False
 ) -> list[Chart]:
     """Columns of rows over the block in which they stand, a line per series; nothing where no series has the first."""
-    drawn = {name: list(zip(depths(rows(name)), rows(name), strict=True)) for name in found.names}
+    drawn: dict[str, list[tuple[float, Row]]] = {}
+    for name in found.names:
+        seen = rows(name)
+        drawn[name] = list(zip(spread_evenly([row["t"] for row in seen]), seen, strict=True))
     columns = [column for line in lines for column in (line.key, line.low, line.high) if column]
     values = [row[c] for points in drawn.values() for _, row in points for c in columns if row.get(c) is not None]
     first = [t for points in drawn.values() for t, row in points if row.get(lines[0].key) is not None]
@@ -56,16 +60,6 @@ def over_depth(
                 place = f"block {math.floor(t)} {row.get('kind') or ''}".strip()
                 chart.mark(name, t, row[line.key], f"{name} · {place}: {figures(row[line.key])}")
     return [chart]
-
-
-def depths(rows: Sequence[Row]) -> list[float]:
-    """Where sites stand on the axis: block t, and its sites evenly up to t + 1."""
-    counts: dict[int, int] = {}
-    places = []
-    for row in rows:
-        places.append(counts.get(row["t"], 0))
-        counts[row["t"]] = places[-1] + 1
-    return [row["t"] + place / counts[row["t"]] for row, place in zip(rows, places, strict=True)]
 
 
 def sites(title: str, key: str, unit: str, log: bool, note: str = SHADED) -> Callable[[Geometry], list[Chart]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -172,12 +173,14 @@ def all_sites(profiles: Iterable[dict[SiteKey, tuple[float, float, float]]]) -> 
     return sorted(sites, key=lambda site: (site.layer, KINDS.index(site.kind) if site.kind in KINDS else 9))
 
 
-def depths(sites: Sequence[SiteKey]) -> dict[SiteKey, float]:
-    """Where sites stand on an axis of layers: the first of a layer at its number, the others evenly behind it."""
-    of_layer: dict[float, list[SiteKey]] = {}
-    for site in sites:
-        of_layer.setdefault(site.layer, []).append(site)
-    return {site: layer + place / len(found) for layer, found in of_layer.items() for place, site in enumerate(found)}
+def spread_evenly(layers: Sequence[float]) -> list[float]:
+    """Places on an axis of layers: the first of a layer at its number, the others evenly behind it."""
+    seen: Counter[float] = Counter()
+    places, counts = [], Counter(layers)
+    for layer in layers:
+        places.append(layer + seen[layer] / counts[layer])
+        seen[layer] += 1
+    return places
 
 
 def events(runs: Sequence[Run], key: str) -> list[tuple[Run, float, float]]:
