@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .page import Part
@@ -110,7 +110,7 @@ def _read(
     chosen = [source for source in (each.only(schemes, sort) for each in found) if source.keys]
     styles = looks(list(dict.fromkeys(key for source in chosen for key in source.keys.values())))
     place = {name: index for index, name in enumerate(styles)}
-    parts = {
+    parts: dict[type[Source], Callable[[Any, Mapping[str, int]], Part]] = {
         runs.Comparison: comparison.part, simulation.SavedSimulation: studies.simulation, probe.Geometry: studies.probe,
     }  # fmt: skip
     return styles, [parts[type(source)](replace(source, styles=styles), place) for source in chosen]

@@ -286,15 +286,13 @@ def uniform(comparison: Comparison) -> list[Chart]:
     note += "Below them a stream avoids the uniform vector, above them it has a component along it."
     levels = sorted({min(null), max(null)}) if null else []
     found = _courses(comparison, "Towards the uniform vector", "mean |cos| to ones", means, note, "norms", rules=levels)
-    for chart in found[:1]:
-        found += [
-            _norms(comparison, scheme, {str(k): c for k, c in courses[scheme].items()}, chart.y)
-            for scheme in shown[:MOST_SCHEMES]
-        ]
+    if found and (y := found[0].y):
+        each = {scheme: {str(key): c for key, c in courses[scheme].items()} for scheme in shown[:MOST_SCHEMES]}
+        found += [_norms(comparison, scheme, curves, y) for scheme, curves in each.items()]
     return found
 
 
-def _norms(comparison: Comparison, scheme: str, curves: Mapping[str, series.Curve], y: Axis | None) -> Chart:
+def _norms(comparison: Comparison, scheme: str, curves: Mapping[str, series.Curve], y: Axis) -> Chart:
     """The course of each norm of one scheme, and the band in which random directions are."""
     runs = comparison.drawn(scheme)
     low, high = (series.over_norms(series.norm_courses(runs, f"cos_null_{end}_before")) for end in ("low", "high"))
