@@ -36,7 +36,7 @@ def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
         "setting": {"pairs": config.rounds, "threads": config.threads, "device": str(device), "clock": clock.name},
         "auto": about,
         "missing": missing,
-        "environment": environment.describe(device, config.threads, ""),
+        "environment": environment.collect(device, config.threads, ""),
         "rows": [],
         "host_microseconds": host_times(chosen, config, device, clock),
     }

@@ -82,7 +82,7 @@ class Runtime(Settings):
     threads: Annotated[int, Range(1, 1024)] = 1
     """CPU threads of one run."""
     compile: bool = False
-    """torch.compile, block by block, and of the loss."""
+    """torch.compile, block by block, and of the loss; a model of up to 6 blocks on one CPU thread as one graph."""
     recompute: bool = False
     """Activation checkpointing, block by block."""
     accumulate: Count = 1
