@@ -150,7 +150,7 @@ def measure_tables(
                 rows = measure(
                     choose(size[1]), size, dtype, modes, config.rounds, clock, device, summary["missing"], base
                 )
-                show.tables(rows, columns, say)
+                show.print_tables(rows, columns, say)
                 for name in [name for name in summary["missing"] if name.endswith(place)]:
                     say(f"left out: {name} ({summary['missing'][name]})")
                 summary["rows"] += rows

@@ -177,7 +177,7 @@ def bench_norms(config: NormsBench, say: Say = print) -> dict[str, Any]:
         device, say,
     )  # fmt: skip
     summary["steps"] = list(shares(config, device, clock))
-    say("\n" + show.table("step", show.SHARES, summary["steps"], "step"))
+    say("\n" + show.format_table("step", show.SHARES, summary["steps"], "step"))
     if config.out:
         write_json(Path(config.out) / "summary.json", summary)
         figures = Path(config.out) / "figures"

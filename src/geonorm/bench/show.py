@@ -20,12 +20,12 @@ Columns = Mapping[str, Callable[[Row], str]]
 MODES = {"both": "forward + backward", "fwd": "forward", "bwd": "backward"}
 
 
-def number(key: str, factor: float = 1.0, form: str = ".1f") -> Callable[[Row], str]:
+def number_cell(key: str, factor: float = 1.0, form: str = ".1f") -> Callable[[Row], str]:
     """A number in other units; a dash where it is not known, nothing for a copy."""
     return lambda row: "" if key not in row else "–" if row[key] is None else format(factor * row[key], form)
 
 
-def interval(key: str, factor: float = 1.0, form: str = ".2f", unit: str = "") -> Callable[[Row], str]:
+def ratio_cell(key: str, factor: float = 1.0, form: str = ".2f", unit: str = "") -> Callable[[Row], str]:
     """1.02 (1.00 to 1.04), where there is such a ratio."""
 
     def cell(row: Row) -> str:
@@ -35,35 +35,35 @@ def interval(key: str, factor: float = 1.0, form: str = ".2f", unit: str = "") -
     return cell
 
 
-def errors(*keys: str) -> Callable[[Row], str]:
+def error_cell(*keys: str) -> Callable[[Row], str]:
     return lambda row: " ".join(f"{row['errors'][key]:.0e}" for key in keys) if "errors" in row else ""
 
 
+TIMES: Columns = {"microseconds": number_cell("seconds", 1e6), "ideal MB": number_cell("bytes", 1e-6)}
 OPS: Columns = {
-    "microseconds": number("seconds", 1e6), "ideal MB": number("bytes", 1e-6),
-    "GB/s": number("bandwidth", 1e-9, ".0f"), "of copy": interval("of_copy"), "to best peer": interval("to_peer"),
-    "to Pre-Norm": interval("to_pre"), "to same, gains": interval("to_gains"),
-    "error out dx du": errors("out", "dx", "du"),
+    **TIMES, "GB/s": number_cell("bandwidth", 1e-9, ".0f"), "of copy": ratio_cell("of_copy"),
+    "to best peer": ratio_cell("to_peer"), "to Pre-Norm": ratio_cell("to_pre"),
+    "to same, gains": ratio_cell("to_gains"), "error out dx du": error_cell("out", "dx", "du"),
 }  # fmt: skip
 NORMS: Columns = {
-    "microseconds": number("seconds", 1e6), "ideal MB": number("bytes", 1e-6), "GB/s": number("bandwidth", 1e-9),
-    "MFLOP": number("flops", 1e-6), "kept MB": number("kept_bytes", 1e-6), "to LayerNorm, torch": interval("to_eager"),
-    "RMSNorm to it": interval("rms_to_this"), "error out dx dw": errors("out", "dx", "dweight"),
+    **TIMES, "GB/s": number_cell("bandwidth", 1e-9), "MFLOP": number_cell("flops", 1e-6),
+    "kept MB": number_cell("kept_bytes", 1e-6), "to LayerNorm, torch": ratio_cell("to_eager"),
+    "RMSNorm to it": ratio_cell("rms_to_this"), "error out dx dw": error_cell("out", "dx", "dweight"),
 }  # fmt: skip
 SHARES: Columns = {
-    "mode": lambda row: str(row["mode"]), "norm": lambda row: str(row["norm"]), "norms": number("norms", 1, "d"),
-    "ms a step": number("seconds", 1e3, ".2f"), "of it in norms": interval("share", 100, ".1f", " %"),
-    "step with RMSNorm to it": interval("rms_to_this"),
+    "mode": lambda row: str(row["mode"]), "norm": lambda row: str(row["norm"]), "norms": number_cell("norms", 1, "d"),
+    "ms a step": number_cell("seconds", 1e3, ".2f"), "of it in norms": ratio_cell("share", 100, ".1f", " %"),
+    "step with RMSNorm to it": ratio_cell("rms_to_this"),
 }  # fmt: skip
 
 
-def table(title: str, columns: Columns, rows: Iterable[Row], key: str = "name") -> str:
+def format_table(title: str, columns: Columns, rows: Iterable[Row], key: str = "name") -> str:
     """Lines that begin with the title; rows begin with their column `key`."""
     cells = [[str(row[key]), *(cell(row) for cell in columns.values())] for row in rows]
     return "\n".join(aligned([[title, *columns], *cells]))
 
 
-def tables(rows: list[Row], columns: Columns, say: Say) -> None:
+def print_tables(rows: list[Row], columns: Columns, say: Say) -> None:
     """Of one shape and dtype, one a mode."""
     for mode, group in groupby(rows, key=lambda row: row["mode"]):
         entries = list(group)
@@ -72,26 +72,26 @@ def tables(rows: list[Row], columns: Columns, say: Say) -> None:
         if columns is OPS:
             peer = next(row["peer"] for row in entries if "peer" in row)
             about += f"{', data in cache' if first['cached'] else ''}; best peer: {peer}"
-        say("\n" + table(about, columns, entries))
+        say("\n" + format_table(about, columns, entries))
 
 
 def host(times: dict[str, dict[str, float]], say: Say) -> None:
     """Launch times by candidate and dtype."""
     rows = [{"name": name} | {dtype: column[name] for dtype, column in times.items()}
             for name in next(iter(times.values()))]  # fmt: skip
-    columns = {dtype: number(dtype, 1, ".0f") for dtype in times}
-    say("\n" + table("host time of forward + backward, 8 x 64, microseconds", columns, rows))
+    columns = {dtype: number_cell(dtype, 1, ".0f") for dtype in times}
+    say("\n" + format_table("host time of forward + backward, 8 x 64, microseconds", columns, rows))
 
 
 def steps(rows: list[Row], baseline: str, say: Say) -> None:
     """The table of `bench train`."""
     columns: Columns = {
-        "mode": lambda row: str(row["mode"]), "ms a step": number("seconds", 1e3),
-        "tokens/s": number("tokens_per_second", 1, ",.0f"),
+        "mode": lambda row: str(row["mode"]), "ms a step": number_cell("seconds", 1e3),
+        "tokens/s": number_cell("tokens_per_second", 1, ",.0f"),
         "peak memory": lambda row: f"{row['peak_memory_bytes'] / 2**30:.2f} GiB" if row["peak_memory_bytes"] else "–",
-        f"step time to {baseline}": interval("ratio"),
+        f"step time to {baseline}": ratio_cell("ratio"),
     }  # fmt: skip
-    say(table("scheme", columns, rows, "scheme"))
+    say(format_table("scheme", columns, rows, "scheme"))
 
 
 def draw_figures(
