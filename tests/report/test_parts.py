@@ -183,7 +183,7 @@ def test_ticks_are_few_and_inside(low: float, span: float, log: bool) -> None:
 
 def test_lines_break_where_a_value_is_missing_and_marks_outside_are_left_out() -> None:
     chart = Chart("test", Axis(0, 4), Axis(0, 1), looks(["pre"]))
-    chart.line("pre", [0, 1, 2, 3, 4], [0.1, 0.2, math.nan, 0.4, 0.5])
+    chart.line("pre", enumerate([0.1, 0.2, math.nan, 0.4, 0.5]))
     chart.mark("pre", 1, 50.0, "far above")
     chart.mark("pre", 1, math.nan, "nowhere")
     assert len({row["part"] for row in chart.rows["line"]}) == 2 and list(chart.rows) == ["line"]

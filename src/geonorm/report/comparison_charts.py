@@ -12,7 +12,7 @@ from . import series
 from .runs import Comparison
 from .style import Look, figures, ramp, rate, si, signed
 from .tables import count, paired_difference, spread, summary_line, unfinished
-from .vega import NUMBER, RATE, TOKENS, Axis, Chart, Spec, print_figures
+from .vega import NUMBER, RATE, TOKENS, Axis, Chart, Spec, figure_specs
 
 LOSS = "loss (nats per token)"
 SEEN = "tokens seen"
@@ -98,7 +98,7 @@ def losses(comparison: Comparison) -> list[Chart]:
         chart = Chart(f"Loss against {title}", x, y, comparison.looks, note)
         for scheme, (train, valid) in drawn.items():
             if train:
-                chart.line(scheme, train.x, train.mean, "thin")
+                chart.line(scheme, zip(train.x, train.mean, strict=True), "thin")
             if valid:
                 _curve(chart, scheme, valid, "tokens" if key == "tokens" else "s")
         found.append(chart)
@@ -156,8 +156,8 @@ def _over_tokens(
 
 def _curve(chart: Chart, scheme: str, curve: series.Curve, unit: str, band: str = "seeds") -> None:
     """A mean over seeds with markers and a band: the range of the seeds, or an interval."""
-    chart.band(scheme, curve.x, curve.low, curve.high)
-    chart.line(scheme, curve.x, curve.mean)
+    chart.band(scheme, zip(curve.x, curve.low, curve.high, strict=True))
+    chart.line(scheme, zip(curve.x, curve.mean, strict=True))
     for x, mean, low, high in zip(*curve, strict=True):
         within = "" if low == high else f" ({band} {figures(low)} to {figures(high)})"
         chart.mark(scheme, x, mean, f"{scheme} · {si(x)} {unit}: {figures(mean)}{within}")
@@ -178,7 +178,7 @@ def learning_rates(comparison: Comparison) -> list[Chart]:
     chart = Chart("Learning rates", x, y, comparison.looks, note)
     for row in comparison.rows:
         scheme, losses = row["scheme"], {lr: loss for lr, loss in row["lrs"].items() if lr}
-        chart.line(scheme, losses, [math.nan if loss is None else loss for loss in losses.values()])
+        chart.line(scheme, [(lr, math.nan if loss is None else loss) for lr, loss in losses.items()])
         for lr, loss in losses.items():
             runs = [run for run in comparison.of(scheme) if run.summary.get("lr") == lr]
             runs = [run for run in runs if run.summary.get("phase") == "tune"] or runs
@@ -255,13 +255,11 @@ def _profile(comparison: Comparison, measure: Measure) -> list[Chart]:
         note += " Marks: measured. Lines: what the scheme's definition predicts to first order."
     chart = Chart(measure.title, x, y, comparison.looks, note)
     for scheme, found in measured.items():
-        here = [site for site in sites if site in found]
-        triples = [found[site] for site in here]
-        chart.band(scheme, [places[site] for site in here], [t[1] for t in triples], [t[2] for t in triples])
-        line = {site: value for site, value in (predicted[scheme] or found).items() if site in places}
-        ordered = [site for site in sites if site in line]
-        chart.line(scheme, [places[site] for site in ordered], [line[site][0] for site in ordered])
-        for site, (mean, low, high) in zip(here, triples, strict=True):
+        here = {site: found[site] for site in sites if site in found}
+        chart.band(scheme, [(places[site], low, high) for site, (_, low, high) in here.items()])
+        line = predicted[scheme] or found
+        chart.line(scheme, [(places[site], line[site][0]) for site in sites if site in line])
+        for site, (mean, low, high) in here.items():
             seeds = "" if low == high else f" (seeds {figures(low)} to {figures(high)})"
             label = f"{scheme} · layer {site.layer:g} {site.kind}: {figures(mean)}{seeds}"
             chart.mark(scheme, places[site], mean, label, "mark" if site.kind == "mlp" else "hollow")
@@ -301,9 +299,9 @@ def _norms(comparison: Comparison, scheme: str, curves: Mapping[str, series.Curv
     chart = _over_tokens(f"Each norm of {scheme}", curves, y, note, random | ramp(list(curves)))
     chart.own_legend = True
     if low and high:
-        chart.band("random", low.x, low.mean, high.mean)
+        chart.band("random", zip(low.x, low.mean, high.mean, strict=True))
     for name, curve in curves.items():
-        chart.line(name, curve.x, curve.mean)
+        chart.line(name, zip(curve.x, curve.mean, strict=True))
         for x, mean in zip(curve.x, curve.mean, strict=True):
             chart.mark(name, x, mean, f"{name} · {si(x)} tokens: {figures(mean)}", "dot")
     return chart
@@ -330,7 +328,7 @@ def gradient_course(comparison: Comparison) -> list[Chart]:
     )
     chart = _over_tokens("Gradient norm and spikes", curves, y, note, comparison.looks)
     for scheme, curve in curves.items():
-        chart.line(scheme, curve.x, curve.mean)
+        chart.line(scheme, zip(curve.x, curve.mean, strict=True))
     for scheme, key, run, tokens, value in events:
         what = "gradient norm" if key == "grad_norm" else "loss"
         height = value if key == "grad_norm" and math.isfinite(value) else y.high
@@ -360,4 +358,4 @@ FIGURES = {
 
 def figures_of(comparison: Comparison) -> dict[str, Spec]:
     """Each figure that has something to show, with the caption of everything."""
-    return print_figures({name: draw(comparison) for name, draw in FIGURES.items()}, summary_line(comparison))
+    return figure_specs({name: draw(comparison) for name, draw in FIGURES.items()}, summary_line(comparison))

@@ -51,11 +51,9 @@ def over_depth(
     for name, points in drawn.items():
         for line in lines:
             known = [(t, row) for t, row in points if row.get(line.key) is not None]
-            banded = [(t, row) for t, row in points if row.get(line.low) is not None and row.get(line.high) is not None]
-            chart.band(
-                name, [t for t, _ in banded], *([row[end] for _, row in banded] for end in (line.low, line.high))
-            )
-            chart.line(name, [t for t, _ in known], [row[line.key] for _, row in known], line.kind)
+            ends = [(t, row.get(line.low), row.get(line.high)) for t, row in points]
+            chart.band(name, [(t, low, high) for t, low, high in ends if low is not None and high is not None])
+            chart.line(name, [(t, row[line.key]) for t, row in known], line.kind)
             for t, row in known if line.kind == "line" else ():
                 place = f"block {math.floor(t)} {row.get('kind') or ''}".strip()
                 chart.mark(name, t, row[line.key], f"{name} · {place}: {figures(row[line.key])}")
@@ -90,7 +88,7 @@ def steps(found: Geometry) -> list[Chart]:
             law = found.schedule(name)
             if rows and law:
                 grid = [1 + (len(rows) - 1) * k / 60 for k in range(61)]
-                chart.line(name, grid, [curve(law, t, len(rows)) for t in grid], "dotted")
+                chart.line(name, [(t, curve(law, t, len(rows))) for t in grid], "dotted")
             for t, value in rows:
                 chart.mark(name, t, value, f"{name} · block {t}: {figures(value)}")
         charts.append(chart)
@@ -203,6 +201,6 @@ FIGURES: dict[str, tuple[str, tuple[Callable[[Geometry], list[Chart]], ...]]] = 
 """Of each figure its section on the page, and what draws its charts."""
 
 
-def draw_figures(found: Geometry) -> dict[str, list[Chart]]:
+def draw_probe(found: Geometry) -> dict[str, list[Chart]]:
     """The charts of each figure."""
     return {name: [chart for draw in draws for chart in draw(found)] for name, (_, draws) in FIGURES.items()}

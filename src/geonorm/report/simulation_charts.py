@@ -58,7 +58,7 @@ def _in_depth(
     x = Axis(min(times), max(times), log=log_time, title="depth-time t" + ", logarithmic" * log_time)
     chart = Chart(title, x, y, trace.looks, _key(trace))
     for scheme, found in measured.items():
-        chart.line(scheme, *_columns(lines[scheme]))
+        chart.line(scheme, lines[scheme])
         _mark(chart, scheme, found)
     return [chart]
 
@@ -66,10 +66,6 @@ def _in_depth(
 def _mark(chart: Chart, scheme: str, points: Points) -> None:
     for t, value in points[:: max(1, len(points) // SPARSE)]:
         chart.mark(scheme, t, value, f"{scheme} · t = {t:.3g}: {figures(value)}")
-
-
-def _columns(points: Points) -> tuple[list[float], list[float]]:
-    return [t for t, _ in points], [value for _, value in points]
 
 
 def _key(trace: SavedSimulation) -> str:
@@ -95,8 +91,8 @@ def collapse(trace: SavedSimulation) -> list[Chart]:
     for what, x in (("power laws", wide), ("exponentials", short)):
         chart = Chart(f"Collapse: {what} are straight", x, y, trace.looks, note)
         for scheme, points in curves.items():
-            chart.line(scheme, *_columns(points))
-            chart.line(scheme, *_columns(guides[scheme]), "dotted")
+            chart.line(scheme, points)
+            chart.line(scheme, guides[scheme], "dotted")
             _mark(chart, scheme, [point for point in points if x.holds(point[0])])
         charts.append(chart)
     return charts

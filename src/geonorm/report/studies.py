@@ -9,10 +9,10 @@ from . import probe as probes
 from . import simulation as simulations
 from .page import Part, Section, details, html_table, pairs
 from .probe import Geometry
-from .probe_charts import FIGURES, draw_figures
+from .probe_charts import FIGURES, draw_probe
 from .simulation import SavedSimulation
 from .simulation_charts import collapse, cosine, speed, sphere
-from .vega import print_figures
+from .vega import figure_specs
 
 
 def simulation(trace: SavedSimulation, place: Mapping[str, int]) -> Part:
@@ -37,7 +37,7 @@ def simulation(trace: SavedSimulation, place: Mapping[str, int]) -> Part:
         ],
         tables=tables,
         records=[{k: v for k, v in row.items() if not isinstance(v, (dict, list))} for row in rows],
-        figures=print_figures(drawn, caption) | print_figures({"sphere": spheres}, ""),
+        figures=figure_specs(drawn, caption) | figure_specs({"sphere": spheres}, ""),
     )
 
 
@@ -45,7 +45,7 @@ def probe(found: Geometry, place: Mapping[str, int]) -> Part:
     """What the report says of a probe; `place`: where each entry stands in the legend."""
     index = {name: place[key] for name, key in found.keys.items()}
     tables = [probes.overview(found.models), probes.averages(found)]
-    drawn = draw_figures(found)
+    drawn = draw_probe(found)
     titles, rows = tables[1]
     name, caption = found.path.resolve().name, probes.caption(found)
     return Part(
@@ -60,5 +60,5 @@ def probe(found: Geometry, place: Mapping[str, int]) -> Part:
         ],
         tables=tables,
         records=[dict(zip(titles, row, strict=True)) for row in rows],
-        figures=print_figures(drawn, caption, columns=3),
+        figures=figure_specs(drawn, caption, columns=3),
     )

@@ -130,10 +130,10 @@ class Chart:
         short = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
         self.rows.setdefault(kind, []).append({"s": series, "d": f"{series}{BETWEEN}{label}", **short})
 
-    def line(self, series: str, xs: Iterable[float], ys: Iterable[float], kind: str = "line") -> None:
+    def line(self, series: str, points: Iterable[tuple[float, float]], kind: str = "line") -> None:
         """A line through the points that are finite; it breaks where one is not."""
         part = len(self.rows.get(kind, ()))
-        for x, y in zip(xs, ys, strict=True):
+        for x, y in points:
             if math.isfinite(x) and math.isfinite(y) and (y > 0 or self.y is None or not self.y.log):
                 self._add(kind, series, x=x, y=y, part=f"{series} {part}")
             else:
@@ -144,10 +144,10 @@ class Chart:
         for order, (x, y) in enumerate(points):
             self._add("outline", series, x=x, y=y, part=part, order=order)
 
-    def band(self, series: str, xs: Iterable[float], low: Iterable[float], high: Iterable[float]) -> None:
-        """The area between two lines."""
-        for x, bottom, top in zip(xs, low, high, strict=True):
-            self._add("band", series, x=x, y=bottom, y2=top)
+    def band(self, series: str, ends: Iterable[tuple[float, float, float]]) -> None:
+        """The area between two lines: x, low, high."""
+        for x, low, high in ends:
+            self._add("band", series, x=x, y=low, y2=high)
 
     def mark(self, series: str, x: float, y: float, label: str, kind: str = "mark", **others: Any) -> None:
         """A marker that shows its label to whoever points at it; what lies outside the frame is left out."""
@@ -249,7 +249,7 @@ def figure(charts: Sequence[Chart], caption: str = "", columns: int = 2, title: 
     return whole | {"config": CONFIG}
 
 
-def print_figures(drawn: Mapping[str, Sequence[Chart]], caption: str, columns: int = 2) -> dict[str, Spec]:
+def figure_specs(drawn: Mapping[str, Sequence[Chart]], caption: str, columns: int = 2) -> dict[str, Spec]:
     """Each figure that has something to show, with the caption of everything."""
     return {name: figure(charts, caption, columns) for name, charts in drawn.items() if charts}
 
