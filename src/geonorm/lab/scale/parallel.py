@@ -117,7 +117,8 @@ class Spread:
             shard(model, runtime, mesh)
         if model.embed.weight.is_meta:
             fill(model, device)
-        self.uncut = [p for p in model.parameters() if p.dim() == 0] if kind == "fsdp" else []
+        self.parameters = list(model.parameters())  # once: the walk through a small model costs as much as the clipping
+        self.uncut = [p for p in self.parameters if p.dim() == 0] if kind == "fsdp" else []
         self.loss: Loss = model.loss
         if kind == "none" and world.tensor == 1:
             self.loss = loss_of(model, runtime, device)
@@ -143,9 +144,9 @@ class Spread:
         for parameter in self.uncut:
             if parameter.grad is not None:
                 self.world.mean(parameter.grad)
-        groups = tensor.alike(p.grad for p in self.model.parameters() if p.grad is not None)
+        groups = tensor.alike(p.grad for p in self.parameters if p.grad is not None)
         if len(groups) == 1 and not isinstance(groups[0][0], DTensor):
-            return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+            return torch.nn.utils.clip_grad_norm_(self.parameters, limit)
         parts = [[tensor.local(gradient) for gradient in group] for group in groups]
         norms = [torch.nn.utils.get_total_norm(part) for part in parts]
         squares = [tensor.summed(norm.square(), group) for norm, group in zip(norms, groups, strict=True)]
