@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import runpy
 from math import inf
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +13,7 @@ from geonorm import geodesic_update
 from geonorm.errors import ConfigError
 from geonorm.ops import AngleMap, backends
 
-CASES = runpy.run_path(str(Path(__file__).with_name("geodesic_cases.py")))
-BACKENDS, pair, textbook = (CASES[name] for name in ("BACKENDS", "pair", "textbook"))
+from .geodesic_cases import BACKENDS, pair, textbook
 
 
 @pytest.mark.parametrize("decay", [0.0, -1.0, math.nan, inf, torch.ones(2, 1), torch.ones(0)])

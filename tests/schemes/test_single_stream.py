@@ -35,43 +35,6 @@ VARIANTS = [
 ]
 
 
-def ids(seed: int = 0) -> Tensor:
-    return torch.randint(41, (3, 12), generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("scheme", [*(name for name in names() if parse(name).streams == 1), *VARIANTS])
-def test_three_steps_of_training(scheme: str) -> None:
-    torch.manual_seed(0)
-    model = Decoder(DecoderConfig(scheme, **SMALL))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = model.loss(ids(), ids(1))
-        loss.backward()
-        for name, parameter in model.named_parameters():
-            assert parameter.grad is not None and parameter.grad.isfinite().all(), name
-        optimizer.step()
-        model.constrain()
-        losses.append(loss.item())
-    assert losses[2] < losses[0]
-    assert all(parameter.grad.any() for parameter in model.parameters() if parameter.grad is not None)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("scheme", [*(name for name in names() if parse(name).streams == 1), *VARIANTS])
-def test_the_stream_keeps_its_dtype(scheme: str, dtype: torch.dtype) -> None:
-    for site in (ATTN, MLP):
-        rule = parse(scheme).resolve(site)
-        own = Parts(rule, site, NormSpec("rms", DIM))
-        x = rule.enter(torch.randn(3, DIM), Parts(rule, Site(0, "entry", DEPTH), NormSpec("rms", DIM))(), site).to(
-            dtype
-        )
-        _, carry = read_at(rule, x, own(), site)
-        for other in (torch.bfloat16, torch.float32):
-            assert write_at(rule, x, torch.randn(3, DIM, dtype=other), own(), site, carry=carry).dtype == dtype
-
-
 @pytest.mark.parametrize("kind", ["attn", "mlp"])
 @pytest.mark.parametrize("name", [n for n in (*names(), *VARIANTS) if parse(n).planar])
 def test_rotation_equivariance(name: str, kind: str) -> None:

@@ -112,7 +112,7 @@ def bench_train(config: TrainBench, say: Say = print) -> dict[str, Any]:
             **({} if rival is None else {"nanogpt": rival.revision, "mlp": shape.mlp}),
         },
         "rows": rows,
-        "environment": environment.describe(device, config.threads, ""),
+        "environment": environment.collect(device, config.threads, ""),
     }
     if config.out:
         out = Path(config.out)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geonorm.errors import DataError, nearest
-from geonorm.lab.data import corpora, describe, files, hub, open_source, stdlib
+from geonorm.lab.data import corpora, files, inspect_source, open_source, sources, stdlib
 from geonorm.lab.data.split import hold_out, hold_out_stream
 
 DOCUMENTS = [f"Document {n}: grüße, 世界, 🌍!\n" + "line\n" * n for n in range(40)]
@@ -378,7 +378,7 @@ def fake_hub(monkeypatch, splits, sha="abc"):
             HfApi=lambda: SimpleNamespace(dataset_info=lambda name, timeout: SimpleNamespace(sha=sha))
         ),
     }
-    monkeypatch.setattr(hub, "import_extra", lambda module, what, extra: libraries[module])
+    monkeypatch.setattr(sources, "import_extra", lambda module, what, extra: libraries[module])
 
 
 def test_hub_dataset(monkeypatch):
@@ -404,7 +404,7 @@ def test_hub_failure_is_one_line(monkeypatch):
 def test_describe(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(jsonl())
-    facts = describe(open_source(str(path)))
+    facts = inspect_source(open_source(str(path)))
     total = {key: sum(part[key] for part in facts["splits"].values()) for key in ("documents", "characters", "bytes")}
     text = "".join(DOCUMENTS)
     assert total == {"documents": 40, "characters": len(text), "bytes": len(text.encode())}

@@ -392,7 +392,6 @@ def test_a_text_longer_than_the_context_is_no_end(run: Path) -> None:
 
 
 def tasks_tokenizer() -> Any:
-    from geonorm.lab.data import load_tokenizer
-    from geonorm.lab.data.source import NO_TEXT
+    from geonorm.lab.data import NO_TEXT, load_tokenizer
 
     return load_tokenizer("byte", NO_TEXT, 257)

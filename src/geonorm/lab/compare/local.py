@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ..config import CompareConfig, TrainConfig
-from ..runs.run import Run, check_free, rows_of
+from ..runs.run import RunFolder, check_free, rows_of
 from ..train.loop import Interrupted
-from ..train.signals import PARENT, handled, heard
+from ..train.signals import PARENT, handle_signals, stop_unheard
 from .team import Say, Team, done
 
 
@@ -87,7 +87,7 @@ class Local(Team):
     @contextmanager
     def interruptible(self, workers: list[Worker]) -> Iterator[None]:
         """Passes signals to stop on to the runs; whatever else happens here, none of them goes on alone."""
-        with handled(lambda number, frame: self.stop(workers)):
+        with handle_signals(lambda number, frame: self.stop(workers)):
             try:
                 yield
             finally:
@@ -103,8 +103,8 @@ class Local(Team):
         from rich.live import Live
 
         with Live(refresh_per_second=2, transient=True) as live:
-            say, self.say = self.say, heard(live.console.print, self.unheard)
-            update = heard(live.update, self.unheard)
+            say, self.say = self.say, stop_unheard(live.console.print, self.unheard)
+            update = stop_unheard(live.update, self.unheard)
             shown = 0.0
 
             def refresh(waiting: int) -> None:
@@ -126,7 +126,7 @@ def progress_table(workers: list[Worker], waiting: int) -> Any:
     for name in ("run", "step", "loss", "val loss", "tokens/s"):
         table.add_column(name, justify="left" if name == "run" else "right")
     for worker in workers:
-        rows = last_rows(Run(Path(worker.config.out)).metrics)
+        rows = last_rows(RunFolder(Path(worker.config.out)).metrics)
         last = rows[-1] if rows else {"step": 0}
         val = next((row["val_loss"] for row in reversed(rows) if "val_loss" in row), None)
         table.add_row(

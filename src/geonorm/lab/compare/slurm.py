@@ -21,7 +21,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ..config import CompareConfig, TrainConfig
-from ..runs.run import Run, read_object, write_atomic, write_json
+from ..runs.run import RunFolder, read_object, write_atomic, write_json
 from .team import Say, Submitted, Team
 
 GOES_ON = "GEONORM_SLURM_GOES_ON"
@@ -149,7 +149,7 @@ class OnSlurm(Team):
 
 def newest_step(config: TrainConfig) -> int:
     """Step of the newest checkpoint of a run, 0 if it has none."""
-    steps = [path.name.removeprefix("step-") for path in Run(Path(config.out)).checkpoints.glob("step-*")]
+    steps = [path.name.removeprefix("step-") for path in RunFolder(Path(config.out)).checkpoints.glob("step-*")]
     return max((int(step) for step in steps if step.isdigit()), default=0)
 
 

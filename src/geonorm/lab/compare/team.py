@@ -8,8 +8,8 @@ from typing import Any
 
 from ...settings import to_dict
 from ..config import CompareConfig, TrainConfig
-from ..runs.run import Run, write_atomic
-from ..train.signals import heard
+from ..runs.run import RunFolder, write_atomic
+from ..train.signals import stop_unheard
 
 Say = Callable[[str], None]
 
@@ -24,7 +24,7 @@ class Team:
     def __init__(self, out: Path, config: CompareConfig, say: Say, live: bool) -> None:
         self.out, self.config, self.live = out, config, live
         self.unheard: list[float] = []  # times at which nobody could hear what was said
-        self.say = heard(say, self.unheard)
+        self.say = stop_unheard(say, self.unheard)
         self.asked: list[TrainConfig] = []
 
     def run(self, configs: list[TrainConfig]) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ class Team:
 
 def done(config: TrainConfig) -> bool:
     """Whether a run needs no more work (a divergence is a result). CheckpointError if its directory holds another."""
-    run = Run(Path(config.out))
+    run = RunFolder(Path(config.out))
     if (run.path / "config.yaml").exists():
         run.check_same(config)
     summary = run.summary()
@@ -75,7 +75,7 @@ def done(config: TrainConfig) -> bool:
 
 def outcome(config: TrainConfig) -> dict[str, Any]:
     """The run's summary, or that of a failed run where it left none."""
-    summary = Run(Path(config.out)).summary()
+    summary = RunFolder(Path(config.out)).summary()
     if summary is not None:
         return summary
     empty = dict.fromkeys(("val_loss", "val_bpb", "train_loss", "tokens_per_second", "peak_memory_bytes"))

@@ -306,6 +306,6 @@ def write(config: ProbeConfig, found: Sequence[Probe]) -> None:
     device, files = pick_device(config.device), files_of(found, config.data)
     if "ablation.jsonl" not in files:
         (Path(config.out) / "ablation.jsonl").unlink(missing_ok=True)
-    described = environment.describe(device)
+    described = environment.collect(device)
     described["transformers"] = environment.installed("transformers")
     save(Path(config.out), asdict(config), described, files)

@@ -17,11 +17,11 @@ from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
 from ...nn.sampling import generate, sample
 from ..config import EvalConfig, GenerateConfig
-from ..data import Tokenizer, open_source, prepare
+from ..data import Tokenizer, open_source, tokenize
 from ..data.batches import validation_batches
 from ..data.tokenizer import FileTokenizer
 from ..open import Opened, OpenedRun, open_model
-from ..runs.made import parts
+from ..runs.provenance import read_parts
 from ..studies.simulate import writable
 from ..train.evaluate import held_out, with_perplexity
 from ..train.validation import EVALUATION_BATCH
@@ -90,7 +90,7 @@ def on_text(opened: Opened, context: int, data: str, tokens: int | None) -> dict
     with one or is what the run was trained on, else on all of it."""
     source = open_source(data)
     ours = isinstance(opened, OpenedRun)
-    text = prepare(source, opened.tokenizer if ours else fast(opened))
+    text = tokenize(source, opened.tokenizer if ours else fast(opened))
     seen = ours and text.sha256 == trained_on(Path(opened.name))
     # the fingerprint holds the share to hold out exactly where the text has no held-out part of its own
     whole = not seen and source.fingerprint != open_source(data, validation_fraction=0.5).fingerprint
@@ -135,7 +135,7 @@ class Scorer(nn.Module):
 def trained_on(path: Path) -> str | None:
     """Hash of the tokens that a run was trained on."""
     try:
-        known = parts(path)
+        known = read_parts(path)
     except CheckpointError:
         return None
     return known[-1].get("data_sha256") if known else None

@@ -42,7 +42,7 @@ class Average:
         torch._foreach_add_(means, torch._foreach_sub(weights, means), alpha=1 / count)
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def apply(self) -> Iterator[None]:
         """The model with the mean in place of its weights, under the constraints of its schemes; afterwards its own."""
         own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         try:
