@@ -130,7 +130,7 @@ def ours(
     with device:
         model = Decoder(replace(shape, scheme=scheme))
     model = parallel.distribute(model, runtime, device)
-    loss_of = parallel.loss_of(model, runtime, device)
+    loss_of = parallel.loss_of(model, runtime, device, steps=parallel.PAYS)
     optimizers = optim.build_optimizers(model, Optim(), LR)
 
     def step() -> Tensor:

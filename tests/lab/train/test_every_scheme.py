@@ -21,7 +21,7 @@ from geonorm import Decoder, DecoderConfig, names, report
 from geonorm.lab.config import Checkpoint, Evaluation, Model, Runtime, Tokens, TrainConfig
 from geonorm.lab.open import open_run
 from geonorm.lab.runs.run import read_rows
-from geonorm.lab.scale.parallel import loss_of
+from geonorm.lab.scale import parallel
 from geonorm.lab.train.loop import train
 from geonorm.lab.train.trace import trace
 from geonorm.nn import generate, preset
@@ -207,7 +207,10 @@ def test_resumed_is_uninterrupted_bit_for_bit(scheme: str, run: Runs, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself
-def test_a_compiled_run_resumed_is_uninterrupted_bit_for_bit(text: Path, tmp_path: Path) -> None:
+def test_a_compiled_run_resumed_is_uninterrupted_bit_for_bit(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "PAYS", 0)  # whole
     run = Runs(tmp_path / "whole", text, compiled=True)
     test_resumed_is_uninterrupted_bit_for_bit("geonorm", run, tmp_path)
 
@@ -252,7 +255,7 @@ def test_compiled_equals_eager(scheme: str, whole: bool) -> None:
         if compiled and not whole:
             for block in model.blocks:
                 block.compile()
-        loss = loss_of(model, Runtime(compile=compiled and whole), CPU)(ids(), ids(1))
+        loss = parallel.loss_of(model, Runtime(compile=compiled and whole), CPU, parallel.PAYS)(ids(), ids(1))
         loss.backward()
         results.append((loss, model))
     (eager, one), (fast, two) = results
