@@ -92,11 +92,6 @@ def test_autocast(scheme: str) -> None:
     torch.testing.assert_close(out, module(stream(module)), rtol=0.05, atol=0.05)
 
 
-def test_a_branch_without_parameters_reads_the_stream() -> None:
-    module = Residual(nn.Identity(), "post", Site(0, "attn", 1), DIM)
-    assert module(torch.randn(3, DIM, dtype=torch.bfloat16)).dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize("norm", ["rms", "layer", "dyt"])
 @pytest.mark.parametrize("scheme", VARIANTS)
 def test_every_parameter_gets_a_gradient(scheme: str, norm: str) -> None:

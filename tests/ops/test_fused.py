@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable
 from math import pi
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import geonorm
+from geonorm import geodesic_update
 from geonorm.norms import DyT, LayerNorm, RMSNorm, UnitNorm
 from geonorm.ops import AngleMap, fused, geodesic_step, launch
 
@@ -123,18 +125,25 @@ def test_two_outputs_of_one_dtype_are_one_memory() -> None:
     assert torch.equal(out, y)
 
 
-@pytest.mark.parametrize(("norm", "scalars", "gains"), [(nn.Identity(), 3, 0), (RMSNorm(64), 5, 64)], ids=str)
-def test_saves_inputs_and_a_few_scalars_a_row(norm: nn.Module, scalars: int, gains: int) -> None:
+@pytest.mark.parametrize("stream", [FULL, HALF])
+@pytest.mark.parametrize(
+    ("path", "scalars", "gains"), [("closed", 3, 0), (nn.Identity(), 3, 0), (RMSNorm(64), 5, 64)], ids=str
+)
+def test_saves_inputs_and_a_few_scalars_a_row(path: Any, scalars: int, gains: int, stream: torch.dtype) -> None:
     saved: dict[int, int] = {}
 
     def pack(t: Tensor) -> Tensor:
         saved[t.data_ptr()] = t.numel() * t.element_size()
         return t
 
-    x, u = pair(7, 64, update=HALF)
+    x, u = pair(7, 64, stream=stream, update=HALF)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        direct(x, u, AngleMap(post=0.5), norm, HALF)
-    assert sum(saved.values()) == 7 * 64 * (4 + 2) + 7 * scalars * 4 + gains * 4
+        if path == "closed":
+            assert geodesic_update(x, u, decay=0.5, backend="closed").requires_grad
+        else:
+            direct(x, u, AngleMap(post=0.5), path, HALF)
+    assert {x.data_ptr(), u.data_ptr()} < set(saved)
+    assert sum(saved.values()) == 7 * 64 * (stream.itemsize + 2) + 7 * scalars * 4 + gains * 4
 
 
 def compiles(f: Callable[..., tuple[Tensor, ...]], dynamic: bool, parameters: tuple[Tensor, ...] = ()) -> None:
@@ -156,8 +165,11 @@ def compiles(f: Callable[..., tuple[Tensor, ...]], dynamic: bool, parameters: tu
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("norm", [*READS[:3], NORMS[2]], ids=str)
-def test_kernels_compile_into_one_graph(norm: nn.Module | None, dynamic: bool) -> None:
+@pytest.mark.parametrize("norm", ["closed", *READS[:3], NORMS[2]], ids=str)
+def test_every_path_compiles_into_one_graph(norm: Any, dynamic: bool) -> None:
+    if norm == "closed":
+        compiles(lambda x, u, post: (geodesic_update(x.sin(), u, decay=post, backend="closed"),), dynamic)
+        return
     parameters = tuple(drawn(norm).parameters()) if norm is not None else ()
     compiles(lambda x, u, post: direct(x.sin(), u, AngleMap(post=post), norm, HALF), dynamic, parameters)
 

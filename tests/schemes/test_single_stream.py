@@ -12,7 +12,7 @@ from scipy import integrate, stats
 from torch import Tensor, nn
 
 from geonorm import Decoder, DecoderConfig, Site, names, parse
-from geonorm.norms import NormSpec, RMSNorm
+from geonorm.norms import NormSpec
 from geonorm.schemes import Parts, read_at, reset_parts, write_at
 from geonorm.schemes.hypersphere import silu_rms
 
@@ -122,16 +122,6 @@ def test_orthogonal_leaves_a_share_eps_of_the_radial_part() -> None:
         squared, radial = x.pow(2).sum(-1), (x * u).sum(-1)
         torch.testing.assert_close((step * x).sum(-1), radial * eps / (squared + eps), rtol=1e-7, atol=1e-14)
     assert rule.write(torch.zeros(1, 3), torch.ones(1, 3), None, ATTN).eq(1).all()
-
-
-def test_hybrid_norms_queries_keys_and_values_per_head() -> None:
-    rule = parse("hybrid")
-    for name in ("q", "k", "v"):
-        slot = rule.slot(name, (4, 8), 32, ATTN)
-        assert isinstance(slot, RMSNorm) and slot.weight is not None and slot.weight.shape == (8,)
-        y = torch.randn(2, 5, 4, 8)
-        torch.testing.assert_close(slot(y).pow(2).mean(-1), torch.ones(2, 5, 4), rtol=1e-3, atol=0)
-    assert all(rule.slot(n, (4, 8), 32, MLP) is None for n in ("q_rope", "k_rope", "up", "gate", "logits"))
 
 
 # anGPT

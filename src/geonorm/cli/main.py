@@ -125,7 +125,7 @@ def compare(config: CompareConfig) -> int:
     """train several schemes side by side on the same text; ends in a table, figures and a page"""
     from .. import report
     from ..lab.compare import compare as lab
-    from ..lab.compare.launch import Submitted
+    from ..lab.compare.team import Submitted
     from ..lab.train.loop import Interrupted
     from ..report import checks, runs, tables
 

@@ -12,7 +12,7 @@ Time tau starts at 0, depth-time is t = tau + 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, expm1, isclose, isfinite, log, sqrt
 
@@ -244,22 +244,10 @@ def terminal(
             return frame.slowest(radii, t - 1, beta, causal), growth
         return 2 * turn * m * (0.5 if causal else 1.0), growth
 
-    r, power = start, 0.0
-    if abs(look(r, LATE)[1]) * LATE > 1e-6 * r:
-        for _ in range(60):
-            growth = look(r, LATE)[1]
-            if growth <= 0:
-                return Terminal("none", None)
-            a = log(look(r * 1.01, LATE)[1] / growth) / log(1.01)
-            b = log(look(r, LATE * 1.01)[1] / growth) / log(1.01)
-            if a >= 1 or b <= -1 + 1e-9:  # explodes, or grows like a logarithm at most
-                return Terminal("none", None)
-            power = (1 + b) / (1 - a)
-            # r' = c r^a t^b has the solution r^(1-a) = c (1-a)/(1+b) t^(1+b)
-            ahead = (growth * r**-a * LATE / power) ** (1 / (1 - a))
-            if isclose(ahead, r, rel_tol=1e-12):
-                break
-            r = ahead
+    grown = grow(lambda r, t: look(r, t)[1], start)
+    if grown is None:
+        return Terminal("none", None)
+    r, power = grown
     rate, later = look(r, LATE)[0], look(r * 1.01**power, LATE * 1.01)[0]
     if rate <= 0 or later <= 0:
         return Terminal("none", None)
@@ -277,6 +265,29 @@ def terminal(
                 exponent = float("inf") if unequal else frame.whole(r, LATE - 1, causal)
             return Terminal(kind, exponent) if isfinite(exponent) else Terminal("none", None)
     return Terminal("none", None)
+
+
+def grow(growth: Callable[[float, float], float], r: float) -> tuple[float, float] | None:
+    """(r, q) at depth-time LATE of a radius that follows r ~ t^q, from r' = growth(r, t) = c r^a t^b near there. None
+    where it shrinks, explodes, or grows like a logarithm at most."""
+    power = 0.0
+    if not abs(growth(r, LATE)) * LATE > 1e-6 * r:
+        return r, power
+    for _ in range(60):
+        now = growth(r, LATE)
+        if now <= 0:
+            return None
+        a = log(growth(r * 1.01, LATE) / now) / log(1.01)
+        b = log(growth(r, LATE * 1.01) / now) / log(1.01)
+        if a >= 1 or b <= -1 + 1e-9:
+            return None
+        power = (1 + b) / (1 - a)
+        # the solution is r^(1-a) = c (1-a)/(1+b) t^(1+b)
+        ahead = (now * r**-a * LATE / power) ** (1 / (1 - a))
+        if isclose(ahead, r, rel_tol=1e-12):
+            break
+        r = ahead
+    return r, power
 
 
 def describe(scheme: str | Scheme) -> str | None:

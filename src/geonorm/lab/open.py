@@ -137,7 +137,7 @@ def open_run(path: Path, device: torch.device = CPU) -> OpenedRun:
     return OpenedRun(str(path), model.eval(), tokenizer, shape.context, device, config)
 
 
-class Record(NamedTuple):
+class FinishedRun(NamedTuple):
     """What a finished run says of its losses and machine."""
 
     summary: dict[str, Any]
@@ -146,7 +146,7 @@ class Record(NamedTuple):
     rows: list[dict[str, Any]]
 
 
-def read_finished(path: Path) -> Record:
+def read_finished(path: Path) -> FinishedRun:
     """The record of the run in a folder. CheckpointError if there is none or it has not come to its end."""
     run = RunFolder(path)
     run.config()
@@ -158,7 +158,7 @@ def read_finished(path: Path) -> Record:
     environment = read_parts(path)
     if not environment:
         raise CheckpointError(f"{path / 'environment.json'} is missing: the run directory is damaged")
-    return Record(summary, environment[-1], list(read_rows(run.metrics)))
+    return FinishedRun(summary, environment[-1], list(read_rows(run.metrics)))
 
 
 def run_of(name: str, scheme: str | None) -> str:

@@ -19,7 +19,6 @@ from ..sphere import safe_divide
 
 NULL_DIRECTIONS = 64
 STEP = ("radius", "step_norm", "radial", "tangential", "ratio", "angle")
-ONES = ("cos_ones", "angle_ones", "share_ones")
 SEEN = ("off_plane", "update_norm")
 
 
@@ -86,7 +85,7 @@ def site_tokens(x: Tensor, after: Tensor, u: Tensor | None = None, radius: Tenso
 
 def ones_tokens(cosine: Tensor) -> dict[str, Tensor]:
     """From the cosine to the uniform vector: its magnitude, the angle, and the share of |x|^2 along that vector."""
-    return dict(zip(ONES, (cosine.abs(), cosine.clamp(-1, 1).acos(), cosine.square()), strict=True))
+    return {"cos_ones": cosine.abs(), "angle_ones": cosine.clamp(-1, 1).acos(), "share_ones": cosine.square()}
 
 
 def norm_tokens(

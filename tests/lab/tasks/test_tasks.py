@@ -41,13 +41,9 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """$GEONORM_DATA with two sets: choices after one context, and contexts before one continuation."""
     folder = tmp_path_factory.mktemp("data") / "eval"
     folder.mkdir()
+    choices = [" sat", " saw é", " on a mat"]
     plain = [
-        {
-            "id": f"plain-{i}",
-            "context": f"the cat {i}",
-            "choices": [" sat", " saw é", " on a mat"][: 2 + i % 2],
-            "gold": i % 2,
-        }
+        {"id": f"plain-{i}", "context": f"the cat {i}", "choices": choices[: 2 + i % 2], "gold": i % 2}
         for i in range(QUESTIONS)
     ]
     shared = [

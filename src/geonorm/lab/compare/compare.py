@@ -1,4 +1,4 @@
-"""A comparison: schemes x learning rates x seeds under one recipe, as separate runs (launch/ says where).
+"""A comparison: schemes x learning rates x seeds under one recipe, as separate runs (team.py says where).
 
     DIR/config.yaml  DIR/configs/NAME.yaml  DIR/runs/NAME/  DIR/results.json
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import fields, replace
 from math import inf
@@ -26,11 +25,9 @@ from ..runs.provenance import Provenance
 from ..runs.run import LOCK, RunFolder, first_difference, lock_folder, stored_settings, write_atomic, write_json
 from ..runs.statistics import aggregate
 from ..train.loop import load_text
-from . import launch
 from .clusters import Ray, Slurm
-from .launch import Team, outcome
+from .team import Say, Team, make_team, outcome
 
-Say = Callable[[str], None]
 EXTENSIONS = 6
 """How often --tune may extend a grid at one end before it gives up and says so."""
 
@@ -58,14 +55,13 @@ def compare(
     provenance = Provenance.of(config, text.tokens, text.tokenizer, schemes)
     for settings in sorted((out / "runs").glob("*/config.yaml")):
         provenance.check(settings.parent)
-    with closing(launch.team(out, config, say, live)) as team, lock_folder(out):
+    with closing(make_team(out, config, say, live)) as team, lock_folder(out):
         write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
         best = tune(team, config, schemes) if len(config.lrs) > 1 else dict.fromkeys(schemes, config.lrs[0])
         final = [run_config(config, s, best[s], seed) for seed in range(config.seeds) for s in schemes if s in best]
         team.run(final)
-        return collect(
-            out, schemes, team.asked, command or ["geonorm", "compare", "--config", str(out / "config.yaml")]
-        )
+        command = command or ["geonorm", "compare", "--config", str(out / "config.yaml")]
+        return collect(out, schemes, team.asked, command)
 
 
 def tune(team: Team, config: CompareConfig, schemes: list[str]) -> dict[str, float]:

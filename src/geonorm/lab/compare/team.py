@@ -1,17 +1,28 @@
-"""What all teams share: which runs are finished, how a run is told what to do, what it left."""
+"""Where the runs of a comparison are executed: processes of this machine, tasks of a Ray cluster, a SLURM array.
+
+A team runs configs and hands back their summaries; all teams leave the same directory, and none repeats what is
+finished:
+
+    DIR/configs/NAME.yaml  DIR/configs/NAME.log  DIR/runs/NAME/
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ...settings import to_dict
 from ..config import CompareConfig, TrainConfig
 from ..runs.run import RunFolder, write_atomic
+from ..train.loop import Interrupted
 from ..train.signals import stop_unheard
 
 Say = Callable[[str], None]
+
+
+KINDS = {"local": ("local", "Local"), "ray": ("on_ray", "OnRay"), "slurm": ("slurm", "OnSlurm")}
 
 
 class Submitted(Exception):
@@ -40,6 +51,9 @@ class Team:
     def work(self, configs: list[TrainConfig]) -> None:
         raise NotImplementedError
 
+    def interrupted(self) -> Interrupted:
+        return Interrupted(f"stopped; every run is saved in {self.out}; the same command goes on from there")
+
     def close(self) -> None:
         """Gives back what the team holds."""
 
@@ -62,6 +76,13 @@ class Team:
             self.say(f"{name}: val_loss {summary['val_loss']:.4f}, {summary['wall_seconds']:.0f} s")
         else:
             self.say(f"{name}: {summary['status']}: {last_line(self.log(config))}")
+
+
+def make_team(out: Path, config: CompareConfig, say: Say, live: bool) -> Team:
+    """The team of `config.launcher`. ConfigError if what it needs is not here; nothing is written yet."""
+    module, name = KINDS[config.launcher]
+    made: Team = getattr(import_module(f".{module}", __package__), name)(out, config, say, live)
+    return made
 
 
 def done(config: TrainConfig) -> bool:

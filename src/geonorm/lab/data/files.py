@@ -66,7 +66,7 @@ def sha256_of(path: Path) -> str:
 
 def read_documents(path: Path) -> Iterator[str]:
     """The non-empty documents of one file, lazily and in order."""
-    readers = {"jsonl": read_json_lines, "parquet": read_parquet, "text": read_text}
+    readers = {"jsonl": read_json_lines, "parquet": read_parquet, "text": read_plain_text}
     with one_line_errors(path):
         yield from readers[kind(path)](path)
 
@@ -113,7 +113,7 @@ def open_file(path: Path) -> Iterator[IO[bytes]]:
         yield cast(IO[bytes], file)
 
 
-def read_text(path: Path) -> Iterator[str]:
+def read_plain_text(path: Path) -> Iterator[str]:
     """The file as one document, or as pieces of `PIECE_BYTES` that end at line breaks."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset, rest = 0, ""

@@ -45,7 +45,7 @@ NO_TEXT = Source("no text", "", (), {})
 """In the place of a source for a tokenizer that is read from a file: a run needs nothing but its directory."""
 
 
-class Parts(NamedTuple):
+class LocalFiles(NamedTuple):
     """The files of a local source; no validation files means that validation text has to be held out."""
 
     name: str
@@ -63,14 +63,14 @@ def open_source(spec: str, *, validation: str | None = None, validation_fraction
     """
     if not 0 < validation_fraction < 1:
         raise DataError(f"validation_fraction is {validation_fraction}: give a number between 0 and 1")
-    parts = find_parts(spec)
+    parts = find_local(spec)
     if parts is None:
         if validation is None:
             return open_hub(spec, validation_fraction)
         raise DataError("validation text beside a Hugging Face dataset is not supported: use the dataset's own split")
     name, train, held_out = parts
     if validation is not None:
-        other = find_parts(validation)
+        other = find_local(validation)
         if other is None:
             raise DataError(f"validation source '{validation}' must be local: give a file, folder or corpus name")
         held_out = other.validation or other.train
@@ -104,7 +104,7 @@ def corpora() -> dict[str, Path]:
     return {**texts, **folders}
 
 
-def find_parts(spec: str) -> Parts | None:
+def find_local(spec: str) -> LocalFiles | None:
     """The local files that a name stands for; None where it can only be a dataset on the Hub."""
     if not spec or "\0" in spec:
         raise DataError("the data source is empty: give stdlib, a file, a folder or a corpus name")
@@ -113,7 +113,7 @@ def find_parts(spec: str) -> Parts | None:
         train = tuple(path for module, path in found.items() if module not in stdlib.VALIDATION)
         validation = tuple(path for module, path in found.items() if module in stdlib.VALIDATION)
         if train and validation:
-            return Parts("stdlib", train, validation)
+            return LocalFiles("stdlib", train, validation)
         raise DataError("this Python has no source files of its standard library: give a text file instead of stdlib")
     path = Path(os.path.expanduser(spec))
     if not os.path.exists(path):
@@ -126,10 +126,11 @@ def find_parts(spec: str) -> Parts | None:
     name = Path(os.path.abspath(path)).name
     if path.is_dir():
         split = split_folder(path)
-        return Parts(name, *(files_at(split[part]) for part in SPLITS)) if split else Parts(name, files_at(path))
+        places = [split[part] for part in SPLITS] if split else [path]
+        return LocalFiles(name, *map(files_at, places))
     if not path.is_file():
         raise DataError(f"{path}: not a regular file: give a file or a folder")
-    return Parts(name.split(".")[0] or name, (path,))
+    return LocalFiles(name.split(".")[0] or name, (path,))
 
 
 def unknown_source(spec: str, path: Path, known: Mapping[str, Path]) -> DataError:

@@ -147,9 +147,9 @@ def load_tokenizer(spec: str, source: Source, vocab_size: int, cache: Path | Non
             text = train_bpe(source, vocab_size)
             with write_errors(cache), new_folder(folder) as temporary:
                 (temporary / "tokenizer.json").write_text(text, encoding="utf-8")
-        tokenizer = parse_file(path, f"bpe-{vocab_size}", read_bytes(path).decode(errors="replace"))
+        tokenizer = parse_tokenizer(path, f"bpe-{vocab_size}", read_bytes(path).decode(errors="replace"))
     else:
-        tokenizer = read_file(Path(os.path.expanduser(spec)))
+        tokenizer = read_tokenizer(Path(os.path.expanduser(spec)))
     if tokenizer.vocab_size > vocab_size:
         raise DataError(
             f"tokenizer has {tokenizer.vocab_size} ids but the model's vocabulary is {vocab_size}: "
@@ -158,7 +158,7 @@ def load_tokenizer(spec: str, source: Source, vocab_size: int, cache: Path | Non
     return tokenizer
 
 
-def read_file(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path) -> Tokenizer:
     if path.is_dir() and (path / "tokenizer.json").is_file():
         path = path / "tokenizer.json"
     if not path.exists():
@@ -170,10 +170,10 @@ def read_file(path: Path) -> Tokenizer:
         is_byte = json.loads(text) == json.loads(BYTE_JSON)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not a tokenizer.json (no valid JSON): give the file of a fast tokenizer") from error
-    return ByteTokenizer() if is_byte else parse_file(path, path.name.split(".")[0], text)
+    return ByteTokenizer() if is_byte else parse_tokenizer(path, path.name.split(".")[0], text)
 
 
-def parse_file(path: Path, name: str, text: str) -> FileTokenizer:
+def parse_tokenizer(path: Path, name: str, text: str) -> FileTokenizer:
     try:
         return FileTokenizer(name, text)
     except DataError:
