@@ -24,7 +24,7 @@ from geonorm.lab.open import open_run
 from geonorm.lab.train import optim
 from geonorm.nn import generate
 from geonorm.norms import NormSpec
-from geonorm.schemes.parse import REGISTRY
+from geonorm.schemes.registry import REGISTRY
 
 RULE = """
 from dataclasses import dataclass

@@ -15,7 +15,8 @@ from ..dynamics import radial_rate, speed, theory
 from ..nn.roles import ROLES, SLOTS
 from ..norms import NormSpec
 from ..schemes import Parts, Scheme, Site, find, names, parse
-from ..schemes.parse import format_value, takes_scheme
+from ..schemes.grammar import takes_scheme
+from ..schemes.registry import format_value
 from ..settings import describe as describe_type
 from ..settings import docs, hints
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, GeonormError
 from ..schemes import Scheme, parse, read_at
-from ..schemes.parse import name_of
+from ..schemes.registry import name_of
 from .fields import Attention
 from .flow import Flow
 from .integrators import Slope, dormand_prince

@@ -14,7 +14,7 @@ from ..ops.angle import AngleMap
 from ..ops.closed_form import closed_form
 from ..ops.reference import reference
 from ..schemes.base import Scheme
-from ..schemes.parse import REGISTRY
+from ..schemes.registry import REGISTRY
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from pathlib import Path
 from .. import PUBLIC, __version__, elsewhere
 from ..errors import ConfigError
 from ..schemes import GeoNorm, Scheme, schemes_in
-from ..schemes.parse import name_of
+from ..schemes.registry import name_of
 from .names import Use, defined, free_names, is_text
 
 PACKAGE = Path(__file__).parent.parent
@@ -36,7 +36,8 @@ are schemes from elsewhere."""
 STAND_INS = {
     "elsewhere": ("reading", "allowed"),
     "schemes.origin": ("stored", "sources_of"),
-    "schemes.parse": ("find", "installed"),
+    "schemes.grammar": ("find",),
+    "schemes.registry": ("installed",),
     "ops.geodesic": ("geodesic_step", "geodesic_step_read"),
 }
 """What hf.alone defines in the place of definitions that would bring kernels along, or code from elsewhere."""

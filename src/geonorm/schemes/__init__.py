@@ -7,13 +7,14 @@ from .base import About, Placement, Scheme, Site
 from .combine import First, Mix, PerKind
 from .flat import DeepNorm, Keel, LayerNormScaling, Olmo2, Peri, Post, Sandwich, Sqrt
 from .geodesic import GeoNorm
+from .grammar import find, parse
 from .hybrid import Hybrid
 from .hypersphere import NGPT, AnGPT
 from .learned import LayerScale, ReZero
 from .origin import schemes_in, sources_of, stored
-from .parse import find, names, parse, register
 from .parts import Parts, read_at, reset_parts, write_at
 from .polar import Polar
+from .registry import names, register
 from .streams import Hyper, ResidualDual, Siamese
 from .tangent import NormPreserving, Orthogonal
 

@@ -18,9 +18,12 @@ from torch import Tensor, nn
 from ..errors import ConfigError, unknown
 from ..norms import NormSpec
 from ..ops import AngleMap
+from ..settings import check
+from .registry import format_scheme, name_of
 
 Number = float | Tensor
 KINDS = ("attn", "mlp", "cross", "parallel", "entry", "exit")
+LARGEST = 1e30  # what fp32 can still be multiplied with
 INTERFACE = 2
 """Version of what a scheme from elsewhere may rely on: `Scheme`, `Placement`, `Site`. Runs and exports note it."""
 
@@ -187,18 +190,20 @@ class Scheme:
         return {}
 
     def __post_init__(self) -> None:
-        """Raises ConfigError where a field is not what its type says, limits included."""
-        from .parse import check_fields
-
-        check_fields(self)
+        """Raises ConfigError where a field is not what its type says, limits included, or a number is not finite."""
+        try:
+            for name, value in vars(self).items():
+                if isinstance(value, (int, float)) and not abs(value) <= LARGEST:
+                    raise ConfigError(f"{name} must be a finite number of at most {LARGEST:g}, got {float(value):g}")
+            check(self)
+        except ConfigError as error:
+            raise ConfigError(f"scheme {name_of(type(self))}: {error}") from None
         self.check()
 
     def check(self) -> None:
         """Raises ConfigError where fields do not fit each other."""
 
     def __str__(self) -> str:
-        from .parse import format_scheme
-
         return format_scheme(self)
 
 

@@ -8,11 +8,12 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from ..settings import Natural, Range
+from ..settings import Natural, Range, hints
 from .base import About, Placement, Scheme, Site, require
 from .flat import Post
-from .parse import register
+from .grammar import parse, takes_scheme
 from .pre import Pre
+from .registry import register
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,12 @@ class Combined(Scheme):
 
     entry: Literal["part", "sphere", "embedding"] = field(default="part", kw_only=True)
     """part: as the scheme that stands at the entry enters; else overrides it."""
+
+    def __post_init__(self) -> None:
+        for name, hint in hints(type(self)).items():
+            if isinstance(value := getattr(self, name), str) and takes_scheme(hint):
+                object.__setattr__(self, name, parse(value))
+        super().__post_init__()
 
     def pair(self) -> tuple[Scheme, Scheme]:
         one, other = (value for value in vars(self).values() if isinstance(value, Scheme))

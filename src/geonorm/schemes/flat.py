@@ -13,7 +13,7 @@ from ..norms import NormSpec
 from ..settings import Positive
 from .base import About, Number, Placement, Site, add
 from .decayed import Decayed
-from .parse import register
+from .registry import register
 
 
 @register("post")

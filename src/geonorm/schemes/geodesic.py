@@ -16,7 +16,7 @@ from ..norms import NormSpec, Scalars, upcast
 from ..ops import AngleMap, geodesic_step
 from ..settings import TINIEST, Positive, Range
 from .base import About, Number, Placement, Site, normalise_update
-from .parse import register
+from .registry import register
 
 POWERS = {"exp": inf, "projection": 1.0, "cayley": 2.0}
 Power = Annotated[float, Range(TINIEST, said="p must be positive")]

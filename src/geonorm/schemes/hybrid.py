@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..norms import NormSpec, RMSNorm
 from .base import About, Number, Placement, Site, add
-from .parse import register
+from .registry import register
 
 
 @register("hybrid")

@@ -16,7 +16,7 @@ from ..decay import Schedule, schedule
 from ..norms import NormSpec
 from ..settings import TINIEST, Range
 from .base import About, Number, Placement, Site
-from .parse import register
+from .registry import register
 from .scales import Scale, Scaled, Times, UnitQuery
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..norms import NormSpec
 from ..settings import Positive
 from .base import About, Number, Placement, Site
-from .parse import register
+from .registry import register
 from .scales import Scale
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ..norms import upcast
 from .base import About, Number, Site
-from .parse import register
 from .pre import Pre
+from .registry import register
 
 
 def split(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..norms import NormSpec
 from .base import About, Number, Site
 from .decayed import Decayed
-from .parse import register
+from .registry import register
 
 
 @register("pre")

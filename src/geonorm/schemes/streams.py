@@ -13,7 +13,7 @@ from ..decay import Schedule, schedule
 from ..norms import NormSpec, Scalars, upcast
 from ..settings import Positive, Range
 from .base import About, Number, Placement, Site, add
-from .parse import register
+from .registry import register
 
 
 @register("residual_dual")

@@ -12,7 +12,7 @@ from ..norms import NormSpec, upcast
 from ..settings import Positive
 from .base import About, Number, Placement, Site, add, require
 from .decayed import Decayed
-from .parse import register
+from .registry import register
 
 
 @register("orthogonal")

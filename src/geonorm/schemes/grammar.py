@@ -1,8 +1,8 @@
-"""Names of schemes: the registry, and a small literal grammar in which `str` and `parse` round-trip.
+"""From text to a scheme: a small literal grammar that reads what registry.py writes.
 
     scheme  = name [ "(" argument { "," argument } ")" ]
     value   = number | pi | pi/number | number*pi | number*pi/number | inf | true | false | 'text' | bare | scheme
-A name is registered here, or is `package.module:Name` or `./file.py:Name`, or stands in the entry-point group
+A name is registered, or is `package.module:Name` or `./file.py:Name`, or stands in the entry-point group
 `geonorm.schemes`. At most eight schemes stand in each other. Nothing is evaluated. A plain string is what a person
 typed: naming a module or file imports it. Text that was read from a folder is a `Stored`, which runs only what is
 trusted (elsewhere.py).
@@ -12,40 +12,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, fields
-from functools import cache
-from importlib.metadata import entry_points
 from math import inf, pi
-from typing import Any, TypeVar
+from typing import Any
 
 from .. import elsewhere
 from ..errors import ConfigError, unknown
-from ..settings import check, hints, members
+from ..settings import hints, members
 from .base import Scheme
-
-REGISTRY: dict[str, type[Scheme]] = {}
-S = TypeVar("S", bound=type[Scheme])
-
-
-def register(name: str) -> Any:
-    """Class decorator that gives a scheme its name."""
-
-    def add(cls: S) -> S:
-        if name in REGISTRY:
-            raise ConfigError(f"two schemes want the name {name!r}")
-        REGISTRY[name] = cls
-        return cls
-
-    return add
-
-
-def names() -> list[str]:
-    """Every scheme known by a bare name: ours in the order of definition, then those of installed packages."""
-    return [*REGISTRY, *(name for name in sorted(installed()) if name not in REGISTRY)]
-
-
-@cache
-def installed() -> dict[str, Any]:
-    return {point.name: point for point in entry_points(group="geonorm.schemes")}
+from .registry import REGISTRY, installed, names
 
 
 def find(name: str) -> type[Scheme]:
@@ -64,16 +38,6 @@ def find(name: str) -> type[Scheme]:
     return found
 
 
-def name_of(kind: type[Scheme]) -> str:
-    for name, cls in REGISTRY.items():
-        if kind is cls:
-            return name
-    own = f"{elsewhere.place_of(kind)}:{kind.__qualname__}"
-    return next((name for name, point in installed().items() if point.value == own), own)
-
-
-RESERVED = ("pi", "inf", "true", "false")
-
 TOKEN = re.compile(
     r"""\s*(?:(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
           |(?P<word>[\w.~-]*/[^\s'"(),=:]*\.py:\w+
@@ -87,7 +51,6 @@ TOKEN = re.compile(
 FORMS = {"plain": "pre", "scaled": "polar"}
 """What `pre(form=...)` is called now."""
 DEEPEST = 8
-LARGEST = 1e30  # what fp32 can still be multiplied with
 
 
 class SchemeReader:
@@ -210,20 +173,6 @@ def takes_scheme(hint: Any) -> bool:
     return any(isinstance(member, type) and issubclass(member, Scheme) for member in members(hint))
 
 
-def check_fields(scheme: Scheme) -> None:
-    """Every field has its declared type, strings become schemes where those are due, and numbers are finite."""
-    for name, hint in hints(type(scheme)).items():
-        if isinstance(value := getattr(scheme, name), str) and takes_scheme(hint):
-            object.__setattr__(scheme, name, parse(value))
-    try:
-        for name, value in vars(scheme).items():
-            if isinstance(value, (int, float)) and not abs(value) <= LARGEST:
-                raise ConfigError(f"{name} must be a finite number of at most {LARGEST:g}, got {float(value):g}")
-        check(scheme)
-    except ConfigError as error:
-        raise ConfigError(f"scheme {name_of(type(scheme))}: {error}") from None
-
-
 def parse(text: str | Scheme) -> Scheme:
     """The scheme of a string such as `geonorm(decay=sqrt, max_angle=pi/8)`; a Scheme passes through.
 
@@ -243,31 +192,3 @@ def parse(text: str | Scheme) -> Scheme:
         hint = "; several schemes are separated by spaces" if reader.peek() == "," else ""
         raise ConfigError(f"cannot read scheme {text!r}: {reader.peek()!r} after the end{hint}")
     return scheme
-
-
-def format_scheme(scheme: Scheme) -> str:
-    """Canonical string: the name and the fields that differ from their defaults, in the order of definition."""
-    parts = []
-    for f in fields(scheme):
-        value = getattr(scheme, f.name)
-        default = f.default_factory() if f.default_factory is not MISSING else f.default
-        if value != default:
-            parts.append(f"{f.name}={format_value(value)}")
-    name = name_of(type(scheme))
-    return f"{name}({', '.join(parts)})" if parts else name
-
-
-def format_value(value: Any) -> str:
-    """Numbers that are small fractions of pi are written so; `parse` reads back the same double."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        for denominator in range(1, 65):
-            for numerator in (1, 3, 5, 7):
-                text = ("pi" if numerator == 1 else f"{numerator}*pi") + (f"/{denominator}" if denominator > 1 else "")
-                if value == numerator * pi / denominator:
-                    return text
-        return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
-    if isinstance(value, str) and (value in RESERVED or not re.fullmatch(r"[A-Za-z_]\w*", value)):
-        return f'"{value}"' if "'" in value else f"'{value}'"
-    return str(value)

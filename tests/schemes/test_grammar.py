@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from geonorm import errors, names, parse, schemes
 from geonorm.errors import ConfigError
+from geonorm.schemes import grammar, registry
 from geonorm.settings import members
 
-parsing = sys.modules["geonorm.schemes.parse"]
 OURS = """
     pre post peri sandwich olmo2 deepnorm keel lns sqrt mix first per_kind geonorm hybrid ngpt angpt rezero layerscale
     polar residual_dual siamese hyper orthogonal norm_preserving
@@ -51,14 +51,14 @@ def value_of(hint: Any, layout: str, levels: int) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def any_scheme(draw: st.DrawFn, layout: str, levels: int = parsing.DEEPEST) -> schemes.Scheme:
+def any_scheme(draw: st.DrawFn, layout: str, levels: int = grammar.DEEPEST) -> schemes.Scheme:
     """Any scheme of that layout, any of its fields set, nested as deeply as a text may be."""
     leaves, fixed = LAYOUTS[layout]
     cls = schemes.find(draw(st.sampled_from([*leaves, *(COMBINED if levels > 1 else [])])))
     hints = get_type_hints(cls)
     values = {name: value for name, value in fixed.items() if name in hints}
     for f in fields(cls):
-        if f.name not in values and (parsing.takes_scheme(hints[f.name]) or draw(st.booleans())):
+        if f.name not in values and (grammar.takes_scheme(hints[f.name]) or draw(st.booleans())):
             values[f.name] = draw(value_of(hints[f.name], layout, levels))
     return cls(**values)
 
@@ -328,7 +328,8 @@ def test_entry_points(elsewhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         "broken": Point("x:y", 3),
         "pre": Point("x:z", elsewhere),
     }
-    monkeypatch.setattr(parsing, "installed", lambda: points)
+    for module in (grammar, registry):
+        monkeypatch.setattr(module, "installed", lambda: points)
     assert names() == [*OURS, "broken", "elsewhere"]
     assert parse("elsewhere(count=5)") == elsewhere(count=5)
     assert str(parse("elsewhere(count=5)")) == "elsewhere(count=5)"
@@ -340,7 +341,7 @@ def test_entry_points(elsewhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_installed_reads_the_entry_point_group() -> None:
-    assert parsing.installed() == {}  # nothing is installed here
+    assert registry.installed() == {}  # nothing is installed here
 
 
 def test_a_name_is_registered_once() -> None:
@@ -355,7 +356,7 @@ class Needy(schemes.Scheme):
 
 
 def test_a_field_without_a_default_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(parsing.REGISTRY, "needy", Needy)
+    monkeypatch.setitem(registry.REGISTRY, "needy", Needy)
     assert str(parse("needy(2)")) == "needy(rank=2)"
     with pytest.raises(ConfigError, match="needs rank"):
         parse("needy")

@@ -1,0 +1,75 @@
+"""Names of schemes: which class has which, and how a scheme is written as text (grammar.py reads it)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, fields
+from functools import cache
+from importlib.metadata import entry_points
+from math import pi
+from typing import Any, TypeVar
+
+from .. import elsewhere
+from ..errors import ConfigError
+
+REGISTRY: dict[str, type[Any]] = {}
+RESERVED = ("pi", "inf", "true", "false")
+S = TypeVar("S", bound=type[Any])
+
+
+def register(name: str) -> Any:
+    """Class decorator that gives a scheme its name."""
+
+    def add(cls: S) -> S:
+        if name in REGISTRY:
+            raise ConfigError(f"two schemes want the name {name!r}")
+        REGISTRY[name] = cls
+        return cls
+
+    return add
+
+
+def names() -> list[str]:
+    """Every scheme known by a bare name: ours in the order of definition, then those of installed packages."""
+    return [*REGISTRY, *(name for name in sorted(installed()) if name not in REGISTRY)]
+
+
+@cache
+def installed() -> dict[str, Any]:
+    return {point.name: point for point in entry_points(group="geonorm.schemes")}
+
+
+def name_of(kind: type[Any]) -> str:
+    for name, cls in REGISTRY.items():
+        if kind is cls:
+            return name
+    own = f"{elsewhere.place_of(kind)}:{kind.__qualname__}"
+    return next((name for name, point in installed().items() if point.value == own), own)
+
+
+def format_scheme(scheme: Any) -> str:
+    """Canonical string: the name and the fields that differ from their defaults, in the order of definition."""
+    parts = []
+    for f in fields(scheme):
+        value = getattr(scheme, f.name)
+        default = f.default_factory() if f.default_factory is not MISSING else f.default
+        if value != default:
+            parts.append(f"{f.name}={format_value(value)}")
+    name = name_of(type(scheme))
+    return f"{name}({', '.join(parts)})" if parts else name
+
+
+def format_value(value: Any) -> str:
+    """Numbers that are small fractions of pi are written so; `parse` reads back the same double."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        for denominator in range(1, 65):
+            for numerator in (1, 3, 5, 7):
+                text = ("pi" if numerator == 1 else f"{numerator}*pi") + (f"/{denominator}" if denominator > 1 else "")
+                if value == numerator * pi / denominator:
+                    return text
+        return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+    if isinstance(value, str) and (value in RESERVED or not re.fullmatch(r"[A-Za-z_]\w*", value)):
+        return f'"{value}"' if "'" in value else f"'{value}'"
+    return str(value)
