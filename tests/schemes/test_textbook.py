@@ -411,10 +411,15 @@ def test_clamped_tells_which_tokens_meet_the_ceiling() -> None:
     found = scheme.clamped(x, u, Parts(scheme, site, NormSpec("rms", 2))(), site)
     assert found is not None and found.tolist() == [False, True, True]
     assert parse("pre").clamped(x, u, None, site) is None
+    # of N(u), the radius of which is that of the norm: long or short, an update at right angles turns as far
+    scheme, long = schemes.GeoNorm(max_angle=0.5, update="norm"), torch.tensor([[0.0, 1e-3], [9.0, 0.1]])
+    found = scheme.clamped(x[:2], long, Parts(scheme, site, NormSpec("rms", 2, eps=0.0))(), site)
+    assert found is not None and found.tolist() == [True, False]
 
 
 @pytest.mark.parametrize(("share", "first"), [(0.0, 0), (0.25, 3), (0.3, 3), (0.34, 4), (0.99, 11), (1.0, 12)])
 def test_mix_gives_the_first_floor_of_share_l_blocks_to_a(share: float, first: int) -> None:
+    assert schemes.Mix(share=0.58).switch(50) == 29  # the product is 28.999...
     mix = schemes.Mix(schemes.Peri(), schemes.GeoNorm(), share)
     chosen = [mix.resolve(Site(layer, kind, 12)) for layer in range(12) for kind in ("attn", "mlp")]
     assert chosen == [schemes.Peri()] * 2 * first + [schemes.GeoNorm()] * 2 * (12 - first)

@@ -157,6 +157,16 @@ def test_judge_is_one_with_the_count_of_spikes() -> None:
         watch = SpikeWatch(recent=list(watch.recent), streak=watch.streak)
     assert flagged == spikes(values) == [40, 90, 91]
 
+    judge, flagged = Judge(Guard(spike="skip")), []
+    for i, value in enumerate(values):
+        try:
+            judge.before(i, value, 1.0)
+        except Trouble:
+            flagged.append(i)
+        state, judge = judge.state(), Judge(Guard(spike="skip"))
+        judge.restore(state)
+    assert flagged == [40, 90, 91]
+
 
 def test_judge_stops_at_its_limit() -> None:
     judge = Judge(Guard(nan="skip", limit=1))
