@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from geonorm.errors import ConfigError
-from geonorm.lab.config import Runtime, TrainConfig
+from geonorm.lab.config import Model, Runtime, TrainConfig
 from geonorm.lab.options import Optim
 from geonorm.lab.resolve import resolve
 from geonorm.lab.scale import parallel
@@ -57,6 +57,10 @@ def test_the_recipe_that_holds_where_nothing_is_said() -> None:
     assert vars(Optim()) == adam | schedule | {"clip": 1.0, "momentum": 0.9, "hold_norms": []}
     (found,) = optim.build_optimizers(model(), Optim(), lr=0.01)
     assert found.defaults["betas"] == (0.9, 0.95) and found.defaults["eps"] == 1e-8
+
+
+def test_a_switch_of_the_model_that_is_set_to_false_is_given() -> None:
+    assert not TrainConfig(model=Model(gains=False)).decoder("pre").gains
 
 
 def test_schedule_of_one_step() -> None:
