@@ -90,7 +90,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = {
-        **environment.describe(torch.device("cpu")),
+        **environment.collect(torch.device("cpu")),
         "transformers": transformers.__version__,
         "batch": 1,
         "prompt": PROMPT,

@@ -157,7 +157,7 @@ def main() -> None:
         f"peak {big['peak_bytes'] / 2**30:.2f} GiB of which torch {big['torch_bytes'] / 2**30:.2f}"
     )
     if args.out:
-        about = environment.describe(torch.device("cpu"), 1, "")
+        about = environment.collect(torch.device("cpu"), 1, "")
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps({"environment": about, "rows": rows}, indent=1) + "\n")
 

@@ -182,7 +182,9 @@ def same(folders: list[Path], kind: str) -> bool:
     from geonorm.lab.scale import storage
 
     first, second = (
-        storage.whole(path, [name for name in storage.read_state(path)["sha256"] if storage.kind_of(name) == kind])
+        storage.read_tensors(
+            path, [name for name in storage.read_state(path)["sha256"] if storage.kind_of(name) == kind]
+        )
         for path in folders
     )
     return set(first) == set(second) and all(torch.equal(first[name], second[name]) for name in first)
@@ -205,7 +207,7 @@ def main() -> int:
 
         from geonorm.lab.runs import environment
 
-        about = environment.describe(torch.device("cpu"), threads=1)
+        about = environment.collect(torch.device("cpu"), threads=1)
         options.out.write_text(json.dumps({**result, "environment": about}, indent=1) + "\n")
     good = result["weights_equal"] and result["optimizer_equal"] and result["losses_equal"]
     return (

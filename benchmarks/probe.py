@@ -70,7 +70,7 @@ def main() -> None:
         print(f"probe / {name}: {ratio:.3f} ({low:.3f} to {high:.3f})" if low and high else f"{name}: {ratio:.3f}")
     print(f"rows: {found['rows_seconds']:.1f} s once")
     if options.out:
-        about = environment.describe(torch.device("cpu"), threads=1)
+        about = environment.collect(torch.device("cpu"), threads=1)
         options.out.write_text(json.dumps({**found, "environment": about}, indent=1) + "\n")
 
 

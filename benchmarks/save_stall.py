@@ -93,7 +93,7 @@ def main() -> None:
         "work_beside_a_save_over_alone": ratio("beside", "alone"),
         "stall_over_whole_save": ratio("stall", "written"),
         "median_ms": {key: 1e3 * sorted(row[key] for row in rows)[len(rows) // 2] for key in rows[0]},
-        "environment": environment.describe(torch.device("cpu"), threads=1),
+        "environment": environment.collect(torch.device("cpu"), threads=1),
     }
     print(json.dumps(result, indent=1))
     if options.out:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from geonorm.lab.open import open_run
 from geonorm.lab.resolve import resolve
-from geonorm.lab.runs.run import Run, read_rows
+from geonorm.lab.runs.run import RunFolder, read_rows
 from geonorm.lab.scale.world import ALONE
 from geonorm.lab.train.loop import Loop, load_text, trace
 from geonorm.nn import Decoder
@@ -30,7 +30,7 @@ def deep(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def at_start(path: Path) -> list[dict[str, Any]]:
     """Rows of norms.jsonl for the weights as they were drawn."""
-    config = Run(path).config()
+    config = RunFolder(path).config()
     loop = Loop(resolve(config, ALONE), load_text(config), CPU, lambda line: None)
     return trace.trace(loop.model, loop.validation.trace_ids(), 0, {}).norms
 
@@ -64,7 +64,7 @@ def learned_shares(path: Path) -> dict[str, float]:
 
 def facts(path: Path) -> dict[str, Any] | None:
     """One line of results.jsonl; None for a run that did not finish."""
-    run = Run(path)
+    run = RunFolder(path)
     summary = run.summary()
     if summary is None or summary["status"] != "finished":
         return None

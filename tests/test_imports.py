@@ -48,71 +48,18 @@ ALLOWED = {
     "__main__": {"cli"},
     "": set(),  # geonorm/__init__.py loads by name, on use
 }
-FREE_OF_TORCH = (
-    "errors",
-    "lazy",
-    "output",
-    "parsing",
-    "results",
-    "decay",
-    "settings",
-    "elsewhere",
-    "sites.anatomy",
-    "cli.arguments",
-    "cli.main",
-    "dynamics.config",
-    "probes.config",
-    "nn.config",
-    "lab.compare.clusters",
-    "lab.config",
-    "lab.runs.run",
-    "lab.runs.statistics",
-    "lab.studies.simulate",
-    "report",
-    "report.config",
-    "bench.config",
-)
-EXTRAS = (
-    "transformers",
-    "datasets",
-    "vl_convert",
-    "tensorboard",
-    "rich",
-    "tokenizers",
-    "yaml",
-    "scipy",
-    "ray",
-    "lm_eval",
-    "triton",
-)
-PUBLIC = [
-    "parse",
-    "names",
-    "Scheme",
-    "Placement",
-    "Site",
-    "Residual",
-    "geodesic_update",
-    "Decoder",
-    "DecoderConfig",
-    "compare",
-    "simulate",
-    "probe",
-    "GeonormError",
-    "anatomy",
-    "dynamics",
-    "errors",
-    "hf",
-    "lab",
-    "nn",
-    "norms",
-    "ops",
-    "probes",
-    "report",
-    "residual",
-    "schemes",
-    "sphere",
-]
+FREE_OF_TORCH = """
+    errors lazy output parsing results decay settings elsewhere sites.anatomy cli.arguments cli.main dynamics.config
+    probes.config nn.config lab.compare.clusters lab.config lab.runs.run lab.runs.statistics lab.studies.simulate
+    report report.config bench.config
+""".split()
+EXTRAS = """
+    transformers datasets vl_convert tensorboard rich tokenizers yaml scipy ray lm_eval triton
+""".split()
+PUBLIC = """
+    parse names Scheme Placement Site Residual geodesic_update Decoder DecoderConfig compare simulate probe
+    GeonormError anatomy dynamics errors hf lab nn norms ops probes report residual schemes sphere
+""".split()
 
 
 def name_of(file: Path) -> str:
@@ -217,7 +164,7 @@ def test_the_reader_of_imports(source: str, name: str, package: bool, expected: 
         ("nn.decoder", "lab.config"),
         ("dynamics.rates", "nn.decoder"),
         ("probes.measures", "schemes"),
-        ("report.page", "lab.runs.made"),
+        ("report.page", "lab.runs.provenance"),
         ("report.page", "nn.config"),
         ("lab.train.loop", "report"),
         ("lab.train.loop", "cli.arguments"),

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from uniform import CPU, Loop, facts
 
 from geonorm.lab.resolve import resolve
-from geonorm.lab.runs.run import Run, read_rows
+from geonorm.lab.runs.run import RunFolder, read_rows
 from geonorm.lab.scale.world import ALONE
 from geonorm.lab.train.loop import load_text, trace
 from geonorm.probes.schedule import LAWS, implied
@@ -80,10 +80,10 @@ def schedules(paths: list[Path]) -> list[dict[str, Any]]:
     """Laws of the implied step size over depth, before the first step and after the last."""
     found = []
     for path in paths:
-        summary = Run(path).summary()
+        summary = RunFolder(path).summary()
         if summary is None or summary["status"] != "finished":
             continue
-        config = Run(path).config()
+        config = RunFolder(path).config()
         loop = Loop(resolve(config, ALONE), load_text(config), CPU, lambda line: None)
         start = trace.trace(loop.model, loop.validation.trace_ids(), 0, {}).sites
         end = [row for row in read_rows(path / "trace.jsonl") if row["step"] == summary["steps"]]

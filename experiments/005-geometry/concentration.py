@@ -21,7 +21,7 @@ import torch
 
 from geonorm.lab.data.batches import validation_batches
 from geonorm.lab.open import open_run
-from geonorm.lab.runs.run import Run, read_rows
+from geonorm.lab.runs.run import RunFolder, read_rows
 from geonorm.lab.train.loop import load_text, trace
 
 LAST = ("resultant", "concentration", "cos_pair", "effective_rank")
@@ -31,14 +31,14 @@ RESAMPLES = 2000
 
 def held_out(path: Path) -> torch.Tensor:
     """The same tokens for all runs of a comparison, whose text is one."""
-    config = Run(path).config()
+    config = RunFolder(path).config()
     text = load_text(config)
     return next(validation_batches(text.tokens.validation, 8, config.decoder("pre").context))[0]
 
 
 def measured(path: Path, ids: torch.Tensor) -> dict[str, Any] | None:
     """Of a finished final run."""
-    summary = Run(path).summary()
+    summary = RunFolder(path).summary()
     if summary is None or summary["status"] != "finished" or summary["phase"] != "final":
         return None
     model = open_run(path).model

@@ -21,13 +21,14 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import ConfigError, UntrustedCode
+from .errors import ConfigError, DataError, UntrustedCode
 
 Files = dict[str, str]
 """Texts of a source by module name, that of the place first."""
@@ -107,11 +108,11 @@ def find_code(name: str, load: Callable[[], Any] | None = None) -> Any:
     place, _, attribute = name.rpartition(":")
     stored = READ.get()
     if stored is None:
-        module = BOUND.get(place) or (None if load else typed(place))
+        module = BOUND.get(place) or (None if load else import_typed(place))
     elif load and stored.sources.get(place) in (None, gather(place)):
         module = None
     else:
-        module = admitted(place, stored)
+        module = import_stored(place, stored)
     if module is None and load:
         return load()
     if not hasattr(module, attribute):
@@ -119,24 +120,29 @@ def find_code(name: str, load: Callable[[], Any] | None = None) -> Any:
     return getattr(module, attribute)
 
 
-def typed(place: str) -> ModuleType:
-    """The module of a place that a person named."""
+def import_typed(place: str) -> ModuleType:
+    """The module of a place that a person named, from the working directory too."""
     files = gather(place)
     if is_file(place):
         if not files:
             raise missing(place)
         module = run(place, files)
     else:
-        with failing(place), beside(os.getcwd()):
-            module = importlib.import_module(place)
+        sys.path.insert(0, folder := os.getcwd())
+        importlib.invalidate_caches()
+        try:
+            with failing(place):
+                module = importlib.import_module(place)
+        finally:
+            sys.path.remove(folder)
         if not hasattr(module, FILES):
             setattr(module, FILES, files or gather(place))
-    if known := files_of_module(module):
+    if known := getattr(module, FILES, None):
         remember(digest(known))
     return module
 
 
-def admitted(place: str, stored: Stored) -> ModuleType:
+def import_stored(place: str, stored: Stored) -> ModuleType:
     """The module of a place that a stored text names, if it may run."""
     kept, at_hand = stored.sources.get(place), gather(place)
     files = at_hand if kept is None else kept
@@ -169,8 +175,7 @@ def run(place: str, files: Files) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     path = path_of(place)
-    spec = ModuleSpec(name, None, origin=str(path or place))
-    module = module_from_spec(spec)
+    module = module_from_spec(ModuleSpec(name, None, origin=str(path or place)))
     module.__package__ = "" if is_file(place) else place.rpartition(".")[0]
     module.__file__ = str(path) if path and text_of(path) == files[own(place)] else f"<{name}>"
     linecache.cache[module.__file__] = (
@@ -187,7 +192,7 @@ def run(place: str, files: Files) -> ModuleType:
     return module
 
 
-class Beside:
+class Beside(Loader, MetaPathFinder):
     """Inside, modules of these names are made of these texts, and afterwards they are what they were."""
 
     def __init__(self, files: Files) -> None:
@@ -208,10 +213,7 @@ class Beside:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name not in self.files:
             return None
-        return ModuleSpec(name, self, is_package=any(other.startswith(f"{name}.") for other in self.files))  # type: ignore[arg-type]
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None
+        return ModuleSpec(name, self, is_package=any(other.startswith(f"{name}.") for other in self.files))
 
     def exec_module(self, module: ModuleType) -> None:
         text = self.files[module.__name__].lstrip("\ufeff")
@@ -230,17 +232,6 @@ def failing(place: str) -> Iterator[None]:
         raise ConfigError(f"cannot import {place}: {type(error).__name__}{f': {line}' if line else ''}") from error
 
 
-@contextmanager
-def beside(folder: str) -> Iterator[None]:
-    """Imports find what lies in a folder, too."""
-    sys.path.insert(0, folder)
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-
-
 def is_file(place: str) -> bool:
     return place.endswith(".py")
 
@@ -257,12 +248,7 @@ def place_of(kind: type) -> str:
 
 def files_of(kind: type) -> Files:
     """The source of a class from elsewhere; empty where it has none, as in a notebook."""
-    return files_of_module(sys.modules.get(kind.__module__)) or gather(place_of(kind))
-
-
-def files_of_module(module: ModuleType | None) -> Files:
-    found: Files = getattr(module, FILES, {})
-    return found
+    return getattr(sys.modules.get(kind.__module__), FILES, None) or gather(place_of(kind))
 
 
 def missing(place: str) -> ConfigError:
@@ -278,10 +264,10 @@ def path_of(place: str) -> Path | None:
     if module is not None:
         file = getattr(module, "__file__", None)
         return Path(file) if file and file.endswith(".py") and os.path.isfile(file) else None
-    return located(place, [os.getcwd(), *sys.path]) or located(place, None)
+    return find_file(place, [os.getcwd(), *sys.path]) or find_file(place, None)
 
 
-def located(name: str, folders: list[str] | None) -> Path | None:
+def find_file(name: str, folders: list[str] | None) -> Path | None:
     """The source file of a module below some folders, or wherever Python would find its package."""
     path: Any = folders
     for end in [match.start() for match in re.finditer(r"\.|$", name)]:
@@ -320,11 +306,11 @@ def gather(place: str) -> Files:
     waiting = [name]
     while waiting:
         now = waiting.pop()
-        for wanted in imported(files[now], now, now in packages, now == name):
+        for wanted in named_modules(files[now], now, now in packages, now == name):
             first = wanted.partition(".")[0]
             if wanted in files or first == OURS or (installed and first != top):
                 continue
-            found = located(wanted, [str(base)])
+            found = find_file(wanted, [str(base)])
             if found is not None:
                 files[wanted] = text_of(found)
                 waiting.append(wanted)
@@ -343,7 +329,7 @@ OURS = __name__.partition(".")[0]
 INSTALLED = [Path(folder).resolve() for folder in map(sysconfig.get_path, ("purelib", "platlib", "stdlib")) if folder]
 
 
-def imported(text: str, name: str, package: bool, root: bool) -> Iterator[str]:
+def named_modules(text: str, name: str, package: bool, root: bool) -> Iterator[str]:
     """Modules that a source may import, its packages included. Names that are no modules are sorted out later."""
     try:
         tree = ast.parse(text)
@@ -369,15 +355,18 @@ def digest(files: Files) -> str:
 
 
 def cache_folder() -> Path:
-    """``$GEONORM_CACHE``, or ``~/.cache/geonorm`` where it is not set."""
-    return Path(os.environ.get("GEONORM_CACHE") or Path.home() / ".cache" / "geonorm")
+    """``$GEONORM_CACHE``, or ``~/.cache/geonorm`` where it is not set. DataError where there is no home either."""
+    try:
+        return Path(os.environ.get("GEONORM_CACHE") or Path.home() / ".cache" / "geonorm")
+    except RuntimeError:  # neither $HOME nor an entry in the list of users
+        raise DataError("there is no home directory for the cache: set GEONORM_CACHE to a writable folder") from None
 
 
 def is_trusted(sha256: str) -> bool:
     """Whether this user has typed the name of that source before."""
     try:
         return sha256 in HERE or (cache_folder() / "trusted" / sha256).is_file()
-    except (OSError, RuntimeError):  # no home
+    except (OSError, DataError):
         return sha256 in HERE
 
 
@@ -389,5 +378,5 @@ def remember(sha256: str) -> None:
         if not mark.is_file():
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
-    except (OSError, RuntimeError):  # this process trusts it all the same
+    except (OSError, DataError):  # this process trusts it all the same
         pass

@@ -6,9 +6,10 @@ the dtype of the input. `eps` is added to the mean square (rms, layer), never to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -59,31 +60,47 @@ class Scalars(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-def start_over(weight: Tensor | None, bias: Tensor | None) -> None:
-    """Gains of one and biases of zero."""
-    if weight is not None:
-        nn.init.ones_(weight)
-    if bias is not None:
-        nn.init.zeros_(bias)
+class Norm(Scalars):
+    """What all kinds share: gains of one and biases of zero, where there are, and one cast at the end."""
 
+    biased = False
+    """Whether a kind has a bias beside its gains, unless asked to do without."""
+    scalars: ClassVar[Mapping[str, float]] = {}
+    """Learned numbers with their initial values; they stand before gains and bias in the order of parameters."""
 
-class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps), times gains (arXiv:1910.07467): radius sqrt(dim)."""
-
-    def __init__(self, dim: int, gains: bool = True, eps: float = 1e-6) -> None:
+    def __init__(self, dim: int, gains: bool = True, eps: float = 1e-6, bias: bool = True) -> None:
         super().__init__()
         self.dim, self.eps = dim, eps
+        for name, start in self.scalars.items():
+            self.register_parameter(name, nn.Parameter(torch.tensor([start])))
         self.weight = nn.Parameter(torch.ones(dim)) if gains else None
+        self.bias = nn.Parameter(torch.zeros(dim)) if gains and bias and self.biased else None
 
     def reset_parameters(self) -> None:
-        start_over(self.weight, None)
+        for name, start in self.scalars.items():
+            nn.init.constant_(self.get_parameter(name), start)
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         wide = upcast(x)
         weight = None if self.weight is None else self.weight.to(wide.dtype)
-        if one_row(wide):
-            return rms_of_one(wide, weight, self.eps).to(x.dtype)
-        return F.rms_norm(wide, (self.dim,), weight, self.eps).to(x.dtype)
+        bias = None if self.bias is None else self.bias.to(wide.dtype)
+        return self.normalise(wide, weight, bias).to(x.dtype)
+
+    def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must say what N(x) is")
+
+
+class RMSNorm(Norm):
+    """x / sqrt(mean(x^2) + eps), times gains (arXiv:1910.07467): radius sqrt(dim)."""
+
+    def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        if one_row(x):
+            return rms_of_one(x, weight, self.eps)
+        return F.rms_norm(x, (self.dim,), weight, self.eps)
 
 
 def rms_of_one(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -94,26 +111,16 @@ def rms_of_one(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return (x * scale) if weight is None else (x * weight).mul_(scale)
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(Norm):
     """(x - mean) / sqrt(var + eps), times gains plus bias, where there are (arXiv:1607.06450)."""
 
-    def __init__(self, dim: int, gains: bool = True, eps: float = 1e-6, bias: bool = True) -> None:
-        super().__init__()
-        self.dim, self.eps = dim, eps
-        self.weight = nn.Parameter(torch.ones(dim)) if gains else None
-        self.bias = nn.Parameter(torch.zeros(dim)) if gains and bias else None
+    biased = True
 
-    def reset_parameters(self) -> None:
-        start_over(self.weight, self.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = upcast(x)
-        weight = None if self.weight is None else self.weight.to(wide.dtype)
-        bias = None if self.bias is None else self.bias.to(wide.dtype)
-        return F.layer_norm(wide, (self.dim,), weight, bias, self.eps).to(x.dtype)
+    def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return F.layer_norm(x, (self.dim,), weight, bias, self.eps)
 
 
-class DyT(Scalars):
+class DyT(Norm):
     """tanh(a x) times gains plus bias, with one learned scalar a = 0.5 at the start (arXiv:2503.10622).
 
     The general form of the paper. Its LLaMA variant, which is not built here, has no bias, starts a higher at attention
@@ -121,51 +128,35 @@ class DyT(Scalars):
     by a learned scalar that starts at sqrt(dim); here the entry of the stream is the scheme's.
     """
 
-    def __init__(self, dim: int, gains: bool = True, eps: float = 0.0, bias: bool = True) -> None:
-        super().__init__()
-        self.slope = nn.Parameter(torch.tensor([0.5]))
-        self.weight = nn.Parameter(torch.ones(dim)) if gains else None
-        self.bias = nn.Parameter(torch.zeros(dim)) if gains and bias else None
+    biased = True
 
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.slope, 0.5)
-        start_over(self.weight, self.bias)
+    scalars: ClassVar = {"slope": 0.5}
+    slope: nn.Parameter
 
-    def forward(self, x: Tensor) -> Tensor:
-        wide = upcast(x)
-        y = torch.tanh(self.slope.to(wide.dtype) * wide)
-        if self.weight is not None and self.bias is not None:
-            y = torch.addcmul(self.bias.to(wide.dtype), y, self.weight.to(wide.dtype))
-        elif self.weight is not None:
-            y = y * self.weight.to(wide.dtype)
-        return y.to(x.dtype)
+    def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        y = torch.tanh(self.slope.to(x.dtype) * x)
+        if weight is None:
+            return y
+        return y * weight if bias is None else torch.addcmul(bias, y, weight)
 
 
-class UnitNorm(nn.Module):
+class UnitNorm(Norm):
     """x / |x|: radius 1. With eps = 0 a zero row stays zero; eps is added to |x|^2."""
 
-    def __init__(self, dim: int, gains: bool = False, eps: float = 0.0) -> None:
-        super().__init__()
-        self.dim, self.eps = dim, eps
-        self.weight = nn.Parameter(torch.ones(dim)) if gains else None
+    def __init__(self, dim: int, gains: bool = False, eps: float = 0.0, bias: bool = False) -> None:
+        super().__init__(dim, gains, eps, bias)
 
-    def reset_parameters(self) -> None:
-        start_over(self.weight, None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = upcast(x)
-        squared = (wide * wide).sum(-1, keepdim=True) + self.eps
+    def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        squared = (x * x).sum(-1, keepdim=True) + self.eps
         zero = squared == 0
-        y = wide * torch.where(zero, 0.0, torch.rsqrt(torch.where(zero, 1.0, squared)))
-        if self.weight is not None:
-            y = y * self.weight.to(wide.dtype)
-        return y.to(x.dtype)
+        y = x * torch.where(zero, 0.0, torch.rsqrt(torch.where(zero, 1.0, squared)))
+        return y if weight is None else y * weight
 
 
 class NoNorm(nn.Module):
     """The identity: what is left of a scheme when its normaliser is taken away."""
 
-    def __init__(self, dim: int = 0, gains: bool = False, eps: float = 0.0) -> None:
+    def __init__(self, dim: int = 0, gains: bool = False, eps: float = 0.0, bias: bool = False) -> None:
         super().__init__()
 
     def reset_parameters(self) -> None:
@@ -176,8 +167,6 @@ class NoNorm(nn.Module):
 
 
 NORMS = {"rms": RMSNorm, "layer": LayerNorm, "dyt": DyT, "unit": UnitNorm, "none": NoNorm}
-BIASED = ("layer", "dyt")
-"""Kinds that have a bias beside their gains, unless asked to do without."""
 assert tuple(NORMS) == get_args(Kind)
 
 
@@ -198,5 +187,4 @@ class NormSpec:
 
     def __call__(self, **changes: object) -> nn.Module:
         spec = replace(self, **changes)  # type: ignore[arg-type]
-        own = {"bias": spec.bias} if spec.kind in BIASED else {}
-        return NORMS[spec.kind](spec.dim, gains=spec.gains, eps=spec.eps, **own)
+        return NORMS[spec.kind](spec.dim, spec.gains, spec.eps, spec.bias)

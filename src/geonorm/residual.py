@@ -11,6 +11,7 @@ from .errors import ConfigError
 from .norms import NormSpec, plain
 from .ops import geodesic_step, geodesic_step_read
 from .schemes import Parts, Scheme, Site, parse, read_at, reset_parts, write_at
+from .schemes.base import normalise_update
 
 Reading = tuple[Tensor, Any]
 """What `read_at` returns: the branch's input, and what the scheme carries from the same look at x to its write."""
@@ -120,7 +121,7 @@ class Residual(nn.Module):
         own = None if then is None else then.own()
         angles = self.scheme.angles(p, site)
         if angles is not None:
-            u = p.output(u) if hasattr(p, "output") else u
+            u = normalise_update(u, p)
             if then is not None and type(then.scheme).read is Scheme.read:
                 norm = getattr(own, "input", None)
                 x, y = geodesic_step_read(x, u, angles, then.compute_dtype(x), norm=norm)

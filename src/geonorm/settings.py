@@ -32,16 +32,28 @@ WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or f
 
 @dataclass(frozen=True)
 class Range:
-    """The limits of a number, itself included: `Annotated[int, Range(1)]`."""
+    """The limits of a number, themselves included: `Annotated[int, Range(1)]`. said: that in other words."""
 
     low: float
     high: float = inf
+    said: str = ""
+
+    def hold(self, name: str, value: float) -> None:
+        """ConfigError unless low <= value <= high and the value is finite."""
+        if not self.low <= value <= self.high or value == inf:
+            bound = f"at least {self.low:g}" if value != inf else "finite"
+            bound = f"between {self.low:g} and {self.high:g}" if self.high < inf else bound
+            shown = f"{value:g}" if abs(value) < 1e15 or isinstance(value, float) else str(value)
+            raise ConfigError(f"{name} {self.said or f'must be {bound}'}, got {shown}")
 
 
 Count = Annotated[int, Range(1)]
 Natural = Annotated[int, Range(0)]
 NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
+TINIEST = 5e-324
+"""The least number above 0: the limit of what must be more than 0."""
+Positive = Annotated[float, Range(TINIEST, said="must be positive")]
 
 
 class Settings:
@@ -97,7 +109,7 @@ def fit(name: str, value: Any, hint: Any, typed: bool = False) -> Any:
         found = taken(name, value, bare(member), typed)
         if found is not NOTHING:
             for limit in () if typed or member is bare(member) else get_args(member)[1:]:
-                within(name, found, limit.low, limit.high)
+                limit.hold(name, found)
             return found
     if typed:
         text = value if isinstance(value, str) else repr(value)
@@ -150,14 +162,6 @@ def read_text(name: str, value: Any, kind: Any) -> Any:
             return kind(value)
     words: dict[Any, dict[str, Any]] = {NoneType: {"null": None}, bool: {"true": True, "false": False}}
     return words.get(kind, {}).get(value.lower(), value)
-
-
-def within(name: str, value: float, low: float, high: float = inf) -> None:
-    """ConfigError unless low <= value <= high and the value is finite."""
-    if not low <= value <= high or value == inf:
-        bound = f"between {low:g} and {high:g}" if high < inf else "finite" if value == inf else f"at least {low:g}"
-        shown = f"{value:g}" if abs(value) < 1e15 or isinstance(value, float) else str(value)
-        raise ConfigError(f"{name} must be {bound}, got {shown}")
 
 
 def describe(hint: Any, between: str = " or ") -> str:

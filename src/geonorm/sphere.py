@@ -56,6 +56,10 @@ def cos_and_sinc(squared: Tensor) -> tuple[Tensor, Tensor]:
     return cos, sinc
 
 
+ATAN = [(-1) ** k / (2 * k + 1) for k in range(8)]
+"""atan(z) / z in powers of z^2."""
+
+
 def power_series(s: Tensor, coefficients: list[float]) -> Tensor:
     """Polynomial in s, lowest power first."""
     total = torch.full_like(s, coefficients[-1])
@@ -98,11 +102,6 @@ def log(x: Tensor, y: Tensor) -> Tensor:
     return safe_divide(angle(x, y) * radius(x), radius(v)) * v
 
 
-def retraction_angle(ratio: Tensor, power: float) -> Tensor:
-    """Angle of the step for |v| / |x| = ratio, in radians."""
-    return ratio if power == inf else power * torch.atan(ratio / power)
-
-
 def retraction_quotient(squared: Tensor, power: float) -> Tensor:
     """Angle of the step over ratio, from ratio^2: atan(z) / z with z = ratio / p, smooth through 0."""
     if power == inf:
@@ -110,7 +109,7 @@ def retraction_quotient(squared: Tensor, power: float) -> Tensor:
     s = squared / (power * power)
     small = s < 0.01
     z = torch.sqrt(torch.where(small, 1.0, s))
-    return torch.where(small, power_series(s, [(-1) ** k / (2 * k + 1) for k in range(8)]), torch.atan(z) / z)
+    return torch.where(small, power_series(s, ATAN), torch.atan(z) / z)
 
 
 def transport(x: Tensor, y: Tensor, w: Tensor) -> Tensor:

@@ -101,9 +101,6 @@ def test_equiangular_particles_follow_the_closed_equation(scheme: str, n: int, b
 def test_mix_switches_on_time_and_runs_on_beyond_its_depth() -> None:
     times = [1.0, 3.0, 9.0]
 
-    def law(t: float, r: float, inner: float, size: float) -> tuple[float, float]:
-        return (1.0, 0.0) if t <= 3 else (r, inner)
-
     flow = Flow("mix(share=0.5)", Attention(beta=1.0), 4)
     assert flow.breaks(0.0, 9.0) == [2.0]
     x = flow.start(equiangular(5, 6))
@@ -116,7 +113,7 @@ def test_mix_switches_on_time_and_runs_on_beyond_its_depth() -> None:
     torch.testing.assert_close(found[9.0], expected, rtol=0, atol=1e-8)
     in_log_time = end(flow, x, 9.0, tolerance=1e-10, log_time=True)
     torch.testing.assert_close(in_log_time, expected, rtol=0, atol=1e-8)
-    assert abs(mean_cosine(flow.tokens(found[1.0])) - closed(1.0, 5, law, [1.0])[0]) < 1e-8
+    assert abs(mean_cosine(flow.tokens(found[1.0])) - closed(1.0, 5, LAWS["post"], [1.0])[0]) < 1e-8
 
 
 @pytest.mark.parametrize("scheme", ["post", "peri"])

@@ -63,12 +63,12 @@ def test_clusters_are_connected_components(angle: float, monkeypatch: pytest.Mon
 
 
 def test_a_chain_is_one_cluster_and_blocks_do_not_matter() -> None:
-    from geonorm.dynamics.observables import linked
+    from geonorm.dynamics.observables import link
 
     turn = torch.linspace(0, 3, 40, dtype=F64)[torch.randperm(40, generator=torch.Generator().manual_seed(1))]
     chain = torch.stack((turn.cos(), turn.sin()), dim=-1)
     assert d.clusters(chain, 3 / 39 * 1.01) == 1 and d.clusters(chain, 3 / 39 * 0.99) == 40
-    assert torch.equal(linked(chain, 0.08, rows=7), linked(chain, 0.08))
+    assert torch.equal(link(chain, 0.08, rows=7), link(chain, 0.08))
     two = torch.cat((chain, chain[:5] * torch.tensor([1.0, -1.0], dtype=F64) @ torch.eye(2, dtype=F64) * -1))
     assert d.clusters(two, 1.0) in (1, 2)
     with pytest.raises(ConfigError, match="angle"):

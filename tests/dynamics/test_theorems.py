@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import exp, log, sqrt
 
 import numpy as np
@@ -44,57 +43,6 @@ def test_pre_and_peri_synchronise_when_n_is_at_most_exp_beta(scheme: str) -> Non
         for time, state in d.integrate(flow, x, [0.0, 1.0, 10.0, 100.0, 1e4], method="rk4", step=0.1, log_time=True):
             assert (flow.radial_rate(state, time) >= 1 / (n * exp(beta))).all()
     assert d.gap(flow.tokens(state)).max() < 1e-3
-
-
-SPEEDS: dict[str, Callable[[float, int], float]] = {
-    "post": lambda b, n: 2 / (exp(b) + n - 1),
-    "pre": lambda b, n: 2 / (exp(b) + n - 1),
-    "mix": lambda b, n: 2 / (exp(b) + n - 1),
-    "sqrt": lambda b, n: 2 / (exp(b) + n - 1),
-    "geonorm": lambda b, n: 2 / (exp(b) + n - 1),
-    "peri": lambda b, n: 2 / sqrt(exp(2 * b) + n - 1),
-    "ngpt(alpha=0.3)": lambda b, n: 2 * 0.3 / sqrt(exp(2 * b) + n - 1),
-}
-
-
-@pytest.mark.parametrize("scheme", SPEEDS)
-def test_initial_velocity_against_beta(scheme: str) -> None:
-    """Theorem 4.1 at time 0 from orthogonal particles, and 1/r0 for the schemes with a radius."""
-    n = 12
-    for beta in (0.0, 1.0, 3.0, 8.0):
-        flow = d.Flow(scheme, d.Attention(beta=beta), 12)
-        x = flow.start(d.equiangular(n, 16))
-        assert d.cosine_rate(flow, x).item() == pytest.approx(SPEEDS[scheme](beta, n), rel=1e-10)
-    if scheme in ("pre", "peri"):
-        flow = d.Flow(f"{scheme}(entry=embedding)", d.Attention(beta=1.0))
-        x = flow.start(5.0 * d.equiangular(n, 16))
-        assert d.cosine_rate(flow, x).item() == pytest.approx(SPEEDS[scheme](1.0, n) / 5, rel=1e-10)
-
-
-TERMINAL = [
-    ("post", 16.0, "exponential", 2.0),
-    ("pre", 1e4, "polynomial", 2.0),
-    ("mix", 1e4, "polynomial", 2.0),
-    ("peri", 1e4, "polynomial", 2.0),
-    ("ngpt(alpha=0.5)", 30.0, "exponential", 1.0),
-    ("sqrt", 200.0, "stretched", 4.0),
-    ("geonorm", 1e4, "polynomial", 2.0),
-    ("geonorm(alpha=0.5)", 1e6, "polynomial", 1.0),
-    ("geonorm(decay=sqrt)", 200.0, "stretched", 4.0),
-]
-
-
-@pytest.mark.parametrize(("scheme", "time", "kind", "rate"), TERMINAL)
-def test_terminal_law(scheme: str, time: float, kind: str, rate: float) -> None:
-    """Theorem 4.1 at its end (1 - cos is one power slower than its derivative), and GeoNorm's t^(-2 alpha)."""
-    log_time = kind != "exponential"
-    flow = d.Flow(scheme, d.Attention(beta=1.0), 12)
-    times = (np.geomspace(1, time + 1, 60) - 1 if log_time else np.linspace(0, time, 60)).tolist()
-    with torch.no_grad():
-        path = list(d.integrate(flow, flow.start(d.equiangular(8, 8)), times, tolerance=1e-6, log_time=log_time))
-    law = d.terminal_law(times, [d.gap(flow.tokens(x)).item() for _, x in path])
-    assert law.kind == kind
-    assert law.rate == pytest.approx(rate, rel=0.01)
 
 
 def test_the_first_update_is_as_small_as_theorem_4_2_says() -> None:

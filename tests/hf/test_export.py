@@ -23,8 +23,7 @@ transformers = pytest.importorskip("transformers")
 from geonorm import hf  # noqa: E402
 from geonorm.hf.export import fast_tokenizer  # noqa: E402
 from geonorm.hf.remote import modeling_source  # noqa: E402
-from geonorm.lab.data import load_tokenizer  # noqa: E402
-from geonorm.lab.data.source import NO_TEXT  # noqa: E402
+from geonorm.lab.data import NO_TEXT, load_tokenizer  # noqa: E402
 from geonorm.lab.open import open_run  # noqa: E402
 from geonorm.schemes import parse  # noqa: E402
 

@@ -14,8 +14,7 @@ transformers = pytest.importorskip("transformers")
 
 from geonorm import Decoder, hf  # noqa: E402
 from geonorm.hf.layouts import LAYOUTS, MISSING  # noqa: E402
-from geonorm.lab.data import load_tokenizer  # noqa: E402
-from geonorm.lab.data.source import NO_TEXT  # noqa: E402
+from geonorm.lab.data import NO_TEXT, load_tokenizer  # noqa: E402
 from geonorm.nn.config import preset  # noqa: E402
 
 GPT2 = {

@@ -1,6 +1,6 @@
 """What a hostile situation is, and the files that it finds.
 
-The driver (run.py) makes a folder of its own for every situation, with `text.txt` in it, what `files` says, and copies
+The test makes a folder of its own for every situation, with `text.txt` in it, what `files` says, and copies
 of what it names: `run` (a finished run), `model` (its export), `sim` (a simulation).
 """
 

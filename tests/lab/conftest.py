@@ -9,7 +9,9 @@ import random
 import runpy
 import signal
 import socket
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,6 +87,40 @@ def losses() -> Callable[[Path], list[tuple[Any, ...]]]:
         return [tuple(row.get(key) for key in keys) for row in rows(run / "metrics.jsonl")]
 
     return read
+
+
+@contextmanager
+def act_after(step: int, act: Callable[[], Any] = lambda: signal.raise_signal(signal.SIGINT)) -> Iterator[None]:
+    from geonorm.lab.train.loop import Loop
+
+    update = Loop.update
+
+    def acting(loop: Loop, *args: Any) -> Any:
+        norms = update(loop, *args)
+        if loop.step == step:
+            act()
+        return norms
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "update", acting)
+        yield
+
+
+@pytest.fixture
+def after() -> Callable[..., AbstractContextManager[None]]:
+    """with after(step, act): when this step of training is made something happens, if nothing else is said Ctrl-C."""
+    return act_after
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True).returncode:
+        pytest.skip("cannot mount a small file system here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 PRELOAD = (

@@ -47,19 +47,17 @@ def spoilt(bad_rank: str, position: str, *command: str) -> int:
 
 
 def stuck(bad_rank: str, step: str, how: str, where: str, *command: str) -> int:
-    """geonorm train in which one rank does not come back from reading a batch, or preparing the data: it sleeps, or
-    the process is stopped."""
+    """geonorm train in which one rank does not come back from reading a batch, or preparing the data: it sleeps, the
+    process is stopped, or it is out of memory."""
     batch, load = train.Loop.batch, train.load_text
-    if where == "preparing the data":
 
-        def wait(config: Any, world: Any) -> Any:
-            return time.sleep(600) if world.rank == int(bad_rank) else load(config, world)
-
-        train.load_text = wait
-        return main(list(command))
+    def wait(config: Any, world: Any) -> Any:
+        return time.sleep(600) if world.rank == int(bad_rank) else load(config, world)
 
     def stay(loop: train.Loop, at: int) -> Any:
         if loop.world.rank == int(bad_rank) and at == int(step):
+            if how == "out of memory":
+                raise MemoryError("no room")
             if loop.saver.pending is not None:  # its part of the save before: this test is not about that
                 loop.saver.pending.result()
             if how == "stopped":
@@ -67,20 +65,10 @@ def stuck(bad_rank: str, step: str, how: str, where: str, *command: str) -> int:
             time.sleep(600)
         return batch(loop, at)
 
-    train.Loop.batch = stay  # type: ignore
-    return main(list(command))
-
-
-def broken(bad_rank: str, step: str, *command: str) -> int:
-    """geonorm train in which one rank runs out of memory."""
-    batch = train.Loop.batch
-
-    def fail(loop: train.Loop, at: int) -> Any:
-        if loop.world.rank == int(bad_rank) and at == int(step):
-            raise MemoryError("no room")
-        return batch(loop, at)
-
-    train.Loop.batch = fail  # type: ignore
+    if where == "preparing the data":
+        train.load_text = wait
+    else:
+        train.Loop.batch = stay  # type: ignore
     return main(list(command))
 
 
@@ -134,8 +122,5 @@ if __name__ == "__main__":
         os.dup2(handle, stream.fileno())
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1)  # for whoever looks for the reason of a hang
-    sys.exit(
-        {"run": run, "spoilt": spoilt, "stuck": stuck, "broken": broken, "gather": gather, "born": born}[job](
-            *arguments
-        )
-    )
+    jobs: dict[str, Any] = {"run": run, "spoilt": spoilt, "stuck": stuck, "gather": gather, "born": born}
+    sys.exit(jobs[job](*arguments))

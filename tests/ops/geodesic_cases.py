@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, pi
 
 import torch
@@ -52,7 +53,20 @@ def angle_between(x: Tensor, y: Tensor) -> Tensor:
     return 2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))
 
 
-MAPS = {
+RATES: dict[str, Callable[[], float | Tensor]] = {
+    **{str(rate): lambda rate=rate: rate for rate in (1.0, 0.25, 0.01, 2.5, 0.0, -0.4)},  # type: ignore[misc]
+    "tensor": lambda: scalar(1 / 3).detach(),
+    "learned": lambda: scalar(1 / 3),
+}
+CEILINGS = {"pi/8": pi / 8, "pi/4": pi / 4, "1.5": 1.5, "pi": pi}
+MAPS: dict[str, Callable[[], AngleMap]] = {
+    **{
+        f"decay {rate}, at most {name}": lambda rate=rate, ceiling=ceiling: AngleMap(  # type: ignore[misc]
+            post=RATES[rate](), max_angle=ceiling
+        )
+        for rate in RATES
+        for name, ceiling in CEILINGS.items()
+    },
     "plain": lambda: AngleMap(),
     "pre": lambda: AngleMap(pre=0.4),
     "pre tensor": lambda: AngleMap(pre=scalar(0.4)),

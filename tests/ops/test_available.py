@@ -66,6 +66,13 @@ def test_why_not_triton(
     assert says in reason and bool(says) == bool(reason) and "\n" not in reason
 
 
+def test_a_decay_that_nobody_learns_now_goes_through_the_kernels() -> None:
+    angles = AngleMap(post=torch.ones(1, requires_grad=True))
+    with torch.no_grad():
+        assert available.fusible(angles)
+    assert not available.fusible(angles)
+
+
 def test_asking_for_kernels_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     x, u = pair()

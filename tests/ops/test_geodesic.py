@@ -4,9 +4,7 @@ rows, dtypes."""
 from __future__ import annotations
 
 import math
-import runpy
 from math import inf, pi
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,11 +15,7 @@ from torch import Tensor
 from geonorm import geodesic_update, sphere
 from geonorm.ops import AngleMap, geodesic_step
 
-COMMON = runpy.run_path(str(Path(__file__).with_name("geodesic_cases.py")))
-BACKENDS, MAPS, angle_between, pair, relative, textbook = (
-    COMMON[name] for name in ("BACKENDS", "MAPS", "angle_between", "pair", "relative", "textbook")
-)
-
+from .geodesic_cases import BACKENDS, MAPS, angle_between, pair, relative, textbook
 
 CASES = settings(max_examples=25, deadline=None)
 
@@ -29,29 +23,7 @@ CASES = settings(max_examples=25, deadline=None)
 SEEDS, DIMS = st.integers(0, 2**20), st.integers(2, 50)
 
 
-@pytest.mark.parametrize("ratio", [1e-3, 0.3, 3.0, 50.0], ids=lambda r: f"ratio{r}")
-@pytest.mark.parametrize("max_angle", [pi / 8, pi / 4, 1.5, pi])
-@pytest.mark.parametrize("decay", [1.0, 0.25, 0.01, 2.5, 0.0, -0.4, "tensor", "learned"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_equals_the_textbook(backend: str, decay: float | str, max_angle: float, ratio: float) -> None:
-    if isinstance(decay, str):
-        rate: float | Tensor = torch.tensor(1 / 3, dtype=torch.float64, requires_grad=decay == "learned")
-    else:
-        rate = decay
-    x, u = pair(ratio=ratio)
-    weights = torch.randn_like(x)
-    angles = AngleMap(post=rate, max_angle=max_angle)
-    out, true = geodesic_step(x, u, angles, backend=backend), textbook(x, u, angles)
-    assert relative(out, true) < 1e-12
-    wanted = (x, u, rate) if decay == "learned" else (x, u)
-    found = torch.autograd.grad((out * weights).sum(), wanted)
-    expected = torch.autograd.grad((true * weights).sum(), wanted)
-    for name, a, b in zip(("x", "u", "decay"), found, expected, strict=False):
-        # the small constant is for gradients whose true value is 0
-        assert ((a - b).abs().max() / (b.abs().max() + 1e-3)).item() < 1e-11, name
-
-
-@pytest.mark.parametrize("ratio", [0.02, 0.5, 2.0, 40.0], ids=lambda r: f"ratio{r}")
+@pytest.mark.parametrize("ratio", [1e-3, 0.02, 0.3, 0.5, 2.0, 3.0, 40.0, 50.0], ids=lambda r: f"ratio{r}")
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_angle_map_equals_the_textbook(backend: str, name: str, ratio: float) -> None:
@@ -61,10 +33,11 @@ def test_every_angle_map_equals_the_textbook(backend: str, name: str, ratio: flo
     weights = torch.randn_like(x)
     out, true = geodesic_step(x, u, angles, backend=backend), textbook(x, u, angles)
     assert relative(out, true) < 1e-12
-    wanted = (x, u, *learned)
+    wanted = (x, u, *(p for p in learned if p.requires_grad))
     found = torch.autograd.grad((out * weights).sum(), wanted)
     expected = torch.autograd.grad((true * weights).sum(), wanted)
     for a, b in zip(found, expected, strict=True):
+        # the small constant is for gradients whose true value is 0
         assert ((a - b).abs().max() / (b.abs().max() + 1e-3)).item() < 1e-11
 
 
@@ -133,15 +106,6 @@ def test_extreme_rows_in_fp32(decay: float, ratio: float, radius: float) -> None
     du = torch.autograd.grad(out, u, torch.randn_like(out), retain_graph=True)[0]
     dx = torch.autograd.grad(out, x, torch.randn_like(out))[0]
     assert du.isfinite().all() and dx.isfinite().all()
-
-
-def test_a_long_update_along_the_stream_keeps_its_radius() -> None:
-    """Rounding leaves along x what the second round takes away: without it the radius is off by 1e-4."""
-    generator = torch.Generator().manual_seed(0)
-    x, v = (torch.randn(64, 256, generator=generator) for _ in range(2))
-    x.requires_grad_()
-    after = geodesic_update(x, 3000 * x + 0.1 * v).double().norm(dim=-1)
-    assert (after / x.double().norm(dim=-1) - 1).abs().max() < 2e-6
 
 
 def test_fp32_radius_drift() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import runpy
 from math import inf
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +13,7 @@ from geonorm import geodesic_update
 from geonorm.errors import ConfigError
 from geonorm.ops import AngleMap, backends
 
-CASES = runpy.run_path(str(Path(__file__).with_name("geodesic_cases.py")))
-BACKENDS, pair, textbook = (CASES[name] for name in ("BACKENDS", "pair", "textbook"))
+from .geodesic_cases import BACKENDS, pair, textbook
 
 
 @pytest.mark.parametrize("decay", [0.0, -1.0, math.nan, inf, torch.ones(2, 1), torch.ones(0)])
@@ -25,23 +22,6 @@ def test_a_decay_that_is_no_positive_number_is_refused(decay: float | Tensor) ->
     with pytest.raises(ConfigError, match="decay must be") as error:
         geodesic_update(x, u, decay=decay)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("stream", [torch.float32, torch.bfloat16])
-def test_saves_inputs_and_three_scalars_a_row(stream: torch.dtype) -> None:
-    saved: dict[int, int] = {}
-
-    def pack(t: Tensor) -> Tensor:
-        saved[t.data_ptr()] = t.numel() * t.element_size()
-        return t
-
-    x = torch.randn(7, 64).to(stream).requires_grad_()
-    u = torch.randn(7, 64, dtype=torch.bfloat16, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        out = geodesic_update(x, u, decay=0.5, backend="closed")
-    assert out.requires_grad
-    assert {x.data_ptr(), u.data_ptr()} < set(saved)
-    assert sum(saved.values()) == x.numel() * x.element_size() + u.numel() * 2 + 7 * 3 * 4
 
 
 @pytest.mark.parametrize("shape", [(5,), (0, 5), (2, 3, 5), (2, 0, 3, 5), (4, 1), (1,)])
@@ -82,28 +62,6 @@ def test_inputs_are_not_written_to() -> None:
     kept = weights.clone()
     geodesic_update(x, u).backward(weights)
     assert torch.equal(x, copies[0]) and torch.equal(u, copies[1]) and torch.equal(weights, kept)
-
-
-# torch's own compiler makes an instance of autograd functions
-@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*:DeprecationWarning")
-def test_compiles_to_one_graph_for_all_depths() -> None:
-    def step(x: Tensor, u: Tensor, decay: Tensor) -> Tensor:
-        return geodesic_update(x, u, decay=decay)
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    x, u = (t.detach().float().requires_grad_() for t in pair())
-
-    def both(decay: Tensor) -> None:
-        eager, fast = step(x, u, decay), compiled(x, u, decay)
-        torch.testing.assert_close(fast, eager, rtol=1e-6, atol=1e-6)
-        pairs = (torch.autograd.grad(out.square().sum() + out[0, 0], (x, u)) for out in (eager, fast))
-        for a, b in zip(*pairs, strict=True):
-            torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6)
-
-    both(torch.tensor(1.0))
-    with torch.compiler.set_stance("fail_on_recompile"):
-        both(torch.tensor(0.5))
-        both(torch.tensor(1 / 3))
 
 
 @pytest.mark.parametrize(

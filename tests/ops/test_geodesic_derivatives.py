@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
 from math import pi
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from geonorm import geodesic_update
 from geonorm.ops import AngleMap, geodesic_step
 
-CASES = runpy.run_path(str(Path(__file__).with_name("geodesic_cases.py")))
-BACKENDS, MAPS, pair, relative = (CASES[name] for name in ("BACKENDS", "MAPS", "pair", "relative"))
+from .geodesic_cases import BACKENDS, MAPS, pair, relative
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -44,7 +44,7 @@ def test_kernels_under_the_interpreter() -> None:
     command = [sys.executable, "-W", "error", "-W", known, str(SCRIPT)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(": passed") == len(checks.CHECKS) == 27
+    assert done.stdout.count(": passed") == len(checks.CHECKS) == 25
 
 
 COMPILE = """
@@ -126,20 +126,12 @@ def inputs(rows: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> list[Ten
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dim", [1024, 1536, 2048, 3072, 4096, 5120, 8192, 16384])
 def test_wide_rows_on_a_gpu(dim: int, dtype: torch.dtype) -> None:
-    x, u, grad = inputs(33, dim, dtype)
     angles = AngleMap(post=torch.tensor(0.5, device="cuda"))
+    x, u, grad = inputs(33, dim, dtype)
     tools.compare(tools.run(x, u, grad, angles), tools.truth(x, u, grad, angles))
-
-
-@gpu
-@needs_gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("dim", [1024, 1536, 2048, 3072, 4096, 5120, 8192])
-def test_wide_rows_through_a_norm_on_a_gpu(dim: int, dtype: torch.dtype) -> None:
     x, u, grad = inputs(3001, dim, dtype)
-    u = u.clamp(-3, 3)
-    angles, grads = AngleMap(post=torch.tensor(0.5, device="cuda")), on_norms.pair_of(grad)
-    for norm in on_norms.norms(dim, "cuda")[::2]:
+    u, grads = u.clamp(-3, 3), on_norms.pair_of(grad)
+    for norm in on_norms.norms(dim, "cuda")[::2] if dim <= launch.MAX_NORM_DIM else []:
         found, again = (on_norms.run(x, u, grads, angles, norm, None) for _ in range(2))
         on_norms.agree(found, on_norms.truth(x, u, grads, angles, norm, found["out"]), grads, norm)
         assert all(torch.equal(found[name], again[name]) for name in found)

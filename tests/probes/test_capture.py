@@ -38,6 +38,14 @@ def captured(model: nn.Module, inputs: dict[str, Any]) -> tuple[Capture, Any]:
     return capture, out
 
 
+@torch.no_grad()
+def watched(capture: Capture, *inputs: Tensor, masks: dict[str, Tensor] | None = None, **given: Any) -> Capture:
+    """After one more forward pass of its model."""
+    with capture.watching(**masks or {}):
+        capture.model(*inputs, **given)
+    return capture
+
+
 def test_sites_follow_each_other_and_the_models_own_hidden_states(family: str, tiny_model: Tiny) -> None:
     """x' of a site is x of the next one; x of block k is hidden state k; and x' is what norms and sum make of x, u."""
     model, inputs = tiny_model(family)
@@ -142,13 +150,10 @@ def test_padding_is_left_out(tiny_model: Tiny) -> None:
     ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(1))
     mask = torch.ones(2, 9, dtype=torch.int64)
     mask[1, 5:] = 0
-    padded, apart = Capture(model), Capture(model)
-    with torch.no_grad():
-        with padded.watching(decoder=mask):
-            model(input_ids=ids, attention_mask=mask)
-        for row, length in ((0, 9), (1, 5)):
-            with apart.watching():
-                model(input_ids=ids[row : row + 1, :length])
+    padded = watched(Capture(model), masks={"decoder": mask}, input_ids=ids, attention_mask=mask)
+    apart = Capture(model)
+    for row, length in ((0, 9), (1, 5)):
+        watched(apart, input_ids=ids[row : row + 1, :length])
     compare(padded.rows(), apart.rows())
     compare(padded.norm_rows(), apart.norm_rows())
     assert {row["tokens"] for row in padded.rows()} == {14}
@@ -170,9 +175,7 @@ def test_padding_of_opts_flat_tokens(tiny_model: Tiny) -> None:
     model, inputs = tiny_model("opt")
     mask = torch.ones_like(inputs["input_ids"])
     mask[0, 6:] = 0
-    capture = Capture(model)
-    with torch.no_grad(), capture.watching(decoder=mask):
-        model(**inputs, attention_mask=mask)
+    capture = watched(Capture(model), masks={"decoder": mask}, **inputs, attention_mask=mask)
     assert {row["tokens"] for row in capture.rows() + capture.norm_rows()} == {int(mask.sum())}
 
 
@@ -180,9 +183,8 @@ def test_encoder_and_decoder_have_masks_of_their_own(tiny_model: Tiny) -> None:
     model, inputs = tiny_model("t5")
     masks = {"encoder": torch.ones_like(inputs["input_ids"]), "decoder": torch.ones_like(inputs["decoder_input_ids"])}
     masks["encoder"][0, 4:], masks["decoder"][1, 3:] = 0, 0
-    capture = Capture(model)
-    with torch.no_grad(), capture.watching(**masks):
-        model(**inputs, attention_mask=masks["encoder"], decoder_attention_mask=masks["decoder"])
+    own = {"attention_mask": masks["encoder"], "decoder_attention_mask": masks["decoder"]}
+    capture = watched(Capture(model), masks=masks, **inputs, **own)
     for row in capture.rows() + capture.norm_rows():
         assert row["tokens"] == int(masks[row["stack"]].sum())
     with pytest.raises(ConfigError, match="probe without padding"), capture.watching(decoder=torch.zeros(1, 2)):
@@ -265,9 +267,7 @@ def test_norms_of_any_model() -> None:
     for model, inputs, count, kind, tokens in cases:
         with pytest.raises(ConfigError):
             Capture(model)
-        capture = Capture(model, sites=False)
-        with torch.no_grad(), capture.watching():
-            model.eval()(inputs)
+        capture = watched(Capture(model.eval(), sites=False), inputs)
         rows = capture.norm_rows()
         assert not capture.rows() and len(rows) == count, type(model).__name__
         assert {row["norm_kind"] for row in rows} == {kind}
@@ -308,9 +308,7 @@ def test_a_uniform_component_of_known_size_and_an_outlier_dimension_are_found() 
         rows = rows / rows.norm(dim=1, keepdim=True) * sqrt(1 - share)
         model.transformer.wte.weight.copy_(rows + sqrt(share / 64))
     ids = torch.randint(0, 61, (3, 16))
-    capture = Capture(model)
-    with torch.no_grad(), capture.watching():
-        model(ids)
+    capture = watched(Capture(model), ids)
     norm, site = capture.norm_rows()[1], capture.rows()[0]
     assert norm["norm"] == "transformer.h.0.ln_1"
     assert norm["share_ones_before"] == pytest.approx(share, abs=1e-5) and norm["share_ones_after"] < 1e-10
@@ -321,10 +319,7 @@ def test_a_uniform_component_of_known_size_and_an_outlier_dimension_are_found() 
     assert site["cos_ones"] > 2 * site["cos_null_high"] and site["radius"] == pytest.approx(1.0, abs=1e-5)
     with torch.no_grad():
         model.transformer.wte.weight[:, 17] = 200.0
-    capture = Capture(model)
-    with torch.no_grad(), capture.watching():
-        model(ids)
-    site = capture.rows()[0]
+    site = watched(Capture(model), ids).rows()[0]
     assert site["top_dim"] == 17 and site["top_dim_share"] > 0.99
     assert site["massive"] and site["abs_max"] == pytest.approx(200.0)
     assert site["peak"] == pytest.approx(8.0, rel=1e-3)

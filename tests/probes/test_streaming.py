@@ -111,7 +111,7 @@ def test_the_principal_direction_is_that_of_the_singular_values(tokens: int, dim
 def test_the_null_meets_every_position_of_a_window_alike(window: int) -> None:
     """A sink token at position 0 along one of the random directions, everything else across it."""
     dim, rows = 24, 256
-    directions = null_directions(dim, torch.zeros((), dtype=torch.float64))
+    directions = null_directions(dim, torch.device("cpu"), torch.float64)
     sink, other = directions[:, 0], torch.linalg.svd(directions[:, :1].mT).Vh[1]
     x = other.expand(rows, window, dim).clone()
     x[:, 0] = sink

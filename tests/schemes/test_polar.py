@@ -49,19 +49,6 @@ def test_logits_and_all_gradients_equal_those_of_pre(fields: str, norm: str, eps
     assert not others
 
 
-def test_training_goes_the_same_way() -> None:
-    losses = []
-    for model in pair():
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-        for _ in range(5):
-            optimizer.zero_grad()
-            loss = model.loss(text(), text(1))
-            loss.backward()
-            optimizer.step()
-        losses.append(loss.item())
-    assert losses[1] == pytest.approx(losses[0], rel=1e-11)
-
-
 def states(model: Decoder) -> list[Tensor]:
     """The stream after entry and every block, as sub-layers would see it."""
     found: list[Tensor] = []

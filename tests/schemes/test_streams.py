@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from geonorm import Decoder, DecoderConfig, Site, parse
-from geonorm.errors import ConfigError
 from geonorm.norms import NormSpec
 from geonorm.schemes import Parts, Scheme, read_at, reset_parts, write_at
 
@@ -186,31 +185,3 @@ def test_what_is_measured() -> None:
         leaves = scheme.exit(start, Parts(scheme, site, NormSpec("rms", DIM))(), site)
         cosine = torch.cosine_similarity(leaves, scheme.seen(start), dim=-1)
         torch.testing.assert_close(cosine, torch.ones_like(cosine))
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("hyper(n=1)", "n must be at least 2"),
-        ("hyper(n=2.5)", "n must be a whole number"),
-        ("hyper(dynamic=relu)", "dynamic"),
-        ("siamese(alpha=0)", "alpha must be positive"),
-        ("mix(a=hyper, b=hyper(n=2))", "streams"),
-        ("mix(a=siamese, b=residual_dual)", "streams"),
-    ],
-)
-def test_bad_fields(text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        parse(text)
-
-
-def test_connections_come_back_from_empty_memory() -> None:
-    scheme, site = parse("hyper"), Site(2, "attn", DEPTH)
-    with torch.device("meta"):
-        parts = Parts(scheme, site, NormSpec("rms", DIM))
-    parts.to_empty(device="cpu")
-    for tensor in parts.parameters():
-        tensor.data.fill_(77)
-    reset_parts(parts)
-    for name, value in Parts(scheme, site, NormSpec("rms", DIM)).named_parameters():
-        assert torch.equal(weights(parts)[name], value), name

@@ -1,171 +1,40 @@
-"""Every registered scheme against its equation, written here a second time from the papers, in fp64."""
+"""Every registered scheme against its equation in fp64: layers, decays, ceilings, every field of geonorm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
 from math import pi
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from geonorm import Residual, Site, names, parse, schemes
 from geonorm.errors import ConfigError
-from geonorm.norms import NormSpec, RMSNorm
+from geonorm.norms import NormSpec
 from geonorm.ops.angle import BIAS_SOFTNESS
-from geonorm.schemes import Parts, Placement, Scheme, polar, read_at, reset_parts, write_at
+from geonorm.schemes import Parts, polar, read_at
 
-DIM, DEPTH, EPS = 12, 6, 1e-6
-SITES = [Site(layer, kind, DEPTH) for layer in (0, 2, 5) for kind in ("attn", "mlp")]
-ROLES = ("embed", "q", "k", "v", "o", "up", "gate", "down", "head")
-Branch = Callable[[Tensor], Tensor]
-Equation = Callable[[Tensor, Branch, dict[str, Tensor], Site], Tensor]
-
-
-def norm(x: Tensor, gain: Tensor | float = 1.0) -> Tensor:
-    return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * gain
-
-
-def unit(x: Tensor) -> Tensor:
-    return x / x.norm(dim=-1, keepdim=True)
-
-
-def rotated(x: Tensor, u: Tensor, angle_of: Callable[[Tensor], Tensor]) -> Tensor:
-    v = u - (x * u).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True) * x
-    length, radius = v.norm(dim=-1, keepdim=True), x.norm(dim=-1, keepdim=True)
-    angle = angle_of(length / radius)
-    return torch.cos(angle) * x + torch.sin(angle) * radius * v / length
-
-
-def decayed(kind: str | float, alpha: float, t: int, depth: int) -> float:
-    if isinstance(kind, float):
-        return alpha * t ** (-kind)
-    return {
-        "harmonic": alpha / t,
-        "sqrt": alpha / t**0.5,
-        "linear": alpha * (depth - (t - 1)) / depth,
-        "constant": alpha,
-    }[kind]
-
-
-def step_toward(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
-    alpha = (p["alpha.weight"] * 0.05 * DIM**0.5).abs()
-    return unit(x + alpha * (unit(f(x)) - x))
-
-
-def lerped(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
-    alpha = p["alpha.weight"] * 5
-    return (x + alpha * (f(x) - x)) / (alpha**2 + (1 - alpha) ** 2).sqrt()
-
-
-def sideways(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
-    u = f(norm(x, p["input.weight"]))
-    return x + u - torch.einsum("...i,...i->...", x, u).unsqueeze(-1) / (x.norm(dim=-1, keepdim=True) ** 2 + 1e-6) * x
-
-
-def hybrid(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
-    y = norm(x, p["stream.weight"]) if site.kind == "mlp" else x
-    return y + f(y)
-
-
-def two_streams(x: Tensor, u: Tensor, p: dict[str, Tensor]) -> Tensor:
-    return torch.stack((norm(x[..., 0, :] + u, p["stream.weight"]), x[..., 1, :] + u), dim=-2)
-
-
-def connected(x: Tensor, f: Branch, p: dict[str, Tensor]) -> Tensor:
-    """Hyper-connections as sums over streams, one product at a time."""
-    n, c = x.shape[-2], {name.removeprefix("connection."): value for name, value in p.items()}
-    normed = [norm(x[..., i, :]) for i in range(n)]
-
-    def mix(i: int, j: int) -> Tensor:
-        moved = torch.tanh((normed[i] * c["mix_weight"][:, j]).sum(-1, keepdim=True))
-        return c["mix"][i, j] + c["mix_scale"] * moved
-
-    u = f(norm(sum(mix(i, 0) * x[..., i, :] for i in range(n)), p["input.weight"]))
-    after = []
-    for j in range(n):
-        given = torch.tanh((normed[j] * c["share_weight"]).sum(-1, keepdim=True))
-        rest = sum(mix(i, j + 1) * x[..., i, :] for i in range(n))
-        after.append(rest + (c["share"][j] + c["share_scale"] * given) * u)
-    return torch.stack(after, dim=-2)
-
-
-# x' of one sub-layer f; p holds the scheme's parameters by name. t = l + 1, L = depth.
-EQUATIONS: dict[str, Equation] = {
-    "pre": lambda x, f, p, s: x + f(norm(x, p["input.weight"])),
-    "post": lambda x, f, p, s: norm(x + f(x), p["stream.weight"]),
-    "peri": lambda x, f, p, s: x + norm(f(norm(x, p["input.weight"])), p["output.weight"]),
-    "olmo2": lambda x, f, p, s: x + norm(f(x), p["output.weight"]),
-    "sandwich": lambda x, f, p, s: x + norm(f(norm(x, p["input.weight"])), p["output.weight"]),
-    "deepnorm": lambda x, f, p, s: norm((2 * s.depth) ** 0.25 * x + f(x), p["stream.weight"]),
-    "keel": lambda x, f, p, s: norm(2 * s.depth * x + f(norm(x, p["input.weight"])), p["stream.weight"]),
-    "lns": lambda x, f, p, s: x + f(norm(x, p["input.weight"]) / (s.layer + 1) ** 0.5),
-    "sqrt": lambda x, f, p, s: norm(x + f(x) / (s.layer + 1) ** 0.5, p["stream.weight"]),
-    "mix": lambda x, f, p, s: EQUATIONS["post" if s.layer < 1 else "pre"](x, f, p, s),  # floor(6 / 4) = 1
-    "first": lambda x, f, p, s: EQUATIONS["post" if s.layer < 1 else "pre"](x, f, p, s),
-    "per_kind": lambda x, f, p, s: EQUATIONS["pre" if s.kind == "attn" else "post"](x, f, p, s),
-    "hybrid": hybrid,
-    "rezero": lambda x, f, p, s: x + p["alpha.weight"] * f(x),
-    "layerscale": lambda x, f, p, s: x + p["scale.weight"] * f(norm(x, p["input.weight"])),
-    "orthogonal": sideways,
-    "norm_preserving": lambda x, f, p, s: (
-        ((s.depth - 1) / s.depth) ** 0.5 * x + f(norm(x, p["input.weight"])) / s.depth**0.5
-    ),
-    "geonorm": lambda x, f, p, s: rotated(x, f(x), lambda r: r.clamp(max=pi / 4) / (s.layer + 1)),
-    "ngpt": step_toward,
-    "angpt": lerped,
-    "residual_dual": lambda x, f, p, s: torch.stack(
-        (norm(x[..., 0, :] + f(x[..., 0, :]), p["stream.weight"]), x[..., 1, :] + f(x[..., 0, :])), dim=-2
-    ),
-    "siamese": lambda x, f, p, s: two_streams(x, f(x[..., 0, :] + norm(x[..., 1, :], p["norm.weight"])), p),
-    "hyper": lambda x, f, p, s: connected(x, f, p),
-}
-
-
-class Bend(nn.Module):
-    """A branch with a matrix and a nonlinearity; returns what it is told to beside its update."""
-
-    def __init__(self, scale: float = 1.0) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(3)
-        weight = torch.randn(DIM, DIM, generator=generator, dtype=torch.float64) * scale * DIM**-0.5
-        self.weight = nn.Parameter(weight)
-
-    def forward(self, y: Tensor, shift: float = 0.0, extra: Any = None) -> Any:
-        u = torch.tanh(y @ self.weight) + 0.3 * y.roll(1, -1) + shift
-        return u if extra is None else (u, extra)
-
-
-def stream(scheme: Scheme, seed: int = 0, radius: float = 2.0) -> Tensor:
-    shape = (3, 5, DIM) if scheme.streams == 1 else (3, 5, scheme.streams, DIM)
-    return radius * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def perturbed(own: nn.Module, seed: int = 1) -> nn.Module:
-    """fp64, with every parameter off its initial value, which is exact."""
-    reset_parts(own.double())
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in own.parameters():
-            parameter += 0.2 * (parameter.mean() or 0.5) * torch.randn(parameter.shape, generator=generator)
-    return own
-
-
-def placed(text: str, site: Site) -> tuple[Scheme, nn.Module]:
-    scheme = parse(text).resolve(site)
-    return scheme, perturbed(Parts(scheme, site, NormSpec("rms", DIM, eps=EPS)))
-
-
-def written(scheme: Scheme, own: nn.Module, site: Site, x: Tensor, branch: Branch, **h: Any) -> Tensor:
-    y, carry = read_at(scheme, x, own(), site)
-    return write_at(scheme, x, branch(y), own(), site, **h, carry=carry)
-
-
-def same(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+from .textbook import (
+    DEPTH,
+    DIM,
+    EPS,
+    EQUATIONS,
+    SITES,
+    Bend,
+    Branch,
+    decayed,
+    norm,
+    perturbed,
+    placed,
+    rotated,
+    same,
+    sideways,
+    stream,
+    unit,
+    written,
+)
 
 
 def test_every_registered_scheme_has_an_equation_here() -> None:
@@ -415,189 +284,3 @@ def test_clamped_tells_which_tokens_meet_the_ceiling() -> None:
     scheme, long = schemes.GeoNorm(max_angle=0.5, update="norm"), torch.tensor([[0.0, 1e-3], [9.0, 0.1]])
     found = scheme.clamped(x[:2], long, Parts(scheme, site, NormSpec("rms", 2, eps=0.0))(), site)
     assert found is not None and found.tolist() == [True, False]
-
-
-@pytest.mark.parametrize(("share", "first"), [(0.0, 0), (0.25, 3), (0.3, 3), (0.34, 4), (0.99, 11), (1.0, 12)])
-def test_mix_gives_the_first_floor_of_share_l_blocks_to_a(share: float, first: int) -> None:
-    assert schemes.Mix(share=0.58).switch(50) == 29  # the product is 28.999...
-    mix = schemes.Mix(schemes.Peri(), schemes.GeoNorm(), share)
-    chosen = [mix.resolve(Site(layer, kind, 12)) for layer in range(12) for kind in ("attn", "mlp")]
-    assert chosen == [schemes.Peri()] * 2 * first + [schemes.GeoNorm()] * 2 * (12 - first)
-
-
-def test_mix_resolves_its_ends_and_nested_schemes() -> None:
-    mix = parse("mix(a=mix(a=peri, b=lns, share=0.5), b=pre(final=none), share=0.5)")
-    blocks = [str(mix.resolve(Site(layer, "attn", 4))) for layer in range(4)]
-    assert blocks == ["peri", "peri", "pre(final=none)", "pre(final=none)"]
-    assert str(mix.resolve(Site(0, "entry", 4))) == "peri"
-    assert str(mix.resolve(Site(3, "exit", 4))) == "pre(final=none)"
-    raw = parse("mix(entry=embedding)")
-    assert str(raw.resolve(Site(0, "entry", 4))) == "post(entry=embedding)"
-    assert str(raw.resolve(Site(0, "attn", 4))) == "post"
-
-
-def end(scheme: Scheme, kind: str, x: Tensor) -> tuple[Tensor, nn.Module]:
-    site = Site(0 if kind == "entry" else DEPTH - 1, kind, DEPTH)
-    rule = scheme.resolve(site)
-    own = perturbed(Parts(rule, site, NormSpec("rms", DIM, eps=EPS)))
-    return (rule.enter if kind == "entry" else rule.exit)(x, own(), site), own
-
-
-COMBINED = ("mix", "first", "per_kind")
-
-
-@pytest.mark.parametrize("name", [n for n in names() if n not in ("ngpt", "angpt", "polar") and parse(n).streams == 1])
-def test_entry_and_final(name: str) -> None:
-    x = stream(parse("pre"))
-    out, own = end(parse(name if name != "sandwich" else "sandwich(entry=sphere)"), "entry", x)
-    same(out, norm(x))
-    assert not list(own.parameters())
-    same(end(parse(f"{name}(entry=embedding)"), "entry", x)[0], x)
-    if name in COMBINED:
-        return
-    for final in ("norm", "none"):
-        out, own = end(parse(f"{name}(final={final})"), "exit", x)
-        same(out, norm(x, own["norm"].weight) if final == "norm" else x)  # type: ignore[index]
-        assert len(list(own.parameters())) == (final == "norm")
-
-
-@pytest.mark.parametrize("name", names())
-def test_default_exit(name: str) -> None:
-    """Post, DeepNorm, Keel, sqrt, nGPT and anGPT end on a normalised stream and ReZero has no norm at all; everything
-    else is normalised once more. Sandwich-LN alone starts at the raw embedding."""
-    bare = {"post", "deepnorm", "keel", "sqrt", "ngpt", "angpt", "rezero"}
-    scheme = parse(name).resolve(Site(DEPTH - 1, "exit", DEPTH))
-    assert isinstance(scheme, Placement)
-    assert scheme.final == ("none" if name in bare else "norm")
-    assert scheme.entry == ("embedding" if name == "sandwich" else "sphere")
-
-
-@pytest.mark.parametrize("name", ["ngpt", "angpt"])
-def test_ends_on_the_unit_sphere(name: str) -> None:
-    x = stream(parse("pre"))
-    same(end(parse(name), "entry", x)[0], unit(x))
-    same(end(parse(name), "exit", x)[0], x)
-    same(end(parse(f"{name}(final=norm)"), "exit", x)[0], unit(x))
-
-
-def test_residual_dual_through_a_whole_stack() -> None:
-    scheme, branch = parse("residual_dual"), Bend()
-    embedding = stream(parse("pre"))
-    x = end(scheme, "entry", embedding)[0]
-    assert x.shape == (3, 5, 2, DIM)
-    post = total = norm(embedding)
-    for layer in range(DEPTH):
-        site = Site(layer, "attn", DEPTH)
-        own = perturbed(Parts(scheme, site, NormSpec("rms", DIM, eps=EPS)), seed=layer)
-        gain = dict(own.named_parameters())["stream.weight"]
-        x = written(scheme, own, site, x, branch)
-        u = branch(post)
-        post, total = norm(post + u, gain), total + u
-        same(x, torch.stack((post, total), -2))
-    out, own = end(scheme, "exit", x)
-    same(out, post + norm(total, own["norm"].weight))  # type: ignore[index]
-
-
-@pytest.mark.parametrize("name", names())
-def test_initial_standard_deviations(name: str) -> None:
-    for site in SITES:
-        scheme = parse(name).resolve(site)
-        for role in ROLES:
-            factor = 1.0
-            if name == "deepnorm" and role in ("v", "o", "up", "gate", "down"):
-                factor = (8 * DEPTH) ** -0.25
-            if name in ("sandwich", "hybrid") and role in ("o", "down"):
-                factor = (2 * DEPTH) ** -0.5
-            expected = 0.02 * factor
-            assert scheme.init_std(role, 64, 32, site, 0.02) == pytest.approx(expected, rel=1e-12), role
-
-
-def test_deepnorm_inside_a_mix_sets_its_own_weights_only() -> None:
-    mix = parse("mix(a=deepnorm, b=pre, share=0.5)")
-    stds = [mix.resolve(Site(layer, "attn", 4)).init_std("v", 1, 1, Site(layer, "attn", 4), 1.0) for layer in range(4)]
-    assert stds == pytest.approx([32**-0.25] * 2 + [1.0] * 2)
-
-
-def test_ngpt_constrains_along_the_model_dimension() -> None:
-    weights = {role: [torch.randn(6, 4, dtype=torch.float64) for _ in range(2)] for role in ROLES}
-    before = {role: [w.clone() for w in found] for role, found in weights.items()}
-    parse("ngpt").constrain(weights)
-    for role, found in weights.items():
-        along = 0 if role in ("o", "down") else 1
-        for weight, old in zip(found, before[role], strict=True):
-            same(weight, old / old.norm(dim=along, keepdim=True))
-
-
-@pytest.mark.parametrize("name", [n for n in names() if n not in ("ngpt", "angpt")])
-def test_other_schemes_neither_constrain_nor_depart_from_the_recipe(name: str) -> None:
-    weight = torch.randn(3, 4)
-    kept = weight.clone()
-    parse(name).constrain({"q": [weight]})
-    assert torch.equal(weight, kept)
-    assert parse(name).recipe() == {}
-    assert parse(name).resolve(SITES[0]).slot("q_rope", (2, 6), DIM, SITES[0]) is None
-
-
-@pytest.mark.parametrize("name", ["ngpt", "angpt"])
-def test_recipes_reach_combinations(name: str) -> None:
-    own = {"weight_decay": 0.0, "warmup": 0.0}
-    assert parse(name).recipe() == own
-    for combined in ("mix(pre, {})", "first(a={})", "per_kind(mlp=mix(a={}))"):
-        assert parse(combined.format(name)).recipe() == own
-
-
-def test_ngpt_slots_equal_the_papers_scaled_query_key_product() -> None:
-    """softmax(sqrt(head_dim) <s N(q), s N(k)>): torch divides by sqrt(head_dim), the slots must make up for it."""
-    heads, head_dim = 2, DIM // 2
-    site, scheme = SITES[0], parse("ngpt")
-    query, key = (scheme.slot(n, (heads, head_dim), DIM, site) for n in ("q_rope", "k_rope"))
-    assert query is not None and key is not None
-    s = query.get_submodule("scale")().detach()  # the vector that acts
-    torch.testing.assert_close(s, torch.ones(heads, head_dim))
-    perturbed(query)
-    s = query.get_submodule("scale")().detach()
-    q, k, v = torch.randn(3, 4, 7, heads, head_dim, dtype=torch.float64)  # batch, tokens, heads, head_dim
-    found = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (query(q), key(k), v)), is_causal=True)
-    scores = torch.einsum("bihd,bjhd->bhij", s * unit(q), s * unit(k)) * head_dim**0.5
-    scores = scores.masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)
-    same(found, torch.einsum("bhij,bjhd->bhid", scores.softmax(-1), v))
-
-
-@pytest.mark.parametrize(
-    ("name", "start", "stored"), [("up", DIM**0.5, 1.0), ("gate", DIM**0.5, 1.0), ("logits", 1.0, DIM**-0.5)]
-)
-def test_ngpt_scales(name: str, start: float, stored: float) -> None:
-    slot = parse("ngpt").slot(name, (9,), DIM, SITES[0])
-    assert slot is not None
-    (weight,) = slot.parameters()
-    torch.testing.assert_close(weight.detach(), torch.full((9,), stored))
-    y = torch.randn(4, 9)
-    torch.testing.assert_close(slot(y), start * y)
-    with torch.no_grad():
-        weight *= 2
-    torch.testing.assert_close(slot(y), 2 * start * y)
-    assert slot(y.bfloat16()).dtype == torch.bfloat16
-
-
-def test_ngpt_step_size_is_absolute_and_stored_at_its_own_scale() -> None:
-    scheme = parse("ngpt(alpha=0.1)")
-    own = Parts(scheme, SITES[0], NormSpec("rms", DIM)).double()
-    (weight,) = own.parameters()
-    torch.testing.assert_close(weight.detach(), torch.full((DIM,), DIM**-0.5, dtype=torch.float64), rtol=1e-6, atol=0)
-    x, branch = unit(stream(scheme)), Bend()
-    before = written(scheme, own, SITES[0], x, branch)
-    torch.testing.assert_close(before, unit(x + 0.1 * (unit(branch(x)) - x)), rtol=1e-6, atol=1e-7)
-    with torch.no_grad():
-        weight.neg_()
-    same(written(scheme, own, SITES[0], x, branch), before)
-
-
-@pytest.mark.parametrize("name", names())
-def test_norm_kind_reaches_every_scheme(name: str) -> None:
-    """`norm="none"` leaves no RMSNorm anywhere; `gains=False` no gain."""
-    for site in (*SITES, Site(0, "entry", DEPTH), Site(DEPTH - 1, "exit", DEPTH)):
-        scheme = parse(name).resolve(site)
-        assert not any(isinstance(m, RMSNorm) for m in Parts(scheme, site, NormSpec("none", DIM)).modules())
-        bare = Parts(scheme, site, NormSpec("rms", DIM, gains=False))
-        norms = [m for m in bare.modules() if type(m).__module__ == "geonorm.norms"]
-        assert not any(list(m.parameters()) for m in norms)

@@ -179,7 +179,7 @@ def bench_norms(config: NormsBench, say: Say = print) -> dict[str, Any]:
             "pairs": config.rounds, "device": str(device), "clock": clock.name, "base": BASE,
         },
         "missing": {},
-        "environment": environment.describe(device, config.threads, ""),
+        "environment": environment.collect(device, config.threads, ""),
         "rows": rows,
         "steps": [],
     }  # fmt: skip

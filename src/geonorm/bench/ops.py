@@ -48,7 +48,7 @@ def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
         "setting": {"pairs": config.rounds, "threads": config.threads, "device": str(device), "clock": clock.name},
         "auto": about,
         "missing": missing,
-        "environment": environment.describe(device, config.threads, ""),
+        "environment": environment.collect(device, config.threads, ""),
         "rows": rows,
     }
     # a compiled backward pass may otherwise overwrite what a second run of it needs

@@ -105,7 +105,7 @@ def bench_train(config: TrainBench, say: Say = print) -> dict[str, Any]:
             "baseline": base,
         },
         "rows": rows,
-        "environment": environment.describe(device, config.threads, ""),
+        "environment": environment.collect(device, config.threads, ""),
     }
     if config.out:
         out = Path(config.out)
@@ -119,15 +119,16 @@ def ours(
 ) -> Program:
     """A training step of our decoder as `geonorm train` makes it."""
     torch.manual_seed(0)
-    runtime = Runtime(dtype=config.dtype, compile=mode == "compiled")
+    runtime = Runtime(dtype=config.dtype, threads=config.threads, compile=mode == "compiled")
     with device:
         model = Decoder(replace(shape, scheme=scheme))
     model = parallel.distribute(model, runtime, device)
+    loss_of = parallel.loss_of(model, runtime, device)
     optimizers = optim.build_optimizers(model, Optim(), LR)
 
     def step() -> Tensor:
         with parallel.precision(runtime, device):
-            loss = model.loss(ids, targets)
+            loss = loss_of(ids, targets)
         finish(loss, model, optimizers)
         model.constrain()
         return loss

@@ -105,10 +105,10 @@ def unknown_option(flag: str, known: dict[str, Option]) -> str:
 def admit(file: Path, named: list[Any]) -> None:
     """Schemes that a file of settings names: text from a folder, which runs no code that is not trusted. Beside the
     settings of a run lies the source of its schemes."""
-    from ..lab.runs.made import kept_sources
+    from ..lab.runs.provenance import read_sources
 
     schemes = [text for each in named for text in (each if isinstance(each, list) else [each]) if isinstance(text, str)]
-    kept = kept_sources(file.parent) if schemes else {}
+    kept = read_sources(file.parent) if schemes else {}
     for text in schemes if kept else [text for text in schemes if ":" in text]:
         from ..schemes import parse, stored
 

@@ -125,7 +125,7 @@ def compare(config: CompareConfig) -> int:
     """train several schemes side by side on the same text; ends in a table, figures and a page"""
     from .. import report
     from ..lab.compare import compare as lab
-    from ..lab.compare.launch import Submitted
+    from ..lab.compare.team import Submitted
     from ..lab.train.loop import Interrupted
     from ..report import checks, runs, tables
 
@@ -256,7 +256,7 @@ def simulate(config: SimulateConfig) -> int:
     from ..report import build
     from ..report.simulation import terminal
 
-    described = environment.describe(pick_device(config.device))
+    described = environment.collect(pick_device(config.device))
     before = simulations.finished(out, described)
     found = Simulation(config, **before) if before else Simulation.empty(config)
     try:
@@ -331,16 +331,16 @@ def schemes(config: SchemesConfig) -> int:
 
 def data(options: DataConfig) -> int:
     """what a text source holds (inspect SOURCE), or its tokens in the cache (prepare SOURCE)"""
-    from ..lab.data import describe, load_tokenizer, open_source, prepare
+    from ..lab.data import inspect_source, load_tokenizer, open_source, tokenize
 
     cache = Path(options.cache) if options.cache else None
     source = open_source(options.source)
     name = options.tokenizer or ("bpe" if options.action == "prepare" else None)
     tokenizer = load_tokenizer(name, source, options.vocab_size, cache) if name else None
     if options.action == "inspect" or tokenizer is None:
-        print(json.dumps(describe(source, tokenizer), indent=1, ensure_ascii=False))
+        print(json.dumps(inspect_source(source, tokenizer), indent=1, ensure_ascii=False))
         return 0
-    print(json.dumps(prepare(source, tokenizer, cache).meta, indent=1, ensure_ascii=False))
+    print(json.dumps(tokenize(source, tokenizer, cache).meta, indent=1, ensure_ascii=False))
     return 0
 
 

@@ -1,6 +1,8 @@
 """The particle system of normalization (arXiv:2510.22026), driven by the schemes that train.
 
-Names load on first use; `config` needs no torch."""
+To be read in this order: `rates` (what a scheme does to one token), `fields` (what is proposed to it), `flow` (both
+together), `integrators`, `starts`, `observables`, `laws` (how a run ends), `theory` (what is known before it begins),
+and `simulate`, which sets them side by side. Names load on first use; `config` needs no torch."""
 
 from __future__ import annotations
 

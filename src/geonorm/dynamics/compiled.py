@@ -61,30 +61,28 @@ def number(layer: float, like: Tensor) -> Tensor:
     return torch.tensor(float(layer), dtype=torch.float64, device=like.device)
 
 
-def compiled(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> Motion:
+def compile_motion(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> Motion:
     """The motion of a rule for tensors like x and u and the parameters of a site; compiles where no other flow, seed
     or layer has done so, which takes seconds. No gradients. Raises ConfigError where the compiler fails."""
     key = (rule, site.kind, site.depth, constants(own), x.shape, u.shape, x.dtype, x.device)
+    values = list(tensors(own).values())
     if key not in GRAPHS:
-        GRAPHS[key] = build(rule, own, x.detach().contiguous(), u.detach().contiguous(), site)
-    graph, values = GRAPHS[key], list(tensors(own).values())
+        x, u = x.detach().contiguous(), u.detach().contiguous()
+        try:
+            with torch.no_grad():
+                made: Graph = torch.compile(trace(rule, own, x, u, site).forward, dynamic=False)
+                made(x, u, number(site.layer, x), *values)  # compiles
+        except Exception as error:  # a compiler may fail in any way
+            why = str(error).strip().splitlines() or [type(error).__name__]
+            raise ConfigError(f"{rule} cannot be compiled here, simulate without compile: {why[0]}") from error
+        GRAPHS[key] = made
+    graph = GRAPHS[key]
 
     @torch.no_grad()
     def run(x: Tensor, u: Tensor, layer: float) -> tuple[Tensor, Tensor | None]:
         return graph(x.contiguous(), u.contiguous(), number(layer, x), *values)
 
     return run
-
-
-@torch.no_grad()
-def build(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> Graph:
-    try:
-        graph: Graph = torch.compile(trace(rule, own, x, u, site).forward, dynamic=False)
-        graph(x, u, number(site.layer, x), *tensors(own).values())  # compiles
-    except Exception as error:  # a compiler may fail in any way
-        why = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"{rule} cannot be compiled here, simulate without compile: {why[0]}") from error
-    return graph
 
 
 def constants(own: Parts) -> tuple[object, ...]:

@@ -82,7 +82,7 @@ class Attention:
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Weighted means of v, (..., heads, n, head_dim), in blocks of queries."""
         n = q.shape[-2]
-        if self.normalised and self.chunk is None and fused(q, v):
+        if self.normalised and self.chunk is None and has_kernel(q, v):
             shape = v.shape
             q, k, v = (part.reshape(-1, *part.shape[-3:]) for part in (q, k, v))
             # the kernel's own scale saves a pass over q; it multiplies the causal mask's -inf, too (nan at beta <= 0)
@@ -115,7 +115,7 @@ class Attention:
         return (scores.exp() @ v) / k.shape[-2]
 
 
-def fused(q: Tensor, v: Tensor) -> bool:
+def has_kernel(q: Tensor, v: Tensor) -> bool:
     """Whether PyTorch has a kernel for these that is fast, exact in their dtype and never holds n x n scores."""
     return q.shape == v.shape and (q.device.type == "cpu" or (q.is_cuda and q.dtype != torch.float64))
 
@@ -163,7 +163,7 @@ def matrix(shape: tuple[int, ...], init: str, generator: torch.Generator, dtype:
     return torch.randn(shape, generator=generator, dtype=torch.float64).mul_(GAINS[init] / sqrt(shape[-2])).to(dtype)
 
 
-def stream_of(seed: int, layer: int = 0) -> torch.Generator:
+def generator_of(seed: int, layer: int = 0) -> torch.Generator:
     """A generator that depends on seed and layer alone, on the CPU, so that every device draws the same numbers."""
     return torch.Generator().manual_seed((seed * 1_000_003 + layer * 7919 + 12345) % 2**63)
 
@@ -182,7 +182,7 @@ def random_attention(
     """Attention with random q, k, v (and o for several heads). beta None: sqrt(head_dim), the setting of the paper."""
     if heads < 1 or dim % heads:
         raise ConfigError(f"width {dim} is not divisible by {heads} heads")
-    generator = stream_of(seed, layer)
+    generator = generator_of(seed, layer)
     head = dim // heads
     q, k, v = (matrix((heads, dim, head), init, generator, dtype) for _ in range(3))
     o = matrix((dim, dim), init, generator, dtype).unflatten(0, (heads, head)) if heads > 1 else None
@@ -200,7 +200,7 @@ def random_mlp(
     dtype: torch.dtype = torch.float64,
 ) -> Mlp:
     """MLP with random weights; hidden None: 4 dim."""
-    generator = stream_of(seed, layer)
+    generator = generator_of(seed, layer)
     hidden = hidden or 4 * dim
     return Mlp(matrix((dim, hidden), init, generator, dtype), matrix((hidden, dim), init, generator, dtype), activation)
 

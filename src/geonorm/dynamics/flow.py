@@ -19,7 +19,7 @@ from .. import sphere
 from ..errors import ConfigError
 from ..schemes import Parts, Scheme, Site, parse, read_at, write_at
 from .fields import Field
-from .rates import derivative, in_plane, motion, parameters
+from .rates import derivative, motion, parameters, radial_rate, speed
 
 if TYPE_CHECKING:
     from .compiled import Motion
@@ -149,9 +149,9 @@ class Flow:
             return motion(rule, own, x, u, site)
         run = self.graphs.get(key := (id(own), x.shape))
         if run is None:
-            from .compiled import compiled
+            from .compiled import compile_motion
 
-            run = self.graphs[key] = compiled(rule, own, x, u, site)
+            run = self.graphs[key] = compile_motion(rule, own, x, u, site)
         return run(x, u, site.layer)
 
     def layer(self, x: Tensor, tau: float) -> Tensor:
@@ -165,20 +165,13 @@ class Flow:
 
     def speed(self, x: Tensor, tau: float, sublayer: int = 0) -> Tensor:
         """Speed factor s (..., n) under the field: theta' = P_theta(u) / s, infinite where nothing turns."""
-        _, dtau, _ = self.law(x, tau, sublayer)
-        return torch.where(dtau == 0, torch.inf, sphere.radius(x) / dtau).squeeze(-1)
+        _, site = self.rule(tau, self.sublayers[sublayer][0])
+        return speed(self.scheme, x, self.update(x, tau, sublayer), site)
 
     def radial_rate(self, x: Tensor, tau: float, sublayer: int = 0) -> Tensor:
         """r' (..., n) under the field."""
-        return (sphere.radius(x) * self.law(x, tau, sublayer)[0]).squeeze(-1)
-
-    def law(self, x: Tensor, tau: float, sublayer: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """(drho/dh, dtau/dh, v) of one sub-layer. ConfigError for a scheme that leaves the plane of x and u."""
-        rule, site = self.rule(tau, self.sublayers[sublayer][0])
-        if not rule.planar:
-            raise ConfigError(f"{rule} has no (rho, tau) law: its step does not stay in the plane of x and u")
-        u = self.update(x, tau, sublayer)
-        return in_plane(rule, self.own(rule, site, 2, x), x, u, site)
+        _, site = self.rule(tau, self.sublayers[sublayer][0])
+        return radial_rate(self.scheme, x, self.update(x, tau, sublayer), site)
 
     # what an integrator must know
 

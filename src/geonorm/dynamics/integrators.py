@@ -52,7 +52,13 @@ def integrate(
     if method == "layers":
         if any(t != int(t) for t in ordered):
             raise ConfigError("method layers knows whole times only: the state after so many layers")
-        yield from through_layers(flow, x, ordered)
+        done = 0
+        for time in ordered:
+            while done < time:
+                x = flow.layer(x, float(done))
+                done += 1
+            check_finite(x, time)
+            yield time, x
         return
     walker = Walker(flow, x, method, step, tolerance, log_time, max_steps)
     for time in ordered:
@@ -60,17 +66,7 @@ def integrate(
         yield time, walker.x
 
 
-def through_layers(flow: Flow, x: Tensor, times: Sequence[float]) -> Iterator[tuple[float, Tensor]]:
-    done = 0
-    for time in times:
-        while done < time:
-            x = flow.layer(x, float(done))
-            done += 1
-        finite(x, time)
-        yield time, x
-
-
-def finite(x: Tensor, time: float) -> None:
+def check_finite(x: Tensor, time: float) -> None:
     if not torch.isfinite(x).all():
         raise GeonormError(f"a particle is no longer finite at time {time:g}")
 
@@ -123,7 +119,7 @@ class Walker:
                 self.x = restore(advance(slope, self.x, begin + i * h, h))
                 self.count(stop)
         self.tau = stop
-        finite(self.x, stop)
+        check_finite(self.x, stop)
 
     def count(self, stop: float) -> None:
         self.taken += 1
@@ -182,13 +178,13 @@ def dormand_prince(f: Slope, x: Tensor, s: float, h: float, first: Tensor) -> tu
     """(fifth-order result, its difference from the embedded fourth order, the slope there)."""
     slopes = [first]
     for node, stage in zip(NODES[1:], STAGES[1:], strict=True):
-        ahead = x + h * combined(stage, slopes)
+        ahead = x + h * combine(stage, slopes)
         slopes.append(f(ahead, s + node * h))
     weights = [a - b for a, b in zip((*STAGES[-1], 0.0), FOURTH, strict=True)]
-    return ahead, h * combined(weights, slopes), slopes[-1]
+    return ahead, h * combine(weights, slopes), slopes[-1]
 
 
-def combined(weights: Sequence[float], slopes: Sequence[Tensor]) -> Tensor:
+def combine(weights: Sequence[float], slopes: Sequence[Tensor]) -> Tensor:
     total = weights[0] * slopes[0]
     for weight, slope in zip(weights[1:], slopes[1:], strict=True):
         if weight:

@@ -60,10 +60,10 @@ def labels(theta: Tensor, angle: float = 0.1) -> Tensor:
         raise ConfigError(f"angle must lie in [{LEAST_ANGLE:g}, pi], got {angle}")
     wide = theta.detach().double()
     flat = wide.reshape(-1, *wide.shape[-2:])
-    return torch.stack([linked(system, angle) for system in flat]).reshape(theta.shape[:-1])
+    return torch.stack([link(system, angle) for system in flat]).reshape(theta.shape[:-1])
 
 
-def linked(theta: Tensor, angle: float, rows: int | None = None) -> Tensor:
+def link(theta: Tensor, angle: float, rows: int | None = None) -> Tensor:
     """Connected components by the smallest label among neighbours, with pointer jumping, in blocks of rows."""
     n = len(theta)
     rows = rows or max(16, 4_000_000 // n)

@@ -29,6 +29,7 @@ from .flow import Flow, check_values
 from .integrators import integrate
 from .laws import collapse_time, law_at_end
 from .observables import clusters, cosine_rate, gap, order_parameter, radius_cv
+from .rates import in_plane
 from .starts import STARTS
 
 Progress = Callable[[str, float], None]
@@ -210,11 +211,13 @@ def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
         "radius": flow.radius(x).mean(-1), "radius_cv": radius_cv(flow.radius(x)), "gap": gap(theta),
         "cos_pair": 1 - gap(theta), "order": order_parameter(theta), "clusters": clusters(some),
         **dict.fromkeys(("step_norm", "radial", "tangential", "ratio", "angle", "update_norm", "clamped", "speed")),
+        # of a network's trace, unknown here
+        **dict.fromkeys(("cos_ones", "angle_ones", "cos_null", "rotation", "ratio_p99", "off_plane", "grad_norm")),
     }  # fmt: skip
     if flow.scheme.planar:
         rule, site = flow.rule(tau)
         u = flow.update(x, tau)
-        drho, dtau, v = flow.law(x, tau)
+        drho, dtau, v = in_plane(rule, flow.own(rule, site, 2, x), x, u, site)
         radius, across = sphere.radius(x), dtau * sphere.radius(v)
         s = torch.where(dtau == 0, torch.nan, radius / dtau)
         hit = rule.clamped(x, u, flow.own(rule, site, x.shape[-1], x)(), site)
@@ -226,11 +229,9 @@ def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
             "clamped": None if hit is None else hit.to(x.dtype).mean(-1),
         }  # fmt: skip
     listed = {key: None if column is None else column.tolist() for key, column in columns.items()}
-    blank = dict.fromkeys(("cos_ones", "angle_ones", "cos_null", "rotation", "ratio_p99", "off_plane", "grad_norm"))
     return [
         {"layer": tau, "kind": "attn", "t": tau + 1}
         | {key: None if column is None or not isfinite(column[i]) else column[i] for key, column in listed.items()}
-        | blank
         for i in range(x.shape[0])
     ]
 
@@ -282,14 +283,14 @@ def conclude(
     if closed and config.weights == "identity" and scheme.planar and config.method != "layers":
         path = theory.equiangular(scheme, config.tokens, inverse_temperature(config), times, config.layers)
         solved = asdict(path)
-        results.theory[name] = {key: [finite(value) for value in values] for key, values in solved.items()}
+        results.theory[name] = {key: [finite_or_none(value) for value in values] for key, values in solved.items()}
 
     def at(key: str, place: int) -> float | None:
         found = [of_seed[place][key] for of_seed in by_seed if of_seed[place][key] is not None]
         return sum(found) / len(found) if found else None
 
     def said(key: str, place: int) -> float | None:
-        return None if solved is None else finite(solved[key][place])
+        return None if solved is None else finite_or_none(solved[key][place])
 
     return {
         "scheme": name,
@@ -326,7 +327,7 @@ def slope(times: list[float], radii: list[float | None]) -> float | None:
     return sum((a - centre) * b for a, b in points) / sum((a - centre) ** 2 for a, _ in points)
 
 
-def finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """JSON has no infinity."""
     return value if isfinite(value) else None
 

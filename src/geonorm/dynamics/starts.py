@@ -17,13 +17,13 @@ def draw(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def stacked(seeds: Sequence[int], dtype: torch.dtype, one: Callable[[int], Tensor]) -> Tensor:
+def stack_seeds(seeds: Sequence[int], dtype: torch.dtype, one: Callable[[int], Tensor]) -> Tensor:
     if not seeds:
         raise ConfigError("no seeds: give at least one")
     return torch.stack([one(seed) for seed in seeds]).to(dtype)
 
 
-def sizes(n: int, dim: int) -> None:
+def check_sizes(n: int, dim: int) -> None:
     if n < 1:
         raise ConfigError(f"there must be at least one particle, got n = {n}")
     if dim < 2:
@@ -34,7 +34,7 @@ def equiangular(
     n: int, dim: int, gamma: float = 0.0, *, seeds: Sequence[int] = (0,), dtype: torch.dtype = torch.float64
 ) -> Tensor:
     """n unit vectors with pairwise cosine gamma, in a random position per seed. Needs n <= dim, gamma >= -1/(n-1)."""
-    sizes(n, dim)
+    check_sizes(n, dim)
     lowest = -1 / max(1, n - 1)
     if n > dim:
         raise ConfigError(f"{n} equiangular particles need dim >= {n}, got {dim}: fewer particles, or start uniform")
@@ -48,26 +48,26 @@ def equiangular(
         frame, _ = torch.linalg.qr(draw(seed, dim, n))
         return corner @ frame.mT
 
-    return stacked(seeds, dtype, one)
+    return stack_seeds(seeds, dtype, one)
 
 
 def uniform(n: int, dim: int, *, seeds: Sequence[int] = (0,), dtype: torch.dtype = torch.float64) -> Tensor:
     """Independent, uniform on the unit sphere."""
-    sizes(n, dim)
+    check_sizes(n, dim)
 
     def one(seed: int) -> Tensor:
         x = draw(seed, n, dim)
         return x / sphere.radius(x)
 
-    return stacked(seeds, dtype, one)
+    return stack_seeds(seeds, dtype, one)
 
 
 def gaussian(n: int, dim: int, *, seeds: Sequence[int] = (0,), dtype: torch.dtype = torch.float64) -> Tensor:
     """Independent N(0, 1/dim) per coordinate: uniform directions, radii that vary about 1 by 1/sqrt(2 dim).
 
     Only a scheme that keeps its embedding as it is (`pre(entry=embedding)`) sees the radii."""
-    sizes(n, dim)
-    return stacked(seeds, dtype, lambda seed: draw(seed, n, dim) / sqrt(dim))
+    check_sizes(n, dim)
+    return stack_seeds(seeds, dtype, lambda seed: draw(seed, n, dim) / sqrt(dim))
 
 
 def cone(
@@ -77,7 +77,7 @@ def cone(
 
     Angles from the axis are drawn as in a flat ball of dimension dim - 1, which for narrow caps is the uniform measure.
     """
-    sizes(n, dim)
+    check_sizes(n, dim)
     if not 0 < delta <= 2:
         raise ConfigError(f"delta must lie in (0, 2], got {delta}")
     widest = asin(sqrt(delta / 2))  # half the angle whose cosine is 1 - delta
@@ -90,7 +90,7 @@ def cone(
         share = torch.rand(n, 1, generator=generator, dtype=torch.float64) ** (1 / (dim - 1))
         return sphere.exp(axis.expand(n, dim), widest * share * away / sphere.radius(away))
 
-    return stacked(seeds, dtype, one)
+    return stack_seeds(seeds, dtype, one)
 
 
 STARTS: dict[str, Callable[..., Tensor]] = {

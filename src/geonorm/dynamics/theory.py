@@ -12,7 +12,7 @@ Time tau starts at 0, depth-time is t = tau + 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, expm1, isclose, isfinite, log, sqrt
 
@@ -73,8 +73,7 @@ class Frame:
         """m: the radius of what the sub-layer reads."""
         rule, site = self.flow.rule(tau)
         x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
-        with torch.no_grad():
-            y, _ = read_at(rule, x, self.flow.own(rule, site, 2, x)(), site)
+        y, _ = read_at(rule, x, self.flow.own(rule, site, 2, x)(), site)
         return y[0, 0].item()
 
     def rates(self, radius: float, tau: float, radial: float, tangential: float) -> tuple[float, float]:
@@ -82,15 +81,12 @@ class Frame:
         rule, site = self.flow.rule(tau)
         x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
         u = torch.tensor([[radial, max(tangential, NEAR * abs(radial))]], dtype=torch.float64)
-        with torch.no_grad():
-            drho, dtau, _ = in_plane(rule, self.flow.own(rule, site, 2, x), x, u, site)
+        drho, dtau, _ = in_plane(rule, self.flow.own(rule, site, 2, x), x, u, site)
         return dtau.item() / radius, drho.item() * radius
 
-    def settled(self, radius: float, tau: float) -> float:
+    def settle(self, radius: float, tau: float) -> float:
         """The radius after a step of size 0."""
-        x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
-        with torch.no_grad():
-            return self.flow.settle(x, tau).norm().item()
+        return self.flow.settle(torch.tensor([[radius, 0.0]], dtype=torch.float64), tau).norm().item()
 
     def slowest(self, radii: Tensor, tau: float, beta: float, causal: bool) -> float:
         """lambda near collapse for radii (n,) of their own that do not change: token i turns towards k at the rate
@@ -99,13 +95,12 @@ class Frame:
         spectrum is real; a causal one is triangular."""
         rule, site = self.flow.rule(tau)
         x = torch.stack((radii, torch.zeros_like(radii)), -1)
-        with torch.no_grad():
-            own = self.flow.own(rule, site, 2, x)
-            m = read_at(rule, x, own(), site)[0][:, 0]
-            scores = beta * m[:, None] * m
-            p = torch.softmax(scores.tril() + torch.full_like(scores, -torch.inf).triu(1) if causal else scores, -1)
-            along = p @ m
-            _, turn, _ = in_plane(rule, own, x, torch.stack((along, NEAR * along), -1), site)
+        own = self.flow.own(rule, site, 2, x)
+        m = read_at(rule, x, own(), site)[0][:, 0]
+        scores = beta * m[:, None] * m
+        p = torch.softmax(scores.tril() + torch.full_like(scores, -torch.inf).triu(1) if causal else scores, -1)
+        along = p @ m
+        _, turn, _ = in_plane(rule, own, x, torch.stack((along, NEAR * along), -1), site)
         w = p * m * turn / radii[:, None]
         if causal:
             return 2 * (w.sum(1) - w.diagonal())[1:].min().item()
@@ -116,12 +111,11 @@ class Frame:
         flow = Flow(self.flow.scheme, Attention(0.0, causal=causal), self.depth)
         angle = torch.tensor([0.0, 1e-4], dtype=torch.float64)
         x = radius * torch.stack((angle.cos(), angle.sin()), -1)
-        with torch.no_grad():
-            before, after = (mean_gap(flow.tokens(state)).item() for state in (x, flow.layer(x, tau)))
+        before, after = (mean_gap(flow.tokens(state)).item() for state in (x, flow.layer(x, tau)))
         return log(before / after) if after > 1e-12 * before else float("inf")
 
 
-def attention(n: int, beta: float, gap: float, m: float = 1.0) -> tuple[float, float, float]:
+def equiangular_attention(n: int, beta: float, gap: float, m: float = 1.0) -> tuple[float, float, float]:
     """(<theta, A>, |P_theta A|, p) of equiangular particles read at radius m, 1 - gamma = gap; p is the weight of each
     other particle. No subtraction of nearly equal numbers at either end."""
     other = exp(-beta * m * m * gap)
@@ -132,10 +126,11 @@ def attention(n: int, beta: float, gap: float, m: float = 1.0) -> tuple[float, f
     return radial, tangential, p
 
 
+@torch.no_grad()
 def initial_velocity(scheme: str | Scheme, n: int, beta: float, depth: int = 1, radius: float = 1.0) -> float:
     """gamma'(0) of n orthonormal directions, read at radius `radius` before the scheme puts them on its own sphere."""
     frame = Frame(scheme, depth)
-    return velocity(frame, n, beta, 0.0, frame.settled(radius, 0.0), 0.0)[0]
+    return velocity(frame, n, beta, 0.0, frame.settle(radius, 0.0), 0.0)[0]
 
 
 def velocity(
@@ -144,12 +139,13 @@ def velocity(
     """(gamma', d log(1 - gamma)/dtau, r', s) where 1 - gamma = e^w."""
     gap = exp(w)
     m = frame.read(radius, tau)
-    radial, tangential, p = attention(n, beta, gap, m)
+    radial, tangential, p = equiangular_attention(n, beta, gap, m)
     turn, growth = frame.rates(radius, tau, radial, tangential)
     shrink = 2 * turn * m * p * (n - (n - 1) * gap)
     return gap * shrink, -shrink, growth, 1 / turn if turn else float("inf")
 
 
+@torch.no_grad()
 def equiangular(
     scheme: str | Scheme,
     n: int,
@@ -169,7 +165,7 @@ def equiangular(
     if n < 2 or not -1 / (n - 1) < gamma < 1:
         raise ConfigError(f"{n} equiangular particles need a cosine between -1/(n-1) and 1, got {gamma}")
     frame = Frame(scheme, depth)
-    state = torch.tensor([log(1 - gamma), log(frame.settled(radius, 0.0))], dtype=torch.float64)
+    state = torch.tensor([log(1 - gamma), log(frame.settle(radius, 0.0))], dtype=torch.float64)
     path = Path([], [], [], [], [])
     tau, size = 0.0, 0.01
 
@@ -182,7 +178,7 @@ def equiangular(
     for time in map(float, times):
         for stop in [*frame.flow.breaks(tau, time), time]:
             if stop > tau:
-                state[1] = log(frame.settled(exp(state[1].item()), tau))
+                state[1] = log(frame.settle(exp(state[1].item()), tau))
                 last = stop - 1e-12 * max(1.0, stop)
                 state, size = advance(slope, state, log(1 + tau), log(1 + stop), size, tolerance)
                 tau = stop
@@ -214,6 +210,7 @@ def advance(slope: Slope, y: Tensor, s: float, end: float, h: float, tolerance: 
     return y, h
 
 
+@torch.no_grad()
 def terminal(
     scheme: str | Scheme,
     depth: int = 1,
@@ -235,8 +232,7 @@ def terminal(
     """
     frame = Frame(scheme, depth)
     given = torch.tensor(radius if isinstance(radius, Sequence) else [radius], dtype=torch.float64)
-    with torch.no_grad():
-        radii = frame.flow.settle(torch.stack((given, torch.zeros_like(given)), -1), LATE - 1).norm(dim=-1)
+    radii = frame.flow.settle(torch.stack((given, torch.zeros_like(given)), -1), LATE - 1).norm(dim=-1)
     start = radii.mean().item()
     unequal = (radii.max() - radii.min()).item() > 1e-9 * start
 
@@ -248,22 +244,10 @@ def terminal(
             return frame.slowest(radii, t - 1, beta, causal), growth
         return 2 * turn * m * (0.5 if causal else 1.0), growth
 
-    r, power = start, 0.0
-    if abs(look(r, LATE)[1]) * LATE > 1e-6 * r:
-        for _ in range(60):
-            growth = look(r, LATE)[1]
-            if growth <= 0:
-                return Terminal("none", None)
-            a = log(look(r * 1.01, LATE)[1] / growth) / log(1.01)
-            b = log(look(r, LATE * 1.01)[1] / growth) / log(1.01)
-            if a >= 1 or b <= -1 + 1e-9:  # explodes, or grows like a logarithm at most
-                return Terminal("none", None)
-            power = (1 + b) / (1 - a)
-            # r' = c r^a t^b has the solution r^(1-a) = c (1-a)/(1+b) t^(1+b)
-            ahead = (growth * r**-a * LATE / power) ** (1 / (1 - a))
-            if isclose(ahead, r, rel_tol=1e-12):
-                break
-            r = ahead
+    grown = grow(lambda r, t: look(r, t)[1], start)
+    if grown is None:
+        return Terminal("none", None)
+    r, power = grown
     rate, later = look(r, LATE)[0], look(r * 1.01**power, LATE * 1.01)[0]
     if rate <= 0 or later <= 0:
         return Terminal("none", None)
@@ -283,10 +267,33 @@ def terminal(
     return Terminal("none", None)
 
 
+def grow(growth: Callable[[float, float], float], r: float) -> tuple[float, float] | None:
+    """(r, q) at depth-time LATE of a radius that follows r ~ t^q, from r' = growth(r, t) = c r^a t^b near there. None
+    where it shrinks, explodes, or grows like a logarithm at most."""
+    power = 0.0
+    if not abs(growth(r, LATE)) * LATE > 1e-6 * r:
+        return r, power
+    for _ in range(60):
+        now = growth(r, LATE)
+        if now <= 0:
+            return None
+        a = log(growth(r * 1.01, LATE) / now) / log(1.01)
+        b = log(growth(r, LATE * 1.01) / now) / log(1.01)
+        if a >= 1 or b <= -1 + 1e-9:
+            return None
+        power = (1 + b) / (1 - a)
+        # the solution is r^(1-a) = c (1-a)/(1+b) t^(1+b)
+        ahead = (now * r**-a * LATE / power) ** (1 / (1 - a))
+        if isclose(ahead, r, rel_tol=1e-12):
+            break
+        r = ahead
+    return r, power
+
+
 def describe(scheme: str | Scheme) -> str | None:
     """The speed factor and radius law of a scheme in a line, or None where no formula is on record (with fields, say).
 
     A = u(read(x)); for geonorm while the clamp does not bind (|P_θ A| < r pi/4; else s = |P_θ A| t / (pi/4))."""
     rule = parse(scheme)
     own = vars(type(rule)).get("about")  # not inherited: a subclass may write otherwise
-    return own.law or None if own is not None and str(rule) == name_of(rule) else None
+    return own.law or None if own is not None and str(rule) == name_of(type(rule)) else None

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig
 from ..schemes import Placement, parse
-from ..sites.anatomy import FAMILIES
+from ..sites.anatomy import FAMILIES, Stack, anatomy
 from .config import NAMES
 
 GATED = {"swiglu": "silu"}
@@ -26,23 +28,19 @@ SAME = {
 
 @dataclass(frozen=True)
 class Layout:
-    """One architecture; how it differs from a Llama."""
+    """One architecture; how it differs from a Llama. Its norms, branches and ends are those of `anatomy`."""
 
     model_type: str
-    modules: dict[str, str]
-    """Of a layer: ours, from `model.blocks.N`, to theirs, from `layers.N`. Several joined by blanks on our side are one
-    matrix there, row after row; on their side, several that hold the same."""
-    schemes: tuple[str, ...] = ("pre(entry=embedding)",)
-    """What computes the same, the first being what an import gets; the stream enters as the raw embedding."""
+    matrices: dict[str, str]
+    """What is inside the branches of a layer: ours to theirs. Several of ours are one matrix there, row after row."""
     shape: dict[str, Any] = field(default_factory=dict)
     """Fields of DecoderConfig that the architecture fixes, beside those that it shares with a Llama."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Fields of their configuration that have one value here."""
     fields: dict[str, str | None] = field(default_factory=dict)
     """Fields of DecoderConfig that they call otherwise than most do, or do not have (None)."""
-    layers: str = "model.layers"
-    embedding: str = "model.embed_tokens"
-    exit: str = "model.norm"
+    base: str = "model"
+    """Where the model without its head is."""
     positions: str | None = None
     """Their table of learned positions."""
     mlp: dict[str, str] = field(default_factory=lambda: GATED)
@@ -57,8 +55,6 @@ class Layout:
     """Their switches for biases of linear layers."""
     dropout: tuple[str, ...] = ()
     """Their rates of dropout where those are not 0 of themselves: 0 in an export, for there is none here."""
-    offset: float = 0.0
-    """What they add to a stored gain."""
     scaled: bool = False
     """Whether they multiply the embedding by sqrt(width)."""
     transposed: bool = False
@@ -66,9 +62,39 @@ class Layout:
     by_head: bool = False
     """Whether rows of joined matrices alternate head by head."""
 
+    @cached_property
+    def stack(self) -> Stack:
+        return anatomy(SimpleNamespace(model_type=self.model_type, **self.settings))[0]
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """What computes the same, the first being what an import gets; the stream enters as the raw embedding."""
+        placement = self.stack.sublayers[0].placement
+        return f"{placement}(entry=embedding)", *(["sandwich"] if placement == "peri" else [])
+
+    @cached_property
+    def modules(self) -> dict[str, str]:
+        """Of a layer: ours, from `model.blocks.N`, to theirs. Several joined by blanks on their side hold the same."""
+        found = {}
+        for part in self.stack.sublayers:
+            own = "both" if part.kind == "parallel" else part.kind
+            for role in dict.fromkeys(part.norms.values()):
+                found[f"{own}.own.{role}"] = " ".join(path for path, played in part.norms.items() if played == role)
+            for number, branch in enumerate(part.branches):
+                inner = f"both.branch.{('attn', 'mlp')[number]}" if own == "both" else f"{own}.branch"
+                for ours, theirs in self.matrices.items():
+                    if (ours.split(".")[-1].split(" ")[0] in "qkvo") == inner.endswith(("attn", "attn.branch")):
+                        found[join_names(ours, inner)] = f"{branch.modules[0]}.{theirs}"
+        return found
+
     def fixed(self) -> dict[str, Any]:
-        positions = "rope" if self.positions is None else "learned"
-        return {"block": "sequential", "positions": positions, "norm": "rms", "qk_norm": "none", **self.shape}
+        return {
+            "block": "parallel" if self.stack.sublayers[0].kind == "parallel" else "sequential",
+            "positions": "rope" if self.positions is None else "learned",
+            "norm": self.stack.norm,
+            "qk_norm": "none",
+            **self.shape,
+        }
 
     def called(self, name: str) -> str | None:
         """Their name of a field of DecoderConfig."""
@@ -76,17 +102,16 @@ class Layout:
 
     def pairs(self, config: DecoderConfig) -> Iterator[tuple[list[str], list[str]]]:
         """Every module with weights: ours, theirs."""
-        yield ["model.embed_tokens"], [self.embedding]
+        yield ["model.embed_tokens"], [f"{self.base}.{self.stack.embedding}"]
         yield ["lm_head"], ["lm_head"]
-        yield ["model.exit.own.norm"], [self.exit]
+        yield ["model.exit.own.norm"], [f"{self.base}.{self.stack.exit}"]
         if self.positions is not None:
-            yield ["model.position"], [self.positions]
+            yield ["model.position"], [f"{self.base}.{self.positions}"]
         for layer in range(config.layers):
-            for ours, theirs in self.modules.items():
-                yield (
-                    [f"model.blocks.{layer}.{name}" for name in ours.split()],
-                    [f"{self.layers}.{layer}.{name}" for name in theirs.split()],
-                )
+            places = (f"model.blocks.{layer}", f"{self.base}.{self.stack.blocks}.{layer}")
+            for names in self.modules.items():
+                ours, theirs = map(join_names, names, places)
+                yield ours.split(), theirs.split()
 
     def unlike(self, config: DecoderConfig) -> list[str]:
         """Fields of a decoder that have no equal."""
@@ -105,81 +130,49 @@ class Layout:
         return found + ([f"mlp={config.mlp}, not {' or '.join(self.mlp)}"] if config.mlp not in self.mlp else [])
 
 
-def join_names(*names: str, at: str = "attn.branch") -> str:
-    return " ".join(f"{at}.{name}" for name in names)
+def join_names(names: str, at: str) -> str:
+    return " ".join(f"{at}.{name}" for name in names.split())
 
 
-ATTENTION = {f"attn.branch.{name}": f"self_attn.{name}_proj" for name in "qkvo"}
-PRE = {"attn.own.input": "input_layernorm", "mlp.own.input": "post_attention_layernorm"}
-HEAD_NORMS = {f"attn.branch.norms.{name}": f"self_attn.{name}_norm" for name in "qk"}
-LLAMA = {**ATTENTION, **{f"mlp.branch.{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")}}
-QKV = join_names("q", "k", "v")
-GPT2 = {
-    "attn.own.input": "ln_1", QKV: "attn.c_attn", "attn.branch.o": "attn.c_proj",
-    "mlp.own.input": "ln_2", "mlp.branch.up": "mlp.c_fc", "mlp.branch.down": "mlp.c_proj",
-}  # fmt: skip
-NEOX = {
-    **PRE, QKV: "attention.query_key_value", "attn.branch.o": "attention.dense",
-    "mlp.branch.up": "mlp.dense_h_to_4h", "mlp.branch.down": "mlp.dense_4h_to_h",
-}  # fmt: skip
-SIDE_BY_SIDE = {
-    "both.own.input": "input_layernorm",
-    join_names("q", "k", "v", at="both.branch.attn"): "attention.query_key_value",
-    "both.branch.attn.o": "attention.dense",
-    "both.branch.mlp.up": "mlp.dense_h_to_4h", "both.branch.mlp.down": "mlp.dense_4h_to_h",
-}  # fmt: skip
+QKV = "q k v"
+ATTENTION = {name: f"{name}_proj" for name in "qkvo"}
+HEAD_NORMS = {f"norms.{name}": f"{name}_norm" for name in "qk"}
+LLAMA = ATTENTION | {name: f"{name}_proj" for name in ("gate", "up", "down")}
+GPT2 = {QKV: "c_attn", "o": "c_proj", "up": "c_fc", "down": "c_proj"}
+NEOX = {QKV: "query_key_value", "o": "dense", "up": "dense_h_to_4h", "down": "dense_4h_to_h"}
 OLD_NAMES: dict[str, Any] = {
     "fields": {"hidden": "n_inner", "eps": "layer_norm_epsilon", "mlp": "activation_function", "kv_heads": None},
-    "layers": "transformer.h", "embedding": "transformer.wte", "exit": "transformer.ln_f",
-    "positions": "transformer.wpe", "shape": {"norm": "layer"},
-    "dropout": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    "base": "transformer", "positions": "wpe", "dropout": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
 }  # fmt: skip
 NEOX_NAMES: dict[str, Any] = {
     "fields": {"eps": "layer_norm_eps", "kv_heads": None}, "mlp": PLAIN, "kv_heads": "all", "bias": ("attention_bias",),
-    "layers": "gpt_neox.layers", "embedding": "gpt_neox.embed_in", "exit": "gpt_neox.final_layer_norm",
-    "rotary": True, "by_head": True,
+    "base": "gpt_neox", "rotary": True, "by_head": True,
 }  # fmt: skip
 
 LAYOUTS = (
-    Layout("llama", {**PRE, **LLAMA}, head_width=True, bias=("attention_bias", "mlp_bias")),
-    Layout("mistral", {**PRE, **LLAMA}, head_width=True, settings={"sliding_window": None}),
-    Layout("qwen2", {**PRE, **LLAMA}, head_width=True, settings={"use_sliding_window": False}),
+    Layout("llama", LLAMA, head_width=True, bias=("attention_bias", "mlp_bias")),
+    Layout("mistral", LLAMA, head_width=True, settings={"sliding_window": None}),
+    Layout("qwen2", LLAMA, head_width=True, settings={"use_sliding_window": False}),
     Layout(
-        "phi3",
-        {
-            **PRE, QKV: "self_attn.qkv_proj", "attn.branch.o": "self_attn.o_proj",
-            join_names("gate", "up", at="mlp.branch"): "mlp.gate_up_proj", "mlp.branch.down": "mlp.down_proj",
-        },
+        "phi3", {QKV: "qkv_proj", "o": "o_proj", "gate up": "gate_up_proj", "down": "down_proj"},
         settings={"sliding_window": None}, rotary=True,
     ),
     Layout(
-        "qwen3", {**PRE, **HEAD_NORMS, **LLAMA}, shape={"qk_norm": "head"}, settings={"use_sliding_window": False},
+        "qwen3", HEAD_NORMS | LLAMA, shape={"qk_norm": "head"}, settings={"use_sliding_window": False},
         head_width=True, bias=("attention_bias",),
     ),
     Layout(
-        "olmo", LLAMA, shape={"norm": "layer", "gains": False, "eps": 1e-5}, settings={"clip_qkv": None},
-        fields={"eps": None}, bias=("attention_bias",),
+        "olmo", LLAMA, shape={"gains": False, "eps": 1e-5}, settings={"clip_qkv": None}, fields={"eps": None},
+        bias=("attention_bias",),
     ),
+    Layout("olmo2", HEAD_NORMS | LLAMA, shape={"qk_norm": "full"}, head_width=True, bias=("attention_bias",)),
     Layout(
-        "olmo2",
-        {
-            "attn.own.output": "post_attention_layernorm", "mlp.own.output": "post_feedforward_layernorm",
-            **HEAD_NORMS, **LLAMA,
-        },
-        ("olmo2(entry=embedding)",), shape={"qk_norm": "full"}, head_width=True, bias=("attention_bias",),
-    ),
-    Layout(
-        "gemma2",
-        {
-            "attn.own.input": "input_layernorm", "attn.own.output": "post_attention_layernorm",
-            "mlp.own.input": "pre_feedforward_layernorm", "mlp.own.output": "post_feedforward_layernorm", **LLAMA,
-        },
-        ("peri(entry=embedding)", "sandwich"), fields={"mlp": "hidden_activation"}, bias=("attention_bias",),
+        "gemma2", LLAMA, fields={"mlp": "hidden_activation"}, bias=("attention_bias",),
         settings={
             "attn_logit_softcapping": None, "final_logit_softcapping": None, "use_bidirectional_attention": None,
             "layer_types": "full_attention",
         },
-        head_width=True, offset=1.0, scaled=True,
+        head_width=True, scaled=True,
     ),
     Layout(
         "gpt2", GPT2, mlp={"gelu": "gelu", "gelu_tanh": "gelu_new"}, kv_heads="all", transposed=True,
@@ -192,25 +185,20 @@ LAYOUTS = (
         "gpt_bigcode", GPT2, mlp=PLAIN, kv_heads="one",
         settings={"scale_attn_weights": True, "multi_query": True, "add_cross_attention": False}, **OLD_NAMES,
     ),
-    Layout("gpt_neox", NEOX, shape={"norm": "layer"}, settings={"use_parallel_residual": False}, **NEOX_NAMES),
+    Layout("gpt_neox", NEOX, settings={"use_parallel_residual": False}, **NEOX_NAMES),
+    Layout("gpt_neox", NEOX, settings={"use_parallel_residual": True}, **NEOX_NAMES),
     Layout(
-        "gpt_neox", {**SIDE_BY_SIDE, "both.own.input": "input_layernorm post_attention_layernorm"},
-        shape={"norm": "layer", "block": "parallel"}, settings={"use_parallel_residual": True}, **NEOX_NAMES,
+        "starcoder2", ATTENTION | {"up": "c_fc", "down": "c_proj"}, mlp=PLAIN, settings={"sliding_window": None},
+        fields={"eps": "norm_epsilon"}, bias=("use_bias",),
     ),
     Layout(
-        "starcoder2", {**PRE, **ATTENTION, "mlp.branch.up": "mlp.c_fc", "mlp.branch.down": "mlp.c_proj"}, mlp=PLAIN,
-        shape={"norm": "layer"}, settings={"sliding_window": None}, fields={"eps": "norm_epsilon"}, bias=("use_bias",),
+        "stablelm", LLAMA, rotary=True, bias=("use_qkv_bias",), fields={"eps": "layer_norm_eps"},
+        settings={"use_parallel_residual": False, "qk_layernorm": False},
     ),
     Layout(
-        "stablelm", {**PRE, **LLAMA}, shape={"norm": "layer"}, rotary=True, bias=("use_qkv_bias",),
-        settings={"use_parallel_residual": False, "qk_layernorm": False}, fields={"eps": "layer_norm_eps"},
-    ),
-    Layout(
-        "falcon", {name: path.replace("attention.", "self_attention.") for name, path in SIDE_BY_SIDE.items()},
-        mlp=PLAIN, kv_heads="one", shape={"norm": "layer", "block": "parallel"}, bias=("bias",),
+        "falcon", NEOX, mlp=PLAIN, kv_heads="one", bias=("bias",), base="transformer",
         settings={"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True, "alibi": False},
         fields={"hidden": "ffn_hidden_size", "eps": "layer_norm_epsilon", "mlp": "activation", "kv_heads": None},
-        layers="transformer.h", embedding="transformer.word_embeddings", exit="transformer.ln_f",
     ),
 )  # fmt: skip
 """In the order in which an export chooses among them where it is not told which."""

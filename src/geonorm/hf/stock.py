@@ -18,7 +18,7 @@ from transformers import initialization
 from ..errors import ConfigError
 from ..nn.config import DecoderConfig
 from .config import GeoNormConfig
-from .layouts import SHARED, TOKENS, Layout, join_names, layout_for, layout_of, shape_of
+from .layouts import QKV, SHARED, TOKENS, Layout, join_names, layout_for, layout_of, shape_of
 from .modeling import GeoNormForCausalLM, language_model
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -37,7 +37,7 @@ def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
     weights = model.state_dict()
     embedding = model.model.entry(weights[EMBEDDING])
     weights[EMBEDDING] = embedding / config.width**0.5 if layout.scaled else embedding
-    found, wanted = Weights(), out.state_dict()
+    found, wanted, offset = Weights(), out.state_dict(), layout.stack.gain_offset
     for ours, theirs in layout.pairs(config):
         for kind in ("weight", "bias"):
             parts = [weights.pop(name) for place in ours if (name := f"{place}.{kind}") in weights]
@@ -49,13 +49,13 @@ def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
                 )
             for name in names:
                 if not parts:
-                    found[name] = neutral(wanted[name], kind, layout.offset).to(embedding.dtype)
+                    found[name] = neutral(wanted[name], kind, offset).to(embedding.dtype)
                     continue
                 found[name] = together(parts, turned(ours[0], kind, layout), layout, config)
                 if name != names[0]:
                     found[name] = found[name].clone()  # files hold no shared memory
-                if layout.offset and is_gain(ours[0]):
-                    found[name] = found[name] - layout.offset
+                if offset and is_gain(ours[0]):
+                    found[name] = found[name] - offset
     left = set(weights) & {name for name, _ in model.named_parameters()}
     if left:
         raise ConfigError(f"{layout.model_type} has no equal for {min(left)}: use --layout geonorm")
@@ -108,7 +108,11 @@ def load_stock(folder: str | Path) -> GeoNormForCausalLM:
     config = GeoNormConfig.of(shape, **{name: getattr(theirs, name, None) for name in TOKENS})
     with torch.device("meta"):
         model = GeoNormForCausalLM(config)
-    found, wanted, dtype = Weights(), model.state_dict(), weights[f"{layout.embedding}.weight"].dtype
+    found, wanted, dtype = (
+        Weights(),
+        model.state_dict(),
+        weights[f"{layout.base}.{layout.stack.embedding}.weight"].dtype,
+    )
     for ours, there in layout.pairs(shape):
         for kind in ("weight", "bias"):
             names = [name for place in ours if (name := f"{place}.{kind}") in wanted]
@@ -119,7 +123,11 @@ def load_stock(folder: str | Path) -> GeoNormForCausalLM:
                 found.update({name: neutral(wanted[name], kind).to(dtype) for name in names})
                 continue
             # a gain that is stored less one has digits that its dtype cannot hold with the one
-            whole = given[0].float() + layout.offset if layout.offset and is_gain(ours[0]) else given[0]
+            whole = (
+                given[0].float() + layout.stack.gain_offset
+                if layout.stack.gain_offset and is_gain(ours[0])
+                else given[0]
+            )
             whole = whole.t().contiguous() if turned(ours[0], kind, layout) else whole
             parts = apart(whole, [wanted[name].shape[0] for name in names], layout, shape)
             found.update(zip(names, parts, strict=True))
@@ -178,12 +186,12 @@ def one_norm(weights: Weights, layout: Layout, config: DecoderConfig) -> None:
     """Where two norms of different gains read the stream side by side, one without gains does, and the matrices behind
     them have theirs: W (g y + b) = (W g) y + W b."""
     for layer in range(config.layers):
-        place = f"{layout.layers}.{layer}"
+        place = f"{layout.base}.{layout.stack.blocks}.{layer}"
         norms = [f"{place}.{name}" for name in layout.modules["both.own.input"].split()]
         gains = [(weights[f"{norm}.weight"], weights[f"{norm}.bias"]) for norm in norms]
         if all(torch.equal(*pair) for pair in zip(gains[0], gains[-1], strict=True)):
             continue
-        readers = (join_names("q", "k", "v", at="both.branch.attn"), "both.branch.mlp.up")
+        readers = (join_names(QKV, "both.branch.attn"), "both.branch.mlp.up")
         for (gain, bias), ours in zip(gains, readers, strict=True):
             name = f"{place}.{layout.modules[ours]}"
             matrix = weights[f"{name}.weight"]

@@ -20,19 +20,19 @@ TUNING_SEED = 1_000_000
 """Seed of the short runs that choose a learning rate: none that a final run uses, however many seeds are added."""
 
 
-def overrides() -> type:
-    """Every field of the model but the scheme, optional: what is not given comes from the preset."""
-    optional = [(name, hint | None, None) for name, hint in hints(DecoderConfig).items() if name != "scheme"]
-    about = {
+Model = make_dataclass(
+    "Model",
+    [(name, hint | None, None) for name, hint in hints(DecoderConfig).items() if name != "scheme"],
+    bases=(Settings,),
+    namespace={
         "__module__": __name__,
         "__doc__": "Shape of the model; what is not given comes from the preset.",
         "prefix": "model.",
         "documented_by": DecoderConfig,
-    }
-    return make_dataclass("Model", optional, bases=(Settings,), namespace=about, frozen=True)
-
-
-Model = overrides()
+    },
+    frozen=True,
+)
+"""Every field of the model but the scheme, optional: what is not given comes from the preset."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Runtime(Settings):
     threads: Annotated[int, Range(1, 1024)] = 1
     """CPU threads of one run."""
     compile: bool = False
-    """torch.compile, block by block, and of the loss."""
+    """torch.compile, block by block, and of the loss; a model of up to 6 blocks on one CPU thread as one graph."""
     recompute: bool = False
     """Activation checkpointing, block by block."""
     accumulate: Count = 1

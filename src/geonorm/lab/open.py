@@ -18,10 +18,9 @@ from ..nn.decoder import Decoder
 from ..probes import load
 from ..schemes import parse, stored
 from .config import TrainConfig
-from .data import Tokenizer, load_tokenizer
-from .data.source import NO_TEXT
-from .runs.made import kept_sources, parts
-from .runs.run import Run, read_rows
+from .data import NO_TEXT, Tokenizer, load_tokenizer
+from .runs.provenance import read_parts, read_sources
+from .runs.run import RunFolder, read_rows
 from .runs.statistics import usable
 from .scale import checkpoint, parallel
 
@@ -117,7 +116,7 @@ def read_settings(
 
 def read_run_settings(path: Path) -> TrainConfig:
     try:
-        return Run(path).config()
+        return RunFolder(path).config()
     except CheckpointError as error:
         if path.is_dir() and "holds no run" in str(error):
             raise CheckpointError(f"{error}, nor a config.json of a Hugging Face model") from None
@@ -128,16 +127,17 @@ def open_run(path: Path, device: torch.device = CPU) -> OpenedRun:
     """The model of a run at its newest whole checkpoint, whatever number of ranks trained it. CheckpointError if the
     folder holds none."""
     config = read_run_settings(path)
-    parse(stored(config.scheme, kept_sources(path), str(path)))
+    parse(stored(config.scheme, read_sources(path), str(path)))
     model = Decoder(config.decoder(config.scheme)).to(device)
-    if checkpoint.load_newest(Run(path).checkpoints, model, None, lambda line: print(line, file=sys.stderr)) is None:
+    state = checkpoint.load_newest(path / "checkpoints", model, None, lambda line: print(line, file=sys.stderr))
+    if state is None:
         raise CheckpointError(f"{path} holds no checkpoint yet; let it train first")
     shape = model.config
     tokenizer = load_tokenizer(str(path / "tokenizer.json"), NO_TEXT, shape.vocab_size)
     return OpenedRun(str(path), model.eval(), tokenizer, shape.context, device, config)
 
 
-class Record(NamedTuple):
+class FinishedRun(NamedTuple):
     """What a finished run says of its losses and machine."""
 
     summary: dict[str, Any]
@@ -146,19 +146,19 @@ class Record(NamedTuple):
     rows: list[dict[str, Any]]
 
 
-def read_finished(path: Path) -> Record:
+def read_finished(path: Path) -> FinishedRun:
     """The record of the run in a folder. CheckpointError if there is none or it has not come to its end."""
-    run = Run(path)
+    run = RunFolder(path)
     run.config()
     summary = run.summary() or {"status": "running or interrupted"}
     if summary["status"] != "finished":
         raise CheckpointError(
             f"{path} is not finished ({summary['status']}): the command that began it goes on with it"
         )
-    environment = parts(path)
+    environment = read_parts(path)
     if not environment:
         raise CheckpointError(f"{path / 'environment.json'} is missing: the run directory is damaged")
-    return Record(summary, environment[-1], list(read_rows(run.metrics)))
+    return FinishedRun(summary, environment[-1], list(read_rows(run.metrics)))
 
 
 def run_of(name: str, scheme: str | None) -> str:
@@ -177,7 +177,7 @@ def run_of(name: str, scheme: str | None) -> str:
             f"{name} is a comparison: give --scheme for the best run of a scheme, or one in {path / 'runs'}: {runs}"
         )
     wanted = str(parse(scheme))
-    ended = [(summary, folder) for folder in folders if (summary := Run(folder).summary()) is not None]
+    ended = [(summary, folder) for folder in folders if (summary := RunFolder(folder).summary()) is not None]
     final = [(summary, folder) for summary, folder in ended if usable(summary) and summary.get("phase") != "tune"]
     of_scheme = [(summary["val_loss"], str(folder)) for summary, folder in final if summary["scheme"] == wanted]
     if not of_scheme:

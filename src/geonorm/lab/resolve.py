@@ -36,13 +36,9 @@ def resolve(config: TrainConfig, world: World | None = None) -> Resolved:
     if world is not None:
         kind = layout(config.runtime, world, config.batch_size)
         tensor.check_shares(shape, config.runtime.tensor_size)
-    return Resolved(depart(config, departures), scheme, departures, shape, kind)
-
-
-def depart(config: TrainConfig, departures: dict[str, float]) -> TrainConfig:
-    """The run with departures from the shared recipe put in place."""
     changes: dict[str, Any] = dict(departures)
     lr = changes.pop("lr", config.lr)
     if "warmup" in changes:
         changes["warmup_steps"] = None
-    return replace(config, lr=lr, optim=replace(config.optim, **changes))
+    config = replace(config, lr=lr, optim=replace(config.optim, **changes))
+    return Resolved(config, scheme, departures, shape, kind)

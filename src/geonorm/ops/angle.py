@@ -41,7 +41,9 @@ class AngleMap:
         return (self.post * turn).clamp(max=self.max_angle)
 
     def unclamped(self, ratio: Tensor) -> Tensor:
-        return sphere.retraction_angle(self.pre * ratio, self.power)
+        """Angle of the retraction, before any ceiling."""
+        turn = self.pre * ratio
+        return turn if self.power == inf else self.power * torch.atan(turn / self.power)
 
     def clamped(self, ratio: Tensor) -> Tensor:
         """Whether either minimum binds, boolean, same shape as ratio."""

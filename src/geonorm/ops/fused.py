@@ -59,7 +59,7 @@ def row_norm(norm: nn.Module | None, x: Tensor) -> RowNorm | None:
     hooks = (norm._forward_hooks, norm._forward_pre_hooks, norm._backward_hooks, norm._backward_pre_hooks)
     if any(hooks) or norm.dim != x.shape[-1] or norm.dim > launch.MAX_NORM_DIM:
         return None
-    shift = norm.bias if isinstance(norm, LayerNorm) else None
+    shift = norm.bias
     if any(t is not None and (t.dtype not in launch.DTYPES or t.device != x.device) for t in (norm.weight, shift)):
         return None
     return RowNorm("layer" if isinstance(norm, LayerNorm) else "rms", norm.eps, norm.weight, shift)
@@ -158,13 +158,9 @@ def angle_map(post: Tensor | None, numbers: list[float]) -> AngleMap:
     return AngleMap(post=numbers[0] if post is None else post, max_angle=numbers[1], power=power)
 
 
-def forward_cuda(x: Tensor, u: Tensor, post: Tensor | None, numbers: list[float], *rest: Any) -> Forward:
-    return launch.forward(x, u, angle_map(post, numbers), *rest)
-
-
 def forward_cpu(x: Tensor, u: Tensor, post: Tensor | None, numbers: list[float], *rest: Any) -> Forward:
     if interpreting():
-        return forward_cuda(x, u, post, numbers, *rest)
+        return launch.forward(x, u, post, numbers, *rest)
     read, norm, eps, weight, shift = rest
     out, *stats = closed_form.step(x, u, angle_map(post, numbers))
     out = out.to(x.dtype).contiguous()
@@ -176,19 +172,9 @@ def forward_cpu(x: Tensor, u: Tensor, post: Tensor | None, numbers: list[float],
     return out, y.to(read or out.dtype, copy=True).contiguous(), torch.stack([s.squeeze(-1) for s in stats])
 
 
-def forward_fake(x: Tensor, u: Tensor, post: Tensor | None, numbers: list[float], *rest: Any) -> Forward:
-    read, norm, *_ = rest
-    return launch.forward_outputs(x, read, norm != "none")
-
-
-def backward_cuda(grad: Tensor | None, read_grad: Tensor | None, x: Tensor, u: Tensor, *rest: Any) -> Backward:
-    stats, post, numbers, *ends = rest
-    return launch.backward(grad, read_grad, x, u, stats, angle_map(post, numbers), *ends)
-
-
 def backward_cpu(grad: Tensor | None, read_grad: Tensor | None, x: Tensor, u: Tensor, *rest: Any) -> Backward:
     if interpreting():
-        return backward_cuda(grad, read_grad, x, u, *rest)
+        return launch.backward(grad, read_grad, x, u, *rest)
     stats, post, numbers, norm, weight, dweight, dshift = rest
     angles = angle_map(post, numbers)
     xx, c, n2, *moments = stats.unsqueeze(-1).unbind(0)
@@ -213,14 +199,17 @@ def backward_cpu(grad: Tensor | None, read_grad: Tensor | None, x: Tensor, u: Te
     return dx.to(x.dtype).contiguous(), du.to(u.dtype).contiguous(), gains, biases
 
 
+def forward_fake(x: Tensor, u: Tensor, post: Tensor | None, numbers: list[float], *rest: Any) -> Forward:
+    return launch.forward_outputs(x, rest[0], rest[1] != "none")
+
+
 def backward_fake(grad: Tensor | None, read_grad: Tensor | None, x: Tensor, u: Tensor, *rest: Any) -> Backward:
-    *_, dweight, dshift = rest
-    return launch.backward_outputs(x, u, dweight, dshift)
+    return launch.backward_outputs(x, u, *rest[-2:])
 
 
 for name, cuda, cpu, fake in (
-    ("geodesic_forward", forward_cuda, forward_cpu, forward_fake),
-    ("geodesic_backward", backward_cuda, backward_cpu, backward_fake),
+    ("geodesic_forward", launch.forward, forward_cpu, forward_fake),
+    ("geodesic_backward", launch.backward, backward_cpu, backward_fake),
 ):
     LIBRARY.impl(name, cuda, "CUDA")
     LIBRARY.impl(name, cpu, "CPU")

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from .angle import AngleMap
 
 MAX_DIM = 16384
 """A row must fit on chip; wider rows take the closed form."""
@@ -44,16 +41,14 @@ def as_rows(t: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 
 
-def arguments_of(angles: AngleMap, x: Tensor) -> tuple[list[Any], dict[str, bool]]:
+def arguments_of(post: Tensor | None, numbers: list[float], x: Tensor) -> tuple[list[Any], dict[str, bool]]:
     """Kernel arguments post, max_angle and inverse_power, and the flags that belong to them. A number in the memory of
     the CPU is read there: nothing is copied to a GPU, which a CUDA graph would not allow."""
-    post: Any = angles.post
-    if isinstance(post, Tensor):
+    rate: Any = numbers[0]
+    if post is not None:
         near = post.device.type != "cpu" or x.device.type == "cpu"
-        post = post.to(x.device) if near else post.item()
-    smooth = angles.power != inf
-    numbers = [post, float(angles.max_angle), 1 / angles.power if smooth else 0.0]
-    return numbers, {"POST_PTR": isinstance(post, Tensor), "SMOOTH": smooth}
+        rate = post.to(x.device) if near else post.item()
+    return [rate, *numbers[1:]], {"POST_PTR": isinstance(rate, Tensor), "SMOOTH": numbers[2] != 0.0}
 
 
 def forward_outputs(x: Tensor, read: torch.dtype | None, normed: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,7 +71,8 @@ def backward_outputs(x: Tensor, u: Tensor, dweight: bool, dshift: bool) -> tuple
 def forward(
     x: Tensor,
     u: Tensor,
-    angles: AngleMap,
+    post: Tensor | None,
+    numbers: list[float],
     read: torch.dtype | None,
     norm: str,
     eps: float,
@@ -91,12 +87,12 @@ def forward(
     if count and x.shape[-1]:
         rows_x, rows_u = as_rows(x), as_rows(u)
         block, rows, warps = settings(x.shape[-1], backward=False)
-        numbers, flags = arguments_of(angles, x)
+        scalars, flags = arguments_of(post, numbers, x)
         with on(x):
             forward_kernel[(-(-count // rows),)](
                 rows_x, rows_u, out, y, stats,
                 out if weight is None else weight.contiguous(), out if shift is None else shift.contiguous(),
-                *numbers, eps, count, rows_x.stride(0), rows_u.stride(0),
+                *scalars, eps, count, rows_x.stride(0), rows_u.stride(0),
                 **flags, READ=read is not None, NORMED=norm != "none", CENTRED=norm == "layer",
                 WEIGHTED=weight is not None, SHIFTED=shift is not None,
                 DIM=x.shape[-1], BLOCK=block, ROWS=rows, num_warps=warps,
@@ -110,7 +106,8 @@ def backward(
     x: Tensor,
     u: Tensor,
     stats: Tensor,
-    angles: AngleMap,
+    post: Tensor | None,
+    numbers: list[float],
     norm: str,
     weight: Tensor | None,
     dweight: bool,
@@ -130,11 +127,11 @@ def backward(
     parts = [total.new_empty(programs, x.shape[-1]) if total.numel() else total for total in (gains, biases)]
     rows_x, rows_u = as_rows(x), as_rows(u)
     rows_grad, rows_read = (rows_x if g is None else as_rows(g) for g in (grad, read_grad))
-    numbers, flags = arguments_of(angles, x)
+    scalars, flags = arguments_of(post, numbers, x)
     with on(x):
         backward_kernel[(programs,)](
             rows_grad, rows_read, rows_x, rows_u, stats.contiguous(), stats if weight is None else weight.contiguous(),
-            dx, du, *parts, *numbers, count,
+            dx, du, *parts, *scalars, count,
             rows_grad.stride(0), rows_read.stride(0), rows_x.stride(0), rows_u.stride(0),
             **flags, STREAM=grad is not None, READ=read_grad is not None, NORMED=norm != "none",
             CENTRED=norm == "layer", WEIGHTED=weight is not None, DWEIGHT=dweight, DSHIFT=dshift,

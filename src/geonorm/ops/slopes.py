@@ -55,10 +55,10 @@ def retraction_slopes(ratio: Tensor, pre: float | Tensor, power: float) -> Slope
     safe = torch.where(small, 1.0, z)
     slope = 1 / (1 + squared)
     # atan(z)/z = sum (-s)^k / (2k+1);  (1/(1+s) - atan(z)/z) / s = sum over k of (-s)^k * -(2k+2)/(2k+3)
-    quotient = torch.where(small, horner(squared, [(-1) ** k / (2 * k + 1) for k in range(8)]), torch.atan(safe) / safe)
+    quotient = torch.where(small, sphere.power_series(squared, sphere.ATAN), torch.atan(safe) / safe)
     bend = torch.where(
         small,
-        horner(squared, [(-1) ** (k + 1) * (2 * k + 2) / (2 * k + 3) for k in range(8)]),
+        sphere.power_series(squared, [(-1) ** (k + 1) * (2 * k + 2) / (2 * k + 3) for k in range(8)]),
         (slope - quotient) / (safe * safe),
     )
     return Slopes(pre * quotient, pre * slope, pre * (pre / power) ** 2 * bend)
@@ -71,20 +71,14 @@ def bias_slopes(ratio: Tensor, bias: float | Tensor) -> Slopes:
     return Slopes(bias * root, bias * BIAS_SOFTNESS**2 * cube, -bias * cube)
 
 
-def horner(s: Tensor, coefficients: list[float]) -> Tensor:
-    """Polynomial in s, lowest power first."""
-    total = torch.full_like(s, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        total = total.mul_(s).add_(coefficient)
-    return total
-
-
 def sinc_bend(angle: Tensor) -> Tensor:
     """(cos - sinc) / angle^2, by series where the difference would cancel."""
     squared = angle * angle
     small = squared < 0.04
     safe = torch.where(small, 1.0, angle)
-    return torch.where(small, horner(squared, BEND[:6]), (torch.cos(safe) - torch.sin(safe) / safe) / (safe * safe))
+    return torch.where(
+        small, sphere.power_series(squared, BEND[:6]), (torch.cos(safe) - torch.sin(safe) / safe) / (safe * safe)
+    )
 
 
 def bend_series(terms: int) -> list[float]:
@@ -165,7 +159,7 @@ class Plain:
     def turn(self, p: Tensor, m: Tensor) -> Tensor:
         """As `General.turn`."""
         terms = BEND if p.dtype == torch.float64 else BEND[:6]
-        bend = horner(self.angle.square(), terms).mul_(self.post).mul_(self.post).mul_(m)
+        bend = sphere.power_series(self.angle.square(), terms).mul_(self.post).mul_(self.post).mul_(m)
         moving = torch.addcmul(bend, self.b, p, value=-1).mul_(self.post)
         held = (self.b * m).div_(self.ratio2).neg_()
         return torch.where(self.free, moving, held).masked_fill_(self.dead, 0.0)

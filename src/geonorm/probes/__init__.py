@@ -1,6 +1,7 @@
 """The geometry of hidden states: measures of a stream before and after a site, and of norms, on any model.
 
-Names load on first use; `config` needs no torch."""
+To be read in this order: `measures` (the definitions), `accumulate` (over any number of tokens), `capture` (while a
+model runs), `subject` (whatever the model is). Names load on first use; `config` needs no torch."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .measures import analytic_null, divide, norm_tokens, null_cosines, ones_tokens, site_tokens, uniform_cosine
+from ..sphere import safe_divide
+from .measures import analytic_null, norm_tokens, null_cosines, ones_tokens, site_tokens, uniform_cosine
 from .sample import SAMPLE, concentration, many, principal
 from .streaming import SEED, Moments, Sample, single
 
@@ -88,10 +89,10 @@ class SiteMeasure:
             found = site_tokens(part_x, single(afters[part]), part_u, radius)
             found |= ones_tokens(uniform_cosine(part_x, radius))
             found["abs_peak"] = squares.amax(-1).sqrt()
-            found["peak"] = divide(found["abs_peak"] * sqrt(x.shape[-1]), radius)
+            found["peak"] = safe_divide(found["abs_peak"] * sqrt(x.shape[-1]), radius)
             token.append(torch.stack(list(found.values())))
             self.null.update(part_x, radius)
-            weight = divide(torch.ones_like(radius), radius)
+            weight = safe_divide(torch.ones_like(radius), radius)
             self.energy = self.energy + (weight.square() @ squares).double()
         if not token:
             return
@@ -104,7 +105,7 @@ class SiteMeasure:
 
     def tokens_of_sequences(self, x: Tensor, mask: Tensor | None, radius: Tensor) -> None:
         """Sums of directions: over each sequence for the cosine between its tokens, and over all for their mean."""
-        weight = divide(torch.ones_like(radius), radius)
+        weight = safe_divide(torch.ones_like(radius), radius)
         if mask is None:
             weight = weight.view(x.shape[:2])
             count = torch.full((x.shape[0],), x.shape[1], device=x.device)

@@ -6,14 +6,14 @@ What is not in a block (embeddings, norms at the ends) is loaded once; a head th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..errors import ConfigError
 from ..sites.anatomy import Stack, anatomy, join, rooted
@@ -54,21 +54,11 @@ class Shards:
         return found
 
 
-@contextmanager
-def parameters_on_meta() -> Iterator[None]:
-    """Modules made inside have parameters without storage; their buffers, which no file holds, are real."""
-    original = nn.Module.register_parameter
-
-    def register(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        original(self, name, parameter)
-        if parameter is not None and not parameter.is_meta:
-            self._parameters[name] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
-
-    nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = original  # type: ignore[method-assign]
+def without_storage(_: nn.Module, __: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+    """In the place of a parameter that a module registers; buffers, which no file holds, stay real."""
+    if parameter is None or parameter.is_meta:
+        return None
+    return nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
 
 
 def load_one_block(
@@ -84,7 +74,7 @@ def load_one_block(
     kind = model_class(config)
     stored = dtype if dtype != "auto" else getattr(config, "dtype", None) or "float32"
     wanted = getattr(torch, stored) if isinstance(stored, str) else stored
-    with parameters_on_meta():
+    with register_module_parameter_registration_hook(without_storage):  # type: ignore[arg-type]  # may return one
         make = getattr(kind, "_from_config", None) or kind.from_config  # the second of an Auto class
         model: Any = make(config, dtype=wanted).eval()
     # torch gives buffers the default dtype of _from_config where a checkpoint would keep them in fp32

@@ -34,15 +34,15 @@ class Norm:
         if self.facts is None or self.measure is None:
             self.facts = examine(self.module, x)
             self.measure = NormMeasure(self.facts.centred)
-        self.measure.update(x, y, self.facts.gain, self.facts.bias, fitted(mask, x, str(self.about["norm"])))
+        self.measure.update(x, y, self.facts.gain, self.facts.bias, fit_mask(mask, x, str(self.about["norm"])))
 
     def row(self) -> dict[str, Any]:
-        if self.facts is None or self.measure is None:
-            return {**self.about, "norm_kind": None, "tokens": 0}
+        """In the columns of norms.jsonl, for a norm that ran."""
+        assert self.facts is not None and self.measure is not None
         return {**self.about, "norm_kind": self.facts.kind, **self.measure.row()}
 
 
-def fitted(mask: Tensor | None, x: Tensor, name: str) -> Tensor | None:
+def fit_mask(mask: Tensor | None, x: Tensor, name: str) -> Tensor | None:
     """The mask in the shape of the tokens of x: (batch, tokens), or flat where x is."""
     if mask is None or bool(mask.all()):
         return None
@@ -121,7 +121,7 @@ class Capture:
 
     def see_site(self, place: ModelSite, x: Tensor, u: Tensor | None, after: Tensor) -> None:
         x, after = place.seen(x), place.seen(after)
-        self.sites[place].update(x, after, u, fitted(mask_of(self.masks, place.stack), x, "the stream"))
+        self.sites[place].update(x, after, u, fit_mask(mask_of(self.masks, place.stack), x, "the stream"))
 
     def see_norm(self, name: str, x: Tensor, y: Tensor) -> None:
         norm = self.norms[name]

@@ -15,11 +15,10 @@ from math import pi, sqrt
 import torch
 from torch import Tensor
 
-from .. import sphere
+from ..sphere import safe_divide
 
 NULL_DIRECTIONS = 64
 STEP = ("radius", "step_norm", "radial", "tangential", "ratio", "angle")
-ONES = ("cos_ones", "angle_ones", "share_ones")
 SEEN = ("off_plane", "update_norm")
 
 
@@ -37,24 +36,19 @@ def length(x: Tensor) -> Tensor:
     return x.square().sum(-1).sqrt()
 
 
-def divide(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, and 0 where b is 0."""
-    return sphere.safe_divide(a, b)
-
-
 def remove(y: Tensor, x: Tensor, along: Tensor, radius: Tensor) -> Tensor:
     """y less its part along x, of length `along` = <x, y>/|x|: an explicit vector, whose length keeps small angles."""
-    return torch.addcmul(y, divide(along, radius)[..., None], x, value=-1)
+    return torch.addcmul(y, safe_divide(along, radius)[..., None], x, value=-1)
 
 
 def uniform_cosine(x: Tensor, radius: Tensor) -> Tensor:
     """cos of x to the uniform vector (1, ..., 1), shape (...)."""
-    return divide(x.sum(-1) / sqrt(x.shape[-1]), radius)
+    return safe_divide(x.sum(-1) / sqrt(x.shape[-1]), radius)
 
 
 def null_cosines(x: Tensor, radius: Tensor) -> Tensor:
     """|cos| of x to 64 fixed random directions, shape (..., 64)."""
-    return divide(x @ null_directions(x.shape[-1], x), radius[..., None]).abs()
+    return safe_divide(x @ null_directions(x.shape[-1], x.device, x.dtype), radius[..., None]).abs()
 
 
 def site_tokens(x: Tensor, after: Tensor, u: Tensor | None = None, radius: Tensor | None = None) -> dict[str, Tensor]:
@@ -66,7 +60,7 @@ def site_tokens(x: Tensor, after: Tensor, u: Tensor | None = None, radius: Tenso
     """
     radius = length(x) if radius is None else radius
     step = after - x
-    radial = divide(dots(step, x), radius)
+    radial = safe_divide(dots(step, x), radius)
     across = remove(step, x, radial, radius)
     tangential = length(across)
     found = {
@@ -74,24 +68,24 @@ def site_tokens(x: Tensor, after: Tensor, u: Tensor | None = None, radius: Tenso
         "step_norm": torch.hypot(radial, tangential),
         "radial": radial,
         "tangential": tangential,
-        "ratio": divide(tangential, radius),
+        "ratio": safe_divide(tangential, radius),
         "angle": torch.atan2(tangential, radius + radial),
         "radius_after": torch.hypot(radius + radial, tangential),
     }
     if u is None:
         return found | {name: torch.full_like(radius, torch.nan) for name in SEEN}
-    along = divide(dots(u, x), radius)
+    along = safe_divide(dots(u, x), radius)
     side = remove(u, x, along, radius)
     width = length(side)
-    outside = remove(across, side, divide(dots(across, side), width), width)
-    found["off_plane"] = divide(length(outside), found["radius_after"])
+    outside = remove(across, side, safe_divide(dots(across, side), width), width)
+    found["off_plane"] = safe_divide(length(outside), found["radius_after"])
     found["update_norm"] = torch.hypot(along, width)
     return found
 
 
 def ones_tokens(cosine: Tensor) -> dict[str, Tensor]:
     """From the cosine to the uniform vector: its magnitude, the angle, and the share of |x|^2 along that vector."""
-    return dict(zip(ONES, (cosine.abs(), cosine.clamp(-1, 1).acos(), cosine.square()), strict=True))
+    return {"cos_ones": cosine.abs(), "angle_ones": cosine.clamp(-1, 1).acos(), "share_ones": cosine.square()}
 
 
 def norm_tokens(
@@ -106,7 +100,7 @@ def norm_tokens(
     neither (centred None).
     """
     before = length(x)
-    along = divide(dots(x, y), before)
+    along = safe_divide(dots(x, y), before)
     turned = length(remove(y, x, along, before))
     found = {
         "norm_before": before,
@@ -125,11 +119,11 @@ def norm_tokens(
     found["rotation_plain"] = turn if centred else torch.zeros_like(turn)
     # what the other kind of norm gives, under the same gain and bias
     other, size = (x, before) if centred else (rest, left)
-    other = other * divide(torch.full_like(size, root), size)[..., None]
+    other = other * safe_divide(torch.full_like(size, root), size)[..., None]
     other = other if gain is None else other.mul_(gain)
     other = other if bias is None else other.add_(bias)
     after = found["norm_after"]
-    along = divide(dots(y, other), after)
+    along = safe_divide(dots(y, other), after)
     found["removal"] = torch.atan2(length(remove(other, y, along, after)), along)
     return found
 
@@ -153,7 +147,7 @@ def step_measures(x: Tensor, after: Tensor, u: Tensor | None = None) -> dict[str
         "cos_ones": mean(ones["cos_ones"]),
         "angle_ones": mean(ones["angle_ones"]),
         "cos_null": mean(null_cosines(x, radius)),
-        "cos_pair": mean(pair_cosine(divide(x, radius[..., None]))),
+        "cos_pair": mean(pair_cosine(safe_divide(x, radius[..., None]))),
     }
 
 
@@ -163,13 +157,9 @@ def mean(values: Tensor) -> float | None:
     return value.item() if torch.isfinite(value) else None
 
 
-def null_directions(dim: int, like: Tensor) -> Tensor:
-    """64 fixed random unit vectors, (dim, 64): what |cos| to a direction without meaning looks like."""
-    return directions(dim, like.device, like.dtype)
-
-
 @cache
-def directions(dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def null_directions(dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """64 fixed random unit vectors, (dim, 64): what |cos| to a direction without meaning looks like."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(dim, NULL_DIRECTIONS, generator=generator, dtype=torch.float64)
     return (drawn / drawn.norm(dim=0)).to(device, dtype)

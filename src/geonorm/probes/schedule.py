@@ -36,7 +36,7 @@ def fit(points: Iterable[tuple[float, float]], depth: int) -> dict[str, Any] | N
     laws: dict[str, Any] = {}
     for name in LAWS:
         rest = [value - log(schedule(name, 1.0, t, depth)) for value, (t, _) in zip(values, known, strict=True)]
-        laws[name] = described(rest, total)
+        laws[name] = describe_fit(rest, total)
     best = min(laws, key=lambda name: laws[name]["spread"])
     fits = laws[best]["spread"] <= LEAST_SPREAD or (laws[best]["r2"] or 0.0) >= LEAST_R2
     return {"best": best if fits else "none", **laws, "power": power([log(t) for t, _ in known], values, total)}
@@ -48,10 +48,10 @@ def power(logs: list[float], values: list[float], total: float) -> dict[str, Any
     slope = sum((a - centre) * b for a, b in zip(logs, values, strict=True)) / width
     rest = [b - slope * a for a, b in zip(logs, values, strict=True)]
     half = student(n - 2) * sqrt(squares(rest) / (n - 2) / width)
-    return described(rest, total) | {"exponent": -slope, "low": -slope - half, "high": -slope + half}
+    return describe_fit(rest, total) | {"exponent": -slope, "low": -slope - half, "high": -slope + half}
 
 
-def described(rest: list[float], total: float) -> dict[str, float | None]:
+def describe_fit(rest: list[float], total: float) -> dict[str, float | None]:
     """Of a law, from the logarithms of value / law; r2 is None where all values are the same."""
     left = squares(rest)
     return {

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..sites import watch
 from ..sites.anatomy import Stack, blocks_of
-from .capture import Capture, fitted, mask_of
+from .capture import Capture, fit_mask, mask_of
 from .streaming import single
 
 Inputs = Mapping[str, Any]
-NO_LOSS = "needs a model that predicts the next token: this one is {name}"
 
 
 class Subject:
@@ -75,12 +74,10 @@ class Subject:
 
     @staticmethod
     def count(inputs: Inputs) -> int:
-        mask = inputs.get("attention_mask", inputs.get("input_ids", next(iter(inputs.values()))))
-        return (
-            int(mask.sum())
-            if "attention_mask" in inputs
-            else int(mask[..., 0].numel() if mask.dim() > 2 else mask.numel())
-        )
+        if "attention_mask" in inputs:
+            return int(inputs["attention_mask"].sum())
+        tokens = inputs.get("input_ids", next(iter(inputs.values())))
+        return int(tokens[..., 0].numel() if tokens.dim() > 2 else tokens.numel())
 
     def loss(self, batch: Tensor | Inputs) -> Tensor:
         """Mean cross-entropy of the next token, in nats. ConfigError for a model without one."""
@@ -93,17 +90,15 @@ class Subject:
         ids = inputs.get("decoder_input_ids", inputs.get("input_ids", inputs.get("")))
         out = self.run(inputs, head=True)
         logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)
-        if logits is None or ids is None or not self.predicts():
-            raise ConfigError(NO_LOSS.format(name=type(self.model).__name__))
+        name = type(self.model).__name__
+        predicts = self.config is None or any(part in name for part in ("CausalLM", "LMHead", "ConditionalGeneration"))
+        if logits is None or ids is None or not predicts:
+            raise ConfigError(f"needs a model that predicts the next token: this one is {name}")
         mask = inputs.get("decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask")
         logits = logits[:, :-1].flatten(0, 1)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         found = F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
         return found if mask is None else found[(mask[:, 1:] * mask[:, :-1]).flatten() != 0]
-
-    def predicts(self) -> bool:
-        name = type(self.model).__name__
-        return self.config is None or any(part in name for part in ("CausalLM", "LMHead", "ConditionalGeneration"))
 
     def blocks(self) -> list[tuple[str, list[nn.Module]]]:
         """(stack, its blocks) in order."""
@@ -141,7 +136,7 @@ def ablation(
         ]
         turned = ends(subject, stack, blocks, batches, windows)
         for done, (start, last) in enumerate(windows):
-            handles = [block.register_forward_hook(passed, with_kwargs=True) for block in blocks[start : last + 1]]
+            handles = [block.register_forward_hook(pass_by, with_kwargs=True) for block in blocks[start : last + 1]]
             try:
                 loss = mean_loss(subject, batches)
             finally:
@@ -160,7 +155,7 @@ def mean_loss(subject: Subject, batches: Sequence[Tensor | Inputs]) -> float:
     return torch.cat([subject.losses(batch) for batch in batches]).double().mean().item()
 
 
-def passed(_: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+def pass_by(_: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
     """In the place of a block: the stream as it came. What else the block returned (T5's position bias) stays."""
     x = watch.stream_of(args, kwargs)
     return (x, *out[1:]) if isinstance(out, tuple) else x
@@ -185,7 +180,7 @@ def ends(
         for batch in batches:
             inputs = subject.inputs(batch)
             subject.run(inputs, head=False)
-            mask = fitted(mask_of(subject.masks(inputs), stack), seen[0], "the stream")
+            mask = fit_mask(mask_of(subject.masks(inputs), stack), seen[0], "the stream")
             unit = [F.normalize(single(x if mask is None else x[mask]).flatten(0, -2), dim=-1) for x in seen]
             for start, last in windows:
                 a, b = unit[start], unit[last + 1]

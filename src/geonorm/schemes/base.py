@@ -61,6 +61,12 @@ def add(x: Tensor, u: Tensor, step: Number, h: Number = 1.0) -> Tensor:
     return x + (h * step) * u
 
 
+def normalise_update(u: Tensor, p: Any) -> Tensor:
+    """u through the part called output, if there is one."""
+    norm = getattr(p, "output", None)
+    return u if norm is None else norm(u)
+
+
 @dataclass(frozen=True)
 class About:
     """What is known of a scheme; the catalogue, the documentation and tests read it."""
@@ -101,7 +107,15 @@ class Scheme:
         super().__init_subclass__(**rest)
         own = vars(cls)
         if "write" in own:
-            refuse_older_interface(cls)
+            arguments = list(signature(own["write"]).parameters)
+            require(
+                not {"norms", "params", "reader", "write_read"} & set(own)
+                and (cls.carries or len(arguments) < 7)
+                and "carry" not in arguments[:-1],
+                f"{cls.__name__} is written for version 1 of the interface of schemes, this is version {INTERFACE}: "
+                'replace norms() by parts = {"input": "norm"}, p["input"] by p.input, return y alone from read, and '
+                "define write(self, x, u, p, site, h=1.0)",
+            )
             if "angles" not in own:
                 cls.angles = Scheme.angles  # type: ignore[method-assign]  # those of a base do not fit another write
 
@@ -173,13 +187,14 @@ class Scheme:
         return {}
 
     def __post_init__(self) -> None:
-        self.check()
-
-    def check(self) -> None:
-        """Raises ConfigError when a field is outside its range; Literal fields are checked by the parser."""
+        """Raises ConfigError where a field is not what its type says, limits included."""
         from .parse import check_fields
 
         check_fields(self)
+        self.check()
+
+    def check(self) -> None:
+        """Raises ConfigError where fields do not fit each other."""
 
     def __str__(self) -> str:
         from .parse import format_scheme
@@ -206,18 +221,6 @@ class Placement(Scheme):
 
     def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
         return p.norm(x) if self.final == "norm" else x
-
-
-def refuse_older_interface(cls: type[Scheme]) -> None:
-    """ConfigError with what to change for a scheme that was written for version 1."""
-    older = {"norms", "params", "reader", "write_read"} & set(vars(cls))
-    arguments = list(signature(vars(cls)["write"]).parameters)
-    require(
-        not older and (cls.carries or len(arguments) < 7) and "carry" not in arguments[:-1],
-        f"{cls.__name__} is written for version 1 of the interface of schemes, this is version {INTERFACE}: replace "
-        'norms() by parts = {"input": "norm"}, p["input"] by p.input, return y alone from read, and define '
-        "write(self, x, u, p, site, h=1.0)",
-    )
 
 
 def require(condition: bool, message: str) -> None:

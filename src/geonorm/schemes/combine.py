@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import floor
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
+from ..settings import Natural, Range
 from .base import About, Placement, Scheme, Site, require
 from .flat import Post
 from .parse import register
@@ -16,20 +17,20 @@ from .pre import Pre
 
 @dataclass(frozen=True)
 class Combined(Scheme):
-    """Two schemes over one stream, of which `choose` says which stands where."""
+    """Two schemes over one stream, of which `choose` says which stands where; the first wins where both recipes name
+    a key."""
 
     entry: Literal["part", "sphere", "embedding"] = field(default="part", kw_only=True)
     """part: as the scheme that stands at the entry enters; else overrides it."""
 
     def pair(self) -> tuple[Scheme, Scheme]:
-        """The two; the first one wins where both recipes name a key."""
-        raise NotImplementedError(f"{type(self).__name__} must name its two schemes")
+        one, other = (value for value in vars(self).values() if isinstance(value, Scheme))
+        return one, other
 
     def choose(self, site: Site) -> Scheme:
         raise NotImplementedError(f"{type(self).__name__} must choose a part by site")
 
     def check(self) -> None:
-        super().check()
         one, other = self.pair()
         require(
             one.layout == other.layout,
@@ -67,28 +68,13 @@ class Combined(Scheme):
         return {**other.recipe(), **one.recipe()}
 
 
-@dataclass(frozen=True)
-class Switched(Combined):
-    """`a` in the first blocks, `b` after them; the entry is that of the first block, the exit that of the last."""
-
-    a: Scheme = field(default_factory=Post)
-    b: Scheme = field(default_factory=Pre)
-
-    def pair(self) -> tuple[Scheme, Scheme]:
-        return self.a, self.b
-
-    def switch(self, depth: int) -> int:
-        """How many blocks stand under `a`."""
-        raise NotImplementedError(f"{type(self).__name__} must say where it switches")
-
-    def choose(self, site: Site) -> Scheme:
-        return self.a if site.layer < self.switch(site.depth) else self.b
-
-
 @register("mix")
 @dataclass(frozen=True)
-class Mix(Switched):
-    """The first share of the blocks under `a`, the rest under `b`; post, pre and a quarter are Mix-LN."""
+class Mix(Combined):
+    """The first share of the blocks under `a`, the rest under `b`; post, pre and a quarter are Mix-LN.
+
+    The entry is that of the first block, the exit that of the last.
+    """
 
     about = About(
         equation="a in the first floor(share L) blocks, b after them",
@@ -98,19 +84,18 @@ class Mix(Switched):
         checked="official code run (pixeli99/MixLN ff45826), bit for bit",
     )
 
-    share: float = 0.25
+    a: Scheme = field(default_factory=Post)
+    b: Scheme = field(default_factory=Pre)
+    share: Annotated[float, Range(0, 1, "must lie in [0, 1]")] = 0.25
 
-    def check(self) -> None:
-        super().check()
-        require(0 <= self.share <= 1, f"share must lie in [0, 1], got {self.share}")
-
-    def switch(self, depth: int) -> int:
-        return floor(self.share * depth + 1e-9)  # 0.58 of 50 blocks is 29, not the 28.999... of the product
+    def choose(self, site: Site) -> Scheme:
+        # 0.58 of 50 blocks is 29, not the 28.999... of the product
+        return self.a if site.layer < floor(self.share * site.depth + 1e-9) else self.b
 
 
 @register("first")
 @dataclass(frozen=True)
-class First(Switched):
+class First(Combined):
     """The first few blocks under `a`, the rest under `b`: `first(hybrid(input=norm), hybrid)` is HybridNorm*."""
 
     about = About(
@@ -120,14 +105,12 @@ class First(Switched):
         checked="official code of HybridNorm* run (BryceZhuo/HybridNorm f0dd605), to rounding",
     )
 
-    blocks: int = 1
+    a: Scheme = field(default_factory=Post)
+    b: Scheme = field(default_factory=Pre)
+    blocks: Natural = 1
 
-    def check(self) -> None:
-        super().check()
-        require(self.blocks >= 0, f"blocks must be at least 0, got {self.blocks}")
-
-    def switch(self, depth: int) -> int:
-        return self.blocks
+    def choose(self, site: Site) -> Scheme:
+        return self.a if site.layer < self.blocks else self.b
 
 
 @register("per_kind")
@@ -146,9 +129,6 @@ class PerKind(Combined):
     mlp: Scheme = field(default_factory=Post)
     ends: Literal["attn", "mlp"] = field(default="attn", kw_only=True)
     """Whose entry and exit the model has."""
-
-    def pair(self) -> tuple[Scheme, Scheme]:
-        return self.attn, self.mlp
 
     def choose(self, site: Site) -> Scheme:
         kind = self.ends if site.kind in ("entry", "exit") else site.kind

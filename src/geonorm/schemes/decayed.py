@@ -11,7 +11,8 @@ from .. import sphere
 from ..decay import Schedule, schedule
 from ..norms import upcast
 from ..ops import AngleMap
-from .base import Number, Placement, Site, add, require
+from ..settings import Positive
+from .base import Number, Placement, Site, add, normalise_update
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,9 @@ class Decayed(Placement):
     """
 
     decay: Schedule = field(default="constant", kw_only=True)
-    alpha: float = field(default=1.0, kw_only=True)
-    max_step: Literal["none"] | float = field(default="none", kw_only=True)
+    alpha: Positive = field(default=1.0, kw_only=True)
+    max_step: Literal["none"] | Positive = field(default="none", kw_only=True)
     """Ceiling on |step|/|x| of a token, as max_angle of geonorm is one on its angle."""
-
-    def check(self) -> None:
-        super().check()
-        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
-        require(self.max_step == "none" or float(self.max_step) > 0, f"max_step must be positive, got {self.max_step}")
 
     def step(self, site: Site) -> Number:
         # t costs an operation on a tensor: only where it is needed
@@ -38,7 +34,7 @@ class Decayed(Placement):
 
     def proposal(self, x: Tensor, u: Tensor, p: Any) -> Tensor:
         """What is added, before decay and ceiling."""
-        return u
+        return normalise_update(u, p)
 
     def share(self, x: Tensor, q: Tensor, site: Site) -> Number:
         """How much of q is added: s, or, with a ceiling, what each token may take, (..., 1)."""
@@ -64,9 +60,5 @@ class Decayed(Placement):
         if self.max_step == "none":
             return None
         x = upcast(self.seen(x))
-        return self.lengths(site).clamped(relative(x, self.proposal(x, u, p))).squeeze(-1)
-
-
-def relative(x: Tensor, q: Tensor) -> Tensor:
-    """|q| / |x|, shape (..., 1), in the dtype of x."""
-    return sphere.safe_divide(sphere.radius(q.to(x.dtype)), sphere.radius(x))
+        q = self.proposal(x, u, p).to(x.dtype)
+        return self.lengths(site).clamped(sphere.safe_divide(sphere.radius(q), sphere.radius(x))).squeeze(-1)

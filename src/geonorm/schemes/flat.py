@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from .. import sphere
 from ..decay import schedule
 from ..norms import NormSpec
-from .base import About, Number, Placement, Site, add, require
+from ..settings import Positive
+from .base import About, Number, Placement, Site, add
 from .decayed import Decayed
 from .parse import register
 
@@ -55,14 +56,10 @@ class Peri(Decayed):
 
     parts: ClassVar[Any] = {"input": "norm", "output": "norm"}
 
-    def proposal(self, x: Tensor, u: Tensor, p: Any) -> Tensor:
-        out: Tensor = p.output(u)
-        return out
-
 
 @register("sandwich")
 @dataclass(frozen=True)
-class Sandwich(Peri):
+class Sandwich(Decayed):
     """Sandwich-LN of CogView: Peri-LN without a norm at the entry, output projections smaller by sqrt(2 L).
 
     `rescale=max` is the paper's precaution against overflow in fp16: each norm divides its input by max|x| / 8, without
@@ -170,12 +167,8 @@ class Keel(Placement):
         law="s = 2 L, r' = 0",
     )
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
-    alpha: Literal["depth"] | float = field(default="depth", kw_only=True)
+    alpha: Literal["depth"] | Positive = field(default="depth", kw_only=True)
     """Weight of the skip path; depth: the number of sub-layers, 2 L."""
-
-    def check(self) -> None:
-        super().check()
-        require(self.alpha == "depth" or float(self.alpha) > 0, f"alpha must be positive, got {self.alpha}")
 
     parts = {"input": "norm", "stream": "norm"}
 

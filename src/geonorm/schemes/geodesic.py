@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import expm1, inf, log, pi
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,12 @@ from .. import sphere
 from ..decay import Schedule, schedule
 from ..norms import NormSpec, Scalars, upcast
 from ..ops import AngleMap, geodesic_step
-from .base import About, Number, Placement, Site, require
+from ..settings import TINIEST, Positive, Range
+from .base import About, Number, Placement, Site, normalise_update
 from .parse import register
 
 POWERS = {"exp": inf, "projection": 1.0, "cayley": 2.0}
+Power = Annotated[float, Range(TINIEST, said="p must be positive")]
 
 
 @register("geonorm")
@@ -43,8 +45,8 @@ class GeoNorm(Placement):
     )
 
     decay: Schedule = field(default="harmonic", kw_only=True)
-    alpha: float = field(default=1.0, kw_only=True)
-    max_angle: float = field(default=pi / 4, kw_only=True)
+    alpha: Positive = field(default=1.0, kw_only=True)
+    max_angle: Annotated[float, Range(TINIEST, pi, "must lie in (0, pi]")] = field(default=pi / 4, kw_only=True)
     decay_on: Literal["angle", "update"] = field(default="angle", kw_only=True)
     """angle: decay after the clamp, so the ceiling shrinks with depth; update: v is scaled before the clamp."""
     index: Literal["block", "sublayer"] = field(default="block", kw_only=True)
@@ -53,7 +55,7 @@ class GeoNorm(Placement):
     """Whether the sub-layer reads the stream as it is or N of it."""
     update: Literal["raw", "norm"] = field(default="raw", kw_only=True)
     """Whether the step is made with the sub-layer's output or N of it (the geodesic Peri-LN)."""
-    retraction: Literal["exp", "projection", "cayley"] | float = field(default="exp", kw_only=True)
+    retraction: Literal["exp", "projection", "cayley"] | Power = field(default="exp", kw_only=True)
     """How a tangent vector becomes a step; a number p is phi_p(t) = p atan(t/p) (arXiv:2608.02668, inferred)."""
     learn: Literal["none", "gain", "affine", "step"] = field(default="none", kw_only=True)
     """Learned scalars per site: gain on the angle, gain and bias on the angle, or the step size alpha itself, which is
@@ -61,28 +63,17 @@ class GeoNorm(Placement):
     after: Literal["none", "norm"] = field(default="none", kw_only=True)
     """norm: a gained N follows the geodesic step, as in Post-Norm; the radius is then N's, not the token's own."""
 
-    def check(self) -> None:
-        super().check()
-        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
-        require(0 < self.max_angle <= pi, f"max_angle must lie in (0, pi], got {self.max_angle}")
-        if not isinstance(self.retraction, str):
-            require(self.retraction > 0, f"retraction p must be positive, got {self.retraction}")
-
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         norms = {"input": self.input, "output": self.update, "stream": self.after}
         own: dict[str, Any] = {name: "norm" for name, wanted in norms.items() if wanted == "norm"}
         return own if self.learn == "none" else {**own, "angle": AngleScalars(self.learn, self.alpha)}
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        turned = geodesic_step(x, self.proposal(u, p), self.turn(p, site), h)
+        turned = geodesic_step(x, normalise_update(u, p), self.turn(p, site), h)
         return p.stream(turned) if self.after == "norm" else turned
 
     def angles(self, p: Any, site: Site) -> AngleMap | None:
         return None if self.after == "norm" else self.turn(p, site)
-
-    def proposal(self, u: Tensor, p: Any) -> Tensor:
-        out: Tensor = p.output(u) if self.update == "norm" else u
-        return out
 
     def turn(self, p: Any, site: Site) -> AngleMap:
         """The angle map of a site: depth enters as one number, before or after the clamp."""
@@ -98,7 +89,7 @@ class GeoNorm(Placement):
 
     def clamped(self, x: Tensor, u: Tensor, p: Any, site: Site) -> Tensor | None:
         wide = upcast(x)
-        _, v = sphere.frame(wide, self.proposal(u, p).to(wide.dtype))
+        _, v = sphere.frame(wide, normalise_update(u, p).to(wide.dtype))
         ratio = sphere.safe_divide(sphere.radius(v), sphere.radius(wide))
         return self.turn(p, site).clamped(ratio).squeeze(-1)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from math import exp, pi, sqrt
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ..decay import Schedule, schedule
 from ..norms import NormSpec
-from .base import About, Number, Placement, Site, require
+from ..settings import TINIEST, Range
+from .base import About, Number, Placement, Site
 from .parse import register
 from .scales import Scale, Scaled, Times, UnitQuery
 
@@ -24,15 +25,11 @@ class Interpolated(Placement):
     """What nGPT and anGPT share: stream of radius 1, a learned step per feature towards the update, no final norm, unit
     queries and keys, neither weight decay nor warm-up."""
 
-    alpha: float = field(default=0.05, kw_only=True)
+    alpha: Annotated[float, Range(TINIEST, 1, "must lie in (0, 1]")] = field(default=0.05, kw_only=True)
     """Initial step size."""
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
     head: Literal["scaled", "plain"] = field(default="scaled", kw_only=True)
     """scaled: the head is constrained like all weights, and each logit has a learned scale; plain: neither."""
-
-    def check(self) -> None:
-        super().check()
-        require(0 < self.alpha <= 1, f"alpha must lie in (0, 1], got {self.alpha}")
 
     def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
         return super().end_parts(site, unit(norm.dim))
@@ -103,10 +100,6 @@ class NGPT(Interpolated):
             return Scaled(Scale(shape, 1.0, dim**-0.5))
         return super().slot(name, shape, dim, site)
 
-    def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
-        """Directions only: every vector is normalised before the first step."""
-        return base
-
     def project(self, role: str, weight: Tensor) -> None:
         weight.copy_(F.normalize(weight, dim=0 if role in ("o", "down") else -1))
 
@@ -162,11 +155,10 @@ class AnGPT(Interpolated):
 @cache
 def silu_rms(std: float) -> float:
     """Root mean square of SiLU of a centred normal of this standard deviation, by the trapezoid rule over +-12 std."""
-    points, reach = 4801, 12.0
-    width = 2 * reach / (points - 1)
+    width = 24.0 / 4800
     total = 0.0
-    for i in range(points):
-        z = i * width - reach
+    for i in range(4801):
+        z = i * width - 12.0
         value = std * z / (1 + exp(-std * z))
         total += value * value * exp(-z * z / 2)
     return sqrt(total * width / sqrt(2 * pi))

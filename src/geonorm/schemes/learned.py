@@ -8,7 +8,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ..norms import NormSpec
-from .base import About, Number, Placement, Site, require
+from ..settings import Positive
+from .base import About, Number, Placement, Site
 from .parse import register
 from .scales import Scale
 
@@ -59,20 +60,13 @@ class LayerScale(Placement):
         checked="transformers (BEiT, DINOv2) and x-transformers, to rounding; initial values: facebookresearch/deit "
         "at 24, 36 and 48 blocks (but XXS36), a quotation of the paper for 0.1",
     )
-    start: Literal["depth"] | float = field(default="depth", kw_only=True)
+    start: Literal["depth"] | Positive = field(default="depth", kw_only=True)
     """Initial value of the scale; depth: 0.1 up to 18 blocks, 1e-5 up to 24, 1e-6 beyond."""
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
-        return {"input": "norm", "scale": Scale((norm.dim,), self.initial(site.depth))}
-
-    def check(self) -> None:
-        super().check()
-        require(self.start == "depth" or float(self.start) > 0, f"start must be positive, got {self.start}")
-
-    def initial(self, depth: int) -> float:
-        if isinstance(self.start, float):
-            return self.start
-        return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
+        by_depth = 0.1 if site.depth <= 18 else 1e-5 if site.depth <= 24 else 1e-6
+        start = self.start if isinstance(self.start, float) else by_depth
+        return {"input": "norm", "scale": Scale((norm.dim,), start)}
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         return x + h * p.scale() * u

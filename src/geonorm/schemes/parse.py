@@ -11,7 +11,7 @@ trusted (elsewhere.py).
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from functools import cache
 from importlib.metadata import entry_points
 from math import inf, pi
@@ -64,11 +64,7 @@ def find(name: str) -> type[Scheme]:
     return found
 
 
-def name_of(scheme: Scheme) -> str:
-    return name_of_class(type(scheme))
-
-
-def name_of_class(kind: type[Scheme]) -> str:
+def name_of(kind: type[Scheme]) -> str:
     for name, cls in REGISTRY.items():
         if kind is cls:
             return name
@@ -198,7 +194,9 @@ def build(name: str, arguments: list[Any], keywords: dict[str, Any]) -> Scheme:
         if key in values:
             raise ConfigError(f"scheme {name!r} got {key!r} twice")
         values[key] = value
-    missing = [f.name for f in fields(cls) if required(f) and f.name not in values]
+    missing = [
+        f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING and f.name not in values
+    ]
     if missing:
         raise ConfigError(f"scheme {name!r} needs {', '.join(missing)}")
     for key, value in values.items():
@@ -206,10 +204,6 @@ def build(name: str, arguments: list[Any], keywords: dict[str, Any]) -> Scheme:
         if isinstance(value, Scheme) and not takes_scheme(hints(cls)[key]):
             values[key] = str(value)
     return cls(**values)
-
-
-def required(f: Field[Any]) -> bool:
-    return f.default is MISSING and f.default_factory is MISSING
 
 
 def takes_scheme(hint: Any) -> bool:
@@ -222,12 +216,12 @@ def check_fields(scheme: Scheme) -> None:
         if isinstance(value := getattr(scheme, name), str) and takes_scheme(hint):
             object.__setattr__(scheme, name, parse(value))
     try:
-        check(scheme)
         for name, value in vars(scheme).items():
-            if isinstance(value, float) and not abs(value) <= LARGEST:
-                raise ConfigError(f"{name} must be a finite number of at most {LARGEST:g}, got {value:g}")
+            if isinstance(value, (int, float)) and not abs(value) <= LARGEST:
+                raise ConfigError(f"{name} must be a finite number of at most {LARGEST:g}, got {float(value):g}")
+        check(scheme)
     except ConfigError as error:
-        raise ConfigError(f"scheme {name_of(scheme)}: {error}") from None
+        raise ConfigError(f"scheme {name_of(type(scheme))}: {error}") from None
 
 
 def parse(text: str | Scheme) -> Scheme:
@@ -259,7 +253,7 @@ def format_scheme(scheme: Scheme) -> str:
         default = f.default_factory() if f.default_factory is not MISSING else f.default
         if value != default:
             parts.append(f"{f.name}={format_value(value)}")
-    name = name_of(scheme)
+    name = name_of(type(scheme))
     return f"{name}({', '.join(parts)})" if parts else name
 
 

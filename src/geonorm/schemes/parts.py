@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..norms import NormSpec, Scalars
 from .base import Number, Scheme, Site, require
 
@@ -66,11 +67,9 @@ def make_part(name: str, part: Any, norm: NormSpec) -> nn.Module | nn.Parameter:
             return nn.Parameter(torch.tensor([float(part)]))
         case float() | int(), "dim":
             return nn.Parameter(torch.full((norm.dim,), float(part[0])))
-    require(
-        False,
-        f'{name} must be "norm", a number, (number, "dim"), an nn.Parameter or a module, got {type(part).__name__}',
+    raise ConfigError(
+        f'{name} must be "norm", a number, (number, "dim"), an nn.Parameter or a module, got {type(part).__name__}'
     )
-    raise AssertionError
 
 
 def reset_parts(own: nn.Module) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ..decay import Schedule, schedule
 from ..norms import NormSpec, Scalars, upcast
-from .base import About, Number, Placement, Site, add, require
+from ..settings import Positive, Range
+from .base import About, Number, Placement, Site, add
 from .parse import register
 
 
@@ -71,14 +72,10 @@ class Siamese(Placement):
     planar = False
 
     decay: Schedule = field(default="constant", kw_only=True)
-    alpha: float = field(default=1.0, kw_only=True)
+    alpha: Positive = field(default=1.0, kw_only=True)
     """With decay, the share s of the update that the Post-Norm stream receives; the other stream receives all of it."""
     sum: Literal["raw", "norm"] = field(default="raw", kw_only=True)
     """Whether a + N(b) is normalised once more, before every sub-layer and before the head."""
-
-    def check(self) -> None:
-        super().check()
-        require(self.alpha > 0, f"alpha must be positive, got {self.alpha}")
 
     def end_parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         extra = {"sum": "norm"} if site.kind == "exit" and self.sum == "norm" else {}
@@ -138,14 +135,10 @@ class Hyper(Placement):
     planar = False
     carries = True
 
-    n: int = field(default=4, kw_only=True)
+    n: Annotated[int, Range(2)] = field(default=4, kw_only=True)
     """Streams."""
     dynamic: Literal["tanh", "none"] = field(default="tanh", kw_only=True)
     """Whether the connections depend on the token."""
-
-    def check(self) -> None:
-        super().check()
-        require(self.n >= 2, f"n must be at least 2, got {self.n}")
 
     @property
     def streams(self) -> int:  # type: ignore[override]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import sphere
 from ..norms import NormSpec, upcast
+from ..settings import Positive
 from .base import About, Number, Placement, Site, add, require
 from .decayed import Decayed
 from .parse import register
@@ -31,14 +32,10 @@ class Orthogonal(Decayed):
         checked="official code run (BootsofLagrangian/ortho-residual 4f663d3) and x-transformers, to rounding",
         law="s = r, r' = 1e-6 <θ,A> / (r^2 + 1e-6)",
     )
-    eps: float = field(default=1e-6, kw_only=True)
+    eps: Positive = field(default=1e-6, kw_only=True)
     """Added to |x|^2 in the projection."""
     input: Literal["norm", "raw"] = field(default="norm", kw_only=True)
     """Whether the sub-layer reads N of the stream or the stream as it is."""
-
-    def check(self) -> None:
-        super().check()
-        require(self.eps > 0, f"eps must be positive, got {self.eps}")
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         return {"input": "norm"} if self.input == "norm" else {}
@@ -70,12 +67,8 @@ class NormPreserving(Placement):
         law="s = r L^(1/2), r' = <θ,A> / L^(1/2)",
     )
 
-    b: float = field(default=1.0, kw_only=True)
+    b: Positive = field(default=1.0, kw_only=True)
     """Share of the squared norm that all updates of one kind bring in together; at most the number of blocks."""
-
-    def check(self) -> None:
-        super().check()
-        require(self.b > 0, f"b must be positive, got {self.b}")
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         require(self.b <= site.depth, f"b must be at most the number of blocks {site.depth}, got {self.b}")

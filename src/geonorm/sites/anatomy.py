@@ -107,26 +107,23 @@ class Stack:
     returns: tuple[str, ...] = ()
 
     @classmethod
-    def by_hand(
-        cls, blocks: str, sublayers: Iterable[str], *, name: str = "decoder", entry: str | None = None,
-        exit: str | None = None,
-    ) -> Stack:  # fmt: skip
-        """For a model that the table does not have: see `sublayer` for the text of one."""
-        parsed = tuple(sublayer(text) for text in sublayers)
+    def by_hand(cls, blocks: str, sublayers: Iterable[str], *, name: str = "decoder", **ends: str | None) -> Stack:
+        """For a model that the table does not have: see `sublayer` for the text of one. ends: entry, exit."""
+        parsed = tuple(map(sublayer, sublayers))
         if not blocks or not parsed:
             raise ConfigError("modules by hand need the path of the list of blocks and at least one sub-layer")
-        return cls(name, blocks, parsed, entry=entry, exit=exit, norm="")
+        return cls(name, blocks, parsed, entry=ends.get("entry"), exit=ends.get("exit"), norm="")
 
 
-def sublayer(text: str) -> Sublayer:
-    """`attn:norm=ln_1,branch=attn` as a Sublayer.
+def sublayer(text: str, **arguments: str) -> Sublayer:
+    """`attn:norm=ln_1,branch=attn` as a Sublayer; for arguments see there.
 
-    Fields: norm, branch, output, after, dropout. Modules that run one after the other are joined by > (fc1>act>fc2),
-    branches side by side by + (attn+mlp, with one norm or as many: ln_1+ln_2).
+    Fields: norm, branch, output, after, dropout, scale. Modules that run one after the other are joined by >
+    (fc1>act>fc2), branches side by side by + (attn+mlp, with one norm or as many: ln_1+ln_2).
     """
     kind, _, rest = text.partition(":")
     fields = {name: value for name, _, value in (part.partition("=") for part in rest.split(",") if part)}
-    valid = ("norm", "branch", "output", "after", "dropout")
+    valid = ("norm", "branch", "output", "after", "dropout", "scale")
     if kind not in KINDS:
         raise ConfigError(unknown("kind of sub-layer", kind, KINDS))
     for name, value in fields.items():
@@ -137,81 +134,40 @@ def sublayer(text: str) -> Sublayer:
     if "branch" not in fields:
         raise ConfigError(f"sub-layer {text!r} names no branch: write {kind}:norm=NORM,branch=MODULE")
     chains = [tuple(chain.split(">")) for chain in fields["branch"].split("+")]
-    spread = {}
-    for name in ("norm", "dropout"):
-        given: list[str | None] = list(fields[name].split("+")) if name in fields else [None]
+    spread = []
+    for name in ("norm", "dropout", "scale"):
+        given = [path or None for path in fields.get(name, "").split("+")]
         if len(given) not in (1, len(chains)):
             raise ConfigError(f"sub-layer {text!r}: {len(given)} paths of {name} for {len(chains)} branches")
-        spread[name] = given if len(given) == len(chains) else given * len(chains)
-    branches = tuple(map(Branch, chains, spread["norm"], spread["dropout"]))
-    return Sublayer(kind, branches, fields.get("output"), fields.get("after"))
+        spread.append(given if len(given) == len(chains) else given * len(chains))
+    return Sublayer(kind, tuple(map(Branch, chains, *spread)), fields.get("output"), fields.get("after"), arguments)
 
 
-def _pre(attention: str, mlp: str, first: str, second: str, dropout: str | None = None) -> tuple[Sublayer, ...]:
-    return (
-        Sublayer("attn", (Branch((attention,), first, dropout),)),
-        Sublayer("mlp", (Branch((mlp,), second, dropout),)),
-    )
+def rows(text: str) -> tuple[Sublayer, ...]:
+    return tuple(map(sublayer, text.split()))
 
 
-LLAMA = Stack(
-    "decoder", "layers", _pre("self_attn", "mlp", "input_layernorm", "post_attention_layernorm"),
-    embedding="embed_tokens", exit="norm",
-)  # fmt: skip
-GEMMA = replace(
-    LLAMA,
-    sublayers=(
-        Sublayer("attn", (Branch(("self_attn",), "input_layernorm"),), output="post_attention_layernorm"),
-        Sublayer("mlp", (Branch(("mlp",), "pre_feedforward_layernorm"),), output="post_feedforward_layernorm"),
-    ),
-    gain_offset=1.0,
-)
-OLMO2 = replace(
-    LLAMA,
-    sublayers=(
-        Sublayer("attn", (Branch(("self_attn",)),), output="post_attention_layernorm"),
-        Sublayer("mlp", (Branch(("mlp",)),), output="post_feedforward_layernorm"),
-    ),
-)
-GPT2 = Stack("decoder", "h", _pre("attn", "mlp", "ln_1", "ln_2"), embedding="wte", exit="ln_f", norm="layer")
-GPTJ = replace(
-    GPT2,
-    sublayers=(Sublayer("parallel", (Branch(("attn",), "ln_1"), Branch(("mlp",), "ln_1"))),),
-    returns=("parallel",),
-)
-PHI = Stack(
-    "decoder", "layers",
-    (
-        Sublayer("parallel", (
-            Branch(("self_attn",), "input_layernorm", "resid_dropout"),
-            Branch(("mlp",), "input_layernorm", "resid_dropout"),
-        )),
-    ),
-    embedding="embed_tokens", exit="final_layernorm", norm="layer",
-)  # fmt: skip
-PHI3 = replace(
-    LLAMA,
-    sublayers=(
-        Sublayer("attn", (Branch(("self_attn",), "input_layernorm", "resid_attn_dropout"),)),
-        Sublayer("mlp", (Branch(("mlp",), "post_attention_layernorm", "resid_mlp_dropout"),)),
-    ),
-)
-GRANITE = replace(
-    LLAMA,
-    sublayers=tuple(
-        replace(place, branches=tuple(replace(branch, scale="residual_multiplier") for branch in place.branches))
-        for place in LLAMA.sublayers
-    ),
-)
-MODERNBERT = Stack(
-    "encoder", "layers", _pre("attn", "mlp", "attn_norm", "mlp_norm"), embedding="embeddings.tok_embeddings",
-    entry="embeddings.norm", exit="final_norm", norm="layer",
-)  # fmt: skip
+ATTN, MLP = "attn:norm=input_layernorm,branch=self_attn", "mlp:norm=post_attention_layernorm,branch=mlp"
+BEFORE_MLP = "mlp:norm=pre_feedforward_layernorm,branch=mlp"
+OUT = "output=post_feedforward_layernorm"
+LLAMA = Stack("decoder", "layers", rows(f"{ATTN} {MLP}"), "embed_tokens", exit="norm")
+GEMMA = replace(LLAMA, sublayers=rows(f"{ATTN},output=post_attention_layernorm {BEFORE_MLP},{OUT}"), gain_offset=1.0)
+OLMO2 = replace(LLAMA, sublayers=rows(f"attn:branch=self_attn,output=post_attention_layernorm mlp:branch=mlp,{OUT}"))
+PHI3 = replace(LLAMA, sublayers=rows(f"{ATTN},dropout=resid_attn_dropout {MLP},dropout=resid_mlp_dropout"))
+GRANITE = replace(LLAMA, sublayers=rows(f"{ATTN},scale=residual_multiplier {MLP},scale=residual_multiplier"))
+SIDE_BY_SIDE = rows("parallel:norm=input_layernorm,branch=self_attn+mlp,dropout=resid_dropout")
+PHI = replace(LLAMA, sublayers=SIDE_BY_SIDE, exit="final_layernorm", norm="layer")
+GPT2 = Stack("decoder", "h", rows("attn:norm=ln_1,branch=attn mlp:norm=ln_2,branch=mlp"), "wte", None, "ln_f", "layer")
+GPTJ = replace(GPT2, sublayers=rows("parallel:norm=ln_1,branch=attn+mlp"), returns=("parallel",))
+IDENTITY_FIRST = rows("attn:norm=attn_norm,branch=attn mlp:norm=mlp_norm,branch=mlp")
 """The first block's attn_norm is an nn.Identity: what it reads comes from the norm at the entry."""
-VIT = Stack(
-    "encoder", "layers", _pre("attention", "mlp", "layernorm_before", "layernorm_after", "dropout"),
-    embedding="embeddings", exit="layernorm", norm="layer",
-)  # fmt: skip
+MODERNBERT = Stack(
+    "encoder", "layers", IDENTITY_FIRST, "embeddings.tok_embeddings", "embeddings.norm", "final_norm", "layer"
+)
+PICTURES = (
+    "attn:norm=layernorm_before,branch=attention,dropout=dropout mlp:norm=layernorm_after,branch=mlp,dropout=dropout"
+)
+VIT = Stack("encoder", "layers", rows(PICTURES), "embeddings", exit="layernorm", norm="layer")
 
 
 def gpt2(config: Any) -> tuple[Stack, ...]:
@@ -219,86 +175,77 @@ def gpt2(config: Any) -> tuple[Stack, ...]:
         return (GPT2,)
     attention, mlp = GPT2.sublayers
     names = ("encoder_hidden_states", "encoder_attention_mask", "attention_mask")
-    cross = Sublayer("cross", (Branch(("crossattention",), "ln_cross_attn"),), arguments={n: n for n in names})
+    cross = sublayer("cross:norm=ln_cross_attn,branch=crossattention", **{name: name for name in names})
     return (replace(GPT2, sublayers=(attention, cross, mlp)),)
 
 
 def gpt_neox(config: Any) -> tuple[Stack, ...]:
-    attention = Branch(("attention",), "input_layernorm", "post_attention_dropout")
-    mlp = Branch(("mlp",), "post_attention_layernorm", "post_mlp_dropout")
-    sequential = (Sublayer("attn", (attention,)), Sublayer("mlp", (mlp,)))
-    sublayers = (Sublayer("parallel", (attention, mlp)),) if config.use_parallel_residual else sequential
-    return (Stack("decoder", "layers", sublayers, "embed_in", exit="final_layer_norm", norm="layer"),)
+    first = "attn:norm=input_layernorm,branch=attention,dropout=post_attention_dropout"
+    text = f"{first} {MLP},dropout=post_mlp_dropout"
+    if config.use_parallel_residual:
+        text = (
+            "parallel:norm=input_layernorm+post_attention_layernorm,branch=attention+mlp,"
+            "dropout=post_attention_dropout+post_mlp_dropout"
+        )
+    return (Stack("decoder", "layers", rows(text), "embed_in", exit="final_layer_norm", norm="layer"),)
 
 
 def stablelm(config: Any) -> tuple[Stack, ...]:
-    attention, mlp = (Branch((name,), "input_layernorm") for name in ("self_attn", "mlp"))
-    mlp = replace(mlp, dropout="dropout")
-    second = replace(mlp, norm="post_attention_layernorm")
-    sequential = (Sublayer("attn", (attention,)), Sublayer("mlp", (second,)))
-    sublayers = (Sublayer("parallel", (attention, mlp)),) if config.use_parallel_residual else sequential
-    return (replace(LLAMA, sublayers=sublayers, norm="layer"),)
+    side_by_side = "parallel:norm=input_layernorm,branch=self_attn+mlp,dropout=+dropout"
+    text = side_by_side if config.use_parallel_residual else f"{ATTN} {MLP},dropout=dropout"
+    return (replace(LLAMA, sublayers=rows(text), norm="layer"),)
 
 
 def falcon(config: Any) -> tuple[Stack, ...]:
     """Side by side under one norm (7B) or two (40B, 180B), or one after the other (RW)."""
-    new = config.new_decoder_architecture
-    if (new or config.parallel_attn) and config.hidden_dropout:
-        raise ConfigError(
-            "falcon side by side with hidden_dropout: one dropout over both branches, which no row here has"
-        )
-    two = new and config.num_ln_in_parallel_attn in (None, 2)
-    first, second = ("ln_attn", "ln_mlp") if two else ("input_layernorm", "input_layernorm")
-    attention, mlp = Branch(("self_attention",), first), Branch(("mlp",), second)
-    sublayers: tuple[Sublayer, ...] = (Sublayer("parallel", (attention, mlp)),)
-    if not (new or config.parallel_attn):
-        attention = replace(attention, dropout="config.attention_dropout")
-        mlp = Branch(("mlp",), "post_attention_layernorm", "hidden_dropout")
-        sublayers = (Sublayer("attn", (attention,)), Sublayer("mlp", (mlp,)))
-    returns = (sublayers[0].kind,)
-    return (Stack("decoder", "h", sublayers, "word_embeddings", exit="ln_f", norm="layer", returns=returns),)
+    new, first = config.new_decoder_architecture, "attn:norm=input_layernorm,branch=self_attention"
+    text = f"{first},dropout=config.attention_dropout {MLP},dropout=hidden_dropout"
+    if new or config.parallel_attn:
+        norms = "ln_attn+ln_mlp" if new and config.num_ln_in_parallel_attn in (None, 2) else "input_layernorm"
+        text = f"parallel:norm={norms},branch=self_attention+mlp"
+        if getattr(config, "hidden_dropout", 0):
+            raise ConfigError(
+                "falcon side by side with hidden_dropout: one dropout over both branches, which no row here has"
+            )
+    returns = (rows(text)[0].kind,)
+    return (Stack("decoder", "h", rows(text), "word_embeddings", None, "ln_f", "layer", returns=returns),)
 
 
 def opt(config: Any) -> tuple[Stack, ...]:
     """Pre-Norm; Post-Norm without a norm at the end where do_layer_norm_before is off (the 350m)."""
-    first, second = "self_attn_layer_norm", "final_layer_norm"
-    parts = (("attn", ("self_attn",), first), ("mlp", ("fc1", "activation_fn", "fc2"), second))
-    before = config.do_layer_norm_before
-    sublayers = tuple(
-        Sublayer(kind, (Branch(modules, norm if before else None, "dropout"),), after=None if before else norm)
-        for kind, modules, norm in parts
+    where = "norm" if config.do_layer_norm_before else "after"
+    sublayers = rows(
+        f"attn:branch=self_attn,dropout=dropout,{where}=self_attn_layer_norm "
+        f"mlp:branch=fc1>activation_fn>fc2,dropout=dropout,{where}=final_layer_norm"
     )
-    last = "decoder.final_layer_norm" if before and not config._remove_final_layer_norm else None
+    last = "decoder.final_layer_norm" if where == "norm" and not config._remove_final_layer_norm else None
     return (Stack("decoder", "decoder.layers", sublayers, "decoder.embed_tokens", exit=last, norm="layer"),)
 
 
 def bert(config: Any) -> tuple[Stack, ...]:
-    def attention(kind: str, path: str) -> Sublayer:
-        branch = Branch((f"{path}.self", f"{path}.output.dense"), dropout=f"{path}.output.dropout")
+    text = "{0}:branch={1}.self>{1}.output.dense,dropout={1}.output.dropout,after={1}.output.LayerNorm"
+    sublayers = [
+        sublayer(text.format("attn", "attention")),
+        sublayer("mlp:branch=intermediate>output.dense,dropout=output.dropout,after=output.LayerNorm"),
+    ]
+    if config.is_decoder and config.add_cross_attention:
         names = {"encoder_hidden_states": "encoder_hidden_states", "attention_mask": "encoder_attention_mask"}
-        return Sublayer(kind, (branch,), None, f"{path}.output.LayerNorm", names if kind == "cross" else {})
-
-    mlp = Branch(("intermediate", "output.dense"), dropout="output.dropout")
-    cross = (attention("cross", "crossattention"),) if config.is_decoder and config.add_cross_attention else ()
-    sublayers = (attention("attn", "attention"), *cross, Sublayer("mlp", (mlp,), after="output.LayerNorm"))
+        sublayers.insert(1, sublayer(text.format("cross", "crossattention"), **names))
     name = "decoder" if config.is_decoder else "encoder"
     words = "embeddings.word_embeddings"
-    return (Stack(name, "encoder.layer", sublayers, words, entry="embeddings.LayerNorm", norm="layer"),)
+    return (Stack(name, "encoder.layer", tuple(sublayers), words, entry="embeddings.LayerNorm", norm="layer"),)
 
 
 def t5(config: Any) -> tuple[Stack, ...]:
     """Encoder and decoder; RMS norms without an offset, on two streams that start from one embedding."""
 
     def part(kind: str, place: int, module: str, **names: str) -> Sublayer:
-        path = f"layer.{place}"
-        branch = Branch((f"{path}.{module}",), f"{path}.layer_norm", f"{path}.dropout")
-        return Sublayer(kind, (branch,), arguments=names)
+        text = "{0}:norm=layer.{1}.layer_norm,branch=layer.{1}.{2},dropout=layer.{1}.dropout"
+        return sublayer(text.format(kind, place, module), **names)
 
     attention, mlp = part("attn", 0, "SelfAttention", mask="attention_mask"), "DenseReluDense"
-    cross = part(
-        "cross", 1, "EncDecAttention", mask="encoder_attention_mask", key_value_states="encoder_hidden_states",
-        position_bias="encoder_decoder_position_bias",
-    )  # fmt: skip
+    names = {"key_value_states": "encoder_hidden_states", "position_bias": "encoder_decoder_position_bias"}
+    cross = part("cross", 1, "EncDecAttention", mask="encoder_attention_mask", **names)
     parts = {"encoder": (attention, part("mlp", 1, mlp)), "decoder": (attention, cross, part("mlp", 2, mlp))}
     return tuple(
         Stack(name, f"{name}.block", sublayers, "shared", exit=f"{name}.final_layer_norm", returns=("attn", "cross"))
@@ -312,36 +259,30 @@ def gemma3(config: Any) -> tuple[Stack, ...]:
     return (replace(GEMMA, blocks=blocks, embedding=embedding, exit=last),)
 
 
-FAMILIES: dict[str, Callable[[Any], tuple[Stack, ...]]] = {
-    **{
-        name: lambda config: (LLAMA,)
-        for name in ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "smollm3")
-    },
-    "gemma": lambda config: (replace(LLAMA, gain_offset=1.0),),
-    **{name: lambda config: (GEMMA,) for name in ("gemma2", "gemma3_text")},
-    "granite": lambda config: (GRANITE,),
-    "olmo": lambda config: (replace(LLAMA, norm="layer", eps=1e-5),),
-    **{name: lambda config: (OLMO2,) for name in ("olmo2", "olmo3")},
+FAMILIES: dict[str, Stack | Callable[[Any], tuple[Stack, ...]]] = {
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "smollm3"), LLAMA),
+    **dict.fromkeys(("gemma2", "gemma3_text"), GEMMA),
+    **dict.fromkeys(("olmo2", "olmo3"), OLMO2),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), gpt2),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), bert),
+    "gemma": replace(LLAMA, gain_offset=1.0),
     "gemma3": gemma3,
-    "gpt2": gpt2,
-    "gpt_bigcode": gpt2,
-    "gpt_neo": lambda config: (replace(GPT2, returns=("attn",)),),
-    "gptj": lambda config: (GPTJ,),
+    "granite": GRANITE,
+    "olmo": replace(LLAMA, norm="layer", eps=1e-5),
+    "gpt_neo": replace(GPT2, returns=("attn",)),
+    "gptj": GPTJ,
     "gpt_neox": gpt_neox,
     "opt": opt,
-    "phi": lambda config: (PHI,),
-    "phi3": lambda config: (PHI3,),
+    "phi": PHI,
+    "phi3": PHI3,
     "stablelm": stablelm,
-    "starcoder2": lambda config: (replace(LLAMA, norm="layer"),),
+    "starcoder2": replace(LLAMA, norm="layer"),
     "falcon": falcon,
-    "bert": bert,
-    "roberta": bert,
-    "xlm-roberta": bert,
-    "modernbert": lambda config: (MODERNBERT,),
-    "vit": lambda config: (VIT,),
+    "modernbert": MODERNBERT,
+    "vit": VIT,
     "t5": t5,
 }
-"""What the table has, by `config.model_type`."""
+"""The stack of a family by `config.model_type`, or what finds its stacks by the configuration."""
 
 
 def anatomy(config: Any) -> tuple[Stack, ...]:
@@ -352,7 +293,8 @@ def anatomy(config: Any) -> tuple[Stack, ...]:
     name = getattr(config, "stock_type", None) or getattr(config, "model_type", None)  # what a scheme was applied to
     if name not in FAMILIES:
         raise ConfigError(f"{unknown('model type', str(name), FAMILIES)}; or {BY_HAND}")
-    return FAMILIES[name](config)
+    family = FAMILIES[name]
+    return (family,) if isinstance(family, Stack) else family(config)
 
 
 def root(model: Any, stack: Stack) -> str | None:

@@ -27,7 +27,7 @@ from geonorm.lab.compare import compare as lab
 from geonorm.lab.compare import local
 from geonorm.lab.compare.team import done
 from geonorm.lab.config import TUNING_SEED, CompareConfig, TrainConfig
-from geonorm.lab.runs.run import Run, locked, read_rows
+from geonorm.lab.runs.run import RunFolder, lock_folder, read_rows
 
 ROW = set("scheme n lr val_loss_mean val_loss_std difference difference_low difference_high".split())
 BUILD = report.build
@@ -179,7 +179,7 @@ def test_settings_that_an_older_version_did_not_have(compare: Any, processes: An
 
 
 def test_directory_in_use(compare: Any, tmp_path: Path) -> None:
-    with locked(tmp_path / "out"):
+    with lock_folder(tmp_path / "out"):
         result = compare(tmp_path / "out", "--schemes", "pre")
     assert result.status == 2 and "in use by another process" in result.err
 
@@ -192,7 +192,7 @@ def test_a_run_in_use_is_named_and_tried_again(processes: Any, compare: Any, tmp
     assert compare(out, "--schemes", "pre", "--seeds", 2).status == 2
     processes.fail = staticmethod(lambda name: False)
     started = list(processes.started)
-    with locked(out / "runs" / "pre-lr0.005-seed1"):
+    with lock_folder(out / "runs" / "pre-lr0.005-seed1"):
         result = compare(out, "--schemes", "pre", "--seeds", 2)
     assert result.status == 2 and len(result.err.splitlines()) == 1 and processes.started == started
     assert "pre-lr0.005-seed1 is in use by another process" in result.err and "try the same command" in result.err
@@ -295,7 +295,7 @@ def test_names_of_runs_are_files_and_unique() -> None:
 
 def test_a_run_of_other_settings_in_the_way(tmp_path: Path) -> None:
     config = lab.run_config(CompareConfig(out=str(tmp_path), steps=400), "pre", 1e-3, 0)
-    with Run.opened(config):
+    with RunFolder.open(config):
         pass
     assert not done(config)
     with pytest.raises(CheckpointError, match=r"holds a run with lr 0\.001, not 0\.002"):
@@ -311,7 +311,7 @@ def test_live_table(tmp_path: Path) -> None:
     with console.capture() as capture:
         console.print(local.progress_table([worker], 3))
     assert "3 runs waiting" in capture.get() and "0/400" in capture.get()
-    run = Run(Path(config.out))
+    run = RunFolder(Path(config.out))
     run.path.mkdir(parents=True)
     run.append(run.metrics, [{"step": i, "loss": 3.0, "tokens_per_second": 5e3, "val_loss": 2.5} for i in range(9000)])
     assert len(local.last_rows(run.metrics)) < 2000

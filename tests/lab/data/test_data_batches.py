@@ -65,12 +65,6 @@ def test_seeds_give_other_orders_and_never_change():
     assert Batches(TOKENS, 6, 100, seed=0).at(0)[0][:, 0].tolist() == [0, 200, 100, 800, 500, 400]
 
 
-def test_targets_of_neighbouring_blocks_share_a_token():
-    inputs, targets = Batches(TOKENS[:21], 2, 10, seed=0).at(0)
-    assert sorted(inputs[:, 0].tolist()) == [0, 10]
-    assert sorted(targets[:, -1].tolist()) == [10, 20]
-
-
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int64])
 def test_token_types(dtype):
     tokens = np.full(50, 60_000, dtype=dtype)

@@ -65,7 +65,7 @@ def test_own_bpe_fills_the_vocabulary_and_compresses(bpe):
 def test_own_bpe_is_deterministic_and_cached(bpe, source, tmp_path, monkeypatch):
     again = load_tokenizer("bpe", source, 300, tmp_path)
     assert again.fingerprint == bpe.fingerprint
-    monkeypatch.setattr("geonorm.lab.data.tokenizer._train_bpe", lambda *args: pytest.fail("trained again"))
+    monkeypatch.setattr("geonorm.lab.data.tokenizer.train_bpe", lambda *args: pytest.fail("trained again"))
     assert load_tokenizer("bpe", source, 300, tmp_path).fingerprint == bpe.fingerprint
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["tokenizer.json"]
 

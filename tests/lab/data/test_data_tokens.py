@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from geonorm.elsewhere import cache_folder
 from geonorm.errors import DataError
-from geonorm.lab.data import describe, load_tokenizer, open_source, prepare, tokens
-from geonorm.lab.data.store import default_cache
+from geonorm.lab.data import inspect_source, load_tokenizer, open_source, tokenize, tokens
 from geonorm.lab.data.tokenizer import ByteTokenizer
 
 DOCUMENTS = [f"{n} Grüße, 世界 🌍\n\n  indented\n" * (n + 1) for n in range(60)]
@@ -26,7 +26,7 @@ def path(tmp_path):
 
 
 def write_nothing(monkeypatch):
-    monkeypatch.setattr(tokens, "_write", lambda *args: pytest.fail("written again"))
+    monkeypatch.setattr(tokens, "write_tokens", lambda *args: pytest.fail("written again"))
 
 
 @pytest.mark.parametrize("spec", ["byte", "bpe"])
@@ -36,7 +36,7 @@ def test_tokens_are_the_documents_with_eos(path, tmp_path, spec):
     source = open_source(str(path))
     tokenizer = load_tokenizer(spec, source, 280, tmp_path / "cache")
     calls = []
-    data = prepare(source, tokenizer, tmp_path / "cache", progress=lambda *args: calls.append(args))
+    data = tokenize(source, tokenizer, tmp_path / "cache", progress=lambda *args: calls.append(args))
     for split, array in (("train", data.train), ("validation", data.validation)):
         documents = list(source.documents(split))
         ends = np.flatnonzero(array == tokenizer.eos)
@@ -48,7 +48,7 @@ def test_tokens_are_the_documents_with_eos(path, tmp_path, spec):
         assert data.token_bytes[array].sum() == size
         counts = {"documents": len(documents), "tokens": len(array), "bytes": size}
         assert data.meta["splits"][split] == counts
-        inspected = describe(source, tokenizer)["splits"][split]
+        inspected = inspect_source(source, tokenizer)["splits"][split]
         assert {key: inspected[key] for key in counts} == counts
         assert inspected["bytes_per_token"] == pytest.approx(size / len(array))
         assert (split, len(array)) in calls
@@ -64,11 +64,11 @@ def test_long_documents_are_cut_without_changing_a_token(tmp_path, monkeypatch):
     source = open_source(str(path))
     tokenizer = load_tokenizer("bpe", source, 285, tmp_path)
     (text,) = source.documents("train")
-    whole = prepare(source, tokenizer, tmp_path / "whole")
+    whole = tokenize(source, tokenizer, tmp_path / "whole")
     assert np.array_equal(whole.train[:-1], tokenizer.encode([text])[0])
     monkeypatch.setattr(tokens, "PIECE", 500)
     monkeypatch.setattr(tokens, "BATCH", 1300)
-    cut = prepare(source, tokenizer, tmp_path / "cut")
+    cut = tokenize(source, tokenizer, tmp_path / "cut")
     assert cut.sha256 == whole.sha256
     assert np.array_equal(cut.train, whole.train)
 
@@ -77,16 +77,16 @@ def test_text_without_line_breaks_is_cut_anywhere(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_text("🌍x" * 2000, encoding="utf-8")
     monkeypatch.setattr(tokens, "PIECE", 64)
-    data = prepare(open_source(str(path)), ByteTokenizer(), tmp_path)
+    data = tokenize(open_source(str(path)), ByteTokenizer(), tmp_path)
     assert ByteTokenizer().decode([*data.train.tolist(), *data.validation.tolist()]) == "🌍x" * 2000
 
 
 def test_second_time_reads_the_cache(path, tmp_path, monkeypatch):
     monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
-    assert default_cache() == tmp_path / "cache"
-    first = prepare(open_source(str(path)), ByteTokenizer())
+    assert cache_folder() == tmp_path / "cache"
+    first = tokenize(open_source(str(path)), ByteTokenizer())
     write_nothing(monkeypatch)
-    second = prepare(open_source(str(path)), ByteTokenizer())
+    second = tokenize(open_source(str(path)), ByteTokenizer())
     assert second.sha256 == first.sha256
     assert np.array_equal(second.validation, first.validation)
 
@@ -98,9 +98,9 @@ def test_other_source_or_tokenizer_is_other_data(path, tmp_path):
     pytest.importorskip("tokenizers")
     bpe = load_tokenizer("bpe", source, 270, tmp_path)
     hashes = {
-        prepare(source, ByteTokenizer(), tmp_path).sha256,
-        prepare(open_source(str(other)), ByteTokenizer(), tmp_path).sha256,
-        prepare(source, bpe, tmp_path).sha256,
+        tokenize(source, ByteTokenizer(), tmp_path).sha256,
+        tokenize(open_source(str(other)), ByteTokenizer(), tmp_path).sha256,
+        tokenize(source, bpe, tmp_path).sha256,
     }
     assert len(hashes) == 3
 
@@ -108,7 +108,7 @@ def test_other_source_or_tokenizer_is_other_data(path, tmp_path):
 @pytest.mark.parametrize("damage", ["truncate", "meta", "remove"])
 def test_damaged_cache_is_rebuilt(path, tmp_path, damage):
     source = open_source(str(path))
-    first = prepare(source, ByteTokenizer(), tmp_path)
+    first = tokenize(source, ByteTokenizer(), tmp_path)
     expected = first.validation.copy()
     (file,) = tmp_path.glob("tokens/*/validation.bin")
     if damage == "truncate":
@@ -117,7 +117,7 @@ def test_damaged_cache_is_rebuilt(path, tmp_path, damage):
         (file.parent / "meta.json").write_text("{")
     else:
         file.unlink()
-    again = prepare(source, ByteTokenizer(), tmp_path)
+    again = tokenize(source, ByteTokenizer(), tmp_path)
     assert again.sha256 == first.sha256
     assert np.array_equal(again.validation, expected)
     assert len(list((tmp_path / "tokens").iterdir())) == 1
@@ -126,12 +126,12 @@ def test_damaged_cache_is_rebuilt(path, tmp_path, damage):
 PREPARE = """
 import sys
 from pathlib import Path
-from geonorm.lab.data import open_source, prepare
+from geonorm.lab.data import open_source, tokenize
 from geonorm.lab.data.tokenizer import ByteTokenizer
 source = open_source(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
-data = prepare(source, ByteTokenizer(), Path(sys.argv[2]))
+data = tokenize(source, ByteTokenizer(), Path(sys.argv[2]))
 print(data.sha256, len(data.train))
 """
 
@@ -148,21 +148,21 @@ def test_processes_that_prepare_at_once_all_succeed(path, tmp_path):
             worker.stdin.flush()
         results = [worker.communicate()[0] for worker in workers]
         assert [worker.returncode for worker in workers] == [0, 0, 0]
-    data = prepare(open_source(str(path)), ByteTokenizer(), tmp_path / "cache")
+    data = tokenize(open_source(str(path)), ByteTokenizer(), tmp_path / "cache")
     assert set(results) == {f"{data.sha256} {len(data.train)}\n"}
     assert len(list((tmp_path / "cache" / "tokens").iterdir())) == 1
 
 
 def test_the_slower_of_two_keeps_the_result_of_the_faster(path, tmp_path, monkeypatch):
-    source, write = open_source(str(path)), tokens._write
+    source, write = open_source(str(path)), tokens.write_tokens
 
     def overtaken(*args):
-        monkeypatch.setattr(tokens, "_write", write)
-        prepare(source, ByteTokenizer(), tmp_path)
+        monkeypatch.setattr(tokens, "write_tokens", write)
+        tokenize(source, ByteTokenizer(), tmp_path)
         write(*args)
 
-    monkeypatch.setattr(tokens, "_write", overtaken)
-    slower = prepare(source, ByteTokenizer(), tmp_path)
+    monkeypatch.setattr(tokens, "write_tokens", overtaken)
+    slower = tokenize(source, ByteTokenizer(), tmp_path)
     assert len(slower.train) == slower.meta["splits"]["train"]["tokens"]
     assert len(list((tmp_path / "tokens").iterdir())) == 1
 
@@ -172,7 +172,7 @@ def test_interrupted_preparation_leaves_nothing(path, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare(open_source(str(path)), ByteTokenizer(), tmp_path, progress=interrupt)
+        tokenize(open_source(str(path)), ByteTokenizer(), tmp_path, progress=interrupt)
     assert list((tmp_path / "tokens").iterdir()) == []
 
 
@@ -180,15 +180,15 @@ def test_unwritable_cache_is_one_line(path, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     source = open_source(str(path))
     with pytest.raises(DataError, match=r"cannot write to the cache .* set GEONORM_CACHE") as caught:
-        prepare(source, ByteTokenizer(), tmp_path / "file" / "cache")
+        tokenize(source, ByteTokenizer(), tmp_path / "file" / "cache")
     assert "\n" not in str(caught.value)
 
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tokens, "_write", full)
+    monkeypatch.setattr(tokens, "write_tokens", full)
     with pytest.raises(DataError, match="no space left on device"):
-        prepare(source, ByteTokenizer(), tmp_path / "cache")
+        tokenize(source, ByteTokenizer(), tmp_path / "cache")
     assert list((tmp_path / "cache" / "tokens").iterdir()) == []
 
 
@@ -196,7 +196,7 @@ def test_empty_split_is_one_line(path, tmp_path):
     source = open_source(str(path))
     object.__setattr__(source, "splits", {"train": lambda: iter(DOCUMENTS), "validation": lambda: iter(())})
     with pytest.raises(DataError, match="no validation text"):
-        prepare(source, ByteTokenizer(), tmp_path)
+        tokenize(source, ByteTokenizer(), tmp_path)
 
 
 def test_large_vocabularies_take_four_bytes(path, tmp_path):
@@ -211,6 +211,6 @@ def test_large_vocabularies_take_four_bytes(path, tmp_path):
         def token_bytes(self):
             return np.ones(self.vocab_size, dtype=np.int64)
 
-    data = prepare(open_source(str(path)), Wide(), tmp_path)
+    data = tokenize(open_source(str(path)), Wide(), tmp_path)
     assert data.train.dtype == np.uint32
     assert set(np.unique(data.train)) == {66_000, 69_999}

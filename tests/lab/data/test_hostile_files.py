@@ -11,10 +11,11 @@ import torch
 
 from geonorm import parse
 from geonorm.cli.arguments import read
+from geonorm.elsewhere import cache_folder
 from geonorm.errors import ConfigError, DataError
-from geonorm.lab.data import files, store
-from geonorm.lab.data.zstandard_file import open_zstandard
-from geonorm.lab.scale.world import listener, packed, unpacked
+from geonorm.lab.data import files
+from geonorm.lab.data.files import open_zstandard
+from geonorm.lab.scale.world import listener, pack, unpack
 from geonorm.nn.sampling import sample
 from geonorm.parsing import from_json, from_yaml
 from geonorm.report import build
@@ -30,7 +31,7 @@ def test_zstandard_is_decompressed_piece_by_piece(tmp_path: Path) -> None:
     with open_zstandard(path) as file:
         while chunk := file.read1(1 << 16):
             total += len(chunk)
-            assert len(file.raw._ready) <= 64 * 128 * 2**10  # type: ignore[attr-defined]
+            assert len(file.raw.ready) <= 64 * 128 * 2**10  # type: ignore[attr-defined]
     assert total == 2**28
 
 
@@ -130,7 +131,7 @@ def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GEONORM_CACHE", raising=False)
     monkeypatch.setattr(Path, "home", none)
     with pytest.raises(DataError, match="set GEONORM_CACHE"):
-        store.default_cache()
+        cache_folder()
 
 
 def test_schemes_with_numbers_that_fp32_has_not_and_with_commas() -> None:
@@ -169,6 +170,6 @@ def test_the_store_listens_at_its_address_only() -> None:
 
 def test_what_ranks_tell_each_other_is_json() -> None:
     value = {"status": "new", "list": [1, None, "ä"]}
-    assert unpacked(packed(value)) == value
+    assert unpack(pack(value)) == value
     with pytest.raises(TypeError):
-        packed(object())
+        pack(object())

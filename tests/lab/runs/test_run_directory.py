@@ -14,7 +14,7 @@ from geonorm.errors import CheckpointError
 from geonorm.lab.config import TrainConfig
 from geonorm.lab.data.batches import Batches
 from geonorm.lab.open import open_run
-from geonorm.lab.runs.run import Run, read_rows
+from geonorm.lab.runs.run import RunFolder, read_rows
 
 METRICS = {"step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second", "seconds"}
 TRACE = set(
@@ -168,12 +168,12 @@ def test_place_that_cannot_be_written(train: Any) -> None:
 
 def test_directory_in_use_is_refused(train: Any, tmp_path: Path) -> None:
     config = TrainConfig(out=str(tmp_path / "run"))
-    with Run.opened(config):
+    with RunFolder.open(config):
         result = train(tmp_path / "run")
         assert result.status == 2 and "holds a run with" in result.err  # other settings, seen before the lock
-        with pytest.raises(CheckpointError, match="in use by another process"), Run.opened(config):
+        with pytest.raises(CheckpointError, match="in use by another process"), RunFolder.open(config):
             pass
-    with Run.opened(config):
+    with RunFolder.open(config):
         pass
 
 
@@ -191,6 +191,6 @@ def test_rows_survive_damage(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+    run = RunFolder(tmp_path)
     run.append(run.metrics, [{"step": 1, "loss": float("nan"), "grad_norm": float("inf")}])
     assert run.metrics.read_text() == '{"step": 1, "loss": null, "grad_norm": null}\n'

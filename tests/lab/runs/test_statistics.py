@@ -46,28 +46,10 @@ def test_paired_moves_with_a_shift_and_mirrors(values: list[float], shift: float
     assert mirrored.high == pytest.approx(-interval.low, abs=1e-6)
 
 
-@pytest.mark.parametrize("n", [3, 5])
-def test_paired_covers_the_truth_95_times_in_100(n: int) -> None:
-    draws = np.random.default_rng(0).normal(0.3, 2.0, (3000, n))
-    covered = np.mean([(i.low or 0) <= 0.3 <= (i.high or 0) for i in map(paired, draws)])
-    assert covered == pytest.approx(0.95, abs=0.013)  # 3 standard errors
-
-
 @pytest.mark.parametrize(("effect", "expected"), [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10), (2.0, 5)])
 def test_seeds_needed_matches_published_tables(effect: float, expected: int) -> None:
     """The sample sizes G*Power gives for the paired t-test (two-sided, 5 %, power 0.8)."""
     assert seeds_needed(effect + np.array([-1.0, 0.0, 1.0])) == expected
-
-
-def test_seeds_needed_reaches_the_power_it_promises() -> None:
-    seeds = seeds_needed(1.2 + np.array([-1.0, 0.0, 1.0]))
-    assert seeds is not None
-
-    def power(n: int) -> float:
-        draws = np.random.default_rng(1).normal(1.2, 1.0, (3000, n))
-        return float(np.mean([paired(row).resolved for row in draws]))
-
-    assert power(seeds) > 0.77 and power(seeds - 1) < 0.82
 
 
 @given(st.floats(0.01, 50), st.floats(1.01, 4))
@@ -101,12 +83,6 @@ def test_ratio_interval_uses_the_tabulated_ranks(n: int, rank: int) -> None:
 def test_ratio_interval_needs_six_values() -> None:
     assert ratio_interval([1.0, 2.0, 3.0, 4.0, 5.0]) == (3.0, None, None)
     assert math.isnan(ratio_interval([])[0])
-
-
-def test_ratio_interval_covers_the_median_of_a_skewed_distribution() -> None:
-    draws = np.random.default_rng(2).lognormal(0.0, 1.0, (2000, 41))
-    covered = np.mean([(low or 0) <= 1.0 <= (high or 0) for _, low, high in map(ratio_interval, draws)])
-    assert 0.945 <= covered <= 0.985  # exact coverage at n = 41 is 0.956
 
 
 def test_spikes_finds_each_of_two_neighbours() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from geonorm.lab.config import Runtime
+from geonorm.errors import ConfigError
+from geonorm.lab.config import TrainConfig
 from geonorm.lab.data.batches import Batches
+from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.run import read_rows
 from geonorm.lab.scale import checkpoint, parallel, storage
 from geonorm.lab.scale.world import World
+from geonorm.settings import from_dict
 
 SCHEMES = ("pre", "geonorm", "ngpt")
 STEPS = ["--steps", 10, "--model.layers", 2, "--batch_size", 8, "--evaluation.every", 5]
@@ -88,18 +92,6 @@ def test_every_world_computes_the_same(runs: Any, tmp_path: Path, scheme: str) -
                     assert row[key] == pytest.approx(other[key], rel=1e-8)
 
 
-def test_ngpt_keeps_sharded_weights_on_the_sphere(runs: Any, tmp_path: Path) -> None:
-    """Rows of one matrix lie on several ranks: those of o and down are normalised across them."""
-    assert all(not r.status for r in runs("run", 4, *STEPS, "--scheme", "ngpt", "--runtime.parallel", "fsdp").wait())
-    found = checkpoint.weights(tmp_path / "run" / "checkpoints" / "step-10")
-    columns = [name for name in found if name.endswith(("branch.o.weight", "branch.down.weight"))]
-    rows = [name for name in found if name.endswith((".q.weight", ".up.weight", "embed.weight", "head.weight"))]
-    assert len(columns) == 4 and len(rows) == 6
-    for names, dim in ((columns, 0), (rows, 1)):
-        for name in names:
-            torch.testing.assert_close(found[name].norm(dim=dim), torch.ones(found[name].shape[1 - dim]))
-
-
 @pytest.mark.parametrize(
     ("scheme", "size", "options"),
     [
@@ -142,7 +134,7 @@ def test_saved_on_two_loaded_on_any(saved_on_two: Path, ranks: Any, tmp_path: Pa
     for kind in ("model", "optimizer"):
         files = [name for name in state["sha256"] if storage.kind_of(name) == kind]
         assert len(files) == 2
-        expected |= {f"{kind}.{name}": tensor for name, tensor in storage.whole(folder, files).items()}
+        expected |= {f"{kind}.{name}": tensor for name, tensor in storage.read_tensors(folder, files).items()}
     settings = yaml.safe_load((saved_on_two / "config.yaml").read_text())
     for size, kind in ((1, "auto"), (2, "ddp"), (3, "fsdp"), (4, "fsdp")):
         settings["runtime"]["parallel"], settings["batch_size"] = kind, 12
@@ -177,9 +169,7 @@ def test_a_run_goes_on_in_another_world(saved_on_two: Path, runs: Any, call: Any
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--batch_size", 6, "--runtime.accumulate", 2], "must be a multiple of 2 ranks times runtime.accumulate 2"),
         (["--runtime.parallel", "none"], "--runtime.parallel none is one rank, this is 2: use ddp or fsdp"),
-        (["--runtime.parallel", "fsdp", "--runtime.shard_size", 3], "a number of ranks that is a multiple of it"),
         (["--data", "/nowhere/text.txt"], "/nowhere/text.txt"),
         (["--scheme", "geonrom"], "did you mean 'geonorm'"),
     ],
@@ -194,4 +184,24 @@ def test_alone_is_said_where_ranks_are_needed(train: Any, tmp_path: Path) -> Non
     result = train(tmp_path / "run", "--runtime.parallel", "fsdp")
     assert result.status == 2 and "needs torchrun: torchrun --nproc-per-node N" in result.err
     assert not (tmp_path / "run").exists()
-    assert parallel.layout(Runtime(), World(), 4) == "none"
+
+
+PAIRS = {"tensor_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch_size": 6, "runtime": {"accumulate": 2}}, "must be a multiple of 2 ranks times runtime.accumulate"),
+        ({"runtime": {"parallel": "fsdp", "shard_size": 3}}, "a number of ranks that is a multiple of it"),
+        ({"runtime": {"tensor_size": 3}}, "needs a number of ranks that is a multiple of it, this is 2"),
+        ({"runtime": PAIRS | {"parallel": "ddp"}}, "ddp does not go with --runtime.tensor_size 2; use fsdp"),
+        ({"runtime": PAIRS, "model": {"heads": 1}}, "model.heads 1 must be a multiple of runtime.tensor_size 2"),
+        ({"runtime": PAIRS, "model": {"kv_heads": 1}}, "model.kv_heads 1 must be a multiple of runtime.tensor_size"),
+        ({"runtime": PAIRS, "model": {"hidden": 15}}, "model.hidden 15 must be a multiple of runtime.tensor_size 2"),
+    ],
+)
+def test_settings_that_do_not_fit_two_ranks(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        resolve(from_dict(TrainConfig, {"preset": "nano", **settings}), World(size=2))
+    assert resolve(TrainConfig(), World()).layout == "none"

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,11 @@ import torch
 from geonorm.errors import CheckpointError
 from geonorm.lab.runs.run import read_rows
 from geonorm.lab.scale import checkpoint, storage
-from geonorm.nn import Decoder, DecoderConfig
+from geonorm.nn import Decoder
+
+from .test_checkpoint import SMALL, save
 
 ROOT = Path(__file__).parents[3]
-SMALL = DecoderConfig(scheme="geonorm", layers=2, width=16, heads=2, hidden=16, vocab_size=32, context=8)
 
 
 def test_three_kills(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def children(process: int) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks in /proc")
-def test_torchrun(tiny: list[str], train: Any, losses: Any, tmp_path: Path) -> None:
+def test_torchrun(tiny: list[str], train: Any, losses: Any, after: Any, tmp_path: Path) -> None:
     """torchrun -m geonorm train on 2 ranks, FSDP. A rank is killed: torchrun starts the ranks again and the run goes
     on by itself. SIGTERM, as a cluster sends it: saved, and how long that took is on record. Then `geonorm train` alone
     goes on to the end. Losses are those of one process that nobody disturbed."""
@@ -82,34 +82,12 @@ def test_torchrun(tiny: list[str], train: Any, losses: Any, tmp_path: Path) -> N
     assert f"stopped at step {stopped} of {steps}; saved in {run}" in err
 
     straight = tmp_path / "straight"
-    with pytest.MonkeyPatch.context() as patch:
-        from geonorm.lab.train.loop import Loop
-
-        update = Loop.update
-
-        def five_more(loop: Loop, *args: Any) -> Any:
-            norms = update(loop, *args)
-            if loop.step == stopped + 5:
-                signal.raise_signal(signal.SIGINT)
-            return norms
-
-        patch.setattr(Loop, "update", five_more)
+    with after(stopped + 5):
         assert train(run, *options).status == 130
         assert train(straight, *options).status == 130
     assert len(losses(run)) == stopped + 5
     for a, b in zip(losses(run), losses(straight), strict=True):
         assert a[:2] == b[:2] and a[2] == pytest.approx(b[2], rel=1e-4) and a[3] == b[3]
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True).returncode:
-        pytest.skip("cannot mount a small file system here")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_disk_filled_while_two_ranks_save(ranks: Any, tiny: list[str], call: Any, losses: Any, disk: Path) -> None:
@@ -133,25 +111,9 @@ def test_disk_filled_while_two_ranks_save(ranks: Any, tiny: list[str], call: Any
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def interrupted(train: Any, run: Path, *options: Any) -> None:
-    """A run of 9 steps that was stopped at step 4."""
-    from geonorm.lab.train.loop import Loop
-
-    update = Loop.update
-
-    def stop(loop: Loop, *args: Any) -> Any:
-        norms = update(loop, *args)
-        if loop.step == 4:
-            signal.raise_signal(signal.SIGINT)
-        return norms
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Loop, "update", stop)
-        assert train(run, "--steps", 9, *options).status == 130
-
-
-def test_read_only_disk(train: Any, disk: Path) -> None:
-    interrupted(train, disk / "run")
+def test_read_only_disk(train: Any, after: Any, disk: Path) -> None:
+    with after(4):
+        assert train(disk / "run", "--steps", 9).status == 130
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     result = train(disk / "run", "--steps", 9)
     assert result.status == 2 and "Read-only file system" in result.err and len(result.err.splitlines()) == 1
@@ -160,28 +122,17 @@ def test_read_only_disk(train: Any, disk: Path) -> None:
     assert result.status == 0 and "at step 4 of 9" in result.out
 
 
-def test_deleted_data(train: Any, text: Path, tmp_path: Path) -> None:
+def test_deleted_data(train: Any, after: Any, text: Path, tmp_path: Path) -> None:
     data = tmp_path / "data.txt"
     shutil.copy(text, data)
-    interrupted(train, tmp_path / "run", "--data", data)
+    with after(4):
+        assert train(tmp_path / "run", "--steps", 9, "--data", data).status == 130
     data.rename(tmp_path / "gone.txt")
     result = train(tmp_path / "run", "--steps", 9, "--data", data)
     assert result.status == 2 and str(data) in result.err and len(result.err.splitlines()) == 1
     (tmp_path / "gone.txt").rename(data)
     result = train(tmp_path / "run", "--steps", 9, "--data", data)
     assert result.status == 0 and "at step 4 of 9" in result.out
-
-
-def test_checkpoint_of_another_model_is_refused(train: Any, tmp_path: Path) -> None:
-    interrupted(train, tmp_path / "run")
-    train(tmp_path / "other", "--steps", 9, "--model.hidden", 24)
-    shutil.copytree(tmp_path / "other" / "checkpoints" / "step-9", tmp_path / "run" / "checkpoints" / "step-9")
-    result = train(tmp_path / "run", "--steps", 12)
-    assert result.status == 2 and "holds a run with steps 9, not 12" in result.err
-    result = train(tmp_path / "run", "--steps", 9)
-    assert result.status == 0, result
-    assert "is of another model: blocks.0.mlp.branch.down.weight does not fit" in result.out
-    assert "at step 4 of 9" in result.out
 
 
 def test_best_is_kept(tmp_path: Path) -> None:
@@ -217,22 +168,13 @@ def test_best_of_a_run(train: Any, tmp_path: Path) -> None:
 )
 def test_state_that_was_changed_is_refused(tmp_path: Path, damage: Any) -> None:
     model = Decoder(SMALL)
-    checkpoint.save(tmp_path, 2, model, [], {"seconds": 1.0}, keep=1)
+    save(tmp_path, 2, model, [], {"seconds": 1.0}, keep=1)
     path = tmp_path / "step-2" / "state.json"
     state = json.loads(path.read_text())
     damage(state)
     path.write_text(json.dumps(state))
     with pytest.raises(CheckpointError, match=r"corrupt|not readable"):
         checkpoint.load(tmp_path / "step-2", model)
-
-
-def test_random_states_come_back(tmp_path: Path) -> None:
-    model = Decoder(SMALL)
-    checkpoint.save(tmp_path, 2, model, [], {}, keep=1)
-    expected = torch.rand(3)
-    torch.manual_seed(99)
-    checkpoint.load(tmp_path / "step-2", model, [])
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_bytes_are_written_beside_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

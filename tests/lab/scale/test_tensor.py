@@ -129,19 +129,3 @@ def test_saved_on_two_goes_on_alone(runs: Any, tmp_path: Path) -> None:  # noqa:
         ended = runs(run.name, size, *options, *more).wait()
         assert [r.status for r in ended] == [0] * size and "at step 5 of 10" in ended[0].out, ended
         assert numbers(run, "loss") == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--runtime.tensor_size", 3], "needs a number of ranks that is a multiple of it, this is 2"),
-        ([*TENSOR, "--model.heads", 1], "model.heads 1 must be a multiple of runtime.tensor_size 2"),
-        ([*TENSOR, "--model.kv_heads", 1], "model.kv_heads 1 must be a multiple of runtime.tensor_size 2"),
-        ([*TENSOR, "--model.hidden", 15], "model.hidden 15 must be a multiple of runtime.tensor_size 2"),
-        ([*TENSOR, "--runtime.parallel", "ddp"], "ddp does not go with --runtime.tensor_size 2; use fsdp"),
-    ],
-)
-def test_what_does_not_fit_is_one_line(runs: Any, options: list[Any], said: str) -> None:  # noqa: F811
-    ended = runs("run", 2, "--steps", 2, *options).wait()
-    assert [r.status for r in ended] == [2, 2]
-    assert said in ended[0].err and len(ended[0].err.splitlines()) == 1 and ended[1].err == ""

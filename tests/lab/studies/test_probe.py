@@ -19,20 +19,7 @@ from geonorm.probes.subject import Subject, ablation, gradient_norms
 from geonorm.sites.anatomy import Stack
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
-EVERY = (
-    "llama",
-    "gemma2",
-    "olmo2",
-    "gpt2",
-    "gpt_neox",
-    "gptj",
-    "gpt_neo",
-    "opt",
-    "opt-post",
-    "phi",
-    "bert",
-    "t5",
-)
+EVERY = "llama gemma2 olmo2 gpt2 gpt_neox gptj gpt_neo opt opt-post phi bert t5".split()
 WORDS = "the quick brown fox jumps over the lazy dog\n" * 40
 
 
@@ -261,22 +248,10 @@ def test_python(tiny_model: Tiny, folder: Path) -> None:
         geonorm.probe(model, str(folder.parent / "text.txt"), tokenizer=tokenizer())
 
 
-def test_our_own_run(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text(WORDS, encoding="utf-8")
-    size = (
-        "--model.layers 3 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16 --model.vocab_size 257"
-    )
-    run = tmp_path / "run"
-    assert cli.main(
-        ["train", "--scheme", "geonorm", "--data", str(tmp_path / "text.txt"), "--steps", "2", "--lr", "1e-3",
-         "--batch-size", "2", "--tokens.tokenizer", "byte", "--tokens.cache", str(tmp_path / "cache"),
-         "--runtime.device", "cpu", "--out", str(run), *size.split()]
-    ) == 0  # fmt: skip
-    out = tmp_path / "out"
-    assert (
-        command(run, "--data", tmp_path / "text.txt", "--tokens", 256, "--gradients", "--ablate-blocks", "--out", out)
-        == 0
-    )
+def test_our_own_run(train: Any, text: Path, tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    assert train(run, "--scheme", "geonorm", "--model.layers", 3, "--steps", 2).status == 0
+    assert command(run, "--data", text, "--tokens", 256, "--gradients", "--ablate-blocks", "--out", out) == 0
     rows = read(out / "trace.jsonl")
     assert len(rows) == 6 and {row["scheme"] for row in rows} == {"geonorm"}
     assert all(row["radius_after"] == pytest.approx(row["radius"], rel=1e-5) and row["grad_norm"] > 0 for row in rows)

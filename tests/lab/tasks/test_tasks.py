@@ -41,13 +41,9 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """$GEONORM_DATA with two sets: choices after one context, and contexts before one continuation."""
     folder = tmp_path_factory.mktemp("data") / "eval"
     folder.mkdir()
+    choices = [" sat", " saw é", " on a mat"]
     plain = [
-        {
-            "id": f"plain-{i}",
-            "context": f"the cat {i}",
-            "choices": [" sat", " saw é", " on a mat"][: 2 + i % 2],
-            "gold": i % 2,
-        }
+        {"id": f"plain-{i}", "context": f"the cat {i}", "choices": choices[: 2 + i % 2], "gold": i % 2}
         for i in range(QUESTIONS)
     ]
     shared = [
@@ -392,7 +388,6 @@ def test_a_text_longer_than_the_context_is_no_end(run: Path) -> None:
 
 
 def tasks_tokenizer() -> Any:
-    from geonorm.lab.data import load_tokenizer
-    from geonorm.lab.data.source import NO_TEXT
+    from geonorm.lab.data import NO_TEXT, load_tokenizer
 
     return load_tokenizer("byte", NO_TEXT, 257)

@@ -15,7 +15,7 @@ from geonorm.errors import ConfigError
 from geonorm.lab.open import open_run
 from geonorm.lab.runs.run import read_rows
 from geonorm.lab.scale import checkpoint
-from geonorm.lab.train.matrices import Held, Turning
+from geonorm.lab.train.matrices import HeldNorms, Turning
 
 SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8}
 
@@ -62,7 +62,7 @@ def test_a_resumed_run_holds_the_norms_of_the_start(train: Any, tmp_path: Path) 
 
 def test_nothing_is_held_at_zero() -> None:
     with pytest.raises(ConfigError, match=r"begin at 0; choose another model.init"):
-        Held(Decoder(DecoderConfig(init="zero", **SHAPE)), ["o"])
+        HeldNorms(Decoder(DecoderConfig(init="zero", **SHAPE)), ["o"])
 
 
 def test_a_constraint_holds_after_every_step(train: Any, tmp_path: Path) -> None:

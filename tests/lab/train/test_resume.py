@@ -16,20 +16,6 @@ import torch
 from safetensors.torch import load_file
 
 from geonorm.lab.runs.run import read_rows
-from geonorm.lab.train.loop import Loop
-
-
-def stop_at(patch: pytest.MonkeyPatch, step: int, number: int = signal.SIGINT) -> None:
-    """Lets Ctrl-C arrive in the middle of a step."""
-    update = Loop.update
-
-    def interrupted(loop: Loop, *args: Any) -> Any:
-        norms = update(loop, *args)
-        if loop.step == step:
-            signal.raise_signal(number)
-        return norms
-
-    patch.setattr(Loop, "update", interrupted)
 
 
 def same_files(first: Path, second: Path) -> bool:
@@ -55,13 +41,12 @@ def same_files(first: Path, second: Path) -> bool:
     ],
 )
 def test_ten_steps_equal_five_and_five(
-    train: Any, losses: Any, tmp_path: Path, scheme: str, optimizer: str, accumulate: int
+    train: Any, losses: Any, after: Any, tmp_path: Path, scheme: str, optimizer: str, accumulate: int
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     options = ["--scheme", scheme, "--optim.name", optimizer, "--runtime.accumulate", accumulate, "--steps", 10]
     assert train(whole, *options).status == 0
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, 5)
+    with after(5):
         stopped = train(parts, *options)
     assert stopped.status == 130
     assert stopped.err == f"stopped at step 5 of 10; saved in {parts}; the same command goes on from there\n"
@@ -75,25 +60,9 @@ def test_ten_steps_equal_five_and_five(
     assert whole_trace == parts_trace
 
 
-def test_termination_saves_too(train: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    stop_at(monkeypatch, 3, signal.SIGTERM)
-    assert train(tmp_path / "run", "--steps", 9).status == 130
-    assert (tmp_path / "run" / "checkpoints" / "step-3").is_dir()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and signal.getsignal(signal.SIGINT) is not None
-
-
-def test_losses_do_not_depend_on_accumulation(train: Any, losses: Any, tmp_path: Path) -> None:
-    for parts in (1, 2, 4):
-        train(tmp_path / str(parts), "--steps", 3, "--runtime.accumulate", parts)
-    whole = losses(tmp_path / "1")
-    for parts in (2, 4):
-        for a, b in zip(whole, losses(tmp_path / str(parts)), strict=True):
-            assert a[2] == pytest.approx(b[2], abs=1e-5) and a[4] == pytest.approx(b[4], rel=1e-4)
-
-
-def test_a_last_step_that_is_interrupted_is_the_end(train: Any, monkeypatch: Any, tmp_path: Path) -> None:
-    stop_at(monkeypatch, 4)
-    assert train(tmp_path / "run", "--steps", 4).status == 0
+def test_a_last_step_that_is_interrupted_is_the_end(train: Any, after: Any, tmp_path: Path) -> None:
+    with after(4):
+        assert train(tmp_path / "run", "--steps", 4).status == 0
 
 
 @pytest.fixture
@@ -116,7 +85,7 @@ def process(tiny: list[str]) -> Any:
         running.communicate()
 
 
-def test_killed_then_interrupted_then_whole(process: Any, train: Any, losses: Any, tmp_path: Path) -> None:
+def test_killed_then_interrupted_then_whole(process: Any, train: Any, losses: Any, after: Any, tmp_path: Path) -> None:
     """SIGKILL in the middle; a second process is refused meanwhile; SIGINT of the real command; then the rest."""
     run, steps = tmp_path / "run", 3000
     options = ["--steps", steps, "--checkpoint.every", 10, "--evaluation.every", steps]
@@ -143,8 +112,7 @@ def test_killed_then_interrupted_then_whole(process: Any, train: Any, losses: An
     assert [row[0] for row in kept] == list(range(1, len(kept) + 1))
     assert not list((run / "checkpoints").glob(".*"))
     straight = tmp_path / "straight"
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, len(kept))
+    with after(len(kept)):
         train(straight, "--steps", steps, "--evaluation.every", steps)
     assert losses(straight) == kept
     assert same_files(*(max((r / "checkpoints").glob("step-*"), key=os.path.getmtime) for r in (run, straight)))
@@ -157,12 +125,13 @@ def flip(path: Path, at: int = -5) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", None])
-def test_damaged_newest_checkpoint_is_passed_over(train: Any, losses: Any, tmp_path: Path, name: str | None) -> None:
+def test_damaged_newest_checkpoint_is_passed_over(
+    train: Any, losses: Any, after: Any, tmp_path: Path, name: str | None
+) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     options = ["--steps", 10, "--checkpoint.every", 2]
     train(whole, *options)
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, 8)
+    with after(8):
         train(run, *options)
     if name is None:
         (run / "checkpoints" / "step-8" / "model.safetensors").unlink()
@@ -178,10 +147,9 @@ def test_damaged_newest_checkpoint_is_passed_over(train: Any, losses: Any, tmp_p
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-10", "step-8"]
 
 
-def test_nothing_usable_is_one_line(train: Any, call: Any, tmp_path: Path) -> None:
+def test_nothing_usable_is_one_line(train: Any, call: Any, after: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(patch, 4)
+    with after(4):
         train(run, "--steps", 6, "--checkpoint.every", 2)
     for folder in (run / "checkpoints").iterdir():
         flip(folder / "model.safetensors")

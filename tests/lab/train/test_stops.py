@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,26 +17,13 @@ from typing import Any
 import pytest
 
 from geonorm.errors import CheckpointError
-from geonorm.lab.runs.run import LOCK, check_free, locked
+from geonorm.lab.runs.run import LOCK, check_free, lock_folder
 from geonorm.lab.scale import checkpoint
 from geonorm.lab.train import loop, signals
 from geonorm.lab.train.loop import Loop
 from geonorm.lab.train.signals import PARENT
 
 STEPS = ["--steps", "9", "--checkpoint.every", "9", "--evaluation.every", "1"]
-
-
-def after(step: int, act: Any, patch: pytest.MonkeyPatch) -> None:
-    """Does something when a step is made."""
-    update = Loop.update
-
-    def acting(loop: Loop, *args: Any) -> Any:
-        norms = update(loop, *args)
-        if loop.step == step:
-            act()
-        return norms
-
-    patch.setattr(Loop, "update", acting)
 
 
 def stopped_early(run: Path) -> bool:
@@ -69,16 +57,16 @@ def test_comparison_that_nobody_hears(tiny: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_lost_terminal(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    after(4, lambda: signal.raise_signal(number), monkeypatch)
+def test_lost_terminal(train: Any, after: Any, tmp_path: Path, number: signal.Signals) -> None:
     ignored = signal.signal(number, signal.SIG_DFL)  # whoever runs the tests may have started them with nohup
-    result = train(tmp_path / "run", *STEPS)
-    signal.signal(number, ignored)
+    with after(4, lambda: signal.raise_signal(number)):
+        result = train(tmp_path / "run", *STEPS)
+    assert signal.signal(number, ignored) is signal.SIG_DFL and signal.getsignal(signal.SIGINT) is not None
     assert result.status == 130 and stopped_early(tmp_path / "run")
 
 
 def test_the_record_of_a_stop_begins_with_its_signal(
-    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Any, after: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """stopped_within is what is left of the step that the signal came in, and the save; by a clock of the test's own,
     which earlier steps move too."""
@@ -95,9 +83,6 @@ def test_the_record_of_a_stop_begins_with_its_signal(
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr(loop, "time", clock)
     monkeypatch.setattr(signals, "time", clock)
-    for step in range(1, 5):
-        after(step, lambda: passes(50), monkeypatch)
-    after(4, stop, monkeypatch)
     save = Loop.save
 
     def slow(*args: Any) -> None:
@@ -105,16 +90,20 @@ def test_the_record_of_a_stop_begins_with_its_signal(
         passes(7)
 
     monkeypatch.setattr(Loop, "save", slow)
-    assert train(tmp_path / "run", *STEPS).status == 130
+    with ExitStack() as acts:
+        for step in range(1, 5):
+            acts.enter_context(after(step, lambda: passes(50)))
+        acts.enter_context(after(4, stop))
+        assert train(tmp_path / "run", *STEPS).status == 130
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["steps"], summary["stopped_within"]) == (4, 10.0)
 
 
-def test_nohup_is_respected(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nohup_is_respected(train: Any, after: Any, tmp_path: Path) -> None:
     old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        after(4, lambda: signal.raise_signal(signal.SIGHUP), monkeypatch)
-        assert train(tmp_path / "run", *STEPS).status == 0
+        with after(4, lambda: signal.raise_signal(signal.SIGHUP)):
+            assert train(tmp_path / "run", *STEPS).status == 0
     finally:
         signal.signal(signal.SIGHUP, old)
 
@@ -128,9 +117,7 @@ def test_killed_parent(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_removed_folder_does_not_grow_back(
-    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
-) -> None:
+def test_removed_folder_does_not_grow_back(train: Any, after: Any, tmp_path: Path, replaced: bool) -> None:
     run = tmp_path / "run"
 
     def remove() -> None:
@@ -138,14 +125,14 @@ def test_removed_folder_does_not_grow_back(
         if replaced:
             run.mkdir()
 
-    after(4, remove, monkeypatch)
-    result = train(run, *STEPS)
+    with after(4, remove):
+        result = train(run, *STEPS)
     assert result.status == 2 and "was removed or replaced while the run worked in it" in result.err
     assert len(result.err.splitlines()) == 1 and (list(run.iterdir()) == [] if replaced else not run.exists())
 
 
 def test_lock_holds_the_number_of_its_process_and_follows_no_link(tmp_path: Path) -> None:
-    with locked(tmp_path / "run"):
+    with lock_folder(tmp_path / "run"):
         assert int((tmp_path / "run" / LOCK).read_text()) == os.getpid()
         with pytest.raises(CheckpointError, match="in use by another process; wait"):
             check_free(tmp_path / "run", "wait")
@@ -155,7 +142,7 @@ def test_lock_holds_the_number_of_its_process_and_follows_no_link(tmp_path: Path
         folder = tmp_path / make.__name__
         folder.mkdir()
         make(tmp_path / "mine.txt", folder / LOCK)
-        with pytest.raises(CheckpointError, match="is a link or no plain file"), locked(folder):
+        with pytest.raises(CheckpointError, match="is a link or no plain file"), lock_folder(folder):
             pass
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
@@ -166,9 +153,8 @@ def test_others_may_read_what_a_run_leaves(train: Any, tmp_path: Path) -> None:
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
 
 
-def test_rows_that_are_none_of_ours_are_dropped(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        after(4, lambda: signal.raise_signal(signal.SIGINT), patch)
+def test_rows_that_are_none_of_ours_are_dropped(train: Any, after: Any, tmp_path: Path) -> None:
+    with after(4):
         assert train(tmp_path / "run", *STEPS).status == 130
     with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
         file.write('{"step": "three"}\n{"loss": 1}\n{"step": 2, "loss": "low"}\n[1]\n' + "[" * 100_000 + "\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from geonorm.lab.scale.world import World
 from geonorm.lab.train.averaging import Average
 from geonorm.lab.train.evaluate import turns
 from geonorm.lab.train.loop import Loop
-from geonorm.lab.train.validation import documents_of
+from geonorm.lab.train.validation import number_documents
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_token_belongs_to_the_document_whose_end_comes_next() -> None:
-    assert documents_of(np.array([5, 6, 9, 7, 9, 9, 8]), eos=9).tolist() == [0, 0, 0, 1, 1, 2, 3]
+    assert number_documents(np.array([5, 6, 9, 7, 9, 9, 8]), eos=9).tolist() == [0, 0, 0, 1, 1, 2, 3]
 
 
 def test_the_whole_text_at_the_end_and_every_document(train: Any, books: Path, tmp_path: Path) -> None:
@@ -94,12 +93,12 @@ def test_the_part_and_the_trace_see_all_documents(train: Any, books: Path, tmp_p
 
 
 @pytest.mark.parametrize("scheme", ["geonorm(learn=gain)", "ngpt"])
-def test_averaged_weights_are_evaluated_and_survive_a_stop(train: Any, tmp_path: Path, scheme: str) -> None:
+def test_averaged_weights_are_evaluated_and_survive_a_stop(train: Any, after: Any, tmp_path: Path, scheme: str) -> None:
     options = ["--scheme", scheme, "--steps", 10, "--evaluation.average", 0.4, "--checkpoint.every", 1]
     kept: list[dict[str, torch.Tensor]] = []
     found: list[torch.Tensor] = []
     with pytest.MonkeyPatch.context() as patch:
-        update, applied = Average.update, Average.applied
+        update, applied = Average.update, Average.apply
 
         def note(average: Average, step: int) -> None:
             update(average, step)
@@ -110,7 +109,7 @@ def test_averaged_weights_are_evaluated_and_survive_a_stop(train: Any, tmp_path:
             return applied(average)
 
         patch.setattr(Average, "update", note)
-        patch.setattr(Average, "applied", look)
+        patch.setattr(Average, "apply", look)
         assert train(tmp_path / "whole", *options).status == 0
     for name, mean in found[0].items():  # type: ignore[attr-defined]
         expected = sum(step[name] for step in kept[6:]) / 4
@@ -121,16 +120,7 @@ def test_averaged_weights_are_evaluated_and_survive_a_stop(train: Any, tmp_path:
     assert all(torch.equal(p.double(), kept[-1][name]) for name, p in last.named_parameters()), "weights are put back"
 
     for stop in (5, 8):  # before the window, and inside it
-        with pytest.MonkeyPatch.context() as patch:
-            step = Loop.update
-
-            def interrupted(loop: Loop, *args: Any, stop: int = stop, step: Any = step) -> Any:
-                norms = step(loop, *args)
-                if loop.step == stop:
-                    signal.raise_signal(signal.SIGINT)
-                return norms
-
-            patch.setattr(Loop, "update", interrupted)
+        with after(stop):
             assert train(tmp_path / f"stop{stop}", *options).status == 130
         assert train(tmp_path / f"stop{stop}", *options).status == 0
         again = json.loads((tmp_path / f"stop{stop}" / "summary.json").read_text())
@@ -157,7 +147,7 @@ def test_an_average_keeps_a_constraint() -> None:
         model.constrain()
     average.update(2)
     own = model.head.weight.detach().clone()
-    with average.applied():
+    with average.apply():
         assert not torch.equal(model.head.weight, own)
         torch.testing.assert_close(model.head.weight.norm(dim=1), torch.ones(32))
     assert torch.equal(model.head.weight, own)

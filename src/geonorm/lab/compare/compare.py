@@ -1,4 +1,4 @@
-"""A comparison: schemes x learning rates x seeds under one recipe, as separate runs (launch/ says where).
+"""A comparison: schemes x learning rates x seeds under one recipe, as separate runs (team.py says where).
 
     DIR/config.yaml  DIR/configs/NAME.yaml  DIR/runs/NAME/  DIR/results.json
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import fields, replace
 from math import inf
@@ -22,15 +21,13 @@ from ...errors import CheckpointError, ConfigError
 from ...settings import from_dict, to_dict
 from ..config import TUNING_SEED, CompareConfig, Recipe, TrainConfig
 from ..resolve import resolve
-from ..runs.made import Made
-from ..runs.run import LOCK, Run, difference, locked, stored_settings, write_atomic, write_json
+from ..runs.provenance import Provenance
+from ..runs.run import LOCK, RunFolder, first_difference, lock_folder, stored_settings, write_atomic, write_json
 from ..runs.statistics import aggregate
 from ..train.loop import load_text
-from . import launch
 from .clusters import Ray, Slurm
-from .launch import Team, outcome
+from .team import Say, Team, make_team, outcome
 
-Say = Callable[[str], None]
 EXTENSIONS = 6
 """How often --tune may extend a grid at one end before it gives up and says so."""
 
@@ -55,17 +52,16 @@ def compare(
         pick_device(config.runtime.device)
     check_directory(out, config)
     text = load_text(config)  # once, here: the runs find the tokens in the cache
-    made = Made.of(config, text.tokens, text.tokenizer, schemes)
+    provenance = Provenance.of(config, text.tokens, text.tokenizer, schemes)
     for settings in sorted((out / "runs").glob("*/config.yaml")):
-        made.check(settings.parent)
-    with closing(launch.team(out, config, say, live)) as team, locked(out):
+        provenance.check(settings.parent)
+    with closing(make_team(out, config, say, live)) as team, lock_folder(out):
         write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
         best = tune(team, config, schemes) if len(config.lrs) > 1 else dict.fromkeys(schemes, config.lrs[0])
         final = [run_config(config, s, best[s], seed) for seed in range(config.seeds) for s in schemes if s in best]
         team.run(final)
-        return collect(
-            out, schemes, team.asked, command or ["geonorm", "compare", "--config", str(out / "config.yaml")]
-        )
+        command = command or ["geonorm", "compare", "--config", str(out / "config.yaml")]
+        return collect(out, schemes, team.asked, command)
 
 
 def tune(team: Team, config: CompareConfig, schemes: list[str]) -> dict[str, float]:
@@ -140,7 +136,7 @@ def check_directory(out: Path, config: CompareConfig) -> None:
         stored = to_dict(from_dict(CompareConfig, stored))
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{out / 'config.yaml'} does not hold the settings of a comparison: {error}") from None
-    if differs := difference(stored, to_dict(config), but=GRID):
+    if differs := first_difference(stored, to_dict(config), but=GRID):
         raise CheckpointError(f"{out} holds a comparison with {differs}; choose another --out")
 
 
@@ -149,7 +145,7 @@ def collect(out: Path, schemes: list[str], wanted: list[TrainConfig], command: l
     the baseline; runs of schemes that are not asked for this time come last."""
     runs = {Path(config.out).name: config for config in wanted}
     for folder in sorted(path.parent for path in (out / "runs").glob("*/config.yaml")):
-        runs[folder.name] = replace(Run(folder).config(), out=str(folder))  # the comparison may have been moved
+        runs[folder.name] = replace(RunFolder(folder).config(), out=str(folder))  # the comparison may have been moved
     order = {scheme: place for place, scheme in enumerate(schemes)}
     found = [{**outcome(config), "run": name} for name, config in runs.items()]
     found.sort(key=lambda run: (order.get(run["scheme"], len(order)), run["run"]))

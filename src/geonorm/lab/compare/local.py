@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..config import CompareConfig, TrainConfig
-from ..runs.run import Run, check_free, rows_of
-from ..train.loop import Interrupted
-from ..train.signals import PARENT, handled, heard
+from ..runs.run import RunFolder, check_free, rows_of
+from ..train.signals import PARENT, handle_signals, stop_unheard
 from .team import Say, Team, done
 
 
@@ -32,8 +33,9 @@ class Local(Team):
 
     def __init__(self, out: Path, config: CompareConfig, say: Say, live: bool) -> None:
         super().__init__(out, config, say, live)
-        self.gpus = gpu_count() if config.runtime.device in ("auto", "cuda") else 0
-        self.jobs = config.jobs or self.gpus or max(1, cores() // config.runtime.threads)
+        self.gpus = torch.cuda.device_count() if config.runtime.device in ("auto", "cuda") else 0
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.jobs = config.jobs or self.gpus or max(1, cores // config.runtime.threads)
         self.stopped = False
 
     def work(self, configs: list[TrainConfig]) -> None:
@@ -60,21 +62,20 @@ class Local(Team):
                     self.stop(workers)
                 refresh(len(waiting))
         if self.stopped:
-            raise Interrupted(f"stopped; every run is saved in {self.out}; the same command goes on from there")
+            raise self.interrupted()
 
     def start(self, config: TrainConfig, device: int) -> Worker:
         path, log = self.settings(config), self.log(config)
         environment = {**os.environ, "OMP_NUM_THREADS": str(config.runtime.threads), "TOKENIZERS_PARALLELISM": "false"}
         environment[PARENT] = str(os.getpid())
         if self.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = visible_device(device % self.gpus)
-        with open(log, "ab") as file:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            place = device % self.gpus
+            environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[place] if visible else str(place)
+        command = [sys.executable, "-m", "geonorm", "train", "--config", str(path)]
+        with open(log, "ab") as file:  # in a session of its own: Ctrl-C reaches us first; we pass it on
             process = subprocess.Popen(
-                [sys.executable, "-m", "geonorm", "train", "--config", str(path)],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # Ctrl-C reaches us first; we pass it on
+                command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
             )
         return Worker(config, process, device)
 
@@ -87,7 +88,7 @@ class Local(Team):
     @contextmanager
     def interruptible(self, workers: list[Worker]) -> Iterator[None]:
         """Passes signals to stop on to the runs; whatever else happens here, none of them goes on alone."""
-        with handled(lambda number, frame: self.stop(workers)):
+        with handle_signals(lambda number, frame: self.stop(workers)):
             try:
                 yield
             finally:
@@ -103,8 +104,8 @@ class Local(Team):
         from rich.live import Live
 
         with Live(refresh_per_second=2, transient=True) as live:
-            say, self.say = self.say, heard(live.console.print, self.unheard)
-            update = heard(live.update, self.unheard)
+            say, self.say = self.say, stop_unheard(live.console.print, self.unheard)
+            update = stop_unheard(live.update, self.unheard)
             shown = 0.0
 
             def refresh(waiting: int) -> None:
@@ -126,21 +127,13 @@ def progress_table(workers: list[Worker], waiting: int) -> Any:
     for name in ("run", "step", "loss", "val loss", "tokens/s"):
         table.add_column(name, justify="left" if name == "run" else "right")
     for worker in workers:
-        rows = last_rows(Run(Path(worker.config.out)).metrics)
+        rows = last_rows(RunFolder(Path(worker.config.out)).metrics)
         last = rows[-1] if rows else {"step": 0}
         val = next((row["val_loss"] for row in reversed(rows) if "val_loss" in row), None)
-        table.add_row(
-            Path(worker.config.out).name,
-            f"{last['step']}/{worker.config.steps}",
-            shown(last.get("loss"), ".4f"),
-            shown(val, ".4f"),
-            shown(last.get("tokens_per_second"), ",.0f"),
-        )
+        numbers = ((last.get("loss"), ".4f"), (val, ".4f"), (last.get("tokens_per_second"), ",.0f"))
+        cells = ["-" if value is None else format(value, form) for value, form in numbers]
+        table.add_row(Path(worker.config.out).name, f"{last['step']}/{worker.config.steps}", *cells)
     return table
-
-
-def shown(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def last_rows(path: Path, size: int = 1 << 16) -> list[dict[str, Any]]:
@@ -151,19 +144,3 @@ def last_rows(path: Path, size: int = 1 << 16) -> list[dict[str, Any]]:
             return list(rows_of(file.read().decode(errors="replace").splitlines()))
     except OSError:
         return []
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def gpu_count() -> int:
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def visible_device(index: int) -> str:
-    """The index-th of the devices that this process may use."""
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return allowed.split(",")[index] if allowed else str(index)

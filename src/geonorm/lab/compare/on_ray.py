@@ -43,34 +43,25 @@ class OnRay(Team):
             try:
                 ray.init(address=config.ray.address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, ValueError, RuntimeError) as error:
-                line = str(error).splitlines()[0] if str(error) else type(error).__name__
-                raise ConfigError(f"no Ray cluster at {config.ray.address or 'the default address'}: {line}") from None
-        if config.ray.gpus is not None:
-            self.gpus = config.ray.gpus
-        else:
-            self.gpus = 1.0 if config.runtime.device != "cpu" and ray.cluster_resources().get("GPU", 0) else 0.0
+                where = config.ray.address or "the default address"
+                raise ConfigError(f"no Ray cluster at {where}: {cause(error)}") from None
+        some = config.runtime.device != "cpu" and ray.cluster_resources().get("GPU", 0)
+        self.gpus = config.ray.gpus if config.ray.gpus is not None else float(bool(some))
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         for what, wanted in (("CPU", float(config.runtime.threads)), ("GPU", self.gpus)):
-            if not self.somewhere(what, wanted):
+            if not any(not wanted or node.get(what, 0) >= wanted for node in nodes):
                 self.close()
-                raise ConfigError(
-                    f"a run needs {wanted:g} {what} of one node, and no node of the Ray cluster has as many"
-                )
-
-    def somewhere(self, what: str, wanted: float) -> bool:
-        return any(not wanted or node["Resources"].get(what, 0) >= wanted for node in self.ray.nodes() if node["Alive"])
+                message = f"a run needs {wanted:g} {what} of one node, and no node of the Ray cluster has as many"
+                raise ConfigError(message)
 
     def work(self, configs: list[TrainConfig]) -> None:
         ray, threads = self.ray, self.config.runtime.threads
         task = ray.remote(
-            num_cpus=threads,
-            num_gpus=self.gpus,
+            num_cpus=threads, num_gpus=self.gpus, max_retries=self.config.ray.retries, retry_exceptions=[RunFailed],
             max_calls=1,  # a process of its own for every run: nothing of one stays in the memory of a GPU
-            max_retries=self.config.ray.retries,
-            retry_exceptions=[RunFailed],
-        )(train_one)
+        )(train_one)  # fmt: skip
         carried = {name: os.environ[name] for name in CARRIED if name in os.environ}
-        carried["OMP_NUM_THREADS"] = str(threads)
-        carried["TOKENIZERS_PARALLELISM"] = "false"
+        carried |= {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         waiting = list(configs)
         running: dict[Any, TrainConfig] = {}
         try:
@@ -78,7 +69,9 @@ class OnRay(Team):
                 while waiting and len(running) < (self.config.jobs or len(configs)):
                     config = waiting.pop(0)
                     path, log = self.settings(config).absolute(), self.log(config).absolute()
-                    running[task.remote(os.getcwd(), str(path), str(log), carried, trusted(config.scheme))] = config
+                    sources = sources_of(parse(config.scheme)).values()
+                    typed = [about["sha256"] for about in sources if about["sha256"]]  # what no other machine can know
+                    running[task.remote(os.getcwd(), str(path), str(log), carried, typed)] = config
                 ended, _ = ray.wait(list(running), timeout=1.0)
                 for reference in ended:
                     config = running.pop(reference)
@@ -94,21 +87,14 @@ class OnRay(Team):
             for reference in running:
                 ray.cancel(reference, force=False)
             ray.wait(list(running), num_returns=len(running), timeout=60)
-            raise Interrupted(
-                f"stopped; every run is saved in {self.out}; the same command goes on from there"
-            ) from None
+            raise self.interrupted() from None
 
     def close(self) -> None:
         if self.joined:
             self.ray.shutdown()
 
 
-def trusted(scheme: str) -> list[str]:
-    """sha256 of the schemes from elsewhere that were typed here, which another machine cannot know."""
-    return [about["sha256"] for about in sources_of(parse(scheme)).values() if about["sha256"]]
-
-
-def train_one(folder: str, settings: str, log: str, environment: dict[str, str], trusted: list[str]) -> None:
+def train_one(folder: str, settings: str, log: str, environment: dict[str, str], typed: list[str]) -> None:
     """The task: what `geonorm train --config` does in `folder`, its output in `log`. RunFailed if it left no result."""
     import yaml
 
@@ -118,7 +104,7 @@ def train_one(folder: str, settings: str, log: str, environment: dict[str, str],
     with open(log, "a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
         print(f"worker {os.getpid()} on {socket.gethostname()}")
         try:
-            for sha256 in trusted:
+            for sha256 in typed:
                 elsewhere.remember(sha256)
             parse(stored(config.scheme, None, settings))
             train(config)

@@ -17,11 +17,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from ...errors import ConfigError
 from ..config import CompareConfig, TrainConfig
-from ..runs.run import Run, read_object, write_atomic, write_json
+from ..runs.run import RunFolder, read_object, write_atomic, write_json
 from .team import Say, Submitted, Team
 
 GOES_ON = "GEONORM_SLURM_GOES_ON"
@@ -39,6 +38,7 @@ class OnSlurm(Team):
         self.folder = out / "slurm"
         self.state = self.folder / "state.json"
         self.goes_on = GOES_ON in os.environ
+        self.setup = [config.slurm.setup] if config.slurm.setup else []
         if config.slurm.submit and shutil.which("sbatch") is None:
             raise ConfigError(NO_SBATCH)
         if not self.goes_on and (jobs := self.waiting_jobs()):
@@ -48,7 +48,7 @@ class OnSlurm(Team):
 
     def work(self, configs: list[TrainConfig]) -> None:
         """Writes the array of these runs and submits it if asked; returns only if all of them have failed too often."""
-        tries = self.load()["tries"] if self.goes_on else {}
+        tries = read_object(self.state).get("tries", {}) if self.goes_on else {}
         again: list[TrainConfig] = []
         for config in configs:
             name, step = Path(config.out).name, newest_step(config)
@@ -103,7 +103,7 @@ class OnSlurm(Team):
             ")",
             "settings=${runs[$SLURM_ARRAY_TASK_ID]}",
             f'exec >>{logs}/"$(basename "$settings" .yaml).log" 2>&1',
-            *self.setup(),
+            *self.setup,
             f"export OMP_NUM_THREADS={config.runtime.threads} TOKENIZERS_PARALLELISM=false",
             # torchrun gives its ranks 30 seconds to save, and then kills them
             *([f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={GRACE}"] if gpus > 1 else []),
@@ -118,7 +118,7 @@ class OnSlurm(Team):
         command = shlex.join([sys.executable, "-m", "geonorm", "compare", "--config", str(settings)])
         log = shlex.quote(str((self.folder / "next.log").absolute()))
         head = [*self.head("next"), "#SBATCH --ntasks=1", "#SBATCH --cpus-per-task=1"]
-        return "\n".join([*head, f"exec >>{log} 2>&1", *self.setup(), f"export {GOES_ON}=1", f"exec {command}", ""])
+        return "\n".join([*head, f"exec >>{log} 2>&1", *self.setup, f"export {GOES_ON}=1", f"exec {command}", ""])
 
     def head(self, what: str) -> list[str]:
         options = self.config.slurm
@@ -128,16 +128,10 @@ class OnSlurm(Team):
         lines += ["--output=/dev/null"]  # the script itself writes beside the settings of the run
         return ["#!/bin/bash", *(f"#SBATCH {line}" for line in lines)]
 
-    def setup(self) -> list[str]:
-        return [self.config.slurm.setup] if self.config.slurm.setup else []
-
-    def load(self) -> dict[str, Any]:
-        return {"jobs": [], "tries": {}} | read_object(self.state)
-
     def waiting_jobs(self) -> list[str]:
         """The jobs of this comparison that SLURM still has; none where there is no squeue to ask."""
         found = []
-        for job in self.load()["jobs"]:
+        for job in read_object(self.state).get("jobs", []):
             try:
                 asked = subprocess.run(["squeue", "-h", "-j", job], capture_output=True, text=True, timeout=60)
             except (OSError, subprocess.TimeoutExpired):
@@ -149,7 +143,7 @@ class OnSlurm(Team):
 
 def newest_step(config: TrainConfig) -> int:
     """Step of the newest checkpoint of a run, 0 if it has none."""
-    steps = [path.name.removeprefix("step-") for path in Run(Path(config.out)).checkpoints.glob("step-*")]
+    steps = [path.name.removeprefix("step-") for path in RunFolder(Path(config.out)).checkpoints.glob("step-*")]
     return max((int(step) for step in steps if step.isdigit()), default=0)
 
 

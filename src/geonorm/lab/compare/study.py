@@ -25,8 +25,13 @@ class Comparison(Result):
 
     def __repr__(self) -> str:
         """A line: the mean loss of each scheme, and its difference to the first where there is one."""
-        rows = ", ".join(map(describe, self.results["schemes"]))
-        return f"Comparison({rows or 'no finished run'}; {len(self.results['runs'])} runs in {self.out})"
+        said = []
+        for row in self.results["schemes"]:
+            apart = f" ({row['difference']:+.4f})" if row["difference"] else ""
+            loss = "-" if row["val_loss_mean"] is None else f"{row['val_loss_mean']:.4f}{apart}"
+            said.append(f"{row['scheme']} {loss}")
+        runs = f"{len(self.results['runs'])} runs in {self.out}"
+        return f"Comparison({', '.join(said) or 'no finished run'}; {runs})"
 
     def tables(self) -> dict[str, Rows]:
         tables: dict[str, Rows] = {"schemes": self.results["schemes"], "runs": self.results["runs"]}
@@ -41,13 +46,6 @@ class Comparison(Result):
     @contextmanager
     def folder(self) -> Iterator[Path]:
         yield self.out
-
-
-def describe(row: dict[str, Any]) -> str:
-    if row["val_loss_mean"] is None:
-        return f"{row['scheme']} -"
-    apart = f" ({row['difference']:+.4f})" if row["difference"] else ""
-    return f"{row['scheme']} {row['val_loss_mean']:.4f}{apart}"
 
 
 def compare(schemes: Sequence[str] | str = ("pre", "geonorm"), **settings: Any) -> Comparison:

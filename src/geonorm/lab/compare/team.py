@@ -1,17 +1,28 @@
-"""What all teams share: which runs are finished, how a run is told what to do, what it left."""
+"""Where the runs of a comparison are executed: processes of this machine, tasks of a Ray cluster, a SLURM array.
+
+A team runs configs and hands back their summaries; all teams leave the same directory, and none repeats what is
+finished:
+
+    DIR/configs/NAME.yaml  DIR/configs/NAME.log  DIR/runs/NAME/
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ...settings import to_dict
 from ..config import CompareConfig, TrainConfig
-from ..runs.run import Run, write_atomic
-from ..train.signals import heard
+from ..runs.run import RunFolder, write_atomic
+from ..train.loop import Interrupted
+from ..train.signals import stop_unheard
 
 Say = Callable[[str], None]
+
+
+KINDS = {"local": ("local", "Local"), "ray": ("on_ray", "OnRay"), "slurm": ("slurm", "OnSlurm")}
 
 
 class Submitted(Exception):
@@ -24,7 +35,7 @@ class Team:
     def __init__(self, out: Path, config: CompareConfig, say: Say, live: bool) -> None:
         self.out, self.config, self.live = out, config, live
         self.unheard: list[float] = []  # times at which nobody could hear what was said
-        self.say = heard(say, self.unheard)
+        self.say = stop_unheard(say, self.unheard)
         self.asked: list[TrainConfig] = []
 
     def run(self, configs: list[TrainConfig]) -> list[dict[str, Any]]:
@@ -39,6 +50,9 @@ class Team:
 
     def work(self, configs: list[TrainConfig]) -> None:
         raise NotImplementedError
+
+    def interrupted(self) -> Interrupted:
+        return Interrupted(f"stopped; every run is saved in {self.out}; the same command goes on from there")
 
     def close(self) -> None:
         """Gives back what the team holds."""
@@ -64,9 +78,16 @@ class Team:
             self.say(f"{name}: {summary['status']}: {last_line(self.log(config))}")
 
 
+def make_team(out: Path, config: CompareConfig, say: Say, live: bool) -> Team:
+    """The team of `config.launcher`. ConfigError if what it needs is not here; nothing is written yet."""
+    module, name = KINDS[config.launcher]
+    made: Team = getattr(import_module(f".{module}", __package__), name)(out, config, say, live)
+    return made
+
+
 def done(config: TrainConfig) -> bool:
     """Whether a run needs no more work (a divergence is a result). CheckpointError if its directory holds another."""
-    run = Run(Path(config.out))
+    run = RunFolder(Path(config.out))
     if (run.path / "config.yaml").exists():
         run.check_same(config)
     summary = run.summary()
@@ -75,7 +96,7 @@ def done(config: TrainConfig) -> bool:
 
 def outcome(config: TrainConfig) -> dict[str, Any]:
     """The run's summary, or that of a failed run where it left none."""
-    summary = Run(Path(config.out)).summary()
+    summary = RunFolder(Path(config.out)).summary()
     if summary is not None:
         return summary
     empty = dict.fromkeys(("val_loss", "val_bpb", "train_loss", "tokens_per_second", "peak_memory_bytes"))

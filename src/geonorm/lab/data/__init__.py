@@ -1,18 +1,10 @@
 """Data: text sources, tokenizers, cached tokens; `geonorm.lab.data.batches`, which needs torch, is apart."""
 
-from .inspect import describe
-from .source import Source
-from .sources import corpora, open_source
+from .sources import NO_TEXT, Source, corpora, open_source
 from .tokenizer import Tokenizer, load_tokenizer
-from .tokens import TokenData, prepare
+from .tokens import TokenData, inspect_source, tokenize
 
 __all__ = [
-    "Source",
-    "TokenData",
-    "Tokenizer",
-    "corpora",
-    "describe",
-    "load_tokenizer",
-    "open_source",
-    "prepare",
-]
+    "NO_TEXT", "Source", "TokenData", "Tokenizer", "corpora", "inspect_source", "load_tokenizer", "open_source",
+    "tokenize",
+]  # fmt: skip

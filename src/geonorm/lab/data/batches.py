@@ -24,11 +24,11 @@ class Batches:
     """
 
     def __init__(self, tokens: NDArray[Any], batch_size: int, context: int, seed: int) -> None:
-        """Take 1-d `tokens` of any integer type; raises `DataError` where they do not fill one batch."""
+        """tokens: 1-d, of any integer type. Raises `DataError` where they do not fill one batch."""
         if batch_size < 1 or context < 1 or seed < 0:
             raise DataError(f"batch size {batch_size}, context {context}, seed {seed}: give sizes >= 1 and a seed >= 0")
         self.tokens, self.batch_size, self.context, self.seed = tokens, batch_size, context, seed
-        self.blocks = _blocks(tokens, context)
+        self.blocks = count_blocks(tokens, context)
         if self.blocks < batch_size:
             raise DataError(
                 f"{len(tokens)} tokens give {self.blocks} windows of {context} but a batch "
@@ -37,20 +37,19 @@ class Batches:
         self._permutations: dict[int, NDArray[np.int64]] = {}
 
     def at(self, step: int, rows: slice | range | None = None) -> Pair:
-        """Return (inputs, targets) of a step, int64, shape (batch_size, context); targets one token ahead.
+        """(inputs, targets) of a step, int64, shape (batch_size, context); targets one token ahead.
 
         `rows` picks rows of the global batch, for example one rank's; the other rows are not read.
         """
         samples = step * self.batch_size + np.arange(self.batch_size)[rows if rows is not None else slice(None)]
         places = ((int(i) // self.blocks, int(i) % self.blocks) for i in samples)
-        return _windows(self.tokens, [int(self._permutation(epoch)[place]) for epoch, place in places], self.context)
+        return cut_windows(self.tokens, [int(self._permutation(epoch)[place]) for epoch, place in places], self.context)
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._permutations:
             while len(self._permutations) >= KEPT_EPOCHS:
                 del self._permutations[min(self._permutations)]
-            # Sorting raw bits: numpy keeps the stream of a bit generator for ever, that of `permutation` it
-            # may change.
+            # sorting raw bits: numpy keeps the stream of a bit generator for ever, that of `permutation` it may change
             bits = np.random.Philox(key=np.array([self.seed, epoch], dtype=np.uint64)).random_raw(self.blocks)
             self._permutations[epoch] = np.argsort(bits, kind="stable")
         return self._permutations[epoch]
@@ -59,25 +58,25 @@ class Batches:
 def validation_batches(
     tokens: NDArray[Any], batch_size: int, context: int, max_tokens: int | None = None
 ) -> Iterator[Pair]:
-    """Yield (inputs, targets), int64, shape (<= batch_size, context): windows that do not overlap, in order.
+    """(inputs, targets), int64, shape (<= batch_size, context): windows that do not overlap, in order.
 
     Every call yields the same. At most `max_tokens` targets, but at least one window, spread evenly over all the text;
     the last batch may be smaller.
     """
-    blocks = _blocks(tokens, context)
+    blocks = count_blocks(tokens, context)
     if blocks == 0:
         raise DataError(f"{len(tokens)} validation tokens do not fill one window of {context}: use more text")
     count = blocks if max_tokens is None else min(blocks, max(1, max_tokens // context))
     for start in range(0, count, batch_size):
         places = range(start, min(start + batch_size, count))
-        yield _windows(tokens, [place * blocks // count for place in places], context)
+        yield cut_windows(tokens, [place * blocks // count for place in places], context)
 
 
-def _blocks(tokens: NDArray[Any], context: int) -> int:
+def count_blocks(tokens: NDArray[Any], context: int) -> int:
     return max(0, (len(tokens) - 1) // context)
 
 
-def _windows(tokens: NDArray[Any], blocks: list[int], context: int) -> Pair:
+def cut_windows(tokens: NDArray[Any], blocks: list[int], context: int) -> Pair:
     windows = np.empty((len(blocks), context + 1), dtype=np.int64)
     for row, block in enumerate(blocks):
         windows[row] = tokens[block * context : block * context + context + 1]

@@ -10,17 +10,21 @@ import bz2
 import codecs
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
-from ...errors import DataError
-from .optional import import_extra
-from .zstandard_file import open_zstandard
+from ...errors import DataError, cause
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 COMPRESSIONS = (".gz", ".xz", ".bz2", ".zst")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
@@ -33,50 +37,59 @@ TEXT_SUFFIXES = tuple(
 LINE_BYTES = 1 << 26  # of JSON: a line has to be in memory as a whole, several times over
 WHOLE_BYTES = 1 << 28  # of a file that is read as a whole
 PIECE_BYTES = 1 << 24  # a longer text file is read as several documents, so that memory stays bounded
+ZSTANDARD_BYTES = 1 << 8  # decompressed at once: the library makes up to 128 KiB of every four bytes
 
 
 def kind(path: Path) -> str:
-    """Return ``jsonl``, ``parquet`` or ``text``, judged by the suffix under a compression suffix."""
-    suffix = _suffix(path)
+    """``jsonl``, ``parquet`` or ``text``, judged by the suffix under a compression suffix."""
+    suffix = suffix_of(path)
     if suffix in JSON_SUFFIXES:
         return "jsonl"
     return "parquet" if suffix in PARQUET_SUFFIXES else "text"
 
 
 def is_readable_in_folder(path: Path) -> bool:
-    """Tell whether `path` has a suffix that is read when it is found inside a folder."""
-    return _suffix(path) in JSON_SUFFIXES + PARQUET_SUFFIXES + TEXT_SUFFIXES
+    """Whether `path` has a suffix that is read when it is found inside a folder."""
+    return suffix_of(path) in JSON_SUFFIXES + PARQUET_SUFFIXES + TEXT_SUFFIXES
 
 
-def _suffix(path: Path) -> str:
+def suffix_of(path: Path) -> str:
     suffix = path.suffix.lower()
     return Path(path.stem).suffix.lower() if suffix in COMPRESSIONS else suffix
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of the file as it lies on disk (compressed, if it is)."""
-    with _one_line_errors(path), path.open("rb") as file:
+    """SHA-256 of the file as it lies on disk (compressed, if it is)."""
+    with one_line_errors(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_documents(path: Path) -> Iterator[str]:
-    """Yield the non-empty documents of one file, lazily and in order."""
-    readers = {"jsonl": _read_json_lines, "parquet": _read_parquet, "text": _read_text}
-    with _one_line_errors(path):
+    """The non-empty documents of one file, lazily and in order."""
+    readers = {"jsonl": read_json_lines, "parquet": read_parquet, "text": read_plain_text}
+    with one_line_errors(path):
         yield from readers[kind(path)](path)
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the whole content of a small file, decompressed."""
-    with _one_line_errors(path), _open(path) as file:
+    """The whole content of a small file, decompressed."""
+    with one_line_errors(path), open_file(path) as file:
         content = file.read(WHOLE_BYTES + 1)
         if len(content) > WHOLE_BYTES:
             raise DataError(f"{path}: more than {WHOLE_BYTES >> 20} MiB, decompressed: give a smaller file")
         return content
 
 
+def import_extra(module: str, what: str, extra: str) -> Any:
+    """A library that only some sources need, or a `DataError` saying that `what` needs the pip extra `extra`."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise DataError(f"{what} needs {module.partition('.')[0]}: pip install 'geonorm[{extra}]'") from error
+
+
 @contextmanager
-def _one_line_errors(path: Path) -> Iterator[None]:
+def one_line_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except DataError:
@@ -87,78 +100,67 @@ def _one_line_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: too large for the memory of this machine: cut it into smaller documents") from error
     except OSError as error:
         # bz2 and Parquet report damage as an OSError without an error number
-        reason = error.strerror.lower() if error.strerror else f"cannot be read ({_first_line(error)})"
+        reason = error.strerror.lower() if error.strerror else f"cannot be read ({cause(error)})"
         raise DataError(f"{path}: {reason}: check the path, its permissions and its content") from error
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 @contextmanager
-def _open(path: Path) -> Iterator[IO[bytes]]:
+def open_file(path: Path) -> Iterator[IO[bytes]]:
     if path.exists() and not path.is_file():
         raise DataError(f"{path}: not a regular file: give a file or a folder")
-    suffix = path.suffix.lower()
     openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": open_zstandard}
-    with openers.get(suffix, open)(path, "rb") as file:
+    with openers.get(path.suffix.lower(), open)(path, "rb") as file:
         yield cast(IO[bytes], file)
 
 
-def _read_text(path: Path) -> Iterator[str]:
-    """Yield the file as one document, or as pieces of `PIECE_BYTES` that end at line breaks."""
+def read_plain_text(path: Path) -> Iterator[str]:
+    """The file as one document, or as pieces of `PIECE_BYTES` that end at line breaks."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset, rest = 0, ""
-    with _open(path) as file:
-        while chunk := file.read(PIECE_BYTES):
-            _refuse_binary(path, chunk, offset)
+    with open_file(path) as file:
+        for chunk in chain(iter(lambda: file.read(PIECE_BYTES), b""), [b""]):  # the last ends what a piece began
+            refuse_binary(path, chunk, offset)
             pending = len(decoder.getstate()[0])
             try:
-                text = rest + decoder.decode(chunk)
+                text = decoder.decode(chunk, final=not chunk)
             except UnicodeDecodeError as error:
-                raise _not_utf8(path, offset - pending + error.start) from error
-            rest = text if offset else text.removeprefix("\ufeff")  # a byte-order mark is no text
+                raise not_utf8(path, offset - pending + error.start) from error
+            rest += text if offset else text.removeprefix("\ufeff")  # a byte-order mark is no text
             offset += len(chunk)
             if len(chunk) == PIECE_BYTES:
                 end = rest.rfind("\n") + 1 or len(rest)
                 yield rest[:end]
                 rest = rest[end:]
-        try:
-            rest += decoder.decode(b"", final=True)
-        except UnicodeDecodeError as error:
-            raise _not_utf8(path, offset - len(decoder.getstate()[0])) from error
     if rest:
         yield rest
 
 
-def _refuse_binary(path: Path, data: bytes, offset: int) -> None:
+def refuse_binary(path: Path, data: bytes, offset: int) -> None:
     position = data.find(b"\0")
     if position >= 0:
         raise DataError(f"{path}: binary file (NUL byte at offset {offset + position}): give UTF-8 text")
 
 
-def _not_utf8(path: Path, offset: int) -> DataError:
+def not_utf8(path: Path, offset: int) -> DataError:
     return DataError(f"{path}: not UTF-8 at byte {offset}: convert it, for example with iconv -t UTF-8")
 
 
-def _read_json_lines(path: Path) -> Iterator[str]:
+def read_json_lines(path: Path) -> Iterator[str]:
     field: str | None = None
     offset = 0
-    with _open(path) as file:
+    with open_file(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES + 1), b""), start=1):
             place = f"{path}:{number}"
             if len(line) > LINE_BYTES:
                 raise DataError(f"{place}: a line of more than {LINE_BYTES >> 20} MiB: one object a line is needed")
-            _refuse_binary(path, line, offset)
+            refuse_binary(path, line, offset)
             try:
                 content = line.decode().removeprefix("\ufeff").strip()
                 record = json.loads(content) if content else None
             except UnicodeDecodeError as error:
-                raise _not_utf8(path, offset + error.start) from error
+                raise not_utf8(path, offset + error.start) from error
             except (ValueError, RecursionError) as error:
-                raise DataError(
-                    f"{place}: not valid JSON ({_first_line(error)}): one object a line is needed"
-                ) from error
+                raise DataError(f"{place}: not valid JSON ({cause(error)}): one object a line is needed") from error
             offset += len(line)
             if not content:
                 continue
@@ -170,20 +172,17 @@ def _read_json_lines(path: Path) -> Iterator[str]:
             text = record.get(field)
             if not isinstance(text, str):
                 raise DataError(f"{place}: field '{field}' is missing or no string: every line needs it")
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                message = f"{place}: lone surrogate at character {error.start}: not valid Unicode text"
+                raise DataError(message) from error
             if text:
-                yield _without_surrogates(place, text)
-
-
-def _without_surrogates(place: str, text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{place}: lone surrogate at character {error.start}: not valid Unicode text") from error
-    return text
+                yield text
 
 
 def text_field(place: str, strings: list[str], fields: list[str]) -> str:
-    """Choose the field that holds the text: ``text``, else the only one of the string fields `strings`."""
+    """The field that holds the text: ``text``, else the only one of the string fields `strings`."""
     if "text" in strings:
         return "text"
     if len(strings) == 1:
@@ -192,12 +191,7 @@ def text_field(place: str, strings: list[str], fields: list[str]) -> str:
     raise DataError(f"{place}: {problem} (fields: {', '.join(fields) or 'none'}): rename one to 'text'")
 
 
-def _is_text(types: Any, kind: Any) -> bool:
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
-
-
-def _read_parquet(path: Path) -> Iterator[str]:
+def read_parquet(path: Path) -> Iterator[str]:
     pa = import_extra("pyarrow", f"{path}: reading Parquet", "hf")
     pq = import_extra("pyarrow.parquet", f"{path}: reading Parquet", "hf")
     if path.suffix.lower() in COMPRESSIONS:
@@ -205,11 +199,59 @@ def _read_parquet(path: Path) -> Iterator[str]:
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
-            strings = [f.name for f in schema if _is_text(pa.types, f.type)]
+            kinds = {f.name: f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in schema}
+            strings = [name for name, kind in kinds.items() if str(kind) in ("string", "large_string", "string_view")]
             field = text_field(str(path), strings, schema.names)
             for batch in file.iter_batches(batch_size=256, columns=[field]):
                 yield from (text for text in batch.column(0).to_pylist() if text)
     except pa.ArrowException as error:
-        raise DataError(f"{path}: not a readable Parquet file ({_first_line(error)})") from error
+        raise DataError(f"{path}: not a readable Parquet file ({cause(error)})") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: column '{field}' holds text that is not UTF-8") from error
+
+
+def open_zstandard(path: Path, mode: str = "rb") -> io.BufferedReader:
+    """Open for reading; raises `DataError` where the package is missing or the data are damaged."""
+    return io.BufferedReader(Frames(path, import_extra("zstandard", f"{path}: reading .zst", "train")))
+
+
+class Frames(io.RawIOBase):
+    """The decompressed bytes of a sequence of frames; the reader of the zstandard package would hide that a file was
+    cut short."""
+
+    def __init__(self, path: Path, zstandard: Any) -> None:
+        self.compressed, self.ready = path.open("rb"), memoryview(b"")
+        self.pieces = decompress_frames(path, self.compressed, zstandard)
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.compressed.close()
+        super().close()
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        self.ready = self.ready or memoryview(next(self.pieces, b""))
+        target = memoryview(buffer)
+        size = min(len(target), len(self.ready))
+        target[:size] = self.ready[:size]
+        self.ready = self.ready[size:]
+        return size
+
+
+def decompress_frames(path: Path, file: IO[bytes], zstandard: Any) -> Iterator[bytes]:
+    frame: Any = None
+    data = b""
+    while data := data or file.read(ZSTANDARD_BYTES):
+        frame = frame or zstandard.ZstdDecompressor().decompressobj()
+        try:
+            piece = frame.decompress(data)
+        except zstandard.ZstdError as error:
+            raise DataError(f"{path}: broken compression ({error}): fetch the file again") from error
+        data = b""
+        if frame.eof:
+            frame, data = None, frame.unused_data
+        if piece:
+            yield piece
+    if frame is not None:
+        raise DataError(f"{path}: broken compression (ends within a frame): fetch the file again")

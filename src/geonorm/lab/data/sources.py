@@ -5,19 +5,52 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
-from ...errors import DataError, nearest
+from ...errors import DataError, cause, nearest
 from . import stdlib
-from .files import is_readable_in_folder, kind, read_documents, sha256_of
-from .source import SPLITS, Documents, Source, Split
-from .split import hold_out
+from .files import import_extra, is_readable_in_folder, kind, read_documents, sha256_of, text_field
+from .split import SPLITS, Documents, Split, hold_out, hold_out_stream
 
 FORMAT = 1  # of the fingerprint: raise it whenever the same files would give other documents or splits
 HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(:[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Text with a train and a validation split.
+
+    `fingerprint` is the SHA-256 (hex) of the content and of everything that decides the split; `files` are
+    the local files read, empty for a dataset from the Hub.
+    """
+
+    name: str
+    fingerprint: str
+    files: tuple[Path, ...]
+    splits: Mapping[Split, Documents] = field(repr=False, compare=False)
+
+    def documents(self, split: Split) -> Iterator[str]:
+        """A fresh lazy iterator over the documents (non-empty strings) of a split."""
+        if split not in SPLITS:
+            raise DataError(f"no split '{split}': choose train or validation")
+        return self.splits[split]()
+
+
+NO_TEXT = Source("no text", "", (), {})
+"""In the place of a source for a tokenizer that is read from a file: a run needs nothing but its directory."""
+
+
+class LocalFiles(NamedTuple):
+    """The files of a local source; no validation files means that validation text has to be held out."""
+
+    name: str
+    train: tuple[Path, ...]
+    validation: tuple[Path, ...] = ()
 
 
 def open_source(spec: str, *, validation: str | None = None, validation_fraction: float = 0.05) -> Source:
@@ -30,22 +63,35 @@ def open_source(spec: str, *, validation: str | None = None, validation_fraction
     """
     if not 0 < validation_fraction < 1:
         raise DataError(f"validation_fraction is {validation_fraction}: give a number between 0 and 1")
-    parts = _find(spec)
-    if isinstance(parts, str):
-        from .hub import open_hub
-
-        if validation is not None:
-            raise DataError(
-                "validation text beside a Hugging Face dataset is not supported: use the dataset's own split"
-            )
-        return open_hub(parts, validation_fraction)
+    parts = find_local(spec)
+    if parts is None:
+        if validation is None:
+            return open_hub(spec, validation_fraction)
+        raise DataError("validation text beside a Hugging Face dataset is not supported: use the dataset's own split")
+    name, train, held_out = parts
     if validation is not None:
-        other = _find(validation)
-        if isinstance(other, str):
+        other = find_local(validation)
+        if other is None:
             raise DataError(f"validation source '{validation}' must be local: give a file, folder or corpus name")
         held_out = other.validation or other.train
-        parts = _Parts(parts.name, parts.train, held_out)
-    return _local_source(parts, validation_fraction)
+    if shared := sorted(set(train) & set(held_out)):
+        raise DataError(f"{shared[0]}: is both train and validation text: give another validation source")
+    lines = [f"geonorm source {FORMAT}"]
+    splits: dict[Split, Documents] = {}
+    for split, files in zip(SPLITS, (train, held_out), strict=True):
+        splits[split] = partial(read_all, files)
+        if files and next(splits[split](), None) is None:
+            raise DataError(f"{files[0] if len(files) == 1 else name}: empty: give a file with text in it")
+        lines += [f"{split} {kind(path)} {sha256_of(path)}" for path in files]
+    if not held_out:
+        lines.append(f"held out {validation_fraction!r}")
+        one_text = len(train) == 1 and kind(train[0]) == "text"
+        splits = hold_out(name, splits["train"], validation_fraction, one_text=one_text)
+    return Source(name, hashlib.sha256("\n".join(lines).encode()).hexdigest(), train + held_out, splits)
+
+
+def read_all(files: tuple[Path, ...]) -> Iterator[str]:
+    return chain.from_iterable(map(read_documents, files))
 
 
 def corpora() -> dict[str, Path]:
@@ -54,45 +100,40 @@ def corpora() -> dict[str, Path]:
     if not root or not os.path.isdir(root):
         return {}
     texts = {path.stem: path for path in sorted(Path(root).rglob("*.txt"), reverse=True)}
-    folders = {path.name: path for path in sorted(Path(root).iterdir()) if path.is_dir() and _split_folder(path)}
+    folders = {path.name: path for path in sorted(Path(root).iterdir()) if path.is_dir() and split_folder(path)}
     return {**texts, **folders}
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """The files of a local source; no validation files means that validation text has to be held out."""
-
-    name: str
-    train: tuple[Path, ...]
-    validation: tuple[Path, ...] = ()
-
-
-def _find(spec: str) -> _Parts | str:
-    """Resolve `spec` to local files, or to the name of a dataset on the Hub."""
+def find_local(spec: str) -> LocalFiles | None:
+    """The local files that a name stands for; None where it can only be a dataset on the Hub."""
     if not spec or "\0" in spec:
         raise DataError("the data source is empty: give stdlib, a file, a folder or a corpus name")
     if spec == "stdlib":
-        return _stdlib_parts()
+        found = stdlib.locate()
+        train = tuple(path for module, path in found.items() if module not in stdlib.VALIDATION)
+        validation = tuple(path for module, path in found.items() if module in stdlib.VALIDATION)
+        if train and validation:
+            return LocalFiles("stdlib", train, validation)
+        raise DataError("this Python has no source files of its standard library: give a text file instead of stdlib")
     path = Path(os.path.expanduser(spec))
     if not os.path.exists(path):
         known = corpora()
         if spec not in known:
             if HUB_NAME.fullmatch(spec) and not is_readable_in_folder(path) and not path.parent.is_dir():
-                return spec
-            raise _unknown(spec, path, known)
+                return None
+            raise unknown_source(spec, path, known)
         path = known[spec]
     name = Path(os.path.abspath(path)).name
     if path.is_dir():
-        split = _split_folder(path)
-        if split:
-            return _Parts(name, *(_below(split[part]) for part in SPLITS))
-        return _Parts(name, _below(path))
+        split = split_folder(path)
+        places = [split[part] for part in SPLITS] if split else [path]
+        return LocalFiles(name, *map(files_at, places))
     if not path.is_file():
         raise DataError(f"{path}: not a regular file: give a file or a folder")
-    return _Parts(name.split(".")[0] or name, (path,))
+    return LocalFiles(name.split(".")[0] or name, (path,))
 
 
-def _unknown(spec: str, path: Path, known: Mapping[str, Path]) -> DataError:
+def unknown_source(spec: str, path: Path, known: Mapping[str, Path]) -> DataError:
     names = ["stdlib", *known]
     try:
         siblings = [str(path.with_name(entry)) for entry in os.listdir(path.parent)]
@@ -103,19 +144,10 @@ def _unknown(spec: str, path: Path, known: Mapping[str, Path]) -> DataError:
     return DataError(f"no file, folder or corpus '{spec}': {hint}{missing}")
 
 
-def _stdlib_parts() -> _Parts:
-    found = stdlib.locate()
-    train = tuple(path for module, path in found.items() if module not in stdlib.VALIDATION)
-    validation = tuple(path for module, path in found.items() if module in stdlib.VALIDATION)
-    if not train or not validation:
-        raise DataError("this Python has no source files of its standard library: give a text file instead of stdlib")
-    return _Parts("stdlib", train, validation)
-
-
-def _split_folder(folder: Path) -> dict[Split, Path]:
-    """Return ``train.*`` and ``validation.*`` of a folder where it has exactly one of each, else nothing."""
+def split_folder(folder: Path) -> dict[Split, Path]:
+    """``train.*`` and ``validation.*`` of a folder where it has exactly one of each, else nothing."""
     found: dict[Split, Path] = {}
-    for path in _entries(folder):
+    for path in entries(folder):
         for split in SPLITS:
             if path.name.split(".")[0] == split and (path.is_dir() or is_readable_in_folder(path)):
                 if split in found:
@@ -124,55 +156,59 @@ def _split_folder(folder: Path) -> dict[Split, Path]:
     return found if len(found) == len(SPLITS) else {}
 
 
-def _entries(folder: Path) -> list[Path]:
+def entries(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
         raise DataError(f"{folder}: {(error.strerror or 'unreadable').lower()}: check its permissions") from error
 
 
-def _below(path: Path) -> tuple[Path, ...]:
-    """Return the file itself, or all readable files below a folder, sorted, hidden ones left out."""
-    if not path.is_dir():
-        return (path,)
-    files = tuple(_walk(path))
+def files_at(path: Path) -> tuple[Path, ...]:
+    """The file itself, or all readable files below a folder, sorted, hidden ones left out."""
+    files = tuple(walk(path)) if path.is_dir() else (path,)
     if not files:
         raise DataError(f"{path}: no text, JSONL or Parquet files below this folder: give another folder or a file")
     return files
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    for path in _entries(folder):
+def walk(folder: Path) -> Iterator[Path]:
+    for path in entries(folder):
         if path.is_dir() and not path.is_symlink():
-            yield from _walk(path)
+            yield from walk(path)
         elif path.is_file() and is_readable_in_folder(path):
             yield path
 
 
-def _local_source(parts: _Parts, fraction: float) -> Source:
-    shared = sorted(set(parts.train) & set(parts.validation))
-    if shared:
-        raise DataError(f"{shared[0]}: is both train and validation text: give another validation source")
-    for files in filter(None, (parts.train, parts.validation)):
-        if next(_read_all(files), None) is None:
-            raise DataError(f"{files[0] if len(files) == 1 else parts.name}: empty: give a file with text in it")
-    splits: Mapping[Split, Documents]
-    if parts.validation:
-        splits = {"train": lambda: _read_all(parts.train), "validation": lambda: _read_all(parts.validation)}
-    else:
-        one_text = len(parts.train) == 1 and kind(parts.train[0]) == "text"
-        splits = hold_out(parts.name, lambda: _read_all(parts.train), fraction, one_text=one_text)
-    return Source(parts.name, _fingerprint(parts, fraction), parts.train + parts.validation, splits)
+def open_hub(spec: str, fraction: float) -> Source:
+    """Open a dataset of the Hugging Face Hub, streamed, at its newest revision, which the fingerprint names.
+
+    Without a validation split, `fraction` of the train documents is held out by hash of their text. Needs network.
+    """
+    what = f"'{spec}' is no file or corpus; a Hugging Face dataset"
+    datasets, hub = import_extra("datasets", what, "hf"), import_extra("huggingface_hub", what, "hf")
+    name, _, config = spec.partition(":")
+    try:
+        revision = hub.HfApi().dataset_info(name, timeout=20).sha
+        dataset = datasets.load_dataset(name, config or None, streaming=True, revision=revision)
+        first = next(iter(dataset["train"]))
+    except Exception as error:  # the libraries raise a dozen kinds for network, names, configs and formats
+        raise no_dataset(spec, error) from error
+    field = text_field(spec, [key for key, value in first.items() if isinstance(value, str)], list(first))
+
+    def read(split: Split) -> Iterator[str]:
+        try:
+            yield from (text for row in dataset[split] if (text := row[field]))
+        except Exception as error:
+            raise no_dataset(spec, error) from error
+
+    own = "validation" in dataset
+    splits = {s: partial(read, s) for s in SPLITS} if own else hold_out_stream(partial(read, "train"), fraction)
+    identity = f"geonorm hub 1\n{name}\n{config}\n{revision}\n{field}\n{fraction!r}"
+    return Source(spec, hashlib.sha256(identity.encode()).hexdigest(), (), splits)
 
 
-def _read_all(files: Iterable[Path]) -> Iterator[str]:
-    return chain.from_iterable(read_documents(path) for path in files)
-
-
-def _fingerprint(parts: _Parts, fraction: float) -> str:
-    lines = [f"geonorm source {FORMAT}"]
-    for split, files in zip(SPLITS, (parts.train, parts.validation), strict=True):
-        lines += [f"{split} {kind(path)} {sha256_of(path)}" for path in files]
-    if not parts.validation:
-        lines.append(f"held out {fraction!r}")
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+def no_dataset(spec: str, error: Exception) -> DataError:
+    return DataError(
+        f"no file or corpus '{spec}', and it could not be read as a Hugging Face dataset "
+        f"({type(error).__name__}: {cause(error)[:160]}): check the name and the network"
+    )

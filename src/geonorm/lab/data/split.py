@@ -7,22 +7,16 @@ equal documents land on the same side. One document (or one text file): its cont
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Literal
 
 from ...errors import DataError
-from .source import Documents, Split
 
+Split = Literal["train", "validation"]
+SPLITS: tuple[Split, Split] = ("train", "validation")
+Documents = Callable[[], Iterator[str]]
 HASH_RANGE = 1 << 64
-
-
-@dataclass(frozen=True)
-class _Survey:
-    documents: int
-    characters: int
-    smallest: int  # of the document hashes
-    largest: int
 
 
 def hold_out(name: str, documents: Documents, fraction: float, *, one_text: bool) -> dict[Split, Documents]:
@@ -33,60 +27,51 @@ def hold_out(name: str, documents: Documents, fraction: float, *, one_text: bool
     """
 
     @cache
-    def survey() -> _Survey:
-        return _survey(name, documents())
+    def place() -> tuple[bool, int]:
+        """Whether it is one text, and the character at which its tail begins; else the hash below which a document is
+        held out: at least one document, and never all."""
+        count, characters, smallest, largest = 0, 0, HASH_RANGE, -1
+        for text in documents():
+            value = text_hash(text)
+            count, characters = count + 1, characters + len(text)
+            smallest, largest = min(smallest, value), max(largest, value)
+        if count == 0:
+            raise DataError(f"{name}: no text in it: give a source with at least one document")
+        if one_text or count == 1:
+            tail = max(round(fraction * characters), min(256, characters // 2))
+            if tail == 0:
+                raise DataError(f"{name}: too short to hold out validation text: give a longer text")
+            return True, max(characters - tail, 1)
+        if smallest == largest:
+            raise DataError(f"{name}: all {count} documents are equal: give validation text of its own")
+        return False, min(max(int(fraction * HASH_RANGE), smallest + 1), largest)
 
     def part(split: Split) -> Iterator[str]:
-        facts = survey()
-        if one_text or facts.documents == 1:
-            return _cut(documents(), _tail_start(name, facts.characters, fraction), split)
-        threshold = _threshold(name, facts, fraction)
-        return (text for text in documents() if (_text_hash(text) < threshold) == (split == "validation"))
+        whole, start = place()
+        return cut_text(documents(), start, split) if whole else pick_documents(documents(), start, split)
 
-    return {"train": lambda: part("train"), "validation": lambda: part("validation")}
+    return {split: partial(part, split) for split in SPLITS}
 
 
 def hold_out_stream(documents: Documents, fraction: float) -> dict[Split, Documents]:
     """Like `hold_out` by document, without the reading in advance: for sources that come over the network."""
-    threshold = int(fraction * HASH_RANGE)
 
     def part(split: Split) -> Iterator[str]:
-        return (text for text in documents() if (_text_hash(text) < threshold) == (split == "validation"))
+        return pick_documents(documents(), int(fraction * HASH_RANGE), split)
 
-    return {"train": lambda: part("train"), "validation": lambda: part("validation")}
+    return {split: partial(part, split) for split in SPLITS}
 
 
-def _text_hash(text: str) -> int:
+def text_hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def _survey(name: str, documents: Iterator[str]) -> _Survey:
-    count, characters, smallest, largest = 0, 0, HASH_RANGE, -1
-    for text in documents:
-        value = _text_hash(text)
-        count, characters = count + 1, characters + len(text)
-        smallest, largest = min(smallest, value), max(largest, value)
-    if count == 0:
-        raise DataError(f"{name}: no text in it: give a source with at least one document")
-    return _Survey(count, characters, smallest, largest)
+def pick_documents(documents: Iterator[str], threshold: int, split: Split) -> Iterator[str]:
+    return (text for text in documents if (text_hash(text) < threshold) == (split == "validation"))
 
 
-def _threshold(name: str, facts: _Survey, fraction: float) -> int:
-    """Return the hash below which a document is held out: at least one document, and never all."""
-    if facts.smallest == facts.largest:
-        raise DataError(f"{name}: all {facts.documents} documents are equal: give validation text of its own")
-    return min(max(int(fraction * HASH_RANGE), facts.smallest + 1), facts.largest)
-
-
-def _tail_start(name: str, characters: int, fraction: float) -> int:
-    tail = max(round(fraction * characters), min(256, characters // 2))
-    if tail == 0:
-        raise DataError(f"{name}: too short to hold out validation text: give a longer text")
-    return max(characters - tail, 1)
-
-
-def _cut(pieces: Iterator[str], start: int, split: Split) -> Iterator[str]:
-    """Yield what lies before (train) or after (validation) character `start`, or a line break near it."""
+def cut_text(pieces: Iterator[str], start: int, split: Split) -> Iterator[str]:
+    """What lies before (train) or after (validation) character `start`, or a line break near it."""
     offset = 0
     for piece in pieces:
         cut = start - offset

@@ -38,13 +38,8 @@ MODULES: tuple[str, ...] = tuple(
 )
 
 
-def _name_hash(module: str) -> str:
-    return hashlib.sha256(module.encode()).hexdigest()
-
-
-# Ranked by hash of the name, so that the choice does not depend on the Python build nor on the order of the
-# list.
-VALIDATION: frozenset[str] = frozenset(sorted(MODULES, key=_name_hash)[:32])
+# Ranked by hash of the name, so that the choice does not depend on the Python build nor on the order of the list.
+VALIDATION = frozenset(sorted(MODULES, key=lambda module: hashlib.sha256(module.encode()).hexdigest())[:32])
 
 
 def locate(folder: Path | None = None) -> dict[str, Path]:
@@ -53,11 +48,7 @@ def locate(folder: Path | None = None) -> dict[str, Path]:
     Nothing is imported. A module that this Python lacks is left out; the corpus hash covers what was found.
     """
     root = folder or Path(sysconfig.get_path("stdlib"))
-    found = {}
-    for module in MODULES:
-        path = root.joinpath(*module.split("."))
-        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-            if candidate.is_file():
-                found[module] = candidate
-                break
-    return found
+    files = {module: root.joinpath(*module.split(".")).with_suffix(".py") for module in MODULES}
+    packages = {module: file.with_suffix("") / "__init__.py" for module, file in files.items()}
+    found = {module: file if file.is_file() else packages[module] for module, file in files.items()}
+    return {module: file for module, file in found.items() if file.is_file()}

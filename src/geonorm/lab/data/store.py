@@ -1,4 +1,4 @@
-"""The cache on disk: where it is, and how files appear in it whole or not at all."""
+"""The cache on disk: how files appear in it whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,16 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...elsewhere import cache_folder
-from ...errors import DataError
-
-
-def default_cache() -> Path:
-    """Return ``$GEONORM_CACHE``, or ``~/.cache/geonorm`` where it is not set."""
-    try:
-        return cache_folder()
-    except RuntimeError:  # neither $HOME nor an entry in the list of users
-        raise DataError("there is no home directory for the cache: set GEONORM_CACHE to a writable folder") from None
+from ...errors import DataError, cause
 
 
 @contextmanager
@@ -27,9 +18,8 @@ def write_errors(cache: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
         raise DataError(
-            f"cannot write to the cache {cache} ({reason}): set GEONORM_CACHE to a writable folder"
+            f"cannot write to the cache {cache} ({cause(error).lower()}): set GEONORM_CACHE to a writable folder"
         ) from error
 
 
@@ -39,7 +29,7 @@ def new_folder(final: Path) -> Iterator[Path]:
 
     Where `final` exists already, another process has finished the same work first, and its result stays.
     """
-    temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}")
+    temporary = unused_name(final)
     temporary.mkdir(parents=True)
     try:
         yield temporary
@@ -54,9 +44,13 @@ def new_folder(final: Path) -> Iterator[Path]:
 
 def discard(folder: Path) -> None:
     """Remove a damaged folder in one step, as other processes see it."""
-    doomed = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    doomed = unused_name(folder)
     try:
         os.rename(folder, doomed)
     except FileNotFoundError:  # another process was faster
         return
     shutil.rmtree(doomed, ignore_errors=True)
+
+
+def unused_name(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import DataError, nearest
-from .files import read_bytes
-from .optional import import_extra
-from .source import Source
-from .store import default_cache, new_folder, write_errors
+from ...elsewhere import cache_folder
+from ...errors import DataError, cause, nearest
+from .files import import_extra, read_bytes
+from .sources import Source
+from .store import new_folder, write_errors
 
 END = "<|endoftext|>"
 END_NAMES = (END, "<|end_of_text|>", "<|end|>", "<eos>", "</s>", "[SEP]", "<|im_end|>", "<|eot_id|>")
@@ -42,11 +42,11 @@ class Tokenizer(ABC):
 
     @property
     def fingerprint(self) -> str:
-        return hashlib.sha256(_canonical(json.loads(self.json)).encode()).hexdigest()
+        return hashlib.sha256(canonical(json.loads(self.json)).encode()).hexdigest()
 
     @property
     def dtype(self) -> type[np.uint16] | type[np.uint32]:
-        """Return the smallest type that holds every id."""
+        """The smallest type that holds every id."""
         return np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
 
     def save(self, path: Path) -> None:
@@ -55,15 +55,15 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, texts: list[str]) -> list[TokenIds]:
-        """Return the ids (1-d, `dtype`) of each text, without special tokens."""
+        """The ids (1-d, `dtype`) of each text, without special tokens."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`; special tokens vanish, broken UTF-8 becomes U+FFFD."""
+        """The text of `ids`; special tokens vanish, broken UTF-8 becomes U+FFFD."""
 
     @abstractmethod
     def token_bytes(self) -> NDArray[np.int64]:
-        """Return the UTF-8 length in bytes of each id's text, shape (vocab_size,); 0 for special tokens."""
+        """The UTF-8 length in bytes of each id's text, shape (vocab_size,); 0 for special tokens."""
 
 
 class ByteTokenizer(Tokenizer):
@@ -89,8 +89,7 @@ class FileTokenizer(Tokenizer):
     def __init__(self, name: str, text: str, end: str | None = None) -> None:
         self.name, self.json = name, text
         self._tokenizer: Any = import_extra("tokenizers", f"tokenizer '{name}'", "train").Tokenizer.from_str(text)
-        # A training stream is not a batch of requests: nothing is cut, filled up, or taken for a control
-        # token.
+        # a training stream is not a batch of requests: nothing is cut, filled up, or taken for a control token
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
@@ -112,7 +111,7 @@ class FileTokenizer(Tokenizer):
 
     def token_bytes(self) -> NDArray[np.int64]:
         content = json.loads(self.json)
-        byte_level = '"ByteLevel"' in _canonical([content.get("pre_tokenizer"), content.get("decoder")])
+        byte_level = '"ByteLevel"' in canonical([content.get("pre_tokenizer"), content.get("decoder")])
         added = {entry["id"]: entry for entry in content.get("added_tokens", [])}
         lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for token, i in self._ids.items():
@@ -124,14 +123,10 @@ class FileTokenizer(Tokenizer):
                 lengths[i] = len(token)  # each character of the byte-level alphabet stands for one byte
             elif BYTE_TOKEN.fullmatch(token):
                 lengths[i] = 1
-            else:
-                lengths[i] = self._decoded_bytes(i)
+            else:  # behind itself: decoders drop the space in front of a text's first token
+                once, twice = self._tokenizer.decode([i]), self._tokenizer.decode([i, i])
+                lengths[i] = len(twice.encode()) - len(once.encode())
         return lengths
-
-    def _decoded_bytes(self, i: int) -> int:
-        """Measure a token behind itself: decoders drop the space in front of a text's first token."""
-        once, twice = self._tokenizer.decode([i]), self._tokenizer.decode([i, i])
-        return len(twice.encode()) - len(once.encode())
 
 
 def load_tokenizer(spec: str, source: Source, vocab_size: int, cache: Path | None = None) -> Tokenizer:
@@ -140,12 +135,21 @@ def load_tokenizer(spec: str, source: Source, vocab_size: int, cache: Path | Non
     `vocab_size` is the model's: ``bpe`` fills it exactly, the others must not exceed it (`DataError`). A file
     may be compressed (``.gz``, ``.xz``).
     """
-    if spec == "bpe":
-        tokenizer = _own_bpe(source, vocab_size, cache or default_cache())
-    elif spec == "byte":
+    tokenizer: Tokenizer
+    if spec == "byte":
         tokenizer = ByteTokenizer()
+    elif spec == "bpe":
+        key = hashlib.sha256(f"bpe {BPE_FORMAT} {source.fingerprint} {vocab_size}".encode()).hexdigest()
+        cache = cache or cache_folder()
+        folder = cache / "tokenizers" / key
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            text = train_bpe(source, vocab_size)
+            with write_errors(cache), new_folder(folder) as temporary:
+                (temporary / "tokenizer.json").write_text(text, encoding="utf-8")
+        tokenizer = parse_tokenizer(path, f"bpe-{vocab_size}", read_bytes(path).decode(errors="replace"))
     else:
-        tokenizer = _from_file(Path(os.path.expanduser(spec)))
+        tokenizer = read_tokenizer(Path(os.path.expanduser(spec)))
     if tokenizer.vocab_size > vocab_size:
         raise DataError(
             f"tokenizer has {tokenizer.vocab_size} ids but the model's vocabulary is {vocab_size}: "
@@ -154,65 +158,55 @@ def load_tokenizer(spec: str, source: Source, vocab_size: int, cache: Path | Non
     return tokenizer
 
 
-def _from_file(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path) -> Tokenizer:
     if path.is_dir() and (path / "tokenizer.json").is_file():
         path = path / "tokenizer.json"
     if not path.exists():
         hint = nearest(str(path), ["byte", "bpe"]) or "give byte, bpe or the path of a tokenizer.json"
         raise DataError(f"no tokenizer '{path}': {hint}")
+    content = read_bytes(path)
     try:
-        text = read_bytes(path).decode()
-        content = json.loads(text)
+        text = content.decode()
+        is_byte = json.loads(text) == json.loads(BYTE_JSON)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(f"{path}: not a tokenizer.json (no valid JSON): give the file of a fast tokenizer") from error
-    if content == json.loads(BYTE_JSON):
-        return ByteTokenizer()
-    return _parsed(str(path), path.name.split(".")[0], text)
+    return ByteTokenizer() if is_byte else parse_tokenizer(path, path.name.split(".")[0], text)
 
 
-def _parsed(place: str, name: str, text: str) -> FileTokenizer:
+def parse_tokenizer(path: Path, name: str, text: str) -> FileTokenizer:
     try:
         return FileTokenizer(name, text)
     except DataError:
         raise
     except Exception as error:  # the library raises plain Exception for whatever it cannot parse
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
-        raise DataError(f"{place}: not a tokenizer.json ({reason}): give the file of a fast tokenizer") from error
+        reason = cause(error)[:160]
+        raise DataError(f"{path}: not a tokenizer.json ({reason}): give the file of a fast tokenizer") from error
 
 
-def _own_bpe(source: Source, vocab_size: int, cache: Path) -> Tokenizer:
-    key = hashlib.sha256(f"bpe {BPE_FORMAT} {source.fingerprint} {vocab_size}".encode()).hexdigest()
-    folder = cache / "tokenizers" / key
-    name = f"bpe-{vocab_size}"
-    if not (folder / "tokenizer.json").is_file():
-        text = _train_bpe(source, vocab_size)
-        with write_errors(cache), new_folder(folder) as temporary:
-            (temporary / "tokenizer.json").write_text(text, encoding="utf-8")
-    path = folder / "tokenizer.json"
-    return _parsed(str(path), name, read_bytes(path).decode(errors="replace"))
-
-
-def _train_bpe(source: Source, vocab_size: int) -> str:
+def train_bpe(source: Source, vocab_size: int) -> str:
     """Train a byte-level BPE with GPT-2's pre-tokenizer; return its JSON, a function of the text."""
     if vocab_size < 257:
         raise DataError(
             f"a byte-level BPE needs at least 257 ids: set --model.vocab_size 257 or more, not {vocab_size}"
         )
     library = import_extra("tokenizers", "tokenizer 'bpe'", "train")
-    pre_tokenizers = library.pre_tokenizers
+    level = library.pre_tokenizers.ByteLevel
     tokenizer = library.Tokenizer(library.models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = library.decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = level(add_prefix_space=False), library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,
-        show_progress=False,
-        special_tokens=[END],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-    )
-    tokenizer.train_from_iterator(_first_characters(source.documents("train"), BPE_CHARACTERS), trainer)
+        vocab_size=vocab_size, min_frequency=2, show_progress=False, special_tokens=[END],
+        initial_alphabet=sorted(level.alphabet()),
+    )  # fmt: skip
+
+    def beginning() -> Iterator[str]:
+        left = BPE_CHARACTERS
+        for text in source.documents("train"):
+            yield text[:left]
+            left -= len(text)
+            if left <= 0:
+                return
+
+    tokenizer.train_from_iterator(beginning(), trainer)
     found = tokenizer.get_vocab_size()
     if found != vocab_size:
         raise DataError(
@@ -222,31 +216,18 @@ def _train_bpe(source: Source, vocab_size: int) -> str:
     return str(tokenizer.to_str())
 
 
-def _first_characters(texts: Iterable[str], limit: int) -> Iterator[str]:
-    for text in texts:
-        yield text[:limit]
-        limit -= len(text)
-        if limit <= 0:
-            return
-
-
-def _canonical(content: object) -> str:
+def canonical(content: object) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"))
 
 
-def _byte_alphabet() -> list[str]:
-    """Return the printable character that byte-level tokenizers write for each byte 0-255."""
+def byte_json() -> str:
+    """The byte tokenizer as the ``tokenizer.json`` of a byte-level BPE without merges."""
+    # byte-level tokenizers write each byte as a printable character, those that are none as the next beyond 255
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     codes = {byte: byte for byte in printable} | {byte: 256 + n for n, byte in enumerate(others)}
-    return [chr(codes[byte]) for byte in range(256)]
-
-
-def _byte_json() -> str:
-    """Write the byte tokenizer as the ``tokenizer.json`` of a byte-level BPE without merges."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    vocabulary = {character: byte for byte, character in enumerate(_byte_alphabet())}
     content = {
         "version": "1.0",
         "truncation": None,
@@ -256,9 +237,9 @@ def _byte_json() -> str:
         "pre_tokenizer": level,
         "post_processor": None,
         "decoder": level,
-        "model": {"type": "BPE", "vocab": {**vocabulary, END: 256}, "merges": []},
+        "model": {"type": "BPE", "vocab": {chr(codes[byte]): byte for byte in range(256)} | {END: 256}, "merges": []},
     }
     return json.dumps(content)
 
 
-BYTE_JSON = _byte_json()
+BYTE_JSON = byte_json()

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...elsewhere import cache_folder
 from ...errors import DataError
-from .source import SPLITS, Source, Split
-from .store import default_cache, discard, new_folder, write_errors
-from .tokenizer import TokenIds, Tokenizer
+from .sources import Source
+from .split import SPLITS, Split
+from .store import discard, new_folder, write_errors
+from .tokenizer import Tokenizer
 
 FORMAT = 1
 PIECE = 1 << 18  # characters encoded at once: a long document is cut, so that memory stays bounded
@@ -43,45 +45,44 @@ class TokenData:
     sha256: str
 
 
-def prepare(
-    source: Source, tokenizer: Tokenizer, cache: Path | None = None, *, progress: Progress | None = None
+def tokenize(
+    source: Source, tokenizer: Tokenizer, cache: Path | None = None, *, progress: Progress = lambda split, tokens: None
 ) -> TokenData:
-    """Return the tokens of `source`, from the cache or written to it.
+    """The tokens of `source`, from the cache or written to it.
 
-    `cache` defaults to ``$GEONORM_CACHE`` or ``~/.cache/geonorm``. Processes that prepare the same data at
+    `cache` defaults to ``$GEONORM_CACHE`` or ``~/.cache/geonorm``. Processes that tokenize the same data at
     the same time all succeed. `progress(split, tokens so far)` is called after each chunk. Raises `DataError`
     where the source cannot be read, a split holds no text, or the cache cannot be written.
     """
-    cache = cache or default_cache()
+    cache = cache or cache_folder()
     key = hashlib.sha256(f"{source.fingerprint} {tokenizer.fingerprint} {FORMAT}".encode()).hexdigest()
     folder = cache / "tokens" / key
     for _ in range(3):  # a second round where another process removed what it took for damaged
-        found = _load(folder, tokenizer)
+        found = load_tokens(folder, tokenizer)
         if found is not None:
             return found
         with write_errors(cache):
             if folder.exists():
                 discard(folder)
             with new_folder(folder) as temporary:
-                _write(temporary, source, tokenizer, progress or _silent)
+                write_tokens(temporary, source, tokenizer, progress)
     raise DataError(f"cannot read back the token cache {folder}: remove it or set GEONORM_CACHE to another folder")
 
 
-def _load(folder: Path, tokenizer: Tokenizer) -> TokenData | None:
+def load_tokens(folder: Path, tokenizer: Tokenizer) -> TokenData | None:
     """Map the token files, or return None where they are missing or do not fit their description."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         dtype = np.dtype(meta["dtype"])
-        sizes = {split: meta["splits"][split]["tokens"] for split in SPLITS}
-        if any((folder / f"{split}.bin").stat().st_size != sizes[split] * dtype.itemsize for split in SPLITS):
-            return None
         train, validation = (np.memmap(folder / f"{split}.bin", dtype=dtype, mode="r") for split in SPLITS)
+        if [len(train), len(validation)] != [meta["splits"][split]["tokens"] for split in SPLITS]:
+            return None
         return TokenData(train, validation, meta, tokenizer.token_bytes(), meta["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _write(folder: Path, source: Source, tokenizer: Tokenizer, progress: Progress) -> None:
+def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, progress: Progress) -> None:
     digest = hashlib.sha256()
     splits = {}
     for split in SPLITS:
@@ -89,7 +90,7 @@ def _write(folder: Path, source: Source, tokenizer: Tokenizer, progress: Progres
         with (folder / f"{split}.bin").open("wb") as file:
             for batch in pieces_in_batches(source.documents(split)):
                 for (text, ends), ids in zip(batch, tokenizer.encode([text for text, _ in batch]), strict=True):
-                    data = _with_eos(ids, tokenizer) if ends else ids
+                    data = np.append(ids, ids.dtype.type(tokenizer.eos)) if ends else ids
                     file.write(data.tobytes())
                     digest.update(data.tobytes())
                     counts["documents"] += ends
@@ -114,12 +115,35 @@ def _write(folder: Path, source: Source, tokenizer: Tokenizer, progress: Progres
     (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
 
-def _silent(split: Split, tokens: int) -> None:
-    """Report nothing."""
+def inspect_source(source: Source, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
+    """Read `source` once and return name, files, sha256, counts per split and its first 200 characters.
 
-
-def _with_eos(ids: TokenIds, tokenizer: Tokenizer) -> TokenIds:
-    return np.append(ids, ids.dtype.type(tokenizer.eos))
+    Counts are documents, characters and UTF-8 bytes; with a tokenizer also tokens (each document's eos
+    included) and bytes per token. Nothing is written.
+    """
+    splits = {}
+    for split in SPLITS:
+        counts: dict[str, Any] = {"documents": 0, "characters": 0, "bytes": 0}
+        tokens = 0
+        for batch in pieces_in_batches(source.documents(split)):
+            texts = [text for text, _ in batch]
+            counts["documents"] += sum(ends for _, ends in batch)
+            counts["characters"] += sum(map(len, texts))
+            counts["bytes"] += sum(len(text.encode()) for text in texts)
+            if tokenizer is not None:
+                tokens += sum(map(len, tokenizer.encode(texts)))
+        if tokenizer is not None:
+            tokens += counts["documents"]
+            counts |= {"tokens": tokens, "bytes_per_token": counts["bytes"] / tokens}
+        splits[split] = counts
+    return {
+        "name": source.name,
+        "files": [str(path) for path in source.files],
+        "sha256": source.fingerprint,
+        **({"tokenizer": tokenizer.name, "tokenizer_sha256": tokenizer.fingerprint} if tokenizer else {}),
+        "splits": splits,
+        "sample": next(source.documents("train"))[:200],
+    }
 
 
 def pieces_in_batches(documents: Iterator[str]) -> Iterator[list[tuple[str, bool]]]:
@@ -127,22 +151,16 @@ def pieces_in_batches(documents: Iterator[str]) -> Iterator[list[tuple[str, bool
     batch: list[tuple[str, bool]] = []
     size = 0
     for document in documents:
-        for piece in _pieces(document):
-            batch.append(piece)
-            size += len(piece[0])
+        start = end = 0
+        while end < len(document):
+            start, end = end, end + PIECE
+            if end < len(document):
+                cuts = [match.end() for match in SAFE_CUT.finditer(document, end - PIECE // 4, end)]
+                end = cuts[-1] if cuts else end
+            batch.append((document[start:end], end >= len(document)))
+            size += len(batch[-1][0])
             if size >= BATCH:
                 yield batch
                 batch, size = [], 0
     if batch:
         yield batch
-
-
-def _pieces(document: str) -> Iterator[tuple[str, bool]]:
-    start = 0
-    while len(document) - start > PIECE:
-        end = start + PIECE
-        cuts = [match.end() for match in SAFE_CUT.finditer(document, end - PIECE // 4, end)]
-        end = cuts[-1] if cuts else end
-        yield document[start:end], False
-        start = end
-    yield document[start:], True

@@ -14,9 +14,9 @@ import torch
 from ... import __version__
 
 
-def describe(device: torch.device, threads: int | None = None, data_sha256: str | None = None) -> dict[str, Any]:
+def collect(device: torch.device, threads: int | None = None, data_sha256: str | None = None) -> dict[str, Any]:
     """Versions, commit, device, threads (those of this process if not given) and data hash, for environment.json. What
-    a run knows besides stands in made.py."""
+    a run knows besides stands in provenance.py."""
     return {
         "geonorm": __version__,
         "commit": commit(),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import fdtrc, stdtrit
 
-from .inference import LEVEL, Estimate
+from .significance import LEVEL, Estimate
 
 
 class Parabola(NamedTuple):

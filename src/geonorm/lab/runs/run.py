@@ -94,7 +94,7 @@ def read_objects(path: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Creates a folder and keeps other processes out of it; the number of this one stands in the lock. CheckpointError
     if it cannot be written or is in use."""
     try:
@@ -102,17 +102,17 @@ def locked(folder: Path) -> Iterator[None]:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise not_a_lock(folder) from None
+            raise no_lock_error(folder) from None
         raise CheckpointError(f"cannot write to {folder}: {error.strerror}; choose another --out") from None
     about = os.fstat(lock)
     if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:  # it may be somebody's file under another name
         os.close(lock)
-        raise not_a_lock(folder)
+        raise no_lock_error(folder)
     with os.fdopen(lock, "r+") as file:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise in_use(folder, file.read(20), "wait for it or choose another --out") from None
+            raise in_use_error(folder, file.read(20), "wait for it or choose another --out") from None
         file.write(f"{os.getpid():<20}\n")
         file.flush()
         yield
@@ -128,16 +128,16 @@ def check_free(folder: Path, remedy: str) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            raise in_use(folder, file.read(20), remedy) from None
+            raise in_use_error(folder, file.read(20), remedy) from None
 
 
-def in_use(folder: Path, content: str, remedy: str) -> CheckpointError:
+def in_use_error(folder: Path, content: str, remedy: str) -> CheckpointError:
     number = content.strip()
     who = "another process" + (f" ({number})" if number.isdecimal() and int(number) != os.getpid() else "")
     return CheckpointError(f"{folder} is in use by {who}; {remedy}")
 
 
-def not_a_lock(folder: Path) -> CheckpointError:
+def no_lock_error(folder: Path) -> CheckpointError:
     return CheckpointError(f"{folder / LOCK} is a link or no plain file; remove it or choose another --out")
 
 
@@ -166,7 +166,7 @@ def stored_settings(folder: Path) -> dict[str, Any]:
     return values
 
 
-def difference(old: dict[str, Any], new: dict[str, Any], but: Container[str] = ()) -> str | None:
+def first_difference(old: dict[str, Any], new: dict[str, Any], but: Container[str] = ()) -> str | None:
     """The first setting in which two trees of settings differ, in words; None if they agree."""
     before, after = flatten(old), flatten(new)
     for key in after:
@@ -175,9 +175,9 @@ def difference(old: dict[str, Any], new: dict[str, Any], but: Container[str] = (
     return None
 
 
-class Run:
-    """A directory of one training run. Open it with `Run.opened`, which locks it against a second process. Of several
-    ranks the first writes; on the others writing does nothing."""
+class RunFolder:
+    """The directory of one training run. `RunFolder.open` locks it against a second process. Of several ranks the first
+    writes; on the others writing does nothing."""
 
     def __init__(self, path: Path, writes: bool = True) -> None:
         self.path, self.writes = path, writes
@@ -189,12 +189,12 @@ class Run:
 
     @staticmethod
     @contextmanager
-    def opened(config: TrainConfig) -> Iterator[Run]:
+    def open(config: TrainConfig) -> Iterator[RunFolder]:
         """Creates or re-enters config.out. CheckpointError if another process works in it, if it holds another run, or
         if it holds this run and resume is `never`; nothing is written in any of these cases."""
         import yaml
 
-        run = Run(Path(config.out))
+        run = RunFolder(Path(config.out))
         stored = run.path / "config.yaml"
         if run.path.exists() and not run.path.is_dir():
             raise CheckpointError(f"{run.path} is a file; choose another --out")
@@ -204,7 +204,7 @@ class Run:
             run.check_same(config)
         elif run.path.exists() and any(entry.name != LOCK for entry in run.path.iterdir()):
             raise CheckpointError(f"{run.path} is not empty and holds no run; choose another --out")
-        with locked(run.path):
+        with lock_folder(run.path):
             if not stored.exists():
                 write_atomic(stored, yaml.safe_dump(to_dict(config), sort_keys=False))
             run.opened_as = identity(run.path)
@@ -220,7 +220,7 @@ class Run:
 
     def check_same(self, config: TrainConfig) -> None:
         """CheckpointError that names the first setting in which the directory's run differs."""
-        if differs := difference(to_dict(self.config()), to_dict(config), but=VOLATILE):
+        if differs := first_difference(to_dict(self.config()), to_dict(config), but=VOLATILE):
             raise CheckpointError(f"{self.path} holds a run with {differs}; choose another --out")
 
     def check_there(self) -> None:
@@ -247,7 +247,7 @@ class Run:
     def truncate(self, step: int) -> None:
         """Drops rows after `step`: they will be written again by the resumed run."""
         for path in (self.metrics, self.trace, self.norms) if self.writes else ():
-            kept = [json.dumps(row) + "\n" for row in read_rows(path) if whole(row, path) and row["step"] <= step]
+            kept = [json.dumps(row) + "\n" for row in read_rows(path) if is_ours(row, path) and row["step"] <= step]
             if path.exists():
                 write_atomic(path, "".join(kept))
 
@@ -257,7 +257,7 @@ class Run:
         return summary if isinstance(summary.get("status"), str) else None
 
 
-def whole(row: dict[str, Any], path: Path) -> bool:
+def is_ours(row: dict[str, Any], path: Path) -> bool:
     """Whether a row is one of ours: a file may have been edited, or damaged so that it is still JSON."""
     numbers = ("step", "tokens", "loss", "lr", "grad_norm") if path.name == "metrics.jsonl" else ("step",)
     return isinstance(row.get("step"), int) and all(isinstance(row.get(n, ""), int | float | None) for n in numbers)

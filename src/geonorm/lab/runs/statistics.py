@@ -1,14 +1,15 @@
 """The statistics of the comparison protocol: pure functions over numbers and run summaries.
 
-Runs that share a seed share their data order and their initialisation, so schemes are compared by the
-*paired* difference of each seed; beside it stands the difference with moderated variances (inference.py), and where a
-scheme ran at three rates or more, the minimum of a fit over them (rates.py). Nothing here imports torch, and a run that
-did not finish is counted, never dropped.
+Runs that share a seed share their data order and their initialisation, so schemes are compared by the *paired*
+difference of each seed. Beside it stands the difference with moderated variances (significance.py) and, where a scheme
+ran at three rates or more, the minimum of a fit over them (rates.py). Nothing here imports torch, and a run that did
+not finish is counted, never dropped.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,8 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import nctdtr, stdtrit
 
-from .inference import LEVEL, MARGIN, Estimate, Prior, contrast, equal_p, fit_prior, holm, moderate, two_sided
 from .rates import Minimum, Parabola, find_minimum, fit_parabola
+from .significance import LEVEL, MARGIN, Estimate, Prior, contrast, equal_p, fit_prior, holm, moderate, two_sided
 
 SEED_CAP = 1000  # seeds_needed answers SEED_CAP + 1 for "more than SEED_CAP"
 MIN_SPIKE_WINDOW = 20
@@ -69,14 +70,7 @@ def seeds_needed(differences: ArrayLike, power: float = 0.8) -> int | None:
     if not std or not mean or not math.isfinite(mean / std):
         return None
     effect = abs(mean / std)
-    low, high = 2, SEED_CAP + 1
-    while low < high:  # power grows with the number of seeds
-        middle = (low + high) // 2
-        if _power(effect, middle) >= power:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return 2 + bisect_left(range(2, SEED_CAP + 1), power, key=lambda n: _power(effect, n))
 
 
 def _power(effect: float, n: int) -> float:
@@ -232,24 +226,17 @@ def aggregate(summaries: Sequence[Summary], baseline: str | None = None, margin:
 
 def _moderate(rows: list[Row], reference: str, margin: float) -> None:
     """Adds what the spreads of all schemes say about each difference; None where they say nothing."""
-    prior = fit_prior(*_spreads(rows))
+    known = [row for row in rows if row["val_loss_std"] is not None]
+    prior = fit_prior([row["val_loss_std"] ** 2 for row in known], [row["n"] - 1 for row in known])
     means = {row["scheme"]: _moderated_mean(row, prior) for row in rows}
     base = means[reference]
     for row in rows:
         own = means[row["scheme"]]
         found = contrast(own, base) if own and base and row["scheme"] != reference else None
         p = equal_p(found, margin) if found else None
-        row["moderated_difference"] = found.difference if found else None
-        row["moderated_low"] = found.low if found else None
-        row["moderated_high"] = found.high if found else None
-        row["moderated_p"] = found.p if found else None
-        row["margin"], row["equal_p"] = margin, p
-        row["equal"] = None if p is None else significant(p)
-
-
-def _spreads(rows: list[Row]) -> tuple[list[float], list[int]]:
-    known = [row for row in rows if row["val_loss_std"] is not None]
-    return [row["val_loss_std"] ** 2 for row in known], [row["n"] - 1 for row in known]
+        numbers = found[:4] if found else (None,) * 4
+        row |= zip([f"moderated_{name}" for name in ("difference", "low", "high", "p")], numbers, strict=True)
+        row |= {"margin": margin, "equal_p": p, "equal": None if p is None else significant(p)}
 
 
 def _moderated_mean(row: Row, prior: Prior | None) -> Estimate | None:
@@ -264,7 +251,11 @@ def _fit(rows: list[Row], groups: Mapping[str, Sequence[Summary]], reference: st
     curves = {scheme: _parabola(group) for scheme, group in groups.items()}
     known = [curve for curve in curves.values() if curve]
     prior = fit_prior([curve.variance for curve in known], [curve.df for curve in known])
-    minima = {scheme: _minimum(curve, prior) for scheme, curve in curves.items() if curve}
+    minima = {
+        scheme: find_minimum(curve, *(moderate(curve.variance, curve.df, prior) if prior else ()))
+        for scheme, curve in curves.items()
+        if curve
+    }
     base = minima.get(reference)
     for row in rows:
         found = minima.get(row["scheme"])
@@ -280,26 +271,22 @@ def _parabola(group: Sequence[Summary]) -> Parabola | None:
     return fit_parabola([run["lr"] for run in runs], [run["val_loss"] for run in runs])
 
 
-def _minimum(curve: Parabola, prior: Prior | None) -> Minimum:
-    return find_minimum(curve, *moderate(curve.variance, curve.df, prior)) if prior else find_minimum(curve)
-
-
 def _minimum_row(found: Minimum, base: Minimum | None) -> Row:
     """The minimum as results.json has it; its difference is to the baseline's own minimum."""
     loss, other = found.loss, base.loss if base else None
-    error = math.sqrt(loss.error2) if loss and loss.df else None
-    difference = contrast(loss, other) if loss and other and loss.df and other.df else None
+    found_contrast = contrast(loss, other) if loss and other and loss.df and other.df else None
+    difference, low, high, p = found_contrast[:4] if found_contrast else (None,) * 4
     return {
         "lr": found.lr,
         "lr_low": found.lr_low,
         "lr_high": found.lr_high,
         "log_lr_error": found.log_error,
         "loss": loss.value if loss else None,
-        "loss_error": error,
-        "difference": difference.difference if difference else None,
-        "difference_low": difference.low if difference else None,
-        "difference_high": difference.high if difference else None,
-        "p": difference.p if difference else None,
+        "loss_error": math.sqrt(loss.error2) if loss and loss.df else None,
+        "difference": difference,
+        "difference_low": low,
+        "difference_high": high,
+        "p": p,
         "problem": found.problem,
     }
 

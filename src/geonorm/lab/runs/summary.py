@@ -11,11 +11,11 @@ import torch
 
 from ...errors import GeonormError
 from ..tasks.examination import last_answers
-from .run import Run, finite, read_rows
+from .run import RunFolder, finite, read_rows
 from .statistics import spikes
 
 
-def summarise(run: Run, about: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """Writes summary.json from the run's metrics and what else is known about it, and returns its content."""
     rows = list(read_rows(run.metrics))
     losses = [row["loss"] if row["loss"] is not None else float("nan") for row in rows]

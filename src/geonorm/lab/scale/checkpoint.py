@@ -10,22 +10,21 @@ writes.
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 
 from ...errors import CheckpointError, cause
-from .storage import UNREADABLE, Reader, Writer, clear, kind_of, read_state, unreadable, verify, whole
-from .world import ALONE, World, agreed
+from .storage import Reader, Writer, clear, ignore_single_process, kind_of, read_state, read_tensors, verify
+from .world import ALONE, World, on_all_ranks
 
 Optimizers = list[torch.optim.Optimizer]
 Scalars = dict[str, dict[str, Any]]
@@ -52,7 +51,7 @@ class Saver:
         self.wait()
         tensors, scalars = state_of(model, optimizers, self.world)
         staged = {name: tensor.to("cpu", copy=True) for name, tensor in {**tensors, **more}.items()}
-        quiet()
+        ignore_single_process()
         self.pending = self.thread.submit(self.write, step, staged, {**progress, "optimizer": scalars})
 
     def wait(self) -> None:
@@ -82,50 +81,27 @@ class Saver:
             kept = steps(self.folder)
             last = f"step-{kept[-1]} is kept" if kept else "there is no earlier one"
             problem = cause(next(iter(failed.failures.values()))[0])
-            raise agreed(CheckpointError(f"cannot save checkpoint {writer.target}: {problem}; {last}")) from failed
+            raise on_all_ranks(
+                CheckpointError(f"cannot save checkpoint {writer.target}: {problem}; {last}")
+            ) from failed
         if world.first:
             self.prune(step)
 
     def prune(self, newest: int) -> None:
-        """Removes all but the newest `keep` and, if asked, the best. Those later than `newest` were passed over as
-        corrupt, or belong to steps that were rewound."""
+        """Removes all but the newest `keep` and, if asked, the one with the lowest validation loss. Those later than
+        `newest` were passed over as corrupt, or belong to steps that were rewound."""
         found = steps(self.folder)
-        kept = {step for step in found if step <= newest}
-        kept = set(sorted(kept)[-self.keep :]) | ({best} if self.best and (best := self.best_of(kept)) else set())
+        current = [step for step in found if step <= newest]
+        kept = set(current[-self.keep :])
+        if self.best:
+            losses = {}
+            for step in current:
+                with suppress(CheckpointError):
+                    losses[step] = read_state(self.folder / f"step-{step}").get("val_loss")
+            evaluated = [step for step, loss in losses.items() if loss is not None]
+            kept |= {min(evaluated, key=lambda step: (losses[step], -step))} if evaluated else set()
         for old in set(found) - kept:
             shutil.rmtree(self.folder / f"step-{old}", ignore_errors=True)
-
-    def best_of(self, candidates: set[int]) -> int | None:
-        """The step with the lowest validation loss of those that were evaluated."""
-        losses = {}
-        for step in candidates:
-            try:
-                loss = read_state(self.folder / f"step-{step}").get("val_loss")
-            except CheckpointError:
-                continue
-            if loss is not None:
-                losses[step] = loss
-        return min(losses, key=lambda step: (losses[step], -step)) if losses else None
-
-
-def save(
-    folder: Path,
-    step: int,
-    model: nn.Module,
-    optimizers: Optimizers,
-    progress: dict[str, Any],
-    keep: int,
-    world: World = ALONE,
-) -> Path:
-    """Writes folder/step-N, waits until it is on the disk, and removes all but the newest `keep`. On any failure the
-    older ones stay as they were and CheckpointError says so in one line."""
-    saver = Saver(folder, keep, world=world)
-    try:
-        saver.save(step, model, optimizers, progress)
-        saver.wait()
-    finally:
-        saver.close()
-    return folder / f"step-{step}"
 
 
 def load(
@@ -140,33 +116,30 @@ def load(
     CheckpointError, on every rank, if a file is missing, its checksum differs, or its tensors do not fit; then nothing
     was changed. Without optimizers only the weights are read.
     """
-    state = world.together(lambda: read_verified(path, world, optimizers is not None))
+    state = world.together(lambda: read_and_verify(path, world, optimizers is not None))
     files = [name for name in sorted(state["sha256"]) if optimizers is not None or kind_of(name) == "model"]
-    reader = Reader(path, files, single_numbers(model))
-    try:
-        found = reader.tensors()
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
+    scalars = {name for name, parameter in model.named_parameters() if parameter.shape == (1,)}
+    reader = Reader(path, files, lambda key: is_single(key, scalars))
+    found = reader.tensors()
     own, _ = state_of(model, [], world)
     own.update(more)
-    targets = {name: tensor for name, tensor in own.items() if name.startswith("model.") or name in found}
     sizes = {name: about.size for name, about in found.items() if name.startswith("model.")}
-    wanted = {name: tensor.shape for name, tensor in targets.items() if name.startswith("model.")}
-    ignored = {f"model.{name}" for name in aliases(model)}
-    for name in sorted({*sizes, *wanted} - ignored):
-        if sizes.get(name) != wanted.get(name):
+    wanted = {name: tensor for name, tensor in own.items() if name.startswith("model.")}
+    for name in sorted({*sizes, *wanted} - {f"model.{name}" for name in aliases(model)}):
+        if name not in sizes or name not in wanted or sizes[name] != wanted[name].shape:
             raise CheckpointError(f"checkpoint {path} is of another model: {name[6:]} does not fit")
     if optimizers is None:
-        targets = {name: targets[name] for name in wanted}
-    moments = blank_moments(found, model) if optimizers is not None else {}
-    quiet()
-    try:
-        dcp_load({**targets, **moments}, storage_reader=reader, process_group=None, no_dist=world.size == 1)
-    except CheckpointException as failed:
-        raise unreadable(path, next(iter(failed.failures.values()))[0]) from failed
-    if optimizers is not None:
-        restore_optimizers(model, optimizers, moments, state["optimizer"])
-        restore_random(targets, world)
+        reader.fill(wanted, world.size == 1)
+        return state
+    targets = wanted | {name: tensor for name, tensor in own.items() if name in found}
+    moments = make_moments(found, model)
+    reader.fill({**targets, **moments}, world.size == 1)
+    restore_optimizers(model, optimizers, moments, state["optimizer"])
+    # every rank its own generators; a rank that the saved run did not have keeps its seed
+    if (cpu := targets.get(f"random.{world.rank}.cpu")) is not None:
+        torch.set_rng_state(cpu)
+    if (cuda := targets.get(f"random.{world.rank}.cuda")) is not None:
+        torch.cuda.set_rng_state(cuda)
     return state
 
 
@@ -180,13 +153,13 @@ def load_newest(
 ) -> dict[str, Any] | None:
     """The newest checkpoint that is whole; each corrupt one is reported through `warn` and passed over. None if there
     is no checkpoint at all; CheckpointError if there are some and none can be used."""
-    found = world.shared(steps(folder))
+    found = world.share(steps(folder))
     for step in reversed(found):
         try:
             return load(folder / f"step-{step}", model, optimizers, world, more)
         except CheckpointError as error:
             if step == found[0]:
-                raise agreed(
+                raise on_all_ranks(
                     CheckpointError(f"{error}; no usable checkpoint is left in {folder}: train anew with another --out")
                 ) from error
             warn(f"{error}; falling back to the previous one")
@@ -196,11 +169,8 @@ def load_newest(
 def weights(path: Path) -> dict[str, Tensor]:
     """All weights of a checkpoint by parameter name, whole, whatever number of ranks saved them. Tied weights stand
     under their first name. CheckpointError if the checkpoint is not whole."""
-    state = read_verified(path, ALONE, everything=False)
-    try:
-        return whole(path, [name for name in state["sha256"] if kind_of(name) == "model"])
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
+    state = read_and_verify(path, ALONE, everything=False)
+    return read_tensors(path, [name for name in state["sha256"] if kind_of(name) == "model"])
 
 
 def steps(folder: Path) -> list[int]:
@@ -211,11 +181,11 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(name[5:]) for name in names if name.startswith("step-") and name[5:].isdigit())
 
 
-def read_verified(path: Path, world: World, everything: bool) -> dict[str, Any]:
+def read_and_verify(path: Path, world: World, everything: bool) -> dict[str, Any]:
     """The state of a checkpoint whose files this rank has checked, its share of them."""
     state = read_state(path)
     sums = [pair for pair in sorted(state["sha256"].items()) if everything or kind_of(pair[0]) == "model"]
-    verify(path, iter(sums[world.rank :: world.size]))
+    verify(path, sums[world.rank :: world.size])
     return state
 
 
@@ -239,14 +209,6 @@ def state_of(model: nn.Module, optimizers: Optimizers, world: World) -> tuple[di
     return tensors, scalars
 
 
-def restore_random(targets: dict[str, Tensor], world: World) -> None:
-    """Every rank its own generators; a rank that the saved run did not have keeps its seed."""
-    if (cpu := targets.get(f"random.{world.rank}.cpu")) is not None:
-        torch.set_rng_state(cpu)
-    if (cuda := targets.get(f"random.{world.rank}.cuda")) is not None:
-        torch.cuda.set_rng_state(cuda)
-
-
 def names_of(model: nn.Module) -> dict[int, str]:
     """First name of every parameter, by its id."""
     return {id(parameter): name for name, parameter in model.named_parameters()}
@@ -258,7 +220,7 @@ def aliases(model: nn.Module) -> set[str]:
     return set(every) - {name for name, _ in model.named_parameters()}
 
 
-def blank_moments(found: dict[str, Any], model: nn.Module) -> dict[str, Tensor]:
+def make_moments(found: dict[str, Any], model: nn.Module) -> dict[str, Tensor]:
     """Room for the optimizer state that a checkpoint holds, sharded as the parameters it belongs to."""
     parameters = dict(model.named_parameters())
     blank: dict[str, Tensor] = {}
@@ -290,18 +252,8 @@ def restore_optimizers(model: nn.Module, optimizers: Optimizers, moments: dict[s
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def single_numbers(model: nn.Module) -> Callable[[str], bool]:
-    """Which keys are learned scalars of shape (1,), or their optimizer state but for Adam's count of steps."""
-    scalars = {name for name, parameter in model.named_parameters() if parameter.shape == (1,)}
-
-    def single(key: str) -> bool:
-        kind, name = key.split(".", 1)
-        owner, _, field = name.rpartition(".")
-        return name in scalars if kind == "model" else kind == "optimizer" and owner in scalars and field != "step"
-
-    return single
-
-
-def quiet() -> None:
-    """DCP warns when there is no process group; one process is no mistake here."""
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+def is_single(key: str, scalars: set[str]) -> bool:
+    """Whether a key is one of these parameters, or optimizer state of one but for Adam's count of steps."""
+    kind, name = key.split(".", 1)
+    owner, _, field = name.rpartition(".")
+    return name in scalars if kind == "model" else kind == "optimizer" and owner in scalars and field != "step"

@@ -44,7 +44,7 @@ class Piece:
     backward: int
     """Most bytes that its backward pass holds at once beyond `saved`, the gradients of its weights included."""
 
-    def recomputed(self) -> Piece:
+    def with_recomputation(self) -> Piece:
         """The same under activation checkpointing: only the input is kept, the backward pass makes the rest again."""
         again = self.saved - self.stream + self.backward
         return Piece(self.weights, self.width, self.stream, self.stream, self.forward, again)
@@ -69,30 +69,17 @@ class Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self.add(leaf.untyped_storage())
+        for storage in (leaf.untyped_storage() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)):
+            if (key := storage._cdata) not in self.known:
+                self.known.add(key)
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self.gone, key, storage.nbytes())
         return out
-
-    def add(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key not in self.known:
-            self.known.add(key)
-            self.now += storage.nbytes()
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self.gone, key, storage.nbytes())
 
     def gone(self, key: int, size: int) -> None:
         self.known.discard(key)
         self.now -= size
-
-
-class Passing(nn.Identity):
-    """In the place of the head: hands the stream on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("weight", torch.empty(0))
 
 
 def without(model: Decoder, **others: nn.Module | None) -> Decoder:
@@ -104,7 +91,9 @@ def without(model: Decoder, **others: nn.Module | None) -> Decoder:
 
 def entry(model: Decoder) -> nn.Module:
     """What stands before the blocks: from ids to the stream."""
-    return without(model, blocks=nn.ModuleList(), exit=nn.Identity(), head=Passing(), logits_slot=None)
+    head = nn.Identity()
+    head.register_buffer("weight", torch.empty(0))
+    return without(model, blocks=nn.ModuleList(), exit=nn.Identity(), head=head, logits_slot=None)
 
 
 class Head(nn.Module):
@@ -134,6 +123,7 @@ def footprint(model: Decoder, batch: int, conditions: Conditions) -> list[Piece]
     Embedding, entry and exit see their weights in fp32."""
     c, shape = conditions, model.config
     pieces: dict[str, Piece] = {}
+    keys: list[str] = []
     with FakeTensorMode():
         ids = torch.zeros(batch, shape.context, dtype=torch.long)
         rotary = shape.positions == "rope"
@@ -143,18 +133,15 @@ def footprint(model: Decoder, batch: int, conditions: Conditions) -> list[Piece]
         with torch.no_grad(), c.precision():
             stream = functional_call(start, stand_ins(start, c, set()), (ids,))
         for block in model.blocks:
-            if (key := signature(block)) not in pieces:
-                pieces[key] = run(block, stream, {"positions": turns}, c, set(dict(block.named_parameters())))
+            # blocks that do the same with tensors of the same shapes are counted once
+            schemes = [str(module.scheme) for module in block.modules() if isinstance(module, Residual)]
+            keys.append(repr((schemes, [(name, tuple(p.shape)) for name, p in block.named_parameters()])))
+            if keys[-1] not in pieces:
+                pieces[keys[-1]] = run(block, stream, {"positions": turns}, c, set(dict(block.named_parameters())))
         head = Head(model, ids)
         cast = {name for name, p in head.named_parameters() if p is model.head.weight and not shape.tied}
         last = run(head, stream, {}, c, cast)
-    return [first, *(pieces[signature(block)] for block in model.blocks), last]
-
-
-def signature(block: nn.Module) -> str:
-    """Equal for blocks that do the same with tensors of the same shapes."""
-    schemes = [str(module.scheme) for module in block.modules() if isinstance(module, Residual)]
-    return repr((schemes, [(name, tuple(p.shape)) for name, p in block.named_parameters()]))
+    return [first, *(pieces[key] for key in keys), last]
 
 
 def stand_ins(module: nn.Module, conditions: Conditions, cast: set[str]) -> dict[str, Tensor]:

@@ -20,9 +20,13 @@ from ...errors import ConfigError
 from ...nn.decoder import Decoder, draw
 from ..config import Runtime
 from . import tensor
-from .world import ALONE, LEFT, World
+from .world import ALONE, KEPT_GROUPS, World
 
 Optimizers = list[torch.optim.Optimizer]
+Loss = Callable[[Tensor, Tensor], Tensor]
+WHOLE = 6
+"""Most blocks of a model that is compiled as one graph with its loss. Compiling takes longer the deeper it is: for four
+blocks 26 s of a CPU, where block by block it is 8 at any depth."""
 
 
 def distribute(model: Decoder, runtime: Runtime, device: torch.device) -> Decoder:
@@ -36,6 +40,14 @@ def distribute(model: Decoder, runtime: Runtime, device: torch.device) -> Decode
     if runtime.compile:
         model.cross_entropy = torch.compile(Decoder.cross_entropy)  # type: ignore[method-assign]
     return model
+
+
+def loss_of(model: Decoder, runtime: Runtime, device: torch.device) -> Loss:
+    """The loss that is trained, of a model that lies whole on one rank. Small models on one CPU thread, where calling a
+    graph costs more than a block's work, are compiled whole; with several threads the gradient of the embedding would
+    be summed in an order that changes from run to run. Whatever observes the model still calls it block by block."""
+    small = device.type == "cpu" and runtime.threads == 1 and model.config.layers <= WHOLE
+    return torch.compile(model.loss) if runtime.compile and small and not runtime.recompute else model.loss
 
 
 def layout(runtime: Runtime, world: World, batch_size: int) -> str:
@@ -69,7 +81,7 @@ def layout(runtime: Runtime, world: World, batch_size: int) -> str:
     return kind
 
 
-def built_on(kind: str, world: World) -> torch.device:
+def build_device(kind: str, world: World) -> torch.device:
     """Where a model is built: one that is cut among ranks on the meta device, so that no rank ever holds all of it."""
     return torch.device("meta") if kind == "fsdp" or world.tensor > 1 else torch.device("cpu")
 
@@ -104,11 +116,13 @@ class Spread:
         if mesh is not None and kind == "fsdp":
             shard(model, runtime, mesh)
         if model.embed.weight.is_meta:
-            fill(model, device)
+            draw_weights(model, device)
         self.uncut = [p for p in model.parameters() if p.dim() == 0] if kind == "fsdp" else []
-        self.loss: Callable[[Tensor, Tensor], Tensor] = model.loss
-        if kind == "none" and world.tensor > 1:
-            tensor.same_everywhere(model)
+        self.loss: Loss = model.loss
+        if kind == "none" and world.tensor == 1:
+            self.loss = loss_of(model, runtime, device)
+        elif kind == "none":
+            tensor.sum_gradients(model)
         if kind == "ddp":
             ids = [device] if device.type == "cuda" else None
             with warnings.catch_warnings():  # torch 2.13 has a new name for broadcast_buffers, which 2.11 does not know
@@ -129,12 +143,12 @@ class Spread:
         for parameter in self.uncut:
             if parameter.grad is not None:
                 self.world.mean(parameter.grad)
-        groups = tensor.alike(p.grad for p in self.model.parameters() if p.grad is not None)
+        groups = tensor.group_alike(p.grad for p in self.model.parameters() if p.grad is not None)
         if len(groups) == 1 and not isinstance(groups[0][0], DTensor):
             return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         parts = [[tensor.local(gradient) for gradient in group] for group in groups]
         norms = [torch.nn.utils.get_total_norm(part) for part in parts]
-        squares = [tensor.summed(norm.square(), group) for norm, group in zip(norms, groups, strict=True)]
+        squares = [tensor.sum_over_ranks(norm.square(), group) for norm, group in zip(norms, groups, strict=True)]
         total = torch.stack(squares).sum().sqrt()
         scale = (limit / (total + 1e-6)).clamp(max=1.0)
         for part in parts:
@@ -155,11 +169,11 @@ def mesh_of(runtime: Runtime, world: World, device: torch.device, kind: str) -> 
     used = {"replicate": runtime.shard_size is not None, "shard": kind == "fsdp", "tensor": world.tensor > 1}
     names = tuple(name for name in sizes if used[name])
     mesh = init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
-    LEFT.extend(mesh.get_all_groups())
+    KEPT_GROUPS.extend(mesh.get_all_groups())
     return mesh
 
 
-def fill(model: Decoder, device: torch.device) -> None:
+def draw_weights(model: Decoder, device: torch.device) -> None:
     """Gives a model that was cut on the meta device its initial weights, those that one rank would draw: every rank
     draws all of them, in the same order, but holds one whole matrix at a time and keeps its own part. Vectors and
     scalars are made whole, all at once, because schemes start them as they like."""
@@ -177,14 +191,14 @@ def fill(model: Decoder, device: torch.device) -> None:
         module._parameters[name] = nn.Parameter(torch.empty(parameter.shape, device=device))
     model.reset_scalars()
     for module, name, parameter in kept:
-        keep(parameter, getattr(module, name))
+        copy_own_part(parameter, getattr(module, name))
         module._parameters[name] = parameter
     for role, weight, scheme, site in model.weights():
-        keep(weight, draw(torch.empty(weight.shape), role, scheme, site, model.config))
+        copy_own_part(weight, draw(torch.empty(weight.shape), role, scheme, site, model.config))
 
 
 @torch.no_grad()
-def keep(parameter: Tensor, whole: Tensor) -> None:
+def copy_own_part(parameter: Tensor, whole: Tensor) -> None:
     """Copies this rank's part of a whole tensor."""
     if not isinstance(parameter, DTensor):
         parameter.copy_(whole)
@@ -218,12 +232,12 @@ def shard(model: Decoder, runtime: Runtime, mesh: DeviceMesh) -> None:
     cut(model, plain)
 
 
-def apart(optimizers: Optimizers) -> Optimizers:
+def split_groups(optimizers: Optimizers) -> Optimizers:
     """Puts parameters that lie on the ranks in different ways into groups of their own: one fused call cannot take them
     together."""
     for optimizer in optimizers:
         for group in list(optimizer.param_groups):
-            group["params"], *others = tensor.alike(group["params"])
+            group["params"], *others = tensor.group_alike(group["params"])
             for params in others:
                 optimizer.add_param_group({**group, "params": params})
     return optimizers

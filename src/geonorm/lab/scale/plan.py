@@ -10,6 +10,7 @@ temporaries. Bytes on the wire are those that one rank sends in a ring, which it
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -38,16 +39,6 @@ class Division:
     shard: int
     copies: int
 
-    @property
-    def ranks(self) -> int:
-        return self.shard * self.copies
-
-
-def divide(kind: str, runtime: Runtime, ranks: int) -> Division:
-    """As a real run lies on so many ranks."""
-    shard = (runtime.shard_size or ranks) if kind == "fsdp" else 1
-    return Division(kind, shard, ranks // shard)
-
 
 def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) -> dict[str, Any]:
     """The plan of a run on so many ranks; sizes in bytes, times in seconds. ConfigError for settings that do not fit
@@ -58,7 +49,8 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
         raise ConfigError(f"a plan does not count tensor parallelism; leave out --runtime.tensor_size {tensor_size}")
     setup = resolve(config, World(size=ranks))
     config, shape, runtime = setup.config, setup.shape, setup.config.runtime
-    where = divide(setup.layout, runtime, ranks)
+    shard = (runtime.shard_size or ranks) if setup.layout == "fsdp" else 1
+    where = Division(setup.layout, shard, ranks // shard)
     micro = config.batch_size // (ranks * runtime.accumulate)
     with torch.device("meta"):
         model = Decoder(shape)
@@ -139,7 +131,7 @@ class Memory:
         found = [one.at(batch, two) for one, two in zip(self.one, self.two, strict=True)]
         if recompute is None:
             recompute = self.runtime.recompute
-        return [found[0], *(p.recomputed() if recompute else p for p in found[1:-1]), found[-1]]
+        return [found[0], *(p.with_recomputation() if recompute else p for p in found[1:-1]), found[-1]]
 
     def parts(self, batch: int) -> dict[str, int]:
         """Bytes by kind; they need not be there at the same moment, see `peak`. `activations` and `weight_copies` (what
@@ -154,15 +146,16 @@ class Memory:
             "weight_copies": sum(piece.saved for piece in fixed),
             "activations": sum(p.saved - zero.saved for p, zero in zip(pieces[:-1], fixed[:-1], strict=True)),
             "loss": max(head.forward, head.saved + head.backward),
-            "gathered": gathered(pieces, self.runtime.reshard) if self.where.kind == "fsdp" else 0,
-            "reducing": reducing(pieces) if self.where.kind == "fsdp" else 0,
+            "gathered": self.gathered_weights(pieces),
+            # the fp32 buffer in which FSDP reduces the gradients of one block
+            "reducing": FP32 * max(piece.weights for piece in pieces) if self.where.kind == "fsdp" else 0,
         }
 
     def peak(self, batch: int, recompute: bool | None = None) -> int:
         """The most that a step holds at any moment: through the forward pass and back, one piece after the other."""
         pieces = self.pieces(batch, recompute)
         fsdp = self.where.kind == "fsdp"
-        held = self.parameters + self.optimizer + (gathered(pieces, self.runtime.reshard) if fsdp else 0)
+        held = self.parameters + self.optimizer + self.gathered_weights(pieces)
         # gradients that are added to are there all the time; others appear block by block
         held += self.parameters if self.adding else 0
         # autocast keeps its casts of weights to the end of the forward pass, also those that recomputation makes again
@@ -178,47 +171,34 @@ class Memory:
             held += 0 if self.adding else FP32 * piece.weights // self.where.shard
         return top
 
+    def gathered_weights(self, pieces: list[Piece]) -> int:
+        """Whole weights that FSDP holds at once: those of a block and of the next, which is fetched ahead, or all."""
+        if self.where.kind != "fsdp":
+            return 0
+        whole = [piece.weights * piece.width for piece in pieces]
+        return max(map(sum, pairwise(whole))) if self.runtime.reshard else sum(whole)
+
     def largest(self, room: int) -> int:
         """Most sequences of a pass that fit into so many bytes; 0 if not even one does."""
-        if self.peak(1) > room:
-            return 0
-        low, high = 1, 2
-        while self.peak(high) <= room:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.peak(middle) <= room else (low, middle)
-        return low
-
-
-def gathered(pieces: list[Piece], reshard: bool) -> int:
-    """Whole weights that FSDP holds at once: those of a block and of the next, which is fetched ahead, or all."""
-    whole = [piece.weights * piece.width for piece in pieces]
-    return max(map(sum, pairwise(whole))) if reshard else sum(whole)
-
-
-def reducing(pieces: list[Piece]) -> int:
-    """The fp32 buffer in which FSDP reduces the gradients of one block."""
-    return FP32 * max(piece.weights for piece in pieces)
+        return bisect_right(range(1, 2**32), room, key=self.peak)
 
 
 def wire_bytes(pieces: list[Piece], parameters: int, runtime: Runtime, where: Division) -> dict[str, int]:
     """Bytes that a rank sends in a step. A ring of n sends (n - 1) / n of what is gathered or reduced, and twice that
     for an all-reduce. DDP talks once a step, in fp32; FSDP in every micro-batch: weights in the dtype of the pass, once
     more for the backward pass if they were given up, gradients in fp32."""
-    shard, copies = where.shard, where.copies
 
     def ring(size: int, n: int) -> int:
         return size * (n - 1) // n
 
     if where.kind != "fsdp":
-        return {"all_gather": 0, "reduce_scatter": 0, "all_reduce": 2 * ring(FP32 * parameters, copies)}
+        return {"all_gather": 0, "reduce_scatter": 0, "all_reduce": 2 * ring(FP32 * parameters, where.copies)}
     whole = sum(piece.weights * piece.width for piece in pieces)
     gathers = (2 if runtime.reshard else 1) * runtime.accumulate
     return {
-        "all_gather": gathers * ring(whole, shard),
-        "reduce_scatter": runtime.accumulate * ring(FP32 * parameters, shard),
-        "all_reduce": runtime.accumulate * 2 * ring(FP32 * parameters // shard, copies),
+        "all_gather": gathers * ring(whole, where.shard),
+        "reduce_scatter": runtime.accumulate * ring(FP32 * parameters, where.shard),
+        "all_reduce": runtime.accumulate * 2 * ring(FP32 * parameters // where.shard, where.copies),
     }
 
 
@@ -232,16 +212,14 @@ def table(found: dict[str, Any]) -> str:
     batch, largest = found["largest_sequences_per_pass"], found["largest_batch"]
     speed = "tflops" if runtime["dtype"] == "bf16" else "tflops_fp32"
     shape = found["model"]
-    parts = [
-        ("parameters", "parameters", " (fp32: they are the master copies)"),
-        ("gradients", "gradients", ""),
-        ("optimizer", "optimizer", ""),
-        ("weight_copies", "copies of weights", " (in the dtype of the pass, with tables of RoPE)"),
-        ("activations", "activations", f" ({now} recomputation)"),
-        ("loss", "head and loss", " (logits, their gradient, copies in fp32)"),
-        ("gathered", "gathered weights", ""),
-        ("reducing", "reduction buffer", ""),
-    ]
+    notes = {
+        "parameters": " (fp32: they are the master copies)",
+        "weight_copies": " (in the dtype of the pass, with tables of RoPE)",
+        "activations": f" ({now} recomputation)",
+        "loss": " (logits, their gradient, copies in fp32)",
+    }
+    names = {"weight_copies": "copies of weights", "loss": "head and loss", "gathered": "gathered weights"}
+    names["reducing"] = "reduction buffer"
     rows = [
         (
             "model",
@@ -258,7 +236,7 @@ def table(found: dict[str, Any]) -> str:
         ("FLOPs per token", f"{found['flops_per_token']:,}"),
         ("FLOPs of the run", f"{found['flops']:.3g}"),
         ("memory of a rank", ""),
-        *((f"  {name}", binary(memory[key]) + note) for key, name, note in parts if memory[key] >= 2**10),
+        *((f"  {names.get(key, key)}", binary(n) + notes.get(key, "")) for key, n in memory.items() if n >= 2**10),
         ("  peak of a step", f"{binary(peak[now])}; {binary(peak[other])} {other} recomputation"),
         (
             f"fits {assumed['memory']:g} GiB",

@@ -15,7 +15,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -30,8 +33,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner, WriteItem
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.futures import Future
 
 from ...errors import CheckpointError, cause
@@ -45,6 +48,7 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 """What safetensors calls them."""
+UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError)
 
 
 def file_name(kind: str, rank: int, size: int) -> str:
@@ -56,22 +60,14 @@ def kind_of(file: str) -> str:
     return file.split(".")[0].split("-")[0]
 
 
-class Writer(StorageWriter):
-    """Writes folder/step-N. Tensors are named KIND.NAME and go to the file of their kind as NAME."""
+class Writer(FileSystemWriter):
+    """Writes folder/step-N. Tensors are named KIND.NAME and go to the file of their kind as NAME. Every method of
+    torch's class that touches a file is replaced."""
 
     def __init__(self, folder: Path, step: int, rank: int, size: int, state: dict[str, Any]) -> None:
-        self.folder, self.rank, self.size, self.state = folder, rank, size, {**state, "step": step}
         self.target, self.aside = folder / f"step-{step}", folder / f".step-{step}"
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        pass
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return True
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        pass
+        super().__init__(self.aside)
+        self.folder, self.number, self.size, self.state = folder, rank, size, {**state, "step": step}
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -89,11 +85,12 @@ class Writer(StorageWriter):
             kind, name = item.index.fqn.split(".", 1)
             tensor = cast(Tensor, planner.resolve_data(item)).detach()
             tensors.setdefault(kind, {})[name] = tensor.contiguous()
-            if any(start := offset_of(item)):
+            assert item.tensor_data is not None
+            if any(start := list(item.tensor_data.chunk.offsets)):
                 offsets.setdefault(kind, {})[name] = start
         sums = {}
         for kind in sorted(tensors):
-            path = self.aside / file_name(kind, self.rank, self.size)
+            path = self.aside / file_name(kind, self.number, self.size)
             save_file(tensors[kind], path, {"offsets": json.dumps(offsets.get(kind, {}))})
             path.chmod(0o666 & ~UMASK)  # safetensors lets the owner alone read it
             sync(path)
@@ -117,41 +114,20 @@ class Writer(StorageWriter):
         clear(self.folder)
 
 
-class Reader(StorageReader):
+class Reader(FileSystemReader):
     """Reads what Writer wrote, at any world size. `single` says which are numbers of shape (1,) now, that older files
     hold without a dimension."""
 
-    def __init__(
-        self,
-        path: Path,
-        files: list[str],
-        single: Callable[[str], bool] = lambda key: False,
-    ) -> None:
-        self.path, self.files, self.single = path, files, single
-        self.places: dict[MetadataIndex, tuple[Path, str]] = {}
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        pass
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return True
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        self.places = metadata.storage_data
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
+    def __init__(self, folder: Path, files: list[str], single: Callable[[str], bool] = lambda key: False) -> None:
+        super().__init__(folder)
+        self.folder, self.files, self.single = folder, files, single
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Names, sizes and chunks of all tensors, from the headers of the files."""
         tensors: dict[str, TensorStorageMetadata] = {}
         places: dict[MetadataIndex, tuple[Path, str]] = {}
         for file in self.files:
-            path = self.path / file
+            path = self.folder / file
             with safe_open(path, framework="pt") as opened:
                 starts = json.loads((opened.metadata() or {}).get("offsets", "{}"))
                 for name in opened.keys():  # noqa: SIM118 not a dict
@@ -174,20 +150,29 @@ class Reader(StorageReader):
         return Metadata(state_dict_metadata=dict(tensors), storage_data=places)
 
     def tensors(self) -> dict[str, TensorStorageMetadata]:
-        """What the files hold: there is nothing but tensors in them."""
-        self.places = (metadata := self.read_metadata()).storage_data
-        return cast(dict[str, TensorStorageMetadata], metadata.state_dict_metadata)
+        """What the files hold: there is nothing but tensors in them. CheckpointError if one cannot be read."""
+        try:
+            return cast(dict[str, TensorStorageMetadata], self.read_metadata().state_dict_metadata)
+        except UNREADABLE as error:
+            raise unreadable_error(self.folder, error) from error
+
+    def fill(self, tensors: dict[str, Tensor], alone: bool = True) -> None:
+        """Reads into these tensors, whatever their sharding. CheckpointError if a file cannot be read."""
+        ignore_single_process()
+        try:
+            dcp_load(dict(tensors), storage_reader=self, no_dist=alone)
+        except CheckpointException as failed:
+            raise unreadable_error(self.folder, next(iter(failed.failures.values()))[0]) from failed
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         wanted: dict[Path, list[tuple[str, Any]]] = {}
         for item in plan.items:
-            path, name = self.places[item.storage_index]
+            path, name = self.storage_data[item.storage_index]
             wanted.setdefault(path, []).append((name, item))
         for path, items in wanted.items():
             with safe_open(path, framework="pt") as opened:
                 for name, item in items:
-                    starts = zip(item.storage_offsets, item.lengths, strict=True)
-                    part = tuple(slice(at, at + n) for at, n in starts)
+                    part = tuple(slice(a, a + n) for a, n in zip(item.storage_offsets, item.lengths, strict=True))
                     stored = opened.get_slice(name)
                     found = stored[part] if part and stored.get_shape() else opened.get_tensor(name)
                     into = planner.resolve_tensor(item)
@@ -196,11 +181,6 @@ class Reader(StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-
-def offset_of(item: WriteItem) -> list[int]:
-    assert item.tensor_data is not None
-    return list(item.tensor_data.chunk.offsets)
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -215,41 +195,39 @@ def read_state(path: Path) -> dict[str, Any]:
         if not all(isinstance(name, str) and Path(name).name == name for name in state["sha256"]):
             raise CheckpointError(f"checkpoint {path} is corrupt: it names files elsewhere")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise unreadable(path, error) from error
+        raise unreadable_error(path, error) from error
     return state
 
 
-def verify(path: Path, sums: Iterator[tuple[str, str]]) -> None:
+def verify(path: Path, sums: Iterable[tuple[str, str]]) -> None:
     """CheckpointError if a file is missing or its content is not what was written."""
     for name, digest in sums:
         try:
             found = checksum(path / name)
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise unreadable_error(path, error) from error
         if found != digest:
             raise CheckpointError(f"checkpoint {path} is corrupt: the checksum of {name} differs")
 
 
-def whole(path: Path, files: list[str]) -> dict[str, Tensor]:
+def read_tensors(path: Path, files: list[str]) -> dict[str, Tensor]:
     """All tensors of some files of one kind by name, put together from their shards."""
     reader = Reader(path, files)
-    tensors: dict[str, Tensor] = {}
-    for key, about in reader.tensors().items():
-        tensor = torch.empty(about.size, dtype=about.properties.dtype)
-        for chunk in about.chunks:
-            file, name = reader.places[MetadataIndex(key, chunk.offsets)]
-            with safe_open(file, framework="pt") as opened:
-                part = tuple(slice(at, at + n) for at, n in zip(chunk.offsets, chunk.sizes, strict=True))
-                tensor[part] = opened.get_tensor(name)
-        tensors[key.split(".", 1)[1]] = tensor
-    return tensors
+    tensors = {key: torch.empty(about.size, dtype=about.properties.dtype) for key, about in reader.tensors().items()}
+    reader.fill(tensors)
+    return {key.split(".", 1)[1]: tensor for key, tensor in tensors.items()}
 
 
-def unreadable(path: Path, error: BaseException) -> CheckpointError:
+def unreadable_error(path: Path, error: BaseException) -> CheckpointError:
     """The error as a CheckpointError of one line."""
     if isinstance(error, CheckpointError):
         return error
     return CheckpointError(f"checkpoint {path} is not readable: {cause(error)}")
+
+
+def ignore_single_process() -> None:
+    """DCP warns when there is no process group; one process is no mistake here."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
 def clear(folder: Path) -> None:
@@ -273,6 +251,3 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError)

@@ -14,7 +14,6 @@ operators mix what lies on several ranks. A norm over all heads of a token (qk_n
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -42,8 +41,8 @@ def check_shares(config: DecoderConfig, size: int) -> None:
 def cut(model: Decoder, mesh: DeviceMesh) -> None:
     """Cuts the blocks of a model among the ranks of a mesh, in place; parameters become distributed tensors under their
     names. A model on the meta device stays there."""
-    styles = {"colwise": ColwiseParallel, "rowwise": Summed}
-    plan: dict[str, ParallelStyle] = {f"blocks.*.{place}": Read() for place in PLACES[model.config.block]}
+    styles = {"colwise": ColwiseParallel, "rowwise": SumOutput}
+    plan: dict[str, ParallelStyle] = {f"blocks.*.{place}": ShareInput() for place in PLACES[model.config.block]}
     plan |= {place: styles[word]() for place, word in tensor_parallel_plan(model.config).items()}
     parallelize_module(model, mesh, plan)
     for module in model.modules():
@@ -57,7 +56,7 @@ def cut(model: Decoder, mesh: DeviceMesh) -> None:
                 parallelize_module(slot, mesh, OnUnits(-1))
 
 
-def alike(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+def group_alike(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Tensors in groups that lie on the same ranks in the same way: one operator can take a group as a list."""
     groups: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
@@ -71,7 +70,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def summed(value: Tensor, group: list[Tensor]) -> Tensor:
+def sum_over_ranks(value: Tensor, group: list[Tensor]) -> Tensor:
     """A number that was computed from this rank's part of a group, summed over the ranks that hold the other parts."""
     first = group[0]
     if not isinstance(first, DTensor):
@@ -84,20 +83,15 @@ def summed(value: Tensor, group: list[Tensor]) -> Tensor:
     return total.to_local()
 
 
-def same_everywhere(model: nn.Module) -> None:
+def sum_gradients(model: nn.Module) -> None:
     """Gradients of parameters that are whole on every rank are summed as soon as they are known, each rank having seen
     its heads and units only."""
     for parameter in model.parameters():
         if isinstance(parameter, DTensor):
-            parameter.register_hook(partial(placed, parameter.placements))
+            parameter.register_hook(lambda grad, to=parameter.placements: grad.redistribute(placements=to))
 
 
-def placed(placements: tuple[Any, ...], grad: Tensor) -> Tensor:
-    assert isinstance(grad, DTensor)
-    return grad.redistribute(placements=placements)
-
-
-class Waited(torch.autograd.Function):
+class WaitForGradient(torch.autograd.Function):
     """The identity. Its gradient has arrived when it is handed on: PyTorch's is a promise, whose memory a kernel of our
     own would read too early."""
 
@@ -110,20 +104,20 @@ class Waited(torch.autograd.Function):
         return grad.wait() if isinstance(grad, AsyncCollectiveTensor) else grad
 
 
-class Read(ParallelStyle):
+class ShareInput(ParallelStyle):
     """For a branch: what it reads is the same on all ranks, and its gradient the sum of theirs, once for all matrices
     that read it."""
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         def enter(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-            y = DTensor.from_local(Waited.apply(given[0]), mesh, [Replicate()], run_check=False)
+            y = DTensor.from_local(WaitForGradient.apply(given[0]), mesh, [Replicate()], run_check=False)
             return y, *given[1:]
 
         module.register_forward_pre_hook(enter)
         return module
 
 
-class Summed(RowwiseParallel):
+class SumOutput(RowwiseParallel):
     """For o and down: every rank's part of the update, summed, whole and there when it is handed on."""
 
     def __init__(self) -> None:

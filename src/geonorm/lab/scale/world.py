@@ -87,29 +87,22 @@ class World:
         dist.all_reduce(found, op=dist.ReduceOp.MAX)
         return int(found)
 
-    def shared(self, value: T) -> T:
-        """The first rank's value, on every rank: anything that JSON can carry, for what comes from outside is not
+    def share(self, value: T) -> T:
+        """The first rank's value, on every rank."""
+        return self.gather(value)[0]
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, on every rank: anything that JSON can carry, for what comes from outside is not
         unpickled."""
         if self.size == 1:
-            return value
-        text = packed(value if self.first else None)
-        size = torch.tensor([len(text)])
-        dist.broadcast(size, 0)
-        text = text if self.first else torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(text, 0)
-        return unpacked(text)
-
-    def gathered(self, value: T) -> list[T]:
-        """Every rank's value, on every rank; as `shared`."""
-        if self.size == 1:
             return [value]
-        text = packed(value)
+        text = pack(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(text)]))
         room = max(int(size) for size in sizes)
         texts = [torch.empty(room, dtype=torch.uint8) for _ in sizes]
         dist.all_gather(texts, torch.nn.functional.pad(text, (0, room - len(text))))
-        return [unpacked(found[: int(size)]) for found, size in zip(texts, sizes, strict=True)]
+        return [unpack(found[: int(size)]) for found, size in zip(texts, sizes, strict=True)]
 
     def together(self, work: Callable[[], T]) -> T:
         """Runs `work` on every rank; if it fails on one, all raise that error, which says the rank if it is not the
@@ -121,10 +114,10 @@ class World:
             result = work()
         except (GeonormError, OSError, MemoryError) as error:
             failure = (type(error).__name__, str(error) or "out of memory")
-        for rank, found in enumerate(self.gathered(failure)):
+        for rank, found in enumerate(self.gather(failure)):
             if found is not None:
                 kind, text = found
-                raise agreed(KINDS.get(kind, GeonormError)(text if rank == 0 else f"rank {rank}: {text}"))
+                raise on_all_ranks(KINDS.get(kind, GeonormError)(text if rank == 0 else f"rank {rank}: {text}"))
         return result
 
     def in_turn(self, work: Callable[[], T]) -> T:
@@ -134,20 +127,21 @@ class World:
 
 
 ALONE = World()
-LEFT: list[Any] = []
-"""Groups that live as long as the process. A group's end waits for its threads with the interpreter's lock held, and a
-thread that has just finished a collective may need that lock to let go of its tensors: both would wait for ever."""
+KEPT_GROUPS: list[Any] = []
+"""Groups of ranks that live as long as the process. A group's end waits for its threads with the interpreter's lock
+held, and a thread that has just finished a collective may need that lock to let go of its tensors: both would wait for
+ever."""
 
 
-def packed(value: Any) -> Tensor:
+def pack(value: Any) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
-def unpacked(text: Tensor) -> Any:
+def unpack(text: Tensor) -> Any:
     return json.loads(bytes(text.tolist()))
 
 
-def agreed(error: GeonormError) -> GeonormError:
+def on_all_ranks(error: GeonormError) -> GeonormError:
     """Marks an error that all ranks raise alike: the first one says it."""
     error.agreed = True
     return error
@@ -172,18 +166,17 @@ def join_world(device: torch.device, stuck: float = 0.0) -> Iterator[World]:
         store = meet(rank)
         dog = Watchdog(rank, size)
         if size > 1 and stuck > 0:
-            host = None if held_by_torchrun() else 0
+            host = None if torchrun_has_store() else 0
             dog = Watchdog(rank, size, stuck, PrefixStore("watchdog", of_this_life(connect())), host)
         with run_watchdog(dog):
-            own = {"store": of_this_life(store), "rank": rank, "world_size": size}
+            own: dict[str, Any] = {"store": of_this_life(store), "rank": rank, "world_size": size}
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-                dist.init_process_group("cuda:nccl,cpu:gloo", device_id=device, **own)
-            else:
-                dist.init_process_group("gloo", **own)
+                own["device_id"] = device
+            dist.init_process_group("cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo", **own)
             try:
                 saving = dist.new_group(backend="gloo")
-                LEFT.extend((dist.group.WORLD, saving))
+                KEPT_GROUPS.extend((dist.group.WORLD, saving))
                 yield World(rank, size, saving, dog=dog)
             finally:
                 dist.destroy_process_group()
@@ -194,7 +187,7 @@ def join_world(device: torch.device, stuck: float = 0.0) -> Iterator[World]:
         raise
 
 
-def held_by_torchrun() -> bool:
+def torchrun_has_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -206,7 +199,7 @@ def of_this_life(store: Any) -> Any:
 def meet(rank: int) -> Any:
     """The store through which ranks find each other: torchrun's, or the first rank's. That one listens at MASTER_ADDR
     alone where this is an address of the machine: whoever can reach it can end the run."""
-    if rank > 0 or held_by_torchrun():
+    if rank > 0 or torchrun_has_store():
         return connect()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:

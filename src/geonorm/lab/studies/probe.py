@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain, count
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from .simulate import save, writable
 
 Told = Callable[[str, float], None]
 ABLATION_TOKENS = 4096
+"""The depth use is measured on the first batches that have as many."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,21 +73,16 @@ class Probe(Result):
 
     def summary(self) -> dict[str, Any]:
         """The model in summary.json."""
-        second = [row for row in self.ablation if row["blocks"] == 1]
         found = {
             "model": self.name, **self.about, "tokens": self.tokens, "seconds": self.seconds, "sites": len(self.sites),
             "norms": len(self.norms), "schedule": self.schedule, "loss": self.loss,
         }  # fmt: skip
-        if second:
-            found["second_half_share"] = second_half(second)
+        if single := [row for row in self.ablation if row["blocks"] == 1]:
+            # of the loss that single blocks are worth: near 0, depth is not used
+            total = sum(row["increase"] for row in single)
+            late = sum(row["increase"] for row in single if row["first"] >= len(single) / 2)
+            found["second_half_share"] = late / total if total > 0 else None
         return found
-
-
-def second_half(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Share of the second half of the blocks in the loss that single blocks are worth: near 0, depth is not used."""
-    total = sum(row["increase"] for row in rows)
-    late = sum(row["increase"] for row in rows if row["first"] >= len(rows) / 2)
-    return late / total if total > 0 else None
 
 
 def probe(
@@ -148,27 +145,25 @@ def measure(
 ) -> Probe:
     started = time.perf_counter()
     told = progress or (lambda what, share: None)
-    done = 0
-
-    def step(_: int) -> None:
-        nonlocal done
-        done += 1
-        told(name, done / len(batches))
-
     if not batches:
         raise ConfigError("no data: give at least one batch")
-    tokens = subject.measure(batches, step)
+    done = count(1)
+    tokens = subject.measure(batches, lambda _: told(name, next(done) / len(batches)))
     sites, norms = subject.capture.rows(), subject.capture.norm_rows()
     if gradients:
         for row, found in zip(sites, gradient_norms(subject, batches[0]).values(), strict=True):
             row.update(found)
     loss, ablated = None, list[dict[str, Any]]()
     if ablate_blocks:
-        loss, ablated = ablation(subject, few(batches), lambda share: told(f"{name}: without blocks", share))
-    first = {row["norm"]: row for row in norms}
+        sizes = (batch.numel() if isinstance(batch, Tensor) else ABLATION_TOKENS for batch in batches)
+        most = next((i for i, size in enumerate(accumulate(sizes), start=1) if size >= ABLATION_TOKENS), len(batches))
+        loss, ablated = ablation(subject, batches[:most], lambda share: told(f"{name}: without blocks", share))
+    place = itemgetter("stack", "layer", "kind")
+    rotations: dict[Any, Any] = {}
+    for norm in {row["norm"]: row for row in norms}.values():
+        rotations.setdefault(place(norm), norm.get("rotation"))
     for row in sites:
-        mine = [n for n in first.values() if same_site(n, row)]
-        row["rotation"] = mine[0].get("rotation") if mine else None
+        row["rotation"] = rotations.get(place(row))
         row.setdefault("grad_norm", None)
     about = {
         "class": type(subject.model).__name__,
@@ -179,22 +174,6 @@ def measure(
     }
     seconds = time.perf_counter() - started
     return Probe(name, tokens, seconds, about, sites, norms, implied(sites), ablated, loss)
-
-
-def same_site(norm: Mapping[str, Any], site: Mapping[str, Any]) -> bool:
-    return all(norm[key] == site[key] for key in ("stack", "layer", "kind"))
-
-
-def few(batches: Sequence[Tensor | Inputs]) -> list[Tensor | Inputs]:
-    """The first batches, up to 4096 tokens: at least one."""
-    found: list[Tensor | Inputs] = []
-    count = 0
-    for batch in batches:
-        if found and count >= ABLATION_TOKENS:
-            break
-        found.append(batch)
-        count += batch.numel() if isinstance(batch, Tensor) else ABLATION_TOKENS
-    return found
 
 
 def open_probed(name: str, config: ProbeConfig) -> Opened:
@@ -210,28 +189,22 @@ def open_probed(name: str, config: ProbeConfig) -> Opened:
 def text(
     data: str, encode: Callable[[str], list[int]], tokens: int, context: int, vocabulary: int | None = None
 ) -> Tensor:
-    """(windows, context) of running text, at most `tokens`: the held-out part first. DataError for an empty text."""
+    """(windows, context) of running text, at most `tokens`: the held-out part first; what is left over at the end is
+    dropped, unless it is all there is. DataError for no token at all, and for ids that the model does not know."""
     source = open_source(data)
     ids: list[int] = []
     for document in chain(source.documents("validation"), source.documents("train")):
         ids.extend(encode(document))
         if len(ids) >= tokens:
             break
-    return windows(ids[:tokens], min(context, tokens), vocabulary)
-
-
-def windows(ids: list[int], context: int, vocabulary: int | None) -> Tensor:
-    """Running text as (windows, context); what is left over at the end is dropped, unless it is all there is.
-
-    DataError for no token at all, and for ids that the model does not know.
-    """
+    del ids[tokens:]
     if len(ids) < 2:
         raise DataError("the text is empty: nothing to probe")
-    tokens = torch.tensor(ids)
-    if vocabulary is not None and int(tokens.max()) >= vocabulary:
-        raise DataError(f"the tokenizer gives ids up to {int(tokens.max())}, the model knows {vocabulary}")
-    count = max(1, len(ids) // context)
-    return tokens[: count * context].view(count, -1)
+    if vocabulary is not None and max(ids) >= vocabulary:
+        raise DataError(f"the tokenizer gives ids up to {max(ids)}, the model knows {vocabulary}")
+    context = min(context, tokens)
+    rows = max(1, len(ids) // context)
+    return torch.tensor(ids[: rows * context]).view(rows, -1)
 
 
 def vocabulary(subject: Subject) -> int | None:
@@ -239,9 +212,13 @@ def vocabulary(subject: Subject) -> int | None:
 
 
 def run(config: ProbeConfig, progress: Told | None = None) -> list[Probe]:
-    """Probes every model of a command and writes its directory. Nothing is written before all of them are measured."""
+    """Probes every model of a command and writes its directory. Nothing is written before all of them are measured.
+    CheckpointError if that cannot be written or holds something else."""
     out = Path(config.out)
-    check(out)
+    writable(out)
+    probed = (out / "norms.jsonl").exists() and not (out / "metrics.jsonl").exists()  # a run has norms too
+    if out.exists() and not probed and any(entry.name != LOCK for entry in out.iterdir()):
+        raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
     open_source(config.data)
     models = [run_of(name, config.scheme) for name in config.models]
     for name in models:  # what can be known to be wrong without loading is known first
@@ -253,14 +230,17 @@ def run(config: ProbeConfig, progress: Told | None = None) -> list[Probe]:
         context = min(config.context, opened.context or config.context)
         ids = text(config.data, opened.encode, config.tokens, context, vocabulary(subject))
         batches = list(ids.split(config.batch))
-        found.append(
-            measure(
-                subject, label, batches, gradients=config.gradients, ablate_blocks=config.ablate_blocks,
-                progress=progress,
-            )
-        )  # fmt: skip
+        measured = measure(
+            subject, label, batches, gradients=config.gradients, ablate_blocks=config.ablate_blocks, progress=progress
+        )
+        found.append(measured)
         del opened, subject
-    write(config, found)
+    files = files_of(found, config.data)
+    if "ablation.jsonl" not in files:
+        (out / "ablation.jsonl").unlink(missing_ok=True)
+    described = environment.collect(pick_device(config.device))
+    described["transformers"] = environment.installed("transformers")
+    save(out, asdict(config), described, files)
     return found
 
 
@@ -270,42 +250,17 @@ def labels(models: Sequence[str]) -> list[str]:
     return [name if short.count(one) > 1 or not one else one for name, one in zip(models, short, strict=True)]
 
 
-def check(out: Path) -> None:
-    """CheckpointError if `out` cannot be written or holds something else than a probe."""
-    writable(out)
-    if (
-        out.exists()
-        and any(entry.name != LOCK for entry in out.iterdir())
-        and (
-            not (out / "norms.jsonl").exists() or (out / "metrics.jsonl").exists()  # a run has norms too
-        )
-    ):
-        raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
-
-
 def files_of(found: Sequence[Probe], data: str | None = None) -> dict[str, Any]:
     """Content of the files of a probe's folder, by name."""
-    clean = [
-        [{"model": one.name, **{key: finite(value) for key, value in row.items()}} for row in rows]
-        for one in found
-        for rows in (one.sites, one.norms, one.ablation)
-    ]
+    named = {"trace.jsonl": "sites", "norms.jsonl": "norms", "ablation.jsonl": "ablation"}
     files: dict[str, Any] = {
-        "trace.jsonl": list(chain.from_iterable(clean[0::3])),
-        "norms.jsonl": list(chain.from_iterable(clean[1::3])),
-        "summary.json": {
-            "kind": "probe", "status": "finished", "data": data, "models": [one.summary() for one in found],
-        },
-    }  # fmt: skip
-    if ablated := list(chain.from_iterable(clean[2::3])):
-        files["ablation.jsonl"] = ablated
-    return files
-
-
-def write(config: ProbeConfig, found: Sequence[Probe]) -> None:
-    device, files = pick_device(config.device), files_of(found, config.data)
-    if "ablation.jsonl" not in files:
-        (Path(config.out) / "ablation.jsonl").unlink(missing_ok=True)
-    described = environment.describe(device)
-    described["transformers"] = environment.installed("transformers")
-    save(Path(config.out), asdict(config), described, files)
+        file: [
+            {"model": one.name, **{key: finite(value) for key, value in row.items()}}
+            for one in found
+            for row in getattr(one, rows)
+        ]
+        for file, rows in named.items()
+        if rows != "ablation" or any(one.ablation for one in found)
+    }
+    summaries = [one.summary() for one in found]
+    return files | {"summary.json": {"kind": "probe", "status": "finished", "data": data, "models": summaries}}

@@ -14,7 +14,16 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from ...errors import CheckpointError
-from ..runs.run import LOCK, difference, locked, read_object, read_rows, stored_settings, write_atomic, write_json
+from ..runs.run import (
+    LOCK,
+    first_difference,
+    lock_folder,
+    read_object,
+    read_rows,
+    stored_settings,
+    write_atomic,
+    write_json,
+)
 
 VOLATILE = ("out", "device", "compile")
 SAME = ("geonorm", "commit", "python", "torch")
@@ -28,7 +37,7 @@ def check(out: Path, settings: Mapping[str, Any]) -> None:
         return
     if not (out / "config.yaml").exists():
         raise CheckpointError(f"{out} is not empty and holds no simulation; choose another --out")
-    if differs := difference(stored_settings(out), dict(settings), but=VOLATILE):
+    if differs := first_difference(stored_settings(out), dict(settings), but=VOLATILE):
         raise CheckpointError(f"{out} holds a simulation with {differs}; choose another --out")
 
 
@@ -62,7 +71,7 @@ def save(out: Path, settings: Mapping[str, Any], environment: Mapping[str, Any],
     NAME.jsonl. Each file is replaced whole, summary.json last."""
     import yaml
 
-    with locked(out):
+    with lock_folder(out):
         write_atomic(out / "config.yaml", yaml.safe_dump(dict(settings), sort_keys=False))
         write_json(out / "environment.json", environment)
         for name, content in sorted(files.items(), key=lambda item: item[0] == "summary.json"):

@@ -11,15 +11,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from functools import partial
 from importlib import import_module
 from math import exp, inf, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from ...errors import ConfigError, DataError, nearest
+from ...errors import ConfigError, DataError, cause, nearest
 from ...nn.decoder import Decoder
 from ..data import Tokenizer
 from ..data.files import JSON_SUFFIXES, read_bytes
@@ -44,18 +44,13 @@ def local_sets() -> dict[str, Path]:
     folder = Path(root) / "eval" if root else None
     if folder is None or not folder.is_dir():
         return {}
-    return {set_name(path): path for path in sorted(folder.iterdir()) if is_set(path)}
+    return {name: path for path in sorted(folder.iterdir()) if (name := set_name(path)) is not None}
 
 
-def is_set(path: Path) -> bool:
-    return any(suffix in path.name for suffix in JSON_SUFFIXES) and path.is_file()
-
-
-def set_name(path: Path) -> str:
-    for suffix in JSON_SUFFIXES:
-        if suffix in path.name:
-            return path.name.partition(suffix)[0]
-    return path.stem
+def set_name(path: Path) -> str | None:
+    """The name of a question file; None for any other path."""
+    suffix = next((suffix for suffix in JSON_SUFFIXES if suffix in path.name), None)
+    return path.name.partition(suffix)[0] if suffix and path.is_file() else None
 
 
 def definition(name: str, path: Path) -> dict[str, Any]:
@@ -108,24 +103,30 @@ class Tasks:
         others: list[str] = []
         known = local_sets()
         for name in names:
-            path = known.get(name) or (Path(name).expanduser() if is_set(Path(name).expanduser()) else None)
-            if path is None:
+            path = known.get(name) or Path(name).expanduser()
+            if (own := set_name(path)) is None:
                 others.append(name)
             else:
-                self.definitions[set_name(path)] = definition(set_name(path), path)
+                self.definitions[own] = definition(own, path)
         manager = harness("tasks").TaskManager(include_defaults=bool(others))
         for name in others:
             if name not in manager.task_index:
                 guess = nearest(name, [*known, *manager.all_tasks])
                 has = f"local sets: {', '.join(known)}" if known else "$GEONORM_DATA/eval holds no local sets"
                 raise ConfigError(f"unknown task {name!r}{': ' + guess if guess else ''} ({has})")
+        import datasets  # a part of the harness
+
+        hidden = datasets.are_progress_bars_disabled()
+        datasets.disable_progress_bars()  # where data come from the network, the harness says so itself
         try:
-            with quiet():
-                self.loaded = manager.load([*self.definitions.values(), *others])
+            self.loaded = manager.load([*self.definitions.values(), *others])
         except Exception as error:  # whatever the harness, datasets and the network may raise
-            reason = (str(error).splitlines() or [""])[0][:160] or type(error).__name__
             where = f"data of {', '.join(others)}" if others else f"question files {', '.join(self.definitions)}"
-            raise DataError(f"{where} cannot be loaded ({type(error).__name__}: {reason})") from error
+            reason = f"{type(error).__name__}: {cause(error)[:160]}"
+            raise DataError(f"{where} cannot be loaded ({reason})") from error
+        finally:
+            if not hidden:
+                datasets.enable_progress_bars()
         for task in self.loaded["tasks"].values():
             if task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=0)
@@ -165,20 +166,6 @@ class Tasks:
                 row["too_long"] = len(lm.too_long[name])
             found[name] = {key: finite(value) for key, value in row.items()}
         return found
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No bars while local files are read: where data come from the network, the harness says so itself."""
-    import datasets
-
-    hidden = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not hidden:
-            datasets.enable_progress_bars()
 
 
 def metrics(row: dict[str, Any]) -> dict[str, float]:
@@ -228,11 +215,11 @@ def listener(model: Any, tokenizer: Any, batch_size: int, live: bool = False) ->
         pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size
     )
     lm.too_long = {}
-    lm.loglikelihood = fitting(lm, lm.loglikelihood, longer_choice, (-inf, False))
-    lm.generate_until = fitting(lm, lm.generate_until, longer_text, "")
+    lm.loglikelihood = skip_too_long(lm, lm.loglikelihood, longer_choice, (-inf, False))
+    lm.generate_until = skip_too_long(lm, lm.generate_until, longer_text, "")
     if not live:
         for name in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
-            setattr(lm, name, hide_progress(getattr(lm, name)))
+            setattr(lm, name, partial(getattr(lm, name), disable_tqdm=True))
     return lm
 
 
@@ -246,7 +233,7 @@ def longer_text(lm: Any, request: Any) -> bool:
     return int(request.args[1].get("max_gen_toks", lm.max_gen_toks)) >= lm.max_length
 
 
-def fitting(lm: Any, method: Any, longer: Any, answer: Any) -> Any:
+def skip_too_long(lm: Any, method: Any, longer: Any, answer: Any) -> Any:
     """The method for those requests alone that the context holds; of the others, `lm.too_long` has task and question.
     The harness ends with an AssertionError at the first of them."""
 
@@ -270,10 +257,3 @@ def adapted(model: Decoder, tokenizer: Tokenizer) -> tuple[Any, Any]:
     end = tokenizer.eos
     made = adapt(model, bos_token_id=end, eos_token_id=end, pad_token_id=end)
     return made, fast_tokenizer(tokenizer.json, end, model.config.context)
-
-
-def hide_progress(method: Any) -> Any:
-    def call(requests: Any) -> Any:
-        return method(requests, disable_tqdm=True)
-
-    return call

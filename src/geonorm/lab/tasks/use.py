@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -17,11 +18,11 @@ from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
 from ...nn.sampling import generate, sample
 from ..config import EvalConfig, GenerateConfig
-from ..data import Tokenizer, open_source, prepare
+from ..data import Tokenizer, open_source, tokenize
 from ..data.batches import validation_batches
 from ..data.tokenizer import FileTokenizer
 from ..open import Opened, OpenedRun, open_model
-from ..runs.made import parts
+from ..runs.provenance import read_parts
 from ..studies.simulate import writable
 from ..train.evaluate import held_out, with_perplexity
 from ..train.validation import EVALUATION_BATCH
@@ -31,16 +32,24 @@ WINDOW = 2048
 """Most tokens of a window of text for Hugging Face models, unless --context says otherwise."""
 
 
-def evaluate(config: EvalConfig, live: bool = False) -> dict[str, Any]:
+def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
     """Loss on a text and results of tasks, for a run or a Hugging Face model. The definitions of local tasks are
-    written to `out`, so that lm-evaluation-harness can repeat them by itself."""
-    c = config
+    written to `out`, so that lm-evaluation-harness can repeat them by itself. CheckpointError if `out` cannot be
+    written or holds something else than an evaluation, such as a run."""
     if c.out is not None:
-        check(Path(c.out))
+        writable(out := Path(c.out))
+        if out.exists() and not {entry.name for entry in out.iterdir()} <= {"summary.json", "tasks"}:
+            raise CheckpointError(f"{out} is not empty and holds no evaluation; choose another --out")
     tasks = Tasks(c.tasks, c.limit) if c.tasks else None
     opened = open_model(c.model, pick_device(c.device), scheme=c.scheme)
     context = window(opened, c.context)
-    result = describe(opened)
+    result: dict[str, Any]
+    if isinstance(opened, OpenedRun):
+        result = {"run": opened.name, "scheme": opened.config.scheme}
+    else:
+        config = opened.model.config
+        scheme = getattr(config, "scheme", None)
+        result = {"model": opened.name, "model_type": config.model_type, "scheme": scheme}
     if c.data is not None:
         result.update(on_text(opened, context, c.data, c.tokens))
     if tasks is not None:
@@ -56,21 +65,6 @@ def evaluate(config: EvalConfig, live: bool = False) -> dict[str, Any]:
         if c.out is not None:
             tasks.write(Path(c.out) / "tasks")
     return result
-
-
-def check(out: Path) -> None:
-    """CheckpointError if `out` cannot be written or holds something else than an evaluation, such as a run."""
-    writable(out)
-    if out.exists() and not {entry.name for entry in out.iterdir()} <= {"summary.json", "tasks"}:
-        raise CheckpointError(f"{out} is not empty and holds no evaluation; choose another --out")
-
-
-def describe(opened: Opened) -> dict[str, Any]:
-    """What a summary says of the model."""
-    if isinstance(opened, OpenedRun):
-        return {"run": opened.name, "scheme": opened.config.scheme}
-    config = opened.model.config
-    return {"model": opened.name, "model_type": config.model_type, "scheme": getattr(config, "scheme", None)}
 
 
 def window(opened: Opened, asked: int | None) -> int:
@@ -89,9 +83,17 @@ def on_text(opened: Opened, context: int, data: str, tokens: int | None) -> dict
     """Loss, perplexity and bits per byte in windows of the model's context: on the held-out part where the text comes
     with one or is what the run was trained on, else on all of it."""
     source = open_source(data)
-    ours = isinstance(opened, OpenedRun)
-    text = prepare(source, opened.tokenizer if ours else fast(opened))
-    seen = ours and text.sha256 == trained_on(Path(opened.name))
+    ours, tokenizer = isinstance(opened, OpenedRun), opened.tokenizer
+    known: list[dict[str, Any]] = []
+    if ours:
+        with suppress(CheckpointError):  # a run that does not say what it was trained on
+            known = read_parts(Path(opened.name))
+    elif getattr(tokenizer, "is_fast", False):
+        tokenizer = FileTokenizer(opened.name, tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token)
+    else:
+        raise DataError(f"{opened.name} has no fast tokenizer: its bytes per token are not known, so use --tasks only")
+    text = tokenize(source, tokenizer)
+    seen = bool(known) and text.sha256 == known[-1].get("data_sha256")
     # the fingerprint holds the share to hold out exactly where the text has no held-out part of its own
     whole = not seen and source.fingerprint != open_source(data, validation_fraction=0.5).fingerprint
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
@@ -100,14 +102,6 @@ def on_text(opened: Opened, context: int, data: str, tokens: int | None) -> dict
     with opened.precision():
         result = with_perplexity(held_out(scorer, batches, text.token_bytes, opened.device))
     return {"data": data, "part": "all" if whole else "held-out", "data_sha256": text.sha256, **result}
-
-
-def fast(opened: Opened) -> FileTokenizer:
-    """The tokenizer of a model of transformers as one of ours."""
-    theirs = opened.tokenizer
-    if not getattr(theirs, "is_fast", False):
-        raise DataError(f"{opened.name} has no fast tokenizer: its bytes per token are not known, so use --tasks only")
-    return FileTokenizer(opened.name, theirs.backend_tokenizer.to_str(), theirs.eos_token)
 
 
 def first_token(tokenizer: Any) -> int | None:
@@ -130,15 +124,6 @@ class Scorer(nn.Module):
             ids = torch.cat((ids.new_full((ids.shape[0], 1), self.begin), ids), dim=1)
         logits = self.model(ids, use_cache=False).logits[:, -targets.shape[1] :]
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction=reduction)
-
-
-def trained_on(path: Path) -> str | None:
-    """Hash of the tokens that a run was trained on."""
-    try:
-        known = parts(path)
-    except CheckpointError:
-        return None
-    return known[-1].get("data_sha256") if known else None
 
 
 def generate_text(config: GenerateConfig) -> Iterator[str]:
@@ -176,11 +161,11 @@ def of_transformers(opened: Opened, prompt: str) -> Speaker:
         raise ConfigError("this tokenizer has no token that begins a text: give a --prompt")
     ends = model.generation_config.eos_token_id
     ends = set(ends if isinstance(ends, list) else [ends]) - {None}
-    return ids, ends, partial(continued, model), partial(tokenizer.decode, skip_special_tokens=True)
+    return ids, ends, partial(generate_cached, model), partial(tokenizer.decode, skip_special_tokens=True)
 
 
 @torch.no_grad()
-def continued(
+def generate_cached(
     model: Any, ids: Tensor, tokens: int, temperature: float, top_k: int | None, generator: torch.Generator
 ) -> Iterator[Tensor]:
     """As `nn.generate`, for a model of transformers."""

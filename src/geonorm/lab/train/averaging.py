@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...nn.decoder import Decoder
 from ..config import TrainConfig
+from ..scale.tensor import local
 
 KIND = "average"
 """What the file of a checkpoint is called."""
@@ -32,15 +33,16 @@ class Average:
         if not self.means or step < self.first:
             return
         count = step - self.first + 1
-        for name, parameter in self.model.named_parameters():
-            mean = self.means[name]
-            if count == 1:
-                mean.copy_(parameter)
-            else:
-                mean.add_(parameter.to(mean.dtype) - mean, alpha=1 / count)
+        if count == 1:
+            for name, parameter in self.model.named_parameters():
+                self.means[name].copy_(parameter)
+            return
+        means = [local(mean) for mean in self.means.values()]
+        weights = [local(p).to(mean.dtype) for p, mean in zip(self.model.parameters(), means, strict=True)]
+        torch._foreach_add_(means, torch._foreach_sub(weights, means), alpha=1 / count)
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def apply(self) -> Iterator[None]:
         """The model with the mean in place of its weights, under the constraints of its schemes; afterwards its own."""
         own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         try:

@@ -14,7 +14,7 @@ from ...sites.watch import ModelSite, watch
 LARGE = 1e4
 
 
-def finite(parameter: Tensor) -> bool:
+def all_finite(parameter: Tensor) -> bool:
     """Whether all of a parameter is finite, its shards on other ranks included."""
     whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
     return bool(torch.isfinite(whole).all())
@@ -24,7 +24,7 @@ def finite(parameter: Tensor) -> bool:
 def diagnose(model: Decoder, ids: Tensor, step: int, what: str = "loss is not finite") -> str:
     """One line: what went wrong, the step, the first site that overflows or spikes on the batch ids, the clamp rate,
     the smallest |x|."""
-    broken = [name for name, p in model.named_parameters() if not finite(p)]
+    broken = [name for name, p in model.named_parameters() if not all_finite(p)]
     moments: list[tuple[Site, SiteMoments]] = []
     clamped: list[float] = []
 

@@ -24,12 +24,12 @@ from ...nn.decoder import Decoder
 from ...ops.available import asked
 from ...output import launched
 from ..config import Recipe, TrainConfig
-from ..data import TokenData, Tokenizer, load_tokenizer, open_source, prepare
+from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
 from ..data.batches import Batches, validation_batches
 from ..resolve import Resolved, resolve
 from ..runs import environment
-from ..runs.made import Made
-from ..runs.run import Run, finite
+from ..runs.provenance import Provenance
+from ..runs.run import RunFolder, finite
 from ..runs.summary import chart, event_writer, progress_line, summarise
 from ..scale import checkpoint, parallel
 from ..scale.world import ALONE, World, join_world, own_device
@@ -38,9 +38,9 @@ from . import optim, trace
 from .averaging import Average
 from .diagnose import diagnose
 from .guard import Diverged, Judge, Trouble
-from .matrices import Held, Turning
-from .signals import heard, stop_signals
-from .validation import Validation, comparable
+from .matrices import HeldNorms, Turning
+from .signals import stop_signals, stop_unheard
+from .validation import Validation, loss_on_part
 
 Say = Callable[[str], None]
 LATE, STOP, FAILED = 1, 2, 3
@@ -68,7 +68,7 @@ def load_text(config: Recipe, world: World = ALONE) -> Text:
     source = open_source(config.data)
     tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache)
     moved = lambda *_: world.dog.at(0, "preparing the data")  # noqa: E731 the other ranks wait
-    text = Text(prepare(source, tokenizer, cache, progress=moved), tokenizer)
+    text = Text(tokenize(source, tokenizer, cache, progress=moved), tokenizer)
     Batches(text.tokens.train, config.batch_size, shape.context, seed=0)
     next(validation_batches(text.tokens.validation, 1, shape.context))
     return text
@@ -84,15 +84,14 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
     device = own_device(pick_device(config.runtime.device))
     torch.set_num_threads(config.runtime.threads)
     with join_world(device, config.guard.stuck) as world, ExitStack() as opened:
-        say = heard(say, stopped) if world.first else say_nothing
+        say = stop_unheard(say, stopped) if world.first else lambda line: None
         setup = resolve(config, world)
         loop = Loop(setup, world.in_turn(lambda: load_text(config, world)), device, say, world)
-        made = Made.of(config, loop.text.tokens, loop.text.tokenizer, [config.scheme])
-        run = world.together(
-            lambda: opened.enter_context(Run.opened(config)) if world.first else Run(Path(config.out), writes=False)
-        )
-        world.together(lambda: made.check(run.path))
-        ended = world.shared(run.summary() or {"status": "new"})
+        provenance = Provenance.of(config, loop.text.tokens, loop.text.tokenizer, [config.scheme])
+        silent = RunFolder(Path(config.out), writes=False)
+        run = world.together(lambda: opened.enter_context(RunFolder.open(config)) if world.first else silent)
+        world.together(lambda: provenance.check(run.path))
+        ended = world.share(run.summary() or {"status": "new"})
         if ended["status"] == "finished":
             say(f"{run.path} is already finished")
             return ended
@@ -101,7 +100,7 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
                 f"{run.path} has diverged and would again: {ended.get('diagnosis')}; choose another --out for it"
             )
         try:
-            return loop.run(run, made, stopped)
+            return loop.run(run, provenance, stopped)
         except RuntimeError as error:
             raise lost_peer(error, world, loop.step) from error
 
@@ -118,14 +117,14 @@ class Loop:
         self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed)
         self.validation = Validation(text.tokens, c, shape.context, device, world)
         torch.manual_seed(c.seed)
-        with torch.device(built_on := parallel.built_on(kind, world)):
+        with torch.device(built_on := parallel.build_device(kind, world)):
             model = Decoder(shape)
         self.model = parallel.distribute(model, c.runtime, device if built_on.type == "cpu" else built_on)
         self.spread = parallel.Spread(self.model, c.runtime, world, device, kind)
         torch.manual_seed(c.seed + world.rank)
-        self.optimizers = parallel.apart(optim.build_optimizers(self.model, c.optim, c.lr))
+        self.optimizers = parallel.split_groups(optim.build_optimizers(self.model, c.optim, c.lr))
         self.average = Average(self.model, c)
-        self.held = Held(self.model, c.optim.hold_norms)
+        self.held = HeldNorms(self.model, c.optim.hold_norms)
         self.examination = Examination(c, self.model, text.tokenizer) if c.evaluation.tasks else None
         self.judge = Judge(c.guard)
         self.writer = event_writer() if c.runtime.tensorboard and world.first else None
@@ -141,7 +140,7 @@ class Loop:
         self.pending: list[dict[str, Any]] = []  # rows since the losses were last read
         self.dog = world.dog
 
-    def run(self, run: Run, made: Made, stopped: list[float]) -> dict[str, Any]:
+    def run(self, run: RunFolder, provenance: Provenance, stopped: list[float]) -> dict[str, Any]:
         """From the newest checkpoint to the end; `stopped` takes the times of signals to stop."""
         c = self.config
         if departures := self.setup.departures:
@@ -151,7 +150,7 @@ class Loop:
             self.say(f"resuming {run.path} at step {self.step} of {c.steps}")
         run.truncate(self.step)
         if run.writes and (
-            changed := made.record(run.path, self.step, environment.describe(self.device, c.runtime.threads))
+            changed := provenance.record(run.path, self.step, environment.collect(self.device, c.runtime.threads))
         ):
             self.say(changed)
         if run.writes and not (run.path / "tokenizer.json").exists():
@@ -166,12 +165,12 @@ class Loop:
             try:
                 self.loop(run, board, stopped)
             except Diverged as diagnosis:
-                run.append(run.metrics, self.settled())
+                run.append(run.metrics, self.read_pending())
                 self.finish(run, "diverged", diagnosis=str(diagnosis))
                 raise
         return self.finish(run, "finished")
 
-    def loop(self, run: Run, board: Any, stopped: list[float]) -> None:
+    def loop(self, run: RunFolder, board: Any, stopped: list[float]) -> None:
         c = self.config
         told = started = saved = time.monotonic()
         if self.step == 0 and "rewind" in (c.guard.nan, c.guard.spike):
@@ -189,7 +188,7 @@ class Loop:
                 signal = (asked := self.world.highest(own)) > LATE
                 if not (reading or asked):
                     continue
-                rows = self.settled()
+                rows = self.read_pending()
                 self.clock(rows, time.monotonic() - started)
                 if evaluating:
                     rows[-1].update(self.evaluate(run, gradients))
@@ -209,7 +208,7 @@ class Loop:
             if evaluating or time.monotonic() - told > 15:
                 self.say(progress_line(rows[-1], c.steps))
                 told = time.monotonic()
-            loss = comparable(rows[-1], inf)
+            loss = loss_on_part(rows[-1], inf)
             better = loss < self.best
             self.best = min(self.best, loss)
             if saving or asked or (better and c.checkpoint.best):
@@ -275,7 +274,7 @@ class Loop:
         ids, targets = self.batches.at(step - 1 + self.passed_over, rows)
         return parallel.to_device(ids, self.device), parallel.to_device(targets, self.device)
 
-    def settled(self) -> list[dict[str, Any]]:
+    def read_pending(self) -> list[dict[str, Any]]:
         """The rows since the last time, tensors as floats; on a GPU this waits for the steps to end."""
         rows = [{k: finite(v.item() if isinstance(v, Tensor) else v) for k, v in row.items()} for row in self.pending]
         self.pending.clear()
@@ -289,7 +288,7 @@ class Loop:
             row["tokens_per_second"] = row["tokens"] / row["step"] / max(1e-9, each)
             row["seconds"] = self.seconds
 
-    def evaluate(self, run: Run, gradients: trace.Gradients) -> dict[str, Any]:
+    def evaluate(self, run: RunFolder, gradients: trace.Gradients) -> dict[str, Any]:
         c = self.config
         self.dog.at(self.step, "evaluation")
         with parallel.precision(c.runtime, self.device):
@@ -303,7 +302,7 @@ class Loop:
         self.spread.settle()
         return {key: finite(value) for key, value in result.items()}
 
-    def save(self, run: Run, row: dict[str, Any]) -> None:
+    def save(self, run: RunFolder, row: dict[str, Any]) -> None:
         """Copies the state; the writing goes on beside the next steps."""
         self.dog.at(self.step, "saving")
         self.world.together(run.check_there)
@@ -311,14 +310,14 @@ class Loop:
             "scheme": self.config.scheme,
             "seconds": self.seconds,
             "wall_seconds": time.monotonic() - self.begun,
-            "val_loss": comparable(row, None),
+            "val_loss": loss_on_part(row, None),
             "best": finite(self.best),
             "passed_over": self.passed_over,
             "guard": self.judge.state(),
         }
         self.saver.save(self.step, self.model, self.optimizers, progress, self.average.tensors(self.step))
 
-    def resume(self, run: Run) -> bool:
+    def resume(self, run: RunFolder) -> bool:
         """Takes over the newest checkpoint; False if there is none."""
         own = self.model, self.optimizers, self.say, self.world, self.average.tensors()
         state = checkpoint.load_newest(run.checkpoints, *own)
@@ -332,7 +331,7 @@ class Loop:
             self.judge.restore(state["guard"])
         return True
 
-    def recover(self, run: Run, trouble: Trouble) -> None:
+    def recover(self, run: RunFolder, trouble: Trouble) -> None:
         """Goes back to the last checkpoint and on with the data behind the bad batch; or Diverged."""
         if trouble.action == "stop":
             raise Diverged(self.diagnosis(trouble))
@@ -356,10 +355,10 @@ class Loop:
             self.validation.part[0][0].to(self.device) if "validation" in trouble.what else self.batch(trouble.step)[0]
         )
         with parallel.precision(self.config.runtime, self.device):
-            found = self.world.gathered(diagnose(self.model, ids, trouble.step, trouble.what))
+            found = self.world.gather(diagnose(self.model, ids, trouble.step, trouble.what))
         return next((text for text in found if "first site to overflow" in text), found[0])
 
-    def finish(self, run: Run, status: str, **more: Any) -> dict[str, Any]:
+    def finish(self, run: RunFolder, status: str, **more: Any) -> dict[str, Any]:
         """Writes summary.json and returns its content."""
         c = self.config
         about = {
@@ -381,11 +380,7 @@ class Loop:
             "diagnosis": None,
             **more,
         }
-        return self.world.shared(summarise(run, about, self.device))
-
-
-def say_nothing(line: str) -> None:
-    """How every rank but the first prints: not at all."""
+        return self.world.share(summarise(run, about, self.device))
 
 
 def lost_peer(error: RuntimeError, world: World, step: int) -> Exception:

@@ -13,26 +13,26 @@ from torch import Tensor
 
 from ...errors import ConfigError
 from ...nn.decoder import Decoder
-from ..scale.tensor import local, summed
+from ..scale.tensor import local, sum_over_ranks
 
 WRITERS = ("o", "down")
 
 
 def product(a: Tensor, b: Tensor, of: Tensor) -> float:
     """<a, b> of this rank's parts of a weight, summed over the ranks that share it."""
-    return summed((a.double() * b.double()).sum(), [of]).item()
+    return sum_over_ranks((a.double() * b.double()).sum(), [of]).item()
 
 
-def chosen(model: Decoder, roles: Sequence[str]) -> list[tuple[str, Tensor]]:
+def weights_of(model: Decoder, roles: Sequence[str]) -> list[tuple[str, Tensor]]:
     return [(role, weight) for role, weight, _, _ in model.weights() if role in roles]
 
 
-class Held:
+class HeldNorms:
     """Puts the matrices of some roles back to the norm they have now. ConfigError for one that begins at 0."""
 
     @torch.no_grad()
     def __init__(self, model: Decoder, roles: Sequence[str]) -> None:
-        self.weights = [weight for _, weight in chosen(model, roles)]
+        self.weights = [weight for _, weight in weights_of(model, roles)]
         self.squares = [product(local(w), local(w), w) for w in self.weights]
         if not all(self.squares):
             raise ConfigError("optim.hold_norms holds matrices that begin at 0; choose another model.init")
@@ -50,7 +50,7 @@ class Turning:
 
     @torch.no_grad()
     def __init__(self, model: Decoder) -> None:
-        self.before = [(role, weight, local(weight).clone()) for role, weight in chosen(model, WRITERS)]
+        self.before = [(role, weight, local(weight).clone()) for role, weight in weights_of(model, WRITERS)]
 
     @torch.no_grad()
     def row(self) -> dict[str, float]:

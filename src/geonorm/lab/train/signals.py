@@ -15,7 +15,7 @@ PARENT = "GEONORM_PARENT"
 
 
 @contextmanager
-def handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
+def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP go to the handler; a SIGHUP that is ignored (nohup) stays so."""
     wanted = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -47,11 +47,11 @@ def stop_signals(patient: bool = False, received: list[float] | None = None) -> 
             signal.raise_signal(number)
         received.append(time.monotonic())
 
-    with handled(note), parent_watched():
+    with handle_signals(note), watch_parent():
         yield received
 
 
-def heard(say: Callable[[Any], None], received: list[float]) -> Callable[[Any], None]:
+def stop_unheard(say: Callable[[Any], None], received: list[float]) -> Callable[[Any], None]:
     """`say`, of which a failure is a signal to stop: nobody hears what it says any more."""
 
     def tell(line: Any) -> None:
@@ -64,7 +64,7 @@ def heard(say: Callable[[Any], None], received: list[float]) -> Callable[[Any], 
 
 
 @contextmanager
-def parent_watched() -> Iterator[None]:
+def watch_parent() -> Iterator[None]:
     """This process gets SIGTERM when the one that started it, torchrun or a comparison, is killed: it would go on
     unseen, and its directory stay locked. Looks once in a while, which any system can do."""
     named = os.environ.pop(PARENT, "")  # not for processes that this one starts

@@ -18,7 +18,7 @@ from ...residual import Residual
 from ...schemes import Scheme, Site, read_at, write_at
 from ...sites.watch import Gradients as Gradients
 from ...sites.watch import ModelSite, gradient_norms, sites_of, watch, watch_calls
-from ..scale.tensor import alike, local, summed
+from ..scale.tensor import group_alike, local, sum_over_ranks
 
 CENTRED: dict[type, bool | None] = {LayerNorm: True, RMSNorm: False, UnitNorm: False, DyT: None}
 """The norms that are measured, and whether they take the mean out."""
@@ -56,8 +56,8 @@ def trace(model: Decoder, ids: Tensor, step: int, gradients: Gradients) -> Trace
             {
                 **about(step, place.scheme, place.site),
                 **without_quantiles(measure.row(), "ratio_p99"),
-                **spread("ratio", before, behind - before),
-                **spread("proposal", before, wide(u)),
+                **tangential_quantiles("ratio", before, behind - before),
+                **tangential_quantiles("proposal", before, wide(u)),
                 **law(residual, x, u),
                 "clamped": None if clamped is None else clamped.double().mean().item(),
                 "rotation": own[0] if own else None,
@@ -107,7 +107,7 @@ def without_quantiles(row: dict[str, Any], *but: str) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key in but or not QUANTILE.search(key)}
 
 
-def spread(name: str, x: Tensor, step: Tensor) -> dict[str, float]:
+def tangential_quantiles(name: str, x: Tensor, step: Tensor) -> dict[str, float]:
     """Quantiles over tokens of |v|/|x|, v the part of a step tangential to x. Of the update as the sub-layer returned
     it (`proposal`): what a ceiling has to deal with, before it and before any decay."""
     found = sphere.safe_divide(sphere.radius(sphere.tangent(x, step)), sphere.radius(x)).flatten()
@@ -153,11 +153,13 @@ def law(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | None]:
 
 def gradients(model: Decoder) -> Gradients:
     """Gradient norms of each site's branch weights, before clipping; of an MLP also of W1 and W2 apart."""
-    return gradient_norms(sites_of(model), length)
+    return gradient_norms(sites_of(model), gradient_length)
 
 
-def length(parameters: Iterable[Tensor]) -> float:
+def gradient_length(parameters: Iterable[Tensor]) -> float:
     """Length of the gradients that are there as one vector, wherever its parts lie."""
-    groups = alike(p.grad for p in parameters if p.grad is not None)
-    squares = [summed(torch.stack([local(g).double().square().sum() for g in group]).sum(), group) for group in groups]
+    groups = group_alike(p.grad for p in parameters if p.grad is not None)
+    squares = [
+        sum_over_ranks(torch.stack([local(g).double().square().sum() for g in group]).sum(), group) for group in groups
+    ]
     return torch.stack(squares).sum().sqrt().item() if squares else 0.0

@@ -56,7 +56,7 @@ class Validation:
         result = {**measure(model), "val_loss_part": part} if self.whole else {}
         if average.means:
             settle()
-            with average.applied():
+            with average.apply():
                 mean = measure(model)
                 settle()
             result |= {f"{key}_average": mean[key] for key in ("val_loss", "val_bpb")}
@@ -66,7 +66,7 @@ class Validation:
     def by_document(self, model: Any) -> dict[str, Any]:
         """A token belongs to the document it stands in, the mark at its end included."""
         text, sizes = self.tokens.validation, torch.from_numpy(self.tokens.token_bytes)
-        owners = documents_of(text, int(self.tokens.meta["eos"]))
+        owners = number_documents(text, int(self.tokens.meta["eos"]))
         sums = torch.zeros(3, int(owners[-1]) + 1, dtype=torch.float64)  # nats, tokens, bytes
         was_training = model.training
         model.eval()
@@ -88,12 +88,12 @@ class Validation:
         return result | ({"val_documents": rows} if len(rows) <= MANY else {})
 
 
-def documents_of(tokens: NDArray[Any], eos: int) -> NDArray[np.int64]:
+def number_documents(tokens: NDArray[Any], eos: int) -> NDArray[np.int64]:
     """The number of the document that each token stands in; its end mark is its last token."""
     ends = np.asarray(tokens) == eos
     return np.cumsum(ends) - ends
 
 
-def comparable(row: dict[str, Any], otherwise: Any) -> Any:
+def loss_on_part(row: dict[str, Any], otherwise: Any) -> Any:
     """The validation loss of a row of metrics on the part of the text that all evaluations of a run share."""
     return row.get("val_loss_part", row.get("val_loss", otherwise))

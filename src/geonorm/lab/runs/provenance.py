@@ -22,7 +22,7 @@ FILE, FOLDER = "environment.json", "schemes"
 VERSIONS = ("geonorm", "commit", "python", "torch", "numpy", "tokenizers")
 
 
-def parts(folder: Path) -> list[dict[str, Any]]:
+def read_parts(folder: Path) -> list[dict[str, Any]]:
     """The record of a run, the newest part last; empty if there is none. CheckpointError if it cannot be read."""
     path = folder / FILE
     if not path.exists():
@@ -34,9 +34,9 @@ def parts(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def kept_sources(folder: Path) -> dict[str, dict[str, Any]]:
+def read_sources(folder: Path) -> dict[str, dict[str, Any]]:
     """The schemes from elsewhere of a run, in the form of `sources_of`. CheckpointError if it is damaged."""
-    last = parts(folder)[-1:]
+    last = read_parts(folder)[-1:]
     found = {}
     for place, about in (last[0].get("schemes") or {} if last else {}).items():
         try:
@@ -59,7 +59,7 @@ def path_of(folder: Path, sha256: str, name: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Made:
+class Provenance:
     """What a run is about to be made from."""
 
     data: str
@@ -72,39 +72,33 @@ class Made:
     """Schemes from elsewhere, in the form of `sources_of`."""
 
     @classmethod
-    def of(cls, config: Recipe, tokens: TokenData, tokenizer: Tokenizer, schemes: Iterable[str]) -> Made:
+    def of(cls, config: Recipe, tokens: TokenData, tokenizer: Tokenizer, schemes: Iterable[str]) -> Provenance:
         """What runs of these settings and schemes are made from."""
         sources = {place: kept for scheme in schemes for place, kept in sources_of(parse(scheme)).items()}
         return cls(tokens.sha256, tokenizer.fingerprint, config.tokens.tokenizer == "bpe", sources)
 
     def check(self, folder: Path) -> None:
         """CheckpointError if the run in a folder was made from something else."""
-        known = parts(folder)[-1:]
+        known = read_parts(folder)[-1:]
         before = known[0] if known else {}
-        instead = "put it back, or choose another --out"
         data, tokenizer = before.get("data_sha256"), before.get("tokenizer_sha256")
         new_tokenizer = tokenizer is not None and tokenizer != self.tokenizer
+        other = [
+            f"with another source of {place} (sha256 {short(about['sha256'])}, now "
+            f"{short(self.schemes[place]['sha256'])}; it is kept in {folder / FOLDER})"
+            for place, about in (before.get("schemes") or {}).items()
+            if place in self.schemes and self.schemes[place]["sha256"] != about["sha256"]
+        ]
         if new_tokenizer and not self.own_tokenizer:
-            raise CheckpointError(
-                f"{folder} was made with another tokenizer (sha256 {short(tokenizer)}, now {short(self.tokenizer)}): "
-                f"{instead}"
-            )
-        if new_tokenizer or data not in (None, self.data):
-            raise CheckpointError(
-                f"{folder} was made from other data (sha256 of its tokens {short(data)}, now {short(self.data)}): "
-                f"{instead}"
-            )
-        for place, about in (before.get("schemes") or {}).items():
-            now = self.schemes.get(place, about)["sha256"]
-            if now != about["sha256"]:
-                raise CheckpointError(
-                    f"{folder} was made with another source of {place} (sha256 {short(about['sha256'])}, now "
-                    f"{short(now)}; it is kept in {folder / FOLDER}): {instead}"
-                )
+            other = [f"with another tokenizer (sha256 {short(tokenizer)}, now {short(self.tokenizer)})"]
+        elif new_tokenizer or data not in (None, self.data):
+            other = [f"from other data (sha256 of its tokens {short(data)}, now {short(self.data)})"]
+        if other:
+            raise CheckpointError(f"{folder} was made {other[0]}: put it back, or choose another --out")
 
     def record(self, folder: Path, step: int, versions: dict[str, Any]) -> str | None:
         """Adds the part of a run that begins after `step`; returns what to say of versions that have changed."""
-        before = parts(folder)
+        before = read_parts(folder)
         for about in self.schemes.values():
             for name, text in about["files"].items():
                 path = path_of(folder, about["sha256"], name)

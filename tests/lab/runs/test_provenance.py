@@ -101,10 +101,10 @@ def test_a_comparison_is_not_extended_with_other_data(call: Any, tiny: list[str]
 def test_versions_of_each_part(train: Any, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = own / "run"
     assert train(run, "--steps", 2, *OPTIONS).status == 0
-    real = environment.describe
+    real = environment.collect
     for version, warned in (("9.9.9", True), ("9.9.9", False)):
         unfinished(run)
-        monkeypatch.setattr(environment, "describe", lambda *given, v=version: {**real(*given), "torch": v})
+        monkeypatch.setattr(environment, "collect", lambda *given, v=version: {**real(*given), "torch": v})
         again = train(run, "--steps", 2, *OPTIONS)
         assert again.status == 0
         line = "was begun with other versions: torch"

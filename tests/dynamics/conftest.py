@@ -1,0 +1,47 @@
+"""Schemes that several of these tests run through."""
+
+from __future__ import annotations
+
+import pytest
+
+from geonorm import names, parse
+
+VARIANTS = [
+    "pre(decay=sqrt, alpha=0.5)",
+    "post(decay=harmonic)",
+    "peri(decay=linear)",
+    "ngpt(alpha=0.3)",
+    "geonorm(decay=sqrt, alpha=0.7)",
+    "geonorm(decay_on=update)",
+    "geonorm(index=sublayer)",
+    "geonorm(decay=linear, index=sublayer)",
+    "geonorm(update=norm)",
+    "geonorm(input=norm, retraction=cayley)",
+    "geonorm(retraction=projection, max_angle=pi/8)",
+    "geonorm(learn=affine)",
+    "geonorm(learn=step)",
+    "geonorm(after=norm)",
+    "geonorm(retraction=projection, learn=step, decay=constant, decay_on=update, max_angle=pi)",
+    "hybrid(input=norm)",
+    "sandwich(rescale=max)",
+    "keel(alpha=3)",
+    "ngpt(decay=harmonic)",
+    "orthogonal(decay=sqrt)",
+    "rezero(alpha=0.1)",
+    "layerscale(start=0.3)",
+    "norm_preserving(b=3)",
+    "pre(decay=0.75, max_step=0.2)",
+    "post(input=norm, max_step=0.2)",
+    "orthogonal(decay=0.3, max_step=pi/4, input=raw)",
+    "peri(max_step=0.1)",
+]
+"""Fields that change the motion, of schemes that stay in the plane of x and u."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`vectorial`: every scheme whose state is made of vectors. `planar`: those with a (rho, tau) law."""
+    if "vectorial" in metafunc.fixturenames:
+        every = [name for name in names() if name != "polar"]
+        metafunc.parametrize("vectorial", [*every, *VARIANTS, "siamese(sum=norm, decay=sqrt)", "hyper(dynamic=none)"])
+    if "planar" in metafunc.fixturenames:
+        metafunc.parametrize("planar", [*(name for name in names() if parse(name).planar), *VARIANTS])

@@ -1,0 +1,162 @@
+"""Every scheme's equation, written here a second time from the papers, and what the tests against them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import pi
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from geonorm import Site, parse
+from geonorm.norms import NormSpec
+from geonorm.schemes import Parts, Scheme, read_at, reset_parts, write_at
+
+DIM, DEPTH, EPS = 12, 6, 1e-6
+SITES = [Site(layer, kind, DEPTH) for layer in (0, 2, 5) for kind in ("attn", "mlp")]
+Branch = Callable[[Tensor], Tensor]
+Equation = Callable[[Tensor, Branch, dict[str, Tensor], Site], Tensor]
+
+
+def norm(x: Tensor, gain: Tensor | float = 1.0) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * gain
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def rotated(x: Tensor, u: Tensor, angle_of: Callable[[Tensor], Tensor]) -> Tensor:
+    v = u - (x * u).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True) * x
+    length, radius = v.norm(dim=-1, keepdim=True), x.norm(dim=-1, keepdim=True)
+    angle = angle_of(length / radius)
+    return torch.cos(angle) * x + torch.sin(angle) * radius * v / length
+
+
+def decayed(kind: str | float, alpha: float, t: int, depth: int) -> float:
+    if isinstance(kind, float):
+        return alpha * t ** (-kind)
+    return {
+        "harmonic": alpha / t,
+        "sqrt": alpha / t**0.5,
+        "linear": alpha * (depth - (t - 1)) / depth,
+        "constant": alpha,
+    }[kind]
+
+
+def step_toward(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
+    alpha = (p["alpha.weight"] * 0.05 * DIM**0.5).abs()
+    return unit(x + alpha * (unit(f(x)) - x))
+
+
+def lerped(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
+    alpha = p["alpha.weight"] * 5
+    return (x + alpha * (f(x) - x)) / (alpha**2 + (1 - alpha) ** 2).sqrt()
+
+
+def sideways(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
+    u = f(norm(x, p["input.weight"]))
+    return x + u - torch.einsum("...i,...i->...", x, u).unsqueeze(-1) / (x.norm(dim=-1, keepdim=True) ** 2 + 1e-6) * x
+
+
+def hybrid(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
+    y = norm(x, p["stream.weight"]) if site.kind == "mlp" else x
+    return y + f(y)
+
+
+def two_streams(x: Tensor, u: Tensor, p: dict[str, Tensor]) -> Tensor:
+    return torch.stack((norm(x[..., 0, :] + u, p["stream.weight"]), x[..., 1, :] + u), dim=-2)
+
+
+def connected(x: Tensor, f: Branch, p: dict[str, Tensor]) -> Tensor:
+    """Hyper-connections as sums over streams, one product at a time."""
+    n, c = x.shape[-2], {name.removeprefix("connection."): value for name, value in p.items()}
+    normed = [norm(x[..., i, :]) for i in range(n)]
+
+    def mix(i: int, j: int) -> Tensor:
+        moved = torch.tanh((normed[i] * c["mix_weight"][:, j]).sum(-1, keepdim=True))
+        return c["mix"][i, j] + c["mix_scale"] * moved
+
+    u = f(norm(sum(mix(i, 0) * x[..., i, :] for i in range(n)), p["input.weight"]))
+    after = []
+    for j in range(n):
+        given = torch.tanh((normed[j] * c["share_weight"]).sum(-1, keepdim=True))
+        rest = sum(mix(i, j + 1) * x[..., i, :] for i in range(n))
+        after.append(rest + (c["share"][j] + c["share_scale"] * given) * u)
+    return torch.stack(after, dim=-2)
+
+
+# x' of one sub-layer f; p holds the scheme's parameters by name. t = l + 1, L = depth.
+EQUATIONS: dict[str, Equation] = {
+    "pre": lambda x, f, p, s: x + f(norm(x, p["input.weight"])),
+    "post": lambda x, f, p, s: norm(x + f(x), p["stream.weight"]),
+    "peri": lambda x, f, p, s: x + norm(f(norm(x, p["input.weight"])), p["output.weight"]),
+    "olmo2": lambda x, f, p, s: x + norm(f(x), p["output.weight"]),
+    "sandwich": lambda x, f, p, s: x + norm(f(norm(x, p["input.weight"])), p["output.weight"]),
+    "deepnorm": lambda x, f, p, s: norm((2 * s.depth) ** 0.25 * x + f(x), p["stream.weight"]),
+    "keel": lambda x, f, p, s: norm(2 * s.depth * x + f(norm(x, p["input.weight"])), p["stream.weight"]),
+    "lns": lambda x, f, p, s: x + f(norm(x, p["input.weight"]) / (s.layer + 1) ** 0.5),
+    "sqrt": lambda x, f, p, s: norm(x + f(x) / (s.layer + 1) ** 0.5, p["stream.weight"]),
+    "mix": lambda x, f, p, s: EQUATIONS["post" if s.layer < 1 else "pre"](x, f, p, s),  # floor(6 / 4) = 1
+    "first": lambda x, f, p, s: EQUATIONS["post" if s.layer < 1 else "pre"](x, f, p, s),
+    "per_kind": lambda x, f, p, s: EQUATIONS["pre" if s.kind == "attn" else "post"](x, f, p, s),
+    "hybrid": hybrid,
+    "rezero": lambda x, f, p, s: x + p["alpha.weight"] * f(x),
+    "layerscale": lambda x, f, p, s: x + p["scale.weight"] * f(norm(x, p["input.weight"])),
+    "orthogonal": sideways,
+    "norm_preserving": lambda x, f, p, s: (
+        ((s.depth - 1) / s.depth) ** 0.5 * x + f(norm(x, p["input.weight"])) / s.depth**0.5
+    ),
+    "geonorm": lambda x, f, p, s: rotated(x, f(x), lambda r: r.clamp(max=pi / 4) / (s.layer + 1)),
+    "ngpt": step_toward,
+    "angpt": lerped,
+    "residual_dual": lambda x, f, p, s: torch.stack(
+        (norm(x[..., 0, :] + f(x[..., 0, :]), p["stream.weight"]), x[..., 1, :] + f(x[..., 0, :])), dim=-2
+    ),
+    "siamese": lambda x, f, p, s: two_streams(x, f(x[..., 0, :] + norm(x[..., 1, :], p["norm.weight"])), p),
+    "hyper": lambda x, f, p, s: connected(x, f, p),
+}
+
+
+class Bend(nn.Module):
+    """A branch with a matrix and a nonlinearity; returns what it is told to beside its update."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        weight = torch.randn(DIM, DIM, generator=generator, dtype=torch.float64) * scale * DIM**-0.5
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, y: Tensor, shift: float = 0.0, extra: Any = None) -> Any:
+        u = torch.tanh(y @ self.weight) + 0.3 * y.roll(1, -1) + shift
+        return u if extra is None else (u, extra)
+
+
+def stream(scheme: Scheme, seed: int = 0, radius: float = 2.0) -> Tensor:
+    shape = (3, 5, DIM) if scheme.streams == 1 else (3, 5, scheme.streams, DIM)
+    return radius * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def perturbed(own: nn.Module, seed: int = 1) -> nn.Module:
+    """fp64, with every parameter off its initial value, which is exact."""
+    reset_parts(own.double())
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter += 0.2 * (parameter.mean() or 0.5) * torch.randn(parameter.shape, generator=generator)
+    return own
+
+
+def placed(text: str, site: Site) -> tuple[Scheme, nn.Module]:
+    scheme = parse(text).resolve(site)
+    return scheme, perturbed(Parts(scheme, site, NormSpec("rms", DIM, eps=EPS)))
+
+
+def written(scheme: Scheme, own: nn.Module, site: Site, x: Tensor, branch: Branch, **h: Any) -> Tensor:
+    y, carry = read_at(scheme, x, own(), site)
+    return write_at(scheme, x, branch(y), own(), site, **h, carry=carry)
+
+
+def same(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
