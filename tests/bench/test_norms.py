@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from geonorm.bench import norms
@@ -166,7 +167,7 @@ def test_decoding_does_the_same_each_time(monkeypatch: Any) -> None:
 @pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself
 def test_compiled_norms_are_right_and_compared_with_compiled() -> None:
     chosen, missing = candidates(16, CPU, ["compiled"]), {}
-    with norms.functorch.patch(donated_buffer=False):
+    with functorch.patch(donated_buffer=False):
         rows = measure(chosen, (32, 16), "fp32", ["bwd"], 6, CpuClock(1), CPU, missing, norms.BASE)
     assert not missing and [row["name"] for row in rows if row.get("compiled") is False] == [norms.BASE]
     assert sum(row.get("compiled", False) for row in rows) == 5

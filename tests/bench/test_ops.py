@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch
 
 from geonorm import geodesic_update
 from geonorm.bench import candidates as pool
 from geonorm.bench import ops, show
 from geonorm.bench.candidates import UpdateCandidate as Candidate
-from geonorm.bench.candidates import add_norm, candidates, make_step_read
+from geonorm.bench.candidates import add_norm, candidates, make_step
 from geonorm.bench.config import OpsBench
 from geonorm.bench.measure import DTYPES, WrongResult, check_candidate, measure, row_error
 from geonorm.bench.ops import bench_ops, choose_candidates
@@ -69,17 +70,13 @@ def lost_row(x: Tensor, u: Tensor) -> tuple[Tensor]:
     return (torch.cat((out[:-1], out[-1:] * float("nan"))),)
 
 
-def other_function(x: Tensor, u: Tensor) -> tuple[Tensor]:
-    return (add_norm(x, u)[0],)
-
-
 @pytest.mark.parametrize(
-    ("planted", "what"), [(bent_forward, "out"), (bent_backward, "dx"), (lost_row, "out"), (other_function, "out")]
+    ("planted", "what"),
+    [(bent_forward, "out"), (bent_backward, "dx"), (lost_row, "out"), (lambda x, u: (add_norm(x, u)[0],), "out")],
 )
 def test_a_wrong_implementation_is_caught(planted: Any, what: str) -> None:
-    with pytest.raises(
-        WrongResult, match=rf"^planted is wrong at 64x48: {what} differs from fp64 by .*nothing was timed$"
-    ):
+    said = rf"^planted is wrong at 64x48: {what} differs from fp64 by .*nothing was timed$"
+    with pytest.raises(WrongResult, match=said):
         check_candidate(Candidate("planted", planted), *inputs(64, 48, "fp32", CPU))
 
 
@@ -117,24 +114,11 @@ def tensors(dtype: str) -> tuple[Tensor, ...]:
     return inputs(10, 100, dtype, CPU)
 
 
-@pytest.mark.parametrize(
-    ("norm", "reads", "mode", "passes"),
-    [
-        (False, 1, "fwd", 3),
-        (False, 1, "bwd", 5),
-        (False, 1, "both", 8),
-        (False, 2, "fwd", 3),
-        (False, 2, "bwd", 6),
-        (False, 2, "both", 9),
-        (True, 1, "fwd", 4),
-        (True, 1, "bwd", 4),
-        (True, 1, "both", 8),
-    ],
-)
-def test_bytes_in_one_type(norm: bool, reads: int, mode: str, passes: int) -> None:
+@pytest.mark.parametrize(("what", "forward", "backward"), [({}, 3, 5), ({"read": True}, 3, 6), ({"norm": True}, 4, 4)])
+def test_bytes_in_one_type(what: dict[str, bool], forward: int, backward: int) -> None:
     """The table of passes over memory: 3 + 5, or 3 + 6 with two readers, against 4 + 4."""
-    candidate = Candidate("x", add_norm, norm=norm, read=reads == 2)
-    assert candidate.bytes(mode, tensors("bf16")) == passes * 2000
+    for mode, passes in (("fwd", forward), ("bwd", backward), ("both", forward + backward)):
+        assert Candidate("x", add_norm, **what).bytes(mode, tensors("bf16")) == passes * 2000
 
 
 def test_bytes_with_an_fp32_stream_and_bf16_updates() -> None:
@@ -159,7 +143,7 @@ def test_table(tmp_path: Path) -> None:
     )
     chosen = [c for c in choose_candidates(candidates(CPU)[0], config.only) if not c.compiled]
     rows = [row for dtype in config.dtypes for row in measured(chosen, (48, 32), dtype, config, {})]
-    show.ops(rows[: len(rows) // 2], said.append)
+    show.print_tables(rows[: len(rows) // 2], show.OPS, said.append)
     text = "\n".join(said)
     assert "48 x 32 fp32 both" in text and "48 x 32 fp32 fwd" in text and "best peer: add + rms_norm" in text
     for row in rows:
@@ -203,7 +187,7 @@ def test_command_writes_a_summary(tmp_path: Path) -> None:
 def test_compiled_candidates_are_right_and_compared_with_compiled() -> None:
     config = OpsBench(shapes=["32x16"], dtypes=["fp32"], modes=["bwd"], pairs=6)
     found = [c for c in candidates(CPU)[0] if c.name in ("geonorm compiled", ops.PRE, f"{ops.PRE} compiled")]
-    with ops.functorch.patch(donated_buffer=False):
+    with functorch.patch(donated_buffer=False):
         rows = {row["name"]: row for row in measured(found, (32, 16), "fp32", config, {})}
     assert max(rows["geonorm compiled"]["errors"].values()) < 5e-6
     compiled = rows[f"{ops.PRE} compiled"]
@@ -245,7 +229,7 @@ def test_what_cannot_run_is_named_with_its_reason(monkeypatch: Any) -> None:
 
 def test_a_read_by_two_gets_both_gradients() -> None:
     x, u, first, second = inputs(8, 16, "fp32", CPU)
-    twice = Candidate("twice", make_step_read("auto", HALF), read=True)
+    twice = Candidate("twice", make_step("auto", HALF, read=True), read=True)
     errors = check_candidate(twice, x, u, first, second)
     assert errors["dx"] < 1e-6
     with pytest.raises(WrongResult):  # dropping the second reader's gradient

@@ -71,7 +71,8 @@ def test_under_geonorm(family: str, tiny_model: Tiny) -> None:
     own(family)
     model, inputs = fresh(tiny_model, family)
     before = sum(p.numel() for p in model.parameters())
-    trained = {name for name, p in model.named_parameters() if gradient_of(model, inputs, name, p)}
+    returned(model, inputs).square().mean().backward()
+    trained = {name for name, p in model.named_parameters() if p.grad is not None}
     report = hf.apply(model, "geonorm")
     ratios: list[Tensor] = []
 
@@ -88,25 +89,11 @@ def test_under_geonorm(family: str, tiny_model: Tiny) -> None:
     for module in model.modules():
         if isinstance(module, Residual):
             assert not any("norm" in type(m).__name__.lower() for m in module.own.modules())
-    idle = [name for name, p in model.named_parameters() if p.grad is None]
-    assert len(idle) <= len(model_names(model)) - len(trained & model_names(model)), idle
+    idle = {name for name, p in model.named_parameters() if p.grad is None}
+    assert len(idle) <= len({name for name, _ in model.named_parameters()} - trained), idle
     gone = before - sum(p.numel() for p in model.parameters())
     assert gone > 0 or (gone == 0 and family == "olmo"), "OLMo's norms have no parameters"
-    assert not set(report.removed) & {name for name, _ in model.named_modules()} - exits(model)
-
-
-def gradient_of(model: Any, inputs: dict[str, Any], name: str, parameter: nn.Parameter) -> bool:
-    if not any(p.grad is not None for p in model.parameters()):
-        returned(model, inputs).square().mean().backward()
-    return parameter.grad is not None
-
-
-def model_names(model: Any) -> set[str]:
-    return {name for name, _ in model.named_parameters()}
-
-
-def exits(model: Any) -> set[str]:
-    return {name for name, module in model.named_modules() if isinstance(module, Exit)}
+    assert not set(report.removed) & {name for name, m in model.named_modules() if not isinstance(m, Exit)}
 
 
 @pytest.mark.parametrize("case", ["llama", "gpt2", "bert", "t5", "phi", "opt"])
@@ -194,19 +181,6 @@ def test_the_stream_is_wide_in_half_precision(tiny_model: Tiny) -> None:
     assert len(seen) == report.sites and all(dtype == torch.float32 for dtype, _ in seen)
     model.float()
     assert returned(model, inputs).dtype == torch.float32
-
-
-@torch.no_grad()
-def test_hidden_states_and_attentions_are_recorded(tiny_model: Tiny) -> None:
-    model, inputs = tiny_model("llama")
-    wanted = model(**inputs, output_hidden_states=True)
-    model = copy.deepcopy(model)
-    model.set_attn_implementation("eager")
-    hf.apply(model, "pre(entry=embedding)")
-    out = model(**inputs, output_hidden_states=True, output_attentions=True)
-    assert len(out.hidden_states) == len(wanted.hidden_states) == 4 and len(out.attentions) == 3
-    for found, state in zip(out.hidden_states, wanted.hidden_states, strict=True):
-        torch.testing.assert_close(found, state)
 
 
 @pytest.mark.parametrize("before", [False, True])

@@ -133,25 +133,20 @@ def test_the_last_line_says_how_to_load(run: Path, tmp_path: Path, capfd: Any) -
             exec(last.removeprefix("load it: "), {})  # noqa: S102
 
 
-def test_byte_tokenizer_is_a_fast_one() -> None:
-    ours = load_tokenizer("byte", NO_TEXT, 257)
-    theirs = fast_tokenizer(ours.json, ours.eos, 64)
-    text = "naïve <|endofte>\t\n  ☃"
-    assert theirs(text).input_ids == list(text.encode()) and theirs.decode(theirs(text).input_ids) == text
-    assert theirs.eos_token_id == 256
-
-
-@pytest.mark.parametrize("name", ["gpt2.tokenizer.json.xz", "gpt-neox-olmo-dolma-v1_5.tokenizer.json.xz"])
-def test_published_tokenizers_are_usable(name: str) -> None:
+@pytest.mark.parametrize("name", ["byte", "gpt2.tokenizer.json.xz", "gpt-neox-olmo-dolma-v1_5.tokenizer.json.xz"])
+def test_tokenizers_are_fast_ones(name: str) -> None:
+    """That of bytes, and published ones where they are at hand."""
     path = Path(os.environ.get("GEONORM_DATA", "nowhere")) / "tokenizers" / name
-    if not path.exists():
+    if name != "byte" and not path.exists():
         pytest.skip("needs the tokenizers in $GEONORM_DATA")
-    ours = load_tokenizer(str(path), NO_TEXT, 60000)
+    ours = load_tokenizer("byte", NO_TEXT, 257) if name == "byte" else load_tokenizer(str(path), NO_TEXT, 60000)
     theirs = fast_tokenizer(ours.json, ours.eos, 1024)
-    text = "Once upon a time, in 1984, there were 3 models.\n\tx = y"
-    assert theirs(text, add_special_tokens=False).input_ids == ours.encode([text])[0].tolist()
-    assert theirs.decode(theirs(text, add_special_tokens=False).input_ids) == text
+    text = "Once upon a time, in 1984, there were 3 naïve <|endofte>\t\n  ☃ models.\n\tx = y"
+    ids = theirs(text, add_special_tokens=False).input_ids
+    assert ids == ours.encode([text])[0].tolist() and theirs.decode(ids) == text
     assert theirs.eos_token_id == ours.eos
+    if name == "byte":
+        assert theirs(text).input_ids == list(text.encode()) and ours.eos == 256
 
 
 def test_card_says_what_was_trained_how_and_with_which_result(run: Path, folder: Path) -> None:
@@ -159,18 +154,11 @@ def test_card_says_what_was_trained_how_and_with_which_result(run: Path, folder:
     summary = json.loads((run / "summary.json").read_text())
     environment = json.loads((run / "environment.json").read_text())[-1]
     assert text.startswith("---\nlibrary_name: transformers\n") and "`pre`" in text
-    for fact in (
-        f"{summary['tokens']:,}",
-        f"{summary['val_loss']:.4f}",
-        environment["data_sha256"],
-        "small.txt",
-        "| seed | 0 |",
-    ):
+    facts = (f"{summary['tokens']:,}", f"{summary['val_loss']:.4f}", environment["data_sha256"], "| seed | 0 |")
+    for fact in (*facts, "Trained on `small.txt` alone", "| step | tokens | training | held out |", "| 6 |"):
         assert fact in text, fact
     assert str(run.parent) not in text
     assert "\nlicense: other\nlicense_name: not-stated\n---\n" in text
-    assert "Trained on `small.txt` alone" in text
-    assert "| step | tokens | training | held out |" in text and "| 6 |" in text
 
 
 @pytest.mark.parametrize(("layout", "kind"), [("stock", "LlamaForCausalLM"), ("mistral", "MistralForCausalLM")])
@@ -243,9 +231,11 @@ from dataclasses import dataclass
 from geonorm import Placement
 from geonorm.schemes.base import add as plus
 
+REGISTRY = 0.5  # a name that ours has too
+
 @dataclass(frozen=True)
 class Half(Placement):
-    share: float = 0.5
+    share: float = REGISTRY
 
     parts = {"input": "norm"}
 

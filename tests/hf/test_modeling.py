@@ -27,6 +27,7 @@ EVERY = [
     "geonorm(learn=affine, final=none)",
 ]
 SOME = ["geonorm", "pre", "ngpt", "residual_dual", "hyper", "hybrid"]
+GPT2 = {"norm": "layer", "norm_bias": False, "norm_eps": 1e-5, "mlp": "gelu_tanh", "bias": True}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True},
     "gelu with biases": {"mlp": "gelu", "bias": True},
@@ -35,6 +36,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "qk full": {"qk_norm": "full"},
     "layer norm": {"norm": "layer"},
     "no gains": {"gains": False},
+    "learned positions, as GPT-2": {**GPT2, "positions": "learned"},
+    "no positions": {**GPT2, "positions": "none"},
 }
 
 
@@ -87,13 +90,19 @@ def test_one_seed_draws_the_weights_of_the_decoder(scheme: str, build: Any) -> N
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("scheme", ["geonorm", "ngpt"])
-def test_every_layout(layout: str, scheme: str, build: Any, ids: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["geonorm", "ngpt", "pre(entry=embedding)"])
+def test_every_layout_is_its_decoder_generates_and_survives_saving(
+    layout: str, scheme: str, build: Any, ids: Any, tmp_path: Path
+) -> None:
     model = build(scheme, **LAYOUTS[layout])
+    decoder = Decoder(model.config.shape()).eval()
+    decoder.load_state_dict({name: model.state_dict()[hf_name(name)] for name in decoder.state_dict()})
+    torch.testing.assert_close(model(ids).logits, decoder(ids), rtol=1e-5, atol=1e-5)
     assert torch.equal(greedy(model, ids), greedy(model, ids, use_cache=False))
+    check_left_padding(model, ids)
     model.save_pretrained(tmp_path)
     again = hf.GeoNormForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(model(ids).logits, again(ids).logits)
+    assert torch.equal(model(ids).logits, again(ids).logits) and again.config.shape() == model.config.shape()
     tied = again.lm_head.weight.data_ptr() == again.get_input_embeddings().weight.data_ptr()
     assert tied == bool(layout == "tied")
 
@@ -120,7 +129,11 @@ def test_buffers_and_scalars_that_no_file_holds_are_made_anew(
 
 @pytest.mark.parametrize("scheme", SOME)
 def test_left_padding_changes_nothing(scheme: str, build: Any, ids: Any) -> None:
-    model = build(scheme)
+    check_left_padding(build(scheme), ids)
+
+
+def check_left_padding(model: Any, ids: Any) -> None:
+    """Positions count from the first token of the text."""
     padded = torch.cat((torch.zeros(2, 3, dtype=ids.dtype), ids), 1)
     mask = torch.cat((torch.zeros(2, 3, dtype=ids.dtype), torch.ones_like(ids)), 1)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -376,6 +389,10 @@ def test_adapted_decoder_shares_its_weights(ids: Any, build: Any) -> None:
     model = adapt(decoder, eos_token_id=0)
     assert model.lm_head.weight.data_ptr() == decoder.head.weight.data_ptr() and not model.training
     assert torch.equal(model(ids).logits, decoder(ids))
+    with torch.no_grad():
+        decoder.head.weight.mul_(3)
+    model.constrain()
+    torch.testing.assert_close(decoder.head.weight.norm(dim=-1), torch.ones(61))
 
 
 def test_weights_are_cut_whole_rows_for_every_scheme(build: Any) -> None:

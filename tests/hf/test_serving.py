@@ -79,8 +79,14 @@ def served(folder: Path, ids: Tensor) -> tuple[Tensor, list[str]]:
     return hidden @ head.T * getattr(config, "logit_scale", 1.0), sorted(weights)
 
 
-@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": True}, {"block": "parallel", "qk_norm": "full"}])
-@pytest.mark.parametrize("scheme", SOME)
+BIASED = {"norm": "layer", "mlp": "gelu", "bias": True}
+FIELDS = [{}, {"tie_word_embeddings": True}, {"block": "parallel", "qk_norm": "full"}]
+POSITIONS = [("geonorm", {**BIASED, "positions": positions}) for positions in ("learned", "none")]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "fields"), [*((scheme, fields) for scheme in SOME for fields in FIELDS), *POSITIONS]
+)
 def test_vllm_computes_the_same_logits(scheme: str, fields: Any, build: Any, ids: Any, tmp_path: Path) -> None:
     model = build(scheme, **fields)
     model.save_pretrained(tmp_path)
@@ -124,15 +130,6 @@ def test_a_folded_model_is_a_model_like_any_other(build: Any, ids: Any, tmp_path
     assert torch.equal(folded.lm_head.weight, 3 * before)
     plain = build("geonorm")
     assert hf.fold(plain) is plain
-
-
-@pytest.mark.parametrize("positions", ["learned", "none"])
-def test_vllm_and_other_positions(positions: str, build: Any, ids: Any, tmp_path: Path) -> None:
-    model = build("geonorm", positions=positions, norm="layer", mlp="gelu", bias=True)
-    model.save_pretrained(tmp_path)
-    logits, left = served(tmp_path, ids[:1])
-    assert not left
-    torch.testing.assert_close(logits, model(ids[:1]).logits[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("scheme", [*SOME, "ngpt"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 
@@ -56,3 +56,20 @@ def agree(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
     yield check
     for kind, error in worst.items():
         request.node.user_properties.append((kind, f"{error:.1e}"))
+
+
+@pytest.fixture
+def run() -> Callable[[nn.Module], Tensor]:
+    """run(model): the last hidden state for fixed ids, or a fixed picture."""
+
+    def hidden(model: Any) -> Tensor:
+        if model.main_input_name == "pixel_values":
+            picture = torch.sin(torch.arange(2 * 3 * 8 * 8, dtype=torch.float64)).view(2, 3, 8, 8)
+            seen: Tensor = model(pixel_values=picture).last_hidden_state
+            return seen
+        ids = torch.arange(1, 15).view(2, 7) * 5 % 29
+        both = {"decoder_input_ids": ids.flip(1)} if model.config.is_encoder_decoder else {}
+        found: Tensor = model(input_ids=ids, **both).last_hidden_state
+        return found
+
+    return hidden

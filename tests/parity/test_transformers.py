@@ -24,6 +24,7 @@ transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.usefixtures("stay_wide")
 
+Run = Callable[[nn.Module], Tensor]
 Branch = Callable[..., Any]  # (the layer of transformers, what the branch reads, **what the layer was called with)
 
 
@@ -74,11 +75,8 @@ def keyed(branch: Branch) -> Branch:
     """Cross-attention in BART's layer: keys and mask have other names there."""
 
     def run(layer: nn.Module, y: Tensor, **given: Any) -> Any:
-        encoder = {
-            "key_value_states": given["encoder_hidden_states"],
-            "attention_mask": given["encoder_attention_mask"],
-        }
-        return branch(layer, y, **{**given, **encoder})
+        keys, mask = given["encoder_hidden_states"], given["encoder_attention_mask"]
+        return branch(layer, y, **{**given, "key_value_states": keys, "attention_mask": mask})
 
     return run
 
@@ -341,7 +339,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Layer]]] = {
 
 
 @pytest.mark.parametrize("rebuilt", FAMILIES)
-def test_the_rebuilt_model_is_the_model(rebuilt: str, agree: Callable[..., None]) -> None:
+def test_the_rebuilt_model_is_the_model(rebuilt: str, agree: Callable[..., None], run: Run) -> None:
     name, options, layers = FAMILIES[rebuilt]
     theirs = tiny(name, options)
     ours = copy.deepcopy(theirs)
@@ -366,7 +364,7 @@ def test_the_rebuilt_model_is_the_model(rebuilt: str, agree: Callable[..., None]
         agree(rest[key].grad, grad, f"gradient of {key}")
 
 
-def test_another_placement_would_be_seen() -> None:
+def test_another_placement_would_be_seen(run: Run) -> None:
     name, options, _ = FAMILIES["Llama"]
     theirs = tiny(name, options)
     ours = copy.deepcopy(theirs)
@@ -398,15 +396,3 @@ def rebuild(model: nn.Module, layers: dict[str, Layer]) -> list[tuple[str, Rebui
         setattr(model.get_submodule(parent), key, rebuilt)
         swapped.append((path, rebuilt, module))
     return swapped
-
-
-def run(model: nn.Module) -> Tensor:
-    """The last hidden state for fixed ids, or a fixed picture."""
-    if model.main_input_name == "pixel_values":
-        picture = torch.sin(torch.arange(2 * 3 * 8 * 8, dtype=torch.float64)).view(2, 3, 8, 8)
-        seen: Tensor = model(pixel_values=picture).last_hidden_state
-        return seen
-    ids = torch.arange(1, 15).view(2, 7) * 5 % 29
-    both = {"decoder_input_ids": ids.flip(1)} if model.config.is_encoder_decoder else {}
-    hidden: Tensor = model(input_ids=ids, **both).last_hidden_state
-    return hidden

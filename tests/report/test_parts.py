@@ -76,16 +76,16 @@ def test_a_resumed_run_keeps_the_last_record_of_each_step(make_run: MakeRun) -> 
 
 def test_order_and_baseline_come_from_the_results(comparison_dir: Path) -> None:
     comparison = load(comparison_dir)
-    assert comparison.schemes == ["pre", "geonorm", "post", "peri"] and comparison.baseline == "pre"
+    assert comparison.names == ["pre", "geonorm", "post", "peri"] and comparison.baseline == "pre"
     assert comparison.depth == 4 and comparison.data == "books-small"
-    assert [len(comparison.counted(scheme)) for scheme in comparison.schemes] == [5, 5, 5, 5]
+    assert [len(comparison.counted(scheme)) for scheme in comparison.names] == [5, 5, 5, 5]
     assert len(comparison.of("peri")) == 10
 
 
 def test_pre_leads_where_nothing_else_is_on_record(make_run: MakeRun, tmp_path: Path) -> None:
     for scheme in ("geonorm", "pre", "deepnorm"):
         make_run(scheme, parts={"metrics": False, "trace": False})
-    assert load([tmp_path]).schemes == ["pre", "deepnorm", "geonorm"]
+    assert load([tmp_path]).names == ["pre", "deepnorm", "geonorm"]
     both = load([tmp_path / "runs" / "000", tmp_path / "runs" / "001", tmp_path])
     assert len(both.runs) == 3 and both.source == tmp_path.name
 
@@ -186,7 +186,7 @@ def test_ticks_are_few_and_inside(low: float, span: float, log: bool) -> None:
 
 def test_lines_break_where_a_value_is_missing_and_marks_outside_are_left_out() -> None:
     chart = Chart("test", Axis(0, 4), Axis(0, 1), looks(["pre"]))
-    chart.line("pre", [0, 1, 2, 3, 4], [0.1, 0.2, math.nan, 0.4, 0.5])
+    chart.line("pre", enumerate([0.1, 0.2, math.nan, 0.4, 0.5]))
     chart.mark("pre", 1, 50.0, "far above")
     chart.mark("pre", 1, math.nan, "nowhere")
     assert len({row["part"] for row in chart.rows["line"]}) == 2 and list(chart.rows) == ["line"]

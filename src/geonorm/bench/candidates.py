@@ -77,11 +77,9 @@ class UpdateCandidate(Candidate):
 
     def truth(self, *taken: Tensor) -> tuple[Tensor, ...]:
         if self.norm:
-            return (add_norm_gains if self.gains else add_norm)(*taken)
+            return add_norm(*taken)
         decay = torch.tensor(0.5, dtype=torch.float64, device=taken[0].device)
-        return (make_step_norm if self.through else make_step_read if self.read else make_step)("reference", decay)(
-            *taken
-        )
+        return make_step("reference", decay, self.read, self.through)(*taken)
 
     def limits(self, outputs: Sequence[Tensor], taken: Mapping[str, Tensor]) -> dict[str, float]:
         tolerance = NORM_TOLERANCE if self.norm else STEP_TOLERANCE
@@ -116,44 +114,24 @@ class UpdateCandidate(Candidate):
         }  # fmt: skip
 
 
-def make_step(backend: str, decay: Tensor) -> Forward:
-    """The geodesic update on one path."""
+def make_step(backend: str, decay: Tensor, read: bool = False, through: bool = False) -> Forward:
+    """The geodesic update on one path; with `read` a second result for the next sub-layer, in the dtype of the update,
+    and with `through` this one's RMSNorm with gains."""
+    angles = AngleMap(post=decay, max_angle=MAX_ANGLE)
+    norm = RMSNorm(0, gains=False, eps=EPS) if through else None
 
-    def forward(x: Tensor, u: Tensor) -> tuple[Tensor]:
-        return (geodesic_update(x, u, decay=decay, max_angle=MAX_ANGLE, backend=backend),)
-
-    return forward
-
-
-def make_step_read(backend: str, decay: Tensor) -> Forward:
-    """The same with a second result for the next sub-layer, in the dtype of the update."""
-
-    def forward(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        return geodesic_step_read(x, u, AngleMap(post=decay, max_angle=MAX_ANGLE), u.dtype, backend)
+    def forward(x: Tensor, u: Tensor, gains: Tensor | None = None) -> tuple[Tensor, ...]:
+        if not read:
+            return (geodesic_update(x, u, decay=decay, max_angle=MAX_ANGLE, backend=backend),)
+        if norm is not None:
+            norm.dim, norm.weight = x.shape[-1], gains  # type: ignore[assignment]  # a leaf of the caller's
+        return geodesic_step_read(x, u, angles, u.dtype, backend, norm)
 
     return forward
 
 
-def make_step_norm(backend: str, decay: Tensor) -> Forward:
-    """The update and its RMSNorm with gains, in the dtype of the update."""
-
-    norm = RMSNorm(0, gains=False, eps=EPS)
-
-    def forward(x: Tensor, u: Tensor, gains: Tensor) -> tuple[Tensor, Tensor]:
-        norm.dim, norm.weight = x.shape[-1], gains  # type: ignore[assignment]  # a leaf of the caller's
-        return geodesic_step_read(x, u, AngleMap(post=decay, max_angle=MAX_ANGLE), u.dtype, backend, norm)
-
-    return forward
-
-
-def add_norm(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """What Pre-Norm does between two sub-layers."""
-    total = x + u
-    return total, F.rms_norm(total, (total.shape[-1],), eps=EPS).to(u.dtype)
-
-
-def add_norm_gains(x: Tensor, u: Tensor, gains: Tensor) -> tuple[Tensor, Tensor]:
-    """The same with gains, as models have them."""
+def add_norm(x: Tensor, u: Tensor, gains: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """What Pre-Norm does between two sub-layers, with gains as models have them."""
     total = x + u
     return total, F.rms_norm(total, (total.shape[-1],), gains, eps=EPS).to(u.dtype)
 
@@ -164,8 +142,8 @@ def candidates(device: torch.device) -> tuple[list[UpdateCandidate], dict[str, s
     through = {"read": True, "through": True, "gains": True}
     found = [
         UpdateCandidate("geonorm", make_step("auto", decay)),
-        UpdateCandidate("geonorm, read twice", make_step_read("auto", decay), read=True),
-        UpdateCandidate("geonorm, read through a norm", make_step_norm("auto", decay), **through),
+        UpdateCandidate("geonorm, read twice", make_step("auto", decay, read=True), read=True),
+        UpdateCandidate("geonorm, read through a norm", make_step("auto", decay, True, True), **through),
     ]
     missing: dict[str, str] = {}
     for backend in ("closed", "triton"):
@@ -178,7 +156,7 @@ def candidates(device: torch.device) -> tuple[list[UpdateCandidate], dict[str, s
     found += [
         UpdateCandidate("geonorm compiled", make_step("auto", decay), compiled=True),
         UpdateCandidate(
-            "geonorm compiled, read through a norm", make_step_norm("auto", decay), compiled=True, **through
+            "geonorm compiled, read through a norm", make_step("auto", decay, True, True), compiled=True, **through
         ),
     ]
     if "geonorm triton" not in missing:  # else auto is the closed form anyway
@@ -187,9 +165,9 @@ def candidates(device: torch.device) -> tuple[list[UpdateCandidate], dict[str, s
         UpdateCandidate("geonorm textbook", make_step("reference", decay)),
         UpdateCandidate("geonorm textbook compiled", make_step("reference", decay), compiled=True),
         UpdateCandidate(PRE, add_norm, norm=True),
-        UpdateCandidate(GAINS, add_norm_gains, norm=True, gains=True),
+        UpdateCandidate(GAINS, add_norm, norm=True, gains=True),
         UpdateCandidate(f"{PRE} compiled", add_norm, norm=True, compiled=True),
-        UpdateCandidate(f"{GAINS}, compiled", add_norm_gains, norm=True, compiled=True, gains=True),
+        UpdateCandidate(f"{GAINS}, compiled", add_norm, norm=True, compiled=True, gains=True),
     ]
     for name, load in FUSED.items():
         try:

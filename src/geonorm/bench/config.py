@@ -100,11 +100,14 @@ class TrainBench(Timing):
     context: int | None = None
     """Tokens of a sequence; the preset's when not given."""
     modes: list[Literal["eager", "compiled"]] = field(default_factory=lambda: ["eager", "compiled"])
-    """compiled: torch.compile, block by block, and of the loss, as in training."""
+    """compiled: torch.compile as in training, block by block and of the loss; a small model on one CPU thread whole."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """bf16: matrix products in bfloat16 under autocast; weights, norms and the residual stream stay fp32."""
     llama: bool = False
     """Also transformers' Llama of the same shape, eager, in a plain loop."""
+    nanogpt: str | None = None
+    """Checkout of karpathy/nanoGPT, whose model of the same shape is measured too, in the same modes; ratios are to it.
+    Needs --preset nano-gpt2, with GELU by erf in all models, as nanoGPT has it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch
 
+from ..devices import pick_device
 from ..errors import GeonormError, cause
-from .timing import Build, Call, Clock, ratio, take_turns
+from ..lab.runs.run import write_json
+from ..lab.studies.simulate import writable
+from . import show
+from .config import NormsBench, OpsBench
+from .timing import Build, Call, Clock, clock_of, ratio, take_turns
 
 Tensors = tuple[Tensor, ...]
 Times = Mapping[str, Sequence[float]]
@@ -108,6 +115,47 @@ def check_candidate(candidate: Candidate, *tensors: Tensor) -> dict[str, float]:
                 f"{error:.2g} of a row's length, more than {limits[name]:g}; nothing was timed"
             )
     return errors
+
+
+def prepare_bench(config: OpsBench | NormsBench) -> tuple[torch.device, Clock]:
+    """What is timed, and by which clock. CheckpointError if `out` cannot be written; leaves nothing."""
+    device = pick_device(config.device)
+    torch.set_num_threads(config.threads)
+    if config.out:
+        writable(Path(config.out))
+    return device, clock_of(device, config.threads)
+
+
+def measure_tables(
+    config: OpsBench | NormsBench,
+    summary: dict[str, Any],
+    choose: Callable[[int], Sequence[Candidate]],
+    modes: Sequence[str],
+    base: str,
+    columns: show.Columns,
+    clock: Clock,
+    device: torch.device,
+    say: show.Say,
+) -> None:
+    """Every shape and dtype of a benchmark, printed and added to the rows of the summary, which is written after each:
+    what is measured stays, whatever ends the program. choose: the candidates of a width."""
+    if config.out:
+        Path(config.out).mkdir(parents=True, exist_ok=True)
+    # a compiled backward pass may otherwise overwrite what a second run of it needs
+    with functorch.patch(donated_buffer=False):
+        for size in config.sizes(device.type == "cuda"):
+            for dtype in config.dtypes:
+                place = f"{size[0]} x {size[1]} {dtype}"
+                say(f"\n{place}: compiling, checking, timing {config.rounds} rounds")
+                rows = measure(
+                    choose(size[1]), size, dtype, modes, config.rounds, clock, device, summary["missing"], base
+                )
+                show.print_tables(rows, columns, say)
+                for name in [name for name in summary["missing"] if name.endswith(place)]:
+                    say(f"left out: {name} ({summary['missing'][name]})")
+                summary["rows"] += rows
+                if config.out:
+                    write_json(Path(config.out) / "summary.json", summary)
 
 
 def measure(

@@ -22,23 +22,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._functorch import config as functorch
 
-from ..devices import pick_device
 from ..lab.config import Runtime
 from ..lab.options import Optim
 from ..lab.runs import environment
 from ..lab.runs.run import write_json
 from ..lab.scale import parallel
-from ..lab.studies.simulate import writable
 from ..lab.train import optim
 from ..nn.config import preset
 from ..nn.decoder import Decoder
 from ..norms import LayerNorm, NormSpec, RMSNorm
 from . import show
 from .config import NormsBench
-from .measure import DTYPES, NORM_TOLERANCE, Candidate, Tensors, Times, measure
-from .timing import Call, Clock, clock_of, ratio, take_turns
+from .measure import DTYPES, NORM_TOLERANCE, Candidate, Tensors, Times, measure_tables, prepare_bench
+from .timing import Call, Clock, ratio, take_turns
 from .train import LR, WARM_UP, finish
 
 Say = Callable[[str], None]
@@ -164,15 +161,7 @@ def candidates(dim: int, device: torch.device, modes: Sequence[str]) -> list[Nor
 def bench_norms(config: NormsBench, say: Say = print) -> dict[str, Any]:
     """Checks, times, prints and, with `out`, writes summary.json and figures/; returns the summary. WrongResult before
     anything of a shape is timed if a norm differs from fp64."""
-    device = pick_device(config.device)
-    torch.set_num_threads(config.threads)
-    if config.out:
-        writable(Path(config.out))
-    clock = clock_of(device, config.threads)
-    out = Path(config.out) if config.out else None
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
+    device, clock = prepare_bench(config)
     summary: dict[str, Any] = {
         "setting": {
             **{name: getattr(config, name) for name in ("preset", "scheme", "batch_size", "threads")},
@@ -180,29 +169,19 @@ def bench_norms(config: NormsBench, say: Say = print) -> dict[str, Any]:
         },
         "missing": {},
         "environment": environment.collect(device, config.threads, ""),
-        "rows": rows,
+        "rows": [],
         "steps": [],
     }  # fmt: skip
-    # a compiled backward pass may otherwise overwrite what a second run of it needs
-    with functorch.patch(donated_buffer=False):
-        for size in config.sizes(device.type == "cuda"):
-            for dtype in config.dtypes:
-                say(f"\n{size[0]} x {size[1]} {dtype}: compiling, checking, timing {config.rounds} rounds")
-                chosen = candidates(size[1], device, config.modes)
-                table = measure(
-                    chosen, size, dtype, config.passes, config.rounds, clock, device, summary["missing"], BASE
-                )
-                show.norms(table, BASE, say)
-                rows += table
-                if out is not None:  # after each table: what is measured stays, whatever ends the program
-                    write_json(out / "summary.json", summary)
-    for name, why in summary["missing"].items():
-        say(f"left out: {name} ({why})")
+    measure_tables(
+        config, summary, lambda dim: candidates(dim, device, config.modes), config.passes, BASE, show.NORMS, clock,
+        device, say,
+    )  # fmt: skip
     summary["steps"] = list(shares(config, device, clock))
-    show.norm_shares(summary["steps"], say)
-    if out is not None:
-        write_json(out / "summary.json", summary)
-        for path in show.draw_figures(rows, out / "figures", summary["environment"], "norms", BASE):
+    say("\n" + show.format_table("step", show.SHARES, summary["steps"], "step"))
+    if config.out:
+        write_json(Path(config.out) / "summary.json", summary)
+        figures = Path(config.out) / "figures"
+        for path in show.draw_figures(summary["rows"], figures, summary["environment"], "norms", BASE):
             say(str(path))
     return summary
 

@@ -7,19 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._functorch import config as functorch
 
-from ..devices import pick_device
 from ..errors import ConfigError
 from ..lab.runs import environment
-from ..lab.runs.run import write_json
-from ..lab.studies.simulate import writable
 from ..ops import backends
 from . import show
 from .candidates import GAINS, PRE, UpdateCandidate, candidates
 from .config import OpsBench
-from .measure import measure, program, specialised
-from .timing import Clock, clock_of, host_seconds
+from .measure import measure_tables, prepare_bench, program, specialised
+from .timing import Clock, host_seconds
 
 Say = Callable[[str], None]
 HOST_SHAPE = (8, 64)
@@ -29,44 +25,25 @@ HOST_SHAPE = (8, 64)
 def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
     """Checks, times, prints and, with `out`, writes summary.json and figures/; returns the summary. WrongResult before
     anything of a shape is timed if a candidate differs from fp64; ConfigError for a word that fits no candidate."""
-    device = pick_device(config.device)
-    torch.set_num_threads(config.threads)
-    clock = clock_of(device, config.threads)
-    if config.out:
-        writable(Path(config.out))
+    device, clock = prepare_bench(config)
     found, missing = candidates(device)
     chosen = choose_candidates(found, config.only)
     about = backends()
     say(f"auto takes {about['auto']}: {about['reason']}")
     for name, why in missing.items():
         say(f"not here: {name} ({why})")
-    out = Path(config.out) if config.out else None
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {
         "setting": {"pairs": config.rounds, "threads": config.threads, "device": str(device), "clock": clock.name},
         "auto": about,
         "missing": missing,
         "environment": environment.collect(device, config.threads, ""),
-        "rows": rows,
+        "rows": [],
+        "host_microseconds": host_times(chosen, config, device, clock),
     }
-    # a compiled backward pass may otherwise overwrite what a second run of it needs
-    with functorch.patch(donated_buffer=False):
-        summary["host_microseconds"] = host_times(chosen, config, device, clock)
-        show.host(summary["host_microseconds"], say)
-        for size in config.sizes(device.type == "cuda"):
-            for dtype in config.dtypes:
-                say(f"\n{size[0]} x {size[1]} {dtype}: compiling, checking, timing {config.rounds} rounds")
-                table = measure(chosen, size, dtype, config.modes, config.rounds, clock, device, missing, PRE)
-                show.ops(table, say)
-                for name in [name for name in missing if name.endswith(f"{size[0]} x {size[1]} {dtype}")]:
-                    say(f"left out: {name} ({missing[name]})")
-                rows += table
-                if out is not None:  # after each table: what is measured stays, whatever ends the program
-                    write_json(out / "summary.json", summary)
-    if out is not None:
-        for path in show.draw_figures(rows, out / "figures", summary["environment"]):
+    show.host(summary["host_microseconds"], say)
+    measure_tables(config, summary, lambda dim: chosen, config.modes, PRE, show.OPS, clock, device, say)
+    if config.out:
+        for path in show.draw_figures(summary["rows"], Path(config.out) / "figures", summary["environment"]):
             say(str(path))
     return summary
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
@@ -15,89 +15,83 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 Row = dict[str, Any]
+Columns = Mapping[str, Callable[[Row], str]]
+"""Of a table: titles, and what stands below each for a row."""
+MODES = {"both": "forward + backward", "fwd": "forward", "bwd": "backward"}
 
 
-def interval(ratio: Any) -> str:
-    """1.02 (1.00 to 1.04)."""
-    middle, low, high = ratio
-    return f"{middle:.2f}" if low is None else f"{middle:.2f} ({low:.2f} to {high:.2f})"
+def number_cell(key: str, factor: float = 1.0, form: str = ".1f") -> Callable[[Row], str]:
+    """A number in other units; a dash where it is not known, nothing for a copy."""
+    return lambda row: "" if key not in row else "–" if row[key] is None else format(factor * row[key], form)
+
+
+def ratio_cell(key: str, factor: float = 1.0, form: str = ".2f", unit: str = "") -> Callable[[Row], str]:
+    """1.02 (1.00 to 1.04), where there is such a ratio."""
+
+    def cell(row: Row) -> str:
+        middle, *ends = ("" if part is None else format(factor * part, form) for part in row.get(key, [None]))
+        return f"{middle}{unit} ({' to '.join(ends)})" if any(ends) else f"{middle}{unit if middle else ''}"
+
+    return cell
+
+
+def error_cell(*keys: str) -> Callable[[Row], str]:
+    return lambda row: " ".join(f"{row['errors'][key]:.0e}" for key in keys) if "errors" in row else ""
+
+
+TIMES: Columns = {"microseconds": number_cell("seconds", 1e6), "ideal MB": number_cell("bytes", 1e-6)}
+OPS: Columns = {
+    **TIMES, "GB/s": number_cell("bandwidth", 1e-9, ".0f"), "of copy": ratio_cell("of_copy"),
+    "to best peer": ratio_cell("to_peer"), "to Pre-Norm": ratio_cell("to_pre"),
+    "to same, gains": ratio_cell("to_gains"), "error out dx du": error_cell("out", "dx", "du"),
+}  # fmt: skip
+NORMS: Columns = {
+    **TIMES, "GB/s": number_cell("bandwidth", 1e-9), "MFLOP": number_cell("flops", 1e-6),
+    "kept MB": number_cell("kept_bytes", 1e-6), "to LayerNorm, torch": ratio_cell("to_eager"),
+    "RMSNorm to it": ratio_cell("rms_to_this"), "error out dx dw": error_cell("out", "dx", "dweight"),
+}  # fmt: skip
+SHARES: Columns = {
+    "mode": lambda row: str(row["mode"]), "norm": lambda row: str(row["norm"]), "norms": number_cell("norms", 1, "d"),
+    "ms a step": number_cell("seconds", 1e3, ".2f"), "of it in norms": ratio_cell("share", 100, ".1f", " %"),
+    "step with RMSNorm to it": ratio_cell("rms_to_this"),
+}  # fmt: skip
+
+
+def format_table(title: str, columns: Columns, rows: Iterable[Row], key: str = "name") -> str:
+    """Lines that begin with the title; rows begin with their column `key`."""
+    cells = [[str(row[key]), *(cell(row) for cell in columns.values())] for row in rows]
+    return "\n".join(aligned([[title, *columns], *cells]))
+
+
+def print_tables(rows: list[Row], columns: Columns, say: Say) -> None:
+    """Of one shape and dtype, one a mode."""
+    for mode, group in groupby(rows, key=lambda row: row["mode"]):
+        entries = list(group)
+        first = entries[0]
+        about = f"{first['rows']} x {first['dim']} {first['dtype']} {MODES[mode] if columns is NORMS else mode}"
+        if columns is OPS:
+            peer = next(row["peer"] for row in entries if "peer" in row)
+            about += f"{', data in cache' if first['cached'] else ''}; best peer: {peer}"
+        say("\n" + format_table(about, columns, entries))
 
 
 def host(times: dict[str, dict[str, float]], say: Say) -> None:
     """Launch times by candidate and dtype."""
-    names = list(next(iter(times.values())))
-    table = [["host time of forward + backward, 8 x 64, microseconds", *times]]
-    table += [[name, *(f"{column[name]:.0f}" for column in times.values())] for name in names]
-    say("\n".join(["", *aligned(table)]))
-
-
-def ops(rows: list[Row], say: Say) -> None:
-    """The tables of one shape and dtype, one a mode."""
-    head = [
-        "microseconds",
-        "ideal MB",
-        "GB/s",
-        "of copy",
-        "to best peer",
-        "to Pre-Norm",
-        "to same, gains",
-        "error out dx du",
-    ]
-    for mode, group in groupby(rows, key=lambda row: row["mode"]):
-        entries = list(group)
-        first = entries[0]
-        warm = ", data in cache" if first["cached"] else ""
-        peer = next(row["peer"] for row in entries if "peer" in row)
-        table = [[f"{first['rows']} x {first['dim']} {first['dtype']} {mode}{warm}; best peer: {peer}", *head]]
-        for row in entries:
-            cells = [f"{1e6 * row['seconds']:.1f}", f"{row['bytes'] / 1e6:.1f}", f"{row['bandwidth'] / 1e9:.0f}"]
-            if "to_pre" in row:
-                cells += [interval(row[key]) for key in ("of_copy", "to_peer", "to_pre")]
-                cells.append(interval(row["to_gains"]) if "to_gains" in row else "")
-                cells.append(" ".join(f"{row['errors'][key]:.0e}" for key in ("out", "dx", "du")))
-            table.append([row["name"], *cells, *[""] * (len(head) - len(cells))])
-        say("\n".join(["", *aligned(table)]))
+    rows = [{"name": name} | {dtype: column[name] for dtype, column in times.items()}
+            for name in next(iter(times.values()))]  # fmt: skip
+    columns = {dtype: number_cell(dtype, 1, ".0f") for dtype in times}
+    say("\n" + format_table("host time of forward + backward, 8 x 64, microseconds", columns, rows))
 
 
 def steps(rows: list[Row], baseline: str, say: Say) -> None:
     """The table of `bench train`."""
-    table = [["scheme", "mode", "ms a step", "tokens/s", "peak memory", f"step time to {baseline}"]]
-    for row in rows:
-        memory = f"{row['peak_memory_bytes'] / 2**30:.2f} GiB" if row["peak_memory_bytes"] else "–"
-        cells = [row["scheme"], row["mode"], f"{1e3 * row['seconds']:.1f}", f"{row['tokens_per_second']:,.0f}", memory]
-        table.append([*cells, interval(row["ratio"])])
-    say("\n".join(aligned(table)))
-
-
-def norms(rows: list[Row], base: str, say: Say) -> None:
-    """The tables of `bench norms` for one shape and dtype, one a pass."""
-    head = ["microseconds", "ideal MB", "GB/s", "MFLOP", "kept MB", f"to {base}", "RMSNorm to it", "error out dx dw"]
-    for mode, group in groupby(rows, key=lambda row: row["mode"]):
-        entries = list(group)
-        first = entries[0]
-        table = [[f"{first['rows']} x {first['dim']} {first['dtype']} {MODES[mode]}", *head]]
-        for row in entries:
-            cells = [f"{1e6 * row['seconds']:.1f}", f"{row['bytes'] / 1e6:.1f}", f"{row['bandwidth'] / 1e9:.1f}"]
-            if "to_eager" in row:
-                kept = "–" if row["kept_bytes"] is None else f"{row['kept_bytes'] / 1e6:.1f}"
-                cells += [f"{row['flops'] / 1e6:.1f}", kept, interval(row["to_eager"])]
-                cells.append(interval(row["rms_to_this"]) if "rms_to_this" in row else "")
-                cells.append(" ".join(f"{row['errors'][key]:.0e}" for key in ("out", "dx", "dweight")))
-            table.append([row["name"], *cells, *[""] * (len(head) - len(cells))])
-        say("\n".join(["", *aligned(table)]))
-
-
-def norm_shares(rows: list[Row], say: Say) -> None:
-    """What norms cost a model."""
-    table = [["step", "mode", "norm", "norms", "ms a step", "of it in norms", "step with RMSNorm to it"]]
-    for row in rows:
-        share = tuple(None if part is None else 100 * part for part in row["share"])
-        middle, low, high = share
-        told = f"{middle:.1f} %" if low is None else f"{middle:.1f} % ({low:.1f} to {high:.1f})"
-        versus = interval(row["rms_to_this"]) if "rms_to_this" in row else ""
-        cells = [row["step"], row["mode"], row["norm"], str(row["norms"]), f"{1e3 * row['seconds']:.2f}", told, versus]
-        table.append(cells)
-    say("\n".join(["", *aligned(table)]))
+    columns: Columns = {
+        "mode": lambda row: str(row["mode"]), "ms a step": number_cell("seconds", 1e3),
+        "tokens/s": number_cell("tokens_per_second", 1, ",.0f"),
+        "peak memory": lambda row: f"{row['peak_memory_bytes'] / 2**30:.2f} GiB" if row["peak_memory_bytes"] else "–",
+        f"step time to {baseline}": ratio_cell("ratio"),
+    }  # fmt: skip
+    say(format_table("scheme", columns, rows, "scheme"))
 
 
 def draw_figures(
@@ -119,9 +113,6 @@ def draw_figures(
         charts = [panel(chosen, size, base) for size in dict.fromkeys((row["rows"], row["dim"]) for row in chosen)]
         drawn[f"{stem}_{dtype}"] = figure(charts, about, columns=len(charts))
     return save_figures(drawn, folder)
-
-
-MODES = {"both": "forward + backward", "fwd": "forward", "bwd": "backward"}
 
 
 def panel(rows: list[Row], size: tuple[int, int], base: str) -> Chart:

@@ -26,6 +26,7 @@ from ..nn.decoder import Decoder
 from ..schemes import parse
 from . import show
 from .config import TrainBench
+from .nanogpt import NanoGPT
 from .timing import Clock, clock_of, ratio, take_turns
 
 Say = Callable[[str], None]
@@ -58,6 +59,8 @@ def bench_train(config: TrainBench, say: Say = print) -> dict[str, Any]:
     if len(set(schemes)) < len(schemes):
         raise ConfigError(f"--schemes names a scheme twice, or {config.baseline}, which is always measured")
     shape = preset(config.preset, **({} if config.context is None else {"context": config.context}))
+    rival = NanoGPT(config.nanogpt) if config.nanogpt else None
+    shape = shape if rival is None else rival.shape(shape)
     random = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, shape.vocab_size, (config.batch_size, shape.context + 1), generator=random).to(device)
     ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -65,16 +68,19 @@ def bench_train(config: TrainBench, say: Say = print) -> dict[str, Any]:
     say(
         f"{config.preset}: batch {config.batch_size} x context {shape.context} = {count} tokens, vocabulary "
         f"{shape.vocab_size}, {config.dtype}, {config.threads} threads"
+        + (f", nanoGPT at {rival.revision or 'no known revision'}" if rival else "")
     )
     makers: list[Callable[[], Program]] = [
         partial(ours, scheme, mode, shape, config, ids, targets, device) for mode in config.modes for scheme in schemes
     ]
+    if rival is not None:
+        makers += [partial(nanogpt, rival, mode, shape, ids, targets, device) for mode in config.modes]
     if config.llama:
         makers.append(partial(llama, shape, ids, targets, device))
     programs = [started(make, device) for make in makers]
     samplers = {f"{p.scheme} {p.mode}": partial(one_step, p, clock, device) for p in programs}
     times = take_turns(samplers, config.pairs)
-    base = schemes[0]
+    base = schemes[0] if rival is None else rival.name
     rows = []
     for program in programs:
         own = times[f"{program.scheme} {program.mode}"]
@@ -103,6 +109,7 @@ def bench_train(config: TrainBench, say: Say = print) -> dict[str, Any]:
             "pairs": config.pairs,
             "clock": "wall time" if device.type == "cuda" else clock.name,
             "baseline": base,
+            **({} if rival is None else {"nanogpt": rival.revision, "mlp": shape.mlp}),
         },
         "rows": rows,
         "environment": environment.collect(device, config.threads, ""),
@@ -123,7 +130,7 @@ def ours(
     with device:
         model = Decoder(replace(shape, scheme=scheme))
     model = parallel.distribute(model, runtime, device)
-    loss_of = parallel.loss_of(model, runtime, device)
+    loss_of = parallel.loss_of(model, runtime, device, steps=parallel.PAYS)
     optimizers = optim.build_optimizers(model, Optim(), LR)
 
     def step() -> Tensor:
@@ -134,6 +141,25 @@ def ours(
         return loss
 
     return Program(scheme, mode, model.parameter_count(), step)
+
+
+def nanogpt(
+    rival: NanoGPT, mode: str, shape: DecoderConfig, ids: Tensor, targets: Tensor, device: torch.device
+) -> Program:
+    """The same step for nanoGPT's model, compiled whole as its own train.py does. It gets the fused AdamW, which
+    its train.py takes on GPUs alone."""
+    torch.manual_seed(0)
+    model = rival.build(shape).train().to(device)
+    parameters = sum(p.numel() for p in model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    forward = torch.compile(model) if mode == "compiled" else model
+
+    def step() -> Tensor:
+        loss: Tensor = forward(ids, targets)[1]
+        finish(loss, model, [optimizer])
+        return loss
+
+    return Program(rival.name, mode, parameters, step)
 
 
 def llama(shape: DecoderConfig, ids: Tensor, targets: Tensor, device: torch.device) -> Program:

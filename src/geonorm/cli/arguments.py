@@ -90,16 +90,12 @@ def split(kind: type[Settings], program: str, arguments: list[str]) -> dict[str,
                 word += f"={waiting.pop()}"
         told.append(word)
     found, left = tyro_cli(tyro_type(kind), program, told)
-    if left and left[0].startswith("-"):
-        raise ConfigError(unknown_option(left[0].partition("=")[0], known))
+    if left and left[0].startswith("-"):  # the nearest option, not all of them: there are too many for a line
+        said = unknown("option", left[0].partition("=")[0], [option.flag for option in known.values()])
+        raise ConfigError(said.split(" (valid:")[0] + " (see --help)")
     if left:
         raise ConfigError(f"unexpected argument {left[0]!r}; options begin with -- (see --help)")
     return dict(found)
-
-
-def unknown_option(flag: str, known: dict[str, Option]) -> str:
-    """The nearest option, not all of them: there are too many for a line."""
-    return unknown("option", flag, [option.flag for option in known.values()]).split(" (valid:")[0] + " (see --help)"
 
 
 def admit(file: Path, named: list[Any]) -> None:
@@ -135,7 +131,7 @@ def from_file(path: Path, kind: type[Settings]) -> dict[str, Any]:
     return tree
 
 
-def library() -> Any:
+def tyro_library() -> Any:
     try:
         import tyro
     except ImportError:
@@ -144,7 +140,7 @@ def library() -> Any:
 
 
 def tyro_cli(kind: Any, program: str, words: list[str], **more: Any) -> Any:
-    return library().cli(kind, prog=program, args=words, return_unknown_args=True, **more)
+    return tyro_library().cli(kind, prog=program, args=words, return_unknown_args=True, **more)
 
 
 def tyro_type(kind: type[Settings], shown: Collection[str] = (), complete: bool = False) -> Any:
@@ -157,7 +153,7 @@ def tyro_type(kind: type[Settings], shown: Collection[str] = (), complete: bool 
         groups.setdefault(group, {})[leaf] = tyro_field(option, option.name in kind.words, complete)
     for name, leaves in groups.items():
         if name:
-            about = library().conf.arg(help=hints(kind)[name].__doc__)
+            about = tyro_library().conf.arg(help=hints(kind)[name].__doc__)
             groups[""][name] = Annotated[typed_dict(name, leaves), about]
     return typed_dict(kind.__name__, groups[""], kind.__doc__)
 
@@ -169,7 +165,7 @@ def typed_dict(name: str, leaves: dict[str, Any], about: str | None = None) -> A
 
 
 def tyro_field(option: Option, by_position: bool, complete: bool) -> Any:
-    tyro = library()
+    tyro = tyro_library()
     spec = tyro.constructors.PrimitiveConstructorSpec(
         nargs="*" if option.many else 1,
         metavar="",
@@ -178,15 +174,11 @@ def tyro_field(option: Option, by_position: bool, complete: bool) -> Any:
         str_from_instance=list,
         choices=tuple(choices(option.one)) or None if complete else None,
     )
-    metavar = option.name.upper() if by_position else "" if option.default is False else placeholder(option.one)
+    plain = {int: "N", float: "X", str: "TEXT", bool: "true|false"}
+    taken = choices(option.one) or [plain[bare(hint)] for hint in members(option.one) if hint is not NoneType]
+    metavar = option.name.upper() if by_position else "" if option.default is False else "|".join(taken)
     about = tyro.conf.arg(metavar=metavar + " ..." * option.many, help=option.text, help_behavior_hint=default(option))
     return Annotated[(str, spec, about, *[tyro.conf.Positional] * by_position)]
-
-
-def placeholder(hint: Any) -> str:
-    """What an option of this type takes, in the help."""
-    plain = {int: "N", float: "X", str: "TEXT", bool: "true|false"}
-    return "|".join(choices(hint) or [plain[bare(member)] for member in members(hint) if member is not NoneType])
 
 
 def default(option: Option) -> str:
@@ -215,7 +207,7 @@ def print_completion(shell: str, kinds: Mapping[str, type[Settings]]) -> None:
     """Prints what makes a shell complete verbs, options and words: `eval "$(geonorm --completion bash)"`."""
     if shell not in SHELLS:
         raise ConfigError(unknown("shell", shell, SHELLS))
-    conf = library().conf
+    conf = tyro_library().conf
     verbs: dict[str, Any] = {}
     for name, kind in kinds.items():
         verb, _, what = name.partition(" ")

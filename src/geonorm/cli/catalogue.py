@@ -149,21 +149,18 @@ def describe(name: str) -> str:
     scheme = parse(name)
     generic = "" if scheme == type(scheme)() else "    (without fields; what the fields change stands below)"
     lines = [name, f"  {about['title']}", f"  {about['equation']}{generic}", f"  {about['source']}"]
-    for key, title in (("claim", "reported"), ("checked", "checked against")):
-        if about[key]:
-            lines.append(f"  {title}: {about[key]}")
+    said = {"reported": about["claim"], "checked against": about["checked"]}
+    more = {
+        "direction and radius": moved(about["motion"]),
+        "theory": about["theory"] and foretold(about["theory"]),
+        f"initial standard deviation over the base, block 2 of {DEPTH}": pairs(about["initial_std"]),
+        "learned vectors and scalars at first": pairs(about["initial_scalars"]),
+        "own recipe": pairs(about["own_recipe"]),
+    }
+    lines += [f"  {title}: {text}" for title, text in said.items() if text]
     lines.append("  fields:")
-    for field, detail in about["fields"].items():
-        lines.append(f"    {field} = {detail['default']}    {detail['values']}")
-    lines.append(f"  direction and radius: {moved(about['motion'])}")
-    if about["theory"]:
-        lines.append(f"  theory: {foretold(about['theory'])}")
-    if about["initial_std"]:
-        lines.append(f"  initial standard deviation over the base, block 2 of {DEPTH}: {pairs(about['initial_std'])}")
-    if about["initial_scalars"]:
-        lines.append(f"  learned vectors and scalars at first: {pairs(about['initial_scalars'])}")
-    if about["own_recipe"]:
-        lines.append(f"  own recipe: {pairs(about['own_recipe'])}")
+    lines += [f"    {key} = {field['default']}    {field['values']}" for key, field in about["fields"].items()]
+    lines += [f"  {title}: {text}" for title, text in more.items() if text]
     return "\n".join(lines)
 
 
@@ -192,22 +189,20 @@ def markdown() -> str:
 
 def section(name: str) -> str:
     about = entry(name)
-    doc = " ".join((find(name).__doc__ or "").split())
-    lines = [f"## {name}", "", f"    {about['equation']}", "", doc, "", f"*Source.* {about['source']}."]
-    if about["claim"]:
-        lines += ["", f"*Reported.* {about['claim']}"]
-    lines += ["", f"*Checked against.* {about['checked'] or 'nothing yet'}."]
-    lines += ["", f"*Direction and radius.* {moved(about['motion'])}."]
-    if about["theory"]:
-        lines += ["", f"*Theory* ([derived](theory.md)). {foretold(about['theory'])}."]
     std, scalars, recipe = about["initial_std"], about["initial_scalars"], about["own_recipe"]
-    if std:
-        lines += ["", f"*Initial standard deviation* over the base, block 2 of {DEPTH}: {pairs(std)}; others 1."]
-    if scalars:
-        listed = "; ".join(f"`{key}` {value}" for key, value in scalars.items())
-        lines += ["", f"*Learned vectors and scalars*, initial value (shape at width {DIM}): {listed}."]
-    if recipe:
-        lines += ["", f"*Own recipe.* {pairs(recipe)}."]
+    listed = "; ".join(f"`{key}` {value}" for key, value in scalars.items())
+    said = {
+        "*Source.*": f"{about['source']}.",
+        "*Reported.*": about["claim"],
+        "*Checked against.*": f"{about['checked'] or 'nothing yet'}.",
+        "*Direction and radius.*": f"{moved(about['motion'])}.",
+        "*Theory* ([derived](theory.md)).": about["theory"] and f"{foretold(about['theory'])}.",
+        f"*Initial standard deviation* over the base, block 2 of {DEPTH}:": std and f"{pairs(std)}; others 1.",
+        f"*Learned vectors and scalars*, initial value (shape at width {DIM}):": scalars and f"{listed}.",
+        "*Own recipe.*": recipe and f"{pairs(recipe)}.",
+    }
+    lines = [f"## {name}", "", f"    {about['equation']}", "", " ".join((find(name).__doc__ or "").split())]
+    lines += [line for title, text in said.items() if text for line in ("", f"{title} {text}")]
     if about["fields"]:
         lines += ["", "| field | default | values | |", "|---|---|---|---|"]
         for key, detail in about["fields"].items():

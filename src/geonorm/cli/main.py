@@ -360,15 +360,6 @@ COMMANDS: dict[str, type[Settings]] = {
     "data": DataConfig,
 }
 VERBS: dict[str, Callable[[Any], int]] = {
-    "compare": compare,
-    "train": train,
-    "eval": evaluate,
-    "generate": generate,
-    "export": export,
-    "report": report,
-    "bench": bench,
-    "probe": probe,
-    "simulate": simulate,
-    "schemes": schemes,
-    "data": data,
+    "eval" if verb is evaluate else verb.__name__: verb
+    for verb in (compare, train, evaluate, generate, export, report, bench, probe, simulate, schemes, data)
 }

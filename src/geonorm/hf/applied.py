@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, ClassVar
 
 from torch import nn
@@ -28,7 +28,7 @@ from ..sites.anatomy import FAMILIES
 from .block import Affine, Gain, StockBranch
 from .config import from_folder
 from .older import ReadsOlder
-from .sites import Undo, replace_sites
+from .sites import replace_sites
 
 TYPE = "geonorm_applied"
 OURS = ("scheme", "scheme_source", "matched", "stock_type")
@@ -131,13 +131,11 @@ def is_applied(model: Any) -> bool:
     return isinstance(model, AppliedModel)
 
 
-def dress(model: Any, scheme: str, family: str, matched: bool, undo: list[Undo]) -> None:
+def dress(model: Any, scheme: str, family: str, matched: bool) -> None:
     """Makes the model, and every model inside it, of the type that says what it is; configurations are copied first,
     because other models may share them."""
     forget_hooks(model)
-    undo.append(partial(forget_hooks, model))
     copies: dict[int, Any] = {}
-    olds: list[tuple[Any, Any]] = []
     stock: Any = type(model.config)
     made = stock if is_applied(model) else config_class(stock)
     says: dict[str, Any] = {"scheme": scheme, "matched": matched, "stock_type": family, "model_type": TYPE}
@@ -151,25 +149,14 @@ def dress(model: Any, scheme: str, family: str, matched: bool, undo: list[Undo])
                 new.__class__ = made
                 for key, value in says.items():
                     setattr(new, key, value)
-            olds.append((module, old))
-    for module, old in olds:
-        module.config = copies[id(old)]
-    plans: dict[str, Any] = {"_tp_plan": {}, "_pp_plan": {}, "_weight_conversions": []}  # they name the stock paths
+            module.config = copies[id(old)]
     for module in [module for module in model.modules() if isinstance(module, PreTrainedModel)]:
         if not is_applied(module):
             kind: Any = type(module)
             module.__class__ = model_class(kind, made)
-            undo.append(partial(setattr, module, "__class__", kind))
         # transformers looks this up by the class's name; there is no public way to enter a class of one's own
         output_capturing._CAN_RECORD_REGISTRY[module] = recorded(module)
-        for name, value in plans.items():
-            keep(module, name, value, undo)
-
-    def back() -> None:
-        for module, old in olds:
-            module.config = old
-
-    undo.append(back)
+        vars(module).update(_tp_plan={}, _pp_plan={}, _weight_conversions=[])  # they name the stock paths
 
 
 def recorded(module: Any) -> Any:
@@ -191,23 +178,14 @@ def forget_hooks(model: nn.Module) -> None:
         vars(module).pop("_output_capturing_hooks_installed", None)
 
 
-def keep(module: Any, name: str, value: Any, undo: list[Undo]) -> None:
-    """Sets an attribute of the instance."""
-    had = name in vars(module)
-    old = vars(module).get(name)
-    vars(module)[name] = value
-    undo.append(lambda: vars(module).update({name: old}) if had else vars(module).pop(name))
-
-
 def install(model: Any, scheme: str, matched: bool) -> None:
     """What loading does: the same change to a model that was just built of its stock parts."""
     if any(isinstance(module, Residual) for module in model.modules()):
         return
-    undo: list[Undo] = []
     rule = parse(scheme)
     model.config.scheme = str(rule)
-    dress(model, str(rule), model.config.stock_type, matched, undo)
-    replace_sites(model, rule, matched, undo)
+    dress(model, str(rule), model.config.stock_type, matched)
+    replace_sites(model, rule, matched)
 
 
 AutoConfig.register(TYPE, AppliedConfig, exist_ok=True)

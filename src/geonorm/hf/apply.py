@@ -7,9 +7,11 @@ model is then of another type: it saves and loads as that (see applied.py). `rep
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import ConfigError, unknown
@@ -18,11 +20,14 @@ from ..residual import Residual
 from ..schemes import Scheme, Site, parse
 from ..sites.anatomy import FAMILIES, blocks_of
 from ..sites.watch import stacks_of
-from .applied import dress, is_applied
+from .applied import dress, forget_hooks, is_applied
+from .block import AppliedBlock, Exit
 from .match import matched
-from .sites import Undo, replace_sites, stock_norms
+from .sites import replace_sites, stock_norms
 
 RECORD = "_geonorm_undo"
+KEPT = ("config", "call", "_tp_plan", "_pp_plan", "_weight_conversions")
+"""Attributes of modules that take other values."""
 
 
 @dataclass
@@ -106,28 +111,52 @@ def apply(model: Any, scheme: str | Scheme, init: Literal["keep", "match"] = "ke
 
 def restore(model: Any) -> None:
     """Gives a model back its residual scheme, its norms and its type. Weights that were trained meanwhile stay."""
-    record = getattr(model, "__dict__", {}).get(RECORD)
-    if record is None:
+    undo = getattr(model, "__dict__", {}).get(RECORD)
+    if undo is None:
         what = "was loaded from a folder, which holds no stock norms" if is_applied(model) else "has what it came with"
         raise ConfigError(f"nothing to restore: this {type(model).__name__} {what}")
-    for step in reversed(record):
-        step()
+    undo()
     del vars(model)[RECORD]
+
+
+def record(model: nn.Module) -> Callable[[], None]:
+    """What takes a change back. Modules that had left the model come to where its others are now, in their dtype and
+    mode."""
+    before = [(m, type(m), dict(m._modules), {k: vars(m)[k] for k in KEPT if k in vars(m)}) for m in model.modules()]
+
+    def back() -> None:
+        for module, kind, children, attributes in before:
+            whole = isinstance(module, AppliedBlock)
+            gone = {k: old for k, old in children.items() if whole or isinstance(module._modules.get(k), Exit)}
+            like: Any = next((p for p in module.parameters() if p.is_floating_point()), None) if gone else None
+            for old in gone.values() if like is not None else ():
+                if old is not None:
+                    old.to(device=like.device, dtype=like.dtype).train(module.training)
+            if whole:
+                module._modules = children
+            else:
+                module._modules.update(gone)
+            if whole or is_applied(module):
+                module.__class__ = kind
+            for name in KEPT:
+                vars(module).pop(name, None)
+            vars(module).update(attributes)
+        forget_hooks(model)
+
+    return back
 
 
 def change(model: Any, scheme: Scheme, family: str, matched: bool) -> Report:
     before = {name: p.shape for name, p in model.named_parameters()}
     stock = {id(p) for p in model.parameters()}
     removed = list(stock_norms(model))
-    undo: list[Undo] = []
+    vars(model)[RECORD] = record(model)
     try:
-        dress(model, str(scheme), family, matched, undo)
-        carried = replace_sites(model, scheme, matched, undo)
+        dress(model, str(scheme), family, matched)
+        carried = replace_sites(model, scheme, matched)
     except BaseException:
-        for step in reversed(undo):
-            step()
+        restore(model)
         raise
-    vars(model)[RECORD] = undo
     added = {name: p.numel() for name, p in model.named_parameters() if id(p) not in stock}
     assert sum(p.numel() for p in model.parameters()) == sum(added.values()) + sum(
         shape.numel() for name, shape in before.items() if not any(name.startswith(f"{path}.") for path in removed)
@@ -160,15 +189,12 @@ def check_model(model: Any) -> None:
         raise ConfigError(f"{name} has no blocks that apply knows; give it the text model alone")
     for stack, base in found:
         for block in blocks_of(model, stack, base):
-            branches = [branch for sublayer in stack.sublayers for branch in sublayer.branches]
-            if not all(any(map(has_floats, map(block.get_submodule, branch.modules))) for branch in branches):
-                raise ConfigError(f"this {name} is quantised: apply the scheme to the full-precision model")
+            for branch in [branch for sublayer in stack.sublayers for branch in sublayer.branches]:
+                weights = [p for path in branch.modules for p in block.get_submodule(path).parameters()]
+                if not any(p.is_floating_point() for p in weights):
+                    raise ConfigError(f"this {name} is quantised: apply the scheme to the full-precision model")
             if "forward" in vars(block) or hasattr(block, "_hf_hook"):
                 raise ConfigError(f"the blocks of this {name} are wrapped (by accelerate or a patch): apply first")
-
-
-def has_floats(module: Any) -> bool:
-    return any(p.is_floating_point() for p in module.parameters())
 
 
 def check_scheme(model: Any, scheme: Scheme) -> None:

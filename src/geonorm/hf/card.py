@@ -33,7 +33,8 @@ def card(
         "## How it was trained\n\n" + facts(shape, settings, summary, environment),
         "## Loss\n\n" + losses(rows),
         f"Loss in nats per token; the last value on held-out text is {number(summary['val_loss'])}, which is "
-        f"{number(summary['val_bpb'])} bits per byte. {spikes(summary)} One run with one seed: it says nothing about "
+        f"{number(summary['val_bpb'])} bits per byte. Spikes of the loss: {summary['spikes']}, of the gradient norm: "
+        f"{summary['grad_spikes']}. One run with one seed: it says nothing about "
         "the noise between seeds.",
         f"## Data and licence\n\nTrained on `{Path(settings['data']).name}` alone. The run states no licence: whoever "
         "publishes the model chooses one that the licence of these data allows, here and in the header of this page.",
@@ -86,10 +87,6 @@ def losses(rows: list[dict[str, Any]]) -> str:
             f"| {last['step']:,} | {last['tokens']:,} | {mean:.4f} | {f'{held_out[-1]:.4f}' if held_out else ''} |"
         )
     return "\n".join(lines)
-
-
-def spikes(summary: dict[str, Any]) -> str:
-    return f"Spikes of the loss: {summary['spikes']}, of the gradient norm: {summary['grad_spikes']}."
 
 
 def number(value: float | None) -> str:

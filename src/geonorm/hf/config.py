@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import fields
-from typing import Any, ClassVar, Literal
+from types import new_class
+from typing import Any, ClassVar, get_type_hints
 
 from transformers import GenerationConfig, PreTrainedConfig
 
@@ -13,7 +14,7 @@ from ..nn.config import DecoderConfig
 from ..nn.plans import tensor_parallel_plan
 from ..schemes import Scheme, parse, sources_of, stored
 
-NAMES = {
+NAMES = {f.name: f.name for f in fields(DecoderConfig)} | {
     "width": "hidden_size",
     "hidden": "intermediate_size",
     "layers": "num_hidden_layers",
@@ -25,7 +26,7 @@ NAMES = {
     "tied": "tie_word_embeddings",
     "rotary": "partial_rotary_factor",
 }
-"""Fields of DecoderConfig that transformers calls otherwise; all others keep their names."""
+"""Fields of DecoderConfig, and what transformers calls them."""
 
 THEIRS = set(
     """num_labels name_or_path torch_dtype output_attentions attn_implementation experts_implementation
@@ -44,7 +45,17 @@ def from_folder(config_dict: dict[str, Any], settings: dict[str, Any]) -> dict[s
     return {**config_dict, "scheme": stored(scheme, source, str(where))}
 
 
-class GeoNormConfig(PreTrainedConfig):
+def add_fields(namespace: dict[str, Any]) -> None:
+    """Those of DecoderConfig under the names of transformers, with their types and defaults."""
+    types = get_type_hints(DecoderConfig)
+    namespace["__annotations__"] = {theirs: types[ours] for ours, theirs in NAMES.items()}
+    namespace.update({NAMES[f.name]: f.default for f in fields(DecoderConfig)})
+
+
+ShapeFields: Any = new_class("ShapeFields", (PreTrainedConfig,), exec_body=add_fields)
+
+
+class GeoNormConfig(ShapeFields):
     """A causal decoder under a residual scheme: `GeoNormConfig(scheme="geonorm(decay=sqrt)", hidden_size=512)`.
 
     Fields are those of `geonorm.DecoderConfig`, with the documentation there, under the names of transformers. `scheme`
@@ -65,30 +76,7 @@ class GeoNormConfig(PreTrainedConfig):
         "exit": "keep_full_weight",
     }
 
-    scheme: str = "geonorm"
     scheme_source: dict[str, Any] | None = None
-    vocab_size: int = 1024
-    hidden_size: int = 128
-    intermediate_size: int = 344
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    max_position_embeddings: int = 128
-    mlp: Literal["swiglu", "gelu", "gelu_tanh"] = "swiglu"
-    block: Literal["sequential", "parallel"] = "sequential"
-    norm: Literal["rms", "layer", "dyt", "none"] = "rms"
-    gains: bool = True
-    norm_bias: bool = True
-    norm_eps: float = 1e-6
-    qk_norm: Literal["none", "head", "full"] = "none"
-    bias: bool = False
-    tie_word_embeddings: bool = False
-    positions: Literal["rope", "learned", "none"] = "rope"
-    rope_theta: float = 10000.0
-    partial_rotary_factor: float = 1.0
-    init: Literal["fan_in", "neox", "gpt2", "zero"] = "fan_in"
-    init_depth: int | None = None
     use_cache: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
@@ -100,7 +88,7 @@ class GeoNormConfig(PreTrainedConfig):
                 raise ConfigError(unknown("key of GeoNormConfig", key, [f.name for f in fields(self)]))
         with suppress(UntrustedCode):  # text of a folder: whoever builds the model says whether its code may run
             self.rule()
-        if self.num_key_value_heads is None:
+        if self.num_key_value_heads is None:  # type: ignore[has-type]
             self.num_key_value_heads = self.num_attention_heads
         self.shape()
         super().__post_init__(**kwargs)
@@ -113,7 +101,7 @@ class GeoNormConfig(PreTrainedConfig):
     def rule(self) -> Scheme:
         """The scheme, whose text becomes canonical. `scheme_source` is the source of what in it is from elsewhere;
         UntrustedCode where that came from a folder and may not run."""
-        scheme = parse(self.scheme)
+        scheme = parse(self.scheme)  # type: ignore[has-type]
         self.scheme, self.scheme_source = str(scheme), sources_of(scheme) or self.scheme_source
         return scheme
 
@@ -130,10 +118,9 @@ class GeoNormConfig(PreTrainedConfig):
 
     def shape(self) -> DecoderConfig:
         """The shape of the network, in our own words."""
-        return DecoderConfig(**{f.name: getattr(self, NAMES.get(f.name, f.name)) for f in fields(DecoderConfig)})
+        return DecoderConfig(**{ours: getattr(self, theirs) for ours, theirs in NAMES.items()})
 
     @classmethod
     def of(cls, decoder: DecoderConfig, **more: Any) -> GeoNormConfig:
         """The configuration of a decoder; `more` are fields that it does not have, such as eos_token_id."""
-        shape = {NAMES.get(f.name, f.name): getattr(decoder, f.name) for f in fields(DecoderConfig)}
-        return cls(**shape, **more)
+        return cls(**{theirs: getattr(decoder, ours) for ours, theirs in NAMES.items()}, **more)

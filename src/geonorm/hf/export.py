@@ -109,8 +109,6 @@ def export(
     aside = to.with_name(f".{to.name}.{os.getpid()}")
     try:
         model.save_pretrained(aside, max_shard_size=shard)
-        for file in aside.glob("*.safetensors"):  # safetensors lets the owner alone read it
-            shutil.copymode(aside / "config.json", file)
         fast_tokenizer(tokenizer, end, decoder.config.context).save_pretrained(aside)
         if remote_code:
             (aside / FILE).write_text(source, encoding="utf-8")

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig
+from ..nn.plans import FEED_FORWARD
 from ..schemes import Placement, parse
 from ..sites.anatomy import FAMILIES, Stack, anatomy
 from .config import NAMES
@@ -81,9 +82,10 @@ class Layout:
             for role in dict.fromkeys(part.norms.values()):
                 found[f"{own}.own.{role}"] = " ".join(path for path, played in part.norms.items() if played == role)
             for number, branch in enumerate(part.branches):
-                inner = f"both.branch.{('attn', 'mlp')[number]}" if own == "both" else f"{own}.branch"
+                kind = ("attn", "mlp")[number] if own == "both" else own
+                inner = f"both.branch.{kind}" if own == "both" else f"{own}.branch"
                 for ours, theirs in self.matrices.items():
-                    if (ours.split(".")[-1].split(" ")[0] in "qkvo") == inner.endswith(("attn", "attn.branch")):
+                    if (ours.split()[0] in FEED_FORWARD) == (kind == "mlp"):
                         found[join_names(ours, inner)] = f"{branch.modules[0]}.{theirs}"
         return found
 

@@ -16,6 +16,7 @@ say how near it is.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -155,13 +156,12 @@ def kept(model: Any, inputs: dict[str, Any]) -> Tensor:
         for chain in cast(Any, module.branch).chains
         if chain.gains is not None
     ]
-    values = [[p.clone() for p in gains.parameters()] for gains in added]
+    values = [copy.deepcopy(gains.state_dict()) for gains in added]
     for gains in added:
         gains.reset_parameters()
     _, returned = answer(model, inputs)
     for gains, saved in zip(added, values, strict=True):
-        for p, value in zip(gains.parameters(), saved, strict=True):
-            p.copy_(value)
+        gains.load_state_dict(saved)
     return returned
 
 
@@ -232,7 +232,7 @@ def fitting(residual: Residual, seen: Seen, beyond: Tensor | None) -> Callable[.
         out = branch(y.to(residual.compute_dtype(y)), **arguments)
         u = out[0] if isinstance(out, tuple) else out
         write = partial(write_at, scheme, x, p=p, site=site, carry=carry)
-        weight = norm_weight(own) if branch.gain is None else branch.gain.weight
+        weight = getattr(norm_in(own, "output") if branch.gain is None else branch.gain, "weight", None)
         if weight is not None and seen.after is not None:
             scale(weight, lambda: scheme.seen(write(proposal(u, branch))), seen.after)
         stream = norm_in(own, "stream")
@@ -247,11 +247,6 @@ def fitting(residual: Residual, seen: Seen, beyond: Tensor | None) -> Callable[.
 def proposal(u: Tensor, branch: Any) -> Tensor:
     """The update with the gain as it is now: u came with a gain of 1."""
     return u if branch.gain is None else branch.gain(u)
-
-
-def norm_weight(own: nn.Module) -> Tensor | None:
-    norm = norm_in(own, "output")
-    return None if norm is None else getattr(norm, "weight", None)
 
 
 def leaving(end: Exit, wanted: Tensor) -> Callable[[Tensor], Tensor]:

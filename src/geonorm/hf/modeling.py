@@ -100,15 +100,9 @@ class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
         base: Any = self.base_model
         return base.entry, base.exit
 
-    def residuals(self) -> Iterator[tuple[Site, Residual]]:
-        """Every residual site from input to output, as those of a Decoder: what `geonorm probe` measures by."""
-        for module in self.modules():
-            if isinstance(module, Residual):
-                yield Site(module.index, module.kind, module.depth), module
-
     def constrained(self) -> Iterator[tuple[Scheme, str, Tensor]]:
         """Every weight that a scheme may put a constraint on: the scheme, the weight's role, the weight."""
-        for _, residual in self.residuals():
+        for residual in (module for module in self.modules() if isinstance(module, Residual)):
             for part in residual.branch.modules():
                 if isinstance(part, nn.Linear) and hasattr(part, "role"):
                     yield residual.scheme, str(part.role), part.weight

@@ -9,6 +9,8 @@ from dis import get_instructions
 from types import CodeType
 from typing import NamedTuple
 
+from ..errors import ConfigError
+
 
 class Use(NamedTuple):
     """A name that is bound nowhere around it: its line, from 1, and columns in bytes."""
@@ -30,7 +32,8 @@ def is_text(node: ast.stmt | None) -> bool:
 def defined(node: ast.stmt) -> str | None:
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return node.name
-    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    target = node.targets[0] if isinstance(node, ast.Assign) else None
+    target = node.target if isinstance(node, ast.AnnAssign) else target
     return target.id if isinstance(target, ast.Name) else None
 
 
@@ -44,7 +47,9 @@ def free_names(code: CodeType, eager: bool = True) -> Iterator[Use]:
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval not in own and step.positions:
             asked = after.argval if after is not None and after.opname in ("LOAD_ATTR", "LOAD_METHOD") else None
             line, _, start, end = step.positions
-            yield Use(step.argval, asked, line or 0, start or 0, end or 0, eager)
+            if line is None or start is None or end is None:
+                raise ConfigError("--remote-code needs Python's columns: unset PYTHONNODEBUGRANGES")
+            yield Use(step.argval, asked, line, start, end, eager)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from free_names(inner, eager)

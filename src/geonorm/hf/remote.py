@@ -33,8 +33,13 @@ FILE = "modeling_geonorm.py"
 LAYERS = "errors settings decay elsewhere sphere norms ops schemes theirs residual nn hf".split()
 """Parts of the package from the bottom up: the order in which the file reads, where definitions leave a choice; theirs
 are schemes from elsewhere."""
-ALONE = "hf.alone"
-"""The module whose definitions stand in for those of the same name."""
+STAND_INS = {
+    "elsewhere": ("reading", "allowed"),
+    "schemes.origin": ("stored", "sources_of"),
+    "schemes.parse": ("find", "installed"),
+    "ops.geodesic": ("geodesic_step", "geodesic_step_read"),
+}
+"""What hf.alone defines in the place of definitions that would bring kernels along, or code from elsewhere."""
 LEFT_OUT = "# an import among modules"
 
 Place = tuple[str, str]  # (module, name of a definition)
@@ -142,8 +147,7 @@ class Bundle:
         """Where a name of a module is defined in the package, through any number of re-exports."""
         module = self.read(home)
         if name in module.definitions:
-            stands_in = home not in self.theirs and name in read_ours(ALONE).definitions
-            return ALONE if stands_in else home, name
+            return "hf.alone" if name in STAND_INS.get(home, ()) else home, name
         inner, original = module.ours.get(name, ("", ""))
         return self.place(inner, original) if original else None
 

@@ -1,8 +1,8 @@
-"""Residual sites of ours in the place of a stock model's, with the record of how to take that back."""
+"""Residual sites of ours in the place of a stock model's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -13,8 +13,6 @@ from ..schemes import Scheme, Site
 from ..sites.anatomy import Stack, blocks_of, join
 from ..sites.watch import stacks_of
 from .block import AppliedBlock, Exit, call_of, carry, norm_in, norm_spec, site_of
-
-Undo = Callable[[], None]
 
 
 def stock_norms(model: Any) -> Iterator[str]:
@@ -28,7 +26,7 @@ def stock_norms(model: Any) -> Iterator[str]:
             yield join(base, stack.exit)
 
 
-def replace_sites(model: Any, scheme: Scheme, matched: bool, undo: list[Undo]) -> set[int]:
+def replace_sites(model: Any, scheme: Scheme, matched: bool) -> set[int]:
     """Gives every block of the model residual sites under the scheme; returns the ids of parameters that took over the
     gains of a stock norm."""
     carried: set[int] = set()
@@ -45,10 +43,14 @@ def replace_sites(model: Any, scheme: Scheme, matched: bool, undo: list[Undo]) -
             sites = nn.ModuleDict()
             for sublayer in stack.sublayers:
                 site = Site(layer, sublayer.kind, depth)
-                sites[sublayer.kind] = site_of(block, sublayer, stack, scheme, site, dim, matched)
-                carried |= taken_over(sites[sublayer.kind], sublayer.norms.values())
+                residual: Any = site_of(block, sublayer, stack, scheme, site, dim, matched)
+                heirs = [norm_in(residual.own, role) for role in sublayer.norms.values()]
+                heirs += [chain.gains for chain in residual.branch.chains]
+                carried |= {id(p) for heir in heirs if heir is not None for p in heir.parameters()}
+                sites[sublayer.kind] = residual
             check_complete(block, sites, stack)
-            rebuild(block, made, sites, call_of(block, stack), undo)
+            call = call_of(block, stack)
+            block._modules, block.call, block.__class__ = {"residuals": sites, "entry": None, "exit": None}, call, made
         entry = End(scheme, Site(0, "entry", depth), spec).to(device=like.device, dtype=like.dtype)
         exit = Exit(scheme, Site(depth - 1, "exit", depth), spec, like.dtype).to(like.device)
         exit.own.to(like.dtype)
@@ -60,13 +62,8 @@ def replace_sites(model: Any, scheme: Scheme, matched: bool, undo: list[Undo]) -
             if target is not None:
                 carry(last, target, stack.gain_offset)
                 carried |= {id(p) for p in target.parameters()}
-            swap(model, join(base, stack.exit or ""), exit, undo)
+            model.set_submodule(join(base, stack.exit or ""), exit)
     return carried
-
-
-def taken_over(residual: Any, roles: Any) -> set[int]:
-    found = {id(p) for role in set(roles) for p in (norm_in(residual.own, role) or nn.Module()).parameters()}
-    return found | {id(p) for chain in residual.branch.chains if chain.gains for p in chain.gains.parameters()}
 
 
 def check_complete(block: nn.Module, sites: nn.ModuleDict, stack: Stack) -> None:
@@ -76,36 +73,3 @@ def check_complete(block: nn.Module, sites: nn.ModuleDict, stack: Stack) -> None
     lost = [name for name, p in block.named_parameters() if id(p) not in known]
     if lost:
         raise ConfigError(f"blocks of this model have parameters that apply does not know: {', '.join(lost[:3])}")
-
-
-def rebuild(block: nn.Module, made: type, sites: nn.ModuleDict, call: Any, undo: list[Undo]) -> None:
-    """The block's children become its residual sites; the old ones wait in the record of how to undo it."""
-    children, kind = block._modules, type(block)
-
-    def back() -> None:
-        device = next(sites.parameters()).device
-        dtype = next(p for p in sites.parameters() if p.is_floating_point()).dtype
-        block._modules = children
-        block.__class__ = kind
-        del block.call
-        block.to(device=device, dtype=dtype).train(block.training)
-
-    block._modules = {"residuals": sites, "entry": None, "exit": None}
-    block.call = call
-    block.__class__ = made
-    undo.append(back)
-
-
-def swap(model: nn.Module, path: str, module: nn.Module, undo: list[Undo]) -> None:
-    parent, _, name = path.rpartition(".")
-    owner = model.get_submodule(parent)
-    old = getattr(owner, name)
-
-    def back() -> None:
-        like = next((p for p in owner.parameters() if p.is_floating_point()), None)
-        setattr(
-            owner, name, old if like is None else old.to(device=like.device, dtype=like.dtype).train(owner.training)
-        )
-
-    setattr(owner, name, module)
-    undo.append(back)

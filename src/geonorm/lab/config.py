@@ -82,7 +82,8 @@ class Runtime(Settings):
     threads: Annotated[int, Range(1, 1024)] = 1
     """CPU threads of one run."""
     compile: bool = False
-    """torch.compile, block by block, and of the loss; a model of up to 6 blocks on one CPU thread as one graph."""
+    """torch.compile, block by block, and of the loss; in runs of 10,000 steps or more, on one CPU thread, a model of up
+    to 6 blocks as one graph."""
     recompute: bool = False
     """Activation checkpointing, block by block."""
     accumulate: Count = 1

@@ -137,6 +137,8 @@ class Decoder(nn.Module):
         self.head = linear("head", c.width, c.vocab_size)
         if c.tied:
             self.head.weight = self.embed.weight
+        schemes = (self.entry.scheme, self.exit.scheme, *(residual.scheme for _, residual in self.residuals()))
+        self.constrained = any(type(scheme).constrain is not Scheme.constrain for scheme in schemes)
         self.logits_slot = self.exit.scheme.slot("logits", (c.vocab_size,), c.width, self.exit.site)
         self.reset_parameters()
 
@@ -219,6 +221,8 @@ class Decoder(nn.Module):
     @torch.no_grad()
     def constrain(self) -> None:
         """Applies each scheme's constraint to the weights that stand under it: at the start and after every step."""
+        if not self.constrained:
+            return
         groups: dict[Scheme, dict[str, list[Tensor]]] = {}
         for role, weight, scheme, _ in self.weights():
             groups.setdefault(scheme, {}).setdefault(role, []).append(weight)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, count
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .page import Part
-    from .probe import Geometry
-    from .runs import Comparison
-    from .simulation import SavedSimulation
+    from .source import Source
     from .style import Look
-    from .vega import Figure, Spec
-
-    Source = Comparison | SavedSimulation | Geometry
+    from .vega import Figure
 
 __all__ = ["build", "draw", "write_figures"]
 
@@ -37,22 +34,17 @@ def build(
     such a report; `force` overwrites it.
     """
     from . import formats
-    from .page import page, shared_looks
+    from .page import page
 
     target = Path(out)
     _check_target(target, None if figures is None else Path(figures), force, format)
-    sources = _open(dirs, schemes, sort)
-    styles = shared_looks(source.keys for source in sources)
-    parts = [_part(source, styles) for source in sources]
+    styles, parts = _read(dirs, schemes, sort)
     title = parts[0].title if len(parts) == 1 else ", ".join(dict.fromkeys(part.title for part in parts))
-    if format == "html":
-        content: str | bytes = page(title, parts, styles)
-    else:
-        content = formats.WRITERS[format](parts)
+    content = page(title, parts, styles) if format == "html" else formats.WRITERS[format](parts)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(content if isinstance(content, bytes) else content.encode())
     if figures is not None:
-        _save([part.figures for part in parts], sources, Path(figures))
+        _save(parts, Path(figures))
     return target
 
 
@@ -64,15 +56,14 @@ def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[P
     nothing to show (no trace, one learning rate) is left out. Of several sources each has a folder of its own, by
     their names, numbered where two have the same.
     """
-    sources = _open_styled(dirs)
-    return _save([_figures(source) for source in sources], sources, Path(out_dir))
+    return _save(_read(dirs)[1], Path(out_dir))
 
 
 def draw(directory: AnyPath) -> dict[str, Figure]:
     """The figures that `write_figures` writes of one directory, by name, for notebooks. Writes nothing."""
     from .vega import Figure
 
-    return {name: Figure(spec) for source in _open_styled(directory) for name, spec in _figures(source).items()}
+    return {name: Figure(spec) for part in _read(directory)[1] for name, spec in part.figures.items()}
 
 
 MARK = '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -97,81 +88,42 @@ def _check_target(target: Path, figures: Path | None, force: bool, format: str) 
             raise GeonormError(f"{target} is no {what} of geonorm: choose another --out, or overwrite it with --force")
 
 
-def _open(dirs: Sequence[AnyPath] | AnyPath, schemes: Sequence[str] = (), sort: str | None = None) -> list[Source]:
-    """All runs as one comparison, then each simulation and each probe; of `schemes` alone, if any are named."""
+def _read(
+    dirs: Sequence[AnyPath] | AnyPath, schemes: Sequence[str] = (), sort: str | None = None
+) -> tuple[dict[str, Look], list[Part]]:
+    """What is said of all runs as one comparison, then of each simulation and each probe; of `schemes` alone, if any
+    are named. Before it the look of each name, so that a scheme has one colour everywhere."""
     from ..errors import GeonormError, unknown
-    from . import probe, runs, simulation
+    from . import comparison, probe, runs, simulation, studies
+    from .style import looks
 
     paths = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
     kinds = {path: runs.kind(path) for path in paths}
-    simulated = [path for path in paths if kinds[path] == "simulation"]
-    probed = [path for path in paths if kinds[path] == "probe"]
-    trained = [path for path in paths if path not in simulated and path not in probed]
+    trained = [path for path in paths if kinds[path] not in ("simulation", "probe")]
     found: list[Source] = [runs.load(trained)] if trained else []
-    found += [simulation.load(path) for path in simulated]
-    found += [probe.load(path) for path in probed]
+    found += [simulation.load(path) for path in paths if kinds[path] == "simulation"]
+    found += [probe.load(path) for path in paths if kinds[path] == "probe"]
     names = [name for source in found for pair in source.keys.items() for name in pair]
     for scheme in schemes:
         if scheme not in names:
             raise GeonormError(unknown("scheme", scheme, dict.fromkeys(names)))
-    chosen = [source.only(schemes, sort) if isinstance(source, runs.Comparison) else source.of(schemes)
-              for source in found] if schemes or sort else found  # fmt: skip
-    return [source for source in chosen if source.keys]
-
-
-def _open_styled(dirs: Sequence[AnyPath] | AnyPath) -> list[Source]:
-    """What the directories hold, one look for each name in all of them."""
-    from .page import shared_looks
-
-    sources = _open(dirs)
-    styles = shared_looks(source.keys for source in sources)
-    return [_styled(source, styles) for source in sources]
-
-
-def _styled(source: Source, styles: Mapping[str, Look]) -> Source:
-    from dataclasses import replace
-
-    return replace(source, styles=styles)
-
-
-def _part(source: Source, styles: Mapping[str, Look]) -> Part:
-    from . import comparison, studies
-    from .runs import Comparison
-    from .simulation import SavedSimulation
-
-    source = _styled(source, styles)
+    chosen = [source for source in (each.only(schemes, sort) for each in found) if source.keys]
+    styles = looks(list(dict.fromkeys(key for source in chosen for key in source.keys.values())))
     place = {name: index for index, name in enumerate(styles)}
-    if isinstance(source, Comparison):
-        return comparison.part(source, place)
-    return studies.simulation(source, place) if isinstance(source, SavedSimulation) else studies.probe(source, place)
+    parts: dict[type[Source], Callable[[Any, Mapping[str, int]], Part]] = {
+        runs.Comparison: comparison.part, simulation.SavedSimulation: studies.simulation, probe.Geometry: studies.probe,
+    }  # fmt: skip
+    return styles, [parts[type(source)](replace(source, styles=styles), place) for source in chosen]
 
 
-def _figures(source: Source) -> dict[str, Spec]:
-    from . import comparison_charts, probe_charts, simulation_charts
-    from .runs import Comparison
-    from .simulation import SavedSimulation
-
-    if isinstance(source, Comparison):
-        return comparison_charts.figures_of(source)
-    return (
-        simulation_charts.figures_of(source) if isinstance(source, SavedSimulation) else probe_charts.figures_of(source)
-    )
-
-
-def _save(figures: Sequence[Mapping[str, Spec]], sources: Sequence[Source], out_dir: Path) -> list[Path]:
-    """Write the figures of each source; several get a folder each."""
-    from .runs import Comparison
+def _save(parts: Sequence[Part], out_dir: Path) -> list[Path]:
+    """Write the figures of each part; several get a folder each, numbered where names are the same: run, run-2."""
     from .vega import save_figures
 
-    names = _distinct([s.source if isinstance(s, Comparison) else s.path.resolve().name for s in sources])
-    folders = [out_dir / name if len(sources) > 1 else out_dir for name in names]
-    return [file for drawn, folder in zip(figures, folders, strict=True) for file in save_figures(drawn, folder)]
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """The names in order; one that is taken already gets the first free number: run, run-2, run-3."""
-    taken: list[str] = []
+    names = [part.source for part in parts]
+    folders: list[str] = []
     for name in names:
         free = (f"{name}-{number}" for number in count(2))
-        taken.append(next(new for new in chain([name], free) if new not in taken and (new == name or new not in names)))
-    return taken
+        folders.append(next(n for n in chain([name], free) if n not in folders and (n == name or n not in names)))
+    places = [out_dir / folder if len(parts) > 1 else out_dir for folder in folders]
+    return [file for part, place in zip(parts, places, strict=True) for file in save_figures(part.figures, place)]

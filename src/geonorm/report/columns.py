@@ -1,4 +1,4 @@
-"""Tables as lines of text."""
+"""Tables as lines of text, and of Markdown."""
 
 from __future__ import annotations
 
@@ -15,3 +15,10 @@ def aligned(table: Sequence[Sequence[str]], numbers: bool = True) -> list[str]:
         ]
         lines.append("  ".join((first.ljust(widths[0]), *cells)).rstrip())
     return lines
+
+
+def markdown_lines(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table for a README, of which no text can break out of its cell."""
+    escapes = str.maketrans({"\\": "\\\\", "|": "\\|", "<": "&lt;", "\n": " "})
+    head = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    return [*head, *("| " + " | ".join(cell.translate(escapes) for cell in row) + " |" for row in rows)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from ..lab.runs.run import flatten
 from . import comparison_charts as charts
 from .checks import limits
 from .page import Part, Section, bullets, details, html_table, pairs, plain_text
-from .runs import Comparison, Record, Run
+from .runs import Comparison
 from .tables import COLUMNS, LIMITS, count, headline, summary_line
 from .vega import Chart
 
@@ -20,6 +20,14 @@ PER_RUN = {"scheme", "seed", "lr", "out", "name", "phase"}  # settings that diff
 STATUS = ("scheme", "seed", "lr", "phase", "status", "val_loss")
 NO_LOSS = "No run finished with a validation loss, so there is nothing to compare yet."
 NO_METRICS = "No metrics were recorded in these runs."
+NO_LIMITS = '<p class="limits">No departure from the comparison protocol was found in these runs.</p>'
+TABLE_NOTE = (
+    "<p>Mean ± standard deviation over seeds; differences are paired by seed, with their 95 % interval; p of each "
+    "alone, and by Holm for all {family}; moderated: the difference of the means, variances drawn towards that of "
+    "all schemes as far as their spreads agree; fitted minimum: of a parabola in log rate through all full runs, "
+    "± standard error; spikes (of the loss / of the gradient norm) are summed over the n runs. Speeds are not "
+    "compared: runs share a machine (geonorm bench train measures them in turns).</p>"
+)
 NO_TRACE = "No trace was recorded in these runs, so the geometry of the stream cannot be shown."
 
 
@@ -29,9 +37,10 @@ def part(comparison: Comparison, place: Mapping[str, int]) -> Part:
     noise = [*charts.final_loss(comparison), *charts.differences(comparison)]
     shown = [column for column in COLUMNS if any(column.cell(row) != "–" for row in comparison.rows)]
     titles, cells = [column.title for column in shown], [[c.cell(row) for c in shown] for row in comparison.rows]
+    limited = limits(comparison)
     sections = [
         Section("Noise and differences", [_charts(noise, NO_LOSS)], "wide"),
-        Section("Table", [html_table(titles, cells, place), _table_note(comparison)]),
+        Section("Table", [html_table(titles, cells, place), TABLE_NOTE.format(family=comparison.rows[0]["family"])]),
         Section("Training", [_charts(training, NO_METRICS)]),
         Section("Geometry of the stream", [_charts(charts.geometry(comparison), NO_TRACE)]),
         Section("Stability", [_stability(comparison), _charts(charts.gradient_course(comparison), NO_METRICS)]),
@@ -39,12 +48,13 @@ def part(comparison: Comparison, place: Mapping[str, int]) -> Part:
         Section("Repeat it", [_repeat(comparison)]),
     ]
     return Part(
-        title=f"{comparison.source}: {len(comparison.schemes)} residual schemes compared",
+        source=comparison.source,
+        title=f"{comparison.source}: {len(comparison.names)} residual schemes compared",
         caption=summary_line(comparison),
         findings=[(row["scheme"], headline(row)) for row in comparison.rows],
         keys=comparison.keys,
         sections=sections,
-        aside=_limits(comparison),
+        aside=f'<aside class="limits"><strong>{LIMITS}</strong>{bullets(limited)}</aside>' if limited else NO_LIMITS,
         tables=[(titles, cells)],
         records=[{key: v for key, v in row.items() if not isinstance(v, (dict, list))} for row in comparison.rows],
         figures=charts.figures_of(comparison),
@@ -53,23 +63,6 @@ def part(comparison: Comparison, place: Mapping[str, int]) -> Part:
 
 def _charts(found: list[Chart], otherwise: str) -> str | list[Chart]:
     return found or f"<p>{escape(otherwise)}</p>"
-
-
-def _limits(comparison: Comparison) -> str:
-    found = limits(comparison)
-    if not found:
-        return '<p class="limits">No departure from the comparison protocol was found in these runs.</p>'
-    return f'<aside class="limits"><strong>{LIMITS}</strong>{bullets(found)}</aside>'
-
-
-def _table_note(comparison: Comparison) -> str:
-    return (
-        "<p>Mean ± standard deviation over seeds; differences are paired by seed, with their 95 % interval; p of each "
-        f"alone, and by Holm for all {comparison.rows[0]['family']}; moderated: the difference of the means, variances "
-        "drawn towards that of all schemes as far as their spreads agree; fitted minimum: of a parabola in log rate "
-        "through all full runs, ± standard error; spikes (of the loss / of the gradient norm) are summed over the n "
-        "runs. Speeds are not compared: runs share a machine (geonorm bench train measures them in turns).</p>"
-    )
 
 
 def _stability(comparison: Comparison) -> str:
@@ -84,40 +77,33 @@ def _stability(comparison: Comparison) -> str:
 
 
 def _recipe(comparison: Comparison) -> str:
-    """Settings that all runs share, and where each scheme departs from them."""
+    """Settings that all runs share, where each scheme departs from them, and what its paper asks for beside them."""
     if not any(run.config for run in comparison.runs):
         return "<p>No configuration was stored with these runs.</p>"
-    flat = [flatten(run.config) for run in comparison.runs]
-    keys = dict.fromkeys(key for config in flat for key in config if key.split(".")[-1] not in PER_RUN)
-    shared = [(key, flat[0].get(key)) for key in keys if all(c.get(key) == flat[0].get(key) for c in flat)]
+    flat = {id(run): flatten(run.config) for run in comparison.runs}
+    first, *others = flat.values()
+    keys = dict.fromkeys(key for config in flat.values() for key in config if key.split(".")[-1] not in PER_RUN)
+    shared = [(key, first.get(key)) for key in keys if all(config.get(key) == first.get(key) for config in others)]
     own = [key for key in keys if key not in dict(shared)]
     parts = [details(f"Shared by all runs: {count(len(shared), 'setting')}", pairs(shared))]
     if own:
-        rows = [[key, *(_values(comparison.of(scheme), key) for scheme in comparison.schemes)] for key in own]
+        runs = {scheme: comparison.of(scheme) for scheme in comparison.names}
+        rows = [
+            [key, *(", ".join(dict.fromkeys(plain_text(flat[id(run)].get(key)) for run in of)) for of in runs.values())]
+            for key in own
+        ]
         parts.append("<p>Where the runs differ, besides scheme, seed and learning rate:</p>")
-        parts.append(html_table(["setting", *comparison.schemes], rows))
+        parts.append(html_table(["setting", *runs], rows))
     else:
         parts.append("<p>The runs differ in nothing but scheme, seed and learning rate.</p>")
-    asked = _own_recipes(comparison)
+    asked = []
+    for scheme in comparison.names:
+        summary = comparison.of(scheme)[0].summary
+        if recipe := summary.get("paper_recipe"):
+            settings = ", ".join(f"{key} {plain_text(value)}" for key, value in recipe.items())
+            used = "applied here" if summary.get("own_recipe") else "not applied here"
+            asked.append(f"{scheme}: its paper asks for {settings} ({used}).")
     return "".join(parts) + (bullets(asked) if asked else "")
-
-
-def _own_recipes(comparison: Comparison) -> list[str]:
-    """What each scheme's paper asks for beside the shared recipe, and whether these runs did it."""
-    sentences = []
-    for scheme in comparison.schemes:
-        for run in comparison.of(scheme)[:1]:
-            asked = run.summary.get("paper_recipe")
-            if asked:
-                settings = ", ".join(f"{key} {plain_text(value)}" for key, value in asked.items())
-                used = "applied here" if run.summary.get("own_recipe") else "not applied here"
-                sentences.append(f"{scheme}: its paper asks for {settings} ({used}).")
-    return sentences
-
-
-def _values(runs: Iterable[Run], key: str) -> str:
-    values = dict.fromkeys(plain_text(flatten(run.config).get(key)) for run in runs)
-    return ", ".join(values)
 
 
 def _repeat(comparison: Comparison) -> str:
@@ -125,18 +111,20 @@ def _repeat(comparison: Comparison) -> str:
     parts = ["<p>In the directory in which these runs were started:</p>"]
     if comparison.command:
         parts.append(f"<p>The whole comparison:</p><pre>{escape(comparison.command)}</pre>")
-    run = comparison.drawn(comparison.schemes[0])[0]
+    run = comparison.drawn(comparison.names[0])[0]
     config = Path(str(run.config.get("out") or run.path)) / "config.yaml"
     again = shlex.join(["geonorm", "train", "--config", str(config), "--out", "NEW"])
     parts.append("<p>One run, from the configuration stored in its directory:</p>")
     parts.append(f"<pre>{escape(again)}</pre>")
-    for scheme in comparison.schemes:
+    for scheme in comparison.names:
         run = comparison.drawn(scheme)[0]
         if run.config_text:
             title = f"Configuration of {run.path.name} ({scheme})"
             parts.append(details(title, f"<pre>{escape(run.config_text)}</pre>"))
-    found = [part for run in comparison.runs for part in run.environment or [{}]]
-    environments = {json.dumps(part, sort_keys=True): part for part in map(_alike, found)}
+    # the step at which a part of a run begins tells apart what is alike
+    found = [{key: value for key, value in part.items() if key != "step"}
+             for run in comparison.runs for part in run.environment or [{}]]  # fmt: skip
+    environments = {json.dumps(part, sort_keys=True): part for part in found}
     for number, environment in enumerate(environments.values(), 1):
         name = "Environment" + (f" {number} of {len(environments)}" if len(environments) > 1 else "")
         content = pairs(flatten(environment).items()) if environment else "<p>No environment was recorded.</p>"
@@ -146,8 +134,3 @@ def _repeat(comparison: Comparison) -> str:
         details(f"All {count(len(comparison.runs), 'run')} and how they ended", html_table(("run", *STATUS), rows))
     )
     return "".join(parts)
-
-
-def _alike(environment: Record) -> Record:
-    """What may be the same for several parts of several runs: not the step at which one begins."""
-    return {key: value for key, value in environment.items() if key != "step"}

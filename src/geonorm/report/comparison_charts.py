@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from ..lab.runs.statistics import usable
 from . import series
-from .runs import Comparison, Run
+from .runs import Comparison
 from .style import Look, figures, ramp, rate, si, signed
 from .tables import count, paired_difference, spread, summary_line, unfinished
-from .vega import NUMBER, RATE, TOKENS, Axis, Chart, Spec, figure
+from .vega import NUMBER, RATE, TOKENS, Axis, Chart, Spec, figure_specs
 
 LOSS = "loss (nats per token)"
 SEEN = "tokens seen"
 LOG = " Logarithmic scale."
+EARLY = 0.15
+"""Share of training that may leave the frame."""
 
 
 def final_loss(comparison: Comparison) -> list[Chart]:
@@ -73,109 +76,121 @@ def losses(comparison: Comparison) -> list[Chart]:
     found = []
     axes = (("tokens", SEEN, SEEN, TOKENS), ("seconds", "wall time", "wall time (seconds)", NUMBER))
     for key, title, unit, form in axes:
-        drawn = {scheme: series.loss_points(comparison, scheme, key) for scheme in comparison.schemes}
-        frame = series.loss_range(comparison, list(drawn.values()))
-        if frame is None:
+        drawn: dict[str, tuple[series.Curve | None, series.Curve | None]] = {}
+        for scheme in comparison.names:
+            runs = comparison.drawn(scheme)
+            train = series.curve(runs, "loss", key)
+            drawn[scheme] = (train.thinned(120) if train else None), series.curve(runs, "val_loss", key)
+        finished = [pair for scheme, pair in drawn.items() if comparison.counted(scheme)]
+        curves = [curve for pair in finished or drawn.values() for curve in pair if curve]
+        if not curves:
             continue
+        late = [float(loss) for curve in curves for loss in curve.mean[curve.x >= EARLY * curve.x[-1]]]
         end = max(float(curve.x[-1]) for pair in drawn.values() for curve in pair if curve)
         x = Axis(0.0, end * 1.02, title=unit, form=form)
+        y = Axis(*_window(min(late), max(late), 0.04, 0.05), title=LOSS)
         note = (
             "Validation loss with markers and the range of the seeds, training loss thin. "
             "The start leaves the frame, as may what diverged."
         )
         if key == "seconds":
             note += " Runs that shared the machine slowed one another: no measure of cost."
-        chart = Chart(f"Loss against {title}", x, Axis(*frame, title=LOSS), comparison.looks, note)
+        chart = Chart(f"Loss against {title}", x, y, comparison.looks, note)
         for scheme, (train, valid) in drawn.items():
             if train:
-                chart.line(scheme, train.x, train.mean, "thin")
+                chart.line(scheme, zip(train.x, train.mean, strict=True), "thin")
             if valid:
                 _curve(chart, scheme, valid, "tokens" if key == "tokens" else "s")
         found.append(chart)
     return found
 
 
+def _window(low: float, high: float, share: float, least: float) -> tuple[float, float]:
+    """The range with a margin at both ends: a share of it, or `least` where it is empty."""
+    margin = share * (high - low) or least
+    return low - margin, high + margin
+
+
 def gaps(comparison: Comparison) -> list[Chart]:
     """The paired difference to the baseline in the course of training."""
     base = comparison.counted(comparison.baseline)
-    others = [scheme for scheme in comparison.schemes if scheme != comparison.baseline]
+    others = [scheme for scheme in comparison.names if scheme != comparison.baseline]
     drawn = {scheme: series.paired_gap(comparison.counted(scheme), base) for scheme in others}
-    curves = {scheme: curve for scheme, curve in drawn.items() if curve}
-    if not _course_long(curves):
-        return []
-    values = [0.0]
-    for curve in curves.values():
-        late = curve.x >= 0.15 * curve.x[-1]
-        values += [*curve.low[late], *curve.high[late]]
     note = (
         f"Validation loss less that of {comparison.baseline}, paired by seed; "
         "the band is the 95 % interval at each point."
     )
-    y = Axis.around(values, title="difference (nats per token)")
-    chart = _over_tokens(comparison, "Difference in the course of training", curves, y, note)
-    chart.rule(y=0.0)
+    title, unit = "Difference in the course of training", "difference (nats per token)"
+    return _courses(comparison, title, unit, drawn, note, "95 %", rules=[0.0], early=EARLY)
+
+
+def _courses(
+    comparison: Comparison, title: str, unit: str, drawn: Mapping[str, series.Curve | None], note: str,
+    band: str = "seeds", rules: Sequence[float] = (), early: float = 0.0,
+) -> list[Chart]:  # fmt: skip
+    """A curve per scheme over tokens, and level lines; nothing where no curve has two points. The axis need not hold
+    the `early` share of training."""
+    curves = {scheme: curve for scheme, curve in drawn.items() if curve}
+    if not any(len(curve.x) > 1 for curve in curves.values()):
+        return []
+    values = [*rules]
+    for curve in curves.values():
+        late = curve.x >= early * curve.x[-1]
+        values += [*curve.low[late], *curve.high[late]]
+    y = Axis.around(values, log=series.spans_decades(values), title=unit)
+    chart = _over_tokens(title, curves, y, note, comparison.looks)
+    for level in rules:
+        chart.rule(y=level)
     for scheme, curve in curves.items():
-        _curve(chart, scheme, curve, "tokens", "95 %")
+        _curve(chart, scheme, curve, "tokens", band)
     return [chart]
 
 
-def _course_long(curves: Mapping[str, series.Curve]) -> bool:
-    """Whether some curve has two points or more."""
-    return any(len(curve.x) > 1 for curve in curves.values())
-
-
 def _over_tokens(
-    comparison: Comparison, title: str, curves: Mapping[str, series.Curve], y: Axis, note: str,
-    styles: Mapping[str, Look] | None = None,
-) -> Chart:  # fmt: skip
+    title: str, curves: Mapping[str, series.Curve], y: Axis, note: str, styles: Mapping[str, Look]
+) -> Chart:
     """An empty chart over the tokens that these curves span, from 0 on."""
     x = Axis(0.0, max(float(curve.x[-1]) for curve in curves.values()) * 1.02, form=TOKENS, title=SEEN)
-    return Chart(title, x, y, styles or comparison.looks, note + (LOG if y.log else ""))
+    return Chart(title, x, y, styles, note + (LOG if y.log else ""))
 
 
 def _curve(chart: Chart, scheme: str, curve: series.Curve, unit: str, band: str = "seeds") -> None:
     """A mean over seeds with markers and a band: the range of the seeds, or an interval."""
-    chart.band(scheme, curve.x, curve.low, curve.high)
-    chart.line(scheme, curve.x, curve.mean)
+    chart.band(scheme, zip(curve.x, curve.low, curve.high, strict=True))
+    chart.line(scheme, zip(curve.x, curve.mean, strict=True))
     for x, mean, low, high in zip(*curve, strict=True):
         within = "" if low == high else f" ({band} {figures(low)} to {figures(high)})"
         chart.mark(scheme, x, mean, f"{scheme} · {si(x)} {unit}: {figures(mean)}{within}")
 
 
 def learning_rates(comparison: Comparison) -> list[Chart]:
-    """Final loss against learning rate, where several were tried."""
+    """Final loss against learning rate, where several were tried; hopeless rates leave the frame."""
     tried = sorted({lr for row in comparison.rows for lr in row["lrs"] if lr})
     found = [loss for row in comparison.rows for lr, loss in row["lrs"].items() if lr and loss is not None]
     if len(tried) < 2 or not found:
         return []
     labels = tried if len(tried) <= 7 else tried[:: math.ceil(len(tried) / 7)]
     x = Axis.around(tried, log=True, margin=0.08, form=RATE, title="learning rate", labels=labels)
+    low = min(found)
+    high = min(max(found), low + 4 * max(median(found) - low, 0.02))
+    y = Axis(*_window(low, high, 0.1, 0.01), title="final validation " + LOSS)
     note = "Ringed: the rate the scheme is judged at. A cross at the top: some run there did not finish."
-    y = Axis(*series.rate_window(found), title="final validation " + LOSS)
     chart = Chart("Learning rates", x, y, comparison.looks, note)
     for row in comparison.rows:
-        rates = [lr for lr in row["lrs"] if lr]
-        chart.line(row["scheme"], rates, [math.nan if row["lrs"][lr] is None else row["lrs"][lr] for lr in rates])
-        for lr in rates:
-            _rate_mark(chart, row["lrs"][lr], lr, _tried(comparison.of(row["scheme"]), lr), y.high, lr == row["lr"])
+        scheme, losses = row["scheme"], {lr: loss for lr, loss in row["lrs"].items() if lr}
+        chart.line(scheme, [(lr, math.nan if loss is None else loss) for lr, loss in losses.items()])
+        for lr, loss in losses.items():
+            runs = [run for run in comparison.of(scheme) if run.summary.get("lr") == lr]
+            runs = [run for run in runs if run.summary.get("phase") == "tune"] or runs
+            lost = sum(not usable(run.summary) for run in runs)
+            label = f"{scheme} · lr {rate(lr)}:"
+            if lost:
+                label_lost = f"{label} {lost} of {count(len(runs), 'run')} did not finish"
+                chart.mark(scheme, lr, y.high, label_lost, "fail")
+            if loss is not None:
+                kind = "best" if lr == row["lr"] else "mark"
+                chart.mark(scheme, lr, loss, f"{label} {loss:.4f}, {count(len(runs) - lost, 'run')}", kind)
     return [chart]
-
-
-def _tried(runs: Sequence[Run], lr: float) -> list[Run]:
-    """Runs at this learning rate: the tuning runs, where the scheme has any there."""
-    here = [run for run in runs if run.summary.get("lr") == lr]
-    return [run for run in here if run.summary.get("phase") == "tune"] or here
-
-
-def _rate_mark(chart: Chart, loss: float | None, lr: float, runs: Sequence[Run], top: float, best: bool) -> None:
-    scheme = runs[0].scheme
-    lost = sum(not usable(run.summary) for run in runs)
-    if lost:
-        label = f"{scheme} · lr {rate(lr)}: {lost} of {count(len(runs), 'run')} did not finish"
-        chart.mark(scheme, lr, top, label, "fail")
-    if loss is not None:
-        label = f"{scheme} · lr {rate(lr)}: {loss:.4f}, {count(len(runs) - lost, 'run')}"
-        chart.mark(scheme, lr, loss, label, "best" if best else "mark")
 
 
 class Measure(NamedTuple):
@@ -202,14 +217,17 @@ PROFILES = {
     )
 }
 COURSES = (
-    Measure("radius", "Radius in the course of training", "|x|", "Mean over all sites."),
-    Measure("angle", "Angle in the course of training", "radians", "Mean over all sites."),
+    ("radius", "Radius in the course of training", "|x|", "Mean over all sites."),
+    ("angle", "Angle in the course of training", "radians", "Mean over all sites."),
 )
 
 
 def geometry(comparison: Comparison) -> list[Chart]:
     """What each site does to the stream at the last evaluation, and how that came about."""
-    courses = [chart for measure in COURSES for chart in _course(comparison, measure)]
+    courses = []
+    for key, title, unit, note in COURSES:
+        drawn = {scheme: series.course(comparison.drawn(scheme), key) for scheme in comparison.names}
+        courses += _courses(comparison, title, unit, drawn, note)
     first, others = profile(comparison, list(PROFILES)[:2]), profile(comparison, list(PROFILES)[2:])
     return [*first, *courses, *others, *uniform(comparison)]
 
@@ -220,14 +238,14 @@ def profile(comparison: Comparison, keys: Sequence[str]) -> list[Chart]:
 
 
 def _profile(comparison: Comparison, measure: Measure) -> list[Chart]:
-    measured = {scheme: series.profile(comparison.drawn(scheme), measure.key) for scheme in comparison.schemes}
+    measured = {scheme: series.profile(comparison.drawn(scheme), measure.key) for scheme in comparison.names}
     sites = series.all_sites(measured.values())
     if not sites:
         return []
-    predicted = {scheme: series.profile(comparison.drawn(scheme), measure.law) for scheme in comparison.schemes}
+    predicted = {scheme: series.profile(comparison.drawn(scheme), measure.law) for scheme in comparison.names}
     values = [value for found in measured.values() for triple in found.values() for value in triple]
     values += [mean for found in predicted.values() for mean, _, _ in found.values()]
-    places = series.depths(sites)
+    places = dict(zip(sites, series.spread_evenly([site.layer for site in sites]), strict=True))
     layers = sorted({math.floor(site.layer) for site in sites})
     x = Axis(layers[0] - 0.25, layers[-1] + 1, title="layer (attention hollow, MLP filled)",
              labels=layers[:: math.ceil(len(layers) / 12)])  # fmt: skip
@@ -237,29 +255,14 @@ def _profile(comparison: Comparison, measure: Measure) -> list[Chart]:
         note += " Marks: measured. Lines: what the scheme's definition predicts to first order."
     chart = Chart(measure.title, x, y, comparison.looks, note)
     for scheme, found in measured.items():
-        here = [site for site in sites if site in found]
-        triples = [found[site] for site in here]
-        chart.band(scheme, [places[site] for site in here], [t[1] for t in triples], [t[2] for t in triples])
-        line = {site: value for site, value in (predicted[scheme] or found).items() if site in places}
-        ordered = [site for site in sites if site in line]
-        chart.line(scheme, [places[site] for site in ordered], [line[site][0] for site in ordered])
-        for site, (mean, low, high) in zip(here, triples, strict=True):
+        here = {site: found[site] for site in sites if site in found}
+        chart.band(scheme, [(places[site], low, high) for site, (_, low, high) in here.items()])
+        line = predicted[scheme] or found
+        chart.line(scheme, [(places[site], line[site][0]) for site in sites if site in line])
+        for site, (mean, low, high) in here.items():
             seeds = "" if low == high else f" (seeds {figures(low)} to {figures(high)})"
             label = f"{scheme} · layer {site.layer:g} {site.kind}: {figures(mean)}{seeds}"
             chart.mark(scheme, places[site], mean, label, "mark" if site.kind == "mlp" else "hollow")
-    return [chart]
-
-
-def _course(comparison: Comparison, measure: Measure) -> list[Chart]:
-    drawn = {scheme: series.course(comparison.drawn(scheme), measure.key) for scheme in comparison.schemes}
-    curves = {scheme: curve for scheme, curve in drawn.items() if curve}
-    if not _course_long(curves):
-        return []
-    values = [value for curve in curves.values() for value in (*curve.low, *curve.high)]
-    y = Axis.around(values, log=series.spans_decades(values), title=measure.unit)
-    chart = _over_tokens(comparison, measure.title, curves, y, measure.note)
-    for scheme, curve in curves.items():
-        _curve(chart, scheme, curve, "tokens")
     return [chart]
 
 
@@ -270,41 +273,35 @@ MOST_SCHEMES = 6
 def uniform(comparison: Comparison) -> list[Chart]:
     """|cos| of what norms are given to the uniform vector in the course of training, beside its null: the mean over
     the norms of each scheme, and every norm of each of the first schemes."""
-    courses = {s: series.norm_courses(comparison.drawn(s), "cos_ones_before") for s in comparison.schemes}
+    courses = {s: series.norm_courses(comparison.drawn(s), "cos_ones_before") for s in comparison.names}
     means = {scheme: series.over_norms(found) for scheme, found in courses.items()}
-    curves = {scheme: curve for scheme, curve in means.items() if curve}
-    if not _course_long(curves):
-        return []
-    nulls = [series.over_norms(series.norm_courses(comparison.drawn(s), "cos_null_before")) for s in curves]
+    shown = [scheme for scheme, curve in means.items() if curve]
+    nulls = [series.over_norms(series.norm_courses(comparison.drawn(s), "cos_null_before")) for s in shown]
     null = [float(curve.mean.mean()) for curve in nulls if curve]
-    values = [*null, *(value for curve in curves.values() for value in (*curve.low, *curve.high))]
-    y = Axis.around(values, log=series.spans_decades(values), title="mean |cos| to ones")
     note = "Mean |cos| between what norms are given and the vector of ones; the band is the range of the norms. "
     if null:
         note += f"Level lines: the same to random directions, {figures(min(null))} to {figures(max(null))} by scheme. "
     note += "Below them a stream avoids the uniform vector, above them it has a component along it."
-    chart = _over_tokens(comparison, "Towards the uniform vector", curves, y, note)
-    for level in null and {min(null), max(null)}:
-        chart.rule(y=level)
-    for scheme, curve in curves.items():
-        _curve(chart, scheme, curve, "tokens", "norms")
-    each = [_norms(comparison, scheme, courses[scheme], y) for scheme in list(curves)[:MOST_SCHEMES]]
-    return [chart, *each]
+    levels = sorted({min(null), max(null)}) if null else []
+    found = _courses(comparison, "Towards the uniform vector", "mean |cos| to ones", means, note, "norms", rules=levels)
+    if found and (y := found[0].y):
+        each = {scheme: {str(key): c for key, c in courses[scheme].items()} for scheme in shown[:MOST_SCHEMES]}
+        found += [_norms(comparison, scheme, curves, y) for scheme, curves in each.items()]
+    return found
 
 
-def _norms(comparison: Comparison, scheme: str, courses: Mapping[series.NormKey, series.Curve], y: Axis) -> Chart:
+def _norms(comparison: Comparison, scheme: str, curves: Mapping[str, series.Curve], y: Axis) -> Chart:
     """The course of each norm of one scheme, and the band in which random directions are."""
     runs = comparison.drawn(scheme)
     low, high = (series.over_norms(series.norm_courses(runs, f"cos_null_{end}_before")) for end in ("low", "high"))
-    curves = {str(place): curve for place, curve in courses.items()}
     random = {"random": Look("#a6a6a6", "#a6a6a6", "", "circle")}
     note = "Before each norm" + ("; grey: 5 to 95 % of 64 random directions." if low and high else ".")
-    chart = _over_tokens(comparison, f"Each norm of {scheme}", curves, y, note, random | ramp(list(curves)))
+    chart = _over_tokens(f"Each norm of {scheme}", curves, y, note, random | ramp(list(curves)))
     chart.own_legend = True
     if low and high:
-        chart.band("random", low.x, low.mean, high.mean)
+        chart.band("random", zip(low.x, low.mean, high.mean, strict=True))
     for name, curve in curves.items():
-        chart.line(name, curve.x, curve.mean)
+        chart.line(name, zip(curve.x, curve.mean, strict=True))
         for x, mean in zip(curve.x, curve.mean, strict=True):
             chart.mark(name, x, mean, f"{name} · {si(x)} tokens: {figures(mean)}", "dot")
     return chart
@@ -312,14 +309,14 @@ def _norms(comparison: Comparison, scheme: str, courses: Mapping[series.NormKey,
 
 def gradient_course(comparison: Comparison) -> list[Chart]:
     """Gradient norm in the course of training, with the spikes of loss and gradient."""
-    raw = {scheme: series.curve(comparison.drawn(scheme), "grad_norm") for scheme in comparison.schemes}
+    raw = {scheme: series.curve(comparison.drawn(scheme), "grad_norm") for scheme in comparison.names}
     curves = {scheme: curve.thinned(120) for scheme, curve in raw.items() if curve}
     means = [float(value) for curve in curves.values() for value in curve.mean]
     if not means:
         return []
     events = [
         (scheme, key, *event)
-        for scheme in comparison.schemes
+        for scheme in comparison.names
         for key in ("grad_norm", "loss")
         for event in series.events(comparison.of(scheme), key)
     ]
@@ -329,9 +326,9 @@ def gradient_course(comparison: Comparison) -> list[Chart]:
         "Mean over seeds, before clipping. A cross is a spike among the logged steps: "
         "a gradient norm at its height, a loss at the top. The table counts every step."
     )
-    chart = _over_tokens(comparison, "Gradient norm and spikes", curves, y, note)
+    chart = _over_tokens("Gradient norm and spikes", curves, y, note, comparison.looks)
     for scheme, curve in curves.items():
-        chart.line(scheme, curve.x, curve.mean)
+        chart.line(scheme, zip(curve.x, curve.mean, strict=True))
     for scheme, key, run, tokens, value in events:
         what = "gradient norm" if key == "grad_norm" else "loss"
         height = value if key == "grad_norm" and math.isfinite(value) else y.high
@@ -343,7 +340,7 @@ def gradient_course(comparison: Comparison) -> list[Chart]:
 def law(comparison: Comparison) -> list[Chart]:
     """Measured over what the definition predicts to first order; nothing where no run recorded that."""
     keys = [measure.law for measure in PROFILES.values() if measure.law]
-    if not any(series.profile(comparison.drawn(s), key) for s in comparison.schemes for key in (*keys, "1/speed")):
+    if not any(series.profile(comparison.drawn(s), key) for s in comparison.names for key in (*keys, "1/speed")):
         return []
     return profile(comparison, ("radius_after", "angle", "1/speed", "cos_pair"))
 
@@ -361,5 +358,4 @@ FIGURES = {
 
 def figures_of(comparison: Comparison) -> dict[str, Spec]:
     """Each figure that has something to show, with the caption of everything."""
-    drawn = {name: draw(comparison) for name, draw in FIGURES.items()}
-    return {name: figure(charts, summary_line(comparison)) for name, charts in drawn.items() if charts}
+    return figure_specs({name: draw(comparison) for name, draw in FIGURES.items()}, summary_line(comparison))

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 
-from .page import Cells, Part
+from .page import Part
 from .vega import CONFIG
 
 MARKS = {"latex": "% geonorm report", "csv": "source,", "pdf": "%PDF"}
@@ -29,15 +29,10 @@ def latex(parts: Sequence[Part]) -> str:
     for part in parts:
         lines += ["", f"% {part.title}", f"% {part.caption}", *(f"% {sentence}" for _, sentence in part.findings)]
         for titles, rows in part.tables:
-            lines += _tabular(titles, rows)
+            head, *body = [" & ".join(map(tex, row)) + r" \\" for row in (titles, *rows)]
+            lines += [rf"\begin{{tabular}}{{{'l' * len(titles)}}}", r"\toprule", head, r"\midrule", *body]
+            lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join(line.replace("\n", " ") for line in lines) + "\n"
-
-
-def _tabular(titles: Sequence[str], rows: Cells) -> list[str]:
-    body = [" & ".join(map(tex, row)) + r" \\" for row in (titles, *rows)]
-    columns = "l" * len(titles)
-    return [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule",
-            r"\end{tabular}"]  # fmt: skip
 
 
 def csv_text(parts: Sequence[Part]) -> str:

@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from .style import COLOURS, GREYS, Look, looks
+from .style import COLOURS, GREYS, Look
 from .vega import Chart, Spec, inline
 
 Cells = Sequence[Sequence[str]]
@@ -35,6 +35,8 @@ class Section:
 class Part:
     """What one source (a comparison, a simulation, a probe) gives to a report."""
 
+    source: str
+    """The name of its directory."""
     title: str
     caption: str
     findings: list[tuple[str, str]]
@@ -69,11 +71,6 @@ def page(title: str, parts: Sequence[Part], styles: Mapping[str, Look]) -> str:
         '<div id="tip" role="status" aria-live="polite" hidden></div>'
         f"<script>{script}</script></body></html>\n"
     )
-
-
-def shared_looks(parts_keys: Iterable[Mapping[str, str]]) -> dict[str, Look]:
-    """One look for each entry that these parts show, so that a scheme has one colour everywhere on the page."""
-    return looks(list(dict.fromkeys(key for keys in parts_keys for key in keys.values())))
 
 
 def _head(part: Part, names: Sequence[str]) -> str:

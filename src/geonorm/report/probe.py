@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .columns import aligned
 from .page import Cells
-from .style import Look, figures, looks, si
+from .source import Source
+from .style import figures, si
 from .whole import read_every_line, read_whole, undamaged
 
 Row = dict[str, Any]
@@ -22,7 +23,7 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class Geometry:
+class Geometry(Source):
     """A probe's directory: its summary, and rows by series. A series is one stream of one model."""
 
     path: Path
@@ -30,55 +31,46 @@ class Geometry:
     sites: dict[str, list[Row]]
     norms: dict[str, list[Row]]
     ablation: dict[str, list[Row]]
-    styles: Mapping[str, Look] = field(default_factory=dict)
-    """Looks of all that the page shows, where that is more than this."""
-    schemes: Sequence[str] = ()
+    chosen: Sequence[str] = ()
     """Of which models alone, by their names or schemes, in this order; of all where none is named."""
 
     @property
     def names(self) -> list[str]:
         found = list(dict.fromkeys([*self.sites, *(self.norms if not self.sites else ())]))
-        if not self.schemes:
+        if not self.chosen:
             return found
-        return [name for wanted in self.schemes for name in found if wanted in (name, self._scheme(name))]
+        return [name for wanted in self.chosen for name in found if wanted in (name, self._model(name).get("scheme"))]
 
     @property
     def keys(self) -> dict[str, str]:
         """Of each series, what it is shown as: its model's scheme, if no other has it, or its own name."""
-        schemes = {name: self._scheme(name) for name in self.names}
+        schemes = {name: self._model(name).get("scheme") for name in self.names}
         alone = [scheme for scheme in schemes.values() if list(schemes.values()).count(scheme) == 1]
         return {name: scheme if scheme and scheme in alone else name for name, scheme in schemes.items()}
-
-    @property
-    def looks(self) -> dict[str, Look]:
-        styles = self.styles or looks(list(self.keys.values()))
-        return {name: styles[key] for name, key in self.keys.items()}
 
     @property
     def models(self) -> list[Row]:
         """The models of the summary that are shown."""
         found = self.summary["models"]
-        return [model for model in found if set(_streams(model)) & set(self.names)] if self.schemes else found
+        return [model for model in found if set(_streams(model)) & set(self.names)] if self.chosen else found
 
-    def of(self, schemes: Sequence[str]) -> Geometry:
-        return replace(self, schemes=schemes)
+    def only(self, names: Sequence[str], sort: str | None = None) -> Geometry:
+        return replace(self, chosen=names)
 
-    def _scheme(self, name: str) -> str | None:
-        return next((model["scheme"] for model in self.summary["models"] if name in _streams(model)), None)
+    def _model(self, name: str) -> Row:
+        """What the summary says of the model of a series; nothing where it does not know it."""
+        return next((model for model in self.summary["models"] if name in _streams(model)), {})
 
     def schedule(self, name: str) -> Row | None:
         """Laws of all sites of a series."""
-        for model in self.summary["models"]:
-            for stack, kinds in model["schedule"].items():
-                if series(model["model"], stack, model["schedule"]) == name:
-                    found: Row | None = kinds.get("all")
-                    return found
-        return None
+        kinds = _streams(self._model(name)).get(name) if self._model(name) else None
+        return (kinds or {}).get("all")
 
 
-def _streams(model: Row) -> list[str]:
-    """The series of a model: one, or one a stream."""
-    return [series(model["model"], stack, model["schedule"]) for stack in model["schedule"] or {"": {}}]
+def _streams(model: Row) -> dict[str, Row]:
+    """The series of a model, one, or one a stream, with the laws of its kinds of sites."""
+    return {series(model["model"], stack, model["schedule"]): kinds
+            for stack, kinds in (model["schedule"] or {"": {}}).items()}  # fmt: skip
 
 
 def load(path: Path) -> Geometry:
@@ -108,16 +100,6 @@ def series(model: str, stack: str, stacks: Iterable[str]) -> str:
     return f"{model} ({stack})" if len(list(stacks)) > 1 and stack else model
 
 
-def depths(rows: Sequence[Row]) -> list[float]:
-    """Where sites stand on the axis: block t, and its sites evenly up to t + 1."""
-    counts: dict[int, int] = {}
-    places = []
-    for row in rows:
-        places.append(counts.get(row["t"], 0))
-        counts[row["t"]] = places[-1] + 1
-    return [row["t"] + place / counts[row["t"]] for row, place in zip(rows, places, strict=True)]
-
-
 def norm_rows(found: Geometry, name: str) -> list[Row]:
     """Norms of a series that stand in a block and see the whole stream or update, in the order of the blocks."""
     rows = [row for row in found.norms.get(name, []) if row["layer"] is not None and row["kind"] is not None]
@@ -132,18 +114,8 @@ def caption(found: Geometry) -> str:
 
 def overview(models: Sequence[Row]) -> tuple[list[str], Cells]:
     """One line per model."""
-    titles = [
-        "model",
-        "type",
-        "scheme",
-        "blocks",
-        "parameters",
-        "tokens",
-        "implied step law",
-        "scale",
-        "R²",
-        "power of t",
-    ]
+    titles = ["model", "type", "scheme", "blocks", "parameters", "tokens", "implied step law", "scale", "R²",
+              "power of t"]  # fmt: skip
     cells = []
     for model in models:
         for stack, kinds in (model["schedule"] or {"": {}}).items():

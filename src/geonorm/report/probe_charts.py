@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..decay import schedule
-from .probe import Geometry, Row, caption, depths, norm_rows
+from .probe import Geometry, Row, norm_rows
+from .series import spread_evenly
 from .style import figures
-from .vega import Axis, Chart, Spec, figure
+from .vega import Axis, Chart
 
 SHADED = "Shaded: middle half of tokens."
 
@@ -34,7 +35,10 @@ def over_depth(
     found: Geometry, title: str, unit: str, lines: Sequence[Line], rows: Rows, note: str = "", log: bool = False
 ) -> list[Chart]:
     """Columns of rows over the block in which they stand, a line per series; nothing where no series has the first."""
-    drawn = {name: list(zip(depths(rows(name)), rows(name), strict=True)) for name in found.names}
+    drawn: dict[str, list[tuple[float, Row]]] = {}
+    for name in found.names:
+        seen = rows(name)
+        drawn[name] = list(zip(spread_evenly([row["t"] for row in seen]), seen, strict=True))
     columns = [column for line in lines for column in (line.key, line.low, line.high) if column]
     values = [row[c] for points in drawn.values() for _, row in points for c in columns if row.get(c) is not None]
     first = [t for points in drawn.values() for t, row in points if row.get(lines[0].key) is not None]
@@ -47,11 +51,9 @@ def over_depth(
     for name, points in drawn.items():
         for line in lines:
             known = [(t, row) for t, row in points if row.get(line.key) is not None]
-            banded = [(t, row) for t, row in points if row.get(line.low) is not None and row.get(line.high) is not None]
-            chart.band(
-                name, [t for t, _ in banded], *([row[end] for _, row in banded] for end in (line.low, line.high))
-            )
-            chart.line(name, [t for t, _ in known], [row[line.key] for _, row in known], line.kind)
+            ends = [(t, row.get(line.low), row.get(line.high)) for t, row in points]
+            chart.band(name, [(t, low, high) for t, low, high in ends if low is not None and high is not None])
+            chart.line(name, [(t, row[line.key]) for t, row in known], line.kind)
             for t, row in known if line.kind == "line" else ():
                 place = f"block {math.floor(t)} {row.get('kind') or ''}".strip()
                 chart.mark(name, t, row[line.key], f"{name} · {place}: {figures(row[line.key])}")
@@ -86,7 +88,7 @@ def steps(found: Geometry) -> list[Chart]:
             law = found.schedule(name)
             if rows and law:
                 grid = [1 + (len(rows) - 1) * k / 60 for k in range(61)]
-                chart.line(name, grid, [curve(law, t, len(rows)) for t in grid], "dotted")
+                chart.line(name, [(t, curve(law, t, len(rows))) for t in grid], "dotted")
             for t, value in rows:
                 chart.mark(name, t, value, f"{name} · block {t}: {figures(value)}")
         charts.append(chart)
@@ -115,22 +117,15 @@ def rotation(found: Geometry) -> list[Chart]:
 
     def in_degrees(name: str) -> list[Row]:
         return [
-            {k: _degrees(v) if k.startswith("rotation") else v for k, v in row.items()}
+            {k: math.degrees(v) if k.startswith("rotation") and isinstance(v, float) else v for k, v in row.items()}
             for row in norm_rows(found, name)
         ]
 
-    titles = (("rotation", "with"), ("rotation_plain", "without"))
-    return [
-        chart
-        for key, which in titles
-        for chart in over_depth(
-            found, f"Rotation by each norm, {which} gain and bias", "degrees", [middle_half(key)], in_degrees, SHADED
-        )
-    ]
-
-
-def _degrees(value: Any) -> Any:
-    return math.degrees(value) if isinstance(value, float) else value
+    charts = []
+    for key, which in (("rotation", "with"), ("rotation_plain", "without")):
+        title = f"Rotation by each norm, {which} gain and bias"
+        charts += over_depth(found, title, "degrees", [middle_half(key)], in_degrees, SHADED)
+    return charts
 
 
 def uniform(found: Geometry) -> list[Chart]:
@@ -145,17 +140,6 @@ def uniform(found: Geometry) -> list[Chart]:
         title = f"Towards the uniform vector {end} each norm"
         charts += over_depth(found, title, "|cos| to (1, ..., 1)", lines, lambda name: norm_rows(found, name), note)
     return charts
-
-
-def gradients(found: Geometry) -> list[Chart]:
-    """Gradient norms: all weights of a site, its matrices before the last (W1), the last (W2)."""
-    keys = (
-        ("grad_norm", "all weights of a site"),
-        ("grad_w1", "matrices before the last (W1)"),
-        ("grad_w2", "the last matrix (W2)"),
-    )
-    drawn = [sites(f"Gradient of {what}", key, "gradient norm", True, "One batch.")(found) for key, what in keys]
-    return [chart for charts in drawn for chart in charts]
 
 
 def depth_use(found: Geometry) -> list[Chart]:
@@ -178,32 +162,45 @@ def depth_use(found: Geometry) -> list[Chart]:
     return [*left, right]
 
 
-def joined(*draws: Callable[[Geometry], list[Chart]]) -> Callable[[Geometry], list[Chart]]:
-    return lambda found: [chart for draw in draws for chart in draw(found)]
-
-
-FIGURES: dict[str, Callable[[Geometry], list[Chart]]] = {
-    "norms": joined(
-        sites("Length of the stream", "radius", "|x|", True), sites("Length of the update", "update_norm", "|u|", True)
+FIGURES: dict[str, tuple[str, tuple[Callable[[Geometry], list[Chart]], ...]]] = {
+    "norms": (
+        "Length of stream and update",
+        (
+            sites("Length of the stream", "radius", "|x|", True),
+            sites("Length of the update", "update_norm", "|u|", True),
+        ),
     ),
-    "steps": steps,
-    "rotation": rotation,
-    "uniform": uniform,
-    "tokens": joined(
-        sites("Likeness of tokens", "cos_pair", "cosine between tokens", False, ""),
-        sites("Effective rank of the tokens", "effective_rank", "effective rank", True, ""),
+    "steps": ("Implied step size", (steps,)),
+    "rotation": ("Rotation by each norm", (rotation,)),
+    "uniform": ("The uniform vector", (uniform,)),
+    "tokens": (
+        "Tokens among themselves",
+        (
+            sites("Likeness of tokens", "cos_pair", "cosine between tokens", False, ""),
+            sites("Effective rank of the tokens", "effective_rank", "effective rank", True, ""),
+        ),
     ),
-    "massive": joined(
-        sites("Large activations", "peak", "max |x_i| / rms", True),
-        sites("Spread of lengths", "radius_cv", "spread of |x| / mean", True),
-        sites("Resultant length of directions", "resultant", "resultant length", False),
+    "massive": (
+        "Large activations and the sphere",
+        (
+            sites("Large activations", "peak", "max |x_i| / rms", True),
+            sites("Spread of lengths", "radius_cv", "spread of |x| / mean", True),
+            sites("Resultant length of directions", "resultant", "resultant length", False),
+        ),
     ),
-    "gradients": gradients,
-    "depth_use": depth_use,
+    "gradients": (
+        "Gradient norms",
+        (
+            sites("Gradient of all weights of a site", "grad_norm", "gradient norm", True, "One batch."),
+            sites("Gradient of matrices before the last (W1)", "grad_w1", "gradient norm", True, "One batch."),
+            sites("Gradient of the last matrix (W2)", "grad_w2", "gradient norm", True, "One batch."),
+        ),
+    ),
+    "depth_use": ("What blocks are worth", (depth_use,)),
 }
+"""Of each figure its section on the page, and what draws its charts."""
 
 
-def figures_of(found: Geometry) -> dict[str, Spec]:
-    """Each figure that has something to show, with the caption of everything."""
-    drawn = {name: draw(found) for name, draw in FIGURES.items()}
-    return {name: figure(charts, caption(found), min(3, len(charts))) for name, charts in drawn.items() if charts}
+def draw_probe(found: Geometry) -> dict[str, list[Chart]]:
+    """The charts of each figure."""
+    return {name: [chart for draw in draws for chart in draw(found)] for name, (_, draws) in FIGURES.items()}

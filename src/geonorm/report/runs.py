@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
@@ -14,7 +14,7 @@ from typing import Any
 from ..lab.runs.run import flatten, read_object, read_objects, read_text, rows_of
 from ..lab.runs.statistics import Row, aggregate, choose
 from ..parsing import from_yaml
-from .style import Look, looks
+from .source import Source
 from .whole import read_whole, undamaged
 
 Record = dict[str, Any]
@@ -48,30 +48,22 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Source):
     """Runs of several schemes with the rows that `aggregate` makes of them."""
 
     runs: list[Run]
     rows: list[Row]
     source: str
     command: str | None = None
-    styles: Mapping[str, Look] = field(default_factory=dict)
-    """Looks of all that the page shows, where that is more than this."""
 
     @property
-    def keys(self) -> dict[str, str]:
-        """Of each scheme, what it is shown as."""
-        return {scheme: scheme for scheme in self.schemes}
+    def names(self) -> list[str]:
+        return [row["scheme"] for row in self.rows]
 
-    @property
-    def looks(self) -> dict[str, Look]:
-        styles = self.styles or looks(self.schemes)
-        return {scheme: styles[scheme] for scheme in self.schemes}
-
-    def only(self, schemes: Sequence[str], sort: str | None = None) -> Comparison:
+    def only(self, names: Sequence[str], sort: str | None = None) -> Comparison:
         """Rows of these schemes alone, in this order, or by loss; what is said of each still is that of the whole
         comparison (its baseline, p adjusted for all), so that leaving some out makes none more significant."""
-        rows = [self.row(scheme) for scheme in schemes if scheme in self.schemes] if schemes else self.rows
+        rows = [self.row(name) for name in names if name in self.names] if names else self.rows
         if sort == "loss":
             rows = sorted(rows, key=lambda row: math.inf if row["val_loss_mean"] is None else row["val_loss_mean"])
         kept = {self.baseline, *(row["scheme"] for row in rows)}
@@ -80,10 +72,6 @@ class Comparison:
     @property
     def baseline(self) -> str:
         return str(self.rows[0]["baseline"])
-
-    @property
-    def schemes(self) -> list[str]:
-        return [row["scheme"] for row in self.rows]
 
     def row(self, scheme: str) -> Row:
         return next(row for row in self.rows if row["scheme"] == scheme)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -10,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..lab.runs.statistics import paired, spikes
-from .runs import Comparison, Record, Run
+from .runs import Record, Run
 
 Array = NDArray[np.float64]
+Point = tuple[float, float, float]
+"""Step, place on the axis, value."""
 KINDS = ("attn", "cross", "mlp", "parallel")
 
 
@@ -62,50 +65,46 @@ def clock(run: Run) -> dict[float, float]:
 
 def curve(runs: Sequence[Run], key: str, x: str = "tokens") -> Curve | None:
     """A measurement of metrics.jsonl over tokens, seconds or steps; None where no run has it."""
-    points: dict[float, list[tuple[float, float]]] = {}
+    found: list[Point] = []
     for run in runs:
         seconds = clock(run) if x == "seconds" else {}
         for record in run.metrics:
             step = number(record, "step")
             at = seconds.get(step, math.nan) if x == "seconds" else number(record, x)
-            value = number(record, key)
-            if math.isfinite(at) and math.isfinite(value):
-                points.setdefault(step, []).append((at, value))
-    return _summarise(points)
+            found.append((step, at, number(record, key)))
+    return _summarise(_groups(found))
 
 
 def paired_gap(runs: Sequence[Run], base: Sequence[Run], key: str = "val_loss") -> Curve | None:
     """Mean difference to the baseline over tokens, paired by seed at each step, with its 95 % interval."""
     others = {run.summary.get("seed"): {number(r, "step"): number(r, key) for r in run.metrics} for run in base}
-    points: dict[float, list[tuple[float, float]]] = {}
+    found: list[Point] = []
     for run in runs:
         other = others.get(run.summary.get("seed"), {})
         for record in run.metrics:
-            step, tokens = number(record, "step"), number(record, "tokens")
-            difference = number(record, key) - other.get(step, math.nan)
-            if math.isfinite(tokens) and math.isfinite(difference):
-                points.setdefault(step, []).append((tokens, difference))
-    found = _summarise(points)
-    if found is None:
+            step = number(record, "step")
+            found.append((step, number(record, "tokens"), number(record, key) - other.get(step, math.nan)))
+    groups = _groups(found)
+    mean = _summarise(groups)
+    if mean is None:
         return None
-    intervals = [paired([difference for _, difference in group]) for group in _complete(points)]
+    intervals = [paired(group[:, 1]) for group in groups]
     low = [i.mean if i.low is None else i.low for i in intervals]
     high = [i.mean if i.high is None else i.high for i in intervals]
-    return found._replace(low=np.array(low), high=np.array(high))
+    return mean._replace(low=np.array(low), high=np.array(high))
 
 
 def course(runs: Sequence[Run], measure: str) -> Curve | None:
     """The mean over all sites of a traced measurement, over tokens."""
-    points: dict[float, list[tuple[float, float]]] = {}
+    found: list[Point] = []
     for run in runs:
         sites: dict[float, list[float]] = {}
         for record in run.trace:
-            sites.setdefault(number(record, "step"), []).append(measured(record, measure))
-        for step, values in sites.items():
-            finite = [value for value in values if math.isfinite(value)]
-            if finite:
-                points.setdefault(step, []).append((step * _tokens_per_step(run), float(np.mean(finite))))
-    return _summarise(points)
+            value = measured(record, measure)
+            if math.isfinite(value):
+                sites.setdefault(number(record, "step"), []).append(value)
+        found += [(step, step * _tokens_per_step(run), float(np.mean(values))) for step, values in sites.items()]
+    return _summarise(_groups(found))
 
 
 class NormKey(NamedTuple):
@@ -123,16 +122,15 @@ class NormKey(NamedTuple):
 
 def norm_courses(runs: Sequence[Run], measure: str) -> dict[NormKey, Curve]:
     """A measurement of each norm over tokens, norms in the order in which the stream meets them."""
-    points: dict[NormKey, dict[float, list[tuple[float, float]]]] = {}
+    points: dict[NormKey, list[Point]] = {}
     for run in runs:
         for record in run.norms:
-            step, value = number(record, "step"), number(record, measure)
+            step = number(record, "step")
             where = NormKey(number(record, "layer"), str(record.get("kind")), str(record.get("norm")))
-            if math.isfinite(value):
-                points.setdefault(where, {}).setdefault(step, []).append((step * _tokens_per_step(run), value))
+            points.setdefault(where, []).append((step, step * _tokens_per_step(run), number(record, measure)))
     order = ("entry", *KINDS, "exit")
     places = sorted(points, key=lambda p: (p.kind == "exit", p.kind != "entry", p.layer, order.index(p.kind)))
-    curves = {where: _summarise(points[where]) for where in places}
+    curves = {where: _summarise(_groups(points[where])) for where in places}
     return {where: curve for where, curve in curves.items() if curve}
 
 
@@ -175,12 +173,14 @@ def all_sites(profiles: Iterable[dict[SiteKey, tuple[float, float, float]]]) -> 
     return sorted(sites, key=lambda site: (site.layer, KINDS.index(site.kind) if site.kind in KINDS else 9))
 
 
-def depths(sites: Sequence[SiteKey]) -> dict[SiteKey, float]:
-    """Where sites stand on an axis of layers: the first of a layer at its number, the others evenly behind it."""
-    of_layer: dict[float, list[SiteKey]] = {}
-    for site in sites:
-        of_layer.setdefault(site.layer, []).append(site)
-    return {site: layer + place / len(found) for layer, found in of_layer.items() for place, site in enumerate(found)}
+def spread_evenly(layers: Sequence[float]) -> list[float]:
+    """Places on an axis of layers: the first of a layer at its number, the others evenly behind it."""
+    seen: Counter[float] = Counter()
+    places, counts = [], Counter(layers)
+    for layer in layers:
+        places.append(layer + seen[layer] / counts[layer])
+        seen[layer] += 1
+    return places
 
 
 def events(runs: Sequence[Run], key: str) -> list[tuple[Run, float, float]]:
@@ -199,35 +199,6 @@ def spans_decades(values: Iterable[float], factor: float = 30.0) -> bool:
     return bool(finite) and min(finite) > 0 and max(finite) / min(finite) > factor
 
 
-def loss_range(
-    comparison: Comparison, drawn: Sequence[tuple[Curve | None, Curve | None]], share: float = 0.15
-) -> tuple[float, float] | None:
-    """Range of losses worth the space: the first `share` of training and what never finished may leave it."""
-    finished = [curves for scheme, curves in zip(comparison.schemes, drawn, strict=True) if comparison.counted(scheme)]
-    curves = [curve for pair in finished or drawn for curve in pair if curve]
-    if not curves:
-        return None
-    values = np.concatenate([curve.mean[curve.x >= share * curve.x[-1]] for curve in curves])
-    low, high = float(values.min()), float(values.max())
-    margin = 0.04 * (high - low) or 0.05
-    return low - margin, high + margin
-
-
-def rate_window(losses: Sequence[float]) -> tuple[float, float]:
-    """Range of losses over learning rates in which the valleys are seen; hopeless rates leave the frame."""
-    low, middle = min(losses), float(np.median(losses))
-    high = min(max(losses), low + 4 * max(middle - low, 0.02))
-    margin = 0.1 * (high - low) or 0.01
-    return low - margin, high + margin
-
-
-def loss_points(comparison: Comparison, scheme: str, x: str) -> tuple[Curve | None, Curve | None]:
-    """Thinned training loss and validation loss of a scheme, over tokens or seconds."""
-    runs = comparison.drawn(scheme)
-    train = curve(runs, "loss", x)
-    return (train.thinned(120) if train else None), curve(runs, "val_loss", x)
-
-
 def _tokens_per_step(run: Run) -> float:
     last = run.metrics[-1] if run.metrics else run.summary
     steps = number(last, "step") if run.metrics else number(last, "steps")
@@ -235,19 +206,21 @@ def _tokens_per_step(run: Run) -> float:
     return tokens / steps if steps and math.isfinite(tokens / steps) else 1.0
 
 
-def _summarise(points: dict[float, list[tuple[float, float]]]) -> Curve | None:
-    """Mean, lowest and highest value at each complete step."""
-    full = [np.array(group) for group in _complete(points)]
-    if not full:
-        return None
-    x = np.array([group[:, 0].mean() for group in full])
-    values = [group[:, 1] for group in full]
-    reduce = (np.mean, np.min, np.max)
-    mean, low, high = (np.array([function(group) for group in values], dtype=float) for function in reduce)
-    return Curve(x, mean, low, high)
-
-
-def _complete(points: dict[float, list[tuple[float, float]]]) -> list[list[tuple[float, float]]]:
-    """Steps that as many runs as possible share, in order, so that no seed enters or leaves on the way."""
+def _groups(found: Iterable[Point]) -> list[Array]:
+    """(x, value) of each run at the steps that as many runs as possible share, in order, so that no seed enters or
+    leaves on the way."""
+    points: dict[float, list[tuple[float, float]]] = {}
+    for step, x, value in found:
+        if math.isfinite(x) and math.isfinite(value):
+            points.setdefault(step, []).append((x, value))
     most = max(map(len, points.values()), default=0)
-    return [points[step] for step in sorted(points) if len(points[step]) == most]
+    return [np.array(points[step]) for step in sorted(points) if len(points[step]) == most]
+
+
+def _summarise(groups: Sequence[Array]) -> Curve | None:
+    """Mean, lowest and highest value of each group; None where there is none."""
+    if not groups:
+        return None
+    means = np.array([group.mean(0) for group in groups])
+    low, high = (np.array([end(group[:, 1]) for group in groups]) for end in (np.min, np.max))
+    return Curve(means[:, 0], means[:, 1], low, high)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .columns import aligned
+from .columns import aligned, markdown_lines
 from .page import Cells
 from .runs import Record
-from .style import Look, looks
+from .source import Source
 from .whole import read_every_line, read_whole, undamaged
 
 START = {
@@ -21,7 +21,7 @@ START = {
 
 
 @dataclass(frozen=True)
-class SavedSimulation:
+class SavedSimulation(Source):
     """A simulation directory: its summary, rows of the trace by scheme, closed equation and pictures where they are."""
 
     path: Path
@@ -29,28 +29,14 @@ class SavedSimulation:
     rows: dict[str, list[Record]]
     theory: dict[str, dict[str, list[float | None]]]
     particles: Record
-    styles: Mapping[str, Look] = field(default_factory=dict)
-    """Looks of all that the page shows, where that is more than this."""
 
     @property
-    def keys(self) -> dict[str, str]:
-        return {scheme: scheme for scheme in self.schemes}
-
-    @property
-    def looks(self) -> dict[str, Look]:
-        styles = self.styles or looks(self.schemes)
-        return {scheme: styles[scheme] for scheme in self.schemes}
-
-    def of(self, schemes: Sequence[str]) -> SavedSimulation:
-        """These schemes only, in this order; all of them where none is named."""
-        rows = (
-            [self.row(scheme) for scheme in schemes if scheme in self.schemes] if schemes else self.summary["schemes"]
-        )
-        return replace(self, summary={**self.summary, "schemes": rows})
-
-    @property
-    def schemes(self) -> list[str]:
+    def names(self) -> list[str]:
         return [row["scheme"] for row in self.summary["schemes"]]
+
+    def only(self, names: Sequence[str], sort: str | None = None) -> SavedSimulation:
+        rows = [self.row(name) for name in names if name in self.names] if names else self.summary["schemes"]
+        return replace(self, summary={**self.summary, "schemes": rows})
 
     def row(self, scheme: str) -> Record:
         found: Record = next(row for row in self.summary["schemes"] if row["scheme"] == scheme)
@@ -177,12 +163,8 @@ def terminal(summary: Record) -> list[str]:
 
 def markdown(summary: Record) -> str:
     """Both tables for a README."""
-    parts = []
-    for titles, cells in (speeds(summary), velocities(summary)):
-        lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
-        parts.append("\n".join(lines))
-    return f"*{caption(summary)}*\n\n" + "\n\n".join(parts) + "\n"
+    parts = ["\n".join(markdown_lines(*table)) for table in (speeds(summary), velocities(summary))]
+    return "\n\n".join([f"*{caption(summary)}*", *parts]) + "\n"
 
 
 def headline(row: Record) -> str:

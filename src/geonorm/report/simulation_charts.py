@@ -9,7 +9,7 @@ from typing import Any
 from .series import spans_decades
 from .simulation import SavedSimulation, caption
 from .style import Look, figures
-from .vega import Axis, Chart, Spec, figure
+from .vega import Axis, Chart
 
 SPARSE = 9
 """Markers along a measured curve; theory is the line."""
@@ -41,7 +41,7 @@ def _in_depth(
     """Theory as a line and measurement as markers; without theory the measurement is both."""
     measured: dict[str, Points] = {}
     lines: dict[str, Points] = {}
-    for scheme in trace.schemes:
+    for scheme in trace.names:
         times, values = trace.mean(scheme, key)
         if not times:
             continue
@@ -54,9 +54,11 @@ def _in_depth(
         return []
     values = [value for _, value in points if math.isfinite(value)]
     y = Axis.around(values, log=log and spans_decades(values, 1.0), margin=0.06, title=unit)
-    chart = Chart(title, _depth(trace, [t for t, _ in points]), y, trace.looks, _key(trace))
+    log_time, times = bool(trace.summary["log_time"]), [t for t, _ in points]
+    x = Axis(min(times), max(times), log=log_time, title="depth-time t" + ", logarithmic" * log_time)
+    chart = Chart(title, x, y, trace.looks, _key(trace))
     for scheme, found in measured.items():
-        chart.line(scheme, *_columns(lines[scheme]))
+        chart.line(scheme, lines[scheme])
         _mark(chart, scheme, found)
     return [chart]
 
@@ -66,15 +68,6 @@ def _mark(chart: Chart, scheme: str, points: Points) -> None:
         chart.mark(scheme, t, value, f"{scheme} · t = {t:.3g}: {figures(value)}")
 
 
-def _columns(points: Points) -> tuple[list[float], list[float]]:
-    return [t for t, _ in points], [value for _, value in points]
-
-
-def _depth(trace: SavedSimulation, times: Sequence[float]) -> Axis:
-    log = bool(trace.summary["log_time"])
-    return Axis(min(times), max(times), log=log, title="depth-time t" + (", logarithmic" if log else ""))
-
-
 def _key(trace: SavedSimulation) -> str:
     return "Markers: simulation, lines: theory." if trace.theory else "Simulation, mean over seeds."
 
@@ -82,7 +75,7 @@ def _key(trace: SavedSimulation) -> str:
 def collapse(trace: SavedSimulation) -> list[Chart]:
     """1 - cos on log-log axes, where powers are straight, and on log-linear axes, where exponentials are."""
     floor = FLOORS[trace.summary["dtype"]]
-    gaps = {scheme: zip(*trace.mean(scheme, "gap"), strict=True) for scheme in trace.schemes}
+    gaps = {scheme: zip(*trace.mean(scheme, "gap"), strict=True) for scheme in trace.names}
     curves = {scheme: [(t + 1, gap) for t, gap in found if gap > floor] for scheme, found in gaps.items()}
     curves = {scheme: points for scheme, points in curves.items() if points}
     if not curves:
@@ -93,17 +86,13 @@ def collapse(trace: SavedSimulation) -> list[Chart]:
     guides = {scheme: _guide(trace.row(scheme), points) for scheme, points in curves.items()}
     note = f"Dotted: predicted law × {SHIFT}." if any(guides.values()) else _key(trace)
     charts = []
-    for title, x in (
-        (
-            "Collapse: power laws are straight",
-            Axis(min(times), max(times), log=True, title="depth-time t, logarithmic"),
-        ),
-        ("Collapse: exponentials are straight", Axis(0, 2.5 * min(ends), title="depth-time t")),
-    ):
-        chart = Chart(title, x, y, trace.looks, note)
+    wide = Axis(min(times), max(times), log=True, title="depth-time t, logarithmic")
+    short = Axis(0, 2.5 * min(ends), title="depth-time t")
+    for what, x in (("power laws", wide), ("exponentials", short)):
+        chart = Chart(f"Collapse: {what} are straight", x, y, trace.looks, note)
         for scheme, points in curves.items():
-            chart.line(scheme, *_columns(points))
-            chart.line(scheme, *_columns(guides[scheme]), "dotted")
+            chart.line(scheme, points)
+            chart.line(scheme, guides[scheme], "dotted")
             _mark(chart, scheme, [point for point in points if x.holds(point[0])])
         charts.append(chart)
     return charts
@@ -123,7 +112,7 @@ def _guide(row: dict[str, Any], points: Points) -> Points:
 def sphere(trace: SavedSimulation) -> list[Chart]:
     """One row of spheres per scheme, one column per time, the far side of each paler."""
     pictures = trace.particles.get("schemes", {})
-    shown = [scheme for scheme in trace.schemes if pictures.get(scheme)]
+    shown = [scheme for scheme in trace.names if pictures.get(scheme)]
     if not shown:
         return []
     columns = max(len(pictures[scheme]) for scheme in shown)
@@ -166,13 +155,3 @@ def _seen(point: tuple[float, float, float]) -> tuple[float, float, float]:
     common, right, up = point
     tilt = math.radians(35)
     return right, up * math.cos(tilt) + common * math.sin(tilt), common * math.cos(tilt) - up * math.sin(tilt)
-
-
-FIGURES = {"cosine": cosine, "collapse": collapse, "speed": speed, "sphere": sphere}
-
-
-def figures_of(trace: SavedSimulation) -> dict[str, Spec]:
-    """Each figure that has something to show, with the caption of everything; the spheres have their own."""
-    drawn = {name: draw(trace) for name, draw in FIGURES.items()}
-    said = caption(trace.summary)
-    return {name: figure(charts, "" if name == "sphere" else said) for name, charts in drawn.items() if charts}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from textwrap import wrap
 from typing import NamedTuple
 
 from ..lab.runs.statistics import SEED_CAP, Row, significant
-from .columns import aligned
+from .columns import aligned, markdown_lines
 from .runs import Comparison
 from .style import memory, rate, si, signed
 
@@ -46,20 +47,16 @@ def headline(row: Row) -> str:
             f"{scheme} is {abs(difference):.{digits}f} ({near:.{digits}f} to {far:.{digits}f}) nats {side} "
             f"{baseline} at {count(pairs, 'seed')}{'' if significant(row['p_holm']) else among}"
         )
+    outlook, needed = "", row["seeds_needed"]
+    if row["equal"]:
+        outlook = f"; equal within {row['margin']:g} by the spreads of all schemes (p = {row['equal_p']:.2g})"
+    elif needed is not None and needed > pairs:
+        amount = f"more than {SEED_CAP}" if needed > SEED_CAP else f"about {needed}"
+        outlook = f"; {amount} seeds would resolve a difference of this size"
     return (
         f"{scheme} against {baseline} is not resolved at {count(pairs, 'seed')}: the interval of "
-        f"{signed(difference, digits)} ({between(row)}) nats holds 0{_outlook(row)}"
+        f"{signed(difference, digits)} ({between(row)}) nats holds 0{outlook}"
     )
-
-
-def _outlook(row: Row) -> str:
-    if row["equal"]:
-        return f"; equal within {row['margin']:g} by the spreads of all schemes (p = {row['equal_p']:.2g})"
-    needed = row["seeds_needed"]
-    if needed is None or needed <= row["pairs"]:
-        return ""
-    amount = f"more than {SEED_CAP}" if needed > SEED_CAP else f"about {needed}"
-    return f"; {amount} seeds would resolve a difference of this size"
 
 
 def summary_line(comparison: Comparison) -> str:
@@ -81,26 +78,23 @@ def summary_line(comparison: Comparison) -> str:
 def markdown(rows: Sequence[Row]) -> str:
     """A table for a README, with the sentence of each scheme below it."""
     columns = [column for column in COLUMNS if any(column.cell(row) != "–" for row in rows)]
-    lines = ["| " + " | ".join(column.title for column in columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(_cell(column.cell(row)) for column in columns) + " |" for row in rows]
+    lines = markdown_lines([column.title for column in columns], [[c.cell(row) for c in columns] for row in rows])
     return "\n".join([*lines, "", *(f"- {headline(row)}" for row in rows)]) + "\n"
 
 
 def terminal(rows: Sequence[Row], limits: Sequence[str] = ()) -> list[str]:
     """Lines of at most 100 columns: the table, one sentence per scheme, and what limits them, as on the page."""
     columns = [column for column in COLUMNS if column.terminal]
-    table = [
-        [column.title for column in columns],
-        *([column.cell(row) for column in columns] for row in rows),
-    ]
+    table = [[column.title for column in columns], *([column.cell(row) for column in columns] for row in rows)]
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
     room = max(6, WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1))
-    lines = aligned([[_fit(first, room), *others] for first, *others in table])
+    short = (first if len(first) <= room else first[: room - 1] + "…" for first, *_ in table)
+    lines = aligned([[first, *row[1:]] for first, row in zip(short, table, strict=True)])
     lines.insert(1, "-" * max(map(len, lines)))
-    lines += ["", *(line for row in rows for line in _wrap(headline(row)))]
+    said = [headline(row) for row in rows]
     if limits:
-        lines += ["", f"{LIMITS}:", *(line for limit in limits for line in _wrap(f"- {limit}"))]
-    return lines
+        said += ["", f"{LIMITS}:", *(f"- {limit}" for limit in limits)]
+    return [*lines, "", *(line for text in said for line in wrap(text, WIDTH, subsequent_indent="  ") or [""])]
 
 
 def count(n: int, noun: str) -> str:
@@ -190,14 +184,6 @@ def _digits(row: Row) -> int:
     return 3 if width >= 0.01 else 4 if width >= 0.001 else 5
 
 
-def _number(row: Row, key: str, form: str) -> str:
-    return "–" if row[key] is None else format(row[key], form)
-
-
-def _events(row: Row) -> str:
-    return f"{row['spikes']} / {row['grad_spikes']}" if row["n"] else "–"
-
-
 COLUMNS = (
     Column("scheme", lambda row: str(row["scheme"])),
     Column("n", lambda row: str(row["n"])),
@@ -208,24 +194,11 @@ COLUMNS = (
     Column("verdict", verdict, terminal=False),
     Column("lr", learning_rate),
     Column("fitted minimum", fitted, terminal=False),
-    Column("bits/byte", lambda row: _number(row, "val_bpb_mean", ".4f"), terminal=False),
+    Column(
+        "bits/byte", lambda row: "–" if row["val_bpb_mean"] is None else f"{row['val_bpb_mean']:.4f}", terminal=False
+    ),
     Column("memory", lambda row: memory(row["peak_memory_bytes"]), terminal=False),
     Column("parameters", lambda row: si(row["parameters"]), terminal=False),
-    Column("spikes", _events, terminal=False),
+    Column("spikes", lambda row: f"{row['spikes']} / {row['grad_spikes']}" if row["n"] else "–", terminal=False),
     Column("not finished", lambda row: endings(row) or "0", terminal=False),
 )
-
-
-def _cell(text: str) -> str:
-    """Text that cannot break out of a cell of a Markdown table."""
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
-
-
-def _fit(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def _wrap(text: str) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ")

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape, unescape
+from importlib import import_module
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -129,10 +130,10 @@ class Chart:
         short = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in values.items()}
         self.rows.setdefault(kind, []).append({"s": series, "d": f"{series}{BETWEEN}{label}", **short})
 
-    def line(self, series: str, xs: Iterable[float], ys: Iterable[float], kind: str = "line") -> None:
+    def line(self, series: str, points: Iterable[tuple[float, float]], kind: str = "line") -> None:
         """A line through the points that are finite; it breaks where one is not."""
         part = len(self.rows.get(kind, ()))
-        for x, y in zip(xs, ys, strict=True):
+        for x, y in points:
             if math.isfinite(x) and math.isfinite(y) and (y > 0 or self.y is None or not self.y.log):
                 self._add(kind, series, x=x, y=y, part=f"{series} {part}")
             else:
@@ -143,10 +144,10 @@ class Chart:
         for order, (x, y) in enumerate(points):
             self._add("outline", series, x=x, y=y, part=part, order=order)
 
-    def band(self, series: str, xs: Iterable[float], low: Iterable[float], high: Iterable[float]) -> None:
-        """The area between two lines."""
-        for x, bottom, top in zip(xs, low, high, strict=True):
-            self._add("band", series, x=x, y=bottom, y2=top)
+    def band(self, series: str, ends: Iterable[tuple[float, float, float]]) -> None:
+        """The area between two lines: x, low, high."""
+        for x, low, high in ends:
+            self._add("band", series, x=x, y=low, y2=high)
 
     def mark(self, series: str, x: float, y: float, label: str, kind: str = "mark", **others: Any) -> None:
         """A marker that shows its label to whoever points at it; what lies outside the frame is left out."""
@@ -182,7 +183,11 @@ class Chart:
 
     def spec(self, legend: bool = True) -> Spec:
         """The chart in Vega-Lite, without title and theme."""
-        layers = [self._rule(rule) for rule in self.rules]
+        dashed = {"type": "rule", "color": SOFT, "strokeDash": [4, 3], "strokeWidth": 1.2}
+        layers: list[Spec] = []
+        for rule in self.rules:
+            places = {name: channel for name, channel in self._place("s").items() if name in rule}
+            layers.append({"data": {"values": [rule]}, "mark": dashed, "encoding": places})
         layers += [self._layer(kind, self.rows[kind], legend or self.own_legend) for kind in MARKS if kind in self.rows]
         layers += [self._text(row) for row in self.texts]
         height: Any = {"step": 46} if self.y is None else self.height
@@ -216,11 +221,6 @@ class Chart:
         rows = {"field": row, "type": "nominal", "scale": {"domain": names}, "axis": None}
         return {"x": self.x.channel("x"), "y": self.y.channel("y") if self.y else rows}
 
-    def _rule(self, rule: Spec) -> Spec:
-        mark = {"type": "rule", "color": SOFT, "strokeDash": [4, 3], "strokeWidth": 1.2}
-        places = {name: channel for name, channel in self._place("s").items() if name in rule}
-        return {"data": {"values": [rule]}, "mark": mark, "encoding": places}
-
     def _text(self, row: Spec) -> Spec:
         strip = self.y is None
         bold = strip and row["align"] == "left"
@@ -241,12 +241,17 @@ def figure(charts: Sequence[Chart], caption: str = "", columns: int = 2, title: 
     for chart in charts:
         words = wrap(chart.note, 78 if len(charts) > 1 else 96) if len(charts) < 5 else []
         parts.append(chart.spec() | {"title": {"text": chart.title, "subtitle": words}})
-    whole: Spec = {"concat": parts, "columns": columns, "spacing": 28} if len(parts) > 1 else parts[0]
+    whole: Spec = {"concat": parts, "columns": min(columns, len(parts)), "spacing": 28} if len(parts) > 1 else parts[0]
     if caption and len(parts) > 1:
         whole["title"] = {"text": title or caption, **({"subtitle": caption} if title else {}), "fontSize": 11}
     elif caption:
         whole["title"]["subtitle"] = [*wrap(caption, 96), *whole["title"]["subtitle"]]
     return whole | {"config": CONFIG}
+
+
+def figure_specs(drawn: Mapping[str, Sequence[Chart]], caption: str, columns: int = 2) -> dict[str, Spec]:
+    """Each figure that has something to show, with the caption of everything."""
+    return {name: figure(charts, caption, columns) for name, charts in drawn.items() if charts}
 
 
 @dataclass(frozen=True, repr=False)
@@ -271,37 +276,24 @@ class Figure:
         return target
 
 
-def png(drawn: str) -> bytes:
-    import vl_convert
-
-    return bytes(vl_convert.svg_to_png(drawn, scale=2))
-
-
-def pdf(drawn: str) -> bytes:
-    import vl_convert
-
-    return bytes(vl_convert.svg_to_pdf(drawn))
-
-
-RENDER: dict[str, Callable[[str], bytes]] = {"png": png, "svg": str.encode, "pdf": pdf}
+RENDER: dict[str, Callable[[str], bytes]] = {
+    "png": lambda drawn: bytes(import_module("vl_convert").svg_to_png(drawn, scale=2)),
+    "svg": str.encode,
+    "pdf": lambda drawn: bytes(import_module("vl_convert").svg_to_pdf(drawn)),
+}
 """Files of a figure from its SVG, by their ending."""
 
 
-def write(spec: Spec, folder: Path, name: str) -> list[Path]:
-    """Lay the figure out once, and write it as PNG, SVG and PDF."""
-    drawn = svg(spec)
-    return [put(folder / f"{name}.{kind}", render(drawn)) for kind, render in RENDER.items()]
-
-
-def put(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
-
-
 def save_figures(figures: Mapping[str, Spec], folder: Path) -> list[Path]:
-    """Write each figure as PNG, SVG and PDF; returns what was written."""
+    """Lay each figure out once, and write it as PNG, SVG and PDF; returns what was written."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [file for name, spec in figures.items() for file in write(spec, folder, name)]
+    written = []
+    for name, spec in figures.items():
+        drawn = svg(spec)
+        for kind, render in RENDER.items():
+            written.append(folder / f"{name}.{kind}")
+            written[-1].write_bytes(render(drawn))
+    return written
 
 
 def svg(spec: Spec) -> str:
@@ -310,9 +302,8 @@ def svg(spec: Spec) -> str:
 
     text = str(vl_convert.vegalite_to_svg(spec))
     clips = {old: f"clip{new}" for new, old in enumerate(dict.fromkeys(re.findall(r'id="(clip\d+)"', text)))}
-    text = re.sub(
-        r"\bclip\d+\b", lambda found: clips.get(found[0], found[0]), text
-    )  # Vega counts on from the last figure
+    # Vega counts on from the last figure
+    text = re.sub(r"\bclip\d+\b", lambda found: clips.get(found[0], found[0]), text)
     return re.sub(r"\bclip(\d+)\b", rf"clip{zlib.crc32(text.encode()):x}-\1", text) if clips else text
 
 

@@ -297,24 +297,14 @@ def anatomy(config: Any) -> tuple[Stack, ...]:
     return (family,) if isinstance(family, Stack) else family(config)
 
 
-def root(model: Any, stack: Stack) -> str | None:
-    """Path inside a model (an nn.Module, with a head or without) of the base model that the stack's paths start from.
-
-    The empty string is the model itself; None if the model does not have this stack (T5's encoder alone). The
-    shortest path that ends in the stack's blocks wins.
-    """
-    names = [name for name, _ in model.named_modules() if name == stack.blocks or name.endswith(f".{stack.blocks}")]
-    if not names:
-        return None
-    return min(names, key=len)[: -len(stack.blocks)].rstrip(".")
-
-
 def rooted(model: Any, stacks: Iterable[Stack]) -> Iterator[tuple[Stack, str]]:
-    """Those of the stacks that a model has, each with the path of the base model that its paths start from."""
+    """Those of the stacks that a model (an nn.Module, with a head or without) has, each with the path of the base model
+    that its paths start from: the shortest that ends in the stack's blocks; the empty string is the model itself."""
+    names = [name for name, _ in model.named_modules()]
     for stack in stacks:
-        base = root(model, stack)
-        if base is not None:
-            yield stack, base
+        found = [name for name in names if f".{name}".endswith(f".{stack.blocks}")]
+        if found:
+            yield stack, min(found, key=len)[: -len(stack.blocks)].rstrip(".")
 
 
 def blocks_of(model: Any, stack: Stack, base: str) -> list[Any]:

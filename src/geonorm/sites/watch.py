@@ -131,7 +131,7 @@ def watch_calls(modules: Mapping[Key, nn.Module], look: Callable[[Key, Tensor, T
     """Calls look(key, what it was handed, what it returned) for every call of these modules inside."""
 
     def hook_of(key: Key) -> Callable[..., None]:
-        return lambda _, args, kwargs, out: look(key, stream_of(args, kwargs), first(out))
+        return lambda _, args, kwargs, out: look(key, stream_of(args, kwargs), tensor_of(out))
 
     with ExitStack() as hooks:
         for key, module in modules.items():
@@ -163,13 +163,13 @@ class Running:
     def update(self, place: ModelSite) -> Callable[..., None]:
         def hook(_: nn.Module, __: Any, out: Any) -> None:
             if self.place is place:
-                u = self.shaped(first(out))
+                u = self.shaped(tensor_of(out))
                 self.u = u if self.u is None else self.u + u
 
         return hook
 
     def leave(self, _: nn.Module, __: Any, out: Any) -> None:
-        self.end(first(out))
+        self.end(tensor_of(out))
         self.place = self.x = self.u = None
 
     def end(self, after: Tensor) -> None:
@@ -215,6 +215,6 @@ def stream_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     return value
 
 
-def first(value: Any) -> Tensor:
+def tensor_of(value: Any) -> Tensor:
     found: Tensor = value[0] if isinstance(value, tuple) else value
     return found

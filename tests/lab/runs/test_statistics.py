@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geonorm.lab.runs.statistics import SEED_CAP, aggregate, choose, paired, ratio_interval, seeds_needed, spikes
@@ -37,6 +37,7 @@ def test_paired_without_spread() -> None:
     assert not paired([0.5]).resolved
 
 
+@settings(deadline=None)
 @given(st.lists(FINITE, min_size=2, max_size=12), FINITE)
 def test_paired_moves_with_a_shift_and_mirrors(values: list[float], shift: float) -> None:
     interval = paired(values)
@@ -52,6 +53,7 @@ def test_seeds_needed_matches_published_tables(effect: float, expected: int) -> 
     assert seeds_needed(effect + np.array([-1.0, 0.0, 1.0])) == expected
 
 
+@settings(deadline=None)
 @given(st.floats(0.01, 50), st.floats(1.01, 4))
 def test_seeds_needed_falls_as_the_effect_grows(effect: float, factor: float) -> None:
     spread = np.array([-1.0, 0.0, 1.0])
@@ -104,6 +106,7 @@ def test_spikes_accepts_a_new_level_after_a_whole_window() -> None:
     assert spikes(noise, window=50) == list(range(300, 350))
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-10, 10), max_size=150), st.floats(0.1, 10), st.floats(-5, 5))
 def test_spikes_never_falls_for_a_drop(values: list[float], scale: float, shift: float) -> None:
     falling = np.sort(np.array(values) * scale + shift)[::-1]

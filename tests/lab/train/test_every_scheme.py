@@ -21,6 +21,7 @@ from geonorm import Decoder, DecoderConfig, names, report
 from geonorm.lab.config import Checkpoint, Evaluation, Model, Runtime, Tokens, TrainConfig
 from geonorm.lab.open import open_run
 from geonorm.lab.runs.run import read_rows
+from geonorm.lab.scale import parallel
 from geonorm.lab.train.loop import train
 from geonorm.lab.train.trace import trace
 from geonorm.nn import generate, preset
@@ -159,14 +160,14 @@ def test_traces_say_what_they_must(scheme: str, block: str) -> None:
 class Runs:
     """Trains a scheme on first use: settings and directory."""
 
-    def __init__(self, folder: Path, text: Path) -> None:
-        self.folder, self.text = folder, text
+    def __init__(self, folder: Path, text: Path, compiled: bool = False) -> None:
+        self.folder, self.text, self.compiled = folder, text, compiled
 
     def settings(self, scheme: str, out: Path) -> TrainConfig:
         return TrainConfig(
             scheme=scheme, out=str(out), data=str(self.text), steps=STEPS, batch_size=2, lr=2e-3, model=Model(**SHAPE),
             tokens=Tokens(tokenizer="byte"), evaluation=Evaluation(every=2, tokens=256, trace_tokens=64),
-            checkpoint=Checkpoint(every=2), runtime=Runtime(device="cpu", tensorboard=False),
+            checkpoint=Checkpoint(every=2), runtime=Runtime(device="cpu", tensorboard=False, compile=self.compiled),
         )  # fmt: skip
 
     def __call__(self, scheme: str) -> Path:
@@ -204,6 +205,16 @@ def test_resumed_is_uninterrupted_bit_for_bit(scheme: str, run: Runs, tmp_path: 
     assert not [key for key in start if not key.endswith("layer") and torch.equal(start[key], end[key])], "not trained"
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself
+def test_a_compiled_run_resumed_is_uninterrupted_bit_for_bit(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "PAYS", 0)  # whole
+    run = Runs(tmp_path / "whole", text, compiled=True)
+    test_resumed_is_uninterrupted_bit_for_bit("geonorm", run, tmp_path)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @torch.no_grad()
 def test_a_loaded_run_writes_the_same_with_and_without_a_cache(scheme: str, run: Runs) -> None:
@@ -231,17 +242,20 @@ def test_one_page_about_them_all(run: Runs, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["geonorm(learn=affine)", "siamese", "hyper"])
+@pytest.mark.parametrize(
+    ("scheme", "whole"),  # or block by block, where one graph serves all layers
+    [("geonorm(learn=affine)", False), ("siamese", False), ("hyper", False), ("ngpt", True)],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
-def test_compiled_blocks_equal_eager_ones(scheme: str) -> None:
-    """Loss and gradients; one graph serves all layers."""
+def test_compiled_equals_eager(scheme: str, whole: bool) -> None:
+    """Loss and gradients."""
     results: list[tuple[Callable[..., Any], Decoder]] = []
     for compiled in (False, True):
         model = decoder(scheme)
-        if compiled:
+        if compiled and not whole:
             for block in model.blocks:
                 block.compile()
-        loss = model.loss(ids(), ids(1))
+        loss = parallel.loss_of(model, Runtime(compile=compiled and whole), CPU, parallel.PAYS)(ids(), ids(1))
         loss.backward()
         results.append((loss, model))
     (eager, one), (fast, two) = results

@@ -212,7 +212,8 @@ def test_bfloat16_trains(train: Any, tmp_path: Path) -> None:
 def test_compiled_blocks_give_the_same_numbers_and_a_trace() -> None:
     plain, compiled = model(), model()
     parallel.distribute(compiled, Runtime(compile=True), torch.device("cpu"))
-    a, b = plain.loss(IDS, IDS), parallel.loss_of(compiled, Runtime(compile=True), torch.device("cpu"))(IDS, IDS)
+    long_run = parallel.loss_of(compiled, Runtime(compile=True), torch.device("cpu"), steps=parallel.PAYS)
+    a, b = plain.loss(IDS, IDS), long_run(IDS, IDS)
     assert a.item() == pytest.approx(b.item(), abs=1e-5)
     compiled.train()
     rows, wanted = trace.trace(compiled, IDS, 1, {}).sites, trace.trace(plain, IDS, 1, {}).sites

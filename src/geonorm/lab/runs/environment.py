@@ -39,9 +39,9 @@ def installed(package: str) -> str | None:
         return None
 
 
-def commit() -> str | None:
-    """Commit of the source tree this package runs from, with + when it has local changes; None outside a checkout."""
-    here = Path(__file__).parent
+def commit(here: Path = Path(__file__).parent) -> str | None:
+    """Commit of the source tree this package runs from, or of another's, with + when it has local changes; None outside
+    a checkout."""
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
         dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True)

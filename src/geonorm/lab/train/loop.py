@@ -120,7 +120,7 @@ class Loop:
         with torch.device(built_on := parallel.build_device(kind, world)):
             model = Decoder(shape)
         self.model = parallel.distribute(model, c.runtime, device if built_on.type == "cpu" else built_on)
-        self.spread = parallel.Spread(self.model, c.runtime, world, device, kind)
+        self.spread = parallel.Spread(self.model, c.runtime, world, device, kind, c.steps)
         torch.manual_seed(c.seed + world.rank)
         self.optimizers = parallel.split_groups(optim.build_optimizers(self.model, c.optim, c.lr))
         self.average = Average(self.model, c)
