@@ -1,10 +1,10 @@
 """Plants each error of a list in a copy of the code, one at a time, and says which test finds it.
 
-    python tests/planted/run.py [--list tests/planted/errors.toml] [--code .] [--out results.jsonl] [ID ...]
+    python tests/planted/run.py [--narrow] [--list tests/planted/errors.toml] [--code .] [--out FILE] [ID ...]
 
 Named tests run first, then, where all of them pass, the folders that they lie in. Results are appended to --out as
-lines of JSON, and errors that stand there already are passed over. Where everything is done, the tests that found
-something run once on the code as it is: one that fails there has found nothing.
+lines of JSON, and errors that stand there already are passed over: remove it to begin anew. At the end the tests that
+found something run once on the code as it is: one that fails there has found nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Error = dict[str, Any]
 
 
 def read_errors(path: Path) -> dict[str, Error]:
-    """Errors by id: room, error (what it means, in a line), file, old, new, tests."""
+    """Errors by id: error (what it means, in a line), file, old, new, tests."""
     found: dict[str, Error] = tomllib.loads(path.read_text("utf-8"))
     return found
 
@@ -140,11 +140,12 @@ def main() -> None:
     parser.add_argument("ids", nargs="*", help="errors to plant; all when none is named")
     parser.add_argument("--list", type=Path, default=here / "errors.toml")
     parser.add_argument("--code", type=Path, default=here.parent.parent)
-    parser.add_argument("--out", type=Path, default=Path("planted.jsonl"))
+    parser.add_argument("--out", type=Path, default=Path("build/planted.jsonl"))
     parser.add_argument("--narrow", action="store_true", help="named tests alone")
     given = parser.parse_args()
     errors = read_errors(given.list)
     done = {}
+    given.out.parent.mkdir(exist_ok=True)
     if given.out.exists():
         done = {row["id"]: row for row in map(json.loads, given.out.read_text().splitlines())}
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
