@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import shutil
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
@@ -104,6 +105,19 @@ def test_text_of_a_folder_runs_only_what_was_typed_before(name: str, folder: Fol
     with pytest.raises(UntrustedCode):
         parse(stored(name, None, "runs/a"))
     assert not folder.ran()
+
+
+def test_a_source_that_a_folder_brings_along_is_not_trusted_for_that(folder: Folder, tmp_path: Path) -> None:
+    folder.write("rule_here.py")
+    kept = sources_of(parse("rule_here:Half"))
+    shutil.rmtree(tmp_path / "cache")  # now the folder is a stranger's
+    folder.ran()
+    for _ in ("at hand too", "there alone"):
+        folder.new_process()
+        with pytest.raises(UntrustedCode, match=r"runs/a names code, rule_here"):
+            parse(stored("rule_here:Half", kept, "runs/a"))
+        assert not folder.ran()
+        (folder.path / "rule_here.py").unlink(missing_ok=True)
 
 
 def test_whoever_allows_it_is_told_and_asked_once(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,12 @@ def test_layers_are_a_stack_of_residual_modules(scheme: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
+def test_every_layer_has_parts_of_its_own() -> None:
+    flow, x = Flow("hyper(n=3)", Attention(), DEPTH), uniform(5, 6)
+    found = [flow.own(*flow.rule(tau), 6, x)["connection"].first for tau in (0.0, 1.0, 0.5)]
+    assert found == [0, 2, 0]
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_velocity_is_the_slope_of_the_written_stream(scheme: str) -> None:
     """Against central differences of `write` in its own step size, the update held fixed."""

@@ -21,7 +21,7 @@ import transformers
 
 from geonorm import hf
 from geonorm.errors import ConfigError
-from geonorm.hf.match import error
+from geonorm.hf.match import error, regress
 from geonorm.schemes import parse
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
@@ -193,6 +193,16 @@ def test_a_probe_that_the_model_cannot_read(probe: Any, said: str, tiny_model: T
         hf.apply(model, "post", init="match", probe=probe)
     assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
     assert type(model).__name__ == "GPT2LMHeadModel" and torch.equal(returned(model, inputs), stock)
+
+
+@torch.no_grad()
+def test_gains_stay_where_no_fit_is_nearer() -> None:
+    """The gains of what is not linear in them: 2 gives 8 where 7 is wanted, the fit at gains of 1 would give 343."""
+    norm, y = torch.nn.LayerNorm(3), torch.ones(4, 3)
+    norm.weight.fill_(2.0)
+    norm.bias = None
+    regress(norm, lambda: norm.weight**3 * y, 7 * y)
+    assert norm.weight.tolist() == [2.0] * 3
 
 
 def test_a_failure_while_matching_leaves_the_stock_model(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

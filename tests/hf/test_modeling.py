@@ -142,6 +142,14 @@ def check_left_padding(model: Any, ids: Any) -> None:
     assert torch.equal(greedy(model, padded, attention_mask=mask)[:, 3:], greedy(model, ids))
 
 
+def test_what_follows_a_cache_stands_behind_it(build: Any, ids: Any) -> None:
+    """`generate` counts positions itself; whoever calls the model with a cache need not."""
+    model = build("geonorm")
+    begun = model(ids[:, :5], use_cache=True)
+    found = model(ids[:, 5:], past_key_values=begun.past_key_values).logits
+    torch.testing.assert_close(found, model(ids).logits[:, 5:], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("scheme", SOME)
 def test_attention_backends_agree_and_eager_returns_its_weights(scheme: str, build: Any, ids: Any) -> None:
     model = build(scheme)

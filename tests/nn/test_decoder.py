@@ -360,6 +360,13 @@ def test_constrain_leaves_other_schemes_of_a_mix_alone() -> None:
         norms[1, "q"], torch.ones(32), atol=0.02
     )
     assert torch.allclose(norms[0, "embed"], torch.ones(61))
+    grown = [(site.layer, weight, 2 * weight.detach()) for _, weight, _, site in model.weights()]
+    with torch.no_grad():
+        for _, weight, wanted in grown:
+            weight.copy_(wanted)
+    model.constrain()
+    for layer, weight, wanted in grown:  # the embedding stands at layer 0, the head at layer 1
+        torch.testing.assert_close(weight.detach(), wanted / 2 if layer == 0 else wanted)
 
 
 def test_loss_is_cross_entropy_in_fp32() -> None:

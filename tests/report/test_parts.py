@@ -105,10 +105,11 @@ def test_gap_pairs_the_seeds(make_run: MakeRun) -> None:
     runs = {}
     for (scheme, seed), loss in values.items():
         path = make_run(scheme, seed)
-        (path / "metrics.jsonl").write_text(json.dumps({"step": 1, "tokens": 10, "val_loss": loss}))
+        rows = [{"step": step, "tokens": 10 * step, "val_loss": loss - step / 10} for step in (1, 2)]
+        (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
         runs[scheme, seed] = read_run(path)
     gap = series.paired_gap([runs["geonorm", 1], runs["geonorm", 0]], [runs["pre", 0], runs["pre", 1]])
-    assert gap is not None and gap.mean[0] == pytest.approx(-0.55)
+    assert gap is not None and gap.mean == pytest.approx([-0.55] * 2) and list(gap.x) == [10, 20]
     assert gap.high[0] - gap.mean[0] == pytest.approx(12.7062 * 0.05, rel=1e-3)  # t(0.975, 1) * std / sqrt(2)
 
 
@@ -117,6 +118,8 @@ def test_profiles_take_the_last_evaluation_and_leave_nulls_out(make_run: MakeRun
     radius = series.profile([run], "radius")
     assert list(map(tuple, series.all_sites([radius]))) == [(layer, k) for layer in range(4) for k in ("attn", "mlp")]
     assert radius[series.SiteKey(0, "attn")][0] == pytest.approx(11.3)
+    last = [row["radius"] for row in run.trace if (row["step"], row["layer"], row["kind"]) == (400, 3, "mlp")]
+    assert radius[series.SiteKey(3, "mlp")] == (last[0],) * 3
     assert series.profile([run], "clamped") == {}
 
 

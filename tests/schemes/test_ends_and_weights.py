@@ -21,6 +21,8 @@ def test_mix_gives_the_first_floor_of_share_l_blocks_to_a(share: float, first: i
     mix = schemes.Mix(schemes.Peri(), schemes.GeoNorm(), share)
     chosen = [mix.resolve(Site(layer, kind, 12)) for layer in range(12) for kind in ("attn", "mlp")]
     assert chosen == [schemes.Peri()] * 2 * first + [schemes.GeoNorm()] * 2 * (12 - first)
+    mix = schemes.Mix(share=0.58)  # of 50 blocks is 29, and the product is 28.999...
+    assert [mix.resolve(Site(layer, "attn", 50)) for layer in (28, 29)] == [mix.a, mix.b]
 
 
 def test_mix_resolves_its_ends_and_nested_schemes() -> None:

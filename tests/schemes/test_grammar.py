@@ -11,7 +11,7 @@ from math import pi
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from geonorm import errors, names, parse, schemes
@@ -65,6 +65,8 @@ def any_scheme(draw: st.DrawFn, layout: str, levels: int = grammar.DEEPEST) -> s
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(list(LAYOUTS)).flatmap(any_scheme))
+@example(schemes.Mix(share=0.0))
+@example(schemes.First(blocks=0))
 def test_str_and_parse_round_trip(scheme: schemes.Scheme) -> None:
     assert parse(str(scheme)) == scheme
     assert str(parse(str(scheme))) == str(scheme)

@@ -280,3 +280,7 @@ def test_clamped_tells_which_tokens_meet_the_ceiling() -> None:
     found = scheme.clamped(x, u, Parts(scheme, site, NormSpec("rms", 2))(), site)
     assert found is not None and found.tolist() == [False, True, True]
     assert parse("pre").clamped(x, u, None, site) is None
+    # of N(u), the radius of which is that of the norm: long or short, an update at right angles turns as far
+    scheme, long = schemes.GeoNorm(max_angle=0.5, update="norm"), torch.tensor([[0.0, 1e-3], [9.0, 0.1]])
+    found = scheme.clamped(x[:2], long, Parts(scheme, site, NormSpec("rms", 2, eps=0.0))(), site)
+    assert found is not None and found.tolist() == [True, False]

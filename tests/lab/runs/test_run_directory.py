@@ -12,6 +12,8 @@ import yaml
 
 from geonorm.errors import CheckpointError
 from geonorm.lab.config import TrainConfig
+from geonorm.lab.data.batches import Batches
+from geonorm.lab.open import open_run
 from geonorm.lab.runs.run import RunFolder, read_rows
 
 METRICS = {"step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second", "seconds"}
@@ -100,6 +102,21 @@ def test_stored_config_repeats_the_run(train: Any, call: Any, losses: Any, tmp_p
     assert a["optim"]["betas"] == [0.8, 0.9] and a["model"]["tied"] is True
 
 
+def test_the_seed_reaches_weights_and_data(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, ids, weights = Batches.at, {}, {}
+    for seed in (0, 1):
+
+        def note(batches: Batches, *place: Any, seed: int = seed) -> Any:
+            ids[seed], targets = read(batches, *place)
+            return ids[seed], targets
+
+        monkeypatch.setattr(Batches, "at", note)
+        assert train(tmp_path / f"{seed}", "--steps", 1, "--lr", 0, "--seed", seed).status == 0
+        weights[seed] = list(open_run(tmp_path / f"{seed}").model.weights())
+    assert not ids[0].equal(ids[1])
+    assert not any(a.equal(b) for (_, a, *_), (_, b, *_) in zip(weights[0], weights[1], strict=True))
+
+
 def test_finished_run_is_not_run_again(train: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(run, "--steps", 2)
@@ -140,6 +157,8 @@ def test_other_settings_are_refused_by_name(train: Any, tmp_path: Path) -> None:
     assert result.status == 2 and "holds a run with steps 2, not 3" in result.err
     result = train(tmp_path / "run", "--steps", 2, "--optim.clip", 2)
     assert "optim.clip 1.0, not 2.0" in result.err
+    for setting, value in (("lr", 0.001), ("seed", 3), ("scheme", "pre"), ("batch_size", 2)):
+        assert f"{setting} " in train(tmp_path / "run", "--steps", 2, f"--{setting}", value).err
 
 
 def test_place_that_cannot_be_written(train: Any) -> None:

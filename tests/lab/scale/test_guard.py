@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from geonorm.lab.config import Guard
 from geonorm.lab.runs.run import read_rows
 from geonorm.lab.runs.statistics import SpikeWatch, spikes
 from geonorm.lab.scale import checkpoint, storage
+from geonorm.lab.train.guard import Judge, Trouble
 from geonorm.lab.train.loop import Loop
 
 
@@ -144,6 +146,16 @@ def test_judge_is_one_with_the_count_of_spikes() -> None:
             flagged.append(i)
         watch = SpikeWatch(recent=list(watch.recent), streak=watch.streak)
     assert flagged == spikes(values) == [40, 90, 91]
+
+    judge, flagged = Judge(Guard(spike="skip")), []
+    for i, value in enumerate(values):
+        try:
+            judge.before(i, value, 1.0)
+        except Trouble:
+            flagged.append(i)
+        state, judge = judge.state(), Judge(Guard(spike="skip"))
+        judge.restore(state)
+    assert flagged == [40, 90, 91]
 
 
 WORLD = ["--steps", 12, "--batch_size", 4, "--evaluation.every", 12, "--checkpoint.every", 3]

@@ -7,6 +7,7 @@ import math
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from geonorm.lab.open import open_run
+from geonorm.lab.tasks.tasks import gold
 from geonorm.lab.train.loop import Loop
 from geonorm.nn import Decoder, DecoderConfig
 
@@ -248,3 +250,14 @@ def test_the_folder_of_a_comparison(
     result = call("generate", best, "--scheme", "geonorm")
     assert result.status == 2 and "--scheme is for the folder of a comparison" in result.err
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(("right", "marked"), [("b", [1]), (2, [2]), ([0, 2], [0, 2])])
+def test_the_right_choice_by_hand(right: Any, marked: list[int]) -> None:
+    """Several right ones count together. The harness is not needed for it."""
+    scores = [-1.0, -1.5, -0.5, -2.0]
+    task = SimpleNamespace(multiple_input=False, doc_to_choice=lambda _: list("abcd"), doc_to_target=lambda doc: doc)
+    found = gold(task, [{"doc": right, "filtered_resps": [(score, False) for score in scores]}])
+    weights = [math.exp(score) for score in scores]
+    assert found["gold_probability"] == pytest.approx(sum(weights[i] for i in marked) / sum(weights))
+    assert found["gold_nats"] == -max(scores[i] for i in marked) and found["chance"] == len(marked) / 4

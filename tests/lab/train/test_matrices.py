@@ -65,6 +65,13 @@ def test_nothing_is_held_at_zero() -> None:
         HeldNorms(Decoder(DecoderConfig(init="zero", **SHAPE)), ["o"])
 
 
+def test_a_constraint_holds_after_every_step(train: Any, tmp_path: Path) -> None:
+    assert train(tmp_path / "run", "--scheme", "ngpt", "--steps", 3, "--lr", 0.05).status == 0
+    for role, weight, _, _ in open_run(tmp_path / "run").model.weights():
+        lengths = weight.norm(dim=0 if role in ("o", "down") else -1)
+        torch.testing.assert_close(lengths, torch.ones_like(lengths), msg=role)
+
+
 @pytest.mark.parametrize("angle", [0.0, 1e-5, 0.3, 2.0])
 def test_the_angle_of_a_step(angle: float) -> None:
     model = Decoder(DecoderConfig(**SHAPE)).double()

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from geonorm.errors import ConfigError
-from geonorm.lab.config import Runtime, TrainConfig
+from geonorm.lab.config import Model, Runtime, TrainConfig
 from geonorm.lab.options import Optim
 from geonorm.lab.resolve import resolve
 from geonorm.lab.scale import parallel
@@ -48,6 +48,19 @@ def test_schedules_at_key_steps(settings: dict[str, Any], wanted: dict[int, floa
     for step, value in wanted.items():
         assert rates[step] == pytest.approx(value, abs=1e-12), step
     assert all(0 <= value <= 1 for value in rates.values())
+
+
+def test_the_recipe_that_holds_where_nothing_is_said() -> None:
+    """A run whose settings are stored keeps its own; a new one must not find another recipe unnoticed."""
+    adam = {"name": "adamw", "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "independent": False}
+    schedule = {"schedule": "cosine", "warmup": 0.1, "warmup_steps": None, "cooldown": 0.2, "floor": 0.1}
+    assert vars(Optim()) == adam | schedule | {"clip": 1.0, "momentum": 0.9, "hold_norms": []}
+    (found,) = optim.build_optimizers(model(), Optim(), lr=0.01)
+    assert found.defaults["betas"] == (0.9, 0.95) and found.defaults["eps"] == 1e-8
+
+
+def test_a_switch_of_the_model_that_is_set_to_false_is_given() -> None:
+    assert not TrainConfig(model=Model(gains=False)).decoder("pre").gains
 
 
 def test_schedule_of_one_step() -> None:

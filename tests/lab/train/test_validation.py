@@ -14,7 +14,9 @@ from geonorm.lab.config import TrainConfig
 from geonorm.lab.open import open_run
 from geonorm.lab.options import Evaluation
 from geonorm.lab.runs.run import read_rows
+from geonorm.lab.scale.world import World
 from geonorm.lab.train.averaging import Average
+from geonorm.lab.train.evaluate import turns
 from geonorm.lab.train.loop import Loop
 from geonorm.lab.train.validation import number_documents
 
@@ -123,6 +125,14 @@ def test_averaged_weights_are_evaluated_and_survive_a_stop(train: Any, after: An
         assert train(tmp_path / f"stop{stop}", *options).status == 0
         again = json.loads((tmp_path / f"stop{stop}" / "summary.json").read_text())
         assert again["val_loss_average"] == summary["val_loss_average"] and again["val_loss"] == summary["val_loss"]
+
+
+def test_ranks_take_turns_and_count_each_batch_once() -> None:
+    """Five batches for three readers of two ranks each: all make two passes, and each batch is counted once."""
+    found = [list(turns(zip(range(5), "abcde", strict=True), World(rank, 6, tensor=2))) for rank in range(6)]
+    assert [len(rows) for rows in found] == [2] * 6
+    assert sorted(row[:2] for rows in found for row in rows if row[2]) == list(zip(range(5), "abcde", strict=True))
+    assert found[5] == [(2, "c", False), (4, "e", False)] and found[4][1] == (4, "e", False)
 
 
 def test_an_average_keeps_a_constraint() -> None:
