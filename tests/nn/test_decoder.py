@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import pi
 from typing import Any
 
@@ -11,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from geonorm import Decoder, DecoderConfig, Site, names, parse
+from geonorm import Decoder, Site, names, parse
 from geonorm.errors import ConfigError
-from geonorm.nn import generate, preset
+from geonorm.nn import generate
 from geonorm.nn.attention import rope
-from geonorm.nn.roles import ROLES, base_std
 from geonorm.norms import NormSpec
 from geonorm.schemes import Parts
 
-TINY = DecoderConfig(layers=2, width=32, heads=4, hidden=48, vocab_size=61, context=16)
+from .tiny import decoder, ids
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "gelu with biases": {"mlp": "gelu", "bias": True},
     "GPT-2": {"mlp": "gelu_tanh", "bias": True, "norm": "layer", "tied": True, "positions": "learned"},
@@ -39,19 +38,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "parallel": {"block": "parallel"},
     "parallel, gelu with biases": {"block": "parallel", "mlp": "gelu", "bias": True, "qk_norm": "head", "kv_heads": 2},
 }
-
-
-DECLARED = {"ngpt": "slot", "angpt": "slot", "hyper": ".connection."}
-"""Parameters that a scheme has beyond norms and a few scalars: parts of their names."""
-
-
-def decoder(seed: int = 0, **changes: Any) -> Decoder:
-    torch.manual_seed(seed)
-    return Decoder(replace(TINY, **changes))
-
-
-def ids(batch: int = 2, tokens: int = 12, seed: int = 0) -> Tensor:
-    return torch.randint(61, (batch, tokens), generator=torch.Generator().manual_seed(seed))
 
 
 def check_trains(model: Decoder) -> None:
@@ -160,95 +146,6 @@ def test_more_tokens_than_learned_positions() -> None:
         next(made)
 
 
-@pytest.mark.parametrize("scheme", names())
-def test_one_seed_draws_the_same_matrices_for_every_scheme(scheme: str) -> None:
-    """Up to the scheme's own standard deviations and, for nGPT and anGPT, the constraint after them."""
-    reference, model = decoder(seed=3, scheme="pre"), decoder(seed=3, scheme=scheme)
-    for (role, found, rule, site), (_, drawn, _, _) in zip(model.weights(), reference.weights(), strict=True):
-        fan_out, fan_in = drawn.shape
-        base = base_std(role, fan_in, model.config)
-        expected = drawn * (rule.init_std(role, fan_in, fan_out, site, base) / base)
-        if scheme == "ngpt":
-            expected = F.normalize(drawn, dim=0 if role in ("o", "down") else 1)
-        if scheme == "angpt":  # no row longer than 1
-            expected = drawn / drawn.norm(dim=1, keepdim=True).clamp(min=1)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
-
-
-INITS: dict[str, tuple[float, float, float]] = {  # width 64, 8 blocks: inside, o and down, embedding
-    "fan_in": (0.125, 0.125, 0.125),
-    "neox": ((2 / (5 * 64)) ** 0.5, 2 / (8 * 64**0.5), (2 / (5 * 64)) ** 0.5),
-    "gpt2": (0.02, 0.02 / 4, 0.02),
-    "zero": (0.125, 0.0, 0.125),
-}
-
-
-@pytest.mark.parametrize("init", INITS)
-def test_initialisations(init: str) -> None:
-    """Of square matrices; neox and gpt2 are the same at any fan-in, and a scheme's own factor multiplies."""
-    inside, writes, embed = INITS[init]
-    shape = {"width": 64, "hidden": 64, "vocab_size": 300, "init": init}
-    for role, weight, _, _ in decoder(layers=8, scheme="pre", **shape).weights():
-        expected = embed if role == "embed" else writes if role in ("o", "down") else inside
-        assert weight.std().item() == pytest.approx(expected, rel=0.05), role
-    wide = DecoderConfig(layers=8, **shape)
-    assert base_std("down", 999, wide) == (999**-0.5 if init == "fan_in" else pytest.approx(writes))
-    rule = decoder(layers=8, scheme="sandwich", **shape)
-    found = {role: weight.std().item() for role, weight, _, _ in rule.weights()}
-    assert found["down"] == pytest.approx(writes / 4, rel=0.05) and found["up"] == pytest.approx(inside, rel=0.05)
-
-
-def test_output_matrices_may_be_drawn_as_for_another_depth() -> None:
-    for init in ("neox", "gpt2"):
-        as_for_12 = DecoderConfig(layers=4, init=init, init_depth=12)
-        for role in ("o", "down", "q", "embed"):
-            assert base_std(role, 64, as_for_12) == base_std(role, 64, DecoderConfig(layers=12, init=init))
-    assert base_std("o", 64, as_for_12) != base_std("o", 64, DecoderConfig(layers=4, init="gpt2"))
-    with pytest.raises(ConfigError, match=r"model.init_depth must be at least 1"):
-        DecoderConfig(init_depth=0)
-    with pytest.raises(ConfigError, match=r"unknown model.init 'neo': did you mean 'neox'"):
-        DecoderConfig(init="neo")  # type: ignore[arg-type]
-
-
-def test_initial_standard_deviation_is_the_base() -> None:
-    for role, weight, _, _ in decoder(width=128, hidden=200, vocab_size=300).weights():
-        assert weight.std().item() == pytest.approx(weight.shape[1] ** -0.5, rel=0.05), role
-
-
-@pytest.mark.parametrize("scheme", names())
-def test_parameter_counts(scheme: str) -> None:
-    model, pre = (decoder_of("nano", s) for s in (scheme, "pre"))
-    matrices = 2 * 1024 * 128 + 4 * (4 * 128**2 + 3 * 128 * 344)
-    assert model.matmul_parameter_count() == pre.matmul_parameter_count() == matrices
-    assert model.parameter_count() == sum(p.numel() for p in set(model.parameters()))
-    declared = sum(p.numel() for name, p in model.named_parameters() if DECLARED.get(scheme, "nothing") in name)
-    assert (declared > 0) == (scheme in DECLARED)
-    assert abs(model.parameter_count() - declared - pre.parameter_count()) < 0.002 * pre.parameter_count()
-    assert 1.05e6 < pre.parameter_count() < 1.06e6
-
-
-def decoder_of(name: str, scheme: str) -> Decoder:
-    with torch.device("meta"):
-        return Decoder(preset(name, scheme=scheme))
-
-
-def test_tied_embedding_is_one_parameter_and_drawn_once() -> None:
-    model = decoder(tied=True)
-    assert model.head.weight is model.embed.weight
-    assert [role for role, *_ in model.weights()].count("embed") == 1
-    assert "head" not in [role for role, *_ in model.weights()]
-    assert decoder().matmul_parameter_count() - model.matmul_parameter_count() == 61 * 32
-
-
-def test_weights_name_every_matrix_once() -> None:
-    model = decoder(positions="learned")
-    roles = [role for role, *_ in model.weights()]
-    block = ["q", "k", "v", "o", "up", "gate", "down"]
-    assert roles == ["embed", *(block * 2), "head", "position"] and set(roles) == set(ROLES)
-    named = {id(w) for _, w, _, _ in model.weights()}
-    assert {id(p) for p in model.parameters() if p.dim() == 2} == named
-
-
 def test_residuals_are_listed_from_input_to_output() -> None:
     assert [(s.layer, s.kind, s.depth) for s, _ in decoder().residuals()] == [
         (0, "attn", 2),
@@ -314,59 +211,6 @@ def test_a_parallel_site_counts_as_the_first_sublayer_of_its_block(layer: int) -
         scheme, site = parse(f"geonorm(index=sublayer, decay={decay})"), Site(layer, "parallel", 5)
         after = scheme.write(x, u, Parts(scheme, site, NormSpec("rms", 2))(), site)
         assert torch.atan2(after[0, 1], after[0, 0]).item() == pytest.approx(rate * pi / 4, rel=1e-12)
-
-
-def test_biases_start_at_zero_and_reset_restores_everything() -> None:
-    model = decoder(scheme="geonorm(learn=affine)", bias=True, norm="layer")
-    fresh = {key: value.clone() for key, value in model.state_dict().items()}
-    assert all(not value.any() for key, value in fresh.items() if key.endswith(("q.bias", "up.bias", "o.bias")))
-    for tensor in model.state_dict().values():
-        tensor.fill_(9)
-    torch.manual_seed(0)
-    model.reset_parameters()
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, fresh[key]), key
-
-
-def test_a_meta_model_becomes_the_real_one() -> None:
-    with torch.device("meta"):
-        model = Decoder(TINY)
-    model.to_empty(device="cpu")
-    torch.manual_seed(0)
-    model.reset_parameters()
-    assert torch.equal(model(ids()), decoder()(ids()))
-
-
-def test_constrain_keeps_ngpt_on_the_sphere() -> None:
-    model = decoder(scheme="ngpt")
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-
-    def off() -> float:
-        rows = [w.norm(dim=0 if role in ("o", "down") else 1) - 1 for role, w, _, _ in model.weights()]
-        return max(row.abs().max().item() for row in rows)
-
-    assert off() < 1e-6
-    model.loss(ids(), ids(seed=1)).backward()
-    optimizer.step()
-    assert off() > 1e-3
-    model.constrain()
-    assert off() < 1e-6
-
-
-def test_constrain_leaves_other_schemes_of_a_mix_alone() -> None:
-    model = decoder(scheme="mix(a=ngpt, b=pre, share=0.5)")
-    norms = {(s.layer, role): w.norm(dim=0 if role in ("o", "down") else 1) for role, w, _, s in model.weights()}
-    assert torch.allclose(norms[0, "q"], torch.ones(32)) and not torch.allclose(
-        norms[1, "q"], torch.ones(32), atol=0.02
-    )
-    assert torch.allclose(norms[0, "embed"], torch.ones(61))
-    grown = [(site.layer, weight, 2 * weight.detach()) for _, weight, _, site in model.weights()]
-    with torch.no_grad():
-        for _, weight, wanted in grown:
-            weight.copy_(wanted)
-    model.constrain()
-    for layer, weight, wanted in grown:  # the embedding stands at layer 0, the head at layer 1
-        torch.testing.assert_close(weight.detach(), wanted / 2 if layer == 0 else wanted)
 
 
 def test_loss_is_cross_entropy_in_fp32() -> None:
