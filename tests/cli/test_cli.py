@@ -82,7 +82,7 @@ def test_surface_is_frozen() -> None:
         "dtypes passes modes preset scheme batch_size shapes quick pairs threads device out".split()
     ), CHANGED
     assert set(options(TrainBench)) == set(
-        "schemes baseline preset batch_size context modes dtype llama pairs threads device out".split()
+        "schemes baseline preset batch_size context modes dtype llama nanogpt pairs threads device out".split()
     ), CHANGED
     assert set(options(DataConfig)) == {"action", "source", "tokenizer", "vocab_size", "cache"}, CHANGED
 
