@@ -17,7 +17,7 @@ from .norms import NormFacts, channels_first, examine, norms_of
 Masks = Mapping[str, Tensor | None]
 
 
-class Norm:
+class WatchedNorm:
     """A norm with its measure: what it is, is asked on its first input."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Capture:
         self.model = model
         self.stacks = stacks_of(model, stacks) if sites else []
         self.sites = {place: SiteMeasure() for place in (sites_of(model, stacks) if sites else ())}
-        self.norms: dict[str, Norm] = {}
+        self.norms: dict[str, WatchedNorm] = {}
         self.masks: Masks = {}
         self.find_norms()
         if not self.sites and (sites or not self.norms):
@@ -104,12 +104,12 @@ class Capture:
                 stack_name = next((each for each in stacks if each in path.split(".")), stacks[0])
                 self.add_norm(name, stack_name, path if own else "other", None, None)
             elif module not in known:
-                self.norms[name] = Norm(name, module, "", "other", None, None)
+                self.norms[name] = WatchedNorm(name, module, "", "other", None, None)
 
     def add_norm(self, name: str, stack: str, role: str, layer: int | None, kind: str | None) -> None:
         module = module_at(self.model, name, "the model")
         if not isinstance(module, nn.Identity):  # ModernBERT's first block reads what the norm at the entry gave
-            self.norms.setdefault(name, Norm(name, module, stack, role, layer, kind))
+            self.norms.setdefault(name, WatchedNorm(name, module, stack, role, layer, kind))
 
     @contextmanager
     def watching(self, **masks: Tensor | None) -> Iterator[None]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .page import Part
-    from .source import Source
+    from .source import SavedStudy
     from .style import Look
     from .vega import Figure
 
@@ -100,7 +100,7 @@ def _read(
     paths = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
     kinds = {path: runs.kind(path) for path in paths}
     trained = [path for path in paths if kinds[path] not in ("simulation", "probe")]
-    found: list[Source] = [runs.load(trained)] if trained else []
+    found: list[SavedStudy] = [runs.load(trained)] if trained else []
     found += [simulation.load(path) for path in paths if kinds[path] == "simulation"]
     found += [probe.load(path) for path in paths if kinds[path] == "probe"]
     names = [name for source in found for pair in source.keys.items() for name in pair]
@@ -110,9 +110,11 @@ def _read(
     chosen = [source for source in (each.only(schemes, sort) for each in found) if source.keys]
     styles = looks(list(dict.fromkeys(key for source in chosen for key in source.keys.values())))
     place = {name: index for index, name in enumerate(styles)}
-    parts: dict[type[Source], Callable[[Any, Mapping[str, int]], Part]] = {
-        runs.Comparison: comparison.part, simulation.SavedSimulation: studies.simulation, probe.Geometry: studies.probe,
-    }  # fmt: skip
+    parts: dict[type[SavedStudy], Callable[[Any, Mapping[str, int]], Part]] = {
+        runs.SavedComparison: comparison.part,
+        simulation.SavedSimulation: studies.simulation,
+        probe.Geometry: studies.probe,
+    }
     return styles, [parts[type(source)](replace(source, styles=styles), place) for source in chosen]
 
 

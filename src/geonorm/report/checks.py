@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..lab.runs.run import flatten
 from ..lab.runs.statistics import ending, usable
-from .runs import Comparison, Run
+from .runs import Run, SavedComparison
 from .style import rate, si
 from .tables import count
 
@@ -18,19 +18,19 @@ TOKENS_PER_PARAMETER = 10
 PARAMETER_TOLERANCE = 0.002
 
 
-def limits(comparison: Comparison) -> list[str]:
+def limits(comparison: SavedComparison) -> list[str]:
     """What a reader must know before believing the table, as sentences; none where all is in order."""
     return [sentence for check in CHECKS for sentence in check(comparison)]
 
 
-def _seeds(comparison: Comparison) -> Iterator[str]:
+def _seeds(comparison: SavedComparison) -> Iterator[str]:
     least = min((row["n"] for row in comparison.rows if row["n"]), default=SEEDS_FOR_A_CLAIM)
     if least < SEEDS_FOR_A_CLAIM:
         spread = " One seed shows no spread, hence no interval." if least == 1 else ""
         yield f"{count(least, 'seed').capitalize()}: a claim needs at least {SEEDS_FOR_A_CLAIM}.{spread}"
 
 
-def _unfinished(comparison: Comparison) -> Iterator[str]:
+def _unfinished(comparison: SavedComparison) -> Iterator[str]:
     """Lost runs beside the counted ones flatter a mean; at another learning rate they only end the grid."""
     for row in comparison.rows:
         lost = [run for run in comparison.of(row["scheme"]) if row["n"] and not usable(run.summary)]
@@ -51,7 +51,7 @@ def _ended(runs: Sequence[Run]) -> str:
     return " and ".join(count(n, f"{status} run") for status, n in statuses.items())
 
 
-def _rates(comparison: Comparison) -> Iterator[str]:
+def _rates(comparison: SavedComparison) -> Iterator[str]:
     for row in comparison.rows:
         if row["lr"] is not None and row["lr_interior"] is False:
             yield (
@@ -71,7 +71,7 @@ def _rates(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def _length(comparison: Comparison) -> Iterator[str]:
+def _length(comparison: SavedComparison) -> Iterator[str]:
     shares = [row["tokens"] / row["parameters"] for row in comparison.rows if row["tokens"] and row["parameters"]]
     if shares and min(shares) < TOKENS_PER_PARAMETER:
         yield (
@@ -79,20 +79,20 @@ def _length(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def _pairs(comparison: Comparison) -> Iterator[str]:
+def _pairs(comparison: SavedComparison) -> Iterator[str]:
     for row in comparison.rows:
         if row["scheme"] != comparison.baseline and row["pairs"] < row["n"]:
             seeds = count(row["n"], "seed")
             yield f"{row['scheme']}: only {row['pairs']} of {seeds} have a partner in {comparison.baseline}."
 
 
-def _budget(comparison: Comparison) -> Iterator[str]:
+def _budget(comparison: SavedComparison) -> Iterator[str]:
     tokens = sorted({row["tokens"] for row in comparison.rows if row["n"] and row["tokens"]})
     if len(tokens) > 1:
         yield f"The budgets differ, from {si(tokens[0])} to {si(tokens[-1])} tokens: these are not one comparison."
 
 
-def _parameters(comparison: Comparison) -> Iterator[str]:
+def _parameters(comparison: SavedComparison) -> Iterator[str]:
     for key in ("matmul_parameters", "parameters"):
         sizes = [row[key] for row in comparison.rows if row[key]]
         if sizes and max(sizes) > min(sizes) * (1 + PARAMETER_TOLERANCE):
@@ -100,7 +100,7 @@ def _parameters(comparison: Comparison) -> Iterator[str]:
             yield f"The numbers of {words} differ by {gap:.2g} % ({si(min(sizes))} to {si(max(sizes))})."
 
 
-def _data(comparison: Comparison) -> Iterator[str]:
+def _data(comparison: SavedComparison) -> Iterator[str]:
     hashes = set()
     for run in comparison.runs:
         settings = [pair for part in run.environment for pair in flatten(part).items()]
@@ -109,7 +109,7 @@ def _data(comparison: Comparison) -> Iterator[str]:
         yield "The runs did not all see the same data: their sha256 differ."
 
 
-def _losses(comparison: Comparison) -> Iterator[str]:
+def _losses(comparison: SavedComparison) -> Iterator[str]:
     """A finished run whose logged training loss is not finite somewhere."""
     bad = [
         run.label
@@ -121,12 +121,12 @@ def _losses(comparison: Comparison) -> Iterator[str]:
         yield f"The training loss was not finite at some step of {', '.join(bad)}."
 
 
-def _damage(comparison: Comparison) -> Iterator[str]:
+def _damage(comparison: SavedComparison) -> Iterator[str]:
     damaged = [run.path.name for run in comparison.runs if run.damaged]
     if damaged:
         yield f"Unreadable lines or files were skipped in {', '.join(damaged)}."
 
 
-CHECKS: Sequence[Callable[[Comparison], Iterator[str]]] = (
+CHECKS: Sequence[Callable[[SavedComparison], Iterator[str]]] = (
     _seeds, _unfinished, _rates, _pairs, _length, _budget, _parameters, _data, _losses, _damage,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from ..lab.runs.run import flatten
 from . import comparison_charts as charts
 from .checks import limits
 from .page import Part, Section, bullets, details, html_table, pairs, plain_text
-from .runs import Comparison
+from .runs import SavedComparison
 from .tables import COLUMNS, LIMITS, count, headline, summary_line
 from .vega import Chart
 
@@ -31,7 +31,7 @@ TABLE_NOTE = (
 NO_TRACE = "No trace was recorded in these runs, so the geometry of the stream cannot be shown."
 
 
-def part(comparison: Comparison, place: Mapping[str, int]) -> Part:
+def part(comparison: SavedComparison, place: Mapping[str, int]) -> Part:
     """`place`: where each scheme stands in the legend."""
     training = [*charts.losses(comparison), *charts.gaps(comparison), *charts.learning_rates(comparison)]
     noise = [*charts.final_loss(comparison), *charts.differences(comparison)]
@@ -65,7 +65,7 @@ def _charts(found: list[Chart], otherwise: str) -> str | list[Chart]:
     return found or f"<p>{escape(otherwise)}</p>"
 
 
-def _stability(comparison: Comparison) -> str:
+def _stability(comparison: SavedComparison) -> str:
     sentences = [
         f"{row['scheme']}: {count(row['spikes'], 'loss spike')} and "
         f"{count(row['grad_spikes'], 'gradient spike')} "
@@ -76,7 +76,7 @@ def _stability(comparison: Comparison) -> str:
     return f"<p>{rule}</p>{bullets(sentences)}"
 
 
-def _recipe(comparison: Comparison) -> str:
+def _recipe(comparison: SavedComparison) -> str:
     """Settings that all runs share, where each scheme departs from them, and what its paper asks for beside them."""
     if not any(run.config for run in comparison.runs):
         return "<p>No configuration was stored with these runs.</p>"
@@ -106,7 +106,7 @@ def _recipe(comparison: Comparison) -> str:
     return "".join(parts) + (bullets(asked) if asked else "")
 
 
-def _repeat(comparison: Comparison) -> str:
+def _repeat(comparison: SavedComparison) -> str:
     """Commands for the directory that the runs were started in: what they name, data above all, is relative to it."""
     parts = ["<p>In the directory in which these runs were started:</p>"]
     if comparison.command:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..lab.runs.statistics import usable
 from . import series
-from .runs import Comparison
+from .runs import SavedComparison
 from .style import Look, figures, ramp, rate, si, signed
 from .tables import count, paired_difference, spread, summary_line, unfinished
 from .vega import NUMBER, RATE, TOKENS, Axis, Chart, Spec, figure_specs
@@ -21,7 +21,7 @@ EARLY = 0.15
 """Share of training that may leave the frame."""
 
 
-def final_loss(comparison: Comparison) -> list[Chart]:
+def final_loss(comparison: SavedComparison) -> list[Chart]:
     """Final loss of every run at each scheme's best learning rate."""
     rows = comparison.rows
     losses = {row["scheme"]: [run.summary["val_loss"] for run in comparison.counted(row["scheme"])] for row in rows}
@@ -42,7 +42,7 @@ def final_loss(comparison: Comparison) -> list[Chart]:
     return [chart]
 
 
-def differences(comparison: Comparison) -> list[Chart]:
+def differences(comparison: SavedComparison) -> list[Chart]:
     """Paired differences to the baseline with their intervals."""
     base = {run.summary.get("seed"): run.summary["val_loss"] for run in comparison.counted(comparison.baseline)}
     rows = [row for row in comparison.rows if row["difference"] is not None and row["scheme"] != comparison.baseline]
@@ -71,7 +71,7 @@ def differences(comparison: Comparison) -> list[Chart]:
     return [chart]
 
 
-def losses(comparison: Comparison) -> list[Chart]:
+def losses(comparison: SavedComparison) -> list[Chart]:
     """Loss against tokens and against wall time."""
     found = []
     axes = (("tokens", SEEN, SEEN, TOKENS), ("seconds", "wall time", "wall time (seconds)", NUMBER))
@@ -111,7 +111,7 @@ def _window(low: float, high: float, share: float, least: float) -> tuple[float,
     return low - margin, high + margin
 
 
-def gaps(comparison: Comparison) -> list[Chart]:
+def gaps(comparison: SavedComparison) -> list[Chart]:
     """The paired difference to the baseline in the course of training."""
     base = comparison.counted(comparison.baseline)
     others = [scheme for scheme in comparison.names if scheme != comparison.baseline]
@@ -125,7 +125,7 @@ def gaps(comparison: Comparison) -> list[Chart]:
 
 
 def _courses(
-    comparison: Comparison, title: str, unit: str, drawn: Mapping[str, series.Curve | None], note: str,
+    comparison: SavedComparison, title: str, unit: str, drawn: Mapping[str, series.Curve | None], note: str,
     band: str = "seeds", rules: Sequence[float] = (), early: float = 0.0,
 ) -> list[Chart]:  # fmt: skip
     """A curve per scheme over tokens, and level lines; nothing where no curve has two points. The axis need not hold
@@ -163,7 +163,7 @@ def _curve(chart: Chart, scheme: str, curve: series.Curve, unit: str, band: str 
         chart.mark(scheme, x, mean, f"{scheme} · {si(x)} {unit}: {figures(mean)}{within}")
 
 
-def learning_rates(comparison: Comparison) -> list[Chart]:
+def learning_rates(comparison: SavedComparison) -> list[Chart]:
     """Final loss against learning rate, where several were tried; hopeless rates leave the frame."""
     tried = sorted({lr for row in comparison.rows for lr in row["lrs"] if lr})
     found = [loss for row in comparison.rows for lr, loss in row["lrs"].items() if lr and loss is not None]
@@ -222,7 +222,7 @@ COURSES = (
 )
 
 
-def geometry(comparison: Comparison) -> list[Chart]:
+def geometry(comparison: SavedComparison) -> list[Chart]:
     """What each site does to the stream at the last evaluation, and how that came about."""
     courses = []
     for key, title, unit, note in COURSES:
@@ -232,12 +232,12 @@ def geometry(comparison: Comparison) -> list[Chart]:
     return [*first, *courses, *others, *uniform(comparison)]
 
 
-def profile(comparison: Comparison, keys: Sequence[str]) -> list[Chart]:
+def profile(comparison: SavedComparison, keys: Sequence[str]) -> list[Chart]:
     """A measurement at each site at the last evaluation; marks: measured; lines: predicted, where there is a law."""
     return [chart for key in keys for chart in _profile(comparison, PROFILES[key])]
 
 
-def _profile(comparison: Comparison, measure: Measure) -> list[Chart]:
+def _profile(comparison: SavedComparison, measure: Measure) -> list[Chart]:
     measured = {scheme: series.profile(comparison.drawn(scheme), measure.key) for scheme in comparison.names}
     sites = series.all_sites(measured.values())
     if not sites:
@@ -270,7 +270,7 @@ MOST_SCHEMES = 6
 """So many schemes have a chart of their own with each norm; of more, the mean over norms says enough."""
 
 
-def uniform(comparison: Comparison) -> list[Chart]:
+def uniform(comparison: SavedComparison) -> list[Chart]:
     """|cos| of what norms are given to the uniform vector in the course of training, beside its null: the mean over
     the norms of each scheme, and every norm of each of the first schemes."""
     courses = {s: series.norm_courses(comparison.drawn(s), "cos_ones_before") for s in comparison.names}
@@ -290,7 +290,7 @@ def uniform(comparison: Comparison) -> list[Chart]:
     return found
 
 
-def _norms(comparison: Comparison, scheme: str, curves: Mapping[str, series.Curve], y: Axis) -> Chart:
+def _norms(comparison: SavedComparison, scheme: str, curves: Mapping[str, series.Curve], y: Axis) -> Chart:
     """The course of each norm of one scheme, and the band in which random directions are."""
     runs = comparison.drawn(scheme)
     low, high = (series.over_norms(series.norm_courses(runs, f"cos_null_{end}_before")) for end in ("low", "high"))
@@ -307,7 +307,7 @@ def _norms(comparison: Comparison, scheme: str, curves: Mapping[str, series.Curv
     return chart
 
 
-def gradient_course(comparison: Comparison) -> list[Chart]:
+def gradient_course(comparison: SavedComparison) -> list[Chart]:
     """Gradient norm in the course of training, with the spikes of loss and gradient."""
     raw = {scheme: series.curve(comparison.drawn(scheme), "grad_norm") for scheme in comparison.names}
     curves = {scheme: curve.thinned(120) for scheme, curve in raw.items() if curve}
@@ -337,7 +337,7 @@ def gradient_course(comparison: Comparison) -> list[Chart]:
     return [chart]
 
 
-def law(comparison: Comparison) -> list[Chart]:
+def law(comparison: SavedComparison) -> list[Chart]:
     """Measured over what the definition predicts to first order; nothing where no run recorded that."""
     keys = [measure.law for measure in PROFILES.values() if measure.law]
     if not any(series.profile(comparison.drawn(s), key) for s in comparison.names for key in (*keys, "1/speed")):
@@ -356,6 +356,6 @@ FIGURES = {
 """Figures for a README or a paper, by the names of their files."""
 
 
-def figures_of(comparison: Comparison) -> dict[str, Spec]:
+def figures_of(comparison: SavedComparison) -> dict[str, Spec]:
     """Each figure that has something to show, with the caption of everything."""
     return figure_specs({name: draw(comparison) for name, draw in FIGURES.items()}, summary_line(comparison))

@@ -10,7 +10,7 @@ from typing import Any
 
 from .columns import aligned
 from .page import Cells
-from .source import Source
+from .source import SavedStudy
 from .style import figures, si
 from .whole import read_every_line, read_whole, undamaged
 
@@ -23,7 +23,7 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class Geometry(Source):
+class Geometry(SavedStudy):
     """A probe's directory: its summary, and rows by series. A series is one stream of one model."""
 
     path: Path

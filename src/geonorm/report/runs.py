@@ -14,7 +14,7 @@ from typing import Any
 from ..lab.runs.run import flatten, read_object, read_objects, read_text, rows_of
 from ..lab.runs.statistics import Row, aggregate, choose
 from ..parsing import from_yaml
-from .source import Source
+from .source import SavedStudy
 from .whole import read_whole, undamaged
 
 Record = dict[str, Any]
@@ -48,7 +48,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Comparison(Source):
+class SavedComparison(SavedStudy):
     """Runs of several schemes with the rows that `aggregate` makes of them."""
 
     runs: list[Run]
@@ -60,7 +60,7 @@ class Comparison(Source):
     def names(self) -> list[str]:
         return [row["scheme"] for row in self.rows]
 
-    def only(self, names: Sequence[str], sort: str | None = None) -> Comparison:
+    def only(self, names: Sequence[str], sort: str | None = None) -> SavedComparison:
         """Rows of these schemes alone, in this order, or by loss; what is said of each still is that of the whole
         comparison (its baseline, p adjusted for all), so that leaving some out makes none more significant."""
         rows = [self.row(name) for name in names if name in self.names] if names else self.rows
@@ -114,7 +114,7 @@ class Comparison(Source):
         return None if found is None else Path(str(found)).name or str(found)
 
 
-def load(dirs: Sequence[AnyPath] | AnyPath) -> Comparison:
+def load(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:
     """Read every run under these directories. FileNotFoundError where there is none, or a directory is not there;
     GeonormError where results.json is damaged."""
     roots = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
@@ -134,7 +134,7 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> Comparison:
     named = [name for _, name in rows]
     baseline = next((name for name in named if any(run.scheme == name for run in runs)), None)
     command = next((found["command"] for found in results if found.get("command")), None)
-    return Comparison(
+    return SavedComparison(
         runs=runs,
         rows=aggregate([run.summary for run in runs], baseline),
         source=", ".join(dict.fromkeys(_source(root.resolve()) for root in roots)),

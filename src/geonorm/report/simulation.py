@@ -9,7 +9,7 @@ from pathlib import Path
 from .columns import aligned, markdown_lines
 from .page import Cells
 from .runs import Record
-from .source import Source
+from .source import SavedStudy
 from .whole import read_every_line, read_whole, undamaged
 
 START = {
@@ -21,7 +21,7 @@ START = {
 
 
 @dataclass(frozen=True)
-class SavedSimulation(Source):
+class SavedSimulation(SavedStudy):
     """A simulation directory: its summary, rows of the trace by scheme, closed equation and pictures where they are."""
 
     path: Path

@@ -10,7 +10,7 @@ from .style import Look, looks
 
 
 @dataclass(frozen=True)
-class Source:
+class SavedStudy:
     """A comparison, a simulation or a probe, as its directory has it."""
 
     styles: Mapping[str, Look] = field(default_factory=dict, kw_only=True)

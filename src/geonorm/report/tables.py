@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..lab.runs.statistics import SEED_CAP, Row, significant
 from .columns import aligned, markdown_lines
-from .runs import Comparison
+from .runs import SavedComparison
 from .style import memory, rate, si, signed
 
 WIDTH = 100
@@ -59,7 +59,7 @@ def headline(row: Row) -> str:
     )
 
 
-def summary_line(comparison: Comparison) -> str:
+def summary_line(comparison: SavedComparison) -> str:
     """Size, depth, tokens, number of seeds and data: the caption of everything."""
     rows = comparison.rows
     sizes = [row["parameters"] for row in rows if row["parameters"]]
