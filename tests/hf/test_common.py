@@ -28,7 +28,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if fetched.returncode:
         pytest.skip(f"{wanted} cannot be had: {fetched.stderr.strip().splitlines()[-1:]}")
     with tarfile.open(next(folder.glob("*.tar.gz"))) as packed:
-        packed.extractall(folder, filter="data")
+        packed.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # from 3.11.4 on
     return next(path.parent for path in folder.glob("*/tests"))
 
 

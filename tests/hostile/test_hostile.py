@@ -56,6 +56,9 @@ def surrounded(situation: Situation) -> Iterator[None]:
     put(situation.env)
     lower = situation.nobody and os.geteuid() == 0
     if lower:
+        cache = Path(os.environ["GEONORM_CACHE"])
+        for path in (cache, *cache.rglob("*")):  # what other situations left there is root's
+            path.chmod(0o777)
         os.seteuid(NOBODY)
     try:
         yield
@@ -155,13 +158,14 @@ def unsaid(line: str, words: tuple[str, ...]) -> str:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("hostile")
-    for above in (folder, *folder.parents[:2]):
-        above.chmod(0o755)  # some situations are met without the rights of root
+    for above in (folder, *folder.parents):  # some situations are met without the rights of root
+        if above == Path(tempfile.gettempdir()) or above.stat().st_uid != os.geteuid():
+            break
+        above.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GEONORM_CACHE", str(folder / "cache"))
         make_models(folder)
-        for path in (folder, folder / "cache", *(folder / "cache").rglob("*")):
-            path.chmod(0o777)
+        folder.chmod(0o777)
         yield folder
 
 
