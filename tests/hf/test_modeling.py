@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from geonorm import Decoder, names
-from geonorm.errors import ConfigError
 
 transformers = pytest.importorskip("transformers")
 
@@ -340,48 +338,6 @@ def test_classifier_reads_the_last_token_that_is_no_padding(build: Any, ids: Any
     mask = (padded != 0).long()
     torch.testing.assert_close(model(padded, attention_mask=mask).logits, model(ids).logits)
     assert model(ids, labels=torch.tensor([0, 2])).loss > 0
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"scheem": "pre"}, "unknown key of GeoNormConfig 'scheem': did you mean 'scheme'?"),
-        ({"scheme": "geonrom"}, "unknown scheme 'geonrom': did you mean 'geonorm'?"),
-        ({"hidden_size": 30, "num_attention_heads": 4}, "model.width 30 must be an even multiple of model.heads 4"),
-        ({"qk_norm": "none", "num_hidden_layers": 0}, "model.layers must be at least 1"),
-        ({"hidden_size": "128"}, "model.width must be a whole number, got '128'"),
-        ({"mlp": "relu"}, "unknown model.mlp 'relu'"),
-        ({"gains": "yes"}, "model.gains must be true or false, got 'yes'"),
-    ],
-)
-def test_wrong_configurations_are_one_line(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        hf.GeoNormConfig(**fields)
-    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
-
-
-def test_configuration_holds_every_field_of_the_decoder() -> None:
-    from dataclasses import fields
-
-    from geonorm import DecoderConfig
-    from geonorm.hf.config import NAMES
-
-    config = hf.GeoNormConfig()
-    assert hf.GeoNormConfig.of(DecoderConfig()).to_dict() == config.to_dict()
-    for f in fields(DecoderConfig):
-        assert hasattr(config, NAMES.get(f.name, f.name)), f.name
-    shape = DecoderConfig(scheme="post", layers=3, width=24, heads=3, kv_heads=1, mlp="gelu", bias=True, rope_theta=5e5)
-    assert hf.GeoNormConfig.of(shape).shape() == shape
-
-
-def test_scheme_becomes_canonical_and_attributes_that_are_no_keys_stay_behind(tmp_path: Path) -> None:
-    config = hf.GeoNormConfig(scheme="geonorm( alpha = 1.0,decay=sqrt )")
-    assert config.scheme == "geonorm(decay=sqrt)"
-    config.note = "mine"
-    config.save_pretrained(tmp_path)
-    again = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert json.loads(again.to_json_string()) == json.loads(config.to_json_string())
-    assert "note" not in config.to_dict()
 
 
 def test_adapted_decoder_shares_its_weights(ids: Any, build: Any) -> None:

@@ -32,14 +32,9 @@ class Average:
         """Takes in the weights after a step."""
         if not self.means or step < self.first:
             return
-        count = step - self.first + 1
-        if count == 1:
-            for name, parameter in self.model.named_parameters():
-                self.means[name].copy_(parameter)
-            return
         means = [local(mean) for mean in self.means.values()]
         weights = [local(p).to(mean.dtype) for p, mean in zip(self.model.parameters(), means, strict=True)]
-        torch._foreach_add_(means, torch._foreach_sub(weights, means), alpha=1 / count)
+        torch._foreach_lerp_(means, weights, 1 / (step - self.first + 1))
 
     @contextmanager
     def apply(self) -> Iterator[None]:

@@ -1,0 +1,53 @@
+"""The configuration in transformers: the fields of the decoder under transformers' names, checked alike."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+
+from geonorm import DecoderConfig, hf  # noqa: E402
+from geonorm.errors import ConfigError  # noqa: E402
+from geonorm.hf.config import NAMES  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"scheem": "pre"}, "unknown key of GeoNormConfig 'scheem': did you mean 'scheme'?"),
+        ({"scheme": "geonrom"}, "unknown scheme 'geonrom': did you mean 'geonorm'?"),
+        ({"hidden_size": 30, "num_attention_heads": 4}, "model.width 30 must be an even multiple of model.heads 4"),
+        ({"qk_norm": "none", "num_hidden_layers": 0}, "model.layers must be at least 1"),
+        ({"hidden_size": "128"}, "model.width must be a whole number, got '128'"),
+        ({"mlp": "relu"}, "unknown model.mlp 'relu'"),
+        ({"gains": "yes"}, "model.gains must be true or false, got 'yes'"),
+    ],
+)
+def test_wrong_configurations_are_one_line(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        hf.GeoNormConfig(**given)
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+def test_configuration_holds_every_field_of_the_decoder() -> None:
+    config = hf.GeoNormConfig()
+    assert hf.GeoNormConfig.of(DecoderConfig()).to_dict() == config.to_dict()
+    for f in fields(DecoderConfig):
+        assert hasattr(config, NAMES.get(f.name, f.name)), f.name
+    shape = DecoderConfig(scheme="post", layers=3, width=24, heads=3, kv_heads=1, mlp="gelu", bias=True, rope_theta=5e5)
+    assert hf.GeoNormConfig.of(shape).shape() == shape
+
+
+def test_scheme_becomes_canonical_and_attributes_that_are_no_keys_stay_behind(tmp_path: Path) -> None:
+    config = hf.GeoNormConfig(scheme="geonorm( alpha = 1.0,decay=sqrt )")
+    assert config.scheme == "geonorm(decay=sqrt)"
+    config.note = "mine"
+    config.save_pretrained(tmp_path)
+    again = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert json.loads(again.to_json_string()) == json.loads(config.to_json_string())
+    assert "note" not in config.to_dict()
