@@ -31,6 +31,7 @@ VARIANTS = [
     "geonorm(decay=sqrt)",
     "geonorm(input=norm, update=norm, index=sublayer)",
     "geonorm(decay_on=update, retraction=cayley, learn=step)",
+    "geonorm(update=unit, decay=sqrt, index=sublayer)",
     "geonorm(learn=affine, alpha=0.5)",  # alpha = 1 would put the first block on the kink of its clamp
     "first(hybrid(input=norm), hybrid)",
     "per_kind(geonorm, peri)",

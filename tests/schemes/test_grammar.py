@@ -21,7 +21,7 @@ from geonorm.settings import members
 
 OURS = """
     pre post peri sandwich olmo2 deepnorm keel lns sqrt mix first per_kind geonorm hybrid ngpt angpt rezero layerscale
-    polar residual_dual siamese hyper orthogonal norm_preserving
+    nag polar residual_dual siamese hyper orthogonal norm_preserving
 """.split()
 COMBINED = ["mix", "first", "per_kind"]
 LAYOUTS = {  # what may be combined with what: names to draw from, and the fields that a layout rests on

@@ -87,6 +87,19 @@ def connected(x: Tensor, f: Branch, p: dict[str, Tensor]) -> Tensor:
     return torch.stack(after, dim=-2)
 
 
+def turned_by_a_gate(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
+    """NAG, Eq. 3 to 15: r = sqrt(d) x/|x|, rho = |x|/sqrt(d), x' = rho r + rho a m sqrt(d) v/|v|."""
+    r, rho = norm(x), x.norm(dim=-1, keepdim=True) / DIM**0.5
+    u = f(r)
+    u = u - u.mean(-1, keepdim=True)
+    v = u - (u * x).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True) * x
+    shares = p["modulator.share"].exp() / p["modulator.share"].exp().sum()
+    m = torch.zeros_like(rho)
+    for share, w, b in zip(shares, p["modulator.weight"], p["modulator.bias"], strict=True):
+        m = m + share / (1 + torch.exp(-(r * w).sum(-1, keepdim=True) - b))
+    return x + rho * p["step"] * m * norm(v)
+
+
 # x' of one sub-layer f; p holds the scheme's parameters by name. t = l + 1, L = depth.
 EQUATIONS: dict[str, Equation] = {
     "pre": lambda x, f, p, s: x + f(norm(x, p["input.weight"])),
@@ -109,6 +122,7 @@ EQUATIONS: dict[str, Equation] = {
         ((s.depth - 1) / s.depth) ** 0.5 * x + f(norm(x, p["input.weight"])) / s.depth**0.5
     ),
     "geonorm": lambda x, f, p, s: rotated(x, f(x), lambda r: r.clamp(max=pi / 4) / (s.layer + 1)),
+    "nag": turned_by_a_gate,
     "ngpt": step_toward,
     "angpt": lerped,
     "residual_dual": lambda x, f, p, s: torch.stack(

@@ -11,6 +11,7 @@ from .grammar import find, parse
 from .hybrid import Hybrid
 from .hypersphere import NGPT, AnGPT
 from .learned import LayerScale, ReZero
+from .nag import NAG
 from .origin import schemes_in, sources_of, stored
 from .parts import Parts, read_at, reset_parts, write_at
 from .polar import Polar
@@ -19,6 +20,7 @@ from .streams import Hyper, ResidualDual, Siamese
 from .tangent import NormPreserving, Orthogonal
 
 __all__ = [
+    "NAG",
     "NGPT",
     "About",
     "AnGPT",
