@@ -14,7 +14,7 @@ from geonorm.norms import NormSpec
 from geonorm.schemes import Parts, Scheme, read_at, reset_parts, write_at
 
 DIM, DEPTH, EPS = 12, 6, 1e-6
-SITES = [Site(layer, kind, DEPTH) for layer in (0, 2, 5) for kind in ("attn", "mlp")]
+SITES = [Site(layer, kind, DEPTH) for layer in (0, 3, 5) for kind in ("attn", "mlp")]
 Branch = Callable[[Tensor], Tensor]
 Equation = Callable[[Tensor, Branch, dict[str, Tensor], Site], Tensor]
 
@@ -87,6 +87,15 @@ def connected(x: Tensor, f: Branch, p: dict[str, Tensor]) -> Tensor:
     return torch.stack(after, dim=-2)
 
 
+def scaled(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
+    """nanochat: the stream before a block is a x + b x0; behind the middle one it is kept."""
+    now, start, middle = x.unbind(-2)
+    if site.kind == "attn":
+        now = p["scale"] * now + p["again"] * start
+    after = now + f(norm(now, p["input.weight"]))
+    return torch.stack((after, start, after if site.layer == site.depth // 2 else middle), dim=-2)
+
+
 def turned_by_a_gate(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
     """NAG, Eq. 3 to 15: r = sqrt(d) x/|x|, rho = |x|/sqrt(d), x' = rho r + rho a m sqrt(d) v/|v|."""
     r, rho = norm(x), x.norm(dim=-1, keepdim=True) / DIM**0.5
@@ -122,6 +131,8 @@ EQUATIONS: dict[str, Equation] = {
         ((s.depth - 1) / s.depth) ** 0.5 * x + f(norm(x, p["input.weight"])) / s.depth**0.5
     ),
     "geonorm": lambda x, f, p, s: rotated(x, f(x), lambda r: r.clamp(max=pi / 4) / (s.layer + 1)),
+    "gpas": lambda x, f, p, s: (x + f(norm(x, p["input.weight"]))) * (1 - p["gate"] / (1 + torch.exp(-p["gate"]))),
+    "lambdas": scaled,
     "nag": turned_by_a_gate,
     "ngpt": step_toward,
     "angpt": lerped,

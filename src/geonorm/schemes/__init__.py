@@ -10,7 +10,8 @@ from .geodesic import GeoNorm
 from .grammar import find, parse
 from .hybrid import Hybrid
 from .hypersphere import NGPT, AnGPT
-from .learned import LayerScale, ReZero
+from .lambdas import Lambdas
+from .learned import GPAS, LayerScale, ReZero
 from .nag import NAG
 from .origin import schemes_in, sources_of, stored
 from .parts import Parts, read_at, reset_parts, write_at
@@ -20,6 +21,7 @@ from .streams import Hyper, ResidualDual, Siamese
 from .tangent import NormPreserving, Orthogonal
 
 __all__ = [
+    "GPAS",
     "NAG",
     "NGPT",
     "About",
@@ -30,6 +32,7 @@ __all__ = [
     "Hybrid",
     "Hyper",
     "Keel",
+    "Lambdas",
     "LayerNormScaling",
     "LayerScale",
     "Mix",

@@ -35,6 +35,7 @@ MEASURED = {  # the one vector per token that stands for several streams, or for
     "residual_dual": lambda x: x[..., 0, :],
     "siamese": lambda x: x[..., 0, :] + rms(x[..., 1, :]),
     "hyper": lambda x: x.sum(-2) / 4,
+    "lambdas": lambda x: x[..., 0, :],
 }
 
 
