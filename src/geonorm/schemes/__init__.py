@@ -8,10 +8,12 @@ from .combine import First, Mix, PerKind
 from .flat import DeepNorm, Keel, LayerNormScaling, Olmo2, Peri, Post, Sandwich, Sqrt
 from .geodesic import GeoNorm
 from .grammar import find, parse
+from .history import AttentionResiduals
 from .hybrid import Hybrid
 from .hypersphere import NGPT, AnGPT
 from .lambdas import Lambdas
 from .learned import GPAS, LayerScale, ReZero
+from .manifold import ManifoldHyper
 from .nag import NAG
 from .origin import schemes_in, sources_of, stored
 from .parts import Parts, read_at, reset_parts, write_at
@@ -26,6 +28,7 @@ __all__ = [
     "NGPT",
     "About",
     "AnGPT",
+    "AttentionResiduals",
     "DeepNorm",
     "First",
     "GeoNorm",
@@ -35,6 +38,7 @@ __all__ = [
     "Lambdas",
     "LayerNormScaling",
     "LayerScale",
+    "ManifoldHyper",
     "Mix",
     "NormPreserving",
     "Olmo2",
