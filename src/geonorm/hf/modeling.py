@@ -30,7 +30,7 @@ from ..nn.decoder import End
 from ..nn.roles import base_std, linear, undrawn
 from ..norms import NormSpec, upcast
 from ..residual import Residual
-from ..schemes import Scheme, Site
+from ..schemes import Scheme, Site, state_of
 from .config import GeoNormConfig
 from .layers import LAYERS, Attend, View
 from .older import ReadsOlder
@@ -159,7 +159,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         self.entry = End(scheme, Site(0, "entry", c.layers), norm)
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
         self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers), norm)
-        self.one_stream = self.entry.scheme.layout == "one stream"
+        self.one_stream = state_of(self.entry.scheme) == "one stream"
         self.rotary_dim, self.rope_theta = c.rotary_dim, c.rope_theta if c.positions == "rope" else None
         self.gradient_checkpointing = False
         for module in self.modules():
