@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..report.columns import aligned
+from ..report.columns import align
 
 if TYPE_CHECKING:
     from ..report.vega import Chart
@@ -60,7 +60,7 @@ SHARES: Columns = {
 def format_table(title: str, columns: Columns, rows: Iterable[Row], key: str = "name") -> str:
     """Lines that begin with the title; rows begin with their column `key`."""
     cells = [[str(row[key]), *(cell(row) for cell in columns.values())] for row in rows]
-    return "\n".join(aligned([[title, *columns], *cells]))
+    return "\n".join(align([[title, *columns], *cells]))
 
 
 def print_tables(rows: list[Row], columns: Columns, say: Say) -> None:

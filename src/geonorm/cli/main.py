@@ -141,7 +141,7 @@ def compare(config: CompareConfig) -> int:
     if len(failed) < len(results["runs"]):
         out = Path(config.out)
         page = report.build([out], out / "report.html", figures=out / "figures")
-        print("\n".join(tables.terminal(results["schemes"], checks.limits(runs.load([out])))))
+        print("\n".join(tables.text_lines(results["schemes"], checks.limits(runs.load([out])))))
         print(f"report: {page}")
     if failed:
         raise GeonormError(f"runs that did not finish: {', '.join(failed)}; the same command tries them again")
@@ -254,7 +254,7 @@ def simulate(config: SimulateConfig) -> int:
     from ..dynamics.simulate import simulate as run
     from ..lab.runs import environment
     from ..report import build
-    from ..report.simulation import terminal
+    from ..report.simulation import text_lines
 
     described = environment.collect(pick_device(config.device))
     before = simulations.finished(out, described)
@@ -275,7 +275,7 @@ def simulate(config: SimulateConfig) -> int:
         return 130
     simulations.save(out, settings, described, found.files())
     page = build([out], out / "report.html", figures=out / "figures")
-    print("\n".join(terminal(found.summary)))
+    print("\n".join(text_lines(found.summary)))
     print(f"report: {page}")
     return 0
 
@@ -285,13 +285,13 @@ def probe(config: ProbeConfig) -> int:
     from ..lab.studies import probe as lab
     from ..lab.studies.simulate import progress
     from ..report import build
-    from ..report.probe import terminal
+    from ..report.probe import text_lines
 
     with progress(sys.stderr.isatty()) as told:
         found = lab.run(config, told)
     out = Path(config.out)
     page = build([out], out / "report.html", figures=out / "figures")
-    print("\n".join(terminal([one.summary() for one in found])))
+    print("\n".join(text_lines([one.summary() for one in found])))
     print(f"report: {page}")
     return 0
 
