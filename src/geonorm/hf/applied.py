@@ -19,7 +19,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import output_capturing
 
-from ..elsewhere import allowed
+from ..elsewhere import allow_within
 from ..errors import ConfigError, unknown
 from ..nn.decoder import End
 from ..residual import Residual
@@ -94,7 +94,7 @@ class AppliedModel(ReadsOlder):
     def from_pretrained(cls, *args: Any, **settings: Any) -> Any:
         """As transformers does it. A scheme from elsewhere that config.json names runs with trust_remote_code=True, or
         if it was typed here before."""
-        with allowed(settings.get("trust_remote_code") is True):
+        with allow_within(settings.get("trust_remote_code") is True):
             return super().from_pretrained(*args, **settings)  # type: ignore[misc]
 
     def _init_weights(self, module: nn.Module) -> None:

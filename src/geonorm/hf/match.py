@@ -31,7 +31,7 @@ from ..errors import ConfigError
 from ..norms import upcast
 from ..residual import Residual
 from ..schemes import Site, read_at, write_at
-from ..sites.anatomy import blocks_of, join
+from ..sites.anatomy import blocks_of, join_path
 from ..sites.watch import ModelSite, sites_of, stacks_of, watch, watch_calls
 from .block import Exit, norm_in
 
@@ -179,7 +179,9 @@ def look_at(model: Any, inputs: dict[str, Any]) -> tuple[Sites, dict[str, Tensor
 
     found = sites_of(model)
     first = {(place, number): chain[0] for place in found for number, chain in enumerate(place.chains)}
-    exits = {stack.name: model.get_submodule(join(base, stack.exit)) for stack, base in stacks_of(model) if stack.exit}
+    exits = {
+        stack.name: model.get_submodule(join_path(base, stack.exit)) for stack, base in stacks_of(model) if stack.exit
+    }
     with (
         watch(model, look, found),
         watch_calls(first, lambda at, y, _: sites[at[0].key].reads.insert(at[1], y)),
@@ -197,7 +199,7 @@ def fit(model: Any, inputs: dict[str, Any], sites: Sites, leaves: dict[str, Tens
         inside = [place for place in found if place.stack == stack.name]
         end: Any = blocks_of(model, stack, base)[-1].exit
         if stack.exit is not None:
-            end = model.get_submodule(join(base, stack.exit))
+            end = model.get_submodule(join_path(base, stack.exit))
         normed = norm_in(end.own, "norm") is not None
         for place in inside:
             if place.key in sites:

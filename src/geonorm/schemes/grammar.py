@@ -184,7 +184,7 @@ def parse(text: str | Scheme) -> Scheme:
         raise ConfigError(f"a scheme is a string such as 'pre' or 'geonorm(decay=sqrt)', got {text!r}")
     reader = SchemeReader(text)
     try:
-        with elsewhere.reading(text):
+        with elsewhere.mark_stored(text):
             scheme = reader.scheme()
     except RecursionError:
         raise ConfigError("cannot read a scheme nested that deeply") from None

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ...errors import ConfigError
-from ...nn.decoder import Decoder, draw
+from ...nn.decoder import Decoder, draw_weight
 from ..config import Runtime
 from . import tensor
 from .world import ALONE, KEPT_GROUPS, World
@@ -197,7 +197,7 @@ def draw_weights(model: Decoder, device: torch.device) -> None:
         copy_own_part(parameter, getattr(module, name))
         module._parameters[name] = parameter
     for role, weight, scheme, site in model.weights():
-        copy_own_part(weight, draw(torch.empty(weight.shape), role, scheme, site, model.config))
+        copy_own_part(weight, draw_weight(torch.empty(weight.shape), role, scheme, site, model.config))
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...devices import pick_device
 from ...errors import CheckpointError, GeonormError
 from ...nn.decoder import Decoder
-from ...ops.available import asked
+from ...ops.available import read_backend
 from ...output import launched
 from ..config import Recipe, TrainConfig
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
@@ -79,7 +79,7 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
 
     Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
     kept) and Interrupted after a signal (all saved): on every rank alike."""
-    asked("auto")  # $GEONORM_BACKEND, before anything is written
+    read_backend("auto")  # $GEONORM_BACKEND, before anything is written
     stopped: list[float] = []
     device = own_device(pick_device(config.runtime.device))
     torch.set_num_threads(config.runtime.threads)
