@@ -86,7 +86,7 @@ def run_verb(arguments: list[str]) -> int:
 def run(name: str, arguments: list[str]) -> int:
     TYPED.set(["geonorm", name, *arguments])
     try:
-        command = name if name in COMMANDS else f"{name} {choose(name, arguments)}"
+        command = name if name in COMMANDS else f"{name} {choose_command(name, arguments)}"
         rest = arguments[len(command.split()) - 1 :]
         return VERBS[name](read(COMMANDS[command], f"geonorm {command}", rest))
     except HelpAsked as asked:
@@ -95,7 +95,7 @@ def run(name: str, arguments: list[str]) -> int:
         return 0
 
 
-def choose(name: str, arguments: list[str]) -> str:
+def choose_command(name: str, arguments: list[str]) -> str:
     """The second word of a verb that has several commands."""
     kinds = {command.split()[1]: kind for command, kind in COMMANDS.items() if command.startswith(f"{name} ")}
     if not arguments:
@@ -318,14 +318,14 @@ class SchemesConfig(Settings):
 
 def schemes(config: SchemesConfig) -> int:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
-    from .catalogue import catalogue, describe, json_text, markdown
+    from .catalogue import catalogue, describe_scheme, json_text, schemes_page
 
     if config.markdown:
-        print(markdown(), end="")
+        print(schemes_page(), end="")
     elif config.json:
         print(json_text(config.name))
     else:
-        print(describe(config.name) if config.name else catalogue())
+        print(describe_scheme(config.name) if config.name else catalogue())
     return 0
 
 
