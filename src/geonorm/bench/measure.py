@@ -16,7 +16,7 @@ from torch._functorch import config as functorch
 from ..devices import pick_device
 from ..errors import GeonormError, cause
 from ..lab.runs.run import write_json
-from ..lab.studies.simulate import writable
+from ..lab.studies.simulate import check_writable
 from . import show
 from .config import NormsBench, OpsBench
 from .timing import Build, Call, Clock, clock_of, ratio, take_turns
@@ -122,7 +122,7 @@ def prepare_bench(config: OpsBench | NormsBench) -> tuple[torch.device, Clock]:
     device = pick_device(config.device)
     torch.set_num_threads(config.threads)
     if config.out:
-        writable(Path(config.out))
+        check_writable(Path(config.out))
     return device, clock_of(device, config.threads)
 
 

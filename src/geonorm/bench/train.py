@@ -19,7 +19,7 @@ from ..lab.options import Optim
 from ..lab.runs import environment
 from ..lab.runs.run import write_json
 from ..lab.scale import parallel
-from ..lab.studies.simulate import writable
+from ..lab.studies.simulate import check_writable
 from ..lab.train import optim
 from ..nn.config import DecoderConfig, preset
 from ..nn.decoder import Decoder
@@ -52,7 +52,7 @@ def bench_train(config: TrainBench, say: Say = print) -> dict[str, Any]:
     device = pick_device(config.device)
     torch.set_num_threads(config.threads)
     if config.out:
-        writable(Path(config.out))
+        check_writable(Path(config.out))
     clock = clock_of(device, config.threads)
     torch.compiler.reset()  # graphs of earlier models count towards the compiler's limit for one function
     schemes = [str(parse(scheme)) for scheme in (config.baseline, *config.schemes)]

@@ -248,7 +248,7 @@ def simulate(config: SimulateConfig) -> int:
     from ..lab.studies import simulate as simulations
 
     out, settings = Path(config.out), asdict(config)
-    simulations.check(out, settings)
+    simulations.check_directory(out, settings)
     from ..devices import pick_device
     from ..dynamics.simulate import Simulation
     from ..dynamics.simulate import simulate as run
@@ -257,10 +257,10 @@ def simulate(config: SimulateConfig) -> int:
     from ..report.simulation import text_lines
 
     described = environment.collect(pick_device(config.device))
-    before = simulations.finished(out, described)
+    before = simulations.read_interrupted(out, described)
     found = Simulation(config, **before) if before else Simulation.empty(config)
     try:
-        with simulations.progress(sys.stderr.isatty()) as progress:
+        with simulations.show_progress(sys.stderr.isatty()) as progress:
             run(config, progress=progress, into=found)
     except BaseException as stop:
         if not found.summary["schemes"]:
@@ -283,12 +283,12 @@ def simulate(config: SimulateConfig) -> int:
 def probe(config: ProbeConfig) -> int:
     """what normalization does to hidden states: any Hugging Face model or run, site by site"""
     from ..lab.studies import probe as lab
-    from ..lab.studies.simulate import progress
+    from ..lab.studies.simulate import show_progress
     from ..report import build
     from ..report.probe import text_lines
 
-    with progress(sys.stderr.isatty()) as told:
-        found = lab.run(config, told)
+    with show_progress(sys.stderr.isatty()) as told:
+        found = lab.probe_models(config, told)
     out = Path(config.out)
     page = build([out], out / "report.html", figures=out / "figures")
     print("\n".join(text_lines([one.summary() for one in found])))

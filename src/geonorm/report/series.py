@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..lab.runs.statistics import paired, spikes
+from ..lab.runs.statistics import paired_interval, spikes
 from .runs import Record, Run
 
 Array = NDArray[np.float64]
@@ -88,7 +88,7 @@ def paired_gap(runs: Sequence[Run], base: Sequence[Run], key: str = "val_loss") 
     mean = _summarise(groups)
     if mean is None:
         return None
-    intervals = [paired(group[:, 1]) for group in groups]
+    intervals = [paired_interval(group[:, 1]) for group in groups]
     low = [i.mean if i.low is None else i.low for i in intervals]
     high = [i.mean if i.high is None else i.high for i in intervals]
     return mean._replace(low=np.array(low), high=np.array(high))

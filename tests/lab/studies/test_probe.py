@@ -259,5 +259,5 @@ def test_our_own_run(train: Any, text: Path, tmp_path: Path) -> None:
 
 
 def test_labels_tell_models_apart() -> None:
-    assert lab.labels(["a/x", "b/y"]) == ["x", "y"]
-    assert lab.labels(["a/x", "b/x", "c/z"]) == ["a/x", "b/x", "z"]
+    assert lab.short_names(["a/x", "b/y"]) == ["x", "y"]
+    assert lab.short_names(["a/x", "b/x", "c/z"]) == ["a/x", "b/x", "z"]

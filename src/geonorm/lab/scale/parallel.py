@@ -149,7 +149,7 @@ class Spread:
         groups = tensor.group_alike(p.grad for p in self.parameters if p.grad is not None)
         if len(groups) == 1 and not isinstance(groups[0][0], DTensor):
             return torch.nn.utils.clip_grad_norm_(self.parameters, limit)
-        parts = [[tensor.local(gradient) for gradient in group] for group in groups]
+        parts = [[tensor.local_part(gradient) for gradient in group] for group in groups]
         norms = [torch.nn.utils.get_total_norm(part) for part in parts]
         squares = [tensor.sum_over_ranks(norm.square(), group) for norm, group in zip(norms, groups, strict=True)]
         total = torch.stack(squares).sum().sqrt()
