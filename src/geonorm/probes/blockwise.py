@@ -91,10 +91,10 @@ def load_one_block(
     for key, parameter in model.named_parameters():
         if any(key.startswith(f"{path}.") for path in owners) or id(parameter) in head:
             continue
-        resident[key] = locate(shards, key, model)
+        resident[key] = stored_name(shards, key, model)
     fill(model, shards.read(resident, device), wanted)
     for path, block in owners.items():
-        names = {key: locate(shards, join_path(path, key), model) for key, _ in block.named_parameters()}
+        names = {key: stored_name(shards, join_path(path, key), model) for key, _ in block.named_parameters()}
         attach(block, names, shards, device, wanted)
     for module in model.modules():
         for key, buffer in module._buffers.items():
@@ -103,7 +103,7 @@ def load_one_block(
     return model
 
 
-def locate(shards: Shards, key: str, model: nn.Module) -> str:
+def stored_name(shards: Shards, key: str, model: nn.Module) -> str:
     """The stored name of a parameter; tied ones are stored once."""
     found = shards.stored(key)
     if found is None:

@@ -22,7 +22,7 @@ from ...errors import CheckpointError, ConfigError, DataError
 from ...probes.blockwise import load_one_block
 from ...probes.config import ProbeConfig
 from ...probes.schedule import implied
-from ...probes.subject import Inputs, Subject, ablation, gradient_norms
+from ...probes.subject import Inputs, Subject, ablation, measure_gradients
 from ...results import Result, Rows
 from ...sites.anatomy import Stack
 from ..data import open_source
@@ -151,7 +151,7 @@ def measure_model(
     tokens = subject.measure(batches, lambda _: told(name, next(done) / len(batches)))
     sites, norms = subject.capture.rows(), subject.capture.norm_rows()
     if gradients:
-        for row, found in zip(sites, gradient_norms(subject, batches[0]).values(), strict=True):
+        for row, found in zip(sites, measure_gradients(subject, batches[0]).values(), strict=True):
             row.update(found)
     loss, ablated = None, list[dict[str, Any]]()
     if ablate_blocks:
