@@ -128,7 +128,7 @@ def predict(scheme: Scheme) -> dict[str, float | str | None] | None:
     if not scheme.planar:
         return None
     return {
-        "law": theory.describe(scheme),
+        "law": theory.describe_law(scheme),
         "initial_velocity": float(f"{theory.initial_velocity(scheme, PARTICLES, 1.0, DEPTH):.4g}"),
         "terminal": str(theory.terminal(scheme, DEPTH)),
         "terminal_causal": str(theory.terminal(scheme, DEPTH, causal=True)),
