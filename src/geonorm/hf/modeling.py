@@ -23,7 +23,7 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from ..elsewhere import allowed
+from ..elsewhere import allow_within
 from ..errors import ConfigError
 from ..nn.attention import rope
 from ..nn.decoder import End
@@ -60,7 +60,7 @@ class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
     def from_pretrained(cls, *args: Any, **settings: Any) -> Any:
         """As transformers does it. A scheme from elsewhere that config.json names runs with trust_remote_code=True, or
         if it was typed here before."""
-        with allowed(settings.get("trust_remote_code") is True):
+        with allow_within(settings.get("trust_remote_code") is True):
             return super().from_pretrained(*args, **settings)
 
     @torch.no_grad()
