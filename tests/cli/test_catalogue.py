@@ -133,6 +133,13 @@ def test_the_equation_of_a_scheme_with_fields_is_marked_as_the_plain_one() -> No
     assert "without fields" in describe_scheme("pre(decay=sqrt)") and "without fields" not in describe_scheme("pre")
 
 
+def test_a_scheme_that_says_little_of_itself_leaves_no_gaps(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("from geonorm import Scheme\nclass Own(Scheme):\n    def write(self, x, u, p, site, h=1.0):\n"
+                    "        return x + h * u\n", encoding="utf-8")  # fmt: skip
+    assert all(line.strip() for line in describe_scheme(f"{file}:Own").splitlines())
+
+
 def test_an_encoding_without_greek() -> None:
     """What a terminal's encoding lacks is shown as an escape, not as a traceback after the work."""
     command = [sys.executable, "-m", "geonorm", "schemes", "pre"]

@@ -148,7 +148,8 @@ def describe_scheme(name: str) -> str:
     about = look_up(name)
     scheme = parse(name)
     generic = "" if scheme == type(scheme)() else "    (without fields; what the fields change stands below)"
-    lines = [name, f"  {about['title']}", f"  {about['equation']}{generic}", f"  {about['source']}"]
+    first = (about["title"], about["equation"] and about["equation"] + generic, about["source"])
+    lines = [name, *(f"  {text}" for text in first if text)]
     said = {"reported": about["claim"], "checked against": about["checked"]}
     more = {
         "direction and radius": format_motion(about["motion"]),
