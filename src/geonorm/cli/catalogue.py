@@ -34,7 +34,7 @@ def look_up(name: str) -> dict[str, Any]:
     cls = type(scheme)
     return {
         "name": name,
-        "title": (cls.__doc__ or "").strip().splitlines()[0],
+        "title": (cls.__doc__ or "").strip().partition("\n")[0],
         "equation": scheme.about.equation,
         "source": scheme.about.source,
         "claim": scheme.about.claim,
