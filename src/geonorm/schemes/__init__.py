@@ -4,7 +4,7 @@ from .pre import Pre  # first, as in every list of names
 
 # isort: split
 from .base import About, Placement, Scheme, Site
-from .combine import First, Mix, PerKind
+from .combine import First, Mix, PerKind, state_of
 from .flat import DeepNorm, Keel, LayerNormScaling, Olmo2, Peri, Post, Sandwich, Sqrt
 from .geodesic import GeoNorm
 from .grammar import find, parse
@@ -65,6 +65,7 @@ __all__ = [
     "reset_parts",
     "schemes_in",
     "sources_of",
+    "state_of",
     "stored",
     "write_at",
 ]

@@ -99,7 +99,7 @@ def test_the_law_is_the_limit_of_small_steps(scheme: str) -> None:
         decoder(IDS)
     for residual, x, u in seen[:2]:
         rule, site = residual.scheme, residual.site(x)
-        law = lab.law(residual, x, u)
+        law = lab.predict_step(residual, x, u)
 
         def at(h: float, x: Any = x, u: Any = u, residual: Any = residual, rule: Any = rule, site: Any = site) -> Any:
             _, carry = read_at(rule, x, residual.own(), site)
@@ -144,7 +144,7 @@ def test_share_of_clamped_tokens(limit: str, share: float) -> None:
 def test_gradient_norms_add_up() -> None:
     decoder = model("geonorm")
     decoder.loss(IDS, IDS).backward()
-    norms = {(site.layer, site.kind): row for (_, site), row in lab.gradients(decoder).items()}
+    norms = {(site.layer, site.kind): row for (_, site), row in lab.read_gradients(decoder).items()}
     assert list(norms) == [(0, "attn"), (0, "mlp"), (1, "attn"), (1, "mlp")]
     total = math.sqrt(sum(p.grad.double().square().sum().item() for p in decoder.blocks.parameters()))
     assert math.sqrt(sum(row["grad_norm"] ** 2 for row in norms.values())) == pytest.approx(total, rel=1e-12)
@@ -153,7 +153,7 @@ def test_gradient_norms_add_up() -> None:
         for name, matrices in (("grad_w1", (mlp.up, mlp.gate)), ("grad_w2", (mlp.down,))):
             wanted = torch.stack([matrix.weight.grad.norm() for matrix in matrices]).norm().item()
             assert norms[layer, "mlp"][name] == pytest.approx(wanted, rel=1e-6)
-    rows = lab.trace(decoder, IDS, 1, lab.gradients(decoder)).sites
+    rows = lab.trace(decoder, IDS, 1, lab.read_gradients(decoder)).sites
     for row in rows:
         assert [row[name] for name in lab.GRADIENTS] == [norms[row["layer"], row["kind"]].get(n) for n in lab.GRADIENTS]
 
