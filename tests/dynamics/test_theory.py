@@ -45,6 +45,7 @@ TERMINAL: dict[Any, tuple[str, float | None]] = {
     "geonorm(decay=constant, alpha=0.4)": ("exponential", 0.8),
     "geonorm(decay=linear)": ("none", None),
     "geonorm(update=norm, alpha=0.5)": ("polynomial", 1.0),
+    "geonorm(update=unit)": ("polynomial", 500 * pi),  # 2 alpha phi / 0.001: within the softness alone
     "geonorm(input=norm)": ("polynomial", 2.0),
     "geonorm(index=sublayer)": ("polynomial", 1.0),
     "geonorm(retraction=cayley, decay_on=update)": ("polynomial", 2.0),
@@ -167,6 +168,13 @@ def test_clamped_start() -> None:
     n, beta, angle = 8, 1.0, 0.05
     found = theory.initial_velocity(f"geonorm(max_angle={angle})", n, beta)
     assert isclose(found, 2 * angle / sqrt(n - 1), rel_tol=1e-9)
+
+
+def test_two_tokens_under_a_unit_tangent_meet_at_a_finite_time() -> None:
+    """Each turns by phi/t towards the other, however near it is: pi/2 - (pi/2) log t, which is 0 at t = e."""
+    path = theory.equiangular("geonorm(update=unit)", 2, 1.0, [0.0, 0.5, 1.0])
+    expected = [1 - cos(pi / 2 * (1 - log(1 + tau))) for tau in path.times]
+    assert path.gap == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(
