@@ -109,7 +109,7 @@ def predict_modes(scheme: str, layers: int, mlp: drawn.DrawnMlp) -> dict[str, li
     back = drawn.carry_back(turns, centred, relative=True)
     return {
         "relative": [math.log(gap) for gap in drawn.shrink_gap(turns, TOKENS)[::2]],
-        "collective": [math.log(d.trace().item()) for d in drawn.carry(turns, shared)[::2]],
+        "collective": [math.log(d.trace().item()) for d in drawn.carry_forward(turns, shared)[::2]],
         "relative_backward": [math.log((d.trace() + d.sum()).item()) for d in back[::2]],
         "collective_backward": [math.log(d.sum().item()) for d in drawn.carry_back(turns, shared)[::2]],
     }

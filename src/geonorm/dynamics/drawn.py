@@ -45,9 +45,9 @@ class DrawnAttention:
 
     def propose(self, m: float, rule: Scheme, site: Site) -> tuple[float, float]:
         """(|u|, chi of a token alone) for |y| = m."""
-        return self.gain * m * factor(rule, site, "v") * factor(rule, site, "o"), 1.0
+        return self.gain * m * init_factor(rule, site, "v") * init_factor(rule, site, "o"), 1.0
 
-    def averages(self, n: int) -> Tensor:
+    def averaging(self, n: int) -> Tensor:
         """(n, n): row j has the weights with which token j sees the others."""
         ones = torch.ones(n, n, dtype=torch.float64)
         return ones.tril() / torch.arange(1, n + 1, dtype=torch.float64)[:, None] if self.causal else ones / n
@@ -66,19 +66,19 @@ class DrawnMlp:
 
     def propose(self, m: float, rule: Scheme, site: Site) -> tuple[float, float]:
         """(|u|, chi) for |y| = m."""
-        up = self.scale * m * factor(rule, site, "up")
-        gain = self.gain * factor(rule, site, "down")
+        up = self.scale * m * init_factor(rule, site, "up")
+        gain = self.gain * init_factor(rule, site, "down")
         if not self.gated:
             square, stretched = moments(self.activation, up)
             return gain * square**0.5, stretched / square
-        square, stretched = moments(self.activation, self.scale * m * factor(rule, site, "gate"))
+        square, stretched = moments(self.activation, self.scale * m * init_factor(rule, site, "gate"))
         return gain * square**0.5 * up, stretched / square + 1
 
 
 Sub = DrawnAttention | DrawnMlp
 
 
-def factor(rule: Scheme, site: Site, role: str) -> float:
+def init_factor(rule: Scheme, site: Site, role: str) -> float:
     """By what a scheme multiplies the base standard deviation of a weight."""
     return rule.init_std(role, 1, 1, site, 1.0)
 
@@ -174,14 +174,14 @@ class DrawnFlow:
         return read_law(lambda r, t: -sum(log(turn.relative(averaged)) for turn in self.turn_block(r, t)), *grown)
 
 
-def carry(turns: Sequence[Turn], products: Tensor, relative: bool = False) -> list[Tensor]:
+def carry_forward(turns: Sequence[Turn], products: Tensor, relative: bool = False) -> list[Tensor]:
     """Products <delta_i, delta_j> of the tokens' small changes of direction, (n, n), before the first turn and behind
     each, exact at infinite width where the tokens agree but for these changes. relative: of the n differences from one
     more token, the first."""
     found = [products]
     for turn in turns:
         found.append(
-            pass_on(turn, found[-1], contrasts(turn, len(products)) if relative else seen(turn, len(products)))
+            pass_on(turn, found[-1], contrasts(turn, len(products)) if relative else mix_tokens(turn, len(products)))
         )
     return found
 
@@ -192,19 +192,19 @@ def carry_back(turns: Sequence[Turn], products: Tensor, relative: bool = False) 
     first token's."""
     found = [products]
     for turn in reversed(turns):
-        matrix = contrasts(turn, len(products)) if relative else seen(turn, len(products))
+        matrix = contrasts(turn, len(products)) if relative else mix_tokens(turn, len(products))
         found.append(pass_on(turn, found[-1], matrix.mT))
     return found[::-1]
 
 
-def seen(turn: Turn, n: int) -> Tensor:
+def mix_tokens(turn: Turn, n: int) -> Tensor:
     """(n, n): how a sub-layer mixes what its tokens bring."""
-    return turn.sub.averages(n) if isinstance(turn.sub, DrawnAttention) else torch.eye(n, dtype=torch.float64)
+    return turn.sub.averaging(n) if isinstance(turn.sub, DrawnAttention) else torch.eye(n, dtype=torch.float64)
 
 
 def contrasts(turn: Turn, n: int) -> Tensor:
     """(n, n): how it mixes their differences from one more token, the first; what they share is never subtracted."""
-    matrix = seen(turn, n + 1)
+    matrix = mix_tokens(turn, n + 1)
     return (matrix - matrix[:1])[1:, 1:]
 
 
@@ -217,5 +217,5 @@ def shrink_gap(turns: Sequence[Turn], tokens: int) -> list[float]:
     """Mean of 1 - cos over pairs of tokens that begin independent about one direction, in units of the beginning,
     before the first turn and behind each."""
     start = torch.eye(tokens - 1, dtype=torch.float64) + 1
-    found = [(tokens * each.trace() - each.sum()).item() for each in carry(turns, start, relative=True)]
+    found = [(tokens * each.trace() - each.sum()).item() for each in carry_forward(turns, start, relative=True)]
     return [each / found[0] for each in found]

@@ -61,7 +61,7 @@ def compare(
         final = [run_config(config, s, best[s], seed) for seed in range(config.seeds) for s in schemes if s in best]
         team.run(final)
         command = command or ["geonorm", "compare", "--config", str(out / "config.yaml")]
-        return collect(out, schemes, team.asked, command)
+        return write_results(out, schemes, team.asked, command)
 
 
 def tune(team: Team, config: CompareConfig, schemes: list[str]) -> dict[str, float]:
@@ -82,9 +82,9 @@ def tune(team: Team, config: CompareConfig, schemes: list[str]) -> dict[str, flo
         for scheme in schemes if config.tune else ():
             ranked = sorted(grids[scheme], key=lambda lr: (losses[scheme, lr], lr))  # the lowest, if all diverge
             if ranked[0] == max(grids[scheme]):
-                grids[scheme].append(significant(ranked[0] * ratio))
+                grids[scheme].append(round_rate(ranked[0] * ratio))
             elif ranked[0] == min(grids[scheme]):
-                grids[scheme].append(significant(ranked[0] / ratio))
+                grids[scheme].append(round_rate(ranked[0] / ratio))
     best = {}
     for scheme in schemes:
         tried = {lr: losses[scheme, lr] for lr in grids[scheme] if (scheme, lr) in losses}
@@ -97,7 +97,7 @@ def tune(team: Team, config: CompareConfig, schemes: list[str]) -> dict[str, flo
     return best
 
 
-def significant(value: float) -> float:
+def round_rate(value: float) -> float:
     """Three digits: what a person would type, and the same number in file names, YAML and tables."""
     return float(f"{value:.3g}")
 
@@ -140,7 +140,7 @@ def check_directory(out: Path, config: CompareConfig) -> None:
         raise CheckpointError(f"{out} holds a comparison with {differs}; choose another --out")
 
 
-def collect(out: Path, schemes: list[str], wanted: list[TrainConfig], command: list[str]) -> dict[str, Any]:
+def write_results(out: Path, schemes: list[str], wanted: list[TrainConfig], command: list[str]) -> dict[str, Any]:
     """Reads every run of a comparison, those that left nothing included, and writes results.json. The first scheme is
     the baseline; runs of schemes that are not asked for this time come last."""
     runs = {Path(config.out).name: config for config in wanted}
