@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +50,7 @@ class AttentionResiduals(Placement):
             return {"input": "norm"}
         return {"input": "norm", "recall": Recall(norm)}
 
-    def end_parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+    def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
         own = super().end_parts(site, norm)
         return own if site.kind == "entry" else {**own, "recall": Recall(norm)}
 

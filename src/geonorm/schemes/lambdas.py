@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -51,7 +52,7 @@ class Lambdas(Placement):
         a, b = (1.15 - 0.1 * share, 0.2 - 0.15 * share) if self.start == "depth" else (1.0, 0.0)
         return {"input": "norm", "scale": float(a), "again": float(b)}
 
-    def end_parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+    def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
         own = super().end_parts(site, norm)
         return own if site.kind == "entry" or self.backout == "none" else {**own, "backout": self.backout}
 
