@@ -126,6 +126,8 @@ class Recipe(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.checkpoint.trunk and self.optim.schedule != "wsd":
+            raise ConfigError(f"checkpoint.trunk needs --optim.schedule wsd, not {self.optim.schedule}")
         if self.batch_size % self.runtime.accumulate:
             raise ConfigError(
                 f"batch_size {self.batch_size} must be a multiple of runtime.accumulate {self.runtime.accumulate}"
@@ -151,6 +153,9 @@ class TrainConfig(Recipe):
     """Run directory. One that holds this run is resumed from its newest checkpoint."""
     resume: Literal["auto", "never"] = "auto"
     """auto: go on from the newest checkpoint in --out; never: refuse a directory that holds a run."""
+    branch: str | None = None
+    """Run of the same settings but steps, in whose newest checkpoint before either of the two cools down (wsd,
+    checkpoint.trunk) this one begins: the same as without, but for the time."""
     phase: Literal["final", "tune"] = "final"
     """What a comparison uses the run for."""
 
