@@ -50,6 +50,7 @@ def test_the_page_begins_with_what_was_found(saved: Path, tmp_path: Path) -> Non
     assert "geonorm against pre at 330k parameters and 13.2M tokens: speed-up 1.28 (1.27 to 1.30) in tokens" in head
     assert "Soft&lt;Post" in page and "Soft<Post" not in page
     assert "far against pre at 330k parameters and 13.2M tokens: a speed-up of more than 8" in head
+    assert head.count("geonorm against pre") == 1 and "; 1.29 (1.27 to 1.30) at 180k." in head
     for section in ("Effective speed-up", "Slope of the difference", "Fits of E + A x^-a", "What limits this ladder"):
         assert section in page, section
     assert body.count('<svg class="chart"') == 5  # two sizes, over sizes, loss, difference

@@ -26,7 +26,8 @@ NOTE = (
 )
 LIMITED = "What limits this ladder"
 COMPUTE = (
-    "Compute: 6 x parameters x tokens in FLOP, embeddings that are only looked up left out, and attention's scores too."
+    "Compute: 6 x parameters x tokens in FLOP, embeddings that are only looked up left out, and attention's scores "
+    "too. Tokens per parameter: of all, and of all but those embeddings."
 )
 
 
@@ -109,6 +110,17 @@ def sentence(row: Record) -> str:
     return f"{versus}: {told}, {count(row['n'], 'seed')}{among}"
 
 
+def headlines(found: SavedLadder) -> list[tuple[str, str]]:
+    """Of each scheme what was found at the largest size in a sentence, and the speed-up at the others."""
+    said = []
+    for scheme in found.shown:
+        *smaller, last = [row for row in found.rows("speedups") if row["scheme"] == scheme] or [None]
+        others = ", ".join(f"{ratio(row)} at {si(row['parameters'])}" for row in smaller)
+        if last:
+            said.append((scheme, sentence(last) + (f"; {others}" if others else "")))
+    return said
+
+
 def summary_line(found: SavedLadder) -> str:
     """Sizes, tokens, seeds and data: the caption of everything."""
     points, sizes = found.results["points"], list(found.sizes.values())
@@ -162,8 +174,8 @@ def tables(found: SavedLadder) -> dict[str, tuple[Sequence[str], Cells]]:
         for row in found.rows("trends")
     ]  # fmt: skip
     points = [
-        [row["scheme"], si(row["parameters"]), si(row["tokens"]), f"{row['tokens'] / row['parameters']:.3g}",
-         f"{row['compute']:.2e}", str(row["n"]), spread(row), paired_difference(row), chances(row), learning_rate(row)]
+        [row["scheme"], si(row["parameters"]), si(row["tokens"]), per_parameter(row), f"{row['compute']:.2e}",
+         str(row["n"]), spread(row), paired_difference(row), chances(row), learning_rate(row)]
         for row in found.rows("points")
     ]  # fmt: skip
     fits = [
@@ -179,6 +191,11 @@ def tables(found: SavedLadder) -> dict[str, tuple[Sequence[str], Cells]]:
                     "p, Holm", "lr"], points),
         "Fits of E + A x^-a": (["scheme", "x", "size", "points", "found"], fits),
     }  # fmt: skip
+
+
+def per_parameter(row: Record) -> str:
+    """Tokens for each parameter, and for each of those that are not only looked up."""
+    return ", ".join(f"{row['tokens'] / (row['parameters'] - left):.3g}" for left in (0, row["embedding"]))
 
 
 def tested(row: Record, name: str) -> str:
@@ -205,6 +222,6 @@ def records(found: SavedLadder) -> list[Record]:
 def terminal(found: SavedLadder) -> list[str]:
     """The table of speed-ups, one sentence each, and what limits them."""
     titles, cells = tables(found)["Speed-up"]
-    said = [sentence(row) for row in found.rows("speedups")] + ["", f"{LIMITED}:", *(f"- {s}" for s in limits(found))]
+    said = [text for _, text in headlines(found)] + ["", f"{LIMITED}:", *(f"- {limit}" for limit in limits(found))]
     wrapped = [line for text in said for line in wrap(text, WIDTH, subsequent_indent="  ") or [""]]
     return [*aligned([titles, *cells], numbers=False), "", *wrapped]

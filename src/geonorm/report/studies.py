@@ -80,7 +80,7 @@ def ladder(found: SavedLadder, place: Mapping[str, int]) -> Part:
         source=name,
         title=f"Ladder: {name}",
         caption=caption,
-        findings=[(row["scheme"], ladders.sentence(row)) for row in found.rows("speedups")],
+        findings=ladders.headlines(found),
         keys=found.keys,
         sections=[
             Section("Effective speed-up", [drawn["speedup"], speedups, f"<p>{escape(ladders.NOTE)}</p>"], "wide"),

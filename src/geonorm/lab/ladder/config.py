@@ -66,7 +66,7 @@ class LadderConfig(Grid):
     was stopped, and more depths, schemes, seeds or rates extend a ladder."""
 
     verb, noun = "ladder", "ladder"
-    common = ("schemes", "depth", "budgets", "rates", "seeds", "data", "optim.schedule", "jobs", "out")
+    common = ("schemes", "depth", "budgets", "rates", "seeds", "data", "jobs", "out")
     examples = (
         "geonorm ladder --schemes pre geonorm --depth 3 4 6 --data my.txt --out runs/ladder",
         "geonorm ladder --schemes pre ./mine.py:Mine --depth 2 --budgets 1 2 --optim.schedule wsd --seeds 2",
