@@ -123,7 +123,7 @@ def kill(kills: int, steps: int, ranks: int = 1, seed: int = 0, folder: Path | N
             "lost": lost,
             "corrupt": log.count("falling back"),
             "hung": hung,
-            "finished": checkpoint.steps(run / "checkpoints")[-1:] == [steps],
+            "finished": checkpoint.saved_steps(run / "checkpoints")[-1:] == [steps],
             "weights_equal": all(p.exists() for p in folders) and same(folders, "model"),
             "optimizer_equal": all(p.exists() for p in folders) and same(folders, "optimizer"),
             "losses_equal": losses(whole) == losses(run),
@@ -158,7 +158,7 @@ def wait_for_a_moment(life: Life, run: Path, moments: random.Random) -> str:
 def newest(run: Path) -> int:
     from geonorm.lab.scale import checkpoint
 
-    return max(checkpoint.steps(run / "checkpoints"), default=-1)
+    return max(checkpoint.saved_steps(run / "checkpoints"), default=-1)
 
 
 def last_row(run: Path) -> int:

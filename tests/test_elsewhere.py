@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from geonorm import Site, elsewhere, parse
-from geonorm.elsewhere import Stored, allowed
+from geonorm.elsewhere import Stored, allow_within
 from geonorm.errors import ConfigError, UntrustedCode
 from geonorm.schemes import sources_of, stored
 
@@ -122,7 +122,7 @@ def test_a_source_that_a_folder_brings_along_is_not_trusted_for_that(folder: Fol
 
 def test_whoever_allows_it_is_told_and_asked_once(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     folder.write("rule_here.py")
-    with allowed():
+    with allow_within():
         assert share(stored("rule_here:Half", None, "runs/a")) == 0.5
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1 and "rule_here (sha256" in err and "of runs/a runs, as you said" in err

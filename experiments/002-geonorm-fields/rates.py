@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from geonorm.lab.runs.statistics import aggregate
-from geonorm.report.tables import chances, moderated, paired_difference, spread
+from geonorm.report.tables import chances, moderated_difference, paired_difference, spread
 
 HERE = Path(__file__).parent
 TUNED, OTHERS = HERE / "results.jsonl", HERE / "results-rates.jsonl"
@@ -45,7 +45,7 @@ def show() -> None:
         titles = ["n", "validation loss", "difference to `geonorm` (95 %)", "p, by Holm", "moderated (95 %)"]
         print(f"\n| scheme, rate {rate:g} | " + " | ".join(titles) + " |\n" + "|---" * 6 + "|")
         for row in sorted(aggregate(found, "geonorm"), key=lambda row: row["val_loss_mean"]):
-            cells = [row["n"], spread(row), paired_difference(row), chances(row), moderated(row)]
+            cells = [row["n"], spread(row), paired_difference(row), chances(row), moderated_difference(row)]
             print(f"| `{row['scheme']}` | " + " | ".join(map(str, cells)) + " |")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from geonorm.lab.runs.statistics import aggregate
-from geonorm.report.tables import chances, moderated, paired_difference
+from geonorm.report.tables import chances, moderated_difference, paired_difference
 
 HERE = Path(__file__).parent
 COST = HERE.parents[1] / "benchmarks" / "results" / "scheme_cost.json"
@@ -48,7 +48,7 @@ def main(results: Path, cost: Path, *baselines: str) -> None:
         name = row["scheme"]
         ratio = ratios.get(name)
         differences = [paired_difference(table[name]) for table in tables]
-        differences[1:1] = [chances(row), moderated(row)]
+        differences[1:1] = [chances(row), moderated_difference(row)]
         cells = [
             f"`{SHORT.get(name, name)}`" + (" (notes)" if name in NOTES else ""),
             row["n"],

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from train import models
 from uniform import deep, facts
 
-from geonorm.lab.runs.statistics import paired
+from geonorm.lab.runs.statistics import paired_interval
 
 Facts = dict[str, Any]
 WORDS = {
@@ -63,7 +63,7 @@ def table(grouped: dict[str, list[Facts]]) -> str:
         ]
         base = {run["seed"]: ratio(run) for run in grouped[end]}
         differences = [ratio(run) - base[run["seed"]] for run in runs if run["seed"] in base]
-        versus = signed(tuple(paired(differences))[:3]) if factor and len(differences) > 1 else "–"
+        versus = signed(tuple(paired_interval(differences))[:3]) if factor and len(differences) > 1 else "–"
         below, above, count = outside(runs)
         shares = " ".join(f"{mean(run['learned_share'][role] for run in runs):.2f}" for role in ("embed", "o", "down"))
         losses = [run["val_loss"] for run in runs]

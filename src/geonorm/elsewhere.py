@@ -70,8 +70,8 @@ FILES = "__geonorm_files__"
 
 
 @contextmanager
-def reading(text: str) -> Iterator[None]:
-    """The rule for text from a folder, while a Stored is parsed."""
+def mark_stored(text: str) -> Iterator[None]:
+    """Inside, the rule for text from a folder holds if `text` is a Stored, which is being parsed."""
     token = READ.set(text) if isinstance(text, Stored) else None
     try:
         yield
@@ -81,7 +81,7 @@ def reading(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def allowed(yes: bool = True) -> Iterator[None]:
+def allow_within(yes: bool = True) -> Iterator[None]:
     """Inside, code that a folder names may run: someone typed --trust-code or trust_remote_code=True."""
     token = ALLOWED.set(yes or ALLOWED.get())
     try:
@@ -125,13 +125,13 @@ def import_typed(place: str) -> ModuleType:
     files = gather(place)
     if is_file(place):
         if not files:
-            raise missing(place)
-        module = run(place, files)
+            raise missing_error(place)
+        module = run_source(place, files)
     else:
         sys.path.insert(0, folder := os.getcwd())
         importlib.invalidate_caches()
         try:
-            with failing(place):
+            with explain_failure(place):
                 module = importlib.import_module(place)
         finally:
             sys.path.remove(folder)
@@ -147,7 +147,7 @@ def import_stored(place: str, stored: Stored) -> ModuleType:
     kept, at_hand = stored.sources.get(place), gather(place)
     files = at_hand if kept is None else kept
     if not files:
-        raise missing(place)
+        raise missing_error(place)
     found = digest(files)
     if not is_trusted(found):
         if not ALLOWED.get():
@@ -165,11 +165,11 @@ def import_stored(place: str, stored: Stored) -> ModuleType:
             )
         say(f"{place} has changed since {stored.where} was made; the source that is kept there is used")
     already = sys.modules.get(place)
-    BOUND[place] = already if already and getattr(already, FILES, None) == files else run(place, files)
+    BOUND[place] = already if already and getattr(already, FILES, None) == files else run_source(place, files)
     return BOUND[place]
 
 
-def run(place: str, files: Files) -> ModuleType:
+def run_source(place: str, files: Files) -> ModuleType:
     """The module that a source makes, run once for each sha256. Modules that it imports come from the same source."""
     name = f"{place}@{digest(files)[:12]}"
     if name in sys.modules:
@@ -184,7 +184,7 @@ def run(place: str, files: Files) -> ModuleType:
     setattr(module, FILES, files)
     sys.modules[name] = module
     try:
-        with failing(place), Beside(files):
+        with explain_failure(place), Beside(files):
             exec(compile(files[own(place)].lstrip("\ufeff"), module.__file__, "exec"), vars(module))  # noqa: S102 it is trusted
     except BaseException:
         del sys.modules[name]
@@ -221,8 +221,8 @@ class Beside(Loader, MetaPathFinder):
 
 
 @contextmanager
-def failing(place: str) -> Iterator[None]:
-    """What goes wrong in a module from elsewhere, as one line; a module that ends the program included."""
+def explain_failure(place: str) -> Iterator[None]:
+    """Raises what goes wrong in a module from elsewhere as one line; a module that ends the program included."""
     try:
         yield
     except (KeyboardInterrupt, ConfigError):
@@ -242,7 +242,7 @@ def own(place: str) -> str:
 
 
 def place_of(kind: type) -> str:
-    """The place of a class: modules that `run` made have their sha256 behind it."""
+    """The place of a class: modules that `run_source` made have their sha256 behind it."""
     return kind.__module__.partition("@")[0]
 
 
@@ -251,7 +251,7 @@ def files_of(kind: type) -> Files:
     return getattr(sys.modules.get(kind.__module__), FILES, None) or gather(place_of(kind))
 
 
-def missing(place: str) -> ConfigError:
+def missing_error(place: str) -> ConfigError:
     what = f"no file {place}" if is_file(place) else f"No module named {place!r}"
     return ConfigError(f"no scheme of {place}: {what}; it must be named as package.module:Name or ./file.py:Name")
 
@@ -316,10 +316,10 @@ def gather(place: str) -> Files:
                 waiting.append(wanted)
                 if found.name == "__init__.py":
                     packages.add(wanted)
-    return ordered(place, files)
+    return order_files(place, files)
 
 
-def ordered(place: str, files: Mapping[str, Any]) -> Files:
+def order_files(place: str, files: Mapping[str, Any]) -> Files:
     """The text of the place first, then the others by name: the order that the sha256 is of."""
     name = own(place)
     return {name: str(files[name]), **{key: str(files[key]) for key in sorted(files) if key != name}}

@@ -76,7 +76,7 @@ def check(config: Any, prefix: str = "") -> None:
     """Gives every field of a dataclass its type: whole numbers become floats and lists tuples where those are due."""
     for name, hint in hints(type(config)).items():
         given = getattr(config, name)
-        value = fit(prefix + name, given, hint)
+        value = convert(prefix + name, given, hint)
         if value is not given:
             object.__setattr__(config, name, value)
 
@@ -102,11 +102,11 @@ def choices(hint: Any) -> list[str]:
     return [word for member in members(hint) if get_origin(member) is Literal for word in get_args(member)]
 
 
-def fit(name: str, value: Any, hint: Any, typed: bool = False) -> Any:
+def convert(name: str, value: Any, hint: Any, typed: bool = False) -> Any:
     """The value as its type wants it. ConfigError names the field and what it takes. `typed`: a person or a YAML file
     wrote it, where a text may stand for a number; limits are not looked at."""
     for member in sorted(members(hint), key=lambda member: member is not NoneType):
-        found = taken(name, value, bare(member), typed)
+        found = convert_as(name, value, bare(member), typed)
         if found is not NOTHING:
             for limit in () if typed or member is bare(member) else get_args(member)[1:]:
                 limit.hold(name, found)
@@ -114,23 +114,23 @@ def fit(name: str, value: Any, hint: Any, typed: bool = False) -> Any:
     if typed:
         text = value if isinstance(value, str) else repr(value)
         shown = f"{text[:20]}... of {len(text)} characters" if len(text) > LONGEST else repr(value)
-        raise ConfigError(f"{name} takes {describe(hint).replace('a number', 'a finite number')}, got {shown}")
+        raise ConfigError(f"{name} takes {describe_type(hint).replace('a number', 'a finite number')}, got {shown}")
     if isinstance(value, str) and choices(hint):
         raise ConfigError(unknown(name, value, choices(hint)))
-    raise ConfigError(f"{name} must be {describe(hint)}, got {value!r}")
+    raise ConfigError(f"{name} must be {describe_type(hint)}, got {value!r}")
 
 
-def taken(name: str, value: Any, kind: Any, typed: bool) -> Any:
+def convert_as(name: str, value: Any, kind: Any, typed: bool) -> Any:
     """The value as one type wants it, or NOTHING."""
     if typed:
-        value = read_text(name, value, kind)
+        value = read_typed(name, value, kind)
     if get_origin(kind) is Literal:
         return value if isinstance(value, str) and value in get_args(kind) else NOTHING
     if get_origin(kind) in (list, tuple):
         inner, many = get_args(kind), get_origin(kind)
         if not isinstance(value, (list, tuple)) or (many is tuple and len(value) != len(inner)):
             return NOTHING
-        found = [fit(name, each, inner[0], typed) for each in value]
+        found = [convert(name, each, inner[0], typed) for each in value]
         same = type(value) is many and all(new is old for new, old in zip(found, value, strict=True))
         return value if same else many(found)
     if kind is str and isinstance(value, os.PathLike):
@@ -147,7 +147,7 @@ def taken(name: str, value: Any, kind: Any, typed: bool) -> Any:
     return value if isinstance(kind, type) and isinstance(value, kind) else NOTHING
 
 
-def read_text(name: str, value: Any, kind: Any) -> Any:
+def read_typed(name: str, value: Any, kind: Any) -> Any:
     """What a person or a YAML file wrote, as what it stands for where something of a type is due."""
     if get_origin(kind) is list:
         return value if isinstance(value, list) else [value]
@@ -164,7 +164,7 @@ def read_text(name: str, value: Any, kind: Any) -> Any:
     return words.get(kind, {}).get(value.lower(), value)
 
 
-def describe(hint: Any, between: str = " or ") -> str:
+def describe_type(hint: Any, between: str = " or ") -> str:
     """What a type takes, in words."""
     parts: list[str] = []
     for member in map(bare, members(hint)):
@@ -172,9 +172,9 @@ def describe(hint: Any, between: str = " or ") -> str:
         if get_origin(member) is Literal:
             parts.extend(inner)
         elif get_origin(member) is list:
-            parts.append(f"a list, each {describe(inner[0])}")
+            parts.append(f"a list, each {describe_type(inner[0])}")
         elif get_origin(member) is tuple:
-            parts.append(f"{len(inner)} values, each {describe(inner[0])}")
+            parts.append(f"{len(inner)} values, each {describe_type(inner[0])}")
         elif member is not NoneType:
             parts.append(WORDS.get(member) or member.__name__)
     return between.join(parts)
@@ -271,6 +271,6 @@ def from_dict(kind: type, values: dict[str, Any], prefix: str = "", typed: bool 
         elif is_dataclass(group) and not isinstance(value, group):  # type: ignore[arg-type]
             raise ConfigError(f"{prefix}{key} must be a mapping of settings, got {value!r}")
         elif typed:
-            value = fit(flag(prefix + key), value, group, typed)
+            value = convert(flag(prefix + key), value, group, typed)
         result[key] = value
     return kind(**result)

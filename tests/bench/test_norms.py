@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from geonorm.bench import norms
 from geonorm.bench.config import NormsBench
-from geonorm.bench.measure import WrongResult, check_candidate, measure
+from geonorm.bench.measure import WrongResult, check_candidate, measure_candidates
 from geonorm.bench.norms import FLOPS, NormCandidate, candidates
 from geonorm.bench.timing import CpuClock
 from geonorm.errors import ConfigError
@@ -151,14 +151,14 @@ def test_a_wrong_norm_ends_the_command_before_anything_is_written(monkeypatch: A
 
 def test_decoding_does_the_same_each_time(monkeypatch: Any) -> None:
     monkeypatch.setattr(norms, "preset", lambda name, **changes: preset("nano", **{**vars(TINY), **changes}))
-    model, step = norms.training("layer", "eager", NormsBench(batch_size=2), CPU)
+    model, step = norms.make_training("layer", "eager", NormsBench(batch_size=2), CPU)
     step()
     model.eval()
     state = norms.decoding_state(model, CPU)
-    norms.decode(model, state)
-    norms.decode(model, state)
+    norms.decode_one(model, state)
+    norms.decode_one(model, state)
     assert [layer.length for layer in state[1]] == [4]
-    assert len(norms.norms_of(model)) == 3
+    assert len(norms.timed_norms(model)) == 3
     norms.all_norms(model, 4, "eager", True, CPU)()
     assert all(p.grad is None for p in model.parameters())
 
@@ -168,7 +168,7 @@ def test_decoding_does_the_same_each_time(monkeypatch: Any) -> None:
 def test_compiled_norms_are_right_and_compared_with_compiled() -> None:
     chosen, missing = candidates(16, CPU, ["compiled"]), {}
     with functorch.patch(donated_buffer=False):
-        rows = measure(chosen, (32, 16), "fp32", ["bwd"], 6, CpuClock(1), CPU, missing, norms.BASE)
+        rows = measure_candidates(chosen, (32, 16), "fp32", ["bwd"], 6, CpuClock(1), CPU, missing, norms.BASE)
     assert not missing and [row["name"] for row in rows if row.get("compiled") is False] == [norms.BASE]
     assert sum(row.get("compiled", False) for row in rows) == 5
 

@@ -18,7 +18,7 @@ from geonorm.bench import ops, show
 from geonorm.bench.candidates import UpdateCandidate as Candidate
 from geonorm.bench.candidates import add_norm, candidates, make_step
 from geonorm.bench.config import OpsBench
-from geonorm.bench.measure import DTYPES, WrongResult, check_candidate, measure, row_error
+from geonorm.bench.measure import DTYPES, WrongResult, check_candidate, measure_candidates, row_error
 from geonorm.bench.ops import bench_ops, choose_candidates
 from geonorm.bench.timing import CpuClock
 from geonorm.errors import ConfigError
@@ -29,7 +29,7 @@ inputs = Candidate.inputs
 
 
 def measured(chosen: list[Candidate], size: tuple[int, int], dtype: str, config: OpsBench, missing: Any) -> Any:
-    return measure(chosen, size, dtype, config.modes, config.rounds, CpuClock(1), CPU, missing, ops.PRE)
+    return measure_candidates(chosen, size, dtype, config.modes, config.rounds, CpuClock(1), CPU, missing, ops.PRE)
 
 
 def eager() -> list[Candidate]:

@@ -66,7 +66,7 @@ def test_a_loss_that_is_not_finite_is_refused() -> None:
         return train.Program("broken", "eager", 1, lambda: torch.tensor(float("nan")))
 
     with pytest.raises(GeonormError, match="the loss of broken, eager, is nan"):
-        train.started(make, torch.device("cpu"))
+        train.warm_up(make, torch.device("cpu"))
 
 
 def test_schemes_are_distinct() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from geonorm import names, parse
-from geonorm.cli.catalogue import catalogue, describe, entry, json_text
+from geonorm.cli.catalogue import catalogue, describe_scheme, json_text, look_up
 from geonorm.cli.main import main
 
 MARK = "<!-- from here on: geonorm schemes --markdown -->"
@@ -30,7 +30,7 @@ def test_one_line_per_scheme() -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_an_entry_is_complete_and_its_defaults_parse(name: str) -> None:
-    about = entry(name)
+    about = look_up(name)
     described = ["name", "title", "equation", "source", "claim", "checked", "streams", "planar", "fields"]
     assert list(about) == [*described, "initial_scalars", "initial_std", "motion", "theory", "own_recipe"]
     assert about["claim"] and about["checked"], "say what is reported and what the definition was compared with"
@@ -44,52 +44,52 @@ def test_an_entry_is_complete_and_its_defaults_parse(name: str) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_every_word_a_field_lists_is_valid(name: str) -> None:
-    for key, field in entry(name)["fields"].items():
+    for key, field in look_up(name)["fields"].items():
         for word in field["values"].split(" | "):
             if word not in ("a number", "a whole number", "a scheme"):
                 assert str(getattr(parse(f"{name}({key}={word})"), key)) == word
 
 
 def test_a_description_says_everything() -> None:
-    text = describe("geonorm")
+    text = describe_scheme("geonorm")
     assert text.startswith("geonorm\n") and "arXiv:2601.22095" in text and "cos(a) x" in text
     assert "max_angle = pi/4    a number" in text
     assert "decay = harmonic    harmonic | sqrt | linear | constant" in text
     assert "retraction = exp    exp | projection | cayley | a number" in text
-    assert "own recipe" not in text and "own recipe: weight_decay = 0.0" in describe("ngpt")
-    assert "a = post    a scheme" in describe("mix")
+    assert "own recipe" not in text and "own recipe: weight_decay = 0.0" in describe_scheme("ngpt")
+    assert "a = post    a scheme" in describe_scheme("mix")
 
 
 def test_a_scheme_with_fields_shows_them() -> None:
-    assert entry("geonorm(alpha=2)")["fields"]["alpha"]["default"] == "2"
+    assert look_up("geonorm(alpha=2)")["fields"]["alpha"]["default"] == "2"
 
 
 def test_initial_values_are_read_off_the_definition() -> None:
-    assert entry("deepnorm")["initial_std"] == dict.fromkeys(("v", "o", "up", "gate", "down"), 0.3195)  # 96^-1/4
-    assert entry("geonorm(learn=affine)")["initial_scalars"]["mlp.angle.gain"] == "1 (scalar)"
-    assert entry("ngpt")["initial_scalars"]["attn.q_rope.scale.weight"] == "0.125 (4 x 16)"
-    assert "initial standard deviation over the base, block 2 of 12: v = 0.3195" in describe("deepnorm")
+    assert look_up("deepnorm")["initial_std"] == dict.fromkeys(("v", "o", "up", "gate", "down"), 0.3195)  # 96^-1/4
+    assert look_up("geonorm(learn=affine)")["initial_scalars"]["mlp.angle.gain"] == "1 (scalar)"
+    assert look_up("ngpt")["initial_scalars"]["attn.q_rope.scale.weight"] == "0.125 (4 x 16)"
+    assert "initial standard deviation over the base, block 2 of 12: v = 0.3195" in describe_scheme("deepnorm")
 
 
 def test_motion_is_read_off_the_definition() -> None:
-    assert entry("pre")["motion"] == {"s(t=1)": 1.0, "r'(t=1)": 0.3, "s(t=4)": 1.0, "r'(t=4)": 0.3}
-    assert entry("geonorm")["motion"] == {"s(t=1)": 1.0, "r'(t=1)": 0.0, "s(t=4)": 4.0, "r'(t=4)": 0.0}
-    assert isinstance(entry("residual_dual")["motion"], str) and "no law" in describe("residual_dual")
+    assert look_up("pre")["motion"] == {"s(t=1)": 1.0, "r'(t=1)": 0.3, "s(t=4)": 1.0, "r'(t=4)": 0.3}
+    assert look_up("geonorm")["motion"] == {"s(t=1)": 1.0, "r'(t=1)": 0.0, "s(t=4)": 4.0, "r'(t=4)": 0.0}
+    assert isinstance(look_up("residual_dual")["motion"], str) and "no law" in describe_scheme("residual_dual")
 
 
 def test_theory_stands_beside_the_measured_motion() -> None:
-    assert entry("geonorm")["theory"] == {
+    assert look_up("geonorm")["theory"] == {
         "law": "s = r t, r' = 0",
         "initial_velocity": 0.05932,  # Theorem 4.1 at s = 1: 2 / (e + n - 1), n = 32
         "terminal": "t^-2",
         "terminal_causal": "t^-1",
     }
-    assert entry("geonorm")["theory"]["initial_velocity"] == pytest.approx(2 / (exp(1) + 31), rel=1e-4)
-    assert entry("peri")["theory"]["law"] == "s = r |A|, r' = <θ,A> / |A|"
-    assert entry("rezero")["theory"]["law"] is None and "theory: cos' =" in describe("rezero")
-    assert entry("olmo2")["theory"]["terminal"] == "none" and "no closed law" in describe("olmo2")
-    assert entry("residual_dual")["theory"] is None and "theory" not in describe("residual_dual")
-    assert entry("geonorm(decay=linear)")["theory"]["terminal"] == "none"  # a schedule that ends
+    assert look_up("geonorm")["theory"]["initial_velocity"] == pytest.approx(2 / (exp(1) + 31), rel=1e-4)
+    assert look_up("peri")["theory"]["law"] == "s = r |A|, r' = <θ,A> / |A|"
+    assert look_up("rezero")["theory"]["law"] is None and "theory: cos' =" in describe_scheme("rezero")
+    assert look_up("olmo2")["theory"]["terminal"] == "none" and "no closed law" in describe_scheme("olmo2")
+    assert look_up("residual_dual")["theory"] is None and "theory" not in describe_scheme("residual_dual")
+    assert look_up("geonorm(decay=linear)")["theory"]["terminal"] == "none"  # a schedule that ends
 
 
 def test_the_page_of_schemes_is_what_the_registry_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +104,7 @@ def test_the_page_of_schemes_is_what_the_registry_says(capsys: pytest.CaptureFix
 
 
 def test_json() -> None:
-    assert entry("rezero")["motion"]["s(t=1)"] == "infinite"  # strict JSON has no infinity
+    assert look_up("rezero")["motion"]["s(t=1)"] == "infinite"  # strict JSON has no infinity
     everything = json.loads(json_text(None))
     assert [about["name"] for about in everything] == names()
     assert json.loads(json_text("peri")) == next(a for a in everything if a["name"] == "peri")
@@ -118,7 +118,7 @@ def test_json() -> None:
     ("arguments", "expected"),
     [
         ([], catalogue),
-        (["peri"], lambda: describe("peri")),
+        (["peri"], lambda: describe_scheme("peri")),
         (["--json"], lambda: json_text(None)),
         (["peri", "--json"], lambda: json_text("peri")),
         (["--json", "geonorm(decay=sqrt)"], lambda: json_text("geonorm(decay=sqrt)")),
@@ -130,7 +130,14 @@ def test_command(arguments: list[str], expected: Callable[[], str], capsys: pyte
 
 
 def test_the_equation_of_a_scheme_with_fields_is_marked_as_the_plain_one() -> None:
-    assert "without fields" in describe("pre(decay=sqrt)") and "without fields" not in describe("pre")
+    assert "without fields" in describe_scheme("pre(decay=sqrt)") and "without fields" not in describe_scheme("pre")
+
+
+def test_a_scheme_that_says_little_of_itself_leaves_no_gaps(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("from geonorm import Scheme\nclass Own(Scheme):\n    def write(self, x, u, p, site, h=1.0):\n"
+                    "        return x + h * u\n", encoding="utf-8")  # fmt: skip
+    assert all(line.strip() for line in describe_scheme(f"{file}:Own").splitlines())
 
 
 def test_an_encoding_without_greek() -> None:

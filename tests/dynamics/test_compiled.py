@@ -39,7 +39,7 @@ def test_the_graph_is_the_motion_at_every_layer(vectorial: str) -> None:
     x, u = states(flow)
     rule, site = flow.rule(3.0)
     own = parameters(rule, site, 2 if rule.planar else DIM, x)
-    graph = compiled.trace(rule, own, x, u, site)
+    graph = compiled.record_graph(rule, own, x, u, site)
     checked = 0
     for tau in (0.0, 2.5, 3.0, 6.75):
         at, there = flow.rule(tau)
@@ -59,7 +59,7 @@ def test_a_graph_in_single_precision_and_a_token_that_is_no_number() -> None:
     u[2, 1] = float("nan")
     rule, site = flow.rule(1.0)
     own = parameters(rule, site, 2, x)
-    found = compiled.trace(rule, own, x, u, site)(x, u, compiled.number(4.5, x))
+    found = compiled.record_graph(rule, own, x, u, site)(x, u, compiled.number(4.5, x))
     expected = motion(rule, own, x, u, Site(4.5, "attn", DEPTH))
     assert found[0].dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7, equal_nan=True)

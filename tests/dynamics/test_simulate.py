@@ -15,7 +15,7 @@ from geonorm.cli.main import main
 from geonorm.dynamics import simulate as simulation
 from geonorm.dynamics.config import SimulateConfig
 from geonorm.errors import ConfigError, GeonormError
-from geonorm.report.simulation import terminal
+from geonorm.report.simulation import text_lines
 
 # scheme: (kind, exponent, time that shows it), worked out by hand in docs/theory.md
 LAWS: dict[str, tuple[str, float, float]] = {
@@ -66,7 +66,7 @@ def test_no_law_is_stated_before_the_end() -> None:
                 assert row["terminal_law"] == "exponential" and isclose(row["terminal_exponent"], 2.0, rel_tol=0.01)
             else:
                 assert (row["terminal_law"], row["terminal_exponent"]) == ("early", None), row
-        text = "\n".join(terminal(found.summary))
+        text = "\n".join(text_lines(found.summary))
         for row in found.summary["schemes"]:
             said = f"not at its end (cos {row['cos_pair_final']:.4g})"
             assert (said in text) == (row["terminal_law"] == "early")
@@ -93,7 +93,7 @@ def test_predictions_are_of_this_system_or_none() -> None:
         row = found.summary["schemes"][0]
         assert row["terminal_law_predicted"] is None and row["terminal_exponent_predicted"] is None
         assert row["terminal_law_unpredicted"] and why in row["terminal_law_unpredicted"]
-        text = "\n".join(terminal(found.summary))
+        text = "\n".join(text_lines(found.summary))
         assert f"no prediction of the last law of {row['scheme']}" in text
 
 

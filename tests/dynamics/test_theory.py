@@ -45,6 +45,7 @@ TERMINAL: dict[Any, tuple[str, float | None]] = {
     "geonorm(decay=constant, alpha=0.4)": ("exponential", 0.8),
     "geonorm(decay=linear)": ("none", None),
     "geonorm(update=norm, alpha=0.5)": ("polynomial", 1.0),
+    "geonorm(update=unit)": ("polynomial", 500 * pi),  # 2 alpha phi / 0.001: within the softness alone
     "geonorm(input=norm)": ("polynomial", 2.0),
     "geonorm(index=sublayer)": ("polynomial", 1.0),
     "geonorm(retraction=cayley, decay_on=update)": ("polynomial", 2.0),
@@ -169,6 +170,13 @@ def test_clamped_start() -> None:
     assert isclose(found, 2 * angle / sqrt(n - 1), rel_tol=1e-9)
 
 
+def test_two_tokens_under_a_unit_tangent_meet_at_a_finite_time() -> None:
+    """Each turns by phi/t towards the other, however near it is: pi/2 - (pi/2) log t, which is 0 at t = e."""
+    path = theory.equiangular("geonorm(update=unit)", 2, 1.0, [0.0, 0.5, 1.0])
+    expected = [1 - cos(pi / 2 * (1 - log(1 + tau))) for tau in path.times]
+    assert path.gap == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     "scheme",
     ["post", "peri", "olmo2", "lns", "ngpt(alpha=1)", "mix(post, pre, share=0.5)", "mix(pre, post, share=0.5)",
@@ -176,7 +184,7 @@ def test_clamped_start() -> None:
 )  # fmt: skip
 def test_the_closed_equation_is_the_particle_system(scheme: str) -> None:
     n, beta, times = 5, 2.0, [0.0, 0.5, 2.0, 3.0]
-    path = theory.equiangular(scheme, n, beta, times, depth=4, gamma=0.1)
+    path = theory.solve_equiangular(scheme, n, beta, times, depth=4, gamma=0.1)
     flow = dynamics.Flow(scheme, dynamics.Attention(beta), depth=4)
     with torch.no_grad():
         states = list(dynamics.integrate(flow, flow.start(dynamics.equiangular(n, n, 0.1)), times, tolerance=1e-7))
@@ -190,7 +198,7 @@ def test_the_closed_equation_is_the_particle_system(scheme: str) -> None:
 def test_olmo2_freezes_before_it_collapses() -> None:
     """It reads the raw stream, so attention grows colder as beta r^2 ~ t^2: particles stop where pre goes on."""
     times = [10.0, 1e3, 1e5]
-    cold, pre = (theory.equiangular(s, 8, 1.0, times).gap for s in ("olmo2", "pre"))
+    cold, pre = (theory.solve_equiangular(s, 8, 1.0, times).gap for s in ("olmo2", "pre"))
     assert cold[2] > 0.1 and isclose(cold[2], cold[1], rel_tol=1e-3)
     assert pre[2] < 1e-8
 
@@ -205,19 +213,19 @@ def test_the_paper_equation_in_its_own_letters() -> None:
     radial, tangential, p = theory.equiangular_attention(n, beta, 1 - gamma)
     assert isclose(radial, along, rel_tol=1e-12) and isclose(radial**2 + tangential**2, length, rel_tol=1e-12)
     rate = 2 * exp(beta * gamma) * (1 - gamma) * (1 + (n - 1) * gamma) / z
-    assert isclose(theory.equiangular("post", n, beta, [0.0], gamma=gamma).velocity[0], rate, rel_tol=1e-12)
+    assert isclose(theory.solve_equiangular("post", n, beta, [0.0], gamma=gamma).velocity[0], rate, rel_tol=1e-12)
     assert isclose(p, exp(beta * gamma) / z, rel_tol=1e-12)
 
 
 def test_a_collapse_is_followed_far_below_rounding() -> None:
-    path = theory.equiangular("post", 8, 1.0, [100.0, 200.0])
+    path = theory.solve_equiangular("post", 8, 1.0, [100.0, 200.0])
     assert 0 < path.gap[1] < 1e-150 and isclose(path.gap[1] / path.gap[0], exp(-200), rel_tol=1e-3)
 
 
 def test_bad_input() -> None:
     for n, gamma in ((1, 0.0), (4, 1.0), (4, -0.5)):
         with pytest.raises(ConfigError, match="equiangular particles need a cosine"):
-            theory.equiangular("post", n, 1.0, [1.0], gamma=gamma)
+            theory.solve_equiangular("post", n, 1.0, [1.0], gamma=gamma)
     for call in (theory.terminal, lambda s: theory.initial_velocity(s, 4, 1.0)):
         with pytest.raises(ConfigError, match="no closed equation"):
             call("residual_dual")
@@ -272,16 +280,16 @@ def value(text: str, **names: float) -> float:
     return float(eval(text, {"__builtins__": {}}, names))  # noqa: S307 our own text
 
 
-@pytest.mark.parametrize("scheme", [name for name in names() if theory.describe(name)])
+@pytest.mark.parametrize("scheme", [name for name in names() if theory.describe_law(name)])
 @pytest.mark.parametrize("layer", [0.0, 2.5])
 def test_the_printed_formulas_are_true(scheme: str, layer: float) -> None:
     x, u = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    kept = str(theory.describe(scheme)).endswith("r' = 0") and scheme != "geonorm"
+    kept = str(theory.describe_law(scheme)).endswith("r' = 0") and scheme != "geonorm"
     x = x / x.norm(dim=-1, keepdim=True) * (1.0 if kept else 1.7)
     u = 0.2 * u
     site = Site(layer, "attn", DEPTH)
     s, growth = dynamics.speed(scheme, x, u, site), dynamics.radial_rate(scheme, x, u, site)
-    text = theory.describe(scheme)
+    text = theory.describe_law(scheme)
     assert text is not None
     said_s, said_growth = (part.split(" = ")[1] for part in text.split(", r'"))
     for i in range(6):
@@ -299,5 +307,5 @@ def test_describe_knows_every_planar_scheme_without_fields_and_nothing_else() ->
         "layerscale",
     }  # two kinds of site; a scalar that starts at 0; a scale that knows the depth
     planar = {name for name in names() if parse(name).planar}
-    assert {name for name in names() if theory.describe(name)} == planar - combined - unsaid
-    assert theory.describe("geonorm(decay=sqrt)") is None and theory.describe("residual_dual") is None
+    assert {name for name in names() if theory.describe_law(name)} == planar - combined - unsaid
+    assert theory.describe_law("geonorm(decay=sqrt)") is None and theory.describe_law("residual_dual") is None

@@ -209,7 +209,7 @@ def test_a_failure_while_matching_leaves_the_stock_model(tiny_model: Tiny, monke
     model, inputs = tiny_model("gpt2")
     stock, model = returned(model, inputs), copy.deepcopy(model)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr("geonorm.hf.match.fit", lambda *given: 1 / 0)
+        patch.setattr("geonorm.hf.match.fit_sites", lambda *given: 1 / 0)
         hf.apply(model, "post", init="match")
     assert type(model).__name__ == "GPT2LMHeadModel" and torch.equal(returned(model, inputs), stock)
     narrow = hf.apply(model, "pre(entry=embedding)", init="match", probe=inputs["input_ids"].to(torch.uint8))

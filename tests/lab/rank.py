@@ -84,7 +84,7 @@ def born(out: str, settings: dict[str, Any]) -> int:
         events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
         peak = max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
         tensors = {name: t.detach() for name, t in loop.model.state_dict().items()}
-        share = sum(parallel.tensor.local(t).nbytes for t in tensors.values())
+        share = sum(parallel.tensor.local_part(t).nbytes for t in tensors.values())
         if out:
             whole = {n: (t.full_tensor() if isinstance(t, parallel.DTensor) else t).clone() for n, t in tensors.items()}
             if world.first:
@@ -104,7 +104,7 @@ def gather(folder: str, out: str, settings: dict[str, Any]) -> int:
     device = torch.device("cpu")
     with train.join_world(device) as world:
         loop = train.Loop(resolve(config, world), train.load_text(config), device, print, world)
-        checkpoint.load(train.Path(folder), loop.model, loop.optimizers, world)
+        checkpoint.load_checkpoint(train.Path(folder), loop.model, loop.optimizers, world)
         tensors, _ = checkpoint.state_of(loop.model, loop.optimizers, world)
         whole = {name: t.full_tensor() if isinstance(t, parallel.DTensor) else t for name, t in tensors.items()}
         whole = {name: tensor for name, tensor in whole.items() if not name.startswith("random.")}

@@ -16,7 +16,7 @@ from geonorm.errors import ConfigError
 from geonorm.probes.accumulate import SiteMeasure
 from geonorm.probes.capture import Capture
 from geonorm.probes.norms import examine, norms_of
-from geonorm.sites.anatomy import Stack, anatomy, blocks_of, join
+from geonorm.sites.anatomy import Stack, anatomy, blocks_of, join_path
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 
@@ -330,7 +330,7 @@ def test_what_a_norm_is_is_asked(family: str, tiny_model: Tiny) -> None:
     for stack, base in Capture(model).stacks:
         for place in stack.sublayers:
             for path in place.norms:
-                norm = model.get_submodule(join(base, stack.blocks, "1", path))  # some first blocks lack one
+                norm = model.get_submodule(join_path(base, stack.blocks, "1", path))  # some first blocks lack one
                 weight = getattr(norm, "weight", None)
                 facts = examine(norm, torch.zeros(1, model.config.hidden_size if weight is None else len(weight)))
                 assert facts.kind == stack.norm and (facts.gain is None) == (weight is None)

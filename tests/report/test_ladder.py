@@ -14,7 +14,7 @@ import yaml
 
 from geonorm import report
 from geonorm.errors import GeonormError
-from geonorm.lab.runs.speedup import findings
+from geonorm.lab.runs.speedup import judge_ladder
 from geonorm.report import ladder
 
 SPEED = {"pre": 1.0, "geonorm": 1.3, "./mine.py:Soft<Post": 0.8, "far": 100.0}
@@ -33,7 +33,7 @@ def write(folder: Path, sizes: dict[str, int], budgets: list[int], seeds: int = 
                     name = {"run": f"{size}-{tokens}-{scheme}-{seed}", "scheme": scheme, "seed": seed}
                     runs.append({**about, **ended, **name, "val_loss": loss, "tokens_per_second": 1e4 / speed})
     folder.mkdir()
-    found = {"command": ["geonorm", "ladder"], "data": "books", "runs": runs, **findings(runs, "pre")}
+    found = {"command": ["geonorm", "ladder"], "data": "books", "runs": runs, **judge_ladder(runs, "pre")}
     (folder / "results.json").write_text(json.dumps(found, allow_nan=False))
     (folder / "config.yaml").write_text(yaml.safe_dump({"schemes": ["pre"], "depth": ["3"], "budgets": ["20"]}))
     return folder
@@ -85,11 +85,11 @@ def test_a_ladder_and_a_comparison_stand_on_one_page(saved: Path, comparison_dir
 
 def test_one_seed_and_one_point_are_said_to_be_that(tmp_path: Path) -> None:
     alone = ladder.load(write(tmp_path / "alone", {"d4w64": 330_000}, [20], seeds=1))
-    said = " ".join(" ".join(ladder.terminal(alone)).split())
+    said = " ".join(" ".join(ladder.text_lines(alone)).split())
     assert "is not resolved: one size and one budget are no curve" in said and "1 seed at the least" in said
     report.build([tmp_path / "alone"], tmp_path / "page.html")
     seeds = ladder.load(write(tmp_path / "seeds", {"d4w64": 330_000}, [10, 20, 40], seeds=1))
-    assert "one seed gives no interval" in " ".join(" ".join(ladder.terminal(seeds)).split())
+    assert "one seed gives no interval" in " ".join(" ".join(ladder.text_lines(seeds)).split())
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"points": 3}'])

@@ -18,7 +18,7 @@ from geonorm.report import series
 from geonorm.report.checks import limits
 from geonorm.report.runs import load, read_run
 from geonorm.report.style import COLOURS, figures, looks, memory, rate, si, signed
-from geonorm.report.tables import LIMITS, fitted, headline, markdown, terminal, verdict
+from geonorm.report.tables import LIMITS, fitted_minimum, headline, markdown, text_lines, verdict
 from geonorm.report.vega import Axis, Chart
 
 MakeRun = Callable[..., Path]
@@ -151,7 +151,7 @@ def test_sentences_say_what_was_and_was_not_found() -> None:
 
 
 def test_terminal_lines_fit_100_columns() -> None:
-    lines = terminal(rows([3.0, 3.1, 3.2], [2.99, 3.11, 3.17], "geonorm(decay=sqrt, max_angle=pi/8, " + "x" * 90))
+    lines = text_lines(rows([3.0, 3.1, 3.2], [2.99, 3.11, 3.17], "geonorm(decay=sqrt, max_angle=pi/8, " + "x" * 90))
     assert max(map(len, lines)) <= 100
     assert "geonorm(decay" in lines[3] and any("not resolved" in line for line in lines)
 
@@ -218,7 +218,7 @@ def test_numbers_read_well(text: str, expected: str) -> None:
 
 
 def test_the_inverse_of_a_column_is_nan_where_there_is_none() -> None:
-    measured = series.measured
+    measured = series.read_measure
     assert measured({"speed": -4.0}, "1/speed") == -0.25 and measured({"speed": 3}, "speed") == 3
     assert all(math.isnan(measured(record, "1/speed")) for record in ({"speed": None}, {}, {"speed": 0.0}))
 
@@ -227,12 +227,12 @@ def test_the_terminal_has_the_limits_of_the_page(comparison_dir: Path) -> None:
     """What the page says against a comparison stands below the verdicts of the terminal too."""
     comparison = load(comparison_dir)
     found = limits(comparison)
-    lines = terminal(comparison.rows, found)
+    lines = text_lines(comparison.rows, found)
     said = " ".join(line.strip() for line in lines)
     assert "What limits this comparison:" in lines and len(found) >= 4
     assert all(f"- {limit}" in said for limit in found) and max(map(len, lines)) <= 100
     assert any("0.78 tokens per parameter" in limit for limit in found)
-    assert LIMITS not in " ".join(terminal(comparison.rows))
+    assert LIMITS not in " ".join(text_lines(comparison.rows))
 
 
 def test_rates_tuned_on_shorter_runs_are_a_limit(make_run: MakeRun, tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_no_table_makes_a_cost_of_speeds(comparison_dir: Path) -> None:
     """Runs that share a machine slow one another, so their tokens per second compare nothing."""
     rows = load(comparison_dir).rows
     assert all(row["tokens_per_second"] for row in rows)
-    text = markdown(rows) + "\n".join(terminal(rows))
+    text = markdown(rows) + "\n".join(text_lines(rows))
     assert "tokens/s" not in text and "cost" not in text and "×" not in text
 
 
@@ -260,6 +260,6 @@ def test_words_for_p_holm_moderation_and_fits() -> None:
     same = rows([3.0, 3.0002, 3.0001, 3.0003], [3.0001, 3.0, 3.0003, 3.0002])[1]
     assert verdict(same) == "equal within 0.01" and "equal within 0.01" in headline(same)
     fit = {"loss": 3.1, "loss_error": 0.004, "lr": 0.0061, "problem": None}
-    assert fitted(alone | {"fit": fit}) == "3.1000 ± 0.0040 at 0.0061" and fitted(alone) == "–"
+    assert fitted_minimum(alone | {"fit": fit}) == "3.1000 ± 0.0040 at 0.0061" and fitted_minimum(alone) == "–"
     outside = fit | {"loss": None, "problem": "the minimum lies above the highest, 0.012"}
-    assert fitted(alone | {"fit": outside}) == "the minimum lies above the highest, 0.012"
+    assert fitted_minimum(alone | {"fit": outside}) == "the minimum lies above the highest, 0.012"

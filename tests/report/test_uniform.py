@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from geonorm.report import build, series, write_figures
-from geonorm.report.comparison_charts import uniform
+from geonorm.report.comparison_charts import towards_uniform
 from geonorm.report.runs import load, read_run
 
 MakeRun = Callable[..., Path]
@@ -49,9 +49,9 @@ def test_courses_are_those_of_the_file(make_run: MakeRun) -> None:
 
 def test_page_and_figure_show_it_where_norms_were_measured(make_run: MakeRun, tmp_path: Path) -> None:
     plain = make_run("post")
-    assert uniform(load(plain)) == []
+    assert towards_uniform(load(plain)) == []
     path = with_norms(make_run("pre"), lambda step, place: 0.1 + 0.01 * place)
-    mean, each = uniform(load(path.parent))
+    mean, each = towards_uniform(load(path.parent))
     assert "random directions, 0.07 to 0.07 by scheme" in mean.note and len(mean.rows["mark"]) == 2
     assert [look for look in each.looks if look != "random"] == [
         "0 attn input",
@@ -67,5 +67,5 @@ def test_page_and_figure_show_it_where_norms_were_measured(make_run: MakeRun, tm
 
 def test_one_evaluation_is_no_course(make_run: MakeRun, tmp_path: Path) -> None:
     path = with_norms(make_run("pre"), lambda step, place: 0.1, steps=(200,))
-    assert uniform(load(path)) == []
+    assert towards_uniform(load(path)) == []
     assert "uniform" not in {file.stem for file in write_figures(path, tmp_path)}

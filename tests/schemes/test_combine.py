@@ -9,6 +9,7 @@ import torch
 
 from geonorm import Decoder, DecoderConfig, Residual, Site, parse
 from geonorm.norms import RMSNorm
+from geonorm.schemes import state_of
 
 DEPTH = 4
 SITES = [Site(layer, kind, DEPTH) for layer in range(DEPTH) for kind in ("attn", "mlp")]
@@ -91,7 +92,7 @@ def test_what_a_combination_says_of_itself() -> None:
     assert parse("first(pre, post)").planar and not parse("first(polar, polar)").planar
     two = parse("per_kind(residual_dual, residual_dual)")
     assert two.streams == 2 and not two.planar and two.about.lawless == parse("residual_dual").about.lawless
-    assert two.layout == parse("residual_dual").layout
+    assert state_of(two) == state_of(parse("residual_dual")) != state_of(parse("pre"))
     state = torch.randn(3, 2, 5)
     assert torch.equal(two.seen(state), parse("residual_dual").seen(state))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from geonorm import Decoder, DecoderConfig, Site, parse
 from geonorm.norms import NormSpec
-from geonorm.schemes import Parts, polar, read_at
+from geonorm.schemes import Parts, polar, read_at, state_of
 
 SMALL: dict[str, Any] = {"layers": 3, "width": 24, "heads": 2, "hidden": 40, "vocab_size": 37, "context": 16}
 
@@ -125,4 +125,4 @@ def test_it_says_what_it_is() -> None:
     scaled = parse("polar")
     assert scaled.streams == 1 and not scaled.planar and "law is that of pre" in scaled.about.lawless
     assert parse("pre").planar and parse("pre").about.lawless == ""
-    assert scaled.layout != parse("pre").layout
+    assert state_of(scaled) != state_of(parse("pre")) == "one stream"

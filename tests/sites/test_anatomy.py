@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from geonorm.errors import ConfigError
-from geonorm.sites.anatomy import FAMILIES, Branch, Stack, Sublayer, anatomy, join, rooted, sublayer
+from geonorm.sites.anatomy import FAMILIES, Branch, Stack, Sublayer, anatomy, join_path, root_stacks, sublayer
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 
@@ -46,7 +46,7 @@ def run(model: nn.Module, inputs: dict[str, Any]) -> tuple[dict[int, tuple[Tenso
 
 
 def stacks_of(model: Any) -> list[tuple[str, Stack]]:
-    return [(base, stack) for stack, base in rooted(model, anatomy(model.config))]
+    return [(base, stack) for stack, base in root_stacks(model, anatomy(model.config))]
 
 
 def apply_norm(block: nn.Module, path: str | None, x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def test_every_block_is_the_sum_that_the_table_states(family: str, tiny_model: T
     found = stacks_of(model)
     assert found
     for base, stack in found:
-        blocks = model.get_submodule(join(base, stack.blocks))
+        blocks = model.get_submodule(join_path(base, stack.blocks))
         assert len(blocks) >= 2
         for block in blocks:
             x, wanted = seen[id(block)]
@@ -94,7 +94,7 @@ def test_blocks_see_the_hidden_states_of_the_model(family: str, tiny_model: Tiny
         states = getattr(out, "hidden_states", None)
         if states is None:
             states = getattr(out, f"{stack.name}_hidden_states")
-        for k, block in enumerate(model.get_submodule(join(base, stack.blocks))):
+        for k, block in enumerate(model.get_submodule(join_path(base, stack.blocks))):
             assert torch.equal(seen[id(block)][0], states[k])
 
 
@@ -104,17 +104,17 @@ def test_norms_at_the_ends(family: str, tiny_model: Tiny) -> None:
     seen, _ = run(model, inputs)
     listed = set()
     for base, stack in stacks_of(model):
-        blocks = model.get_submodule(join(base, stack.blocks))
+        blocks = model.get_submodule(join_path(base, stack.blocks))
         if stack.entry:
-            norm = model.get_submodule(join(base, stack.entry))
+            norm = model.get_submodule(join_path(base, stack.entry))
             listed.add(id(norm))
             torch.testing.assert_close(seen[id(norm)][1], seen[id(blocks[0])][0])
         if stack.exit:
-            norm = model.get_submodule(join(base, stack.exit))
+            norm = model.get_submodule(join_path(base, stack.exit))
             listed.add(id(norm))
             torch.testing.assert_close(seen[id(norm)][0], seen[id(blocks[-1])][1])
         assert stack.embedding is not None
-        assert model.get_submodule(join(base, stack.embedding)) is not None
+        assert model.get_submodule(join_path(base, stack.embedding)) is not None
         listed |= {id(b.get_submodule(path)) for b in blocks for place in stack.sublayers for path in place.norms}
     for name, module in model.named_modules():
         if "norm" in type(module).__name__.lower() and id(module) in seen:
@@ -129,7 +129,7 @@ def test_kinds_of_norm_and_stored_gains(family: str, tiny_model: Tiny) -> None:
     """rms or layer, and gain_offset: what each norm computes from its own weight."""
     model, _ = tiny_model(family)
     for base, stack in stacks_of(model):
-        block = model.get_submodule(join(base, stack.blocks))[0]
+        block = model.get_submodule(join_path(base, stack.blocks))[0]
         for place in stack.sublayers:
             for path in place.norms:
                 norm = block.get_submodule(path)
@@ -152,7 +152,7 @@ def test_dropout_stands_where_the_table_says(family: str, tiny_model: Tiny) -> N
     """A dropout path is a Dropout, or (OPT) the block's own probability; every other Dropout is in a branch."""
     model, _ = tiny_model(family)
     for base, stack in stacks_of(model):
-        block = model.get_submodule(join(base, stack.blocks))[0]
+        block = model.get_submodule(join_path(base, stack.blocks))[0]
         paths = [b.dropout for place in stack.sublayers for b in place.branches if b.dropout]
         inside = tuple(m for place in stack.sublayers for b in place.branches for m in b.modules)
         for path in paths:

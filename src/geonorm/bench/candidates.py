@@ -148,7 +148,7 @@ def candidates(device: torch.device) -> tuple[list[UpdateCandidate], dict[str, s
     missing: dict[str, str] = {}
     for backend in ("closed", "triton"):
         try:
-            make_step(backend, decay)(*probe(device))
+            make_step(backend, decay)(*small_inputs(device))
         except ConfigError as error:
             missing[f"geonorm {backend}"] = str(error)
         else:
@@ -172,7 +172,7 @@ def candidates(device: torch.device) -> tuple[list[UpdateCandidate], dict[str, s
     for name, load in FUSED.items():
         try:
             forward = load()
-            forward(*probe(device), torch.ones(64, device=device))
+            forward(*small_inputs(device), torch.ones(64, device=device))
         except Exception as error:  # a library of others, or a GPU that is not there, may fail in any way
             missing[name] = why_missing(error)
         else:
@@ -180,7 +180,7 @@ def candidates(device: torch.device) -> tuple[list[UpdateCandidate], dict[str, s
     return found, missing
 
 
-def probe(device: torch.device) -> tuple[Tensor, Tensor]:
+def small_inputs(device: torch.device) -> tuple[Tensor, Tensor]:
     """Enough to see whether a path runs at all."""
     x, u = torch.ones(2, 4, 64, device=device).unbind()
     return x, u

@@ -16,7 +16,7 @@ from torch._functorch import config as functorch
 from ..devices import pick_device
 from ..errors import GeonormError, cause
 from ..lab.runs.run import write_json
-from ..lab.studies.simulate import writable
+from ..lab.studies.simulate import check_writable
 from . import show
 from .config import NormsBench, OpsBench
 from .timing import Build, Call, Clock, clock_of, ratio, take_turns
@@ -122,7 +122,7 @@ def prepare_bench(config: OpsBench | NormsBench) -> tuple[torch.device, Clock]:
     device = pick_device(config.device)
     torch.set_num_threads(config.threads)
     if config.out:
-        writable(Path(config.out))
+        check_writable(Path(config.out))
     return device, clock_of(device, config.threads)
 
 
@@ -147,7 +147,7 @@ def measure_tables(
             for dtype in config.dtypes:
                 place = f"{size[0]} x {size[1]} {dtype}"
                 say(f"\n{place}: compiling, checking, timing {config.rounds} rounds")
-                rows = measure(
+                rows = measure_candidates(
                     choose(size[1]), size, dtype, modes, config.rounds, clock, device, summary["missing"], base
                 )
                 show.print_tables(rows, columns, say)
@@ -158,7 +158,7 @@ def measure_tables(
                     write_json(Path(config.out) / "summary.json", summary)
 
 
-def measure(
+def measure_candidates(
     chosen: Iterable[Candidate],
     size: tuple[int, int],
     dtype: str,
@@ -177,7 +177,7 @@ def measure(
     tensors: Tensors = ()
     ready: dict[str, Candidate] = {}
     errors: dict[str, dict[str, float]] = {}
-    for candidate in map(specialised, chosen):
+    for candidate in map(specialise, chosen):
         tensors = tensors or candidate.inputs(*size, dtype, device)
         try:
             errors[candidate.name] = check_candidate(candidate, *tensors)
@@ -220,7 +220,7 @@ def why_missing(error: Exception) -> str:
     return f"{type(error).__name__}: {cause(error)[:160]}"
 
 
-def specialised(candidate: Candidate) -> Candidate:
+def specialise(candidate: Candidate) -> Candidate:
     """A compiled candidate compiled for this shape alone."""
     if not candidate.compiled:
         return candidate

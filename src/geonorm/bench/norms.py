@@ -193,13 +193,13 @@ def shares(config: NormsBench, device: torch.device, clock: Clock) -> Iterator[d
     counts: dict[str, int] = {}
     for norm in ("layer", "rms"):
         for mode in config.modes:
-            model, step = training(norm, mode, config, device)
-            counts[norm] = len(norms_of(model))
+            model, step = make_training(norm, mode, config, device)
+            counts[norm] = len(timed_norms(model))
             programs["training", mode, norm, "step"] = step
             rows = config.batch_size * model.config.context
             programs["training", mode, norm, "norms"] = all_norms(model, rows, mode, True, device)
-        model = model.eval() if mode == "eager" else training(norm, "eager", config, device)[0].eval()
-        programs["decoding", "eager", norm, "step"] = partial(decode, model, decoding_state(model, device))
+        model = model.eval() if mode == "eager" else make_training(norm, "eager", config, device)[0].eval()
+        programs["decoding", "eager", norm, "step"] = partial(decode_one, model, decoding_state(model, device))
         programs["decoding", "eager", norm, "norms"] = all_norms(model, 1, "eager", False, device)
     names = {"\n".join(key): key for key in programs}
     for call in programs.values():
@@ -218,11 +218,11 @@ def shares(config: NormsBench, device: torch.device, clock: Clock) -> Iterator[d
             }  # fmt: skip
 
 
-def norms_of(model: Decoder) -> list[nn.Module]:
+def timed_norms(model: Decoder) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, (LayerNorm, RMSNorm))]
 
 
-def training(norm: str, mode: str, config: NormsBench, device: torch.device) -> tuple[Decoder, Call]:
+def make_training(norm: str, mode: str, config: NormsBench, device: torch.device) -> tuple[Decoder, Call]:
     """A model, and its training step as `geonorm train` makes it, on random tokens."""
     torch.manual_seed(0)
     runtime = Runtime(compile=mode == "compiled")
@@ -243,7 +243,7 @@ def training(norm: str, mode: str, config: NormsBench, device: torch.device) -> 
 def all_norms(model: Decoder, rows: int, mode: str, backward: bool, device: torch.device) -> Call:
     """Every norm of a model once, on tensors of their own: forward, and backward where asked."""
     found = []
-    for norm in norms_of(model):
+    for norm in timed_norms(model):
         x = torch.randn(rows, model.config.width, device=device, requires_grad=backward)
         run_norm = torch.compile(norm, dynamic=False) if mode == "compiled" else norm
         found.append((run_norm, x, [x, *norm.parameters()], torch.randn_like(x)))
@@ -268,7 +268,7 @@ def decoding_state(model: Decoder, device: torch.device) -> tuple[Tensor, Any]:
 
 
 @torch.no_grad()
-def decode(model: Decoder, state: tuple[Tensor, Any]) -> None:
+def decode_one(model: Decoder, state: tuple[Tensor, Any]) -> None:
     """One more token; the cache is set back, so that each call does the same."""
     token, cache = state
     model(token, cache)

@@ -14,7 +14,7 @@ from ..ops import backends
 from . import show
 from .candidates import GAINS, PRE, UpdateCandidate, candidates
 from .config import OpsBench
-from .measure import measure_tables, prepare_bench, program, specialised
+from .measure import measure_tables, prepare_bench, program, specialise
 from .timing import Clock, host_seconds
 
 Say = Callable[[str], None]
@@ -40,7 +40,7 @@ def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
         "rows": [],
         "host_microseconds": host_times(chosen, config, device, clock),
     }
-    show.host(summary["host_microseconds"], say)
+    show.print_host_times(summary["host_microseconds"], say)
     measure_tables(config, summary, lambda dim: chosen, config.modes, PRE, show.OPS, clock, device, say)
     if config.out:
         for path in show.draw_figures(summary["rows"], Path(config.out) / "figures", summary["environment"]):
@@ -69,7 +69,7 @@ def host_times(
         torch.compiler.reset()
         tensors = UpdateCandidate.inputs(*HOST_SHAPE, dtype, device)
         found[dtype] = {
-            candidate.name: 1e6 * host_seconds(program(specialised(candidate), "both", tensors), clock)
+            candidate.name: 1e6 * host_seconds(program(specialise(candidate), "both", tensors), clock)
             for candidate in chosen
         }
     return found

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..report.columns import aligned
+from ..report.columns import align
 
 if TYPE_CHECKING:
     from ..report.vega import Chart
@@ -60,7 +60,7 @@ SHARES: Columns = {
 def format_table(title: str, columns: Columns, rows: Iterable[Row], key: str = "name") -> str:
     """Lines that begin with the title; rows begin with their column `key`."""
     cells = [[str(row[key]), *(cell(row) for cell in columns.values())] for row in rows]
-    return "\n".join(aligned([[title, *columns], *cells]))
+    return "\n".join(align([[title, *columns], *cells]))
 
 
 def print_tables(rows: list[Row], columns: Columns, say: Say) -> None:
@@ -75,7 +75,7 @@ def print_tables(rows: list[Row], columns: Columns, say: Say) -> None:
         say("\n" + format_table(about, columns, entries))
 
 
-def host(times: dict[str, dict[str, float]], say: Say) -> None:
+def print_host_times(times: dict[str, dict[str, float]], say: Say) -> None:
     """Launch times by candidate and dtype."""
     rows = [{"name": name} | {dtype: column[name] for dtype, column in times.items()}
             for name in next(iter(times.values()))]  # fmt: skip
@@ -83,7 +83,7 @@ def host(times: dict[str, dict[str, float]], say: Say) -> None:
     say("\n" + format_table("host time of forward + backward, 8 x 64, microseconds", columns, rows))
 
 
-def steps(rows: list[Row], baseline: str, say: Say) -> None:
+def print_steps(rows: list[Row], baseline: str, say: Say) -> None:
     """The table of `bench train`."""
     columns: Columns = {
         "mode": lambda row: str(row["mode"]), "ms a step": number_cell("seconds", 1e3),

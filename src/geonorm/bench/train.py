@@ -19,7 +19,7 @@ from ..lab.options import Optim
 from ..lab.runs import environment
 from ..lab.runs.run import write_json
 from ..lab.scale import parallel
-from ..lab.studies.simulate import writable
+from ..lab.studies.simulate import check_writable
 from ..lab.train import optim
 from ..nn.config import DecoderConfig, preset
 from ..nn.decoder import Decoder
@@ -52,7 +52,7 @@ def bench_train(config: TrainBench, say: Say = print) -> dict[str, Any]:
     device = pick_device(config.device)
     torch.set_num_threads(config.threads)
     if config.out:
-        writable(Path(config.out))
+        check_writable(Path(config.out))
     clock = clock_of(device, config.threads)
     torch.compiler.reset()  # graphs of earlier models count towards the compiler's limit for one function
     schemes = [str(parse(scheme)) for scheme in (config.baseline, *config.schemes)]
@@ -77,7 +77,7 @@ def bench_train(config: TrainBench, say: Say = print) -> dict[str, Any]:
         makers += [partial(nanogpt, rival, mode, shape, ids, targets, device) for mode in config.modes]
     if config.llama:
         makers.append(partial(llama, shape, ids, targets, device))
-    programs = [started(make, device) for make in makers]
+    programs = [warm_up(make, device) for make in makers]
     samplers = {f"{p.scheme} {p.mode}": partial(one_step, p, clock, device) for p in programs}
     times = take_turns(samplers, config.pairs)
     base = schemes[0] if rival is None else rival.name
@@ -97,7 +97,7 @@ def bench_train(config: TrainBench, say: Say = print) -> dict[str, Any]:
                 "ratios": modes,
             }
         )
-    show.steps(rows, base, say)
+    show.print_steps(rows, base, say)
     summary = {
         "setting": {
             "preset": config.preset,
@@ -201,7 +201,7 @@ def finish(loss: Tensor, model: nn.Module, optimizers: list[torch.optim.Optimize
         optimizer.zero_grad(set_to_none=True)
 
 
-def started(make: Callable[[], Program], device: torch.device) -> Program:
+def warm_up(make: Callable[[], Program], device: torch.device) -> Program:
     """A program past compilation and its first steps. GeonormError for a loss that is not finite."""
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     program = make()

@@ -17,8 +17,7 @@ from ..norms import NormSpec
 from ..schemes import Parts, Scheme, Site, find, names, parse
 from ..schemes.grammar import takes_scheme
 from ..schemes.registry import format_value
-from ..settings import describe as describe_type
-from ..settings import docs, hints
+from ..settings import describe_type, docs, hints
 
 DEPTH, DIM, HEADS = 12, 64, 4
 """The model that initial values are stated for: 12 blocks, width 64, 4 heads."""
@@ -29,13 +28,13 @@ LIMIT = "one attention for each t, Q = K = V = I, equal radii, continuous time"
 NOTES = "x stream, u(y) output of the sub-layer that reads y, N norm, v part of u tangential to x, t = layer + 1"
 
 
-def entry(name: str) -> dict[str, Any]:
+def look_up(name: str) -> dict[str, Any]:
     """Everything the registry knows about a scheme. ConfigError with the nearest name if there is none."""
     scheme = parse(name)
     cls = type(scheme)
     return {
         "name": name,
-        "title": (cls.__doc__ or "").strip().splitlines()[0],
+        "title": (cls.__doc__ or "").strip().partition("\n")[0],
         "equation": scheme.about.equation,
         "source": scheme.about.source,
         "claim": scheme.about.claim,
@@ -44,26 +43,26 @@ def entry(name: str) -> dict[str, Any]:
         "planar": scheme.planar,
         "fields": {
             f.name: {
-                "default": plain(getattr(scheme, f.name)),
-                "values": values(cls, f.name),
+                "default": as_json(getattr(scheme, f.name)),
+                "values": field_values(cls, f.name),
                 "meaning": docs(cls).get(f.name, ""),
             }
             for f in fields(cls)
         },
         "initial_scalars": initial_scalars(scheme),
         "initial_std": initial_std(scheme),
-        "motion": motion(scheme),
-        "theory": predicted(scheme),
+        "motion": measure_motion(scheme),
+        "theory": predict(scheme),
         "own_recipe": scheme.recipe(),
     }
 
 
-def values(cls: type[Scheme], name: str) -> str:
+def field_values(cls: type[Scheme], name: str) -> str:
     hint = hints(cls)[name]
     return "a scheme" if takes_scheme(hint) else describe_type(hint, between=" | ")
 
 
-def plain(value: Any) -> str | float | int | bool:
+def as_json(value: Any) -> str | float | int | bool:
     return format_value(value) if isinstance(value, (float, Scheme)) else value
 
 
@@ -105,7 +104,7 @@ def initial_std(scheme: Scheme) -> dict[str, float]:
     return found
 
 
-def motion(scheme: Scheme) -> dict[str, float | str] | str:
+def measure_motion(scheme: Scheme) -> dict[str, float | str] | str:
     """What the definition does to direction and radius of one token: the speed factor s (theta' = P(A)/s) and the
     radius law r' in blocks 1 and 4 of 12 at r = 1, |A| = 1/2, <theta, A> = 0.3; or why there is no such law."""
     x = torch.tensor([1.0, 0.0], dtype=torch.float64)
@@ -122,14 +121,14 @@ def motion(scheme: Scheme) -> dict[str, float | str] | str:
     return found
 
 
-def predicted(scheme: Scheme) -> dict[str, float | str | None] | None:
+def predict(scheme: Scheme) -> dict[str, float | str | None] | None:
     """What mathematics says of the scheme (`dynamics.theory`, docs/theory.md): the formula for s and r', gamma'(0) of
     32 orthonormal tokens at beta = 1, and how 1 - cos falls at last (`LIMIT`); in a network of 12 blocks. None without
     a law."""
     if not scheme.planar:
         return None
     return {
-        "law": theory.describe(scheme),
+        "law": theory.describe_law(scheme),
         "initial_velocity": float(f"{theory.initial_velocity(scheme, PARTICLES, 1.0, DEPTH):.4g}"),
         "terminal": str(theory.terminal(scheme, DEPTH)),
         "terminal_causal": str(theory.terminal(scheme, DEPTH, causal=True)),
@@ -144,19 +143,20 @@ def catalogue() -> str:
     return "\n".join([*lines, "", NOTES, "geonorm schemes NAME: source, fields, values, what it does to a token"])
 
 
-def describe(name: str) -> str:
+def describe_scheme(name: str) -> str:
     """All about one scheme."""
-    about = entry(name)
+    about = look_up(name)
     scheme = parse(name)
     generic = "" if scheme == type(scheme)() else "    (without fields; what the fields change stands below)"
-    lines = [name, f"  {about['title']}", f"  {about['equation']}{generic}", f"  {about['source']}"]
+    first = (about["title"], about["equation"] and about["equation"] + generic, about["source"])
+    lines = [name, *(f"  {text}" for text in first if text)]
     said = {"reported": about["claim"], "checked against": about["checked"]}
     more = {
-        "direction and radius": moved(about["motion"]),
-        "theory": about["theory"] and foretold(about["theory"]),
-        f"initial standard deviation over the base, block 2 of {DEPTH}": pairs(about["initial_std"]),
-        "learned vectors and scalars at first": pairs(about["initial_scalars"]),
-        "own recipe": pairs(about["own_recipe"]),
+        "direction and radius": format_motion(about["motion"]),
+        "theory": about["theory"] and format_theory(about["theory"]),
+        f"initial standard deviation over the base, block 2 of {DEPTH}": join_pairs(about["initial_std"]),
+        "learned vectors and scalars at first": join_pairs(about["initial_scalars"]),
+        "own recipe": join_pairs(about["own_recipe"]),
     }
     lines += [f"  {title}: {text}" for title, text in said.items() if text]
     lines.append("  fields:")
@@ -165,13 +165,13 @@ def describe(name: str) -> str:
     return "\n".join(lines)
 
 
-def moved(motion: dict[str, float | str] | str) -> str:
+def format_motion(motion: dict[str, float | str] | str) -> str:
     if isinstance(motion, str):
         return f"no law: {motion}"
-    return f"{pairs(motion)} at r = 1, |A| = 1/2, <theta, A> = 0.3"
+    return f"{join_pairs(motion)} at r = 1, |A| = 1/2, <theta, A> = 0.3"
 
 
-def foretold(theory: dict[str, float | str | None]) -> str:
+def format_theory(theory: dict[str, float | str | None]) -> str:
     law = f"{theory['law']} with A = u(read(x)); " if theory["law"] else ""
     full, causal = theory["terminal"], theory["terminal_causal"]
     late = "follows no closed law" if full == "none" else f"falls as {full} (causal: {causal})"
@@ -179,28 +179,28 @@ def foretold(theory: dict[str, float | str | None]) -> str:
     return f"{law}{start}; 1 - cos {late} at last ({LIMIT})"
 
 
-def pairs(values: dict[str, Any]) -> str:
+def join_pairs(values: dict[str, Any]) -> str:
     return ", ".join(f"{key} = {value}" for key, value in values.items())
 
 
-def markdown() -> str:
+def schemes_page() -> str:
     """The generated part of docs/schemes.md."""
     return "\n".join([f"`{NOTES}`", "", *(section(name) for name in names())])
 
 
 def section(name: str) -> str:
-    about = entry(name)
+    about = look_up(name)
     std, scalars, recipe = about["initial_std"], about["initial_scalars"], about["own_recipe"]
     listed = "; ".join(f"`{key}` {value}" for key, value in scalars.items())
     said = {
         "*Source.*": f"{about['source']}.",
         "*Reported.*": about["claim"],
         "*Checked against.*": f"{about['checked'] or 'nothing yet'}.",
-        "*Direction and radius.*": f"{moved(about['motion'])}.",
-        "*Theory* ([derived](theory.md)).": about["theory"] and f"{foretold(about['theory'])}.",
-        f"*Initial standard deviation* over the base, block 2 of {DEPTH}:": std and f"{pairs(std)}; others 1.",
+        "*Direction and radius.*": f"{format_motion(about['motion'])}.",
+        "*Theory* ([derived](theory.md)).": about["theory"] and f"{format_theory(about['theory'])}.",
+        f"*Initial standard deviation* over the base, block 2 of {DEPTH}:": std and f"{join_pairs(std)}; others 1.",
         f"*Learned vectors and scalars*, initial value (shape at width {DIM}):": scalars and f"{listed}.",
-        "*Own recipe.*": recipe and f"{pairs(recipe)}.",
+        "*Own recipe.*": recipe and f"{join_pairs(recipe)}.",
     }
     lines = [f"## {name}", "", f"    {about['equation']}", "", " ".join((find(name).__doc__ or "").split())]
     lines += [line for title, text in said.items() if text for line in ("", f"{title} {text}")]
@@ -218,5 +218,5 @@ def cell(text: str) -> str:
 
 
 def json_text(name: str | None) -> str:
-    about = entry(name) if name else [entry(each) for each in names()]
+    about = look_up(name) if name else [look_up(each) for each in names()]
     return json.dumps(about, indent=1, allow_nan=False)

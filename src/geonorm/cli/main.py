@@ -87,7 +87,7 @@ def run_verb(arguments: list[str]) -> int:
 def run(name: str, arguments: list[str]) -> int:
     TYPED.set(["geonorm", name, *arguments])
     try:
-        command = name if name in COMMANDS else f"{name} {choose(name, arguments)}"
+        command = name if name in COMMANDS else f"{name} {choose_command(name, arguments)}"
         rest = arguments[len(command.split()) - 1 :]
         return VERBS[name](read(COMMANDS[command], f"geonorm {command}", rest))
     except HelpAsked as asked:
@@ -96,7 +96,7 @@ def run(name: str, arguments: list[str]) -> int:
         return 0
 
 
-def choose(name: str, arguments: list[str]) -> str:
+def choose_command(name: str, arguments: list[str]) -> str:
     """The second word of a verb that has several commands."""
     kinds = {command.split()[1]: kind for command, kind in COMMANDS.items() if command.startswith(f"{name} ")}
     if not arguments:
@@ -128,7 +128,7 @@ def compare(config: CompareConfig) -> int:
     from ..report import checks, runs, tables
 
     def table(out: Path, results: dict[str, Any]) -> list[str]:
-        return tables.terminal(results["schemes"], checks.limits(runs.load([out])))
+        return tables.text_lines(results["schemes"], checks.limits(runs.load([out])))
 
     return study(config, lab.compare, table)
 
@@ -138,7 +138,7 @@ def ladder(config: LadderConfig) -> int:
     from ..lab.ladder import ladder as lab
     from ..report import ladder as tables
 
-    return study(config, lab.ladder, lambda out, results: tables.terminal(tables.load(out)))
+    return study(config, lab.ladder, lambda out, results: tables.text_lines(tables.load(out)))
 
 
 def study(config: Grid, run: Callable[..., dict[str, Any]], table: Callable[[Path, dict[str, Any]], list[str]]) -> int:
@@ -266,19 +266,19 @@ def simulate(config: SimulateConfig) -> int:
     from ..lab.studies import simulate as simulations
 
     out, settings = Path(config.out), asdict(config)
-    simulations.check(out, settings)
+    simulations.check_directory(out, settings)
     from ..devices import pick_device
     from ..dynamics.simulate import Simulation
     from ..dynamics.simulate import simulate as run
     from ..lab.runs import environment
     from ..report import build
-    from ..report.simulation import terminal
+    from ..report.simulation import text_lines
 
     described = environment.collect(pick_device(config.device))
-    before = simulations.finished(out, described)
+    before = simulations.read_interrupted(out, described)
     found = Simulation(config, **before) if before else Simulation.empty(config)
     try:
-        with simulations.progress(sys.stderr.isatty()) as progress:
+        with simulations.show_progress(sys.stderr.isatty()) as progress:
             run(config, progress=progress, into=found)
     except BaseException as stop:
         if not found.summary["schemes"]:
@@ -293,7 +293,7 @@ def simulate(config: SimulateConfig) -> int:
         return 130
     simulations.save(out, settings, described, found.files())
     page = build([out], out / "report.html", figures=out / "figures")
-    print("\n".join(terminal(found.summary)))
+    print("\n".join(text_lines(found.summary)))
     print(f"report: {page}")
     return 0
 
@@ -301,15 +301,15 @@ def simulate(config: SimulateConfig) -> int:
 def probe(config: ProbeConfig) -> int:
     """what normalization does to hidden states: any Hugging Face model or run, site by site"""
     from ..lab.studies import probe as lab
-    from ..lab.studies.simulate import progress
+    from ..lab.studies.simulate import show_progress
     from ..report import build
-    from ..report.probe import terminal
+    from ..report.probe import text_lines
 
-    with progress(sys.stderr.isatty()) as told:
-        found = lab.run(config, told)
+    with show_progress(sys.stderr.isatty()) as told:
+        found = lab.probe_models(config, told)
     out = Path(config.out)
     page = build([out], out / "report.html", figures=out / "figures")
-    print("\n".join(terminal([one.summary() for one in found])))
+    print("\n".join(text_lines([one.summary() for one in found])))
     print(f"report: {page}")
     return 0
 
@@ -336,14 +336,14 @@ class SchemesConfig(Settings):
 
 def schemes(config: SchemesConfig) -> int:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
-    from .catalogue import catalogue, describe, json_text, markdown
+    from .catalogue import catalogue, describe_scheme, json_text, schemes_page
 
     if config.markdown:
-        print(markdown(), end="")
+        print(schemes_page(), end="")
     elif config.json:
         print(json_text(config.name))
     else:
-        print(describe(config.name) if config.name else catalogue())
+        print(describe_scheme(config.name) if config.name else catalogue())
     return 0
 
 

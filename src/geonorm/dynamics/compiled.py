@@ -43,7 +43,7 @@ def tensors(own: Parts) -> dict[str, Tensor]:
     return {**dict(own.named_parameters()), **dict(own.named_buffers())}
 
 
-def trace(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> GraphModule:
+def record_graph(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> GraphModule:
     """The graph of (x, u, layer, *tensors(own)) for these shapes: layer a 0-d tensor in fp64, as Python's numbers are.
 
     It is right for every layer at which `rule` acts with parameters of the same shapes.
@@ -70,7 +70,7 @@ def compile_motion(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -
         x, u = x.detach().contiguous(), u.detach().contiguous()
         try:
             with torch.no_grad():
-                made: Graph = torch.compile(trace(rule, own, x, u, site).forward, dynamic=False)
+                made: Graph = torch.compile(record_graph(rule, own, x, u, site).forward, dynamic=False)
                 made(x, u, number(site.layer, x), *values)  # compiles
         except Exception as error:  # a compiler may fail in any way
             why = str(error).strip().splitlines() or [type(error).__name__]

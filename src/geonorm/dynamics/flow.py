@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import sphere
 from ..errors import ConfigError
-from ..schemes import Parts, Scheme, Site, parse, read_at, write_at
+from ..schemes import Parts, Scheme, Site, parse, read_at, state_of, write_at
 from .fields import Field
 from .rates import derivative, motion, parameters, radial_rate, speed
 
@@ -64,7 +64,8 @@ class Flow:
         wanted = (2, self.streams, 4) if self.streams > 1 else (2, 4)
         if self.enter(torch.eye(2, 4, dtype=torch.float64)).shape != wanted:
             why = f" ({self.scheme.about.lawless})" if self.scheme.about.lawless else ""
-            raise ConfigError(f"{self.scheme} keeps a token as {self.scheme.layout}, not as a vector of width dim{why}")
+            state = state_of(self.scheme)
+            raise ConfigError(f"{self.scheme} keeps a token as {state}, not as a vector of width dim{why}")
 
     # the ends of the stream
 

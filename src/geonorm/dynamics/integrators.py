@@ -134,7 +134,7 @@ class Walker:
         while s < end:
             h = min(size, end - s)
             ahead, error, last = dormand_prince(slope, self.x, s, h, first)
-            ratio = measure(error, self.x, self.tolerance, particles)
+            ratio = relative_error(error, self.x, self.tolerance, particles)
             grown = h * min(5.0, max(0.2, 0.9 * max(ratio, 1e-10) ** -0.2))
             if ratio <= 1:
                 self.x = restore(ahead)
@@ -192,7 +192,7 @@ def combine(weights: Sequence[float], slopes: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def measure(error: Tensor, x: Tensor, tolerance: float, particles: int) -> float:
+def relative_error(error: Tensor, x: Tensor, tolerance: float, particles: int) -> float:
     """Error over tolerance. What all particles share counts against their size; what tells them apart counts against
     how far apart they still are (down to rounding), so that the law of a collapse is followed to its end."""
     radius = sphere.radius(x)

@@ -281,7 +281,7 @@ def conclude(
     solved = None
     closed = config.init == "equiangular" and config.heads == 1 and not config.causal
     if closed and config.weights == "identity" and scheme.planar and config.method != "layers":
-        path = theory.equiangular(scheme, config.tokens, inverse_temperature(config), times, config.layers)
+        path = theory.solve_equiangular(scheme, config.tokens, inverse_temperature(config), times, config.layers)
         solved = asdict(path)
         results.theory[name] = {key: [finite_or_none(value) for value in values] for key, values in solved.items()}
 
@@ -294,7 +294,7 @@ def conclude(
 
     return {
         "scheme": name,
-        "law": theory.describe(scheme),
+        "law": theory.describe_law(scheme),
         "initial_velocity": velocity,
         "initial_velocity_predicted": said("velocity", 0),
         "terminal_law": law.kind,

@@ -12,7 +12,7 @@ from .. import sphere
 from ..errors import ConfigError
 
 
-def draw(seed: int, *shape: int) -> Tensor:
+def draw_normal(seed: int, *shape: int) -> Tensor:
     """Standard normal numbers in fp64, from the seed alone."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -45,7 +45,7 @@ def equiangular(
     corner = apart * torch.eye(n, dtype=torch.float64) + shared
 
     def one(seed: int) -> Tensor:
-        frame, _ = torch.linalg.qr(draw(seed, dim, n))
+        frame, _ = torch.linalg.qr(draw_normal(seed, dim, n))
         return corner @ frame.mT
 
     return stack_seeds(seeds, dtype, one)
@@ -56,7 +56,7 @@ def uniform(n: int, dim: int, *, seeds: Sequence[int] = (0,), dtype: torch.dtype
     check_sizes(n, dim)
 
     def one(seed: int) -> Tensor:
-        x = draw(seed, n, dim)
+        x = draw_normal(seed, n, dim)
         return x / sphere.radius(x)
 
     return stack_seeds(seeds, dtype, one)
@@ -67,7 +67,7 @@ def gaussian(n: int, dim: int, *, seeds: Sequence[int] = (0,), dtype: torch.dtyp
 
     Only a scheme that keeps its embedding as it is (`pre(entry=embedding)`) sees the radii."""
     check_sizes(n, dim)
-    return stack_seeds(seeds, dtype, lambda seed: draw(seed, n, dim) / sqrt(dim))
+    return stack_seeds(seeds, dtype, lambda seed: draw_normal(seed, n, dim) / sqrt(dim))
 
 
 def cone(

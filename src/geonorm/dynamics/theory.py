@@ -146,7 +146,7 @@ def velocity(
 
 
 @torch.no_grad()
-def equiangular(
+def solve_equiangular(
     scheme: str | Scheme,
     n: int,
     beta: float,
@@ -290,7 +290,7 @@ def grow(growth: Callable[[float, float], float], r: float) -> tuple[float, floa
     return r, power
 
 
-def describe(scheme: str | Scheme) -> str | None:
+def describe_law(scheme: str | Scheme) -> str | None:
     """The speed factor and radius law of a scheme in a line, or None where no formula is on record (with fields, say).
 
     A = u(read(x)); for geonorm while the clamp does not bind (|P_θ A| < r pi/4; else s = |P_θ A| t / (pi/4))."""

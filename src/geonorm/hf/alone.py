@@ -18,14 +18,14 @@ from ..schemes.registry import REGISTRY
 
 
 @contextmanager
-def reading(text: str) -> Iterator[None]:
+def mark_stored(text: str) -> Iterator[None]:
     """Text of a folder is text like any other: this file has all the code that there is."""
     yield
 
 
 @contextmanager
-def allowed(yes: bool = True) -> Iterator[None]:
-    """As `reading`."""
+def allow_within(yes: bool = True) -> Iterator[None]:
+    """As `mark_stored`."""
     yield
 
 

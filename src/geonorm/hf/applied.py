@@ -19,7 +19,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import output_capturing
 
-from ..elsewhere import allowed
+from ..elsewhere import allow_within
 from ..errors import ConfigError, unknown
 from ..nn.decoder import End
 from ..residual import Residual
@@ -94,7 +94,7 @@ class AppliedModel(ReadsOlder):
     def from_pretrained(cls, *args: Any, **settings: Any) -> Any:
         """As transformers does it. A scheme from elsewhere that config.json names runs with trust_remote_code=True, or
         if it was typed here before."""
-        with allowed(settings.get("trust_remote_code") is True):
+        with allow_within(settings.get("trust_remote_code") is True):
             return super().from_pretrained(*args, **settings)  # type: ignore[misc]
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -116,12 +116,12 @@ def config_class(stock: Any) -> Any:
         if name.startswith("Auto") and models is not None and stock in models:
             found = models[stock]
             first = found[0] if isinstance(found, tuple) else found
-            auto.register(made, model_class(first, made), exist_ok=True)
+            auto.register(made, applied_class(first, made), exist_ok=True)
     return made
 
 
 @cache
-def model_class(stock: Any, config: Any) -> Any:
+def applied_class(stock: Any, config: Any) -> Any:
     """The class of a stock model under a scheme."""
     body = {"config_class": config, "__module__": __name__}
     return type(f"Geonorm{stock.__name__}", (AppliedModel, stock), body)
@@ -153,13 +153,13 @@ def dress(model: Any, scheme: str, family: str, matched: bool) -> None:
     for module in [module for module in model.modules() if isinstance(module, PreTrainedModel)]:
         if not is_applied(module):
             kind: Any = type(module)
-            module.__class__ = model_class(kind, made)
+            module.__class__ = applied_class(kind, made)
         # transformers looks this up by the class's name; there is no public way to enter a class of one's own
-        output_capturing._CAN_RECORD_REGISTRY[module] = recorded(module)
+        output_capturing._CAN_RECORD_REGISTRY[module] = relocate_outputs(module)
         vars(module).update(_tp_plan={}, _pp_plan={}, _weight_conversions=[])  # they name the stock paths
 
 
-def recorded(module: Any) -> Any:
+def relocate_outputs(module: Any) -> Any:
     """What transformers records of a model, where it is now: T5 finds attentions by layers that are gone, GPT-2 those
     to an encoder by a path. A branch returns what its attention does."""
     found = module._can_record_outputs

@@ -22,7 +22,7 @@ from ..sites.anatomy import FAMILIES, blocks_of
 from ..sites.watch import stacks_of
 from .applied import dress, forget_hooks, is_applied
 from .block import AppliedBlock, Exit
-from .match import matched
+from .match import match_model
 from .sites import replace_sites, stock_norms
 
 RECORD = "_geonorm_undo"
@@ -57,8 +57,8 @@ class Report:
         new = sum(self.added.values())
         lines = [
             f"{self.scheme} on {type(self.model).__name__} ({self.family}): {self.sites} residual sites replaced",
-            f"  removed  {listed(self.removed)}",
-            f"  added    {listed(list(self.added))}: {new:,} parameters, {len(self.carried)} tensors carried over",
+            f"  removed  {list_paths(self.removed)}",
+            f"  added    {list_paths(list(self.added))}: {new:,} parameters, {len(self.carried)} tensors carried over",
             *(f"  note     {note}" for note in self.notes),
         ]
         if self.near is not None:
@@ -66,7 +66,7 @@ class Report:
         return "\n".join(lines)
 
 
-def listed(paths: list[str]) -> str:
+def list_paths(paths: list[str]) -> str:
     """`layers.*.norm (24)` for paths that differ in numbers only."""
     patterns: dict[str, int] = {}
     for path in paths:
@@ -99,7 +99,7 @@ def apply(model: Any, scheme: str | Scheme, init: Literal["keep", "match"] = "ke
         if any(p.is_meta for p in model.parameters()):
             raise ConfigError(f'this {type(model).__name__} has no weights yet (meta device): init="match" needs them')
         try:
-            report, near = matched(model, lambda: change(model, scheme, family, True), probe)
+            report, near = match_model(model, lambda: change(model, scheme, family, True), probe)
         except BaseException:
             if is_applied(model):
                 restore(model)
@@ -119,7 +119,7 @@ def restore(model: Any) -> None:
     del vars(model)[RECORD]
 
 
-def record(model: nn.Module) -> Callable[[], None]:
+def prepare_undo(model: nn.Module) -> Callable[[], None]:
     """What takes a change back. Modules that had left the model come to where its others are now, in their dtype and
     mode."""
     before = [(m, type(m), dict(m._modules), {k: vars(m)[k] for k in KEPT if k in vars(m)}) for m in model.modules()]
@@ -150,7 +150,7 @@ def change(model: Any, scheme: Scheme, family: str, matched: bool) -> Report:
     before = {name: p.shape for name, p in model.named_parameters()}
     stock = {id(p) for p in model.parameters()}
     removed = list(stock_norms(model))
-    vars(model)[RECORD] = record(model)
+    vars(model)[RECORD] = prepare_undo(model)
     try:
         dress(model, str(scheme), family, matched)
         carried = replace_sites(model, scheme, matched)

@@ -172,7 +172,7 @@ def site_of(
     the norms that play their part."""
     norms = {path: block.get_submodule(path) for path in sublayer.norms}
     spec = norm_spec(stack, dim, norms.values())
-    chains = [Chain(steps(block, branch)) for branch in sublayer.branches]
+    chains = [Chain(branch_modules(block, branch)) for branch in sublayer.branches]
     residual = Residual(StockBranch(chains), scheme, site, dim, spec.kind, spec.gains, spec.eps, spec.bias)
     own = residual.own
     inputs = {branch.norm for branch in sublayer.branches}
@@ -203,7 +203,7 @@ def site_of(
     return residual.train(block.training)
 
 
-def steps(block: nn.Module, branch: Where) -> list[nn.Module]:
+def branch_modules(block: nn.Module, branch: Where) -> list[nn.Module]:
     """The modules of a branch in the order of the computation, then its dropout and its scale."""
     found = [block.get_submodule(path) for path in branch.modules]
     if branch.dropout is not None:

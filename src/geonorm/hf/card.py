@@ -31,7 +31,7 @@ def card(
         f"`{scheme.about.equation}`  \n({scheme.about.source})" if scheme.about.equation else "",
         "## Load it\n\n```python\n" + usage(model_type, remote_code) + "\n```",
         "## How it was trained\n\n" + facts(shape, settings, summary, environment),
-        "## Loss\n\n" + losses(rows),
+        "## Loss\n\n" + loss_table(rows),
         f"Loss in nats per token; the last value on held-out text is {number(summary['val_loss'])}, which is "
         f"{number(summary['val_bpb'])} bits per byte. Spikes of the loss: {summary['spikes']}, of the gradient norm: "
         f"{summary['grad_spikes']}. One run with one seed: it says nothing about "
@@ -73,7 +73,7 @@ def facts(shape: DecoderConfig, settings: dict[str, Any], summary: dict[str, Any
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in table.items())])
 
 
-def losses(rows: list[dict[str, Any]]) -> str:
+def loss_table(rows: list[dict[str, Any]]) -> str:
     """A table of at most POINTS rows: training loss as the mean since the row before, held-out loss where measured."""
     rows = [row for row in rows if row.get("loss") is not None]
     marks = sorted({round((i + 1) * len(rows) / POINTS) for i in range(POINTS)} - {0})

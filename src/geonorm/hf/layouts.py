@@ -219,7 +219,7 @@ SHARED = ("vocab_size", "width", "hidden", "layers", "heads", "kv_heads", "conte
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
-def named(model_type: str) -> list[Layout]:
+def layouts_of(model_type: str) -> list[Layout]:
     """The layouts of an architecture. ConfigError says what it has and our decoder does not, or which are known."""
     found = [layout for layout in LAYOUTS if layout.model_type == model_type]
     if not found and model_type in MISSING:
@@ -235,7 +235,7 @@ def layout_of(config: DecoderConfig, model_type: str | None = None) -> Layout:
     way."""
     scheme = parse(config.scheme)
     plain = str(replace(scheme, entry="embedding") if isinstance(scheme, Placement) else scheme)
-    asked = LAYOUTS if model_type is None else named(model_type)
+    asked = LAYOUTS if model_type is None else layouts_of(model_type)
     by_scheme = [layout for layout in asked if plain in layout.schemes]
     if not by_scheme:
         known = ", ".join(sorted({layout.schemes[0] for layout in asked}))
@@ -276,11 +276,11 @@ def architecture(config: DecoderConfig, layout: str) -> str:
 
 def layout_for(theirs: Any) -> Layout:
     """The layout of a configuration of transformers."""
-    found = named(theirs.model_type)
-    return next((layout for layout in found if not unequal(theirs, layout)), found[0])
+    found = layouts_of(theirs.model_type)
+    return next((layout for layout in found if not find_unequal(theirs, layout)), found[0])
 
 
-def unequal(theirs: Any, layout: Layout) -> tuple[str, Any, Any] | None:
+def find_unequal(theirs: Any, layout: Layout) -> tuple[str, Any, Any] | None:
     """The first setting that has no equal: its name, its value, the one value that has."""
     for name, wanted in layout.settings.items():
         value = getattr(theirs, name, None)
@@ -296,7 +296,7 @@ def shape_of(theirs: Any, layout: Layout) -> DecoderConfig:
     def refuse(name: str | None, value: Any, wanted: Any) -> None:
         raise ConfigError(f"{layout.model_type} with {name}={value} has no equal here, only with {name}={wanted}")
 
-    if (setting := unequal(theirs, layout)) is not None:
+    if (setting := find_unequal(theirs, layout)) is not None:
         refuse(*setting)
     fixed = layout.fixed()
     activation = getattr(theirs, layout.called("mlp") or "", None)

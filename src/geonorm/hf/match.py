@@ -31,7 +31,7 @@ from ..errors import ConfigError
 from ..norms import upcast
 from ..residual import Residual
 from ..schemes import Site, read_at, write_at
-from ..sites.anatomy import blocks_of, join
+from ..sites.anatomy import blocks_of, join_path
 from ..sites.watch import ModelSite, sites_of, stacks_of, watch, watch_calls
 from .block import Exit, norm_in
 
@@ -71,7 +71,7 @@ Sites = Mapping[tuple[str, Site], Seen]
 
 
 @torch.no_grad()
-def matched(model: Any, change: Callable[[], Any], probe: Any) -> tuple[Any, Near]:
+def match_model(model: Any, change: Callable[[], Any], probe: Any) -> tuple[Any, Near]:
     """Runs the stock model, changes it, fits it; returns what `change` did and how near it is."""
     inputs = inputs_of(model, probe)
     if probe is not None:
@@ -82,8 +82,8 @@ def matched(model: Any, change: Callable[[], Any], probe: Any) -> tuple[Any, Nea
         sites, leaves, stock = look_at(model, inputs)
         report = change()
         model.eval()
-        before = kept(model, inputs)
-        fit(model, inputs, sites, leaves)
+        before = run_kept(model, inputs)
+        fit_sites(model, inputs, sites, leaves)
         what, after = answer(model, inputs)
     finally:
         for name, module in model.named_modules():
@@ -147,7 +147,7 @@ def answer(model: Any, inputs: dict[str, Any]) -> tuple[str, Tensor]:
     raise ConfigError(f"{type(model).__name__} returns neither logits nor hidden states to match")
 
 
-def kept(model: Any, inputs: dict[str, Any]) -> Tensor:
+def run_kept(model: Any, inputs: dict[str, Any]) -> Tensor:
     """What the model returns under init="keep": without the gains that only matching puts on branches."""
     added = [
         chain.gains
@@ -179,7 +179,9 @@ def look_at(model: Any, inputs: dict[str, Any]) -> tuple[Sites, dict[str, Tensor
 
     found = sites_of(model)
     first = {(place, number): chain[0] for place in found for number, chain in enumerate(place.chains)}
-    exits = {stack.name: model.get_submodule(join(base, stack.exit)) for stack, base in stacks_of(model) if stack.exit}
+    exits = {
+        stack.name: model.get_submodule(join_path(base, stack.exit)) for stack, base in stacks_of(model) if stack.exit
+    }
     with (
         watch(model, look, found),
         watch_calls(first, lambda at, y, _: sites[at[0].key].reads.insert(at[1], y)),
@@ -189,7 +191,7 @@ def look_at(model: Any, inputs: dict[str, Any]) -> tuple[Sites, dict[str, Tensor
     return sites, leaves, returned
 
 
-def fit(model: Any, inputs: dict[str, Any], sites: Sites, leaves: dict[str, Tensor]) -> None:
+def fit_sites(model: Any, inputs: dict[str, Any], sites: Sites, leaves: dict[str, Tensor]) -> None:
     """One pass of the changed model in which every site is fitted before it goes on."""
     patched: list[nn.Module] = []
     found = sites_of(model)
@@ -197,16 +199,16 @@ def fit(model: Any, inputs: dict[str, Any], sites: Sites, leaves: dict[str, Tens
         inside = [place for place in found if place.stack == stack.name]
         end: Any = blocks_of(model, stack, base)[-1].exit
         if stack.exit is not None:
-            end = model.get_submodule(join(base, stack.exit))
+            end = model.get_submodule(join_path(base, stack.exit))
         normed = norm_in(end.own, "norm") is not None
         for place in inside:
             if place.key in sites:
                 residual: Any = place.home
                 beyond = leaves[stack.name] if place is inside[-1] and not normed else None
-                residual.forward = fitting(residual, sites[place.key], beyond)
+                residual.forward = fit_first(residual, sites[place.key], beyond)
                 patched.append(residual)
         if normed:
-            end.forward = leaving(end, leaves[stack.name])
+            end.forward = fit_exit(end, leaves[stack.name])
             patched.append(end)
     try:
         answer(model, inputs)
@@ -215,7 +217,7 @@ def fit(model: Any, inputs: dict[str, Any], sites: Sites, leaves: dict[str, Tens
             del module.forward
 
 
-def fitting(residual: Residual, seen: Seen, beyond: Tensor | None) -> Callable[..., Any]:
+def fit_first(residual: Residual, seen: Seen, beyond: Tensor | None) -> Callable[..., Any]:
     """The forward pass of a site that first fits it. beyond: what the last norm on the stream should give."""
 
     def forward(x: Tensor, **arguments: Any) -> Any:
@@ -249,7 +251,7 @@ def proposal(u: Tensor, branch: Any) -> Tensor:
     return u if branch.gain is None else branch.gain(u)
 
 
-def leaving(end: Exit, wanted: Tensor) -> Callable[[Tensor], Tensor]:
+def fit_exit(end: Exit, wanted: Tensor) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         norm = norm_in(end.own, "norm")
         assert norm is not None

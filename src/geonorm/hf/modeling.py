@@ -23,14 +23,14 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from ..elsewhere import allowed
+from ..elsewhere import allow_within
 from ..errors import ConfigError
 from ..nn.attention import rope
 from ..nn.decoder import End
 from ..nn.roles import base_std, linear, undrawn
 from ..norms import NormSpec, upcast
 from ..residual import Residual
-from ..schemes import Scheme, Site
+from ..schemes import Scheme, Site, state_of
 from .config import GeoNormConfig
 from .layers import LAYERS, Attend, View
 from .older import ReadsOlder
@@ -60,7 +60,7 @@ class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
     def from_pretrained(cls, *args: Any, **settings: Any) -> Any:
         """As transformers does it. A scheme from elsewhere that config.json names runs with trust_remote_code=True, or
         if it was typed here before."""
-        with allowed(settings.get("trust_remote_code") is True):
+        with allow_within(settings.get("trust_remote_code") is True):
             return super().from_pretrained(*args, **settings)
 
     @torch.no_grad()
@@ -159,7 +159,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         self.entry = End(scheme, Site(0, "entry", c.layers), norm)
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
         self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers), norm)
-        self.one_stream = self.entry.scheme.layout == "one stream"
+        self.one_stream = state_of(self.entry.scheme) == "one stream"
         self.rotary_dim, self.rope_theta = c.rotary_dim, c.rope_theta if c.positions == "rope" else None
         self.gradient_checkpointing = False
         for module in self.modules():

@@ -34,7 +34,7 @@ LAYERS = "errors settings decay elsewhere sphere norms ops schemes theirs residu
 """Parts of the package from the bottom up: the order in which the file reads, where definitions leave a choice; theirs
 are schemes from elsewhere."""
 STAND_INS = {
-    "elsewhere": ("reading", "allowed"),
+    "elsewhere": ("mark_stored", "allow_within"),
     "schemes.origin": ("stored", "sources_of"),
     "schemes.grammar": ("find",),
     "schemes.registry": ("installed",),

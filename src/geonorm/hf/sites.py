@@ -10,7 +10,7 @@ from torch import nn
 from ..errors import ConfigError
 from ..nn.decoder import End
 from ..schemes import Scheme, Site
-from ..sites.anatomy import Stack, blocks_of, join
+from ..sites.anatomy import Stack, blocks_of, join_path
 from ..sites.watch import stacks_of
 from .block import AppliedBlock, Exit, call_of, carry, norm_in, norm_spec, site_of
 
@@ -21,9 +21,9 @@ def stock_norms(model: Any) -> Iterator[str]:
         for layer in range(len(blocks_of(model, stack, base))):
             for sublayer in stack.sublayers:
                 for path in sublayer.norms:
-                    yield join(base, stack.blocks, str(layer), path)
+                    yield join_path(base, stack.blocks, str(layer), path)
         if stack.exit is not None:
-            yield join(base, stack.exit)
+            yield join_path(base, stack.exit)
 
 
 def replace_sites(model: Any, scheme: Scheme, matched: bool) -> set[int]:
@@ -35,7 +35,7 @@ def replace_sites(model: Any, scheme: Scheme, matched: bool) -> set[int]:
         depth, dim = len(blocks), int(model.config.hidden_size)
         made: Any = None
         like = next(p for block in blocks for p in block.parameters() if p.is_floating_point())
-        last = None if stack.exit is None else model.get_submodule(join(base, stack.exit))
+        last = None if stack.exit is None else model.get_submodule(join_path(base, stack.exit))
         inside = [blocks[0].get_submodule(path) for place in stack.sublayers for path in place.norms]
         spec = norm_spec(stack, dim, inside if last is None else [last])
         for layer, block in enumerate(blocks):
@@ -62,7 +62,7 @@ def replace_sites(model: Any, scheme: Scheme, matched: bool) -> set[int]:
             if target is not None:
                 carry(last, target, stack.gain_offset)
                 carried |= {id(p) for p in target.parameters()}
-            model.set_submodule(join(base, stack.exit or ""), exit)
+            model.set_submodule(join_path(base, stack.exit or ""), exit)
     return carried
 
 

@@ -51,7 +51,7 @@ def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
                 if not parts:
                     found[name] = neutral(wanted[name], kind, offset).to(embedding.dtype)
                     continue
-                found[name] = together(parts, turned(ours[0], kind, layout), layout, config)
+                found[name] = join_weights(parts, is_turned(ours[0], kind, layout), layout, config)
                 if name != names[0]:
                     found[name] = found[name].clone()  # files hold no shared memory
                 if offset and is_gain(ours[0]):
@@ -128,8 +128,8 @@ def load_stock(folder: str | Path) -> GeoNormForCausalLM:
                 if layout.stack.gain_offset and is_gain(ours[0])
                 else given[0]
             )
-            whole = whole.t().contiguous() if turned(ours[0], kind, layout) else whole
-            parts = apart(whole, [wanted[name].shape[0] for name in names], layout, shape)
+            whole = whole.t().contiguous() if is_turned(ours[0], kind, layout) else whole
+            parts = split_weights(whole, [wanted[name].shape[0] for name in names], layout, shape)
             found.update(zip(names, parts, strict=True))
     if weights:
         raise ConfigError(f"{layout.model_type} with {min(weights)} has no equal here")
@@ -156,12 +156,12 @@ def neutral(like: Tensor, kind: str, offset: float = 0.0) -> Tensor:
     return torch.full(like.shape, 0.0 if kind == "bias" else 1.0 - offset)
 
 
-def turned(name: str, kind: str, layout: Layout) -> bool:
+def is_turned(name: str, kind: str, layout: Layout) -> bool:
     """Whether it is stored (in, out) there."""
     return layout.transposed and kind == "weight" and is_matrix(name)
 
 
-def together(parts: Sequence[Tensor], turn: bool, layout: Layout, config: DecoderConfig) -> Tensor:
+def join_weights(parts: Sequence[Tensor], turn: bool, layout: Layout, config: DecoderConfig) -> Tensor:
     """Weights of ours as the one of theirs."""
     if len(parts) == 1:
         whole = parts[0]
@@ -172,7 +172,7 @@ def together(parts: Sequence[Tensor], turn: bool, layout: Layout, config: Decode
     return whole.t().contiguous() if turn else whole
 
 
-def apart(whole: Tensor, rows: Sequence[int], layout: Layout, config: DecoderConfig) -> list[Tensor]:
+def split_weights(whole: Tensor, rows: Sequence[int], layout: Layout, config: DecoderConfig) -> list[Tensor]:
     """The one weight of theirs as those of ours, which have so many rows."""
     if len(rows) == 1:
         return [whole]

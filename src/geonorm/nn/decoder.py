@@ -101,7 +101,7 @@ class ParallelBlock(nn.Module):
         return out
 
 
-def draw(weight: Tensor, role: str, scheme: Scheme, site: Site, config: DecoderConfig) -> Tensor:
+def draw_weight(weight: Tensor, role: str, scheme: Scheme, site: Site, config: DecoderConfig) -> Tensor:
     """Draws a weight (out, in) in place as its scheme starts it, and returns it."""
     fan_out, fan_in = weight.shape
     weight.normal_(0.0, scheme.init_std(role, fan_in, fan_out, site, base_std(role, fan_in, config)))
@@ -205,7 +205,7 @@ class Decoder(nn.Module):
         if self.embed.weight.is_meta:  # nothing to draw, and to find that out takes torch longer than the whole build
             return
         for role, weight, scheme, site in self.weights():
-            draw(weight, role, scheme, site, self.config)
+            draw_weight(weight, role, scheme, site, self.config)
 
     @torch.no_grad()
     def reset_scalars(self) -> None:

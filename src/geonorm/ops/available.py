@@ -55,7 +55,7 @@ def fusible(angles: AngleMap) -> bool:
     return not learned and not any(isinstance(n, Tensor) for n in numbers) and numbers == (1.0, 1.0, 0.0)
 
 
-def asked(backend: str) -> str:
+def read_backend(backend: str) -> str:
     """The argument, else the environment variable GEONORM_BACKEND, else auto."""
     where = ""
     if backend == "auto":
@@ -68,7 +68,7 @@ def asked(backend: str) -> str:
 def choose_backend(backend: str, x: Tensor, u: Tensor, angles: AngleMap) -> str:
     """The path for these tensors: triton | inductor | closed | reference. Raises ConfigError if the one asked for
     cannot take them. What is transformed or traced takes the reference whatever was asked: it alone can be."""
-    backend = asked(backend)
+    backend = read_backend(backend)
     kernels = backend == "triton" or (backend == "auto" and x.is_cuda)
     reason = why_not_triton(x.device, (x.dtype, u.dtype), x.shape[-1], angles) if kernels else ""
     if backend == "triton" and reason:

@@ -120,7 +120,7 @@ class Fused(torch.autograd.Function):
                 out = reference(x, u, angle_map(post, ctx.numbers))
                 if ctx.read is None:
                     return (out,)
-                return out, normed(upcast(out), ctx.norm, ctx.eps, weight, shift).to(ctx.read)
+                return out, apply_norm(upcast(out), ctx.norm, ctx.eps, weight, shift).to(ctx.read)
 
             wanted = (*ctx.needs_input_grad[:2], *ctx.needs_input_grad[8:])
             grads = (grad,) if ctx.read is None else (grad, read_grad)
@@ -138,7 +138,7 @@ class Fused(torch.autograd.Function):
         return dx, du, None, None, None, None, None, None, gains, biases
 
 
-def normed(x: Tensor, norm: str, eps: float, weight: Tensor | None, shift: Tensor | None) -> Tensor:
+def apply_norm(x: Tensor, norm: str, eps: float, weight: Tensor | None, shift: Tensor | None) -> Tensor:
     """N(x) as `norms` computes it."""
     gains, biases = (None if t is None else t.to(x.dtype) for t in (weight, shift))
     size = (x.shape[-1],)
@@ -168,7 +168,7 @@ def forward_cpu(x: Tensor, u: Tensor, post: Tensor | None, numbers: list[float],
         wide = upcast(out)
         mean = wide.mean(-1, keepdim=True) if norm == "layer" else torch.zeros_like(wide[..., :1])
         stats += [mean, torch.rsqrt((wide - mean).square().mean(-1, keepdim=True) + eps)]
-    y = out.new_empty(0) if read is None else normed(upcast(out), norm, eps, weight, shift)
+    y = out.new_empty(0) if read is None else apply_norm(upcast(out), norm, eps, weight, shift)
     return out, y.to(read or out.dtype, copy=True).contiguous(), torch.stack([s.squeeze(-1) for s in stats])
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from . import fused
 from .angle import AngleMap
-from .available import asked, choose_backend, why_not_triton
+from .available import choose_backend, read_backend, why_not_triton
 from .closed_form import closed_form
 from .launch import DTYPES
 from .reference import reference
@@ -63,7 +63,7 @@ def geodesic_step(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.
     if path == "triton":
         return fused.update(x, u, angles)
     if path == "inductor" and not torch.compiler.is_compiling():
-        return compiled()(x, u, angles)
+        return compile_closed_form()(x, u, angles)
     return closed_form(x, u, angles)
 
 
@@ -93,7 +93,7 @@ def geodesic_step_read(
 
 
 @cache
-def compiled() -> Callable[[Tensor, Tensor, AngleMap], Tensor]:
+def compile_closed_form() -> Callable[[Tensor, Tensor, AngleMap], Tensor]:
     """The closed form through torch.compile, built on first use and shared by all layers."""
     return torch.compile(closed_form)
 
@@ -102,7 +102,7 @@ def backends(device: str = "") -> dict[str, str]:
     """What `auto` takes on a device ("cpu", "cuda"; default: the GPU if there is one), and the reason, for the paper's
     rule in dtypes and widths that the kernels know: {"auto": path, "reason": text}."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    wanted = asked("auto")
+    wanted = read_backend("auto")
     missing = why_not_triton(torch.device(device), (torch.float32,), 1024, AngleMap())
     if not missing and device == "cuda" and not torch.cuda.is_available():
         missing = "no CUDA device is visible"

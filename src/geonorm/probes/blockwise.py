@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..errors import ConfigError
-from ..sites.anatomy import Stack, anatomy, join, rooted
+from ..sites.anatomy import Stack, anatomy, join_path, root_stacks
 from .load import load_config, model_class
 
 
@@ -80,9 +80,9 @@ def load_one_block(
     # torch gives buffers the default dtype of _from_config where a checkpoint would keep them in fp32
     shards = Shards(Path(name), getattr(model, "base_model_prefix", ""))
     owners: dict[str, nn.Module] = {}
-    for stack, base in rooted(model, stacks):
-        path = join(base, stack.blocks)
-        owners |= {join(path, n): block for n, block in model.get_submodule(path).named_children()}
+    for stack, base in root_stacks(model, stacks):
+        path = join_path(base, stack.blocks)
+        owners |= {join_path(path, n): block for n, block in model.get_submodule(path).named_children()}
     if not owners:
         raise ConfigError(f"no residual site found in {type(model).__name__}")
     resident, head = {}, {id(p) for p in model.parameters()}
@@ -91,10 +91,10 @@ def load_one_block(
     for key, parameter in model.named_parameters():
         if any(key.startswith(f"{path}.") for path in owners) or id(parameter) in head:
             continue
-        resident[key] = locate(shards, key, model)
+        resident[key] = stored_name(shards, key, model)
     fill(model, shards.read(resident, device), wanted)
     for path, block in owners.items():
-        names = {key: locate(shards, join(path, key), model) for key, _ in block.named_parameters()}
+        names = {key: stored_name(shards, join_path(path, key), model) for key, _ in block.named_parameters()}
         attach(block, names, shards, device, wanted)
     for module in model.modules():
         for key, buffer in module._buffers.items():
@@ -103,7 +103,7 @@ def load_one_block(
     return model
 
 
-def locate(shards: Shards, key: str, model: nn.Module) -> str:
+def stored_name(shards: Shards, key: str, model: nn.Module) -> str:
     """The stored name of a parameter; tied ones are stored once."""
     found = shards.stored(key)
     if found is None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..sites.anatomy import BY_HAND, Stack, blocks_of, join
+from ..sites.anatomy import BY_HAND, Stack, blocks_of, join_path
 from ..sites.watch import ModelSite, module_at, sites_of, stacks_of, watch, watch_calls
 from .accumulate import NormMeasure, SiteMeasure
 from .norms import NormFacts, channels_first, examine, norms_of
@@ -87,11 +87,11 @@ class Capture:
             depth = len(blocks_of(self.model, stack, base))
             for end, role, layer in ((stack.entry, "entry", 0), (stack.exit, "exit", depth - 1)):
                 if end is not None:
-                    self.add_norm(join(base, end), stack.name, role, layer, None)
+                    self.add_norm(join_path(base, end), stack.name, role, layer, None)
             for layer in range(depth):
                 for sublayer in stack.sublayers:
                     for path, role in sublayer.norms.items():
-                        name = join(base, stack.blocks, str(layer), path)
+                        name = join_path(base, stack.blocks, str(layer), path)
                         self.add_norm(name, stack.name, role, layer, sublayer.kind)
         known = {norm.module for norm in self.norms.values()}
         for name, module in norms_of(self.model).items():

@@ -105,7 +105,7 @@ class Subject:
         return [(stack.name, blocks_of(self.model, stack, base)) for stack, base in self.capture.stacks]
 
 
-def gradient_norms(subject: Subject, batch: Tensor | Inputs) -> watch.Gradients:
+def measure_gradients(subject: Subject, batch: Tensor | Inputs) -> watch.Gradients:
     """Of every site in the order of the trace: norms of the gradient of the mean loss of one batch, in evaluation mode
     (`sites.watch.gradient_norms`)."""
     subject.model.zero_grad(set_to_none=True)

@@ -100,7 +100,7 @@ def _read(
     from .style import looks
 
     paths = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
-    kinds = {path: runs.kind(path) for path in paths}
+    kinds = {path: runs.study_kind(path) for path in paths}
     trained = [path for path in paths if kinds[path] not in ("simulation", "probe", "ladder")]
     found: list[SavedStudy] = [runs.load(trained)] if trained else []
     found += [ladder.load(path) for path in paths if kinds[path] == "ladder"]
@@ -114,10 +114,10 @@ def _read(
     styles = looks(list(dict.fromkeys(key for source in chosen for key in source.keys.values())))
     place = {name: index for index, name in enumerate(styles)}
     parts: dict[type[SavedStudy], Callable[[Any, Mapping[str, int]], Part]] = {
-        runs.SavedComparison: comparison.part,
-        ladder.SavedLadder: studies.ladder,
-        simulation.SavedSimulation: studies.simulation,
-        probe.Geometry: studies.probe,
+        runs.SavedComparison: comparison.report_comparison,
+        ladder.SavedLadder: studies.report_ladder,
+        simulation.SavedSimulation: studies.report_simulation,
+        probe.Geometry: studies.report_probe,
     }
     return styles, [parts[type(source)](replace(source, styles=styles), place) for source in chosen]
 

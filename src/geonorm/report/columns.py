@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def aligned(table: Sequence[Sequence[str]], numbers: bool = True) -> list[str]:
+def align(table: Sequence[Sequence[str]], numbers: bool = True) -> list[str]:
     """Columns of equal width: the first flush left, the others flush right if they are numbers."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []

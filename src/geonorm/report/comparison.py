@@ -31,7 +31,7 @@ TABLE_NOTE = (
 NO_TRACE = "No trace was recorded in these runs, so the geometry of the stream cannot be shown."
 
 
-def part(comparison: SavedComparison, place: Mapping[str, int]) -> Part:
+def report_comparison(comparison: SavedComparison, place: Mapping[str, int]) -> Part:
     """`place`: where each scheme stands in the legend."""
     training = [*charts.losses(comparison), *charts.gaps(comparison), *charts.learning_rates(comparison)]
     noise = [*charts.final_loss(comparison), *charts.differences(comparison)]

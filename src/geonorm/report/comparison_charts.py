@@ -228,11 +228,11 @@ def geometry(comparison: SavedComparison) -> list[Chart]:
     for key, title, unit, note in COURSES:
         drawn = {scheme: series.course(comparison.drawn(scheme), key) for scheme in comparison.names}
         courses += _courses(comparison, title, unit, drawn, note)
-    first, others = profile(comparison, list(PROFILES)[:2]), profile(comparison, list(PROFILES)[2:])
-    return [*first, *courses, *others, *uniform(comparison)]
+    first, others = site_profiles(comparison, list(PROFILES)[:2]), site_profiles(comparison, list(PROFILES)[2:])
+    return [*first, *courses, *others, *towards_uniform(comparison)]
 
 
-def profile(comparison: SavedComparison, keys: Sequence[str]) -> list[Chart]:
+def site_profiles(comparison: SavedComparison, keys: Sequence[str]) -> list[Chart]:
     """A measurement at each site at the last evaluation; marks: measured; lines: predicted, where there is a law."""
     return [chart for key in keys for chart in _profile(comparison, PROFILES[key])]
 
@@ -270,7 +270,7 @@ MOST_SCHEMES = 6
 """So many schemes have a chart of their own with each norm; of more, the mean over norms says enough."""
 
 
-def uniform(comparison: SavedComparison) -> list[Chart]:
+def towards_uniform(comparison: SavedComparison) -> list[Chart]:
     """|cos| of what norms are given to the uniform vector in the course of training, beside its null: the mean over
     the norms of each scheme, and every norm of each of the first schemes."""
     courses = {s: series.norm_courses(comparison.drawn(s), "cos_ones_before") for s in comparison.names}
@@ -342,16 +342,16 @@ def law(comparison: SavedComparison) -> list[Chart]:
     keys = [measure.law for measure in PROFILES.values() if measure.law]
     if not any(series.profile(comparison.drawn(s), key) for s in comparison.names for key in (*keys, "1/speed")):
         return []
-    return profile(comparison, ("radius_after", "angle", "1/speed", "cos_pair"))
+    return site_profiles(comparison, ("radius_after", "angle", "1/speed", "cos_pair"))
 
 
 FIGURES = {
     "final_loss": final_loss,
     "loss_curves": losses,
-    "geometry": lambda comparison: profile(comparison, ("radius", "angle")),
+    "geometry": lambda comparison: site_profiles(comparison, ("radius", "angle")),
     "law": law,
     "learning_rates": learning_rates,
-    "uniform": uniform,
+    "uniform": towards_uniform,
 }
 """Figures for a README or a paper, by the names of their files."""
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import wrap
 
-from .columns import aligned
+from .columns import align
 from .page import Cells
 from .runs import Record
 from .source import SavedStudy
 from .style import rate, si, signed
 from .tables import WIDTH, chances, count, learning_rate, paired_difference, spread
-from .whole import read_whole, undamaged
+from .whole import read_whole, refuse_damaged
 
 NOTE = (
     "Effective speed-up: how many times the tokens (along sizes: the compute) the baseline needs for the loss of the "
@@ -70,14 +70,14 @@ class SavedLadder(SavedStudy):
 
 def load(path: Path) -> SavedLadder:
     """Read a ladder's directory. GeonormError where results.json is damaged, OSError where it is missing."""
-    with undamaged(path / "results.json", "ladder") as file:
+    with refuse_damaged(path / "results.json", "ladder") as file:
         results = read_whole(file)
         found = SavedLadder(path, results, list(dict.fromkeys(row["scheme"] for row in results["points"])))
-        terminal(found)
+        text_lines(found)
         return found
 
 
-def ratio(row: Record, name: str = "speedup") -> str:
+def speedup_text(row: Record, name: str = "speedup") -> str:
     """A speed-up with its interval, its bound, or why there is none."""
     if row[name] is None and name != "speedup":
         return "–"
@@ -89,7 +89,7 @@ def ratio(row: Record, name: str = "speedup") -> str:
     return f"{row[name]:.2f}{ends}"
 
 
-def sentence(row: Record) -> str:
+def headline(row: Record) -> str:
     """What was found of a scheme at a size, in one plain sentence."""
     where = f"at {si(row['parameters'])} parameters and {si(row['tokens'])} tokens"
     versus = f"{row['scheme']} against {row['baseline']} {where}"
@@ -98,9 +98,9 @@ def sentence(row: Record) -> str:
             return f"{versus} is not resolved: {row['problem']}"
         more = "more" if row["bound"] == ">" else "less"
         return f"{versus}: a speed-up of {more} than {row['limit']:.3g}, as far as the curves reach"
-    wall = "" if row["wall"] is None else f", {ratio(row, 'wall')} in wall time"
+    wall = "" if row["wall"] is None else f", {speedup_text(row, 'wall')} in wall time"
     what = "tokens" if row["along"] == "tokens" else "compute along the sizes"
-    told = f"speed-up {ratio(row)} in {what}{wall}"
+    told = f"speed-up {speedup_text(row)} in {what}{wall}"
     if row["speedup_low"] is None:
         return f"{versus}: {told}; not resolved, one seed gives no interval"
     if row["speedup_low"] <= 1 <= row["speedup_high"]:
@@ -114,14 +114,14 @@ def headlines(found: SavedLadder) -> list[tuple[str, str]]:
     """Of each scheme what was found at the largest size in a sentence, and the speed-up at the others."""
     said = []
     for scheme in found.shown:
-        *smaller, last = [row for row in found.rows("speedups") if row["scheme"] == scheme] or [None]
-        others = ", ".join(f"{ratio(row)} at {si(row['parameters'])}" for row in smaller)
-        if last:
-            said.append((scheme, sentence(last) + (f"; {others}" if others else "")))
+        rows = [row for row in found.rows("speedups") if row["scheme"] == scheme]
+        others = ", ".join(f"{speedup_text(row)} at {si(row['parameters'])}" for row in rows[:-1])
+        for last in rows[-1:]:
+            said.append((scheme, headline(last) + (f"; {others}" if others else "")))
     return said
 
 
-def summary_line(found: SavedLadder) -> str:
+def caption(found: SavedLadder) -> str:
     """Sizes, tokens, seeds and data: the caption of everything."""
     points, sizes = found.results["points"], list(found.sizes.values())
     sized = dict.fromkeys(si(row["parameters"]) for row in sizes)
@@ -138,7 +138,7 @@ def summary_line(found: SavedLadder) -> str:
     )
 
 
-def limits(found: SavedLadder) -> list[str]:
+def caveats(found: SavedLadder) -> list[str]:
     """What a reader must know before believing the numbers."""
     points, said = found.results["points"], []
     if (least := min(row["n"] for row in points)) < 5:
@@ -162,8 +162,8 @@ def limits(found: SavedLadder) -> list[str]:
 def tables(found: SavedLadder) -> dict[str, tuple[Sequence[str], Cells]]:
     """By title: speed-ups, slopes, points, fits."""
     speed = [
-        [row["scheme"], si(row["parameters"]), si(row["tokens"]), row["along"], str(row["n"]), ratio(row),
-         tested(row, "speedup"), ratio(row, "wall")]
+        [row["scheme"], si(row["parameters"]), si(row["tokens"]), row["along"], str(row["n"]), speedup_text(row),
+         tested(row, "speedup"), speedup_text(row, "wall")]
         for row in found.rows("speedups")
     ]  # fmt: skip
     slopes = [
@@ -219,9 +219,9 @@ def records(found: SavedLadder) -> list[Record]:
     return [{key: value for key, value in row.items() if not isinstance(value, (dict, list))} for row in rows]
 
 
-def terminal(found: SavedLadder) -> list[str]:
+def text_lines(found: SavedLadder) -> list[str]:
     """The table of speed-ups, one sentence each, and what limits them."""
     titles, cells = tables(found)["Speed-up"]
-    said = [text for _, text in headlines(found)] + ["", f"{LIMITED}:", *(f"- {limit}" for limit in limits(found))]
+    said = [text for _, text in headlines(found)] + ["", f"{LIMITED}:", *(f"- {limit}" for limit in caveats(found))]
     wrapped = [line for text in said for line in wrap(text, WIDTH, subsequent_indent="  ") or [""]]
-    return [*aligned([titles, *cells], numbers=False), "", *wrapped]
+    return [*align([titles, *cells], numbers=False), "", *wrapped]

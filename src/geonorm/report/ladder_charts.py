@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .ladder import SavedLadder, ratio
+from .ladder import SavedLadder, speedup_text
 from .runs import Record
 from .style import figures, si, signed
 from .vega import NUMBER, RATE, TOKENS, Axis, Chart
@@ -31,8 +31,10 @@ def speedup(found: SavedLadder) -> list[Chart]:
         chart.rule(x=1.0)
         for row in here:
             dots = [(math.exp(ln), f"{row['scheme']}: {math.exp(ln):.3g}") for ln in row["ln"]]
-            dots = dots or [(row["limit"], f"{row['scheme']}: {ratio(row)}")]
-            chart.strip(row["scheme"], ratio(row), dots, (row["speedup"], row["speedup_low"], row["speedup_high"]))
+            dots = dots or [(row["limit"], f"{row['scheme']}: {speedup_text(row)}")]
+            chart.strip(
+                row["scheme"], speedup_text(row), dots, (row["speedup"], row["speedup_low"], row["speedup_high"])
+            )
         drawn.append(chart)
     if len(drawn) > 1:
         drawn.append(over_sizes(found, rows, ends))

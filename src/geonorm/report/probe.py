@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .columns import aligned
+from .columns import align
 from .page import Cells
 from .source import SavedStudy
 from .style import figures, si
-from .whole import read_every_line, read_whole, undamaged
+from .whole import read_every_line, read_whole, refuse_damaged
 
 Row = dict[str, Any]
 NOTE = (
@@ -69,24 +69,24 @@ class Geometry(SavedStudy):
 
 def _streams(model: Row) -> dict[str, Row]:
     """The series of a model, one, or one a stream, with the laws of its kinds of sites."""
-    return {series(model["model"], stack, model["schedule"]): kinds
+    return {series_name(model["model"], stack, model["schedule"]): kinds
             for stack, kinds in (model["schedule"] or {"": {}}).items()}  # fmt: skip
 
 
 def load(path: Path) -> Geometry:
     """Read a probe's directory. GeonormError where a file is cut or is not what the summary says, OSError where one is
     missing."""
-    with undamaged(path / "summary.json", "probe") as file:
+    with refuse_damaged(path / "summary.json", "probe") as file:
         summary = read_whole(file)
-        terminal(summary["models"])
+        text_lines(summary["models"])
         stacks = {model["model"]: model["schedule"] for model in summary["models"]}
         counts = {key: sum(model[key] for model in summary["models"]) for key in ("sites", "norms")}
 
     def rows(name: str, count: int | None = None) -> dict[str, list[Row]]:
         found: dict[str, list[Row]] = {}
-        with undamaged(path / name, "probe") as file:
+        with refuse_damaged(path / name, "probe") as file:
             for row in read_every_line(file):
-                found.setdefault(series(row["model"], row["stack"], stacks[row["model"]]), []).append(row)
+                found.setdefault(series_name(row["model"], row["stack"], stacks[row["model"]]), []).append(row)
             if count is not None and sum(map(len, found.values())) != count:
                 raise ValueError(f"it has not the {count} lines that summary.json counts")
         return found
@@ -95,7 +95,7 @@ def load(path: Path) -> Geometry:
     return Geometry(path, summary, rows("trace.jsonl", counts["sites"]), rows("norms.jsonl", counts["norms"]), ablation)
 
 
-def series(model: str, stack: str, stacks: Iterable[str]) -> str:
+def series_name(model: str, stack: str, stacks: Iterable[str]) -> str:
     """A model's name, with the stream where it has two."""
     return f"{model} ({stack})" if len(list(stacks)) > 1 and stack else model
 
@@ -122,7 +122,7 @@ def overview(models: Sequence[Row]) -> tuple[list[str], Cells]:
             law = kinds.get("all") if kinds else None
             best = law.get(law["best"]) if law else None
             cells.append([
-                series(model["model"], stack, model["schedule"]), model["model_type"] or model["class"],
+                series_name(model["model"], stack, model["schedule"]), model["model_type"] or model["class"],
                 model["scheme"] or "–", str(model["depth"] or "–"), si(model["parameters"]), si(model["tokens"]),
                 "–" if law is None else law["best"].replace("none", "none fits"),
                 *(figures(best[key]) if best else "–" for key in ("alpha", "r2")), power_of(law),
@@ -147,12 +147,12 @@ def averages(found: Geometry) -> tuple[list[str], Cells]:
     for name in found.names:
         rows, norms = found.sites.get(name, []), norm_rows(found, name) or found.norms.get(name, [])
         ends = [rows[0]["radius"], rows[-1]["radius_after"]] if rows else [None, None]
-        degree = mean(norms, "rotation")
+        degree = column_mean(norms, "rotation")
         cells.append([
-            name, *(figures(v) for v in ends), figures(mean(rows, "ratio")),
+            name, *(figures(v) for v in ends), figures(column_mean(rows, "ratio")),
             "–" if degree is None else f"{math.degrees(degree):.1f}°",
-            *(figures(mean(norms, key)) for key in ("cos_ones_before", "cos_null_before", "cos_principal_before")),
-            figures(mean(rows, "cos_pair")), figures(mean(rows, "effective_rank")),
+            *(figures(column_mean(norms, f"cos_{key}_before")) for key in ("ones", "null", "principal")),
+            figures(column_mean(rows, "cos_pair")), figures(column_mean(rows, "effective_rank")),
             f"{sum(bool(r['massive']) for r in rows)} of {len(rows)} sites",
         ])  # fmt: skip
     return titles, cells
@@ -161,7 +161,7 @@ def averages(found: Geometry) -> tuple[list[str], Cells]:
 def headline(found: Geometry, name: str) -> str:
     """What was found about a series, in one plain sentence."""
     law, rows = found.schedule(name), found.sites.get(name, [])
-    step = mean(rows, "ratio")
+    step = column_mean(rows, "ratio")
     if step is None:
         return f"{name}: no site of the stream was found, so only its norms are shown"
     said = f"{name}: a site moves a token by {figures(step)} of its length on average"
@@ -172,12 +172,12 @@ def headline(found: Geometry, name: str) -> str:
     return said
 
 
-def mean(rows: Sequence[Row], key: str) -> float | None:
+def column_mean(rows: Sequence[Row], key: str) -> float | None:
     values = [row[key] for row in rows if row.get(key) is not None]
     return sum(values) / len(values) if values else None
 
 
-def terminal(models: Sequence[Row]) -> list[str]:
+def text_lines(models: Sequence[Row]) -> list[str]:
     """The overview as lines of text."""
     titles, cells = overview(models)
-    return aligned([titles, *cells], numbers=False)
+    return align([titles, *cells], numbers=False)

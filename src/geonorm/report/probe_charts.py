@@ -69,7 +69,7 @@ def sites(title: str, key: str, unit: str, log: bool, note: str = SHADED) -> Cal
     return draw
 
 
-def steps(found: Geometry) -> list[Chart]:
+def implied_steps(found: Geometry) -> list[Chart]:
     """Implied step size over depth, mean of a block's sites, on linear and on logarithmic axes, with its law."""
     drawn = {name: block_means(found.sites.get(name, []), "ratio") for name in found.names}
     points = [point for rows in drawn.values() for point in rows]
@@ -88,7 +88,7 @@ def steps(found: Geometry) -> list[Chart]:
             law = found.schedule(name)
             if rows and law:
                 grid = [1 + (len(rows) - 1) * k / 60 for k in range(61)]
-                chart.line(name, [(t, curve(law, t, len(rows))) for t in grid], "dotted")
+                chart.line(name, [(t, evaluate_law(law, t, len(rows))) for t in grid], "dotted")
             for t, value in rows:
                 chart.mark(name, t, value, f"{name} · block {t}: {figures(value)}")
         charts.append(chart)
@@ -104,7 +104,7 @@ def block_means(rows: Sequence[Row], key: str) -> list[tuple[int, float]]:
     return [(t, sum(values) / len(values)) for t, values in sorted(found.items())]
 
 
-def curve(law: Row, t: float, depth: int) -> float:
+def evaluate_law(law: Row, t: float, depth: int) -> float:
     """The fitted law at block t."""
     best, power = law["best"], law["power"]
     kind, alpha = (power["exponent"], power["alpha"]) if best == "none" else (best, law[best]["alpha"])
@@ -112,7 +112,7 @@ def curve(law: Row, t: float, depth: int) -> float:
     return fitted
 
 
-def rotation(found: Geometry) -> list[Chart]:
+def norm_rotation(found: Geometry) -> list[Chart]:
     """Degrees that each norm turns tokens by, as it is and without gain and bias."""
 
     def in_degrees(name: str) -> list[Row]:
@@ -128,7 +128,7 @@ def rotation(found: Geometry) -> list[Chart]:
     return charts
 
 
-def uniform(found: Geometry) -> list[Chart]:
+def towards_uniform(found: Geometry) -> list[Chart]:
     """|cos| to the uniform vector in front of each norm and behind it, with the null."""
     note = "Band: 5 to 95 % of 64 random directions; thin: the direction that tokens share most."
     charts = []
@@ -170,9 +170,9 @@ FIGURES: dict[str, tuple[str, tuple[Callable[[Geometry], list[Chart]], ...]]] = 
             sites("Length of the update", "update_norm", "|u|", True),
         ),
     ),
-    "steps": ("Implied step size", (steps,)),
-    "rotation": ("Rotation by each norm", (rotation,)),
-    "uniform": ("The uniform vector", (uniform,)),
+    "steps": ("Implied step size", (implied_steps,)),
+    "rotation": ("Rotation by each norm", (norm_rotation,)),
+    "uniform": ("The uniform vector", (towards_uniform,)),
     "tokens": (
         "Tokens among themselves",
         (

@@ -15,7 +15,7 @@ from ..lab.runs.run import flatten, read_object, read_objects, read_text, rows_o
 from ..lab.runs.statistics import Row, aggregate, choose
 from ..parsing import from_yaml
 from .source import SavedStudy
-from .whole import read_whole, undamaged
+from .whole import read_whole, refuse_damaged
 
 Record = dict[str, Any]
 AnyPath = str | PathLike[str]
@@ -125,7 +125,7 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:
     results: list[Record] = []
     rows: list[tuple[str, Any]] = []
     for root in roots:
-        with undamaged(root / "results.json", "compare") as file:
+        with refuse_damaged(root / "results.json", "compare") as file:
             results.append(read_whole(file) if file.is_file() else {})
             rows += [(str(row["scheme"]), row.get("baseline")) for row in results[-1].get("schemes", ())]
     order = [scheme for scheme, _ in rows]
@@ -178,7 +178,7 @@ def read_run(path: Path) -> Run:
     )
 
 
-def kind(path: Path) -> str:
+def study_kind(path: Path) -> str:
     """What a directory holds: simulation, probe, ladder, comparison or run; as its settings say where its summary is
     lost."""
     summary = read_object(path / "summary.json")
@@ -215,7 +215,7 @@ def _is_run(path: Path) -> bool:
     if not path.is_dir() or (path / "runs").is_dir():
         return False
     return any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", "trace.jsonl")) and (
-        kind(path) == "run"
+        study_kind(path) == "run"
     )
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..lab.runs.statistics import paired, spikes
+from ..lab.runs.statistics import paired_interval, spikes
 from .runs import Record, Run
 
 Array = NDArray[np.float64]
@@ -88,7 +88,7 @@ def paired_gap(runs: Sequence[Run], base: Sequence[Run], key: str = "val_loss") 
     mean = _summarise(groups)
     if mean is None:
         return None
-    intervals = [paired(group[:, 1]) for group in groups]
+    intervals = [paired_interval(group[:, 1]) for group in groups]
     low = [i.mean if i.low is None else i.low for i in intervals]
     high = [i.mean if i.high is None else i.high for i in intervals]
     return mean._replace(low=np.array(low), high=np.array(high))
@@ -100,7 +100,7 @@ def course(runs: Sequence[Run], measure: str) -> Curve | None:
     for run in runs:
         sites: dict[float, list[float]] = {}
         for record in run.trace:
-            value = measured(record, measure)
+            value = read_measure(record, measure)
             if math.isfinite(value):
                 sites.setdefault(number(record, "step"), []).append(value)
         found += [(step, step * _tokens_per_step(run), float(np.mean(values))) for step, values in sites.items()]
@@ -152,14 +152,14 @@ def profile(runs: Sequence[Run], measure: str) -> dict[SiteKey, tuple[float, flo
     for run in runs:
         last = max((number(record, "step") for record in run.trace), default=0.0)
         for record in run.trace:
-            value = measured(record, measure)
+            value = read_measure(record, measure)
             if number(record, "step") == last and math.isfinite(value):
                 site = SiteKey(number(record, "layer"), str(record.get("kind")))
                 values.setdefault(site, []).append(value)
     return {site: (float(np.mean(v)), min(v), max(v)) for site, v in values.items()}
 
 
-def measured(record: Record, measure: str) -> float:
+def read_measure(record: Record, measure: str) -> float:
     """A column of the trace, or the inverse of one: `1/speed`, finite where a site hardly turns a token."""
     if measure.startswith("1/"):
         value = number(record, measure[2:])

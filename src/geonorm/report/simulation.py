@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .columns import aligned, markdown_lines
+from .columns import align, markdown_lines
 from .page import Cells
 from .runs import Record
 from .source import SavedStudy
-from .whole import read_every_line, read_whole, undamaged
+from .whole import read_every_line, read_whole, refuse_damaged
 
 START = {
     "equiangular": "orthonormal start",
@@ -58,18 +58,18 @@ class SavedSimulation(SavedStudy):
 def load(path: Path) -> SavedSimulation:
     """Read a simulation directory. GeonormError where a file is cut or is not what the others say, OSError where one is
     missing."""
-    with undamaged(path / "summary.json", "simulate") as file:
+    with refuse_damaged(path / "summary.json", "simulate") as file:
         summary = read_whole(file)
-        terminal(summary)
+        text_lines(summary)
         ends = {row["scheme"]: row["time_final"] for row in summary["schemes"]}
-    with undamaged(path / "trace.jsonl", "simulate") as file:
+    with refuse_damaged(path / "trace.jsonl", "simulate") as file:
         rows: dict[str, list[Record]] = {scheme: [] for scheme in ends}
         for row in read_every_line(file):
             rows[row["scheme"]].append(row)
         for scheme, seen in rows.items():
             if not seen or seen[-1]["time"] < ends[scheme]:
                 raise ValueError(f"it ends before {scheme} does")
-    with undamaged(path / "theory.json", "simulate") as file:
+    with refuse_damaged(path / "theory.json", "simulate") as file:
         theory = read_whole(file)
         foreseen = {row["scheme"] for row in summary["schemes"] if row["initial_velocity_predicted"] is not None}
         if not foreseen <= theory.keys() <= rows.keys():
@@ -77,7 +77,7 @@ def load(path: Path) -> SavedSimulation:
         for scheme, course in theory.items():
             if {len(course[key]) for key in ("gap", "speed", "radius")} != {len(course["times"])}:
                 raise ValueError(f"the columns of {scheme} are not of one length")
-    with undamaged(path / "particles.json", "simulate") as file:
+    with refuse_damaged(path / "particles.json", "simulate") as file:
         return SavedSimulation(path, summary, rows, theory, read_whole(file))
 
 
@@ -97,7 +97,7 @@ def caption(summary: Record) -> str:
     return " · ".join(parts)
 
 
-def law(kind: str | None, exponent: float | None) -> str:
+def format_law(kind: str | None, exponent: float | None) -> str:
     """A terminal law of 1 - cos as people write it."""
     if kind is None or kind == "early":
         return "–"
@@ -129,8 +129,8 @@ def velocities(summary: Record) -> tuple[list[str], Cells]:
         table.append([
             row["scheme"], _number(row["initial_velocity"]), _number(row["initial_velocity_predicted"]),
             f"not at its end (cos {_number(row['cos_pair_final'])})" if early
-            else law(row["terminal_law"], row["terminal_exponent"]), between,
-            law(row["terminal_law_predicted"], row["terminal_exponent_predicted"]),
+            else format_law(row["terminal_law"], row["terminal_exponent"]), between,
+            format_law(row["terminal_law_predicted"], row["terminal_exponent_predicted"]),
             "not reached" if row["collapse_time"] is None else f"t = {row['collapse_time']:.4g}",
             _number(row["cos_pair_final"]),
         ])  # fmt: skip
@@ -144,7 +144,7 @@ NOTE = (
 )
 
 
-def unpredicted(summary: Record) -> list[str]:
+def explain_unpredicted(summary: Record) -> list[str]:
     """Why the theory of the last law is silent about some schemes."""
     reasons: dict[str, list[str]] = {}
     for row in summary["schemes"]:
@@ -153,12 +153,12 @@ def unpredicted(summary: Record) -> list[str]:
     return [f"no prediction of the last law of {', '.join(names)}: {why}" for why, names in reasons.items()]
 
 
-def terminal(summary: Record) -> list[str]:
+def text_lines(summary: Record) -> list[str]:
     """Both tables as lines of text."""
     lines = [caption(summary)]
     for titles, cells in (speeds(summary), velocities(summary)):
-        lines += ["", *aligned([titles, *cells], numbers=False)]
-    return [*lines, "", NOTE, *unpredicted(summary)]
+        lines += ["", *align([titles, *cells], numbers=False)]
+    return [*lines, "", NOTE, *explain_unpredicted(summary)]
 
 
 def markdown(summary: Record) -> str:
@@ -173,7 +173,9 @@ def headline(row: Record) -> str:
     when = f"tokens come together (cosine 0.99) at depth-time {reached:.4g}" if reached is not None else (
         f"tokens do not come together: the mean cosine ends at {_number(row['cos_pair_final'])}"
     )  # fmt: skip
-    found, expected = (law(row[f"terminal_law{end}"], row[f"terminal_exponent{end}"]) for end in ("", "_predicted"))
+    found, expected = (
+        format_law(row[f"terminal_law{end}"], row[f"terminal_exponent{end}"]) for end in ("", "_predicted")
+    )
     last = "" if found in ("–", "none") else f"; 1 - cos falls like {found}"
     return f"{scheme}: {when}{last}" + (f" (theory: {expected})" if expected not in ("–", "none") else "")
 

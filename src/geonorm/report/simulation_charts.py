@@ -27,7 +27,7 @@ def cosine(trace: SavedSimulation) -> list[Chart]:
     return _in_depth(trace, title, "cos_pair", lambda p: [None if g is None else 1 - g for g in p["gap"]], "cosine")
 
 
-def speed(trace: SavedSimulation) -> list[Chart]:
+def speed_and_radius(trace: SavedSimulation) -> list[Chart]:
     """Speed factor s and radius r against depth."""
     return [
         *_in_depth(trace, "Speed factor s: small is fast", "speed", lambda path: path["speed"], "s", True),

@@ -15,17 +15,18 @@ from .page import Part, Section, bullets, details, html_table, pairs
 from .probe import Geometry
 from .probe_charts import FIGURES, draw_probe
 from .simulation import SavedSimulation
-from .simulation_charts import collapse, cosine, speed, sphere
+from .simulation_charts import collapse, cosine, speed_and_radius, sphere
 from .vega import figure_specs
 
 
-def simulation(trace: SavedSimulation, place: Mapping[str, int]) -> Part:
+def report_simulation(trace: SavedSimulation, place: Mapping[str, int]) -> Part:
     """What the report says of a simulation; `place`: where each scheme stands in the legend."""
     rows = trace.summary["schemes"]
     tables = [simulations.speeds(trace.summary), simulations.velocities(trace.summary)]
-    said = "; ".join([simulations.NOTE, *simulations.unpredicted(trace.summary)])
+    said = "; ".join([simulations.NOTE, *simulations.explain_unpredicted(trace.summary)])
     settings = {key: value for key, value in trace.summary.items() if key not in ("kind", "schemes", "status", "out")}
-    drawn, spheres = {draw.__name__: draw(trace) for draw in (cosine, collapse, speed)}, sphere(trace)
+    spheres = sphere(trace)
+    drawn = {"cosine": cosine(trace), "collapse": collapse(trace), "speed": speed_and_radius(trace)}
     name, caption = trace.path.resolve().name, simulations.caption(trace.summary)
     return Part(
         source=name,
@@ -45,7 +46,7 @@ def simulation(trace: SavedSimulation, place: Mapping[str, int]) -> Part:
     )
 
 
-def probe(found: Geometry, place: Mapping[str, int]) -> Part:
+def report_probe(found: Geometry, place: Mapping[str, int]) -> Part:
     """What the report says of a probe; `place`: where each entry stands in the legend."""
     index = {name: place[key] for name, key in found.keys.items()}
     tables = [probes.overview(found.models), probes.averages(found)]
@@ -68,12 +69,12 @@ def probe(found: Geometry, place: Mapping[str, int]) -> Part:
     )
 
 
-def ladder(found: SavedLadder, place: Mapping[str, int]) -> Part:
+def report_ladder(found: SavedLadder, place: Mapping[str, int]) -> Part:
     """What the report says of a ladder; `place`: where each scheme stands in the legend."""
     told = {title: content for title, content in ladders.tables(found).items() if content[1]}
     speedups, *others = (f"<h3>{escape(title)}</h3>{html_table(*content, place)}" for title, content in told.items())
     drawn = {draw.__name__: draw(found) for draw in ladder_charts.CHARTS}
-    name, caption, limited = found.path.resolve().name, ladders.summary_line(found), ladders.limits(found)
+    name, caption, limited = found.path.resolve().name, ladders.caption(found), ladders.caveats(found)
     again = shlex.join(["geonorm", "ladder", "--config", str(found.path / "config.yaml"), "--out", "NEW"])
     runs = pairs((run["run"], f"{run['status']}, {run['val_loss']}") for run in found.results["runs"])
     return Part(

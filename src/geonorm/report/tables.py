@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import NamedTuple
 
 from ..lab.runs.statistics import SEED_CAP, Row, significant
-from .columns import aligned, markdown_lines
+from .columns import align, markdown_lines
 from .runs import SavedComparison
 from .style import memory, rate, si, signed
 
@@ -82,14 +82,14 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "", *(f"- {headline(row)}" for row in rows)]) + "\n"
 
 
-def terminal(rows: Sequence[Row], limits: Sequence[str] = ()) -> list[str]:
+def text_lines(rows: Sequence[Row], limits: Sequence[str] = ()) -> list[str]:
     """Lines of at most 100 columns: the table, one sentence per scheme, and what limits them, as on the page."""
     columns = [column for column in COLUMNS if column.terminal]
     table = [[column.title for column in columns], *([column.cell(row) for column in columns] for row in rows)]
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
     room = max(6, WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1))
     short = (first if len(first) <= room else first[: room - 1] + "…" for first, *_ in table)
-    lines = aligned([[first, *row[1:]] for first, row in zip(short, table, strict=True)])
+    lines = align([[first, *row[1:]] for first, row in zip(short, table, strict=True)])
     lines.insert(1, "-" * max(map(len, lines)))
     said = [headline(row) for row in rows]
     if limits:
@@ -151,7 +151,7 @@ def chances(row: Row) -> str:
     return "–" if row["p"] is None else f"{row['p']:.2g}, {row['p_holm']:.2g}"
 
 
-def moderated(row: Row) -> str:
+def moderated_difference(row: Row) -> str:
     """The difference of the means under variances moderated by the spreads of all schemes."""
     if row["moderated_difference"] is None:
         return "–"
@@ -159,7 +159,7 @@ def moderated(row: Row) -> str:
     return f"{signed(row['moderated_difference'], 3)} ({ends})"
 
 
-def fitted(row: Row) -> str:
+def fitted_minimum(row: Row) -> str:
     """The minimum of the parabola through all rates: loss, its standard error, and the rate; or why there is none."""
     fit = row["fit"]
     if not fit:
@@ -190,10 +190,10 @@ COLUMNS = (
     Column("val loss", spread),
     Column("difference (95 %)", paired_difference),
     Column("p, Holm", chances),
-    Column("moderated (95 %)", moderated, terminal=False),
+    Column("moderated (95 %)", moderated_difference, terminal=False),
     Column("verdict", verdict, terminal=False),
     Column("lr", learning_rate),
-    Column("fitted minimum", fitted, terminal=False),
+    Column("fitted minimum", fitted_minimum, terminal=False),
     Column(
         "bits/byte", lambda row: "–" if row["val_bpb_mean"] is None else f"{row['val_bpb_mean']:.4f}", terminal=False
     ),

@@ -14,7 +14,7 @@ Record = dict[str, Any]
 
 
 @contextmanager
-def undamaged(file: Path, verb: str) -> Iterator[Path]:
+def refuse_damaged(file: Path, verb: str) -> Iterator[Path]:
     """GeonormError where what is read of a file is cut or of another shape: `verb` writes it whole."""
     try:
         yield file

@@ -4,13 +4,17 @@ from .pre import Pre  # first, as in every list of names
 
 # isort: split
 from .base import About, Placement, Scheme, Site
-from .combine import First, Mix, PerKind
+from .combine import First, Mix, PerKind, state_of
 from .flat import DeepNorm, Keel, LayerNormScaling, Olmo2, Peri, Post, Sandwich, Sqrt
 from .geodesic import GeoNorm
 from .grammar import find, parse
+from .history import AttentionResiduals
 from .hybrid import Hybrid
 from .hypersphere import NGPT, AnGPT
-from .learned import LayerScale, ReZero
+from .lambdas import Lambdas
+from .learned import GPAS, LayerScale, ReZero
+from .manifold import ManifoldHyper
+from .nag import NAG
 from .origin import schemes_in, sources_of, stored
 from .parts import Parts, read_at, reset_parts, write_at
 from .polar import Polar
@@ -19,17 +23,22 @@ from .streams import Hyper, ResidualDual, Siamese
 from .tangent import NormPreserving, Orthogonal
 
 __all__ = [
+    "GPAS",
+    "NAG",
     "NGPT",
     "About",
     "AnGPT",
+    "AttentionResiduals",
     "DeepNorm",
     "First",
     "GeoNorm",
     "Hybrid",
     "Hyper",
     "Keel",
+    "Lambdas",
     "LayerNormScaling",
     "LayerScale",
+    "ManifoldHyper",
     "Mix",
     "NormPreserving",
     "Olmo2",
@@ -56,6 +65,7 @@ __all__ = [
     "reset_parts",
     "schemes_in",
     "sources_of",
+    "state_of",
     "stored",
     "write_at",
 ]

@@ -84,6 +84,8 @@ class About:
     """Speed factor s and radius law r' without fields, as docs/theory.md writes them; tests hold it against `write`."""
     lawless: str = ""
     """Why there is no law (rho, tau), where the step leaves span{x, u} or knows more than x and u."""
+    state: str = ""
+    """What a token is between two blocks, where that is neither (..., dim) nor (..., streams, dim)."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +123,6 @@ class Scheme:
             )
             if "angles" not in own:
                 cls.angles = Scheme.angles  # type: ignore[method-assign]  # those of a base do not fit another write
-
-    @property
-    def layout(self) -> str:
-        """What the state of a token is: schemes of one layout may follow one another in a model."""
-        return "one stream" if self.streams == 1 else f"{self.streams} streams of {type(self).__name__}"
 
     def width(self, dim: int) -> int:
         """How many numbers the stream has along its last axis."""

@@ -16,6 +16,14 @@ from .pre import Pre
 from .registry import register
 
 
+def state_of(scheme: Scheme) -> str:
+    """What a token is between two blocks, in words: schemes of one state may follow one another."""
+    if isinstance(scheme, Combined):
+        return state_of(scheme.pair()[0])
+    plain = "one stream" if scheme.streams == 1 else f"{scheme.streams} streams of {type(scheme).__name__}"
+    return scheme.about.state or plain
+
+
 @dataclass(frozen=True)
 class Combined(Scheme):
     """Two schemes over one stream, of which `choose` says which stands where; the first wins where both recipes name
@@ -40,8 +48,9 @@ class Combined(Scheme):
     def check(self) -> None:
         one, other = self.pair()
         require(
-            one.layout == other.layout,
-            f"cannot combine {one} ({one.layout}) with {other} ({other.layout}): use schemes of one kind of stream",
+            state_of(one) == state_of(other),
+            f"cannot combine {one} ({state_of(one)}) with {other} ({state_of(other)}): use schemes of one kind of "
+            "stream",
         )
         lawless = next((part.about.lawless for part in self.pair() if not part.planar), "")
         object.__setattr__(self, "about", replace(self.about, lawless=lawless))
@@ -53,10 +62,6 @@ class Combined(Scheme):
     @property
     def planar(self) -> bool:  # type: ignore[override]
         return all(part.planar for part in self.pair())
-
-    @property
-    def layout(self) -> str:
-        return self.pair()[0].layout
 
     def seen(self, x: Tensor) -> Tensor:
         return self.pair()[0].seen(x)

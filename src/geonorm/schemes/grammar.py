@@ -103,7 +103,7 @@ class SchemeReader:
                     self.take(",")
             self.take(")")
         self.depth -= 1
-        return build(name, arguments, keywords)
+        return build_scheme(name, arguments, keywords)
 
     def value(self) -> Any:
         sign = 1.0
@@ -140,7 +140,7 @@ def literal(token: str) -> int | float:
     return int(token) if re.fullmatch(r"[+-]?\d{1,18}", token) else float(token)
 
 
-def build(name: str, arguments: list[Any], keywords: dict[str, Any]) -> Scheme:
+def build_scheme(name: str, arguments: list[Any], keywords: dict[str, Any]) -> Scheme:
     if name == "pre" and keywords.get("form") in FORMS:
         keywords = dict(keywords)
         name = FORMS[keywords.pop("form")]
@@ -184,7 +184,7 @@ def parse(text: str | Scheme) -> Scheme:
         raise ConfigError(f"a scheme is a string such as 'pre' or 'geonorm(decay=sqrt)', got {text!r}")
     reader = SchemeReader(text)
     try:
-        with elsewhere.reading(text):
+        with elsewhere.mark_stored(text):
             scheme = reader.scheme()
     except RecursionError:
         raise ConfigError("cannot read a scheme nested that deeply") from None

@@ -38,7 +38,7 @@ def stored(text: str, sources: Mapping[str, Any] | None, where: str, strict: boo
     for place, about in (sources or {}).items():
         files = about.get("files") if isinstance(about, Mapping) else None
         if isinstance(files, Mapping) and files and elsewhere.own(place) in files:
-            kept[place] = elsewhere.ordered(place, files)
+            kept[place] = elsewhere.order_files(place, files)
             if about.get("interface") != INTERFACE:
                 elsewhere.say(
                     f"{place} of {where} was written for version {about.get('interface')} of the interface of schemes; "

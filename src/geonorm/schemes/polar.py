@@ -65,9 +65,9 @@ class Polar(Pre):
         claim="The same function as pre: it claims nothing.",
         checked="pre: logits and all gradients, to rounding",
         lawless="its state carries the log-radius as one more number; its law is that of pre",
+        state="direction and log-radius",
     )
     planar = False
-    layout = "direction and log-radius"
 
     def width(self, dim: int) -> int:
         return dim + 1

@@ -297,7 +297,7 @@ def anatomy(config: Any) -> tuple[Stack, ...]:
     return (family,) if isinstance(family, Stack) else family(config)
 
 
-def rooted(model: Any, stacks: Iterable[Stack]) -> Iterator[tuple[Stack, str]]:
+def root_stacks(model: Any, stacks: Iterable[Stack]) -> Iterator[tuple[Stack, str]]:
     """Those of the stacks that a model (an nn.Module, with a head or without) has, each with the path of the base model
     that its paths start from: the shortest that ends in the stack's blocks; the empty string is the model itself."""
     names = [name for name, _ in model.named_modules()]
@@ -309,13 +309,13 @@ def rooted(model: Any, stacks: Iterable[Stack]) -> Iterator[tuple[Stack, str]]:
 
 def blocks_of(model: Any, stack: Stack, base: str) -> list[Any]:
     """The blocks of a stack, whose paths start from `base`."""
-    path = join(base, stack.blocks)
+    path = join_path(base, stack.blocks)
     found = list(model.get_submodule(path).children())
     if not found:
         raise ConfigError(f"{path} holds no blocks")
     return found
 
 
-def join(*paths: str) -> str:
+def join_path(*paths: str) -> str:
     """A dotted path from its parts; empty ones are left out."""
     return ".".join(path for path in paths if path)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..residual import Residual
 from ..schemes import Site
-from .anatomy import BY_HAND, Stack, anatomy, blocks_of, join, rooted
+from .anatomy import BY_HAND, Stack, anatomy, blocks_of, join_path, root_stacks
 
 Key = TypeVar("Key")
 
@@ -76,7 +76,7 @@ def stacks_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[tuple[S
         ours = not hasattr(config, "stock_type") and any(isinstance(module, Residual) for module in model.modules())
         own = Stack("decoder", "blocks" if hasattr(model, "blocks") else "", ())
         stacks = (own,) if ours else anatomy(config)
-    return list(rooted(model, stacks))
+    return list(root_stacks(model, stacks))
 
 
 def sites_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[ModelSite]:
@@ -93,7 +93,7 @@ def sites_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[ModelSit
                     ModelSite(stack.name, str(residual.scheme), site, residual, residual, ((residual.branch,),))
                 )
             for sublayer in () if residuals else stack.sublayers:
-                at = join(base, stack.blocks, str(layer))
+                at = join_path(base, stack.blocks, str(layer))
                 readers = [module_at(block, branch.reader, at) for branch in sublayer.branches]
                 chains = tuple(tuple(module_at(block, p, at) for p in branch.modules) for branch in sublayer.branches)
                 site = Site(layer, sublayer.kind, len(blocks))

@@ -151,7 +151,7 @@ def test_stdlib_needs_nothing_and_is_split_by_module():
     train, validation = set(source.documents("train")), set(source.documents("validation"))
     assert not train & validation and len(validation) >= 30
     assert 4e6 < sum(map(len, train | validation)) < 12e6
-    assert len(source.files) == len(stdlib.locate()) >= 150
+    assert len(source.files) == len(stdlib.find_modules()) >= 150
     assert stdlib.VALIDATION.issubset(stdlib.MODULES)
     # a fixed property of the list: a changed list would silently change everybody's validation loss
     assert stdlib.VALIDATION.issuperset({"collections", "json", "inspect", "zoneinfo._zoneinfo"})
@@ -172,8 +172,11 @@ def test_stdlib_with_missing_modules(tmp_path, monkeypatch):
     (tmp_path / "json").mkdir()
     (tmp_path / "json" / "__init__.py").write_text("a = 1\n")
     (tmp_path / "random.py").write_text("b = 2\n")
-    assert stdlib.locate(tmp_path) == {"json": tmp_path / "json" / "__init__.py", "random": tmp_path / "random.py"}
-    monkeypatch.setattr(stdlib, "locate", dict)
+    assert stdlib.find_modules(tmp_path) == {
+        "json": tmp_path / "json" / "__init__.py",
+        "random": tmp_path / "random.py",
+    }
+    monkeypatch.setattr(stdlib, "find_modules", dict)
     with pytest.raises(DataError, match="no source files"):
         open_source("stdlib")
 

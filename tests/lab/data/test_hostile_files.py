@@ -15,7 +15,7 @@ from geonorm.elsewhere import cache_folder
 from geonorm.errors import ConfigError, DataError
 from geonorm.lab.data import files
 from geonorm.lab.data.files import open_zstandard
-from geonorm.lab.scale.world import listener, pack, unpack
+from geonorm.lab.scale.world import listen, pack, unpack
 from geonorm.nn.sampling import sample
 from geonorm.parsing import from_json, from_yaml
 from geonorm.report import build
@@ -163,9 +163,9 @@ def test_a_page_takes_the_place_of_a_page_only(tmp_path: Path) -> None:
 
 
 def test_the_store_listens_at_its_address_only() -> None:
-    with socket.socket(fileno=listener("127.0.0.1", 0)) as server:
+    with socket.socket(fileno=listen("127.0.0.1", 0)) as server:
         assert server.getsockname()[0] == "127.0.0.1"
-    assert listener("203.0.113.1", 0) is None  # no address of this machine: others may know a way to it
+    assert listen("203.0.113.1", 0) is None  # no address of this machine: others may know a way to it
 
 
 def test_what_ranks_tell_each_other_is_json() -> None:

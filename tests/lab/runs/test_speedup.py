@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from geonorm.lab.runs.speedup import Course, findings, fit_law, read_speedup
+from geonorm.lab.runs.speedup import Course, fit_law, judge_ladder, read_speedup
 
 BUDGETS = [1e6, 2e6, 4e6, 8e6, 16e6]
 SIZES = {"d3w48": 180_000, "d4w64": 330_000, "d6w96": 860_000}
@@ -51,7 +51,7 @@ def planted(factor: float) -> dict[str, Law]:
 def test_a_planted_speedup_lies_within_its_interval_as_often_as_it_should() -> None:
     held, widths = 0, []
     for generator in range(200):
-        (row,) = findings(runs(planted(1.25), generator=generator), "pre")["speedups"]
+        (row,) = judge_ladder(runs(planted(1.25), generator=generator), "pre")["speedups"]
         held += row["speedup_low"] <= 1.25 <= row["speedup_high"]
         widths.append(row["speedup_high"] / row["speedup_low"])
     assert 182 <= held <= 198  # 95 % of 200, within three standard errors
@@ -62,13 +62,13 @@ def test_a_planted_speedup_lies_within_its_interval_as_often_as_it_should() -> N
 @pytest.mark.parametrize("budgets", [BUDGETS, BUDGETS[::2], [4e6, 8e6]])
 def test_without_noise_it_is_read_off_exactly(factor: float, budgets: list[float]) -> None:
     """But for what curves do between points a factor of two or four apart; through two points they are straight."""
-    (row,) = findings(runs(planted(factor), budgets, noise=1e-9), "pre")["speedups"]
+    (row,) = judge_ladder(runs(planted(factor), budgets, noise=1e-9), "pre")["speedups"]
     assert row["speedup"] == pytest.approx(factor, rel={5: 0.002, 3: 0.006, 2: 0.03}[len(budgets)])
     assert row["bound"] is None and row["along"] == "tokens" and row["n"] == 3
 
 
 def test_wall_time_is_what_a_slower_scheme_loses() -> None:
-    (row,) = findings(runs(planted(1.25), speeds={"planted": 8e3}), "pre")["speedups"]
+    (row,) = judge_ladder(runs(planted(1.25), speeds={"planted": 8e3}), "pre")["speedups"]
     assert row["wall"] == pytest.approx(row["speedup"] * 0.8, rel=0.02)
     assert row["wall_low"] < row["wall"] < row["wall_high"]
 
@@ -83,7 +83,7 @@ def test_one_budget_at_several_sizes_is_read_along_compute() -> None:
     for factor in (0.8, 1.02, 1.25):
         schemes = {"pre": of_compute, "other": lambda size, tokens, by=factor: of_compute(size, by * tokens)}
         found = [run for name, n in SIZES.items() for run in runs(schemes, [20 * n], {name: n}, noise=1e-9)]
-        rows = findings(found, "pre")["speedups"]
+        rows = judge_ladder(found, "pre")["speedups"]
         assert [row["size"] for row in rows] == list(SIZES) and {row["along"] for row in rows} == {"compute"}
         assert [row["speedup"] for row in rows] == pytest.approx([factor] * 3, rel=0.01)
 
@@ -91,20 +91,20 @@ def test_one_budget_at_several_sizes_is_read_along_compute() -> None:
 def test_what_lies_outside_is_a_bound_and_said() -> None:
     better = {"pre": law, "other": lambda size, tokens: law(size, tokens) - 1.0}
     worse = {"pre": law, "other": lambda size, tokens: law(size, tokens) + 1.0}
-    (row,) = findings(runs(better, [4e6, 8e6]), "pre")["speedups"]
+    (row,) = judge_ladder(runs(better, [4e6, 8e6]), "pre")["speedups"]
     assert (row["bound"], row["limit"], row["speedup"]) == (">", pytest.approx(2.0), None)
-    (row,) = findings(runs(worse, [4e6, 8e6]), "pre")["speedups"]
+    (row,) = judge_ladder(runs(worse, [4e6, 8e6]), "pre")["speedups"]
     assert (row["bound"], row["limit"], row["speedup_p"]) == ("<", pytest.approx(0.5), None)
-    (row,) = findings(runs(better, [4e6]), "pre")["speedups"]
+    (row,) = judge_ladder(runs(better, [4e6]), "pre")["speedups"]
     assert row["speedup"] is None and "no curve" in row["problem"]
 
 
 def test_a_run_that_is_lost_is_said_and_one_seed_gives_no_interval() -> None:
     found = runs(planted(1.25), seeds=1)
-    (row,) = findings(found, "pre")["speedups"]
+    (row,) = judge_ladder(found, "pre")["speedups"]
     assert row["speedup"] is not None and row["speedup_low"] is None and row["n"] == 1
     found[-1] |= {"status": "diverged", "val_loss": None}
-    (row,) = findings(found, "pre")["speedups"]
+    (row,) = judge_ladder(found, "pre")["speedups"]
     assert row["speedup"] is None and row["problem"] == "no seed has the runs that it needs"
 
 
@@ -113,7 +113,7 @@ def test_points_of_one_trunk_are_one_observation() -> None:
     many = list(np.geomspace(1e6, 16e6, 10))
     widths = []
     for budgets in (BUDGETS, many):
-        rows = [findings(runs(planted(1.25), budgets, generator=g), "pre")["speedups"][0] for g in range(40)]
+        rows = [judge_ladder(runs(planted(1.25), budgets, generator=g), "pre")["speedups"][0] for g in range(40)]
         widths.append(np.median([math.log(row["speedup_high"] / row["speedup_low"]) for row in rows]))
     assert 0.7 < widths[1] / widths[0] < 1.4
 
@@ -127,7 +127,7 @@ def test_the_slope_of_a_difference_is_tested_over_seeds() -> None:
     }
     held = {"level": 0, "grows": 0}
     for generator in range(100):
-        for row in findings(runs(schemes, generator=generator), "pre")["trends"]:
+        for row in judge_ladder(runs(schemes, generator=generator), "pre")["trends"]:
             truth = 0.02 if row["scheme"] == "grows" else 0.0
             held[row["scheme"]] += row["slope_low"] <= truth <= row["slope_high"]
     assert all(88 <= count <= 100 for count in held.values()), held
@@ -145,10 +145,10 @@ def test_a_fit_finds_the_law_or_says_what_it_lacks() -> None:
 
 
 def test_fits_of_a_ladder_have_intervals_over_trunks() -> None:
-    rows = findings(runs(planted(1.25), seeds=4, noise=0.002), "pre")["fits"]
+    rows = judge_ladder(runs(planted(1.25), seeds=4, noise=0.002), "pre")["fits"]
     assert [row["scheme"] for row in rows] == ["pre", "planted"]
     assert all(row["points"] == 5 and row["a_low"] < row["a"] < row["a_high"] for row in rows)
-    (row,) = findings(runs({"pre": law}, [4e6, 8e6]), "pre")["fits"]
+    (row,) = judge_ladder(runs({"pre": law}, [4e6, 8e6]), "pre")["fits"]
     assert "needs 4" in row["problem"]
 
 

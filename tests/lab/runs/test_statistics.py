@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geonorm.lab.runs.statistics import SEED_CAP, aggregate, choose, paired, ratio_interval, seeds_needed, spikes
+from geonorm.lab.runs.statistics import (
+    SEED_CAP,
+    aggregate,
+    choose,
+    paired_interval,
+    ratio_interval,
+    seeds_needed,
+    spikes,
+)
 
 FINITE = st.floats(-1e3, 1e3, allow_nan=False)
 
@@ -24,24 +32,24 @@ def summary(scheme: str, seed: int, loss: float | None, lr: float = 1e-3, **extr
 
 
 def test_paired_is_students_t_interval() -> None:
-    interval = paired([1.0, 2.0, 3.0])  # t(0.975, 2) = 4.302653, std 1
+    interval = paired_interval([1.0, 2.0, 3.0])  # t(0.975, 2) = 4.302653, std 1
     assert interval.mean == 2.0 and interval.std == 1.0 and interval.n == 3
     assert interval.high == pytest.approx(2 + 4.302652729911275 / math.sqrt(3), rel=1e-9)
     assert not interval.resolved
-    assert paired([1.0, 1.1, 1.05]).resolved
+    assert paired_interval([1.0, 1.1, 1.05]).resolved
 
 
 def test_paired_without_spread() -> None:
-    assert paired([0.5])[:4] == (0.5, None, None, None)
-    assert paired([]).n == 0 and math.isnan(paired([]).mean)
-    assert not paired([0.5]).resolved
+    assert paired_interval([0.5])[:4] == (0.5, None, None, None)
+    assert paired_interval([]).n == 0 and math.isnan(paired_interval([]).mean)
+    assert not paired_interval([0.5]).resolved
 
 
 @settings(deadline=None)
 @given(st.lists(FINITE, min_size=2, max_size=12), FINITE)
 def test_paired_moves_with_a_shift_and_mirrors(values: list[float], shift: float) -> None:
-    interval = paired(values)
-    moved, mirrored = paired(np.array(values) + shift), paired(-np.array(values))
+    interval = paired_interval(values)
+    moved, mirrored = paired_interval(np.array(values) + shift), paired_interval(-np.array(values))
     assert interval.low is not None and moved.low is not None and mirrored.high is not None
     assert moved.low == pytest.approx(interval.low + shift, abs=1e-6)
     assert mirrored.high == pytest.approx(-interval.low, abs=1e-6)

@@ -56,7 +56,7 @@ def test_round_trip(tmp_path: Path, name: str, tied: bool) -> None:
     other.blocks[1].attn.layer.fill_(7)
     drawn = torch.rand(3)
     torch.manual_seed(99)
-    state = checkpoint.load(tmp_path / "step-2", other, fresh)
+    state = checkpoint.load_checkpoint(tmp_path / "step-2", other, fresh)
     assert state["step"] == 2 and state["seconds"] == 1.5 and torch.equal(torch.rand(3), drawn)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
     assert other.blocks[1].attn.layer.item() == 1
@@ -74,7 +74,7 @@ def test_another_model_is_named_and_nothing_changes(tmp_path: Path) -> None:
     other = Decoder(DecoderConfig(**{**vars(SMALL), "hidden": 8}))
     before = {name: value.clone() for name, value in other.state_dict().items()}
     with pytest.raises(CheckpointError, match=r"of another model: blocks\.0\.mlp\.branch\.down\.weight does not fit"):
-        checkpoint.load(tmp_path / "step-2", other)
+        checkpoint.load_checkpoint(tmp_path / "step-2", other)
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
 
 
@@ -83,7 +83,7 @@ def test_newest_are_kept(tmp_path: Path, keep: int) -> None:
     model, optimizers = trained()
     for step in (3, 9, 10, 100):
         save(tmp_path, step, model, optimizers, {}, keep)
-    assert checkpoint.steps(tmp_path) == [3, 9, 10, 100][-keep:]
+    assert checkpoint.saved_steps(tmp_path) == [3, 9, 10, 100][-keep:]
 
 
 def test_a_corrupt_later_checkpoint_does_not_displace_a_good_one(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_corrupt_later_checkpoint_does_not_displace_a_good_one(tmp_path: Path)
     state = checkpoint.load_newest(tmp_path, model, optimizers, said.append)
     assert state is not None and state["step"] == 5 and "step-10" in said[0]
     save(tmp_path, 7, model, optimizers, {}, keep=1)
-    assert checkpoint.steps(tmp_path) == [7]
+    assert checkpoint.saved_steps(tmp_path) == [7]
 
 
 def full_open(patch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_failed_save_leaves_the_last_one(tmp_path: Path, fill: Any) -> None:
         assert re.search("cannot save checkpoint .*step-4: .*No space left.*; step-2 is kept", str(caught.value))
         assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["step-2"]
-    checkpoint.load(tmp_path / "step-2", model, optimizers)
+    checkpoint.load_checkpoint(tmp_path / "step-2", model, optimizers)
 
 
 def test_what_a_checkpoint_lacks_is_said(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_what_a_checkpoint_lacks_is_said(tmp_path: Path) -> None:
     path = save(tmp_path, 2, model, optimizers, {}, keep=1)
     (path / "state.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"step-2 is not readable: 'step' is missing$"):
-        checkpoint.load(path, model)
+        checkpoint.load_checkpoint(path, model)
     with pytest.raises(CheckpointError, match="'step' is missing; no usable checkpoint is left in"):
         checkpoint.load_newest(tmp_path, model, None, pytest.fail)
 

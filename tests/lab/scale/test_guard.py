@@ -126,7 +126,7 @@ def test_a_jump_of_the_loss(train: Any, tmp_path: Path, action: str) -> None:
         assert result.status == 0 and found["events"] == [] and found["spikes"] == 1
     elif action == "stop":
         assert result.status == 2 and "loss jumps to" in result.err and "at step 30; largest update" in result.err
-        assert found["status"] == "diverged" and checkpoint.steps(tmp_path / "run" / "checkpoints") == [16, 24]
+        assert found["status"] == "diverged" and checkpoint.saved_steps(tmp_path / "run" / "checkpoints") == [16, 24]
     else:
         assert result.status == 0, result
         (event,) = found["events"]
@@ -205,7 +205,7 @@ def test_a_stuck_rank_is_named(world: Any, tmp_path: Path, bad: int, how: str, w
         running.processes[bad].join()
         assert running.processes[bad].exitcode == 3 and running.read("err")[bad] == ""
     if where == "reading the batch":
-        assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [3]
+        assert checkpoint.saved_steps(tmp_path / "run" / "checkpoints") == [3]
 
 
 def test_the_cause_of_a_failure_is_said_by_its_rank(world: Any) -> None:

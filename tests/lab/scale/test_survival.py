@@ -78,7 +78,7 @@ def test_torchrun(tiny: list[str], train: Any, losses: Any, after: Any, tmp_path
     assert summary["status"] == "interrupted" and summary["world_size"] == 2
     assert 0 < summary["stopped_within"] < took
     stopped = summary["steps"]
-    assert checkpoint.steps(run / "checkpoints")[-1] == stopped
+    assert checkpoint.saved_steps(run / "checkpoints")[-1] == stopped
     assert f"stopped at step {stopped} of {steps}; saved in {run}" in err
 
     straight = tmp_path / "straight"
@@ -100,7 +100,7 @@ def test_disk_filled_while_two_ranks_save(ranks: Any, tiny: list[str], call: Any
     assert [r.status for r in ended] == [2, 2] and ended[1].err == "", ended
     assert re.search(r"cannot save checkpoint .*: .*No space left.*; step-\d+ is kept", ended[0].err)
     assert len(ended[0].err.splitlines()) == 1 and not list((run / "checkpoints").glob(".*"))
-    newest = checkpoint.steps(run / "checkpoints")[-1]
+    newest = checkpoint.saved_steps(run / "checkpoints")[-1]
     assert 0 < newest < 30 and call("generate", run, "--tokens", 3).status == 0
     subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
     ended = ranks("run", 2, "fp32", *command, run).wait()
@@ -142,7 +142,7 @@ def test_best_is_kept(tmp_path: Path) -> None:
     for step, loss in ((1, 3.0), (2, 2.0), (3, None), (4, 2.5), (5, 1.5), (6, None), (7, 1.7)):
         saver.save(step, model, [], {"val_loss": loss})
         saver.wait()
-        kept.append(checkpoint.steps(tmp_path))
+        kept.append(checkpoint.saved_steps(tmp_path))
     saver.close()
     assert kept == [[1], [1, 2], [2, 3], [2, 3, 4], [4, 5], [5, 6], [5, 6, 7]]
 
@@ -154,7 +154,7 @@ def test_best_of_a_run(train: Any, tmp_path: Path) -> None:
     evaluated = {row["step"]: row["val_loss"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")}
     best = min(evaluated, key=evaluated.__getitem__)
     assert 1 < best < 8
-    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [best, 8]
+    assert checkpoint.saved_steps(tmp_path / "run" / "checkpoints") == [best, 8]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_state_that_was_changed_is_refused(tmp_path: Path, damage: Any) -> None:
     damage(state)
     path.write_text(json.dumps(state))
     with pytest.raises(CheckpointError, match=r"corrupt|not readable"):
-        checkpoint.load(tmp_path / "step-2", model)
+        checkpoint.load_checkpoint(tmp_path / "step-2", model)
 
 
 def test_bytes_are_written_beside_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_bytes_are_written_beside_the_training(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(storage, "save_file", held)
     saver = checkpoint.Saver(tmp_path, keep=1)
     saver.save(2, model, [], {})
-    assert checkpoint.steps(tmp_path) == [] and not saver.failed
+    assert checkpoint.saved_steps(tmp_path) == [] and not saver.failed
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)

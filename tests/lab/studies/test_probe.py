@@ -15,7 +15,7 @@ from geonorm.cli import main as cli
 from geonorm.errors import ConfigError, DataError
 from geonorm.lab.studies import probe as lab
 from geonorm.probes.blockwise import load_one_block
-from geonorm.probes.subject import Subject, ablation, gradient_norms
+from geonorm.probes.subject import Subject, ablation, measure_gradients
 from geonorm.sites.anatomy import Stack
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
@@ -182,7 +182,7 @@ def test_files_with_other_names_are_refused(tiny_model: Tiny, tmp_path: Path) ->
 def test_gradients_are_those_of_the_loss(case: str, tiny_model: Tiny) -> None:
     model, inputs = tiny_model(case)
     subject = Subject(model)
-    rows = list(gradient_norms(subject, inputs).values())
+    rows = list(measure_gradients(subject, inputs).values())
     assert len(rows) == len(subject.capture.sites)
     assert all(p.grad is None for p in model.parameters())
     chains, row = list(subject.capture.sites)[-1].chains, rows[-1]
@@ -259,5 +259,5 @@ def test_our_own_run(train: Any, text: Path, tmp_path: Path) -> None:
 
 
 def test_labels_tell_models_apart() -> None:
-    assert lab.labels(["a/x", "b/y"]) == ["x", "y"]
-    assert lab.labels(["a/x", "b/x", "c/z"]) == ["a/x", "b/x", "z"]
+    assert lab.short_names(["a/x", "b/y"]) == ["x", "y"]
+    assert lab.short_names(["a/x", "b/x", "c/z"]) == ["a/x", "b/x", "z"]

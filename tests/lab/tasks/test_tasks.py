@@ -264,7 +264,7 @@ def test_a_random_model_scores_chance(sets: Path, tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     torch.manual_seed(1)
     model = Decoder(DecoderConfig(layers=1, width=16, heads=2, hidden=16, vocab_size=257, context=16)).eval()
-    lm = tasks.listener(*tasks.adapted(model, ByteTokenizer()), batch_size=64)
+    lm = tasks.listener(*tasks.adapt_decoder(model, ByteTokenizer()), batch_size=64)
     found = tasks.Tasks([str(path)]).ask(lm)["guess"]
     assert found["documents"] == 400 and found["chance"] == 0.25
     for name in ("acc", "gold_probability"):
@@ -378,7 +378,7 @@ def test_an_answer_longer_than_the_context_is_counted_and_named(run: Path, sets:
 def test_a_text_longer_than_the_context_is_no_end(run: Path) -> None:
     from lm_eval.api.instance import Instance
 
-    lm = tasks.listener(*tasks.adapted(open_run(run).model, tasks_tokenizer()), 1)
+    lm = tasks.listener(*tasks.adapt_decoder(open_run(run).model, tasks_tokenizer()), 1)
     made = [
         Instance("generate_until", {}, ("the cat", {"until": ["x"], "max_gen_toks": most}), i, ("t", i, 1))
         for i, most in enumerate((3, 32))

@@ -172,14 +172,14 @@ def test_run_without_a_checkpoint(run: Path, call: Any) -> None:
 
 def test_held_out_counts_bytes_not_tokens() -> None:
     """With uniform logits: log(vocabulary) nats a token, and bits per byte by the bytes of the targets."""
-    from geonorm.lab.train.evaluate import held_out
+    from geonorm.lab.train.evaluate import evaluate_held_out
 
     model = Decoder(DecoderConfig(layers=1, width=8, heads=2, hidden=8, vocab_size=16, context=4))
     torch.nn.init.zeros_(model.head.weight)
     ids = torch.arange(8).view(2, 4)
     sizes = torch.arange(16).numpy()
     model.train()
-    result = held_out(model, [(ids, ids + 1), (ids[:1], ids[:1])], sizes, torch.device("cpu"))
+    result = evaluate_held_out(model, [(ids, ids + 1), (ids[:1], ids[:1])], sizes, torch.device("cpu"))
     size = sum(range(1, 9)) + sum(range(4))
     assert result["tokens"] == 12 and result["bytes"] == size and model.training
     assert result["val_loss"] == pytest.approx(math.log(16), abs=1e-6)

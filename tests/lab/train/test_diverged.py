@@ -40,7 +40,7 @@ def test_diverged_run(train: Any, call: Any, monkeypatch: Any, tmp_path: Path) -
     assert re.match(line, result.err), result.err
     summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "diverged" and summary["steps"] == 5 and summary["diagnosis"] in result.err
-    assert checkpoint.steps(run / "checkpoints") == [2, 4]
+    assert checkpoint.saved_steps(run / "checkpoints") == [2, 4]
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     again = train(run, "--steps", 9, "--checkpoint.every", 2)
     assert again.status == 2 and "has diverged and would again: loss is not finite at step 6" in again.err
@@ -70,11 +70,11 @@ def test_validation_loss_alone(train: Any, monkeypatch: Any, tmp_path: Path) -> 
         return {"val_loss": float("nan"), "val_bpb": float("nan"), "tokens": 1, "bytes": 1}
 
     run = tmp_path / "run"
-    monkeypatch.setattr(validation, "held_out", broken)
+    monkeypatch.setattr(validation, "evaluate_held_out", broken)
     result = train(run, "--steps", 6, "--evaluation.every", 3, "--checkpoint.every", 1)
     assert result.status == 2 and "validation loss is not finite at step 3" in result.err
     assert json.loads((run / "summary.json").read_text())["status"] == "diverged"
-    assert checkpoint.steps(run / "checkpoints") == [1, 2]
+    assert checkpoint.saved_steps(run / "checkpoints") == [1, 2]
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["val_loss"] is None
 
 
@@ -92,6 +92,6 @@ def test_losses_read_seldom_still_keep_bad_steps_out(train: Any, monkeypatch: An
     run = tmp_path / "run"
     result = train(run, "--steps", 30, "--checkpoint.every", saving, "--evaluation.every", 30)
     assert result.status == 2 and "is not finite at step" in result.err
-    assert checkpoint.steps(run / "checkpoints") == [saving]
+    assert checkpoint.saved_steps(run / "checkpoints") == [saving]
     losses = [json.loads(row)["loss"] for row in (run / "metrics.jsonl").read_text().splitlines()]
     assert None not in losses[:4] and None in losses[4:]

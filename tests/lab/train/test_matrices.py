@@ -94,6 +94,6 @@ def test_a_checkpoint_by_the_clock(train: Any, tmp_path: Path) -> None:
     for minutes, steps in ((1e-9, [1, 2, 3, 4]), (0, [4]), (10, [4])):
         run = tmp_path / str(minutes)
         train(run, "--steps", 4, "--checkpoint.every", 99, "--checkpoint.minutes", minutes, "--checkpoint.keep", 9)
-        assert checkpoint.steps(run / "checkpoints") == steps
+        assert checkpoint.saved_steps(run / "checkpoints") == steps
     losses = [[row["loss"] for row in read_rows(tmp_path / name / "metrics.jsonl")] for name in ("1e-09", "0")]
     assert losses[0] == losses[1]

@@ -28,7 +28,7 @@ STEPS = ["--steps", "9", "--checkpoint.every", "9", "--evaluation.every", "1"]
 
 def stopped_early(run: Path) -> bool:
     summary = json.loads((run / "summary.json").read_text())
-    saved = checkpoint.steps(run / "checkpoints")
+    saved = checkpoint.saved_steps(run / "checkpoints")
     return summary["status"] == "interrupted" and saved == [summary["steps"]] and summary["steps"] < 9
 
 
@@ -43,7 +43,7 @@ def test_closed_pipe(tiny: list[str], tmp_path: Path) -> None:
         err = running.stderr.read()
     assert running.returncode == 130 and "saved in" in err and len(err.splitlines()) == 1, err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [summary["steps"]]
+    assert checkpoint.saved_steps(tmp_path / "run" / "checkpoints") == [summary["steps"]]
 
 
 def test_comparison_that_nobody_hears(tiny: list[str], tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_killed_parent(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(PARENT, "1" if os.getppid() != 1 else "2")
     result = train(tmp_path / "run", "--steps", "100000", "--checkpoint.every", "100000")
     assert result.status == 130 and PARENT not in os.environ
-    assert checkpoint.steps(tmp_path / "run" / "checkpoints")
+    assert checkpoint.saved_steps(tmp_path / "run" / "checkpoints")
 
 
 @pytest.mark.parametrize("replaced", [False, True])

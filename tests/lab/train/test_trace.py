@@ -35,6 +35,9 @@ MEASURED = {  # the one vector per token that stands for several streams, or for
     "residual_dual": lambda x: x[..., 0, :],
     "siamese": lambda x: x[..., 0, :] + rms(x[..., 1, :]),
     "hyper": lambda x: x.sum(-2) / 4,
+    "mhc": lambda x: x.sum(-2) / 4,
+    "attnres": lambda x: x.sum(-2),
+    "lambdas": lambda x: x[..., 0, :],
 }
 
 
@@ -96,7 +99,7 @@ def test_the_law_is_the_limit_of_small_steps(scheme: str) -> None:
         decoder(IDS)
     for residual, x, u in seen[:2]:
         rule, site = residual.scheme, residual.site(x)
-        law = lab.law(residual, x, u)
+        law = lab.predict_step(residual, x, u)
 
         def at(h: float, x: Any = x, u: Any = u, residual: Any = residual, rule: Any = rule, site: Any = site) -> Any:
             _, carry = read_at(rule, x, residual.own(), site)
@@ -141,7 +144,7 @@ def test_share_of_clamped_tokens(limit: str, share: float) -> None:
 def test_gradient_norms_add_up() -> None:
     decoder = model("geonorm")
     decoder.loss(IDS, IDS).backward()
-    norms = {(site.layer, site.kind): row for (_, site), row in lab.gradients(decoder).items()}
+    norms = {(site.layer, site.kind): row for (_, site), row in lab.read_gradients(decoder).items()}
     assert list(norms) == [(0, "attn"), (0, "mlp"), (1, "attn"), (1, "mlp")]
     total = math.sqrt(sum(p.grad.double().square().sum().item() for p in decoder.blocks.parameters()))
     assert math.sqrt(sum(row["grad_norm"] ** 2 for row in norms.values())) == pytest.approx(total, rel=1e-12)
@@ -150,7 +153,7 @@ def test_gradient_norms_add_up() -> None:
         for name, matrices in (("grad_w1", (mlp.up, mlp.gate)), ("grad_w2", (mlp.down,))):
             wanted = torch.stack([matrix.weight.grad.norm() for matrix in matrices]).norm().item()
             assert norms[layer, "mlp"][name] == pytest.approx(wanted, rel=1e-6)
-    rows = lab.trace(decoder, IDS, 1, lab.gradients(decoder)).sites
+    rows = lab.trace(decoder, IDS, 1, lab.read_gradients(decoder)).sites
     for row in rows:
         assert [row[name] for name in lab.GRADIENTS] == [norms[row["layer"], row["kind"]].get(n) for n in lab.GRADIENTS]
 
@@ -165,7 +168,8 @@ def test_every_norm_of_the_stream_has_a_row(scheme: str) -> None:
     for row in rows:
         assert row["step"] == 5 and row["kind"] in ("entry", "attn", "mlp", "exit") and isinstance(row["norm"], str)
         assert row["norm_after"] > 0 and 0 <= row["cos_ones_before"] <= 1
-        assert row["cos_null_analytic"] == pytest.approx(math.sqrt(2 / (math.pi * 16)))
+        width = 4 * 16 if (scheme, row["norm"]) == ("mhc", "all") else 16  # all streams of a token at once
+        assert row["cos_null_analytic"] == pytest.approx(math.sqrt(2 / (math.pi * width)))
         json.dumps(row, allow_nan=False)
 
 

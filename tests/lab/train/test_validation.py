@@ -16,7 +16,7 @@ from geonorm.lab.options import Evaluation
 from geonorm.lab.runs.run import read_rows
 from geonorm.lab.scale.world import World
 from geonorm.lab.train.averaging import Average
-from geonorm.lab.train.evaluate import turns
+from geonorm.lab.train.evaluate import share_batches
 from geonorm.lab.train.loop import Loop
 from geonorm.lab.train.validation import number_documents
 
@@ -129,7 +129,7 @@ def test_averaged_weights_are_evaluated_and_survive_a_stop(train: Any, after: An
 
 def test_ranks_take_turns_and_count_each_batch_once() -> None:
     """Five batches for three readers of two ranks each: all make two passes, and each batch is counted once."""
-    found = [list(turns(zip(range(5), "abcde", strict=True), World(rank, 6, tensor=2))) for rank in range(6)]
+    found = [list(share_batches(zip(range(5), "abcde", strict=True), World(rank, 6, tensor=2))) for rank in range(6)]
     assert [len(rows) for rows in found] == [2] * 6
     assert sorted(row[:2] for rows in found for row in rows if row[2]) == list(zip(range(5), "abcde", strict=True))
     assert found[5] == [(2, "c", False), (4, "e", False)] and found[4][1] == (4, "e", False)

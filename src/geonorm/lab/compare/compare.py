@@ -43,16 +43,18 @@ def compare(
     Submitted when the runs are left to SLURM. A run that fails stops no other: its status says so, and the next call
     tries it again.
     """
-    with begin(config, [run_config(config, scheme, config.lrs[0], 0) for scheme in config.schemes], say, live) as team:
+    with begin_study(
+        config, [run_config(config, scheme, config.lrs[0], 0) for scheme in config.schemes], say, live
+    ) as team:
         schemes = team.schemes
         best = tune(team, config, schemes) if len(config.lrs) > 1 else dict.fromkeys(schemes, config.lrs[0])
         final = [run_config(config, s, best[s], seed) for seed in range(config.seeds) for s in schemes if s in best]
         team.run(final)
-        return collect(team, command or repeat(config))
+        return write_results(team, command or repeat_command(config))
 
 
 @contextmanager
-def begin(config: Grid, samples: list[TrainConfig], say: Say, live: bool) -> Iterator[Team]:
+def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) -> Iterator[Team]:
     """Checks all that can be known before anything is written, then locks the folder and hands out the team.
     `samples`: a run of each scheme, for each size there is."""
     import yaml
@@ -78,7 +80,7 @@ def begin(config: Grid, samples: list[TrainConfig], say: Say, live: bool) -> Ite
         yield team
 
 
-def repeat(config: Grid) -> list[str]:
+def repeat_command(config: Grid) -> list[str]:
     """The command that goes on with a study, from its folder."""
     return ["geonorm", config.verb, "--config", str(Path(config.out) / "config.yaml")]
 
@@ -101,9 +103,9 @@ def tune(team: Team, config: CompareConfig, schemes: list[str]) -> dict[str, flo
         for scheme in schemes if config.tune else ():
             ranked = sorted(grids[scheme], key=lambda lr: (losses[scheme, lr], lr))  # the lowest, if all diverge
             if ranked[0] == max(grids[scheme]):
-                grids[scheme].append(significant(ranked[0] * ratio))
+                grids[scheme].append(round_rate(ranked[0] * ratio))
             elif ranked[0] == min(grids[scheme]):
-                grids[scheme].append(significant(ranked[0] / ratio))
+                grids[scheme].append(round_rate(ranked[0] / ratio))
     best = {}
     for scheme in schemes:
         tried = {lr: losses[scheme, lr] for lr in grids[scheme] if (scheme, lr) in losses}
@@ -116,7 +118,7 @@ def tune(team: Team, config: CompareConfig, schemes: list[str]) -> dict[str, flo
     return best
 
 
-def significant(value: float) -> float:
+def round_rate(value: float) -> float:
     """Three digits: what a person would type, and the same number in file names, YAML and tables."""
     return float(f"{value:.3g}")
 
@@ -159,7 +161,7 @@ def check_directory(out: Path, config: Grid) -> None:
         raise CheckpointError(f"{out} holds a {config.noun} with {differs}; choose another --out")
 
 
-def collect(team: Team, command: list[str]) -> dict[str, Any]:
+def write_results(team: Team, command: list[str]) -> dict[str, Any]:
     """Reads every run of a comparison and writes results.json. The first scheme is the baseline."""
     found = [summary for _, summary in read_runs(team)]
     baseline = team.schemes[0] if any(run["scheme"] == team.schemes[0] for run in found) else None

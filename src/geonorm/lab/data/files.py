@@ -40,7 +40,7 @@ PIECE_BYTES = 1 << 24  # a longer text file is read as several documents, so tha
 ZSTANDARD_BYTES = 1 << 8  # decompressed at once: the library makes up to 128 KiB of every four bytes
 
 
-def kind(path: Path) -> str:
+def format_of(path: Path) -> str:
     """``jsonl``, ``parquet`` or ``text``, judged by the suffix under a compression suffix."""
     suffix = suffix_of(path)
     if suffix in JSON_SUFFIXES:
@@ -68,7 +68,7 @@ def read_documents(path: Path) -> Iterator[str]:
     """The non-empty documents of one file, lazily and in order."""
     readers = {"jsonl": read_json_lines, "parquet": read_parquet, "text": read_plain_text}
     with one_line_errors(path):
-        yield from readers[kind(path)](path)
+        yield from readers[format_of(path)](path)
 
 
 def read_bytes(path: Path) -> bytes:

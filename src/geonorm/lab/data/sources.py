@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ...errors import DataError, cause, nearest
 from . import stdlib
-from .files import import_extra, is_readable_in_folder, kind, read_documents, sha256_of, text_field
+from .files import format_of, import_extra, is_readable_in_folder, read_documents, sha256_of, text_field
 from .split import SPLITS, Documents, Split, hold_out, hold_out_stream
 
 FORMAT = 1  # of the fingerprint: raise it whenever the same files would give other documents or splits
@@ -82,10 +82,10 @@ def open_source(spec: str, *, validation: str | None = None, validation_fraction
         splits[split] = partial(read_all, files)
         if files and next(splits[split](), None) is None:
             raise DataError(f"{files[0] if len(files) == 1 else name}: empty: give a file with text in it")
-        lines += [f"{split} {kind(path)} {sha256_of(path)}" for path in files]
+        lines += [f"{split} {format_of(path)} {sha256_of(path)}" for path in files]
     if not held_out:
         lines.append(f"held out {validation_fraction!r}")
-        one_text = len(train) == 1 and kind(train[0]) == "text"
+        one_text = len(train) == 1 and format_of(train[0]) == "text"
         splits = hold_out(name, splits["train"], validation_fraction, one_text=one_text)
     return Source(name, hashlib.sha256("\n".join(lines).encode()).hexdigest(), train + held_out, splits)
 
@@ -109,7 +109,7 @@ def find_local(spec: str) -> LocalFiles | None:
     if not spec or "\0" in spec:
         raise DataError("the data source is empty: give stdlib, a file, a folder or a corpus name")
     if spec == "stdlib":
-        found = stdlib.locate()
+        found = stdlib.find_modules()
         train = tuple(path for module, path in found.items() if module not in stdlib.VALIDATION)
         validation = tuple(path for module, path in found.items() if module in stdlib.VALIDATION)
         if train and validation:

@@ -42,7 +42,7 @@ MODULES: tuple[str, ...] = tuple(
 VALIDATION = frozenset(sorted(MODULES, key=lambda module: hashlib.sha256(module.encode()).hexdigest())[:32])
 
 
-def locate(folder: Path | None = None) -> dict[str, Path]:
+def find_modules(folder: Path | None = None) -> dict[str, Path]:
     """Map each module of `MODULES` found under the standard-library `folder` to its source file.
 
     Nothing is imported. A module that this Python lacks is left out; the corpus hash covers what was found.

@@ -16,11 +16,11 @@ import torch
 
 from ...nn.config import DecoderConfig
 from ...nn.decoder import Decoder
-from ..compare.compare import begin, read_runs, repeat, significant, slug
+from ..compare.compare import begin_study, read_runs, repeat_command, round_rate, slug
 from ..compare.team import Say
 from ..config import Shared, TrainConfig
 from ..runs.run import write_json
-from ..runs.speedup import findings
+from ..runs.speedup import judge_ladder
 from .config import LadderConfig, Size
 
 
@@ -31,7 +31,7 @@ def ladder(
     comparison raises (compare.compare)."""
     sizes = [config.size(text, lambda shape: count(config, shape)) for text in config.depth]
     samples = [run_config(config, size, scheme, 1.0, 0, 0) for scheme in config.schemes for size in sizes]
-    with begin(config, samples, say, live) as team:
+    with begin_study(config, samples, say, live) as team:
         for budget in range(len(config.budgets)):
             team.run(
                 [
@@ -43,8 +43,8 @@ def ladder(
                 ]
             )
         found = [{**summary, **about(run)} for run, summary in read_runs(team)]
-        results = {"command": command or repeat(config), "data": config.data, "runs": found}
-        results |= findings(found, team.schemes[0])
+        results = {"command": command or repeat_command(config), "data": config.data, "runs": found}
+        results |= judge_ladder(found, team.schemes[0])
         write_json(team.out / "results.json", results)
         return results
 
@@ -60,7 +60,7 @@ def run_config(config: LadderConfig, size: Size, scheme: str, rate: float, seed:
         shared["checkpoint"] = replace(config.checkpoint, trunk=True)
         if config.optim.warmup_steps is None:
             shared["optim"] = replace(config.optim, warmup_steps=round(config.optim.warmup * size.steps[0]))
-    lr = significant(rate * size.lr)
+    lr = round_rate(rate * size.lr)
     folders = [
         str(Path(config.out) / "runs" / f"{size.name}-{steps}-{slug(scheme)}-lr{lr:g}-seed{seed}")
         for steps in size.steps[: budget + 1]

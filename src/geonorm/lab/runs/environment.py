@@ -23,8 +23,8 @@ def collect(device: torch.device, threads: int | None = None, data_sha256: str |
         "python": platform.python_version(),
         "platform": platform.platform(),
         "torch": torch.__version__,
-        "numpy": installed("numpy"),
-        "tokenizers": installed("tokenizers"),
+        "numpy": installed_version("numpy"),
+        "tokenizers": installed_version("tokenizers"),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads() if threads is None else threads,
@@ -32,7 +32,7 @@ def collect(device: torch.device, threads: int | None = None, data_sha256: str |
     }
 
 
-def installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:

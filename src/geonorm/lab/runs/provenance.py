@@ -44,7 +44,7 @@ def read_sources(folder: Path) -> dict[str, dict[str, Any]]:
             files = {
                 name: path_of(folder, sha256, name).read_bytes().decode("utf-8") for name in names if "/" not in name
             }
-            if files and elsewhere.digest(elsewhere.ordered(place, files)) != sha256:
+            if files and elsewhere.digest(elsewhere.order_files(place, files)) != sha256:
                 raise ValueError
         except (OSError, ValueError, KeyError, TypeError):
             raise CheckpointError(

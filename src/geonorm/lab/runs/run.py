@@ -45,7 +45,7 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def finite(value: Any) -> Any:
+def finite_or_none(value: Any) -> Any:
     """The value, or None for a number that is not finite: JSON has none."""
     return None if isinstance(value, float) and not isfinite(value) else value
 
@@ -243,7 +243,9 @@ class RunFolder:
             return
         self.check_there()
         with open(path, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps({key: finite(value) for key, value in row.items()}) + "\n" for row in rows)
+            file.writelines(
+                json.dumps({key: finite_or_none(value) for key, value in row.items()}) + "\n" for row in rows
+            )
 
     def truncate(self, step: int) -> None:
         """Drops rows after `step`: they will be written again by the resumed run."""

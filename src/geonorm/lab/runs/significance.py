@@ -95,10 +95,10 @@ def contrast(first: Estimate, second: Estimate) -> Contrast:
     df = error2**2 / (first.error2**2 / first.df + second.error2**2 / second.df)
     error = math.sqrt(error2)
     half = float(stdtrit(df, (1 + LEVEL) / 2)) * error
-    return Contrast(difference, difference - half, difference + half, two_sided(difference, error, df), error, df)
+    return Contrast(difference, difference - half, difference + half, two_sided_p(difference, error, df), error, df)
 
 
-def two_sided(value: float, error: float, df: float) -> float:
+def two_sided_p(value: float, error: float, df: float) -> float:
     """p of Student's test that the truth is 0."""
     return float(2 * stdtr(df, -abs(value / error))) if error else float(value == 0)
 

@@ -20,7 +20,7 @@ from scipy.interpolate import PchipInterpolator
 from scipy.optimize import minimize_scalar
 
 from .significance import Estimate, contrast, fit_prior, holm, moderate
-from .statistics import Row, Summary, aggregate, choose, paired
+from .statistics import Row, Summary, aggregate, choose, paired_interval
 
 POINTS = 4
 """Different budgets that a fit of E + A x^-a needs: one more than it has unknowns."""
@@ -117,7 +117,7 @@ def jackknife(courses: Mapping[Any, Course]) -> Row:
         known = [value for value in others if value is not None]
         n = len(courses)
         if n > 2 and len(known) == n and name in whole:  # pseudo-values, as if they were one observation a seed
-            interval = paired([n * whole[name] - (n - 1) * value for value in known])
+            interval = paired_interval([n * whole[name] - (n - 1) * value for value in known])
             half = (interval.high or 0.0) - interval.mean
             whole |= {f"{name}_low": whole[name] - half, f"{name}_high": whole[name] + half}
     return whole
@@ -127,7 +127,7 @@ Courses = dict[str, dict[Any, Course]]
 """By scheme and seed."""
 
 
-def findings(runs: Sequence[Summary], baseline: str) -> dict[str, Any]:
+def judge_ladder(runs: Sequence[Summary], baseline: str) -> dict[str, Any]:
     """What results.json holds of a ladder besides its runs: `points`, `speedups`, `trends` and `fits`, rows each.
 
     runs: summaries with `size`, `planned_tokens` and `embedding` (parameters that are only looked up).

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from scipy.special import nctdtr, stdtrit
 
 from .rates import Minimum, Parabola, find_minimum, fit_parabola
-from .significance import LEVEL, MARGIN, Estimate, Prior, contrast, equal_p, fit_prior, holm, moderate, two_sided
+from .significance import LEVEL, MARGIN, Estimate, Prior, contrast, equal_p, fit_prior, holm, moderate, two_sided_p
 
 SEED_CAP = 1000  # seeds_needed answers SEED_CAP + 1 for "more than SEED_CAP"
 MIN_SPIKE_WINDOW = 20
@@ -44,7 +44,7 @@ class Interval(NamedTuple):
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
-def paired(differences: ArrayLike) -> Interval:
+def paired_interval(differences: ArrayLike) -> Interval:
     """Student-t interval of the mean of paired per-seed differences (or of any independent values)."""
     values = np.asarray(differences, dtype=float)
     n = values.size
@@ -56,7 +56,7 @@ def paired(differences: ArrayLike) -> Interval:
     std = float(values.std(ddof=1))
     error = std / math.sqrt(n)
     half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * error
-    return Interval(mean, mean - half, mean + half, std, n, two_sided(mean, error, n - 1))
+    return Interval(mean, mean - half, mean + half, std, n, two_sided_p(mean, error, n - 1))
 
 
 def seeds_needed(differences: ArrayLike, power: float = 0.8) -> int | None:
@@ -66,7 +66,7 @@ def seeds_needed(differences: ArrayLike, power: float = 0.8) -> int | None:
     magnitude. None where they say nothing (fewer than two values, no spread, mean 0); SEED_CAP + 1 means
     "more than SEED_CAP".
     """
-    mean, _, _, std, *_ = paired(differences)
+    mean, _, _, std, *_ = paired_interval(differences)
     if not std or not mean or not math.isfinite(mean / std):
         return None
     effect = abs(mean / std)
@@ -293,10 +293,10 @@ def _minimum_row(found: Minimum, base: Minimum | None) -> Row:
 
 def _row(scheme: str, group: list[Summary], choice: Choice, reference: str, base: list[Summary]) -> Row:
     runs = choice.runs
-    loss = paired([run["val_loss"] for run in runs])
+    loss = paired_interval([run["val_loss"] for run in runs])
     own, other = _by_seed(runs), _by_seed(base)
     differences = [own[seed] - other[seed] for seed in own if seed in other]
-    difference = paired(differences)
+    difference = paired_interval(differences)
     is_reference = scheme == reference
     compared = bool(differences) and not is_reference
     bpb = _finite(runs, "val_bpb")

@@ -11,7 +11,7 @@ import torch
 
 from ...errors import GeonormError
 from ..tasks.examination import last_answers
-from .run import RunFolder, finite, read_rows
+from .run import RunFolder, finite_or_none, read_rows
 from .statistics import spikes
 
 
@@ -39,7 +39,7 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> di
             summary[key] = evaluated[-1][key]
     if tasks := last_answers(rows):
         summary["tasks"] = tasks
-    summary = {key: finite(value) for key, value in summary.items()}
+    summary = {key: finite_or_none(value) for key, value in summary.items()}
     run.write("summary.json", summary)
     return summary
 

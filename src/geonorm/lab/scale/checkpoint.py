@@ -81,7 +81,7 @@ class Saver:
         except CheckpointException as failed:
             if world.first:
                 clear(self.folder)
-            kept = steps(self.folder)
+            kept = saved_steps(self.folder)
             last = f"step-{kept[-1]} is kept" if kept else "there is no earlier one"
             problem = cause(next(iter(failed.failures.values()))[0])
             raise on_all_ranks(
@@ -93,7 +93,7 @@ class Saver:
     def prune(self, newest: int) -> None:
         """Removes all but the newest `keep`, that of step `trunk` and, if asked, the one with the lowest validation
         loss. Those later than `newest` were passed over as corrupt, or belong to steps that were rewound."""
-        found = steps(self.folder)
+        found = saved_steps(self.folder)
         current = [step for step in found if step <= newest]
         kept = set(current[-self.keep :])
         kept |= {step for step in current if step == self.trunk}
@@ -108,7 +108,7 @@ class Saver:
             shutil.rmtree(self.folder / f"step-{old}", ignore_errors=True)
 
 
-def load(
+def load_checkpoint(
     path: Path,
     model: nn.Module,
     optimizers: Optimizers | None = None,
@@ -158,10 +158,10 @@ def load_newest(
 ) -> dict[str, Any] | None:
     """The newest checkpoint that is whole, of steps up to `last`; each corrupt one is reported through `warn` and
     passed over. None if there is no checkpoint at all; CheckpointError if there are some and none can be used."""
-    found = world.share([step for step in steps(folder) if step <= last])
+    found = world.share([step for step in saved_steps(folder) if step <= last])
     for step in reversed(found):
         try:
-            return load(folder / f"step-{step}", model, optimizers, world, more)
+            return load_checkpoint(folder / f"step-{step}", model, optimizers, world, more)
         except CheckpointError as error:
             if step == found[0]:
                 raise on_all_ranks(
@@ -178,7 +178,7 @@ def weights(path: Path) -> dict[str, Tensor]:
     return read_tensors(path, [name for name in state["sha256"] if kind_of(name) == "model"])
 
 
-def steps(folder: Path) -> list[int]:
+def saved_steps(folder: Path) -> list[int]:
     """Steps of the checkpoints in a folder, ascending."""
     if not folder.is_dir():
         return []

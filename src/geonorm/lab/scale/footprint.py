@@ -129,7 +129,7 @@ def footprint(model: Decoder, batch: int, conditions: Conditions) -> list[Piece]
         rotary = shape.positions == "rope"
         turns = rope(torch.arange(shape.context), shape.rotary_dim, shape.rope_theta) if rotary else None
         start = entry(model)
-        first = run(start, ids, {}, c, set())
+        first = run_part(start, ids, {}, c, set())
         with torch.no_grad(), c.precision():
             stream = functional_call(start, stand_ins(start, c, set()), (ids,))
         for block in model.blocks:
@@ -137,10 +137,10 @@ def footprint(model: Decoder, batch: int, conditions: Conditions) -> list[Piece]
             schemes = [str(module.scheme) for module in block.modules() if isinstance(module, Residual)]
             keys.append(repr((schemes, [(name, tuple(p.shape)) for name, p in block.named_parameters()])))
             if keys[-1] not in pieces:
-                pieces[keys[-1]] = run(block, stream, {"positions": turns}, c, set(dict(block.named_parameters())))
+                pieces[keys[-1]] = run_part(block, stream, {"positions": turns}, c, set(dict(block.named_parameters())))
         head = Head(model, ids)
         cast = {name for name, p in head.named_parameters() if p is model.head.weight and not shape.tied}
-        last = run(head, stream, {}, c, cast)
+        last = run_part(head, stream, {}, c, cast)
     return [first, *(pieces[key] for key in keys), last]
 
 
@@ -156,7 +156,7 @@ def stand_ins(module: nn.Module, conditions: Conditions, cast: set[str]) -> dict
     return tensors
 
 
-def run(module: nn.Module, given: Tensor, others: dict[str, Any], conditions: Conditions, cast: set[str]) -> Piece:
+def run_part(module: nn.Module, given: Tensor, others: dict[str, Any], conditions: Conditions, cast: set[str]) -> Piece:
     """Forward and backward pass of a part of the model, counted."""
     tensors = stand_ins(module, conditions, cast)
     gradients = [tensor.grad for tensor in tensors.values() if tensor.grad is not None]

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ...errors import ConfigError
-from ...nn.decoder import Decoder, draw
+from ...nn.decoder import Decoder, draw_weight
 from ..config import Runtime
 from . import tensor
 from .world import ALONE, KEPT_GROUPS, World
@@ -149,7 +149,7 @@ class Spread:
         groups = tensor.group_alike(p.grad for p in self.parameters if p.grad is not None)
         if len(groups) == 1 and not isinstance(groups[0][0], DTensor):
             return torch.nn.utils.clip_grad_norm_(self.parameters, limit)
-        parts = [[tensor.local(gradient) for gradient in group] for group in groups]
+        parts = [[tensor.local_part(gradient) for gradient in group] for group in groups]
         norms = [torch.nn.utils.get_total_norm(part) for part in parts]
         squares = [tensor.sum_over_ranks(norm.square(), group) for norm, group in zip(norms, groups, strict=True)]
         total = torch.stack(squares).sum().sqrt()
@@ -197,7 +197,7 @@ def draw_weights(model: Decoder, device: torch.device) -> None:
         copy_own_part(parameter, getattr(module, name))
         module._parameters[name] = parameter
     for role, weight, scheme, site in model.weights():
-        copy_own_part(weight, draw(torch.empty(weight.shape), role, scheme, site, model.config))
+        copy_own_part(weight, draw_weight(torch.empty(weight.shape), role, scheme, site, model.config))
 
 
 @torch.no_grad()

@@ -203,7 +203,7 @@ def meet(rank: int) -> Any:
         return connect()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
-        own: dict[str, Any] = {} if (listening := listener(host, port)) is None else {"master_listen_fd": listening}
+        own: dict[str, Any] = {} if (listening := listen(host, port)) is None else {"master_listen_fd": listening}
         wait = timedelta(seconds=MEETING)
         return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=wait, **own)
     except (OSError, RuntimeError, TypeError) as error:
@@ -222,7 +222,7 @@ def connect() -> Any:
         ) from None
 
 
-def listener(host: str, port: int) -> int | None:
+def listen(host: str, port: int) -> int | None:
     """A socket that listens at the address of `host` only; None where that would shut out others: the address is not
     one of this machine, or it is a loopback that the name means on this machine alone."""
     try:

@@ -22,14 +22,14 @@ from ...errors import CheckpointError, ConfigError, DataError
 from ...probes.blockwise import load_one_block
 from ...probes.config import ProbeConfig
 from ...probes.schedule import implied
-from ...probes.subject import Inputs, Subject, ablation, gradient_norms
+from ...probes.subject import Inputs, Subject, ablation, measure_gradients
 from ...results import Result, Rows
 from ...sites.anatomy import Stack
 from ..data import open_source
 from ..open import Opened, encode_running, open_model, read_settings, run_of
 from ..runs import environment
-from ..runs.run import LOCK, finite
-from .simulate import save, writable
+from ..runs.run import LOCK, finite_or_none
+from .simulate import check_writable, save
 
 Told = Callable[[str, float], None]
 ABLATION_TOKENS = 4096
@@ -69,7 +69,7 @@ class Probe(Result):
         return {"sites": self.sites, "norms": self.norms, "ablation": self.ablation}
 
     def files(self) -> dict[str, Any]:
-        return files_of([self])
+        return probe_files([self])
 
     def summary(self) -> dict[str, Any]:
         """The model in summary.json."""
@@ -131,10 +131,10 @@ def probe(
         batches: list[Any] = list(text(data, encode, tokens, context, vocabulary(subject)).split(batch))
     else:
         batches = [data] if isinstance(data, (Tensor, Mapping)) else list(data)
-    return measure(subject, name, batches, gradients=gradients, ablate_blocks=ablate_blocks, progress=progress)
+    return measure_model(subject, name, batches, gradients=gradients, ablate_blocks=ablate_blocks, progress=progress)
 
 
-def measure(
+def measure_model(
     subject: Subject,
     name: str,
     batches: Sequence[Tensor | Inputs],
@@ -151,7 +151,7 @@ def measure(
     tokens = subject.measure(batches, lambda _: told(name, next(done) / len(batches)))
     sites, norms = subject.capture.rows(), subject.capture.norm_rows()
     if gradients:
-        for row, found in zip(sites, gradient_norms(subject, batches[0]).values(), strict=True):
+        for row, found in zip(sites, measure_gradients(subject, batches[0]).values(), strict=True):
             row.update(found)
     loss, ablated = None, list[dict[str, Any]]()
     if ablate_blocks:
@@ -211,11 +211,11 @@ def vocabulary(subject: Subject) -> int | None:
     return getattr(subject.config or getattr(subject.model, "config", None), "vocab_size", None)
 
 
-def run(config: ProbeConfig, progress: Told | None = None) -> list[Probe]:
+def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Probe]:
     """Probes every model of a command and writes its directory. Nothing is written before all of them are measured.
     CheckpointError if that cannot be written or holds something else."""
     out = Path(config.out)
-    writable(out)
+    check_writable(out)
     probed = (out / "norms.jsonl").exists() and not (out / "metrics.jsonl").exists()  # a run has norms too
     if out.exists() and not probed and any(entry.name != LOCK for entry in out.iterdir()):
         raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
@@ -224,38 +224,38 @@ def run(config: ProbeConfig, progress: Told | None = None) -> list[Probe]:
     for name in models:  # what can be known to be wrong without loading is known first
         read_settings(name, causal=False, revision=config.revision, trust_remote_code=config.trust_remote_code)
     found = []
-    for name, label in zip(models, labels(models), strict=True):
+    for name, label in zip(models, short_names(models), strict=True):
         opened = open_probed(name, config)
         subject = Subject(opened.model, config.stacks(), sites=not config.norms_only)
         context = min(config.context, opened.context or config.context)
         ids = text(config.data, opened.encode, config.tokens, context, vocabulary(subject))
         batches = list(ids.split(config.batch))
-        measured = measure(
+        measured = measure_model(
             subject, label, batches, gradients=config.gradients, ablate_blocks=config.ablate_blocks, progress=progress
         )
         found.append(measured)
         del opened, subject
-    files = files_of(found, config.data)
+    files = probe_files(found, config.data)
     if "ablation.jsonl" not in files:
         (out / "ablation.jsonl").unlink(missing_ok=True)
     described = environment.collect(pick_device(config.device))
-    described["transformers"] = environment.installed("transformers")
+    described["transformers"] = environment.installed_version("transformers")
     save(out, asdict(config), described, files)
     return found
 
 
-def labels(models: Sequence[str]) -> list[str]:
+def short_names(models: Sequence[str]) -> list[str]:
     """Short names that tell models apart: the last part of a path, or all of it where two have the same."""
     short = [Path(name).name or name for name in models]
     return [name if short.count(one) > 1 or not one else one for name, one in zip(models, short, strict=True)]
 
 
-def files_of(found: Sequence[Probe], data: str | None = None) -> dict[str, Any]:
+def probe_files(found: Sequence[Probe], data: str | None = None) -> dict[str, Any]:
     """Content of the files of a probe's folder, by name."""
     named = {"trace.jsonl": "sites", "norms.jsonl": "norms", "ablation.jsonl": "ablation"}
     files: dict[str, Any] = {
         file: [
-            {"model": one.name, **{key: finite(value) for key, value in row.items()}}
+            {"model": one.name, **{key: finite_or_none(value) for key, value in row.items()}}
             for one in found
             for row in getattr(one, rows)
         ]

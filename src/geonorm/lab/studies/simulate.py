@@ -30,9 +30,9 @@ SAME = ("geonorm", "commit", "python", "torch")
 """What must not have changed for finished schemes to be taken over."""
 
 
-def check(out: Path, settings: Mapping[str, Any]) -> None:
+def check_directory(out: Path, settings: Mapping[str, Any]) -> None:
     """CheckpointError if `out` cannot be written or holds something else than this simulation. Leaves nothing."""
-    writable(out)
+    check_writable(out)
     if not out.exists() or not any(entry.name != LOCK for entry in out.iterdir()):
         return
     if not (out / "config.yaml").exists():
@@ -41,7 +41,7 @@ def check(out: Path, settings: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{out} holds a simulation with {differs}; choose another --out")
 
 
-def writable(out: Path) -> None:
+def check_writable(out: Path) -> None:
     """CheckpointError if no file can be made in `out`, tried by making one; folders made for it are removed again."""
     missing = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
@@ -56,7 +56,7 @@ def writable(out: Path) -> None:
                 folder.rmdir()
 
 
-def finished(out: Path, environment: Mapping[str, Any]) -> dict[str, Any] | None:
+def read_interrupted(out: Path, environment: Mapping[str, Any]) -> dict[str, Any] | None:
     """Files of an interrupted simulation by their names without suffix, to go on with; None where there is none, or
     where another version of the program made it."""
     summary, before = read_object(out / "summary.json"), read_object(out / "environment.json")
@@ -82,7 +82,7 @@ def save(out: Path, settings: Mapping[str, Any], environment: Mapping[str, Any],
 
 
 @contextmanager
-def progress(live: bool) -> Iterator[Callable[[str, float], None]]:
+def show_progress(live: bool) -> Iterator[Callable[[str, float], None]]:
     """A bar per scheme on stderr where someone watches; else a line per finished scheme."""
     if not live:
 

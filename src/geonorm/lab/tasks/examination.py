@@ -10,7 +10,7 @@ from ...nn.decoder import Decoder
 from ..config import TrainConfig
 from ..data import Tokenizer
 from ..scale import parallel
-from .tasks import Tasks, adapted, listener
+from .tasks import Tasks, adapt_decoder, listener
 
 PREFIX = "tasks/"
 BATCH = 8
@@ -24,7 +24,7 @@ class Examination:
         self.every = config.evaluation.task_every
         self.tasks = Tasks(config.evaluation.tasks, config.evaluation.task_limit)
         self.precision = partial(parallel.precision, config.runtime, model.embed.weight.device)
-        self.lm = listener(*adapted(model, tokenizer), BATCH)
+        self.lm = listener(*adapt_decoder(model, tokenizer), BATCH)
 
     def due(self, step: int, last: bool) -> bool:
         return last or (self.every is not None and step % self.every == 0)

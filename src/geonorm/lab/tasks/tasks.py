@@ -23,7 +23,7 @@ from ...errors import ConfigError, DataError, cause, nearest
 from ...nn.decoder import Decoder
 from ..data import Tokenizer
 from ..data.files import JSON_SUFFIXES, read_bytes
-from ..runs.run import finite
+from ..runs.run import finite_or_none
 
 MISSING = "tasks need lm-evaluation-harness: pip install geonorm[eval]"
 
@@ -164,7 +164,7 @@ class Tasks:
                     row.update(gold(task, samples))
             if name in lm.too_long:
                 row["too_long"] = len(lm.too_long[name])
-            found[name] = {key: finite(value) for key, value in row.items()}
+            found[name] = {key: finite_or_none(value) for key, value in row.items()}
         return found
 
 
@@ -249,7 +249,7 @@ def skip_too_long(lm: Any, method: Any, longer: Any, answer: Any) -> Any:
     return call
 
 
-def adapted(model: Decoder, tokenizer: Tokenizer) -> tuple[Any, Any]:
+def adapt_decoder(model: Decoder, tokenizer: Tokenizer) -> tuple[Any, Any]:
     """A decoder of ours, sharing its weights, and its tokenizer, as transformers has them."""
     from ...hf import adapt
     from ...hf.export import fast_tokenizer

@@ -23,10 +23,10 @@ from ..data.batches import validation_batches
 from ..data.tokenizer import FileTokenizer
 from ..open import Opened, OpenedRun, open_model
 from ..runs.provenance import read_parts
-from ..studies.simulate import writable
-from ..train.evaluate import held_out, with_perplexity
+from ..studies.simulate import check_writable
+from ..train.evaluate import evaluate_held_out, with_perplexity
 from ..train.validation import EVALUATION_BATCH
-from .tasks import Tasks, adapted, listener
+from .tasks import Tasks, adapt_decoder, listener
 
 WINDOW = 2048
 """Most tokens of a window of text for Hugging Face models, unless --context says otherwise."""
@@ -37,7 +37,7 @@ def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
     written to `out`, so that lm-evaluation-harness can repeat them by itself. CheckpointError if `out` cannot be
     written or holds something else than an evaluation, such as a run."""
     if c.out is not None:
-        writable(out := Path(c.out))
+        check_writable(out := Path(c.out))
         if out.exists() and not {entry.name for entry in out.iterdir()} <= {"summary.json", "tasks"}:
             raise CheckpointError(f"{out} is not empty and holds no evaluation; choose another --out")
     tasks = Tasks(c.tasks, c.limit) if c.tasks else None
@@ -51,11 +51,11 @@ def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
         scheme = getattr(config, "scheme", None)
         result = {"model": opened.name, "model_type": config.model_type, "scheme": scheme}
     if c.data is not None:
-        result.update(on_text(opened, context, c.data, c.tokens))
+        result.update(evaluate_text(opened, context, c.data, c.tokens))
     if tasks is not None:
         model, tokenizer = opened.model, opened.tokenizer
         if isinstance(opened, OpenedRun):
-            model, tokenizer = adapted(model, tokenizer)
+            model, tokenizer = adapt_decoder(model, tokenizer)
         with opened.precision():
             lm = listener(model, tokenizer, c.batch_size, live)
             answers = tasks.ask(lm)
@@ -79,7 +79,7 @@ def window(opened: Opened, asked: int | None) -> int:
     return asked or min(longest, WINDOW) - (first_token(opened.tokenizer) is not None)
 
 
-def on_text(opened: Opened, context: int, data: str, tokens: int | None) -> dict[str, Any]:
+def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None) -> dict[str, Any]:
     """Loss, perplexity and bits per byte in windows of the model's context: on the held-out part where the text comes
     with one or is what the run was trained on, else on all of it."""
     source = open_source(data)
@@ -100,7 +100,7 @@ def on_text(opened: Opened, context: int, data: str, tokens: int | None) -> dict
     batches = validation_batches(ids, max(1, EVALUATION_BATCH // context), context, tokens)
     scorer = opened.model if ours else Scorer(opened.model, first_token(opened.tokenizer))
     with opened.precision():
-        result = with_perplexity(held_out(scorer, batches, text.token_bytes, opened.device))
+        result = with_perplexity(evaluate_held_out(scorer, batches, text.token_bytes, opened.device))
     return {"data": data, "part": "all" if whole else "held-out", "data_sha256": text.sha256, **result}
 
 
@@ -112,8 +112,8 @@ def first_token(tokenizer: Any) -> int | None:
 
 
 class Scorer(nn.Module):
-    """A Hugging Face model under `held_out`: sum or mean of nats of targets. A window begins with the tokenizer's first
-    token where the model knows texts only with it."""
+    """A Hugging Face model under `evaluate_held_out`: sum or mean of nats of targets. A window begins with the
+    tokenizer's first token where the model knows texts only with it."""
 
     def __init__(self, model: Any, begin: int | None) -> None:
         super().__init__()

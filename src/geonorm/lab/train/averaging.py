@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...nn.decoder import Decoder
 from ..config import TrainConfig
-from ..scale.tensor import local
+from ..scale.tensor import local_part
 
 KIND = "average"
 """What the file of a checkpoint is called."""
@@ -32,8 +32,8 @@ class Average:
         """Takes in the weights after a step."""
         if not self.means or step < self.first:
             return
-        means = [local(mean) for mean in self.means.values()]
-        weights = [local(p).to(mean.dtype) for p, mean in zip(self.model.parameters(), means, strict=True)]
+        means = [local_part(mean) for mean in self.means.values()]
+        weights = [local_part(p).to(mean.dtype) for p, mean in zip(self.model.parameters(), means, strict=True)]
         torch._foreach_lerp_(means, weights, 1 / (step - self.first + 1))
 
     @contextmanager

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..runs.run import finite
+from ..runs.run import finite_or_none
 from ..scale.world import ALONE, World
 
 A = TypeVar("A")
@@ -20,7 +20,7 @@ B = TypeVar("B")
 
 
 @torch.no_grad()
-def held_out(
+def evaluate_held_out(
     model: Any,
     batches: Iterable[tuple[Tensor, Tensor]],
     token_bytes: NDArray[np.int64],
@@ -37,7 +37,7 @@ def held_out(
     model.eval()
     nats = torch.zeros((), dtype=torch.float64, device=device)
     tokens = size = 0
-    for ids, targets, counts in turns(batches, world):
+    for ids, targets, counts in share_batches(batches, world):
         loss = model.loss(ids.to(device), targets.to(device), reduction="sum").double()
         if counts:
             nats += loss
@@ -49,7 +49,7 @@ def held_out(
     return {"val_loss": total / tokens, "val_bpb": total / log(2) / max(1, size), "tokens": tokens, "bytes": size}
 
 
-def turns(batches: Iterable[tuple[A, B]], world: World) -> Iterator[tuple[A, B, bool]]:
+def share_batches(batches: Iterable[tuple[A, B]], world: World) -> Iterator[tuple[A, B, bool]]:
     """This rank's batches, the last one repeated without counting where others have one more: all ranks of a sharded
     model must make the same number of forward passes."""
     waiting = iter(batches)
@@ -61,9 +61,9 @@ def with_perplexity(result: dict[str, float]) -> dict[str, Any]:
     """What `geonorm eval` reports."""
     loss = result["val_loss"]
     return {
-        "loss": finite(loss),
+        "loss": finite_or_none(loss),
         "perplexity": exp(loss) if loss < 700 else None,
-        "bits_per_byte": finite(result["val_bpb"]),
+        "bits_per_byte": finite_or_none(result["val_bpb"]),
         "tokens": result["tokens"],
         "bytes": result["bytes"],
     }

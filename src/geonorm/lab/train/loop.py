@@ -21,7 +21,7 @@ from torch import Tensor
 from ...devices import pick_device
 from ...errors import CheckpointError, GeonormError
 from ...nn.decoder import Decoder
-from ...ops.available import asked
+from ...ops.available import read_backend
 from ...output import launched
 from ..config import Recipe, TrainConfig
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
@@ -29,7 +29,7 @@ from ..data.batches import Batches, validation_batches
 from ..resolve import Resolved, resolve
 from ..runs import environment
 from ..runs.provenance import Provenance
-from ..runs.run import RunFolder, finite
+from ..runs.run import RunFolder, finite_or_none
 from ..runs.summary import chart, event_writer, progress_line, summarise
 from ..scale import checkpoint, parallel
 from ..scale.world import ALONE, World, join_world, own_device
@@ -80,7 +80,7 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
 
     Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
     kept) and Interrupted after a signal (all saved): on every rank alike."""
-    asked("auto")  # $GEONORM_BACKEND, before anything is written
+    read_backend("auto")  # $GEONORM_BACKEND, before anything is written
     stopped: list[float] = []
     device = own_device(pick_device(config.runtime.device))
     torch.set_num_threads(config.runtime.threads)
@@ -241,7 +241,7 @@ class Loop:
                     loss = self.spread.loss(ids[rows], targets[rows])
                 (loss / c.runtime.accumulate).backward()
             losses.append(loss.detach())
-        norms = trace.gradients(self.model) if measure else {}
+        norms = trace.read_gradients(self.model) if measure else {}
         grad_norm = self.spread.clip(c.optim.clip if c.optim.clip > 0 else inf)
         total = self.world.mean(torch.stack(losses).mean())
         lr = c.lr * optim.rate_share(c.optim, step, c.steps)
@@ -280,7 +280,10 @@ class Loop:
 
     def read_pending(self) -> list[dict[str, Any]]:
         """The rows since the last time, tensors as floats; on a GPU this waits for the steps to end."""
-        rows = [{k: finite(v.item() if isinstance(v, Tensor) else v) for k, v in row.items()} for row in self.pending]
+        rows = [
+            {k: finite_or_none(v.item() if isinstance(v, Tensor) else v) for k, v in row.items()}
+            for row in self.pending
+        ]
         self.pending.clear()
         return rows
 
@@ -304,7 +307,7 @@ class Loop:
             if self.step == c.steps:
                 result |= self.validation.at_the_end(self.model, result["val_loss"], self.average, self.spread.settle)
         self.spread.settle()
-        return {key: finite(value) for key, value in result.items()}
+        return {key: finite_or_none(value) for key, value in result.items()}
 
     def save(self, run: RunFolder, row: dict[str, Any]) -> None:
         """Copies the state; the writing goes on beside the next steps."""
@@ -315,7 +318,7 @@ class Loop:
             "seconds": self.seconds,
             "wall_seconds": time.monotonic() - self.begun,
             "val_loss": loss_on_part(row, None),
-            "best": finite(self.best),
+            "best": finite_or_none(self.best),
             "passed_over": self.passed_over,
             "guard": self.judge.state(),
         }

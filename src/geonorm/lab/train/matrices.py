@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...errors import ConfigError
 from ...nn.decoder import Decoder
-from ..scale.tensor import local, sum_over_ranks
+from ..scale.tensor import local_part, sum_over_ranks
 
 WRITERS = ("o", "down")
 
@@ -33,14 +33,14 @@ class HeldNorms:
     @torch.no_grad()
     def __init__(self, model: Decoder, roles: Sequence[str]) -> None:
         self.weights = [weight for _, weight in weights_of(model, roles)]
-        self.squares = [product(local(w), local(w), w) for w in self.weights]
+        self.squares = [product(local_part(w), local_part(w), w) for w in self.weights]
         if not all(self.squares):
             raise ConfigError("optim.hold_norms holds matrices that begin at 0; choose another model.init")
 
     @torch.no_grad()
     def restore(self) -> None:
         for weight, square in zip(self.weights, self.squares, strict=True):
-            own = local(weight)
+            own = local_part(weight)
             own.mul_((square / product(own, own, weight)) ** 0.5)
 
 
@@ -50,13 +50,13 @@ class Turning:
 
     @torch.no_grad()
     def __init__(self, model: Decoder) -> None:
-        self.before = [(role, weight, local(weight).clone()) for role, weight in weights_of(model, WRITERS)]
+        self.before = [(role, weight, local_part(weight).clone()) for role, weight in weights_of(model, WRITERS)]
 
     @torch.no_grad()
     def row(self) -> dict[str, float]:
         found: dict[str, list[float]] = {}
         for role, weight, old in self.before:
-            new = local(weight)
+            new = local_part(weight)
             aa, ab, bb = product(old, old, weight), product(old, new, weight), product(new, new, weight)
             sine = torch.tensor(max(0.0, aa * bb - ab * ab), dtype=torch.float64).sqrt()
             turn = torch.atan2(sine, torch.tensor(ab, dtype=torch.float64)).item()

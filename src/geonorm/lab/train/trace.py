@@ -18,7 +18,7 @@ from ...residual import Residual
 from ...schemes import Scheme, Site, read_at, write_at
 from ...sites.watch import Gradients as Gradients
 from ...sites.watch import ModelSite, gradient_norms, sites_of, watch, watch_calls
-from ..scale.tensor import group_alike, local, sum_over_ranks
+from ..scale.tensor import group_alike, local_part, sum_over_ranks
 
 CENTRED: dict[type, bool | None] = {LayerNorm: True, RMSNorm: False, UnitNorm: False, DyT: None}
 """The norms that are measured, and whether they take the mean out."""
@@ -37,9 +37,9 @@ class Trace(NamedTuple):
 def trace(model: Decoder, ids: Tensor, step: int, gradients: Gradients) -> Trace:
     """One row per site and one per norm for ids (batch, tokens), in the columns of `probes` but for its quantiles.
 
-    Of a site also: what the definition predicts (`law`), which tokens are clamped, the rotation by the site's own norm,
-    and the gradient norms of the branch's weights at this step (as `gradients`). Norms are those of sites
-    and of both ends, each as it is first called for these tokens; `norm` is its name at its place.
+    Of a site also: what the definition predicts (`predict_step`), which tokens are clamped, the rotation by the site's
+    own norm, and the gradient norms of the branch's weights at this step (as `read_gradients`). Norms are those of
+    sites and of both ends, each as it is first called for these tokens; `norm` is its name at its place.
     """
     sites: list[dict[str, Any]] = []
     norms: dict[nn.Module, dict[str, Any]] = {}
@@ -58,7 +58,7 @@ def trace(model: Decoder, ids: Tensor, step: int, gradients: Gradients) -> Trace
                 **without_quantiles(measure.row(), "ratio_p99"),
                 **tangential_quantiles("ratio", before, behind - before),
                 **tangential_quantiles("proposal", before, wide(u)),
-                **law(residual, x, u),
+                **predict_step(residual, x, u),
                 "clamped": None if clamped is None else clamped.double().mean().item(),
                 "rotation": own[0] if own else None,
                 **GRADIENTS,
@@ -66,10 +66,10 @@ def trace(model: Decoder, ids: Tensor, step: int, gradients: Gradients) -> Trace
             }
         )
 
-    found = norms_of(model)
+    found = stream_norms(model)
 
     def look_at_norm(norm: nn.Module, x: Tensor, y: Tensor) -> None:
-        if norm in norms:  # `law` runs it once more, and some schemes use a norm twice
+        if norm in norms:  # `predict_step` runs it once more, and some schemes use a norm twice
             return
         site, scheme, name = found[norm]
         measure = NormMeasure(CENTRED[type(norm)])
@@ -90,7 +90,7 @@ def about(step: int, scheme: str, site: Site) -> dict[str, Any]:
     return {"step": step, "scheme": scheme, "layer": site.layer, "kind": site.kind, "t": site.t}
 
 
-def norms_of(model: Decoder) -> dict[nn.Module, tuple[Site, Scheme, str]]:
+def stream_norms(model: Decoder) -> dict[nn.Module, tuple[Site, Scheme, str]]:
     """Every norm of the stream that is measured: its site, its scheme, its name there."""
     ends = [(end.site, end.scheme, end.own) for end in (model.entry, model.exit)]
     inside = [(site, residual.scheme, residual.own) for site, residual in model.residuals()]
@@ -115,7 +115,7 @@ def tangential_quantiles(name: str, x: Tensor, step: Tensor) -> dict[str, float]
     return dict(zip((f"{name}_p05", f"{name}_p50", f"{name}_p95"), at.tolist(), strict=True))
 
 
-def law(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | None]:
+def predict_step(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | None]:
     """What the scheme's definition predicts for this site to first order from its own x and u: means over tokens.
 
     The velocity d/dh write(x, u; h) at h = 0 is that of the network itself, with this site's norms, gains and scalars,
@@ -151,7 +151,7 @@ def law(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | None]:
     }
 
 
-def gradients(model: Decoder) -> Gradients:
+def read_gradients(model: Decoder) -> Gradients:
     """Gradient norms of each site's branch weights, before clipping; of an MLP also of W1 and W2 apart."""
     return gradient_norms(sites_of(model), gradient_length)
 
@@ -160,6 +160,7 @@ def gradient_length(parameters: Iterable[Tensor]) -> float:
     """Length of the gradients that are there as one vector, wherever its parts lie."""
     groups = group_alike(p.grad for p in parameters if p.grad is not None)
     squares = [
-        sum_over_ranks(torch.stack([local(g).double().square().sum() for g in group]).sum(), group) for group in groups
+        sum_over_ranks(torch.stack([local_part(g).double().square().sum() for g in group]).sum(), group)
+        for group in groups
     ]
     return torch.stack(squares).sum().sqrt().item() if squares else 0.0

@@ -16,7 +16,7 @@ from ..data import TokenData
 from ..data.batches import validation_batches
 from ..scale.world import ALONE, World
 from .averaging import Average
-from .evaluate import held_out, turns
+from .evaluate import evaluate_held_out, share_batches
 
 EVALUATION_BATCH = 4096
 """Tokens of a forward pass in evaluations."""
@@ -46,7 +46,7 @@ class Validation:
 
     def on_part(self, model: Any) -> dict[str, Any]:
         """val_loss and val_bpb on the spread part."""
-        result = held_out(model, self.part, self.tokens.token_bytes, self.device, self.world)
+        result = evaluate_held_out(model, self.part, self.tokens.token_bytes, self.device, self.world)
         return {key: result[key] for key in ("val_loss", "val_bpb")}
 
     def at_the_end(self, model: Any, part: float, average: Average, settle: Callable[[], None]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Validation:
         was_training = model.training
         model.eval()
         windows, places = (validation_batches(each, self.rows, self.context) for each in (text, owners))
-        for (ids, targets), (_, owner), counts in turns(zip(windows, places, strict=True), self.world):
+        for (ids, targets), (_, owner), counts in share_batches(zip(windows, places, strict=True), self.world):
             losses = model.loss(ids.to(self.device), targets.to(self.device), reduction="none").double().cpu()
             if counts:
                 found = torch.stack((losses, torch.ones_like(losses), sizes[targets.flatten()].double()))
