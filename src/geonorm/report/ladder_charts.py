@@ -7,9 +7,11 @@ import math
 from .ladder import SavedLadder, speedup_text
 from .runs import Record
 from .style import figures, si, signed
-from .vega import NUMBER, RATE, TOKENS, Axis, Chart
+from .vega import NUMBER, RATE, Axis, Chart
 
 LOSS = "validation loss (nats per token)"
+ROUGHLY = "replace(format(datum.value, '.3~s'), 'G', 'B')"
+"""How tokens and parameters, which are seldom round, are written on an axis."""
 
 
 def speedup(found: SavedLadder) -> list[Chart]:
@@ -42,7 +44,7 @@ def speedup(found: SavedLadder) -> list[Chart]:
 
 
 def over_sizes(found: SavedLadder, rows: list[Record], ends: list[float]) -> Chart:
-    x = Axis.around([row["parameters"] for row in rows], log=True, margin=0.08, title="parameters", form=TOKENS,
+    x = Axis.around([row["parameters"] for row in rows], log=True, margin=0.08, title="parameters", form=ROUGHLY,
                     labels=[row["parameters"] for row in found.sizes.values()])  # fmt: skip
     y = Axis.around([0.95, 1.05, *ends], log=True, margin=0.08, title=f"speed-up over {found.baseline}")
     y = Axis.around([0.95, 1.05, *ends], log=True, margin=0.08, title=y.title, labels=round_ratios(y))
@@ -74,7 +76,7 @@ def round_ratios(axis: Axis) -> list[float]:
 
 def places(found: SavedLadder) -> tuple[str, Axis]:
     """What losses are drawn over: tokens at one size, else compute."""
-    key, form, title = ("tokens", TOKENS, "tokens") if len(found.sizes) == 1 else ("compute", RATE, "compute (FLOP)")
+    key, form, title = ("tokens", ROUGHLY, "tokens") if len(found.sizes) == 1 else ("compute", RATE, "compute (FLOP)")
     values = [row[key] for row in found.rows("points")]
     labels = [row[key] for row in found.rows("points") if row["scheme"] == found.baseline]
     round_ones = Axis.around(values, log=True, margin=0.06)
