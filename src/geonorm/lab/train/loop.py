@@ -37,6 +37,7 @@ from ..scale.world import ALONE, World, join_world, own_device
 from ..tasks.examination import Examination
 from . import optim, trace
 from .averaging import Average
+from .branch import find_trunk
 from .diagnose import diagnose
 from .guard import Diverged, Judge, Trouble
 from .matrices import HeldNorms, Turning
@@ -92,6 +93,7 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
         silent = RunFolder(Path(config.out), writes=False)
         run = world.together(lambda: opened.enter_context(RunFolder.open(config)) if world.first else silent)
         world.together(lambda: provenance.check(run.path))
+        world.together(lambda: provenance.check(loop.trunk.folder.path) if loop.trunk else None)
         ended = world.share(run.summary() or {"status": "new"})
         if ended["status"] == "finished":
             say(f"{run.path} is already finished")
@@ -113,6 +115,7 @@ class Loop:
         c = setup.config
         self.config, self.setup, shape, kind = c, setup, setup.shape, setup.layout
         self.world = world = replace(world, tensor=c.runtime.tensor_size)
+        self.trunk = find_trunk(c)
         self.text, self.device, self.say = text, device, say
         world.dog.at(0, "building the model")
         self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed)
@@ -157,7 +160,8 @@ class Loop:
         if run.writes and not (run.path / "tokenizer.json").exists():
             self.text.tokenizer.save(run.path / "tokenizer.json")
         board = self.writer(str(run.path / "tensorboard"), purge_step=self.step + 1) if self.writer else None
-        self.saver = checkpoint.Saver(run.checkpoints, c.checkpoint.keep, c.checkpoint.best, self.world)
+        trunk = optim.trunk_end(c.optim, c.steps) if c.checkpoint.trunk else None
+        self.saver = checkpoint.Saver(run.checkpoints, c.checkpoint.keep, c.checkpoint.best, self.world, trunk)
         with (
             stop_signals(launched(), stopped),
             closing(self.saver),
@@ -179,7 +183,7 @@ class Loop:
         while self.step < c.steps:
             step, last = self.step + 1, self.step + 1 == c.steps
             evaluating = last or step % self.evaluate_every == 0
-            saving = last or step % self.save_every == 0
+            saving = last or step % self.save_every == 0 or step == self.saver.trunk
             asking = self.examination is not None and self.examination.due(step, last)
             reading = evaluating or saving or asking or step % self.log_every == 0
             try:
@@ -326,6 +330,9 @@ class Loop:
         """Takes over the newest checkpoint; False if there is none."""
         own = self.model, self.optimizers, self.say, self.world, self.average.tensors()
         state = checkpoint.load_newest(run.checkpoints, *own)
+        if state is None and self.trunk:
+            state = checkpoint.load_newest(self.trunk.folder.checkpoints, *own, self.trunk.last)
+            self.trunk.copy_rows(run, state is not None)
         if state is None:
             return False
         self.step, self.seconds = state["step"], state["seconds"]
