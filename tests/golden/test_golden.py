@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from geonorm import Decoder, DecoderConfig, names
+from geonorm.schemes import advance
 
 FILE = Path(__file__).with_name("losses.json")
 STEPS, TOLD = 20, (1, 5, 10, 20)
@@ -42,6 +43,8 @@ VARIANTS = [
     "mhc(mix=permutation, n=3)",
     "mhc(mix=identity)",
     "attnres(blocks=2)",
+    "prores(geonorm, steps=5)",
+    "prores(mhc, steps=5)",
 ]
 LAYOUTS = ["pre", "geonorm(index=sublayer)", "siamese", "hyper", "attnres"]
 TWIN = "polar"
@@ -76,6 +79,7 @@ def losses(case: str, dtype: torch.dtype) -> list[float]:
         loss.backward()
         optimizer.step()
         model.constrain()
+        advance(model)
         found.append(loss.item())
     return [found[step - 1] for step in TOLD]
 

@@ -16,8 +16,9 @@ from .learned import GPAS, LayerScale, ReZero
 from .manifold import ManifoldHyper
 from .nag import NAG
 from .origin import schemes_in, sources_of, stored
-from .parts import Parts, read_at, reset_parts, write_at
+from .parts import Parts, Progress, advance, read_at, reset_parts, write_at
 from .polar import Polar
+from .prores import ProRes
 from .registry import names, register
 from .streams import Hyper, ResidualDual, Siamese
 from .tangent import NormPreserving, Orthogonal
@@ -50,6 +51,8 @@ __all__ = [
     "Polar",
     "Post",
     "Pre",
+    "ProRes",
+    "Progress",
     "ReZero",
     "ResidualDual",
     "Sandwich",
@@ -57,6 +60,7 @@ __all__ = [
     "Siamese",
     "Site",
     "Sqrt",
+    "advance",
     "find",
     "names",
     "parse",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,7 @@ class AttentionResiduals(Placement):
     """
 
     about = About(
-        equation="reads N(sum_i p_i b_i), p = softmax_i <w, K(b_i)>, i < block or begun; b_block += u; exit alike",
+        equation="reads N(sum_i p_i b_i), p = softmax_i <w, K(b_i)>, i up to block; b_block += u; exit alike",
         source="Kimi Team 2026 (Attention Residuals), arXiv:2603.15031",
         claim="The loss of a baseline that computes 1.25 times as much; small re-runs by others found no gain, but "
         "for one (erogol/BlaGPT).",
@@ -49,7 +50,7 @@ class AttentionResiduals(Placement):
             return {"input": "norm"}
         return {"input": "norm", "recall": Recall(norm)}
 
-    def end_parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+    def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
         own = super().end_parts(site, norm)
         return own if site.kind == "entry" else {**own, "recall": Recall(norm)}
 

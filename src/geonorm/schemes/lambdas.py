@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ class Lambdas(Placement):
     """
 
     about = About(
-        equation="x = a x + b x0 before a block, then x + u(N(x)); exit N(x - c x_mid), x_mid behind block L//2",
+        equation="x = a x + b x0 before a block, then x + u(N(x)); exit N(x - c x_mid), mid = block L//2",
         source="modded-nanogpt 2024 and nanochat 2025, github.com/karpathy/nanochat",
         claim="No comparison of its own is on record here; speed records of modded-nanogpt and nanochat use it.",
         checked="official code run (karpathy/nanochat 92d63d4), to rounding, initial values too",
@@ -51,7 +52,7 @@ class Lambdas(Placement):
         a, b = (1.15 - 0.1 * share, 0.2 - 0.15 * share) if self.start == "depth" else (1.0, 0.0)
         return {"input": "norm", "scale": float(a), "again": float(b)}
 
-    def end_parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+    def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
         own = super().end_parts(site, norm)
         return own if site.kind == "entry" or self.backout == "none" else {**own, "backout": self.backout}
 

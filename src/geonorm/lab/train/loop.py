@@ -23,6 +23,7 @@ from ...errors import CheckpointError, GeonormError
 from ...nn.decoder import Decoder
 from ...ops.available import read_backend
 from ...output import launched
+from ...schemes import advance
 from ..config import Recipe, TrainConfig
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
 from ..data.batches import Batches, validation_batches
@@ -262,6 +263,7 @@ class Loop:
             optimizer.zero_grad(set_to_none=True)
         self.held.restore()
         self.model.constrain()
+        advance(self.model)
         self.average.update(step)
         row.update(turning.row() if turning else {})
         self.step = step
