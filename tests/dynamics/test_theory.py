@@ -108,6 +108,24 @@ def test_unequal_radii_of_many_tokens_and_under_a_mask_against_particles() -> No
     assert same == pytest.approx(2.0, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "one", "two"), [("pre", 2.0, 2.0), ("peri", 2.0, 2.0), ("lns", 1.0, 1.0), ("geonorm", 2.0, 4.0)]
+)
+def test_two_attentions_double_the_exponent_of_schemes_that_keep_the_radius_alone(
+    scheme: str, one: float, two: float
+) -> None:
+    """A radius that grows by what is added grows twice as fast, too."""
+    x = dynamics.equiangular(4, 4, 0.9999)
+    for count, exponent in ((1, one), (2, two)):
+        assert theory.terminal(scheme, sublayers=count).exponent == pytest.approx(exponent, rel=1e-6)
+    flow = dynamics.Flow(scheme, [("attn", dynamics.Attention())] * 2)
+    times = [1e9, 1e10] if scheme == "lns" else [1e3, 1e4]  # its radius reaches 4 sqrt(t) slowly
+    assert slopes(flow, x, times)[0] == pytest.approx(two, rel=2e-3)
+    assert theory.terminal("post", sublayers=2).exponent == pytest.approx(4.0)
+    assert theory.terminal("post", layers=True, sublayers=2).exponent == pytest.approx(4 * log(2))
+    assert theory.terminal("sqrt", sublayers=3, causal=True).exponent == pytest.approx(6.0)
+
+
 @pytest.mark.parametrize(("causal", "exponent"), [(False, 2.0), (True, 1.0)])
 def test_olmo2_does_not_freeze_where_there_is_no_temperature(causal: bool, exponent: float) -> None:
     found = theory.terminal("olmo2", causal=causal, beta=0.0)

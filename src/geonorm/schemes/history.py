@@ -27,7 +27,7 @@ class AttentionResiduals(Placement):
     """
 
     about = About(
-        equation="b_block + u(N(sum_i p_i b_i)), p = softmax <w, K(b_i)> over the blocks begun; exit alike",
+        equation="reads N(sum_i p_i b_i), p = softmax_i <w, K(b_i)>, i up to block; b_block += u; exit alike",
         source="Kimi Team 2026 (Attention Residuals), arXiv:2603.15031",
         claim="The loss of a baseline that computes 1.25 times as much; small re-runs by others found no gain, but "
         "for one (erogol/BlaGPT).",
