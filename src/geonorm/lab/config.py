@@ -105,7 +105,7 @@ class Recipe(Settings):
     """What every run of a comparison shares."""
 
     preset: str = "nano"
-    """Size of the model: nano, nano-gpt2, mini, 125m, paper-125m, 350m, 1.3b, 7b, 70b."""
+    """Size of the model: nano, nano-gpt2, nano-bert, mini, 125m, paper-125m, bert-base, 350m, 1.3b, 7b, 70b."""
     data: str = "stdlib"
     """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
     steps: Many = 300
