@@ -183,7 +183,7 @@ class Decoder(nn.Module):
         return logits if self.logits_slot is None else self.logits_slot(logits)
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """Cross entropy in nats of targets (batch, tokens), computed in fp32; a target of IGNORED counts for nothing."""
+        """Cross entropy in nats of targets (batch, tokens), computed in fp32; a target of IGNORED is none."""
         return self.cross_entropy(self(ids).flatten(0, 1), targets.flatten(), reduction)
 
     @staticmethod

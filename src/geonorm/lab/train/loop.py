@@ -26,6 +26,7 @@ from ...output import launched
 from ..config import Recipe, TrainConfig
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
 from ..data.batches import Batches, validation_batches
+from ..data.objectives import Objective, pick_objective
 from ..resolve import Resolved, resolve
 from ..runs import environment
 from ..runs.provenance import Provenance
@@ -57,6 +58,7 @@ class Text:
 
     tokens: TokenData
     tokenizer: Tokenizer
+    objective: Objective
 
 
 def load_text(config: Recipe, world: World = ALONE) -> Text:
@@ -66,9 +68,10 @@ def load_text(config: Recipe, world: World = ALONE) -> Text:
     shape = config.decoder("pre")
     cache = Path(config.tokens.cache) if config.tokens.cache else None
     source = open_source(config.data)
-    tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache)
+    tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache, mask=not shape.causal)
     moved = lambda *_: world.dog.at(0, "preparing the data")  # noqa: E731 the other ranks wait
-    text = Text(tokenize(source, tokenizer, cache, progress=moved), tokenizer)
+    objective = pick_objective(config.objective, tokenizer)
+    text = Text(tokenize(source, tokenizer, cache, progress=moved), tokenizer, objective)
     Batches(text.tokens.train, config.batch_size, shape.context, seed=0)
     next(validation_batches(text.tokens.validation, 1, shape.context))
     return text
@@ -114,8 +117,8 @@ class Loop:
         self.world = world = replace(world, tensor=c.runtime.tensor_size)
         self.text, self.device, self.say = text, device, say
         world.dog.at(0, "building the model")
-        self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed)
-        self.validation = Validation(text.tokens, c, shape.context, device, world)
+        self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed, text.objective)
+        self.validation = Validation(text.tokens, c, shape.context, device, world, text.objective)
         torch.manual_seed(c.seed)
         with torch.device(built_on := parallel.build_device(kind, world)):
             model = Decoder(shape)
