@@ -4,9 +4,9 @@
 
 FOLDER holds `tests/` of transformers in the installed release, or of the nearest commit to be had, unmodified; of a
 source distribution, which leaves some out, the rest runs (stand_ins.py). Everything that its causal language models are
-tested with runs on one scheme of each kind, and on an encoder but for the tests of generation; those on two schemes more;
-its own Llama, with initial weights as large as ours, where a tolerance is absolute. Prints a table of every test with its
-result; needs pytest and `parameterized`.
+tested with runs on one scheme of each kind, but for the tests of generation on an encoder; those on two schemes more;
+its own Llama, with initial weights as large as ours, where a tolerance is absolute. Prints a table of every test with
+its result; needs pytest and `parameterized`.
 """
 
 from __future__ import annotations
