@@ -22,6 +22,12 @@ def formula(kind: str, x: Tensor, p: dict[str, Tensor]) -> Tensor:
         return centred / (centred.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * gain + bias
     if kind == "dyt":
         return torch.tanh(p["slope"] * x) * gain + bias
+    if kind == "derf":
+        return torch.erf(p["slope"] * x + p["shift"]) * gain + bias
+    if kind == "gated":
+        y = x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * gain
+        z = y @ p["down"].T if "down" in p else y
+        return y / (1 + torch.exp(-(z / (1 + torch.exp(-z))) @ p["up"].T)) if "up" in p else y
     if kind == "unit":
         return x / (x.pow(2).sum(-1, keepdim=True) + EPS).sqrt() * gain
     return x
@@ -74,7 +80,7 @@ def test_fp16_inputs_whose_square_overflows_fp16(kind: str) -> None:
 @pytest.mark.parametrize("kind", NORMS)
 def test_gains_false_leaves_no_gains(kind: str) -> None:
     names = [name for name, _ in NormSpec(kind, DIM)(gains=False).named_parameters()]
-    assert names == (["slope"] if kind == "dyt" else [])  # DyT's slope is what it is made of
+    assert names == {"dyt": ["slope"], "derf": ["slope", "shift"]}.get(kind, [])  # what they are made of
 
 
 @pytest.mark.parametrize("kind", NORMS)
@@ -83,7 +89,20 @@ def test_reset_parameters_restores_the_start(kind: str) -> None:
     norm.reset_parameters()  # type: ignore[operator]
     for (name, found), (_, expected) in zip(norm.named_parameters(), fresh.named_parameters(), strict=True):
         assert torch.equal(found, expected), name
-        assert torch.equal(expected, torch.full_like(expected, {"weight": 1.0, "bias": 0.0, "slope": 0.5}[name]))
+        start = {"weight": 1.0, "bias": 0.0, "slope": 0.5, "shift": 0.0, "up": 0.0}
+        assert name == "down" or torch.equal(expected, torch.full_like(expected, start[name]))
+
+
+def test_the_gate_of_a_gated_norm_starts_at_a_half_and_is_of_rank_16() -> None:
+    norm = NormSpec("gated", 64)()
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(norm(x), NormSpec("rms", 64)()(x) / 2)
+    shapes = {name: tuple(p.shape) for name, p in norm.named_parameters()}
+    assert shapes == {"weight": (64,), "down": (16, 64), "up": (64, 16)}
+    assert norm.down.std().item() == pytest.approx(1 / 8, rel=0.1)
+    state = torch.random.get_rng_state()
+    other = NormSpec("gated", 64)()
+    assert torch.equal(other.down, norm.down) and torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_every_parameter_has_a_gradient_and_zero_rows_are_finite() -> None:
@@ -116,7 +135,7 @@ def test_bias_is_a_choice_of_kinds_that_have_one(kind: str) -> None:
     with_bias, without = spec(), spec(bias=False)
     names = {name for name, _ in with_bias.named_parameters()}
     assert {name for name, _ in without.named_parameters()} == names - {"bias"}
-    assert ("bias" in names) == (kind in ("layer", "dyt"))
+    assert ("bias" in names) == (kind in ("layer", "dyt", "derf"))
     if "bias" in names:
         nn.init.normal_(with_bias.weight)
         without.weight.data.copy_(with_bias.weight)

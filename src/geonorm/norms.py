@@ -19,7 +19,7 @@ from torch.jit._trace import is_tracing
 
 from .errors import ConfigError, unknown
 
-Kind = Literal["rms", "layer", "dyt", "unit", "none"]
+Kind = Literal["rms", "layer", "dyt", "derf", "gated", "unit", "none"]
 
 
 def upcast(x: Tensor) -> Tensor:
@@ -134,10 +134,56 @@ class DyT(Norm):
     slope: nn.Parameter
 
     def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        y = torch.tanh(self.slope.to(x.dtype) * x)
+        y = self.bend(x)
         if weight is None:
             return y
         return y * weight if bias is None else torch.addcmul(bias, y, weight)
+
+    def bend(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.slope.to(x.dtype) * x)
+
+
+class Derf(DyT):
+    """erf(a x + s) times gains plus bias, with learned scalars a = 0.5 and s = 0 at the start (arXiv:2512.10938). The
+    official language model starts a at 1 and multiplies the embedding by a learned scalar that starts at sqrt(dim)."""
+
+    scalars: ClassVar = {"slope": 0.5, "shift": 0.0}
+    shift: nn.Parameter
+
+    def bend(self, x: Tensor) -> Tensor:
+        return torch.erf(self.slope.to(x.dtype) * x + self.shift.to(x.dtype))
+
+
+class GatedNorm(Norm):
+    """y = RMSNorm(x), times sigmoid(B silu(A y)) with a gate of rank 16 (arXiv:2601.22966, Section 3.4). B is 0 at the
+    start, so that the gate is 1/2. Without gains there is no gate either.
+
+    A is normal with standard deviation 1/sqrt(dim), drawn alike in every norm of that width, so that all other weights
+    are drawn as with other norms. The paper's own initial values could not be read; those of BlaGPT have B = 0, too.
+    """
+
+    RANK = 16
+
+    def __init__(self, dim: int, gains: bool = True, eps: float = 1e-6, bias: bool = True) -> None:
+        super().__init__(dim, gains, eps, bias)
+        self.down = nn.Parameter(torch.empty(self.RANK, dim)) if gains else None
+        self.up = nn.Parameter(torch.empty(dim, self.RANK)) if gains else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.down is not None and self.up is not None:
+            drawn = torch.randn(self.RANK, self.dim, generator=torch.Generator().manual_seed(self.dim), device="cpu")
+            self.down.copy_(drawn * self.dim**-0.5)
+            self.up.zero_()
+
+    def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        y = F.rms_norm(x, (self.dim,), weight, self.eps)
+        if self.down is None or self.up is None:
+            return y
+        with torch.autocast(x.device.type, enabled=False):  # norms stay wide
+            return y * torch.sigmoid(F.silu(y @ self.down.to(x.dtype).T) @ self.up.to(x.dtype).T)
 
 
 class UnitNorm(Norm):
@@ -166,7 +212,15 @@ class NoNorm(nn.Module):
         return x
 
 
-NORMS = {"rms": RMSNorm, "layer": LayerNorm, "dyt": DyT, "unit": UnitNorm, "none": NoNorm}
+NORMS = {
+    "rms": RMSNorm,
+    "layer": LayerNorm,
+    "dyt": DyT,
+    "derf": Derf,
+    "gated": GatedNorm,
+    "unit": UnitNorm,
+    "none": NoNorm,
+}
 assert tuple(NORMS) == get_args(Kind)
 
 

@@ -16,6 +16,7 @@ VARIANTS = [
     "geonorm(index=sublayer)",
     "geonorm(decay=linear, index=sublayer)",
     "geonorm(update=norm)",
+    "geonorm(update=unit)",
     "geonorm(input=norm, retraction=cayley)",
     "geonorm(retraction=projection, max_angle=pi/8)",
     "geonorm(learn=affine)",

@@ -16,6 +16,9 @@ from geonorm.schemes import read_at, write_at
 F64 = torch.float64
 DEPTH = 8
 SCHEMES = [name for name in names() if name != "polar"]  # a token is no vector there: refused, see below
+TURNED = [
+    name for name in SCHEMES if name != "nag"
+]  # which takes the mean of the features away: a direction of its own
 SPHERES = ["post", "deepnorm", "sqrt", "ngpt", "geonorm", "geonorm(decay=sqrt, retraction=cayley)"]
 
 
@@ -71,7 +74,7 @@ def test_velocity_is_the_slope_of_the_written_stream(scheme: str) -> None:
     torch.testing.assert_close(flow.velocity(x, tau), slope, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES, "geonorm(decay_on=update)", "mix(a=peri, b=sqrt, share=0.5)"])
+@pytest.mark.parametrize("scheme", [*TURNED, "geonorm(decay_on=update)", "mix(a=peri, b=sqrt, share=0.5)"])
 def test_rotations_commute_with_the_dynamics(scheme: str) -> None:
     flow = Flow(scheme, Attention(beta=2.0), DEPTH)
     turn = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(1), dtype=F64))[0]
@@ -154,7 +157,7 @@ def test_states_that_cannot_start(x: Tensor, message: str) -> None:
         Flow("pre", Attention(), 0)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", TURNED)
 @pytest.mark.parametrize("start", ["one", "coincident", "antipodal", "line"])
 def test_degenerate_configurations_stay_where_they_are(scheme: str, start: str) -> None:
     """A single particle, particles in one point, an antipodal pair (erratum to Theorem 4.3), and dim = 1: no direction

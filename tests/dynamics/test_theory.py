@@ -45,6 +45,7 @@ TERMINAL: dict[Any, tuple[str, float | None]] = {
     "geonorm(decay=constant, alpha=0.4)": ("exponential", 0.8),
     "geonorm(decay=linear)": ("none", None),
     "geonorm(update=norm, alpha=0.5)": ("polynomial", 1.0),
+    "geonorm(update=unit)": ("polynomial", 500 * pi),  # 2 alpha phi / 0.001: within the softness alone
     "geonorm(input=norm)": ("polynomial", 2.0),
     "geonorm(index=sublayer)": ("polynomial", 1.0),
     "geonorm(retraction=cayley, decay_on=update)": ("polynomial", 2.0),
@@ -107,6 +108,24 @@ def test_unequal_radii_of_many_tokens_and_under_a_mask_against_particles() -> No
     assert same == pytest.approx(2.0, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "one", "two"), [("pre", 2.0, 2.0), ("peri", 2.0, 2.0), ("lns", 1.0, 1.0), ("geonorm", 2.0, 4.0)]
+)
+def test_two_attentions_double_the_exponent_of_schemes_that_keep_the_radius_alone(
+    scheme: str, one: float, two: float
+) -> None:
+    """A radius that grows by what is added grows twice as fast, too."""
+    x = dynamics.equiangular(4, 4, 0.9999)
+    for count, exponent in ((1, one), (2, two)):
+        assert theory.terminal(scheme, sublayers=count).exponent == pytest.approx(exponent, rel=1e-6)
+    flow = dynamics.Flow(scheme, [("attn", dynamics.Attention())] * 2)
+    times = [1e9, 1e10] if scheme == "lns" else [1e3, 1e4]  # its radius reaches 4 sqrt(t) slowly
+    assert slopes(flow, x, times)[0] == pytest.approx(two, rel=2e-3)
+    assert theory.terminal("post", sublayers=2).exponent == pytest.approx(4.0)
+    assert theory.terminal("post", layers=True, sublayers=2).exponent == pytest.approx(4 * log(2))
+    assert theory.terminal("sqrt", sublayers=3, causal=True).exponent == pytest.approx(6.0)
+
+
 @pytest.mark.parametrize(("causal", "exponent"), [(False, 2.0), (True, 1.0)])
 def test_olmo2_does_not_freeze_where_there_is_no_temperature(causal: bool, exponent: float) -> None:
     found = theory.terminal("olmo2", causal=causal, beta=0.0)
@@ -167,6 +186,13 @@ def test_clamped_start() -> None:
     n, beta, angle = 8, 1.0, 0.05
     found = theory.initial_velocity(f"geonorm(max_angle={angle})", n, beta)
     assert isclose(found, 2 * angle / sqrt(n - 1), rel_tol=1e-9)
+
+
+def test_two_tokens_under_a_unit_tangent_meet_at_a_finite_time() -> None:
+    """Each turns by phi/t towards the other, however near it is: pi/2 - (pi/2) log t, which is 0 at t = e."""
+    path = theory.equiangular("geonorm(update=unit)", 2, 1.0, [0.0, 0.5, 1.0])
+    expected = [1 - cos(pi / 2 * (1 - log(1 + tau))) for tau in path.times]
+    assert path.gap == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from geonorm import Decoder, DecoderConfig, names
+from geonorm.schemes import advance
 
 FILE = Path(__file__).with_name("losses.json")
 STEPS, TOLD = 20, (1, 5, 10, 20)
@@ -31,6 +32,7 @@ VARIANTS = [
     "geonorm(decay=sqrt)",
     "geonorm(input=norm, update=norm, index=sublayer)",
     "geonorm(decay_on=update, retraction=cayley, learn=step)",
+    "geonorm(update=unit, decay=sqrt, index=sublayer)",
     "geonorm(learn=affine, alpha=0.5)",  # alpha = 1 would put the first block on the kink of its clamp
     "first(hybrid(input=norm), hybrid)",
     "per_kind(geonorm, peri)",
@@ -38,8 +40,13 @@ VARIANTS = [
     "mix(ngpt, geonorm, share=0.5)",
     "siamese(sum=norm, decay=sqrt, alpha=0.7071067811865476)",
     "hyper(n=2, dynamic=none)",
+    "mhc(mix=permutation, n=3)",
+    "mhc(mix=identity)",
+    "attnres(blocks=2)",
+    "prores(geonorm, steps=5)",
+    "prores(mhc, steps=5)",
 ]
-LAYOUTS = ["pre", "geonorm(index=sublayer)", "siamese", "hyper"]
+LAYOUTS = ["pre", "geonorm(index=sublayer)", "siamese", "hyper", "attnres"]
 TWIN = "polar"
 """The same function as `pre`: its losses are those of `pre`."""
 CASES = [*(name for name in names() if name != TWIN), *VARIANTS, *(f"{scheme} parallel" for scheme in LAYOUTS)]
@@ -72,6 +79,7 @@ def losses(case: str, dtype: torch.dtype) -> list[float]:
         loss.backward()
         optimizer.step()
         model.constrain()
+        advance(model)
         found.append(loss.item())
     return [found[step - 1] for step in TOLD]
 

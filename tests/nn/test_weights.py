@@ -13,7 +13,14 @@ from geonorm.nn.roles import ROLES, base_std
 
 from .tiny import TINY, decoder, ids
 
-DECLARED = {"ngpt": "slot", "angpt": "slot", "hyper": ".connection."}
+DECLARED = {
+    "ngpt": "slot",
+    "angpt": "slot",
+    "hyper": ".connection.",
+    "nag": ".modulator.",
+    "mhc": ".mapping.",
+    "attnres": ".recall.",
+}
 """Parameters that a scheme has beyond norms and a few scalars: parts of their names."""
 
 

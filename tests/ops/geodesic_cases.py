@@ -79,5 +79,7 @@ MAPS: dict[str, Callable[[], AngleMap]] = {
     "projection, update": lambda: AngleMap(power=1.0, pre=0.5, max_angle=1.2),
     "cayley": lambda: AngleMap(power=2.0, max_angle=pi / 8),
     "power 3.7": lambda: AngleMap(power=3.7, max_angle=2.5),
+    "level": lambda: AngleMap(post=0.4, power=2.0).level(),
+    "level, learned": lambda: AngleMap(pre=scalar(0.5), gain=1.2, power=1.0, max_angle=pi).level(),
     "everything": lambda: AngleMap(scalar(0.9), scalar(0.6), scalar(1.1), scalar(0.03), 0.7, 1.5),
 }

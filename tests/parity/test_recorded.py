@@ -21,6 +21,7 @@ from geonorm import Residual, Site, names, parse
 from geonorm.nn import Decoder, DecoderConfig
 from geonorm.nn.decoder import End
 from geonorm.norms import NormSpec
+from geonorm.schemes import advance
 
 DIM, TOKENS, HIDDEN = 8, 3, 12
 RECORD = json.loads(Path(__file__).with_name("recorded.json").read_text(encoding="utf-8"))
@@ -64,10 +65,11 @@ def fill(own: nn.Module, phase: float) -> None:
 
 
 class Tower(nn.Module):
-    """`blocks` blocks of the toys under a scheme, between its ends, as if they were the first of `depth`."""
+    """`blocks` blocks of the toys under a scheme, between its ends, as if they were the first of `depth`, after `done`
+    steps of training."""
 
     def __init__(
-        self, scheme: str, norm: str, blocks: int, depth: int, shared: bool = False, eps: float = 1e-5
+        self, scheme: str, norm: str, blocks: int, depth: int, shared: bool = False, eps: float = 1e-5, done: int = 0
     ) -> None:
         super().__init__()
         spec = NormSpec(norm, DIM, True, eps)
@@ -84,6 +86,8 @@ class Tower(nn.Module):
             ).double()
             fill(residual.own, float(layer if shared else n))
             self.sites.append(residual)
+        for _ in range(done):
+            advance(self)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.entry(x)

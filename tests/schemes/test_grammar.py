@@ -20,16 +20,19 @@ from geonorm.schemes import grammar, registry
 from geonorm.settings import members
 
 OURS = """
-    pre post peri sandwich olmo2 deepnorm keel lns sqrt mix first per_kind geonorm hybrid ngpt angpt rezero layerscale
-    polar residual_dual siamese hyper orthogonal norm_preserving
+    pre post peri sandwich olmo2 deepnorm keel lns sqrt mix first per_kind geonorm attnres hybrid ngpt angpt lambdas
+    rezero layerscale gpas mhc nag polar prores residual_dual siamese hyper orthogonal norm_preserving
 """.split()
-COMBINED = ["mix", "first", "per_kind"]
+COMBINED = ["mix", "first", "per_kind", "prores"]
 LAYOUTS = {  # what may be combined with what: names to draw from, and the fields that a layout rests on
     "one stream": ([n for n in OURS if parse(n).streams == 1 and n not in (*COMBINED, "polar")], {}),
     "direction and log-radius": (["polar"] * 9, {}),
     "two of residual_dual": (["residual_dual"] * 9, {}),
     "two of siamese": (["siamese"] * 9, {}),
     "three of hyper": (["hyper"] * 9, {"n": 3}),
+    "nine of attnres": (["attnres"] * 9, {"blocks": 8}),
+    "four of mhc": (["mhc"] * 9, {"n": 4}),
+    "three of lambdas": (["lambdas"] * 9, {"backout": 0.2}),
 }
 
 

@@ -204,6 +204,10 @@ GEONORM = [
     {"input": "norm"},
     {"update": "norm"},
     {"input": "norm", "update": "norm", "max_angle": 2.0},
+    {"update": "unit"},
+    {"update": "unit", "decay": "sqrt", "decay_on": "update", "retraction": "projection", "max_angle": pi},
+    {"update": "unit", "learn": "affine", "alpha": 0.7},
+    {"update": "unit", "learn": "step", "decay_on": "update", "retraction": "cayley", "max_angle": 2.0},
     {"retraction": "projection"},
     {"retraction": "cayley", "max_angle": 1.5},
     {"retraction": 3.5, "decay_on": "update"},
@@ -245,9 +249,14 @@ def geonorm_equation(
     gain, bias = p.get("angle.gain", 1.0), p.get("angle.bias", 0.0)
 
     def angle_of(ratio: Tensor) -> Tensor:
+        if update == "unit":  # the angle of a tangent vector as long as x, faded out where there is no direction
+            return angle_at(torch.ones_like(ratio)) * ratio / (ratio**2 + BIAS_SOFTNESS**2).sqrt()
+        return angle_at(ratio, ratio / (ratio**2 + BIAS_SOFTNESS**2).sqrt())
+
+    def angle_at(ratio: Tensor, faded: Tensor | float = 1.0) -> Tensor:
         power = {"projection": 1.0, "cayley": 2.0}.get(retraction, retraction)  # type: ignore[call-overload]
         turn = before * ratio if power == "exp" else power * torch.atan(before * ratio / power)
-        turn = gain * turn.clamp(max=max_angle) + bias * ratio / (ratio**2 + BIAS_SOFTNESS**2).sqrt()
+        turn = gain * turn.clamp(max=max_angle) + bias * faded
         return (behind * turn).clamp(max=max_angle)
 
     u = branch(norm(x, p["input.weight"]) if input == "norm" else x)

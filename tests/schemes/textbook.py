@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 from math import pi
 from typing import Any
 
@@ -14,7 +15,7 @@ from geonorm.norms import NormSpec
 from geonorm.schemes import Parts, Scheme, read_at, reset_parts, write_at
 
 DIM, DEPTH, EPS = 12, 6, 1e-6
-SITES = [Site(layer, kind, DEPTH) for layer in (0, 2, 5) for kind in ("attn", "mlp")]
+SITES = [Site(layer, kind, DEPTH) for layer in (0, 3, 5) for kind in ("attn", "mlp")]
 Branch = Callable[[Tensor], Tensor]
 Equation = Callable[[Tensor, Branch, dict[str, Tensor], Site], Tensor]
 
@@ -87,6 +88,79 @@ def connected(x: Tensor, f: Branch, p: dict[str, Tensor]) -> Tensor:
     return torch.stack(after, dim=-2)
 
 
+def scaled(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
+    """nanochat: the stream before a block is a x + b x0; behind the middle one it is kept."""
+    now, start, middle = x.unbind(-2)
+    if site.kind == "attn":
+        now = p["scale"] * now + p["again"] * start
+    after = now + f(norm(now, p["input.weight"]))
+    return torch.stack((after, start, after if site.layer == site.depth // 2 else middle), dim=-2)
+
+
+def doubly(scores: Tensor, iterations: int = 20) -> Tensor:
+    """Sinkhorn and Knopp: exp, then columns and rows divided by their sums in turn."""
+    m = scores.exp()
+    for _ in range(iterations):
+        m = m / m.sum(-2, keepdim=True)
+        m = m / m.sum(-1, keepdim=True)
+    return m
+
+
+def constrained(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site, mix: str = "sinkhorn") -> Tensor:
+    """mHC, Eq. 5 to 9, one product at a time."""
+    n = x.shape[-2]
+    w, b, s = (p[f"mapping.{name}"] for name in ("weight", "bias", "scale"))
+    together = norm(x.flatten(-2))
+
+    def scores(first: int, last: int, scale: int) -> Tensor:
+        return s[scale] * (together @ w[first:last].T) + b[first:last]
+
+    reading, writing = scores(0, n, 0).sigmoid(), 2 * scores(n, 2 * n, 1).sigmoid()
+    if mix == "sinkhorn":
+        m = doubly(scores(2 * n, len(b), 2).unflatten(-1, (n, n)))
+    elif mix == "permutation":
+        shares = scores(2 * n, len(b), 2).softmax(-1)
+        m = sum(
+            shares[..., k, None, None] * torch.eye(n, dtype=x.dtype)[list(order)]
+            for k, order in enumerate(permutations(range(n)))
+        )
+    else:
+        m = torch.eye(n, dtype=x.dtype)
+    u = f(norm(sum(reading[..., i, None] * x[..., i, :] for i in range(n)), p["input.weight"]))
+    return torch.stack(
+        [sum(m[..., i, j, None] * x[..., j, :] for j in range(n)) + writing[..., i, None] * u for i in range(n)], dim=-2
+    )
+
+
+def mean_by_attention(sources: list[Tensor], p: dict[str, Tensor]) -> Tensor:
+    """Attention residuals, Eq. 2 and 3: softmax over the sources of <w, RMSNorm(v_i)>, and their mean by it."""
+    scores = [(p["recall.query"] * norm(v, p["recall.key.weight"])).sum(-1, keepdim=True).exp() for v in sources]
+    return sum(s * v for s, v in zip(scores, sources, strict=True)) / sum(scores)
+
+
+def from_history(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
+    """Eq. 5 and 6: 12 sub-layers in 6 blocks of two, of 8; the first of a block sees the blocks before it."""
+    number = 2 * site.layer + (site.kind == "mlp")
+    block = number // 2 + 1
+    slots = list(x.unbind(-2))
+    y = mean_by_attention(slots[: block + number % 2], p) if number else slots[0]
+    u = f(norm(y, p["input.weight"]))
+    return torch.stack([v + u if i == block else v for i, v in enumerate(slots)], dim=-2)
+
+
+def turned_by_a_gate(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
+    """NAG, Eq. 3 to 15: r = sqrt(d) x/|x|, rho = |x|/sqrt(d), x' = rho r + rho a m sqrt(d) v/|v|."""
+    r, rho = norm(x), x.norm(dim=-1, keepdim=True) / DIM**0.5
+    u = f(r)
+    u = u - u.mean(-1, keepdim=True)
+    v = u - (u * x).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True) * x
+    shares = p["modulator.share"].exp() / p["modulator.share"].exp().sum()
+    m = torch.zeros_like(rho)
+    for share, w, b in zip(shares, p["modulator.weight"], p["modulator.bias"], strict=True):
+        m = m + share / (1 + torch.exp(-(r * w).sum(-1, keepdim=True) - b))
+    return x + rho * p["step"] * m * norm(v)
+
+
 # x' of one sub-layer f; p holds the scheme's parameters by name. t = l + 1, L = depth.
 EQUATIONS: dict[str, Equation] = {
     "pre": lambda x, f, p, s: x + f(norm(x, p["input.weight"])),
@@ -109,6 +183,12 @@ EQUATIONS: dict[str, Equation] = {
         ((s.depth - 1) / s.depth) ** 0.5 * x + f(norm(x, p["input.weight"])) / s.depth**0.5
     ),
     "geonorm": lambda x, f, p, s: rotated(x, f(x), lambda r: r.clamp(max=pi / 4) / (s.layer + 1)),
+    "gpas": lambda x, f, p, s: (x + f(norm(x, p["input.weight"]))) * (1 - p["gate"] / (1 + torch.exp(-p["gate"]))),
+    "attnres": from_history,
+    "mhc": constrained,
+    "prores": lambda x, f, p, s: x,  # no step was taken yet: tests/schemes/test_prores.py
+    "lambdas": scaled,
+    "nag": turned_by_a_gate,
     "ngpt": step_toward,
     "angpt": lerped,
     "residual_dual": lambda x, f, p, s: torch.stack(

@@ -203,6 +203,7 @@ def section(name: str) -> str:
         "*Own recipe.*": recipe and f"{join_pairs(recipe)}.",
     }
     lines = [f"## {name}", "", f"    {about['equation']}", "", " ".join((find(name).__doc__ or "").split())]
+    lines += ["", f"![How {name} moves a token](figures/schemes/{name}.svg)"]
     lines += [line for title, text in said.items() if text for line in ("", f"{title} {text}")]
     if about["fields"]:
         lines += ["", "| field | default | values | |", "|---|---|---|---|"]

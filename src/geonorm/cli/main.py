@@ -303,7 +303,7 @@ class SchemesConfig(Settings):
     """Equation, source and fields of every residual scheme, or of one."""
 
     words = ("name",)
-    examples = ("geonorm schemes geonorm", "geonorm schemes --json")
+    examples = ("geonorm schemes geonorm", "geonorm schemes geonorm --out figures")
 
     name: str | None = None
     """A scheme; a list of all when not given."""
@@ -311,10 +311,12 @@ class SchemesConfig(Settings):
     """All that is known, for programs."""
     markdown: bool = False
     """The generated part of docs/schemes.md."""
+    out: str | None = None
+    """Directory for a picture of how it moves a token, NAME.svg; of every scheme when none is named."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.markdown and (self.json or self.name):
+        if self.markdown and (self.json or self.name or self.out):
             raise ConfigError("--markdown is of all schemes and goes alone")
 
 
@@ -322,7 +324,12 @@ def schemes(config: SchemesConfig) -> int:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
     from .catalogue import catalogue, describe_scheme, json_text, schemes_page
 
-    if config.markdown:
+    if config.out:
+        from .pictures import draw_schemes
+
+        for path in draw_schemes(config.name, Path(config.out)):
+            print(path)
+    elif config.markdown:
         print(schemes_page(), end="")
     elif config.json:
         print(json_text(config.name))

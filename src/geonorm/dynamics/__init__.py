@@ -2,7 +2,8 @@
 
 To be read in this order: `rates` (what a scheme does to one token), `fields` (what is proposed to it), `flow` (both
 together), `integrators`, `starts`, `observables`, `laws` (how a run ends), `theory` (what is known before it begins),
-and `simulate`, which sets them side by side. Names load on first use; `config` needs no torch."""
+`drawn` (what weights of their own in every layer do, MLPs among them), and `simulate`, which sets them side by side.
+Names load on first use; `config` needs no torch."""
 
 from __future__ import annotations
 

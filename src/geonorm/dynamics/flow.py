@@ -185,7 +185,7 @@ class Flow:
         def changes(layer: int) -> bool:
             return any(self.rule(layer, kind)[0] != self.rule(layer - 1, kind)[0] for kind, _ in self.sublayers)
 
-        return [float(layer) for layer in layers if layer < self.depth and changes(layer)]
+        return [float(layer) for layer in layers[: max(0, self.depth - layers.start)] if changes(layer)]
 
     def kept(self, tau: float, like: Tensor) -> Tensor:
         """Which streams stay on their sphere, boolean (1,) or (streams, 1): the radial part of the velocity vanishes.

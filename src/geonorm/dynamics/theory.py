@@ -41,12 +41,16 @@ class Terminal:
 
     kind: str
     exponent: float | None
+    """Below 0 where tokens move apart."""
 
     def __str__(self) -> str:
         if self.exponent is None:
             return "none"
-        k = f"{self.exponent:.4g}"
-        return {"polynomial": f"t^-{k}", "stretched": f"e^(-{k} sqrt(t))", "exponential": f"e^(-{k} t)"}[self.kind]
+        k = f"{-self.exponent:.4g}"
+        return {"polynomial": f"t^{k}", "stretched": f"e^({k} sqrt(t))", "exponential": f"e^({k} t)"}[self.kind]
+
+
+NO_LAW = Terminal("none", None)
 
 
 @dataclass(frozen=True)
@@ -219,6 +223,7 @@ def terminal(
     *,
     beta: float = 1.0,
     layers: bool = False,
+    sublayers: int = 1,
 ) -> Terminal:
     """The law of 1 - cos as t grows without end, read off the scheme's definition near collapse (V = I).
 
@@ -228,7 +233,8 @@ def terminal(
     an exponential, -1/2 a stretched one. Anything else, also a schedule that ends, is `none`. So is a power law where
     beta m^2 (1 - cos) does not vanish: attention that grows colder faster than the particles meet leaves each with
     itself. radius: one for all, or one for each particle; those that a scheme keeps change the rate, with beta, those
-    that grow become equal. layers: whole layers, h = 1, in place of continuous time: another exponential.
+    that grow become equal. layers: whole layers, h = 1, in place of continuous time: another exponential. sublayers:
+    how many attentions act per unit of t; a radius that grows then grows as many times as fast.
     """
     frame = Frame(scheme, depth)
     given = torch.tensor(radius if isinstance(radius, Sequence) else [radius], dtype=torch.float64)
@@ -244,27 +250,41 @@ def terminal(
             return frame.slowest(radii, t - 1, beta, causal), growth
         return 2 * turn * m * (0.5 if causal else 1.0), growth
 
-    grown = grow(lambda r, t: look(r, t)[1], start)
+    def rate(r: float, t: float) -> float:
+        return sublayers * look(r, t)[0]
+
+    grown = grow(lambda r, t: sublayers * look(r, t)[1], start)
     if grown is None:
-        return Terminal("none", None)
+        return NO_LAW
     r, power = grown
-    rate, later = look(r, LATE)[0], look(r * 1.01**power, LATE * 1.01)[0]
-    if rate <= 0 or later <= 0:
-        return Terminal("none", None)
-    slope = log(later / rate) / log(1.01)
+    law = read_law(rate, r, power)
+    if law.exponent is None or law.exponent <= 0:
+        return NO_LAW
     colder = 2 * log(frame.read(r * 1.01**power, LATE * 1.01 - 1) / frame.read(r, LATE - 1)) / log(1.01)
-    if beta > 0 and abs(slope + 1) < 1e-3 and rate * LATE <= colder + 1e-6:
-        return Terminal("none", None)
+    if beta > 0 and law.kind == "polynomial" and law.exponent <= colder + 1e-6:
+        return NO_LAW
+    if layers and law.kind == "exponential":
+        whole = float("inf") if unequal else sublayers * frame.whole(r, LATE - 1, causal)
+        return Terminal(law.kind, whole) if isfinite(whole) else NO_LAW
+    return law
+
+
+def read_law(rate: Callable[[float, float], float], r: float, power: float) -> Terminal:
+    """The law of a quantity that shrinks at rate(r, t), with r ~ t^power at depth-time LATE, by the rate's logarithmic
+    derivative: -1 is a power law, 0 an exponential, -1/2 a stretched one, anything else none of these. An exponent
+    below 0 is growth."""
+    now, later = rate(r, LATE), rate(r * 1.01**power, LATE * 1.01)
+    if now * later <= 0:
+        return NO_LAW
+    slope = log(later / now) / log(1.01)
     for kind, expected, exponent in (
-        ("polynomial", -1.0, rate * LATE),
-        ("stretched", -0.5, 2 * rate * sqrt(LATE)),
-        ("exponential", 0.0, rate),
+        ("polynomial", -1.0, now * LATE),
+        ("stretched", -0.5, 2 * now * sqrt(LATE)),
+        ("exponential", 0.0, now),
     ):
         if abs(slope - expected) < 1e-3:
-            if layers and kind == "exponential":
-                exponent = float("inf") if unequal else frame.whole(r, LATE - 1, causal)
-            return Terminal(kind, exponent) if isfinite(exponent) else Terminal("none", None)
-    return Terminal("none", None)
+            return Terminal(kind, exponent)
+    return NO_LAW
 
 
 def grow(growth: Callable[[float, float], float], r: float) -> tuple[float, float] | None:

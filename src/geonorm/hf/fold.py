@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..nn.decoder import SoftCap
 from ..schemes import Scheme, parse
 from .modeling import GeoNormForCausalLM, language_model
 
@@ -22,11 +23,12 @@ def fold(model: GeoNormForCausalLM) -> GeoNormForCausalLM:
     may be trained on: as what it then is, with a free head.
     """
     model = language_model(model)
-    if model.logits_slot is None:
+    slot = model.logits_slot.before if isinstance(model.logits_slot, SoftCap) else model.logits_slot
+    if slot is None:
         return model
     weights = model.state_dict()
     head = model.lm_head.weight
-    scale = model.logits_slot(torch.ones(len(head), dtype=torch.float32, device=head.device))
+    scale = slot(torch.ones(len(head), dtype=torch.float32, device=head.device))
     weights = {name: value for name, value in weights.items() if not name.startswith("logits_slot.")}
     weights["lm_head.weight"] = (head.float() * scale.unsqueeze(1)).to(head.dtype)
     config = copy.deepcopy(model.config)

@@ -98,6 +98,7 @@ class Layout:
             "embed_norm": False,
             "transform": False,
             "causal": True,
+            "soft_cap": None,
             **self.shape,
         }
 

@@ -26,7 +26,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from ..elsewhere import allow_within
 from ..errors import ConfigError
 from ..nn.attention import rope
-from ..nn.decoder import End, Transform
+from ..nn.decoder import End, Transform, slot_on_logits
 from ..nn.roles import base_std, linear, undrawn
 from ..norms import NormSpec, upcast
 from ..residual import Residual
@@ -255,8 +255,8 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
         return self.model.blocks
 
     def slot_on_logits(self) -> nn.Module | None:
-        end = self.model.exit
-        return end.scheme.slot("logits", (self.config.vocab_size,), self.config.hidden_size, end.site)
+        c = self.config
+        return slot_on_logits(self.model.exit, c.vocab_size, c.hidden_size, c.soft_cap)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of last hidden states (..., width): (..., vocab_size)."""

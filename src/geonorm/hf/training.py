@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ..nn.decoder import End
 from ..nn.roles import ROLES
 from ..residual import Residual
+from ..schemes import advance
 from .block import AppliedBlock
 from .modeling import GeoNormPreTrainedModel
 
@@ -56,7 +57,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 class ConstrainCallback(transformers.TrainerCallback):
     """For `transformers.Trainer(callbacks=[ConstrainCallback()])` and trainers built on it: the constraints that
-    schemes such as nGPT put on weights hold before the first step and after every one.
+    schemes such as nGPT put on weights hold before the first step and after every one, and schemes that change over
+    training (`prores`) hear of every step.
 
     Warns where the optimizer decays what should not decay.
     """
@@ -79,6 +81,7 @@ class ConstrainCallback(transformers.TrainerCallback):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **found: Any) -> None:
         self.constrain(found["model"])
+        advance(found["model"])
 
     @staticmethod
     def constrain(model: nn.Module) -> None:

@@ -7,7 +7,7 @@ from math import inf
 from typing import Any, Literal
 
 from ..errors import ConfigError, unknown
-from ..settings import Count, NotNegative, Settings
+from ..settings import Count, NotNegative, Positive, Settings
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,22 @@ class DecoderConfig(Settings):
     """Rows of the embedding."""
     context: Count = 128
     """Tokens of a training sequence."""
-    mlp: Literal["swiglu", "gelu", "gelu_tanh"] = "swiglu"
-    """Gated SiLU (three matrices), GELU (two), or GELU by the tanh formula as in GPT-2."""
+    mlp: Literal["swiglu", "gelu", "gelu_tanh", "relu2"] = "swiglu"
+    """Gated SiLU (three matrices), GELU (two), GELU by the tanh formula as in GPT-2, or ReLU squared (two)."""
     block: Literal["sequential", "parallel"] = "sequential"
     """Attention, then MLP; or both on the same input, their sum one update (GPT-J, GPT-NeoX)."""
-    norm: Literal["rms", "layer", "dyt", "none"] = "rms"
+    norm: Literal["rms", "layer", "dyt", "derf", "gated", "none"] = "rms"
     """What N is in the scheme's equation."""
     gains: bool = True
     """Whether norms have learned gains."""
     norm_bias: bool = True
-    """Whether norms with gains have a learned bias, too: LayerNorm and DyT; RMSNorm never has one."""
+    """Whether norms with gains have a learned bias, too: LayerNorm, DyT and Derf; RMSNorm never has one."""
     eps: NotNegative = 1e-6
     """Added to the mean square inside norms."""
     qk_norm: Literal["none", "head", "full"] = "none"
     """RMSNorm on queries and keys before RoPE: per head, or over all heads as in OLMo 2."""
+    soft_cap: Positive | None = None
+    """Logits are kept between minus this and this, c tanh(logits / c) (Gemma 2, nanochat); not when not given."""
     bias: bool = False
     """Whether linear layers have biases."""
     tied: bool = False

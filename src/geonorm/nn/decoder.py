@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..norms import NormSpec
+from ..norms import NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Parts, Scheme, Site, parse
 from .attention import LayerCache, SelfAttention, rope
@@ -38,6 +38,25 @@ class End(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         move = self.scheme.enter if self.site.kind == "entry" else self.scheme.exit
         return move(x, self.own(), self.site)
+
+
+class SoftCap(nn.Module):
+    """Logits between -cap and cap, cap tanh(y / cap), in the precision of the maths; `before` is what a scheme does to
+    them first."""
+
+    def __init__(self, cap: float, before: nn.Module | None) -> None:
+        super().__init__()
+        self.cap, self.before = cap, before
+
+    def forward(self, y: Tensor) -> Tensor:
+        y = upcast(y if self.before is None else self.before(y))
+        return self.cap * torch.tanh(y / self.cap)
+
+
+def slot_on_logits(end: End, vocab_size: int, width: int, soft_cap: float | None) -> nn.Module | None:
+    """What is done to logits behind the head, by the scheme at the exit and by the model."""
+    slot = end.scheme.slot("logits", (vocab_size,), width, end.site)
+    return slot if soft_cap is None else SoftCap(soft_cap, slot)
 
 
 def under(branch: nn.Module, scheme: Scheme, site: Site, config: DecoderConfig) -> Residual:
@@ -159,7 +178,7 @@ class Decoder(nn.Module):
             self.head.weight = self.embed.weight
         schemes = (self.entry.scheme, self.exit.scheme, *(residual.scheme for _, residual in self.residuals()))
         self.constrained = any(type(scheme).constrain is not Scheme.constrain for scheme in schemes)
-        self.logits_slot = self.exit.scheme.slot("logits", (c.vocab_size,), c.width, self.exit.site)
+        self.logits_slot = slot_on_logits(self.exit, c.vocab_size, c.width, c.soft_cap)
         self.reset_parameters()
 
     def forward(self, ids: Tensor, cache: list[LayerCache] | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The position-wise sub-layer: SwiGLU or GELU."""
+"""The position-wise sub-layer: SwiGLU, GELU or ReLU squared."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from .roles import linear
 
 
 class MLP(nn.Module):
-    """(..., width) to the same: down(silu(gate y) * up y), or down(gelu(up y)). Schemes may put modules on up, gate."""
+    """(..., width) to the same: down(silu(gate y) * up y), down(gelu(up y)) or down(relu(up y)^2). Schemes may put
+    modules on up, gate."""
 
     def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
         super().__init__()
         c = config
         self.up = linear("up", c.width, c.hidden, c.bias)
         self.gate = linear("gate", c.width, c.hidden, c.bias) if c.mlp == "swiglu" else None
-        self.formula = "tanh" if c.mlp == "gelu_tanh" else "none"
+        self.formula = {"gelu_tanh": "tanh", "relu2": "square"}.get(c.mlp, "none")
         self.down = linear("down", c.hidden, c.width, c.bias)
         self.slots = nn.ModuleDict()
         for name in ("up", "gate"):
@@ -30,7 +31,7 @@ class MLP(nn.Module):
     def forward(self, y: Tensor) -> Tensor:
         up = self.slot("up", self.up(y))
         if self.gate is None:
-            hidden = F.gelu(up, approximate=self.formula)
+            hidden = F.relu(up).square() if self.formula == "square" else F.gelu(up, approximate=self.formula)
         else:
             hidden = F.silu(self.slot("gate", self.gate(y))) * up
         out: Tensor = self.down(hidden)

@@ -8,7 +8,7 @@ R is the angle of the retraction. The decay of a scheme stands in `post` (after 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, pi
+from math import atan, inf, pi
 
 import torch
 from torch import Tensor
@@ -44,6 +44,16 @@ class AngleMap:
         """Angle of the retraction, before any ceiling."""
         turn = self.pre * ratio
         return turn if self.power == inf else self.power * torch.atan(turn / self.power)
+
+    def level(self) -> AngleMap:
+        """The map whose angle is that of ratio 1 for every token. At ratio 0, where no direction is, it is softened as
+        the bias is: x' = x there, and d angle / d ratio is 1 / BIAS_SOFTNESS of the angle, large but finite."""
+        if isinstance(self.pre, Tensor):
+            held: float | Tensor = self.unclamped(torch.ones_like(self.pre)).clamp(max=self.max_angle)
+        else:
+            turn = self.pre if self.power == inf else self.power * atan(self.pre / self.power)
+            held = min(turn, self.max_angle)
+        return AngleMap(post=self.post, gain=0.0, bias=self.gain * held + self.bias, max_angle=self.max_angle)
 
     def clamped(self, ratio: Tensor) -> Tensor:
         """Whether either minimum binds, boolean, same shape as ratio."""

@@ -39,7 +39,7 @@ def is_norm(module: nn.Module) -> bool:
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
         return len(module.normalized_shape) == 1
     name = type(module).__name__.lower()
-    if "norm" not in name and name != "dyt":
+    if "norm" not in name and name not in ("dyt", "derf"):
         return False
     shapes = [p.dim() for p in module.parameters(recurse=False)]
     return not any(other in name for other in OTHERS) and not list(module.children()) and max(shapes, default=1) <= 1

@@ -26,6 +26,7 @@ MARKS: dict[str, Spec] = {
     "band": {"type": "area", "opacity": 0.14, "clip": True},
     "thin": {"type": "line", "strokeWidth": 0.9, "opacity": 0.55, "clip": True},
     "outline": {"type": "line", "strokeWidth": 0.9, "opacity": 0.55},
+    "path": {"type": "line", "strokeWidth": 1.8, "clip": True},
     "dotted": {"type": "line", "strokeWidth": 1.4, "strokeDash": [1.5, 2.5], "clip": True},
     "line": {"type": "line", "strokeWidth": 1.8, "clip": True},
     "bar": {"type": "rule", "strokeWidth": 9, "opacity": 0.25},
@@ -139,10 +140,10 @@ class Chart:
             else:
                 part += 1
 
-    def outline(self, series: str, points: Iterable[tuple[float, float]], part: str) -> None:
+    def outline(self, series: str, points: Iterable[tuple[float, float]], part: str, kind: str = "outline") -> None:
         """A line through points in the order given, whichever way they go."""
         for order, (x, y) in enumerate(points):
-            self._add("outline", series, x=x, y=y, part=part, order=order)
+            self._add(kind, series, x=x, y=y, part=part, order=order)
 
     def band(self, series: str, ends: Iterable[tuple[float, float, float]]) -> None:
         """The area between two lines: x, low, high."""

@@ -8,28 +8,38 @@ from .combine import First, Mix, PerKind, state_of
 from .flat import DeepNorm, Keel, LayerNormScaling, Olmo2, Peri, Post, Sandwich, Sqrt
 from .geodesic import GeoNorm
 from .grammar import find, parse
+from .history import AttentionResiduals
 from .hybrid import Hybrid
 from .hypersphere import NGPT, AnGPT
-from .learned import LayerScale, ReZero
+from .lambdas import Lambdas
+from .learned import GPAS, LayerScale, ReZero
+from .manifold import ManifoldHyper
+from .nag import NAG
 from .origin import schemes_in, sources_of, stored
-from .parts import Parts, read_at, reset_parts, write_at
+from .parts import Parts, Progress, advance, read_at, reset_parts, write_at
 from .polar import Polar
+from .prores import ProRes
 from .registry import names, register
 from .streams import Hyper, ResidualDual, Siamese
 from .tangent import NormPreserving, Orthogonal
 
 __all__ = [
+    "GPAS",
+    "NAG",
     "NGPT",
     "About",
     "AnGPT",
+    "AttentionResiduals",
     "DeepNorm",
     "First",
     "GeoNorm",
     "Hybrid",
     "Hyper",
     "Keel",
+    "Lambdas",
     "LayerNormScaling",
     "LayerScale",
+    "ManifoldHyper",
     "Mix",
     "NormPreserving",
     "Olmo2",
@@ -41,6 +51,8 @@ __all__ = [
     "Polar",
     "Post",
     "Pre",
+    "ProRes",
+    "Progress",
     "ReZero",
     "ResidualDual",
     "Sandwich",
@@ -48,6 +60,7 @@ __all__ = [
     "Siamese",
     "Site",
     "Sqrt",
+    "advance",
     "find",
     "names",
     "parse",

@@ -18,19 +18,15 @@ from .registry import register
 
 def state_of(scheme: Scheme) -> str:
     """What a token is between two blocks, in words: schemes of one state may follow one another."""
-    if isinstance(scheme, Combined):
-        return state_of(scheme.pair()[0])
+    if isinstance(scheme, Nested):
+        return state_of(scheme.inside()[0])
     plain = "one stream" if scheme.streams == 1 else f"{scheme.streams} streams of {type(scheme).__name__}"
     return scheme.about.state or plain
 
 
 @dataclass(frozen=True)
-class Combined(Scheme):
-    """Two schemes over one stream, of which `choose` says which stands where; the first wins where both recipes name
-    a key."""
-
-    entry: Literal["part", "sphere", "embedding"] = field(default="part", kw_only=True)
-    """part: as the scheme that stands at the entry enters; else overrides it."""
+class Nested(Scheme):
+    """A scheme made of schemes, which may be given as text."""
 
     def __post_init__(self) -> None:
         for name, hint in hints(type(self)).items():
@@ -38,33 +34,41 @@ class Combined(Scheme):
                 object.__setattr__(self, name, parse(value))
         super().__post_init__()
 
-    def pair(self) -> tuple[Scheme, Scheme]:
-        one, other = (value for value in vars(self).values() if isinstance(value, Scheme))
-        return one, other
+    def inside(self) -> list[Scheme]:
+        return [value for value in vars(self).values() if isinstance(value, Scheme)]
+
+    @property
+    def streams(self) -> int:  # type: ignore[override]
+        return self.inside()[0].streams
+
+    def seen(self, x: Tensor) -> Tensor:
+        return self.inside()[0].seen(x)
+
+
+@dataclass(frozen=True)
+class Combined(Nested):
+    """Two schemes over one stream, of which `choose` says which stands where; the first wins where both recipes name
+    a key."""
+
+    entry: Literal["part", "sphere", "embedding"] = field(default="part", kw_only=True)
+    """part: as the scheme that stands at the entry enters; else overrides it."""
 
     def choose(self, site: Site) -> Scheme:
         raise NotImplementedError(f"{type(self).__name__} must choose a part by site")
 
     def check(self) -> None:
-        one, other = self.pair()
+        one, other = self.inside()
         require(
             state_of(one) == state_of(other),
             f"cannot combine {one} ({state_of(one)}) with {other} ({state_of(other)}): use schemes of one kind of "
             "stream",
         )
-        lawless = next((part.about.lawless for part in self.pair() if not part.planar), "")
+        lawless = next((part.about.lawless for part in self.inside() if not part.planar), "")
         object.__setattr__(self, "about", replace(self.about, lawless=lawless))
 
     @property
-    def streams(self) -> int:  # type: ignore[override]
-        return self.pair()[0].streams
-
-    @property
     def planar(self) -> bool:  # type: ignore[override]
-        return all(part.planar for part in self.pair())
-
-    def seen(self, x: Tensor) -> Tensor:
-        return self.pair()[0].seen(x)
+        return all(part.planar for part in self.inside())
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Any = 1.0) -> Tensor:
         raise TypeError(f"{self} stands for other schemes: call resolve(site) and use what it returns")
@@ -76,7 +80,7 @@ class Combined(Scheme):
         return part
 
     def recipe(self) -> dict[str, float]:
-        one, other = self.pair()
+        one, other = self.inside()
         return {**other.recipe(), **one.recipe()}
 
 

@@ -53,8 +53,9 @@ class GeoNorm(Placement):
     """block: attention and MLP share t = l + 1; sublayer: they count apart, t = 2l + 1, 2l + 2 of 2L."""
     input: Literal["raw", "norm"] = field(default="raw", kw_only=True)
     """Whether the sub-layer reads the stream as it is or N of it."""
-    update: Literal["raw", "norm"] = field(default="raw", kw_only=True)
-    """Whether the step is made with the sub-layer's output or N of it (the geodesic Peri-LN)."""
+    update: Literal["raw", "norm", "unit"] = field(default="raw", kw_only=True)
+    """Whether the step is made with the sub-layer's output, N of it (the geodesic Peri-LN), or its tangential part at
+    the length of x: then every token of a site turns by one angle, but for those with |v|/|x| near 0.001 and below."""
     retraction: Literal["exp", "projection", "cayley"] | Power = field(default="exp", kw_only=True)
     """How a tangent vector becomes a step; a number p is phi_p(t) = p atan(t/p) (arXiv:2608.02668, inferred)."""
     learn: Literal["none", "gain", "affine", "step"] = field(default="none", kw_only=True)
@@ -85,9 +86,12 @@ class GeoNorm(Placement):
         rate = schedule(self.decay, alpha, t, depth)
         power = POWERS[self.retraction] if isinstance(self.retraction, str) else self.retraction
         place = {"angle": "post", "update": "pre"}[self.decay_on]
-        return AngleMap(max_angle=self.max_angle, power=power, **{place: rate}, **scalars)
+        angles = AngleMap(max_angle=self.max_angle, power=power, **{place: rate}, **scalars)
+        return angles.level() if self.update == "unit" else angles
 
     def clamped(self, x: Tensor, u: Tensor, p: Any, site: Site) -> Tensor | None:
+        if self.update == "unit":  # one angle for all: no length of an update meets a ceiling
+            return None
         wide = upcast(x)
         _, v = sphere.frame(wide, normalise_update(u, p).to(wide.dtype))
         ratio = sphere.safe_divide(sphere.radius(v), sphere.radius(wide))

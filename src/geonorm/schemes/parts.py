@@ -32,8 +32,7 @@ class Parts(Scalars, nn.ModuleDict):
     def make(self) -> dict[str, nn.Module | nn.Parameter]:
         """The parts at their initial values."""
         scheme, site, norm = self.made_from
-        data = scheme.end_parts if site.kind in ("entry", "exit") else scheme.parts
-        found: Mapping[str, Any] = data(site, norm) if callable(data) else deepcopy(data)
+        found = scheme.end_parts(site, norm) if site.kind in ("entry", "exit") else parts_of(scheme, site, norm)
         return {name: make_part(f"{type(scheme).__name__}: {name}", part, norm) for name, part in found.items()}
 
     def forward(self) -> Named:
@@ -52,6 +51,11 @@ class Parts(Scalars, nn.ModuleDict):
                 start = self.make()
             for name, parameter in self.named_parameters(recurse=False):
                 parameter.copy_(start[name])  # type: ignore[arg-type]
+
+
+def parts_of(scheme: Scheme, site: Site, norm: NormSpec) -> Mapping[str, Any]:
+    """What a scheme says it owns inside a block, a method or not."""
+    return scheme.parts(site, norm) if callable(scheme.parts) else deepcopy(scheme.parts)
 
 
 def make_part(name: str, part: Any, norm: NormSpec) -> nn.Module | nn.Parameter:
@@ -78,6 +82,27 @@ def reset_parts(own: nn.Module) -> None:
         reset = getattr(module, "reset_parameters", None)
         if reset is not None:
             reset()
+
+
+def advance(model: nn.Module) -> None:
+    """One optimizer step more, for schemes that change over training (`prores`): to be called after each. What it
+    counts is saved with the model."""
+    for module in model.modules():
+        if isinstance(module, Progress):
+            module.done += 1
+
+
+class Progress(nn.Module):
+    """Optimizer steps so far, as a tensor: code that is compiled once sees it grow."""
+
+    done: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("done", torch.tensor(0))
+
+    def reset_parameters(self) -> None:
+        self.done.zero_()
 
 
 def read_at(scheme: Scheme, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:

@@ -35,6 +35,9 @@ MEASURED = {  # the one vector per token that stands for several streams, or for
     "residual_dual": lambda x: x[..., 0, :],
     "siamese": lambda x: x[..., 0, :] + rms(x[..., 1, :]),
     "hyper": lambda x: x.sum(-2) / 4,
+    "mhc": lambda x: x.sum(-2) / 4,
+    "attnres": lambda x: x.sum(-2),
+    "lambdas": lambda x: x[..., 0, :],
 }
 
 
@@ -165,7 +168,8 @@ def test_every_norm_of_the_stream_has_a_row(scheme: str) -> None:
     for row in rows:
         assert row["step"] == 5 and row["kind"] in ("entry", "attn", "mlp", "exit") and isinstance(row["norm"], str)
         assert row["norm_after"] > 0 and 0 <= row["cos_ones_before"] <= 1
-        assert row["cos_null_analytic"] == pytest.approx(math.sqrt(2 / (math.pi * 16)))
+        width = 4 * 16 if (scheme, row["norm"]) == ("mhc", "all") else 16  # all streams of a token at once
+        assert row["cos_null_analytic"] == pytest.approx(math.sqrt(2 / (math.pi * width)))
         json.dumps(row, allow_nan=False)
 
 

@@ -44,11 +44,12 @@ def evaluate_held_out(
     tokens = size = 0
     for ids, targets, counts in share_batches(batches, world):
         given = ids.to(device), targets.to(device)
+        met = torch.zeros_like(hits)
         if accuracy:
             losses, right = judge(model, *given)
             loss, met = losses.double().sum(), right.sum()
         else:
-            loss, met = model.loss(*given, reduction="sum").double(), 0
+            loss = model.loss(*given, reduction="sum").double()
         if counts:
             nats += loss
             hits += met

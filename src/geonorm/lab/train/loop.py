@@ -23,6 +23,7 @@ from ...errors import CheckpointError, GeonormError
 from ...nn.decoder import Decoder
 from ...ops.available import read_backend
 from ...output import launched
+from ...schemes import advance
 from ..config import Recipe, TrainConfig
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
 from ..data.batches import Batches, validation_batches
@@ -70,11 +71,10 @@ def load_text(config: Recipe, world: World = ALONE) -> Text:
     source = open_source(config.data)
     tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache, mask=not shape.causal)
     moved = lambda *_: world.dog.at(0, "preparing the data")  # noqa: E731 the other ranks wait
-    objective = pick_objective(config.objective, tokenizer)
-    text = Text(tokenize(source, tokenizer, cache, progress=moved), tokenizer, objective)
-    Batches(text.tokens.train, config.batch_size, shape.context, seed=0)
-    next(validation_batches(text.tokens.validation, 1, shape.context))
-    return text
+    tokens = tokenize(source, tokenizer, cache, progress=moved)
+    Batches(tokens.train, config.batch_size, shape.context, seed=0)
+    next(validation_batches(tokens.validation, 1, shape.context))
+    return Text(tokens, tokenizer, pick_objective(config.objective, tokenizer))
 
 
 def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
@@ -265,6 +265,7 @@ class Loop:
             optimizer.zero_grad(set_to_none=True)
         self.held.restore()
         self.model.constrain()
+        advance(self.model)
         self.average.update(step)
         row.update(turning.row() if turning else {})
         self.step = step

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ... import sphere
 from ...nn.decoder import Decoder
-from ...norms import DyT, LayerNorm, RMSNorm, UnitNorm, upcast
+from ...norms import Derf, DyT, GatedNorm, LayerNorm, RMSNorm, UnitNorm, upcast
 from ...probes import NormMeasure, SiteMeasure
 from ...probes.measures import mean, wide
 from ...residual import Residual
@@ -20,7 +20,9 @@ from ...sites.watch import Gradients as Gradients
 from ...sites.watch import ModelSite, gradient_norms, sites_of, watch, watch_calls
 from ..scale.tensor import group_alike, local_part, sum_over_ranks
 
-CENTRED: dict[type, bool | None] = {LayerNorm: True, RMSNorm: False, UnitNorm: False, DyT: None}
+CENTRED: dict[type, bool | None] = {
+    LayerNorm: True, RMSNorm: False, GatedNorm: False, UnitNorm: False, DyT: None, Derf: None,
+}  # fmt: skip
 """The norms that are measured, and whether they take the mean out."""
 QUANTILE = re.compile(r"_p\d\d$")
 GRADIENTS = dict.fromkeys(("grad_norm", "grad_w1", "grad_w2"))

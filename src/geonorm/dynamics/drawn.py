@@ -1,0 +1,221 @@
+"""What drawn weights do to tokens that are nearly one, before any training: docs/theory.md, 4.4 and 5.
+
+A sub-layer whose weights are drawn anew proposes an update at right angles to the token (to order width^-1/2), so that
+a scheme turns every token by one angle phi, and the square of a small difference between directions becomes
+
+    cos^2 phi + chi sin^2 phi
+
+times what it was. phi is asked of the scheme's own `write`; chi belongs to the sub-layer: how much it stretches a
+difference relative to its length. Attention averages tokens (chi = 0 for differences in full attention, 1/4 at last
+under a causal mask, 1 for what all tokens share), an MLP has chi = E f'^2 m^2 / E f^2. Gradients go backwards through
+the same factors, and a sub-layer's output matrix W gets |dL/dW| |W| ~ sin phi times what came from above.
+
+Radii are in units of the scheme's N: |N(x)| = 1. Width is infinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import atan2, cos, hypot, log, sin
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from ..schemes import Scheme, Site, read_at, write_at
+from .fields import ACTIVATIONS, Attention
+from .flow import Flow, check_values
+from .theory import NO_LAW, Terminal, grow, read_law
+
+NODES = 200
+"""Of Gauss and Hermite; an even number keeps clear of the kink of ReLU at 0."""
+
+
+@dataclass(frozen=True)
+class DrawnAttention:
+    """Attention with drawn values and outputs: |u| = gain |y| for tokens that agree. Queries and keys do not matter
+    there, nor does the number of heads: without positions in the scores every weight is one over the tokens seen."""
+
+    gain: float = 1.0
+    causal: bool = True
+    kind = "attn"
+
+    def propose(self, m: float, rule: Scheme, site: Site) -> tuple[float, float]:
+        """(|u|, chi of a token alone) for |y| = m."""
+        return self.gain * m * init_factor(rule, site, "v") * init_factor(rule, site, "o"), 1.0
+
+    def averaging(self, n: int) -> Tensor:
+        """(n, n): row j has the weights with which token j sees the others."""
+        ones = torch.ones(n, n, dtype=torch.float64)
+        return ones.tril() / torch.arange(1, n + 1, dtype=torch.float64)[:, None] if self.causal else ones / n
+
+
+@dataclass(frozen=True)
+class DrawnMlp:
+    """down(act(up y)), or down(act(gate y) * up y) if gated: |u| = gain sqrt(E h^2), h the hidden units of normal
+    pre-activations of standard deviation scale |y|."""
+
+    activation: str = "gelu"
+    gain: float = 1.0
+    scale: float = 1.0
+    gated: bool = False
+    kind = "mlp"
+
+    def propose(self, m: float, rule: Scheme, site: Site) -> tuple[float, float]:
+        """(|u|, chi) for |y| = m."""
+        up = self.scale * m * init_factor(rule, site, "up")
+        gain = self.gain * init_factor(rule, site, "down")
+        if not self.gated:
+            square, stretched = moments(self.activation, up)
+            return gain * square**0.5, stretched / square
+        square, stretched = moments(self.activation, self.scale * m * init_factor(rule, site, "gate"))
+        return gain * square**0.5 * up, stretched / square + 1
+
+
+Sub = DrawnAttention | DrawnMlp
+
+
+def init_factor(rule: Scheme, site: Site, role: str) -> float:
+    """By what a scheme multiplies the base standard deviation of a weight."""
+    return rule.init_std(role, 1, 1, site, 1.0)
+
+
+@cache
+def moments(activation: str, scale: float) -> tuple[float, float]:
+    """(E f(sz)^2, E (s f'(sz))^2) of a standard normal z."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    z = torch.tensor(scale * nodes, requires_grad=True)
+    with torch.enable_grad():
+        f = ACTIVATIONS[activation](z)
+        (slope,) = torch.autograd.grad(f.sum(), z)
+    w = torch.tensor(weights / weights.sum())
+    return (w * f.detach() ** 2).sum().item(), (w * (scale * slope) ** 2).sum().item()
+
+
+BLOCK: tuple[Sub, ...] = (DrawnAttention(), DrawnMlp())
+SLOWEST = 0.25
+"""What is left of the square of a difference that attention averages, under a causal mask and at last: the second token
+sees itself at one half. In full attention it is 0."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one sub-layer does to a token: depth-time, radius before and after, |u|, the angle phi, chi of a token."""
+
+    t: float
+    sub: Sub
+    before: float
+    after: float
+    size: float
+    angle: float
+    chi: float
+
+    def stretch(self, chi: float) -> float:
+        """The factor on the square of a difference of directions."""
+        return cos(self.angle) ** 2 + chi * sin(self.angle) ** 2
+
+    @property
+    def collective(self) -> float:
+        """The same of one that all tokens share."""
+        return self.stretch(self.chi)
+
+    def relative(self, averaged: float = SLOWEST) -> float:
+        """The same of one between tokens, of whose square attention leaves the share `averaged`."""
+        return self.stretch(self.chi * averaged if isinstance(self.sub, DrawnAttention) else self.chi)
+
+
+class DrawnFlow:
+    """A scheme as a network of `depth` blocks with drawn weights has it: how far each sub-layer turns a token.
+
+    Raises ConfigError for a scheme whose step leaves the plane of x and u, or that changes the values in attention."""
+
+    def __init__(self, scheme: str | Scheme, depth: int, subs: Sequence[Sub] = BLOCK) -> None:
+        self.flow = Flow(scheme, Attention(), depth)
+        if not self.flow.scheme.planar:
+            raise ConfigError(f"{self.flow.scheme} has no angle: its step leaves the plane of x and u")
+        check_values(self.flow.scheme, depth)
+        self.subs, self.depth = subs, depth
+
+    @torch.no_grad()
+    def turn_block(self, radius: float, t: float) -> list[Turn]:
+        """Of a token that comes to the block at depth-time t with this radius."""
+        found = []
+        for sub in self.subs:
+            rule, site = self.flow.rule(t - 1, sub.kind)
+            x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
+            p = self.flow.own(rule, site, 2, x)()
+            y, carry = read_at(rule, x, p, site)
+            size, chi = sub.propose(y[0].norm().item(), rule, site)
+            u = torch.tensor([[0.0, size]], dtype=torch.float64)
+            along, across = write_at(rule, x, u, p, site, carry=carry)[0].tolist()
+            found.append(Turn(t, sub, radius, hypot(along, across), size, atan2(across, along), chi))
+            radius = found[-1].after
+        return found
+
+    @torch.no_grad()
+    def turn_through(self, radius: float = 1.0) -> list[Turn]:
+        """Sub-layer by sub-layer, of a token whose embedding has this radius."""
+        start = torch.tensor([[radius, 0.0]], dtype=torch.float64)
+        found: list[Turn] = []
+        for layer in range(self.depth):
+            radius = found[-1].after if found else self.flow.enter(start).norm().item()
+            found += self.turn_block(radius, layer + 1.0)
+        return found
+
+    def find_law(self, averaged: float = SLOWEST) -> Terminal:
+        """How the slowest difference between tokens shrinks, as 1 - cos, when depth goes on without end; exponents
+        below 0: tokens move apart. `none` also where it stops: angles whose squares have a finite sum."""
+        grown = grow(lambda r, t: self.turn_block(r, t)[-1].after - r, self.turn_through()[-1].after)
+        if grown is None:
+            return NO_LAW
+        return read_law(lambda r, t: -sum(log(turn.relative(averaged)) for turn in self.turn_block(r, t)), *grown)
+
+
+def carry_forward(turns: Sequence[Turn], products: Tensor, relative: bool = False) -> list[Tensor]:
+    """Products <delta_i, delta_j> of the tokens' small changes of direction, (n, n), before the first turn and behind
+    each, exact at infinite width where the tokens agree but for these changes. relative: of the n differences from one
+    more token, the first."""
+    found = [products]
+    for turn in turns:
+        found.append(
+            pass_on(turn, found[-1], contrasts(turn, len(products)) if relative else mix_tokens(turn, len(products)))
+        )
+    return found
+
+
+def carry_back(turns: Sequence[Turn], products: Tensor, relative: bool = False) -> list[Tensor]:
+    """The same of gradients, r_i r_j <g_i, g_j> with g_i across the token: behind the last turn is `products`, the
+    others follow from it; the list is in the order of the stream. relative: of gradients that sum to 0, without the
+    first token's."""
+    found = [products]
+    for turn in reversed(turns):
+        matrix = contrasts(turn, len(products)) if relative else mix_tokens(turn, len(products))
+        found.append(pass_on(turn, found[-1], matrix.mT))
+    return found[::-1]
+
+
+def mix_tokens(turn: Turn, n: int) -> Tensor:
+    """(n, n): how a sub-layer mixes what its tokens bring."""
+    return turn.sub.averaging(n) if isinstance(turn.sub, DrawnAttention) else torch.eye(n, dtype=torch.float64)
+
+
+def contrasts(turn: Turn, n: int) -> Tensor:
+    """(n, n): how it mixes their differences from one more token, the first; what they share is never subtracted."""
+    matrix = mix_tokens(turn, n + 1)
+    return (matrix - matrix[:1])[1:, 1:]
+
+
+def pass_on(turn: Turn, products: Tensor, matrix: Tensor) -> Tensor:
+    mixed = matrix @ products @ matrix.mT
+    return cos(turn.angle) ** 2 * products + turn.chi * sin(turn.angle) ** 2 * mixed
+
+
+def shrink_gap(turns: Sequence[Turn], tokens: int) -> list[float]:
+    """Mean of 1 - cos over pairs of tokens that begin independent about one direction, in units of the beginning,
+    before the first turn and behind each."""
+    start = torch.eye(tokens - 1, dtype=torch.float64) + 1
+    found = [(tokens * each.trace() - each.sum()).item() for each in carry_forward(turns, start, relative=True)]
+    return [each / found[0] for each in found]

@@ -1,0 +1,45 @@
+"""The picture of a scheme: how it moves a token, in the plane of the token and the update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import cos, pi, sin
+
+from .style import GREYS, Look, ramp
+from .vega import Axis, Chart, Spec, figure
+
+Points = Sequence[tuple[float, float]]
+CIRCLE, UPDATE = "|x'| = |x|", "towards x + u"
+MARGIN = 0.15
+
+
+def draw_paths(
+    name: str, equation: str, blocks: Mapping[int, Sequence[tuple[float, Points, bool]]], angle: float
+) -> Spec:
+    """A chart for each block t: its paths, each of an update (|u| / |x|, points from x to x' in lengths of x, whether
+    the token met a ceiling), beside the line x + u at `angle` to x and the sphere of x."""
+    same = len({repr([points for _, points, _ in paths]) for paths in blocks.values()}) == 1
+    shown = dict(list(blocks.items())[:1]) if same else blocks
+    ends = [place for paths in shown.values() for _, points, _ in paths for place in (points[0], points[-1])]
+    low = min(0.0, *(value for place in ends for value in place)) - MARGIN
+    span = max(1.0, *(value for place in ends for value in place)) + MARGIN - low
+    charts = []
+    for t, paths in shown.items():
+        names = [f"|u| = {length:g} |x|" for length, _, _ in paths]
+        grey = Look(GREYS[2][0], GREYS[2][1], "", "circle")
+        x, y = (Axis(low, low + span, title=f"{way}, in lengths of x") for way in ("along x", "across x"))
+        title = f"{name}: every block" if same else f"{name}: block {t} of 12"
+        looks = {**ramp(names), CIRCLE: grey, UPDATE: grey}
+        chart = Chart(title, x, y, looks, width=300, height=300, own_legend=True)
+        chart.note = f"{equation}. Lines: from x to x' as the step grows from 0 to 1; hollow: at the ceiling."
+        start = paths[0][1][0]
+        arc = [pi / 2 * i / 32 for i in range(33)]
+        chart.outline(CIRCLE, [(start[0] * cos(a), start[0] * sin(a)) for a in arc], "circle")
+        chart.outline(UPDATE, [start, (start[0] + span * cos(angle), span * sin(angle))], "update", kind="dotted")
+        for series, (_, points, clamped) in zip(names, paths, strict=True):
+            chart.outline(series, points, series, kind="path")
+            at = f"{series}: x' = ({points[-1][0]:.3f}, {points[-1][1]:.3f})"
+            chart.mark(series, *points[-1], at, kind="hollow" if clamped else "mark")
+        chart.mark(CIRCLE, *start, "x", kind="best")
+        charts.append(chart)
+    return figure(charts)

@@ -1,0 +1,109 @@
+"""Attention residuals: a sub-layer reads a weighted mean of what earlier ones wrote, and keeps its own beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..norms import NormSpec, upcast
+from ..settings import Count
+from .base import About, Number, Placement, Site, require
+from .registry import register
+
+
+@register("attnres")
+@dataclass(frozen=True)
+class AttentionResiduals(Placement):
+    """Attention residuals: what a sub-layer reads is a softmax over the sums that blocks of sub-layers wrote, by one
+    learned query of its own, which starts at 0: the mean.
+
+    Slot 0 of the stream is the embedding, slot n the sum of what block n wrote so far; a sub-layer sees the slots
+    before its block's, and its block's too unless it is the first of it. The head sees all. Attention and MLP count
+    apart. With as many blocks as sub-layers, or more, each writes to a slot of its own: the full form.
+    """
+
+    about = About(
+        equation="reads N(sum_i p_i b_i), p = softmax_i <w, K(b_i)>, i up to block; b_block += u; exit alike",
+        source="Kimi Team 2026 (Attention Residuals), arXiv:2603.15031",
+        claim="The loss of a baseline that computes 1.25 times as much; small re-runs by others found no gain, but "
+        "for one (erogol/BlaGPT).",
+        checked="its Eq. 2 to 6 in fp64, full and in blocks; the step of reading: a third party's code run "
+        "(fla-org/flash-linear-attention bc3b101, naive), to rounding; no official code is published",
+        lawless="a sub-layer reads its way through the history, not one stream",
+    )
+    planar = False
+
+    blocks: Count = field(default=8, kw_only=True)
+    """Blocks of sub-layers, each with a slot of the stream beside that of the embedding."""
+
+    @property
+    def streams(self) -> int:  # type: ignore[override]
+        return self.blocks + 1
+
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+        require(site.kind != "cross", f"{self} knows two sub-layers a block, and cross-attention is a third")
+        if self.place(site) == (1, 0):  # there is the embedding alone to read
+            return {"input": "norm"}
+        return {"input": "norm", "recall": Recall(norm)}
+
+    def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
+        own = super().end_parts(site, norm)
+        return own if site.kind == "entry" else {**own, "recall": Recall(norm)}
+
+    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        start = super().enter(x, p, site).unsqueeze(-2)
+        return torch.cat((start, start.new_zeros(*x.shape[:-1], self.blocks, x.shape[-1])), dim=-2)
+
+    def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        count = 2 * site.depth
+        return super().exit(p.recall(x, 1 + -(-count // self.size(count))), p, site)
+
+    def read(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        block, begun = self.place(site)
+        return p.input(p.recall(x, block + begun) if hasattr(p, "recall") else x.select(-2, 0))
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
+        block, _ = self.place(site)
+        own = torch.arange(self.streams, device=x.device) == block
+        return x + own.to(x.dtype).unsqueeze(-1) * (h * u).unsqueeze(-2)
+
+    def place(self, site: Site) -> tuple[Any, Any]:
+        """The slot that a site writes to, and whether another site of its block has written there, 0 or 1."""
+        alone = site.kind == "parallel"
+        count = site.depth if alone else 2 * site.depth
+        number = site.layer if alone else 2 * site.layer + int(site.kind == "mlp")
+        size = self.size(count)
+        return number // size + 1, (number % size != 0) * 1
+
+    def size(self, count: int) -> int:
+        """Sub-layers in a block, the last of which may have fewer."""
+        return -(-count // self.blocks)
+
+    def seen(self, x: Tensor) -> Tensor:
+        """The sum of all that was written, which is Pre-Norm's stream: what the reading does not change."""
+        return upcast(x).sum(-2)
+
+
+class Recall(nn.Module):
+    """The first slots of x (..., streams, dim) to their mean (..., dim) by softmax of <query, K(slot)>, in the dtype
+    of x. The query starts at 0."""
+
+    def __init__(self, norm: NormSpec) -> None:
+        super().__init__()
+        self.key = norm()
+        self.query = nn.Parameter(torch.zeros(norm.dim))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.query)
+
+    def forward(self, x: Tensor, slots: Any) -> Tensor:
+        wide = upcast(x)
+        with torch.autocast(x.device.type, enabled=False):  # one number per slot stays wide
+            scores = self.key(wide) @ self.query.to(wide.dtype)
+            unwritten = torch.arange(x.shape[-2], device=x.device) >= slots
+            shares = torch.softmax(scores.masked_fill(unwritten, -torch.inf), -1)
+            return (shares.unsqueeze(-2) @ wide).squeeze(-2).to(x.dtype)

@@ -1,0 +1,90 @@
+"""Learned scales on the skip path: of the stream, of the embedding added again, of the middle taken out at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..norms import NormSpec
+from ..settings import Positive
+from .base import About, Number, Placement, Site
+from .registry import register
+
+
+@register("lambdas")
+@dataclass(frozen=True)
+class Lambdas(Placement):
+    """Pre-Norm with learned scales: before each block the stream is a x + b x0, x0 the start of the stream, and at the
+    end c times what it was behind the middle block is taken out ("backout").
+
+    x0 and the middle are streams beside x, because one tensor is all that passes between blocks: three times the memory
+    of Pre-Norm's stream (twice with backout=none), and copies at every write.
+    """
+
+    about = About(
+        equation="x = a x + b x0 before a block, then x + u(N(x)); exit N(x - c x_mid), mid = block L//2",
+        source="modded-nanogpt 2024 and nanochat 2025, github.com/karpathy/nanochat",
+        claim="No comparison of its own is on record here; speed records of modded-nanogpt and nanochat use it.",
+        checked="official code run (karpathy/nanochat 92d63d4), to rounding, initial values too",
+        lawless="the start of the stream is added again and again: a direction of its own",
+    )
+    planar = False
+    carries = True
+
+    start: Literal["depth", "neutral"] = field(default="depth", kw_only=True)
+    """Initial values: depth: a from 1.15 to 1.05 and b from 0.2 to 0.05, evenly from the first block to the last;
+    neutral: 1 and 0, Pre-Norm."""
+    backout: Literal["none"] | Positive = field(default=0.2, kw_only=True)
+    """Initial value of c; none: nothing is taken out."""
+
+    @property
+    def streams(self) -> int:  # type: ignore[override]
+        return 2 if self.backout == "none" else 3
+
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+        if not begins(site):
+            return {"input": "norm"}
+        share = site.layer / max(site.depth - 1, 1)
+        a, b = (1.15 - 0.1 * share, 0.2 - 0.15 * share) if self.start == "depth" else (1.0, 0.0)
+        return {"input": "norm", "scale": float(a), "again": float(b)}
+
+    def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
+        own = super().end_parts(site, norm)
+        return own if site.kind == "entry" or self.backout == "none" else {**own, "backout": self.backout}
+
+    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        start = super().enter(x, p, site)
+        return torch.stack((start,) * self.streams, dim=-2)
+
+    def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        last = self.seen(x)
+        if self.backout != "none":
+            last = last - p.backout.to(last.dtype) * x.select(-2, 2)
+        return super().exit(last, p, site)
+
+    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Tensor]:
+        mixed = x.select(-2, 0)
+        if begins(site):
+            mixed = p.scale.to(x.dtype) * mixed + p.again.to(x.dtype) * x.select(-2, 1)
+        return p.input(mixed), mixed
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0, carry: Any = None) -> Tensor:
+        """carry is the stream with the embedding added again."""
+        last, *kept = x.unbind(-2)
+        after = carry + u if isinstance(h, float) and h == 1.0 else last + h * (carry + u - last)
+        if self.backout != "none":
+            behind = site.layer == site.depth // 2  # attention's is written over by the MLP's
+            if isinstance(behind, Tensor):
+                kept[1] = torch.where(behind, after, kept[1])
+            elif behind:
+                kept[1] = after
+        return torch.stack((after, *kept), dim=-2)
+
+
+def begins(site: Site) -> bool:
+    """Whether a site is the first of its block."""
+    return site.kind in ("attn", "parallel")

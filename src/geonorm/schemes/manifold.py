@@ -1,0 +1,146 @@
+"""Manifold-constrained hyper-connections: several streams that mix by doubly stochastic matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import permutations
+from math import factorial
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..norms import NormSpec, Scalars, upcast
+from ..settings import Count, Range
+from .base import About, Number, Placement, Site, require
+from .registry import register
+
+MOST_PERMUTED = 6
+"""Streams whose permutations are few enough to be weighed: 720."""
+
+
+@register("mhc")
+@dataclass(frozen=True)
+class ManifoldHyper(Placement):
+    """mHC: hyper-connections whose streams mix by a matrix with rows and columns that sum to 1, so that no mixing
+    amplifies, and read and write with weights in [0, 1] and [0, 2].
+
+    All weights are a learned constant plus a small linear function of the token's streams, normalised together. The
+    k-th sub-layer reads and writes stream k mod n most at the start, where the streams are alike. The streams leave as
+    their sum. `mix=permutation` is mHC-lite (arXiv:2601.05732), `mix=identity` leaves the streams apart.
+
+    Reference codes differ from the paper and from each other (initial values; transformers adds 1e-6 in its Sinkhorn
+    steps and to the reading weights, and ends with a learned collapse); this is the paper. Initial values, of which the
+    paper gives 0.01 alone, are those of mHC-lite's code.
+    """
+
+    about = About(
+        equation="H = M H + 2 sigmoid(.) u(N(sigmoid(.) H)), M = Sinkhorn(exp(.)); each . is s N(vec H) W + b",
+        source="Xie et al. 2025 (mHC), arXiv:2512.24880; Yang et al. 2026 (mHC-lite), arXiv:2601.05732",
+        claim="No number of the papers is on record here; DeepSeek-V4 is built with it. Others report for mix=identity "
+        "a net gain of wall-clock time of 5.15 % at width 512 and 2.05 % at 768 (Marin, issue 7409).",
+        checked="transformers (DeepSeek-V4) with its added 1e-6 taken out, to rounding; mix=permutation: official code "
+        "run (FFTYYY/mhc-lite ea19775), to rounding",
+        lawless="n streams that mix, with weights that depend on the token",
+    )
+    planar = False
+    carries = True
+
+    n: Annotated[int, Range(2)] = field(default=4, kw_only=True)
+    """Streams."""
+    mix: Literal["sinkhorn", "permutation", "identity"] = field(default="sinkhorn", kw_only=True)
+    """How the mixing is made doubly stochastic: rows and columns normalised in turn, a convex combination of all
+    permutations, or not at all, each stream kept as it is."""
+    iterations: Count = field(default=20, kw_only=True)
+    """Of columns and rows, for sinkhorn."""
+
+    def check(self) -> None:
+        require(
+            self.mix != "permutation" or self.n <= MOST_PERMUTED,
+            f"mix=permutation weighs all {self.n} factorial permutations: use at most {MOST_PERMUTED} streams",
+        )
+
+    @property
+    def streams(self) -> int:  # type: ignore[override]
+        return self.n
+
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+        sublayer = 2 * int(site.layer) + (site.kind == "mlp")
+        first = (int(site.layer) if site.kind == "parallel" else sublayer) % self.n
+        return {
+            "input": "norm",
+            "all": norm(dim=self.n * norm.dim, gains=False),  # gains would only scale the rows of W
+            "mapping": Mapping(self.n, norm.dim, first, self.mix),
+        }
+
+    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        start = super().enter(x, p, site)
+        return torch.stack((start,) * self.n, dim=-2)
+
+    def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        return super().exit(x.sum(-2), p, site)
+
+    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
+        wide = upcast(x)
+        with torch.autocast(x.device.type, enabled=False):  # mixing is no matrix product of the model: it stays wide
+            reading, share, mixing = p.mapping(p.all(wide.flatten(-2)))
+            rest = wide if mixing is None else self.stochastic(mixing) @ wide
+            y = (reading.unsqueeze(-2) @ wide).squeeze(-2)
+        return p.input(y.to(x.dtype)), (rest, share)
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0, carry: Any = None) -> Tensor:
+        rest, share = carry
+        after: Tensor = rest + share.unsqueeze(-1) * u.unsqueeze(-2)
+        return after if isinstance(h, float) and h == 1.0 else x + h * (after - x)
+
+    def stochastic(self, scores: Tensor) -> Tensor:
+        """The mixing matrix (..., n, n) of scores, (..., n, n) or one per permutation: row i says what becomes of
+        stream i."""
+        if self.mix == "permutation":
+            table = torch.tensor(list(permutations(range(self.n))), device=scores.device)
+            every = F.one_hot(table, self.n).to(scores.dtype)
+            return (torch.softmax(scores, -1) @ every.flatten(1)).unflatten(-1, (self.n, self.n))
+        for _ in range(self.iterations):
+            scores = torch.log_softmax(scores, -2)
+            scores = torch.log_softmax(scores, -1)
+        return scores.exp()
+
+    def seen(self, x: Tensor) -> Tensor:
+        """The mean of the streams: the direction that leaves, and what a doubly stochastic mixing does not change."""
+        return upcast(x).mean(-2)
+
+
+class Mapping(Scalars):
+    """(..., n dim), the streams of a token normalised together, to (..., n) reading weights in [0, 1], (..., n) writing
+    weights in [0, 2], and the scores of the mixing: (..., n, n), one per permutation, or None."""
+
+    def __init__(self, n: int, dim: int, first: int, mix: str) -> None:
+        super().__init__()
+        self.n, self.first = n, first
+        self.mixed = {"sinkhorn": (n, n), "permutation": (factorial(n),), "identity": (0,)}[mix]
+        outputs = 2 * n + torch.Size(self.mixed).numel()
+        self.weight = nn.Parameter(torch.empty(outputs, n * dim))
+        self.bias = nn.Parameter(torch.empty(outputs))
+        self.scale = nn.Parameter(torch.empty(3))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.weight.zero_()
+        self.scale.fill_(0.01)
+        self.bias.fill_(-1.0)
+        self.bias[[self.first, self.n + self.first]] = 1.0
+        mixing = self.bias[2 * self.n :].view(self.mixed)
+        mixing.fill_(-8.0)
+        if len(self.mixed) == 2:
+            mixing.fill_diagonal_(0.0)
+        else:
+            mixing[:1] = 0.0  # the first permutation is the identity
+
+    def forward(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        sizes = (self.n, self.n, self.bias.shape[0] - 2 * self.n)
+        moved, fixed = F.linear(y, self.weight.to(y.dtype)).split(sizes, -1), self.bias.to(y.dtype).split(sizes)
+        reading, writing, mixing = (s * w + b for s, w, b in zip(self.scale.to(y.dtype), moved, fixed, strict=True))
+        scores = mixing.unflatten(-1, self.mixed) if sizes[2] else None
+        return torch.sigmoid(reading), 2 * torch.sigmoid(writing), scores

@@ -1,0 +1,81 @@
+"""ProRes: any scheme whose steps grow from 0 while training begins, early blocks first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..norms import NormSpec, upcast
+from ..settings import Count
+from .base import About, Number, Scheme, Site
+from .combine import Nested
+from .parts import Progress, parts_of, read_at
+from .pre import Pre
+from .registry import register
+
+
+@register("prores")
+@dataclass(frozen=True)
+class ProRes(Nested):
+    """Progressive residual warm-up: the step size h of another scheme grows from 0 to 1, for block t over the first t
+    times `steps` optimizer steps. Under `geonorm` it is the angle that grows.
+
+    Whoever steps the optimizer says so: `geonorm train` and `geonorm.hf.Trainer` do, a loop of one's own calls
+    `geonorm.schemes.advance(model)` after each step. The count is saved with the model, and a model that is not trained
+    keeps the steps it has: at the start none, so that it is not for models that exist.
+    """
+
+    about = About(
+        equation="h = min(step / (steps t), 1) on the step of `scheme`",
+        source="ProRes 2026, arXiv:2603.05369",
+        claim="Perplexity on C4, 50B tokens, learning rates tuned, without and with it: Pre-Norm 14.67 to 14.30 "
+        "(130M), 10.32 to 9.86 (1.3B); Post-Norm 14.84 to 14.72, 11.62 to 10.53; Sandwich-LN 14.55 to 14.50, 10.16 to "
+        "9.94.",
+        checked="official code run (dandingsky/ProRes 5253e0d) around pre, post, deepnorm and sandwich, bit for bit",
+        lawless="its step grows over training: at the end the law is that of the scheme inside",
+    )
+    planar = False
+
+    scheme: Scheme = field(default_factory=Pre)
+    steps: Count = 1000
+    """Optimizer steps until the first block makes whole steps; block t takes t times as long."""
+
+    @property
+    def carries(self) -> bool:  # type: ignore[override]
+        return True
+
+    def width(self, dim: int) -> int:
+        return self.scheme.width(dim)
+
+    def resolve(self, site: Site) -> Scheme:
+        inner = self.scheme.resolve(site)
+        return inner if site.kind in ("entry", "exit") else replace(self, scheme=inner)
+
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+        return {**parts_of(self.scheme, site, norm), "progress": Progress()}
+
+    def read(self, x: Tensor, p: Any, site: Site) -> tuple[Any, Any]:
+        return read_at(self.scheme, x, p, site)
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0, carry: Any = None) -> Tensor:
+        share = (p.progress.done.to(upcast(x).dtype) / (self.steps * site.t)).clamp(max=1.0)
+        carried = (carry,) if self.scheme.carries else ()
+        return self.scheme.write(x, u, p, site, h * share, *carried)
+
+    def clamped(self, x: Tensor, u: Tensor, p: Any, site: Site) -> Tensor | None:
+        return self.scheme.clamped(x, u, p, site)
+
+    def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
+        return self.scheme.slot(name, shape, dim, site)
+
+    def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
+        return self.scheme.init_std(role, fan_in, fan_out, site, base)
+
+    def constrain(self, weights_by_role: Mapping[str, list[Tensor]]) -> None:
+        self.scheme.constrain(weights_by_role)
+
+    def recipe(self) -> dict[str, float]:
+        return self.scheme.recipe()

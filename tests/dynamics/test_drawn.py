@@ -1,0 +1,297 @@
+"""One formula for drawn weights (docs/theory.md 4.4 and 5) against particles and against real decoders."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from math import cos, exp, isclose, log, pi, prod, sin, sqrt
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from geonorm import Decoder, Site, dynamics, parse
+from geonorm.dynamics.drawn import DrawnAttention, DrawnFlow, DrawnMlp, carry_back, shrink_gap
+from geonorm.errors import ConfigError
+from geonorm.nn import preset
+
+FULL = (DrawnAttention(causal=False),)
+CAUSAL = (DrawnAttention(),)
+GELU = (DrawnAttention(), DrawnMlp())
+SWIGLU = (DrawnAttention(), DrawnMlp("silu", gated=True))
+SPREAD = {"relu": 1.0, "gelu": 1.0720, "tanh": 1.1778, "silu": 1.0666}
+"""chi = E f'^2 / E f^2 of a standard normal."""
+
+
+@pytest.mark.parametrize("activation", SPREAD)
+def test_spread_of_an_activation(activation: str) -> None:
+    site = Site(0, "mlp", 1)
+    _, chi = DrawnMlp(activation).propose(1.0, parse("pre"), site)
+    z = torch.linspace(-12, 12, 200_001, dtype=torch.float64, requires_grad=True)
+    f = dynamics.fields.ACTIVATIONS[activation](z)
+    (slope,) = torch.autograd.grad(f.sum(), z)
+    weight = torch.exp(-(z**2) / 2)
+    wanted = ((weight * slope**2).sum() / (weight * f**2).sum()).item()
+    assert isclose(chi, wanted, rel_tol=1e-4) and chi == pytest.approx(SPREAD[activation], abs=2e-4)
+    # a gate stretches by itself: f(a) b moves with a and with b
+    assert DrawnMlp(activation, gated=True).propose(1.0, parse("pre"), site)[1] == pytest.approx(1 + chi)
+
+
+G_M = 0.42522  # E gelu(z)^2
+DECAYED = pi**2 / 16
+"""Square of the clamp of geonorm, which a gain of 1 meets."""
+LAWS: list[tuple[str, Any, str, float | None]] = [
+    ("pre", FULL, "polynomial", 1.0),
+    ("pre", CAUSAL, "polynomial", 0.75),
+    ("pre", GELU, "polynomial", (0.75 - 0.0720 * G_M) / (1 + G_M)),
+    ("peri", GELU, "polynomial", (0.75 - 0.0720) / 2),
+    ("peri", SWIGLU, "polynomial", (0.75 - 1.0666) / 2),  # below 0: tokens move apart
+    ("post", FULL, "exponential", log(2)),
+    ("post", CAUSAL, "exponential", log(2 / 1.25)),
+    ("post", GELU, "exponential", log(2 / 1.25) - log((1 + 1.0720 * G_M) / (1 + G_M))),
+    ("sqrt", (DrawnAttention(sqrt(2), causal=False),), "polynomial", 2.0),
+    ("sqrt", GELU, "polynomial", 0.75 - 0.0720 * G_M),
+    ("geonorm", GELU, "none", None),
+    ("geonorm(decay=0.75)", GELU, "none", None),
+    ("geonorm(decay=sqrt)", CAUSAL, "polynomial", 0.75 * DECAYED),
+    ("geonorm(decay=sqrt)", GELU, "polynomial", 0.75 * DECAYED - 0.0720 * G_M),
+    ("ngpt(alpha=0.5)", CAUSAL, "exponential", log(2 / 1.25)),
+    ("lns", GELU, "none", None),
+    ("olmo2", CAUSAL, "polynomial", 0.75),
+]
+
+
+@pytest.mark.parametrize(("scheme", "subs", "kind", "exponent"), LAWS, ids=str)
+def test_laws_worked_out_by_hand(scheme: str, subs: Any, kind: str, exponent: float | None) -> None:
+    averaged = 0.25 if subs[0].causal else 0.0
+    law = DrawnFlow(scheme, 12, subs).find_law(averaged)
+    assert law.kind == kind and law.exponent == (None if exponent is None else pytest.approx(exponent, abs=3e-4))
+    if exponent is not None and exponent < 0:
+        assert str(law).startswith("t^0.")
+
+
+def agrees(logs: list[float], said: float) -> None:
+    """Within 5 % and three standard errors of the draws, which have to be small enough to say something."""
+    error = torch.tensor(logs).std().item() / sqrt(len(logs))
+    assert sum(logs) / len(logs) == pytest.approx(said, abs=0.05 * abs(said) + 3 * error)
+    assert error < 0.05 * abs(said) + 0.12
+
+
+PARTICLES = ["pre", "post", "peri", "geonorm(decay=sqrt)", "deepnorm"]
+
+
+@pytest.mark.parametrize("scheme", PARTICLES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_particles_with_attention_and_mlp_in_turn(scheme: str, causal: bool) -> None:
+    """Kaiming weights drawn anew in each of 10 layers: attention, then a ReLU MLP; weights of its own per start."""
+    d, layers, n, draws = 128, 10, 4, 10
+    shrunk, radii = [], []
+    for seed in range(draws):
+        make = dynamics.Fresh(lambda t, s=seed: dynamics.random_attention(d, seed=2 * s, layer=t, causal=causal))
+        mlp = dynamics.Fresh(lambda t, s=seed: dynamics.random_mlp(d, seed=2 * s + 1, layer=t, activation="relu"))
+        flow = dynamics.Flow(scheme, [("attn", make), ("mlp", mlp)], layers)
+        x = flow.start(dynamics.cone(n, d, 1e-6, seeds=(seed,)))
+        first = dynamics.gap(flow.tokens(x))
+        with torch.no_grad():
+            for layer in range(layers):
+                x = flow.layer(x, float(layer))
+        shrunk.append((dynamics.gap(flow.tokens(x)) / first).log().item())
+        radii.append(flow.radius(x).mean().item())
+    # the scheme's own factors on initial weights are the network's, not the simulator's
+    rule = parse(scheme)
+    own = [rule.init_std(role, 1, 1, Site(0, "attn", layers), 1.0) for role in ("v", "o", "up", "down")]
+    attention = DrawnAttention(sqrt(2) / (own[0] * own[1]), causal)
+    turns = DrawnFlow(scheme, layers, (attention, DrawnMlp("relu", sqrt(2) / own[3], sqrt(2) / own[2]))).turn_through()
+    said = log(shrink_gap(turns, n)[-1])
+    agrees(shrunk, said)
+    assert sum(radii) / draws == pytest.approx(turns[-1].after, rel=0.05)
+
+
+def decoder(scheme: str, layers: int, seed: int = 1, **settings: Any) -> Decoder:
+    torch.manual_seed(seed)
+    shape = {"layers": layers, "width": 128, "hidden": 512, "mlp": "gelu", "positions": "none", "eps": 0.0}
+    return Decoder(preset("nano", scheme=scheme, **(shape | settings))).double()
+
+
+def walk(model: Decoder, x: Tensor) -> list[Tensor]:
+    stream = [model.entry(x)]
+    for block in model.blocks:
+        stream.append(block(stream[-1], positions=None))
+    return stream
+
+
+def narrow(tokens: int, batch: int) -> Tensor:
+    """Embeddings in cones of 1e-3, one about a direction of its own for each batch element."""
+    return torch.randn(batch, 1, 128).double() + 1e-3 * torch.randn(batch, tokens, 128).double()
+
+
+REAL = ["pre", "post", "peri", "geonorm(decay=sqrt)", "ngpt(alpha=0.5)"]
+
+
+@pytest.mark.parametrize("scheme", REAL)
+@pytest.mark.parametrize(("mlp", "subs"), [("gelu", GELU), ("swiglu", SWIGLU)])
+def test_real_decoders_carry_differences_as_the_formula_says(scheme: str, mlp: str, subs: Any) -> None:
+    layers, n, draws = 12, 6, 4
+    growth = []
+    for seed in range(draws):
+        first, *_, last = walk(decoder(scheme, layers, seed, mlp=mlp), narrow(n, 16))
+        gaps = [dynamics.gap(x / x.norm(dim=-1, keepdim=True)).log().mean().item() for x in (first, last)]
+        growth.append(gaps[1] - gaps[0])
+    said = [log(gap) for gap in shrink_gap(DrawnFlow(scheme, layers, subs).turn_through(), n)[::2]]
+    agrees(growth, said[-1])
+
+
+def test_gradients_go_back_through_the_transposed_averages() -> None:
+    """Centred over tokens they shrink as differences do; what is common to all ends at the first token."""
+    layers, n, draws = 16, 4, 4
+    turns = DrawnFlow("post", layers, GELU).turn_through()
+    one = torch.ones(n, n, dtype=torch.float64)
+    centred = torch.eye(n - 1, dtype=torch.float64) - 1 / n
+    said = torch.stack([each.diagonal() for each in carry_back(turns, one)[::2]])
+    apart = [(each.trace() + each.sum()).item() for each in carry_back(turns, centred, relative=True)[::2]]
+    shared_sizes: list[Tensor] = []
+    apart_sizes: list[Tensor] = []
+    for seed in range(draws):
+        stream = walk(decoder("post", layers, seed), narrow(n, 16).requires_grad_())
+        coefficients = torch.randn(16, n, 128).double()
+        for chosen, into in (
+            (coefficients[:, :1], shared_sizes), (coefficients - coefficients.mean(1, keepdim=True), apart_sizes)
+        ):  # fmt: skip
+            theta = stream[-1] / stream[-1].norm(dim=-1, keepdim=True)
+            found = torch.autograd.grad((chosen * theta).sum(), stream, retain_graph=True)
+            into.append(torch.stack([across(x, g) for x, g in zip(stream, found, strict=True)]))
+    shared, centre = (torch.stack(sizes).log().mean(0).exp() for sizes in (shared_sizes, apart_sizes))
+    for layer in (0, 8):
+        assert shared[layer] / shared[layer].sum() == pytest.approx(said[layer] / said[layer].sum(), abs=0.03)
+        growth = (centre[layer].sum() / centre[-1].sum()).log().item()
+        assert growth == pytest.approx(log(apart[layer] / apart[-1]), rel=0.1)
+    assert said[0, 0] > 0.95 * said[0].sum()
+
+
+def across(x: Tensor, g: Tensor) -> Tensor:
+    """Per token, mean over the batch: the square of radius times gradient at right angles to the token."""
+    x, g = x.detach(), g.detach()
+    g = g - (g * x).sum(-1, keepdim=True) * x / (x * x).sum(-1, keepdim=True)
+    return (g * x.norm(dim=-1, keepdim=True)).square().sum(-1).mean(0)
+
+
+@pytest.mark.parametrize("scheme", ["pre", "post", "peri", "lns", "sqrt", "geonorm", "geonorm(decay=sqrt)", "olmo2"])
+def test_the_gradient_of_an_output_matrix_follows_the_angle(scheme: str) -> None:
+    """|dL/dW| |W| = sqrt(hidden) sin phi times the gradient of what all tokens share."""
+    layers, draws = 10, 4
+    sizes = torch.zeros(layers)
+    for seed in range(draws):
+        model = decoder(scheme, layers, seed)
+        last = walk(model, narrow(4, 16))[-1]
+        (torch.randn(16, 1, 128).double() * last / last.norm(dim=-1, keepdim=True)).sum().backward()
+        for layer, block in enumerate(model.blocks):
+            weight = block.mlp.branch.down.weight
+            assert weight.grad is not None
+            sizes[layer] += (weight.grad.norm() * weight.norm()).log().item() / draws
+    turns = DrawnFlow(scheme, layers, GELU).turn_through()
+    said = [
+        sin(turn.angle) * prod(later.collective for later in turns[2 * i + 2 :]) ** 0.5
+        for i, turn in enumerate(turns[1::2])
+    ]
+    for layer in (0, 4):
+        assert (sizes[layer] - sizes[-1]).item() == pytest.approx(log(said[layer] / said[-1]), abs=0.15)
+
+
+@pytest.mark.parametrize(("d", "gain"), [(64, 1.0), (64, sqrt(2)), (160, sqrt(2))])
+def test_fluctuations_at_finite_width(d: int, gain: float) -> None:
+    """Of the log factor of one layer of full attention under post: sqrt((4 g^2 + 2 g^4)/d) / (1 + g^2)."""
+    logs = []
+    for layer in range(200):
+        init = "kaiming" if gain > 1 else "gaussian"
+        flow = dynamics.Flow("post", dynamics.random_attention(d, seed=1, layer=layer, init=init))
+        x = flow.start(dynamics.cone(2, d, 1e-8, seeds=(layer,)))
+        with torch.no_grad():
+            logs.append((dynamics.gap(flow.tokens(flow.layer(x, 0.0))) / dynamics.gap(flow.tokens(x))).log().item())
+    wanted = sqrt((4 * gain**2 + 2 * gain**4) / d) / (1 + gain**2)
+    assert torch.tensor(logs).std().item() == pytest.approx(wanted, rel=0.15)
+    assert torch.tensor(logs).mean().item() == pytest.approx(-log(1 + gain**2), abs=4 * wanted / sqrt(200))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_one_shared_draw_contracts_by_the_eigenvalue_that_the_common_direction_finds(causal: bool) -> None:
+    """post at h = 1: per layer max |1 + lambda|^2, under a mask that over max |1 + lambda / 2|^2, for the second token
+    beside the first."""
+    d = 24
+    field = dynamics.random_attention(d, seed=2, beta=0.0, causal=causal)
+    assert field.v is not None
+    eigenvalues = torch.linalg.eigvals(field.v[0])
+    rate = 2 * (1 + eigenvalues).abs().max().log().item()
+    if causal:
+        rate -= 2 * (1 + eigenvalues / 2).abs().max().log().item()
+    flow = dynamics.Flow("post", field)
+    x = flow.start(dynamics.cone(2, d, 1e-4, seeds=(0,)))
+    gaps = []
+    with torch.no_grad():
+        for layer in range(400):
+            if layer % 20 == 0:  # a difference so small again that rounding stays below it
+                theta = flow.tokens(x)
+                x = theta[:, :1] + 1e-4 * (theta - theta[:, :1]) / (theta - theta[:, :1]).norm()
+            before = dynamics.gap(flow.tokens(x)).item()
+            x = flow.layer(x, float(layer))
+            gaps.append(log(before / dynamics.gap(flow.tokens(x)).item()))
+    assert sum(gaps[100:]) / 300 == pytest.approx(rate, rel=0.02)
+
+
+# per block at t = 1000, times t^power: amplitudes, by hand from g = 1, g_m^2 = E f^2 and chi (docs/theory.md 5)
+LYAPUNOV = [
+    ("post", 0, (0.0106, 0.1234), (-0.2350, -0.2244, -0.1116)),
+    ("sqrt", 1, (0.0153, 0.1897), (-0.3750, -0.3597, -0.1853)),
+    ("geonorm(decay=sqrt)", 1, (0.0153, 0.1897), (-0.2313, -0.2160, -0.0416)),
+    ("geonorm", 2, (0.0153, 0.1897), (-0.2313, -0.2160, -0.0416)),
+]
+
+
+@pytest.mark.parametrize(("scheme", "power", "collective", "relative"), LYAPUNOV)
+def test_lyapunov_exponents_per_block(scheme: str, power: int, collective: Any, relative: Any) -> None:
+    t = 1000.0
+    blocks = [DrawnFlow(scheme, 12, subs).turn_block(1.0, t) for subs in (CAUSAL, GELU, SWIGLU)]
+    found = [sum(log(turn.relative()) for turn in block) / 2 * t**power for block in blocks]
+    assert found == pytest.approx(relative, abs=3e-4)
+    found = [sum(log(turn.collective) for turn in block) / 2 * t**power for block in blocks]
+    assert found == pytest.approx((0.0, *collective), abs=3e-4)
+
+
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "005-geometry"
+
+
+def test_gradients_of_experiment_005_are_those_of_the_angles() -> None:
+    """First over last W2 at 96 blocks of width 64, on random tokens, which do not agree at first."""
+    measured = json.loads((EXPERIMENT / "gradients.json").read_text())
+    kept = {
+        (row["scheme"], row["layers"]): row
+        for row in json.loads((EXPERIMENT / "modes.json").read_text())["first_over_last"]
+    }
+    for scheme, found in measured.items():
+        turns = DrawnFlow(scheme, 96, GELU).turn_through(1 / 8)
+        said = sin(turns[1].angle) / sin(turns[-1].angle) * prod(turn.collective for turn in turns[2:]) ** 0.5
+        assert kept[scheme, 96]["predicted"] == pytest.approx(said, rel=1e-9)
+        assert found["first_over_last"][-1] == pytest.approx(said, rel=0.3)
+        if scheme not in ("post", "pre(entry=embedding)"):
+            assert found["first_over_last"][-1] == pytest.approx(said, rel=0.15)
+
+
+def test_angles_have_a_finite_sum_of_squares_above_one_half_only() -> None:
+    """Which is what keeps tokens apart without end; the path, their sum, grows without end up to 1."""
+    for p, power in ((0.4, 0.2), (0.75, -0.5), (1.0, -1.0)):
+        turns = [DrawnFlow(f"geonorm(decay={p})", 4096, CAUSAL).turn_block(1.0, float(2**k)) for k in range(6, 12)]
+        # sum over an octave, t ~ 2^k
+        octaves = [2**k * turn[0].angle ** 2 for k, turn in zip(range(6, 12), turns, strict=True)]
+        for a, b in pairwise(octaves):
+            assert log(b / a) / log(2) == pytest.approx(power, abs=1e-6)
+
+
+def test_what_has_no_angle_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has no angle"):
+        DrawnFlow("residual_dual", 4)
+    with pytest.raises(ConfigError, match="changes v inside attention"):
+        DrawnFlow("hybrid", 4)
+    still = DrawnFlow("rezero", 4).turn_through()
+    assert all(turn.angle == 0 and turn.collective == turn.relative() == 1 for turn in still)
+    assert exp(0) == cos(0)

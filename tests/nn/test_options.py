@@ -1,0 +1,59 @@
+"""Options of a decoder that every scheme may have: ReLU squared, capped logits; in transformers too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from geonorm import Decoder, DecoderConfig
+from geonorm.errors import ConfigError
+from geonorm.hf.export import adapt
+from geonorm.hf.fold import fold
+from geonorm.hf.layouts import layout_of
+
+SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "vocab_size": 11, "context": 8}
+IDS = torch.arange(8).view(1, 8) % 11
+
+
+def model(**changes: Any) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(DecoderConfig(**(SHAPE | changes))).double()
+
+
+def test_relu_squared_is_two_matrices() -> None:
+    block = model(mlp="relu2", scheme="pre").blocks[0].mlp.branch
+    y = torch.randn(3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = (y @ block.up.weight.T).clamp(min=0) ** 2 @ block.down.weight.T
+    torch.testing.assert_close(block(y), expected)
+    assert block.gate is None
+
+
+@pytest.mark.parametrize("scheme", ["pre", "ngpt"])
+def test_capped_logits_are_c_tanh_of_what_they_were(scheme: str) -> None:
+    plain, capped = model(scheme=scheme), model(scheme=scheme, soft_cap=0.5)
+    logits = capped(IDS)
+    torch.testing.assert_close(logits, 0.5 * torch.tanh(plain(IDS) / 0.5))
+    assert logits.abs().max() < 0.5 < plain(IDS).abs().max()
+    half = model(scheme="pre", soft_cap=3.0).bfloat16()
+    assert half(IDS).dtype == torch.float32  # rounded once, before
+
+
+@pytest.mark.parametrize("changes", [{"mlp": "relu2"}, {"soft_cap": 0.7}, {"soft_cap": 0.7, "scheme": "ngpt"}])
+def test_the_model_in_transformers_is_the_same(changes: dict[str, Any]) -> None:
+    ours = model(**changes)
+    theirs = adapt(ours)
+    torch.testing.assert_close(theirs(input_ids=IDS).logits, ours(IDS))
+    if "scheme" in changes:
+        torch.testing.assert_close(fold(theirs)(input_ids=IDS).logits, ours(IDS), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"), [({"soft_cap": 15.0}, "model.soft_cap=15.0, not None"), ({"mlp": "relu2"}, "model.mlp=relu2")]
+)
+def test_stock_architectures_without_them_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        layout_of(DecoderConfig(scheme="pre(entry=embedding)", **(SHAPE | changes)), "llama")
+    with pytest.raises(ConfigError, match="soft_cap"):
+        DecoderConfig(soft_cap=0.0)

@@ -1,0 +1,130 @@
+"""Streams that remember: attention residuals as stacks, full and in blocks, and what doubly stochastic mixing keeps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from geonorm import Decoder, DecoderConfig, Residual, Site, parse
+from geonorm.errors import ConfigError
+from geonorm.schemes import read_at, write_at
+
+from . import textbook
+from .test_streams import DEPTH, DIM, SITES, branch, embedding, network, norm, own, same, weights
+
+
+def attention_residuals(text: str, size: int) -> Tensor:
+    """The paper's lists: blocks that are done, the sum of the one at work; h = attention over both; a last one over
+    all before the head."""
+    scheme = parse(text)
+    done, now = [norm(embedding())], None
+    for number, site in enumerate(SITES):
+        if number and number % size == 0:
+            done, now = [*done, now], None
+        p = weights(own(scheme, site))
+        h = mean_by_attention([*done, *([] if now is None else [now])], p) if number else done[0]
+        u = branch(site.layer, site.kind)(norm(h, p["input.weight"]))
+        now = u if now is None else now + u
+    p = weights(own(scheme, Site(DEPTH - 1, "exit", DEPTH)))
+    return norm(mean_by_attention([*done, now], p), p["norm.weight"])
+
+
+def mean_by_attention(sources: list[Tensor], p: dict[str, Tensor]) -> Tensor:
+    scores = [(p["recall.query"] * norm(v, p["recall.key.weight"])).sum(-1, keepdim=True).exp() for v in sources]
+    return sum(s * v for s, v in zip(scores, sources, strict=True)) / sum(scores)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "size"), [(8, 1), (6, 1), (5, 2), (3, 2), (2, 3), (1, 6), (4, 2)]
+)  # of 6 sub-layers; 5 and 4 blocks have 2 each, the last of the 5 and of the 4 stay empty
+def test_the_stack_is_that_of_the_paper(blocks: int, size: int) -> None:
+    same(network(f"attnres(blocks={blocks})"), attention_residuals(f"attnres(blocks={blocks})", size))
+
+
+def test_a_query_of_zero_reads_the_mean_of_what_was_written() -> None:
+    scheme, site = parse("attnres"), SITES[3]
+    x = torch.randn(2, 5, 9, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y, _ = read_at(scheme, x, own(scheme, site, 0.0)(), site)
+    same(y, norm(x[..., :4, :].mean(-2)))
+
+
+def test_slots_that_nobody_wrote_to_are_not_read() -> None:
+    scheme, site = parse("attnres(blocks=3)"), SITES[2]
+    p = own(scheme, site)
+    x = torch.randn(2, 5, 4, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    other = x.clone()
+    other[..., 2:, :] = 7.0  # block 2 begins here
+    same(read_at(scheme, other, p(), site)[0], read_at(scheme, x, p(), site)[0])
+    after = write_at(scheme, x, torch.ones(2, 5, DIM), p(), site)
+    assert torch.equal(after[..., [0, 1, 3], :], x[..., [0, 1, 3], :]) and torch.equal(
+        after[..., 2, :], x[..., 2, :] + 1
+    )
+
+
+def test_one_residual_a_block_counts_blocks_alone() -> None:
+    scheme = parse("attnres(blocks=2)")
+    assert [scheme.place(Site(layer, "parallel", 4)) for layer in range(4)] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [scheme.place(site) for site in SITES] == [(1, 0), (1, 1), (1, 1), (2, 0), (2, 1), (2, 1)]
+    with pytest.raises(ConfigError, match="cross-attention is a third"):
+        Residual(torch.nn.Identity(), "attnres", Site(0, "cross", 2), 8)
+
+
+@pytest.mark.parametrize("mix", ["sinkhorn", "permutation", "identity"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_every_mixing_is_its_equation(mix: str, n: int) -> None:
+    for site in textbook.SITES[:2]:
+        scheme, parts = textbook.placed(f"mhc(mix={mix}, n={n})", site)
+        x, bend = textbook.stream(scheme), textbook.Bend()
+        expected = textbook.constrained(x, bend, weights(parts), site, mix)
+        textbook.same(textbook.written(scheme, parts, site, x, bend), expected)
+
+
+@pytest.mark.parametrize("text", ["mhc(iterations=3000)", "mhc(mix=permutation)"])
+def test_mixing_keeps_the_mean_of_the_streams_and_makes_no_stream_longer(text: str) -> None:
+    """Rows and columns sum to 1, and nothing is negative: with an update of 0 the mean stays, the largest shrinks."""
+    scheme, site = parse(text), SITES[1]
+    p = own(scheme, site, 0.5)
+    p.get_parameter("mapping.bias").data.mul_(0.2)  # off diagonal, too
+    x = torch.randn(7, 4, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    _, carry = read_at(scheme, x, p(), site)
+    after = write_at(scheme, x, torch.zeros(7, DIM), p(), site, carry=carry)
+    torch.testing.assert_close(after.mean(-2), x.mean(-2), rtol=1e-6, atol=1e-6)
+    assert (after.norm(dim=-1).amax(-1) <= x.norm(dim=-1).amax(-1) + 1e-9).all() and (after - x).abs().max() > 0.1
+    assert (torch.linalg.matrix_norm(after) <= torch.linalg.matrix_norm(x) + 1e-9).all()
+
+
+def test_twenty_rounds_leave_columns_that_do_not_sum_to_1_where_scores_lie_far_apart() -> None:
+    """What mHC-lite was made for: rows, which come last, are exact, and columns are not."""
+    scores = 8 * torch.randn(50, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    m = parse("mhc").stochastic(scores)  # type: ignore[attr-defined]
+    same(m.sum(-1), torch.ones(50, 4, dtype=torch.float64))
+    assert 0.01 < (m.sum(-2) - 1).abs().max() < 1
+
+
+def test_streams_that_are_alike_stay_alike_only_until_they_are_written_to() -> None:
+    scheme = parse("mhc")
+    for number, site in enumerate(SITES):
+        p = own(scheme, site, 0.0)
+        x = embedding()[..., None, :].repeat(1, 1, 4, 1)
+        y, (rest, share) = read_at(scheme, x, p(), site)
+        torch.testing.assert_close(y, norm(embedding()), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(rest, x, rtol=1e-6, atol=1e-6)
+        assert share[0, 0].argmax().item() == number % 4 and share[0, 0].max().item() == pytest.approx(1.46, abs=0.01)
+
+
+def test_too_many_permutations_are_refused() -> None:
+    with pytest.raises(ConfigError, match="use at most 6 streams"):
+        parse("mhc(mix=permutation, n=7)")
+    assert parse("mhc(n=7)").streams == 7
+
+
+@pytest.mark.parametrize("text", ["attnres(blocks=2)", "mhc", "lambdas"])
+def test_decoding_with_a_cache_is_the_whole_sequence(text: str) -> None:
+    """What a token remembers of its layers is its own: nothing of it is cached, and nothing is missing."""
+    torch.manual_seed(0)
+    model = Decoder(DecoderConfig(text, layers=2, width=16, heads=2, hidden=24, vocab_size=11, context=8)).double()
+    ids = torch.arange(8).view(1, 8) * 3 % 11
+    cache = model.new_cache(8)
+    parts = [model(ids[:, :5], cache), *(model(ids[:, i : i + 1], cache) for i in range(5, 8))]
+    torch.testing.assert_close(torch.cat(parts, 1), model(ids))

@@ -1,0 +1,120 @@
+"""Residual warm-up around other schemes: the step is h of the scheme inside, one count for a model, saved with it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from geonorm import Decoder, DecoderConfig, Residual, Site, parse
+from geonorm.errors import ConfigError
+from geonorm.schemes import advance, read_at, write_at
+
+from .textbook import DEPTH, DIM, EPS, SITES, Bend, perturbed, placed, same, stream, written
+
+INSIDE = [
+    "pre",
+    "post",
+    "deepnorm",
+    "geonorm",
+    "geonorm(update=unit, learn=step)",
+    "nag",
+    "hybrid",
+    "hyper",
+    "mhc",
+    "attnres",
+]
+SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "vocab_size": 11, "context": 8}
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+def test_a_step_is_that_share_of_the_step_inside(inside: str) -> None:
+    """Block t after n steps: h = min(n / (10 t), 1)."""
+    for site in SITES:
+        bare, own = placed(inside, site)
+        whole, _ = placed(f"prores({inside}, steps=10)", site)
+        x = stream(bare)
+        for steps in (0, 7, 30, 1000):
+            residual = Residual(Bend(), whole, site, DIM, eps=EPS)
+            perturbed(residual.own)
+            for _ in range(min(steps, 70)):
+                advance(residual)
+            h = min(steps / (10 * (site.layer + 1)), 1.0)
+            same(residual(x), written(bare, own, site, x, residual.branch, h=torch.tensor(h, dtype=torch.float64)))
+            if h == 1:
+                same(residual(x), written(bare, own, site, x, residual.branch))
+
+
+def test_of_geonorm_it_is_the_angle_that_grows() -> None:
+    site = Site(0, "attn", DEPTH)
+    residual = Residual(torch.nn.Identity(), "prores(geonorm, steps=4)", site, 2)
+    x, u = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 9.0]])
+    for n in range(6):
+        y = write_at(
+            residual.scheme, x, u, residual.own(), site, carry=read_at(residual.scheme, x, residual.own(), site)[1]
+        )
+        assert torch.atan2(y[0, 1], y[0, 0]).item() == pytest.approx(min(n / 4, 1) * torch.pi / 4, abs=1e-6)
+        advance(residual)
+
+
+def test_it_combines_and_is_combined() -> None:
+    both = [parse("mix(prores(pre), post)"), parse("prores(mix(pre, post), steps=3)"), parse("prores(prores(pre))")]
+    assert [str(rule.resolve(Site(0, "attn", 4))) for rule in both] == [
+        "prores",
+        "prores(steps=3)",
+        "prores(scheme=prores)",
+    ]
+    assert str(both[1].resolve(Site(3, "attn", 4))) == "prores(scheme=post, steps=3)"
+    assert str(both[1].resolve(Site(3, "exit", 4))) == "post" and parse("prores(mhc(n=3))").streams == 3
+    with pytest.raises(ConfigError, match="cannot combine"):
+        parse("mix(prores(hyper), pre)")
+    assert parse("prores(ngpt)").recipe() == parse("ngpt").recipe()
+
+
+def test_the_ends_weights_and_slots_are_those_of_the_scheme_inside() -> None:
+    found = {}
+    for text in ("ngpt", "prores(ngpt, steps=1)"):
+        torch.manual_seed(0)
+        model = Decoder(DecoderConfig(text, **SHAPE))
+        for _ in range(2):
+            advance(model)
+        found[text] = model(torch.arange(8).view(1, 8)), [weight for _, weight, _, _ in model.weights()]
+    (plain, weights), (grown, same_weights) = found.values()
+    torch.testing.assert_close(grown, plain, rtol=1e-5, atol=1e-6)
+    assert all(map(torch.equal, weights, same_weights))
+
+
+def test_the_count_is_saved_with_the_model() -> None:
+    torch.manual_seed(0)
+    model, other = (Decoder(DecoderConfig("prores(pre, steps=5)", **SHAPE)) for _ in range(2))
+    ids = torch.arange(8).view(1, 8)
+    start = model(ids)
+    for _ in range(3):
+        advance(model)
+    assert not torch.allclose(model(ids), start)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(ids), model(ids))
+    other.reset_parameters()
+    assert all(int(b) == 0 for name, b in other.named_buffers() if name.endswith("progress.done"))
+
+
+def test_compiled_code_sees_the_count_grow_and_is_compiled_once() -> None:
+    torch.compiler.reset()
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    residual = Residual(torch.nn.Linear(DIM, DIM), "prores(geonorm, steps=5)", Site(1, "mlp", DEPTH), DIM)
+    compiled = torch.compile(residual, backend=count)
+    x = torch.randn(3, DIM, generator=torch.Generator().manual_seed(0))
+    seen = []
+    for _ in range(4):
+        seen.append(compiled(x).detach().clone())
+        torch.testing.assert_close(seen[-1], residual(x))
+        advance(residual)
+    assert len(graphs) == 1 and all((a - b).abs().max() > 1e-4 for a, b in pairwise(seen))
+    torch.compiler.reset()
