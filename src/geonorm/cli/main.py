@@ -231,11 +231,13 @@ def export(options: ExportConfig) -> int:
     shape = run.model.config
     model_type = architecture(shape, options.layout)
     text = hf.card(shape, to_dict(run.config), *record, model_type, options.remote_code)
-    write(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text)
+    write(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text,
+          mask=None if shape.causal else run.tokenizer.mask)  # fmt: skip
     ours = "geonorm.hf, " if model_type == "geonorm" and not options.remote_code else ""
     how = f"{str(to)!r}, trust_remote_code=True" if options.remote_code else repr(str(to))
     print(to)
-    print(f"load it: import {ours}transformers; transformers.AutoModelForCausalLM.from_pretrained({how})")
+    kind = "CausalLM" if shape.causal else "MaskedLM"
+    print(f"load it: import {ours}transformers; transformers.AutoModelFor{kind}.from_pretrained({how})")
     return 0
 
 

@@ -95,6 +95,9 @@ class Layout:
             "positions": "rope" if self.positions is None else "learned",
             "norm": self.stack.norm,
             "qk_norm": "none",
+            "embed_norm": False,
+            "transform": False,
+            "causal": True,
             "soft_cap": None,
             **self.shape,
         }

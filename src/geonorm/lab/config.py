@@ -5,7 +5,7 @@ What people set most is a field of the config itself (`--steps`), the rest is gr
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 from ..errors import ConfigError
@@ -22,7 +22,7 @@ TUNING_SEED = 1_000_000
 
 Model = make_dataclass(
     "Model",
-    [(name, hint | None, None) for name, hint in hints(DecoderConfig).items() if name != "scheme"],
+    [(name, hint | None, None) for name, hint in hints(DecoderConfig).items() if name not in ("scheme", "causal")],
     bases=(Settings,),
     namespace={
         "__module__": __name__,
@@ -32,7 +32,8 @@ Model = make_dataclass(
     },
     frozen=True,
 )
-"""Every field of the model but the scheme, optional: what is not given comes from the preset."""
+"""Every field of the model but the scheme and what the objective says, optional: what is not given comes from the
+preset."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,11 @@ class Shared(Settings):
     """What every run of a study shares, whatever its length."""
 
     preset: str = "nano"
-    """Size of the model: nano, nano-gpt2, mini, 125m, paper-125m, 350m, 1.3b, 7b, 70b."""
+    """Size of the model: nano, nano-gpt2, nano-bert, mini, 125m, paper-125m, bert-base, 350m, 1.3b, 7b, 70b."""
     data: str = "stdlib"
     """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
-    objective: Literal["causal"] = "causal"
-    """What is trained: the next token."""
+    objective: Literal["causal", "mlm"] = "causal"
+    """What is trained: causal, the next token; mlm, 15 % of the tokens, masked, by a model that sees both sides."""
     recipe: Literal["shared", "own"] = "shared"
     """own: each scheme departs from the shared recipe as its paper asks (`geonorm schemes NAME`)."""
     model: Model = field(default_factory=Model)  # type: ignore[valid-type]
@@ -124,11 +125,18 @@ class Shared(Settings):
         super().__post_init__()
         if self.checkpoint.trunk and self.optim.schedule != "wsd":
             raise ConfigError(f"checkpoint.trunk needs --optim.schedule wsd, not {self.optim.schedule}")
+        if self.objective != "causal" and self.evaluation.tasks:
+            raise ConfigError(f"evaluation.tasks need a model of the next token, not --objective {self.objective}")
 
     def decoder(self, scheme: str) -> DecoderConfig:
         """The model under a scheme: the preset with the given fields replaced."""
         changes = {key: value for key, value in asdict(self.model).items() if value is not None}
-        return preset(self.preset, scheme=scheme, **changes)
+        shape = preset(self.preset, scheme=scheme, **changes)
+        if self.objective == "mlm":
+            return replace(shape, causal=False)
+        if not shape.causal:
+            raise ConfigError(f"preset {self.preset} attends to both sides of a token: it needs --objective mlm")
+        return shape
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ..resolve import resolve
 from ..runs.provenance import Provenance
 from ..runs.run import LOCK, RunFolder, first_difference, lock_folder, stored_settings, write_atomic, write_json
 from ..runs.statistics import aggregate
-from ..train.loop import load_text
+from ..train.text import load_text
 from .clusters import Ray, Slurm
 from .team import Say, Team, make_team, outcome
 

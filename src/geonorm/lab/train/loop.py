@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,8 @@ from ...nn.decoder import Decoder
 from ...ops.available import read_backend
 from ...output import launched
 from ...schemes import advance
-from ..config import Recipe, TrainConfig
-from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
-from ..data.batches import Batches, validation_batches
+from ..config import TrainConfig
+from ..data.batches import Batches
 from ..resolve import Resolved, resolve
 from ..runs import environment
 from ..runs.provenance import Provenance
@@ -42,6 +41,7 @@ from .diagnose import diagnose
 from .guard import Diverged, Judge, Trouble
 from .matrices import HeldNorms, Turning
 from .signals import stop_signals, stop_unheard
+from .text import Text, load_text
 from .validation import Validation, loss_on_part
 
 Say = Callable[[str], None]
@@ -51,29 +51,6 @@ LATE, STOP, FAILED = 1, 2, 3
 
 class Interrupted(Exception):
     """Ctrl-C or a termination signal; everything is saved."""
-
-
-@dataclass
-class Text:
-    """Training and validation tokens with the tokenizer that made them."""
-
-    tokens: TokenData
-    tokenizer: Tokenizer
-
-
-def load_text(config: Recipe, world: World = ALONE) -> Text:
-    """Tokens for a run or comparison; prepares and caches them on first use. DataError for anything unusable, too few
-    tokens for one batch or one validation window included."""
-    world.dog.at(0, "preparing the data")
-    shape = config.decoder("pre")
-    cache = Path(config.tokens.cache) if config.tokens.cache else None
-    source = open_source(config.data)
-    tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache)
-    moved = lambda *_: world.dog.at(0, "preparing the data")  # noqa: E731 the other ranks wait
-    text = Text(tokenize(source, tokenizer, cache, progress=moved), tokenizer)
-    Batches(text.tokens.train, config.batch_size, shape.context, seed=0)
-    next(validation_batches(text.tokens.validation, 1, shape.context))
-    return text
 
 
 def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
@@ -118,8 +95,8 @@ class Loop:
         self.trunk = find_trunk(c)
         self.text, self.device, self.say = text, device, say
         world.dog.at(0, "building the model")
-        self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed)
-        self.validation = Validation(text.tokens, c, shape.context, device, world)
+        self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed, text.objective)
+        self.validation = Validation(text.tokens, c, shape.context, device, world, text.objective)
         torch.manual_seed(c.seed)
         with torch.device(built_on := parallel.build_device(kind, world)):
             model = Decoder(shape)
