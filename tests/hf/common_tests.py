@@ -4,9 +4,9 @@
 
 FOLDER holds `tests/` of transformers in the installed release, or of the nearest commit to be had, unmodified; of a
 source distribution, which leaves some out, the rest runs (stand_ins.py). Everything that its causal language models are
-tested with runs on one scheme of each kind; its generation tests on two more; its own Llama, with initial weights as
-large as ours, where a tolerance is absolute. Prints a table of every test with its result; needs pytest and
-`parameterized`.
+tested with runs on one scheme of each kind, but for the tests of generation on an encoder; those on two schemes more;
+its own Llama, with initial weights as large as ours, where a tolerance is absolute. Prints a table of every test with
+its result; needs pytest and `parameterized`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ if "GEONORM_THEIRS" in os.environ:
     for table, kind in (
         ("", "Model"),
         ("_FOR_CAUSAL_LM", "ForCausalLM"),
+        ("_FOR_MASKED_LM", "ForMaskedLM"),
         ("_FOR_SEQUENCE_CLASSIFICATION", "ForSequenceClassification"),
     ):
         getattr(modeling_auto, f"MODEL{table}_MAPPING_NAMES")["geonorm"] = f"GeoNorm{kind}"
@@ -74,6 +75,18 @@ if "GEONORM_THEIRS" in os.environ:
     TestLlama = llama()
     for scheme in SCHEMES:
         globals()[f"Test{scheme.capitalize()}"] = case(scheme, set())
+
+    class MaskedTester(Tester):
+        causal_lm_class = hf.GeoNormForMaskedLM
+        is_causal = False
+
+    def masked() -> type:
+        """What is no test of writing, on an encoder under geonorm."""
+        left_out = dict.fromkeys(test for test in TESTS if hasattr(GenerationTesterMixin, test))
+        body = {"model_tester_class": MaskedTester, **left_out}
+        return type("TestMasked", (CausalLMModelTest, unittest.TestCase), body)
+
+    TestMasked = masked()
     for scheme in GENERATION:
         left = {test for test in TESTS if not hasattr(GenerationTesterMixin, test)}
         globals()[f"Test{scheme.capitalize()}"] = case(scheme, left)

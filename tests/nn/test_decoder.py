@@ -14,6 +14,8 @@ from geonorm import Decoder, Site, names, parse
 from geonorm.errors import ConfigError
 from geonorm.nn import generate
 from geonorm.nn.attention import rope
+from geonorm.nn.config import BERT
+from geonorm.nn.decoder import IGNORED
 from geonorm.norms import NormSpec
 from geonorm.schemes import Parts
 
@@ -40,6 +42,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gated norm": {"norm": "gated"},
     "dyt without bias": {"norm": "dyt", "norm_bias": False},
     "no gains": {"gains": False},
+    "both sides": {"causal": False},
+    "BERT": {**BERT, "hidden": 48},
     "parallel": {"block": "parallel"},
     "parallel, gelu with biases": {"block": "parallel", "mlp": "gelu", "bias": True, "qk_norm": "head", "kv_heads": 2},
 }
@@ -308,3 +312,40 @@ def test_pre_equals_llama(
         found = model(text)
     assert expected.std() > 0.5
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("block", ["sequential", "parallel"])
+@pytest.mark.parametrize("scheme", ["geonorm", "hyper"])
+def test_without_causality_every_token_sees_all_others(scheme: str, block: str) -> None:
+    """The gradient of a token's logits with respect to every token's embedding; of a causal model those before it."""
+    for causal in (True, False):
+        model, seen = decoder(scheme=scheme, block=block, causal=causal), []
+        model.embed.register_forward_hook(lambda _, args, out, seen=seen: seen.append(out))
+        (slopes,) = torch.autograd.grad(model(ids(1))[0, 5].square().sum(), seen[-1])
+        assert (slopes[0].abs().amax(-1) > 0).tolist() == [not causal or token <= 5 for token in range(12)]
+
+
+def test_an_encoder_has_the_weights_of_the_decoder_and_writes_no_text() -> None:
+    causal, both = decoder(), decoder(causal=False)
+    assert list(causal.state_dict()) == list(both.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(causal.parameters(), both.parameters(), strict=True))
+    with pytest.raises(ConfigError, match=r"both sides of a token \(--objective mlm\)"):
+        next(generate(both, ids(1), 3))
+
+
+def test_what_bert_adds_leaves_all_other_draws_as_they_are() -> None:
+    plain = decoder(mlp="gelu", bias=True).state_dict()
+    more = decoder(mlp="gelu", bias=True, embed_norm=True, transform=True).state_dict()
+    assert all(torch.equal(more[name], value) for name, value in plain.items())
+    added = {name.partition(".")[0] for name in set(more) - set(plain)}
+    assert added == {"embed_norm", "transform", "head"} and not more["head.bias"].any()
+    assert more["transform.dense.weight"].std().item() == pytest.approx(32**-0.5, rel=0.1)
+
+
+def test_targets_that_are_ignored_count_for_nothing() -> None:
+    model, targets = decoder(causal=False), ids(seed=1)
+    chosen = torch.arange(12) % 3 == 1
+    part = targets.masked_fill(~chosen, IGNORED)
+    each = model.loss(ids(), targets, reduction="none").view_as(targets)
+    torch.testing.assert_close(model.loss(ids(), part), each[:, chosen].mean())
+    torch.testing.assert_close(model.loss(ids(), part, reduction="none").view_as(targets), each * chosen)

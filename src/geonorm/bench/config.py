@@ -94,7 +94,7 @@ class TrainBench(Timing):
     baseline: str = "pre"
     """The scheme that ratios are to."""
     preset: str = "nano"
-    """Size of the model: nano, nano-gpt2, mini, 125m, paper-125m, 350m, 1.3b, 7b, 70b."""
+    """Size of the model: nano, nano-gpt2, nano-bert, mini, 125m, paper-125m, bert-base, 350m, 1.3b, 7b, 70b."""
     batch_size: Count = 16
     """Sequences per step."""
     context: int | None = None
@@ -127,7 +127,8 @@ class NormsBench(RowsBench):
     modes: list[Literal["eager", "compiled"]] = field(default_factory=lambda: ["eager", "compiled"])
     """compiled: torch.compile of each norm; block by block in a training step."""
     preset: str = "nano"
-    """Size of the model whose steps are timed: nano, nano-gpt2, mini, 125m, paper-125m, 350m, 1.3b, 7b, 70b."""
+    """Size of the model whose steps are timed: nano, nano-gpt2, nano-bert, mini, 125m, paper-125m, bert-base, 350m,
+    1.3b, 7b, 70b."""
     scheme: str = "pre(entry=embedding)"
     """Residual scheme of that model."""
     batch_size: Count = 16

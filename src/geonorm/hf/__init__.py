@@ -17,7 +17,13 @@ from .config import GeoNormConfig
 from .export import adapt, export
 from .fold import fold
 from .layouts import layout_of
-from .modeling import GeoNormForCausalLM, GeoNormForSequenceClassification, GeoNormModel, GeoNormPreTrainedModel
+from .modeling import (
+    GeoNormForCausalLM,
+    GeoNormForMaskedLM,
+    GeoNormForSequenceClassification,
+    GeoNormModel,
+    GeoNormPreTrainedModel,
+)
 from .peft import introduce
 from .stock import load_stock, to_stock
 
@@ -28,6 +34,7 @@ __all__ = [
     "ConstrainCallback",
     "GeoNormConfig",
     "GeoNormForCausalLM",
+    "GeoNormForMaskedLM",
     "GeoNormForSequenceClassification",
     "GeoNormModel",
     "GeoNormPreTrainedModel",
@@ -48,6 +55,7 @@ __all__ = [
 transformers.AutoConfig.register("geonorm", GeoNormConfig, exist_ok=True)
 transformers.AutoModel.register(GeoNormConfig, GeoNormModel, exist_ok=True)
 transformers.AutoModelForCausalLM.register(GeoNormConfig, GeoNormForCausalLM, exist_ok=True)
+transformers.AutoModelForMaskedLM.register(GeoNormConfig, GeoNormForMaskedLM, exist_ok=True)
 transformers.AutoModelForSequenceClassification.register(GeoNormConfig, GeoNormForSequenceClassification, exist_ok=True)
 introduce()
 

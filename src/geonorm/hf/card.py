@@ -23,16 +23,17 @@ def card(
 ) -> str:
     """Markdown with the header that the hub reads. settings, summary, environment, rows: what the run directory holds
     in config.yaml, summary.json, environment.json and metrics.jsonl; model_type: the architecture of the folder."""
-    scheme = parse(shape.scheme)
+    scheme, task = parse(shape.scheme), "text-generation" if shape.causal else "fill-mask"
+    predicted = "token" if shape.causal else "masked token"
     parts = [
-        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [geonorm, residual-scheme]\n"
+        f"---\nlibrary_name: transformers\npipeline_tag: {task}\ntags: [geonorm, residual-scheme]\n"
         "license: other\nlicense_name: not-stated\n---",
         f"# A {summary['parameters'] / 1e6:.3g}M-parameter language model under the residual scheme `{scheme}`",
         f"`{scheme.about.equation}`  \n({scheme.about.source})" if scheme.about.equation else "",
-        "## Load it\n\n```python\n" + usage(model_type, remote_code) + "\n```",
+        "## Load it\n\n```python\n" + usage(model_type, remote_code, shape.causal) + "\n```",
         "## How it was trained\n\n" + facts(shape, settings, summary, environment),
         "## Loss\n\n" + loss_table(rows),
-        f"Loss in nats per token; the last value on held-out text is {number(summary['val_loss'])}, which is "
+        f"Loss in nats per {predicted}; the last value on held-out text is {number(summary['val_loss'])}, which is "
         f"{number(summary['val_bpb'])} bits per byte. Spikes of the loss: {summary['spikes']}, of the gradient norm: "
         f"{summary['grad_spikes']}. One run with one seed: it says nothing about "
         "the noise between seeds.",
@@ -44,9 +45,15 @@ def card(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def usage(model_type: str, remote_code: bool) -> str:
+def usage(model_type: str, remote_code: bool, causal: bool = True) -> str:
     first = "" if model_type != "geonorm" or remote_code else "import geonorm.hf  # registers the architecture\n"
     trust = ", trust_remote_code=True" if remote_code else ""
+    if not causal:
+        return (
+            f"{first}from transformers import pipeline\n\n"
+            f'fill = pipeline("fill-mask", "FOLDER"{trust})\n'
+            'print(fill(f"Once upon a {fill.tokenizer.mask_token}"))'
+        )
     return (
         f"{first}from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})\n'

@@ -25,6 +25,7 @@ NAMES = {f.name: f.name for f in fields(DecoderConfig)} | {
     "eps": "norm_eps",
     "tied": "tie_word_embeddings",
     "rotary": "partial_rotary_factor",
+    "causal": "is_causal",
 }
 """Fields of DecoderConfig, and what transformers calls them."""
 
@@ -56,7 +57,8 @@ ShapeFields: Any = new_class("ShapeFields", (PreTrainedConfig,), exec_body=add_f
 
 
 class GeoNormConfig(ShapeFields):
-    """A causal decoder under a residual scheme: `GeoNormConfig(scheme="geonorm(decay=sqrt)", hidden_size=512)`.
+    """A decoder under a residual scheme, or with is_causal=False an encoder:
+    `GeoNormConfig(scheme="geonorm(decay=sqrt)", hidden_size=512)`.
 
     Fields are those of `geonorm.DecoderConfig`, with the documentation there, under the names of transformers. `scheme`
     becomes canonical. ConfigError, one line, for a key, scheme or size that does not exist or does not fit.

@@ -1,4 +1,4 @@
-"""A decoder as a folder that transformers loads: weights, configuration, tokenizer, generation settings, model card."""
+"""A model as a folder that transformers loads: weights, configuration, tokenizer, generation settings, model card."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ..nn.decoder import Decoder
 from ..schemes import parse
 from .config import GeoNormConfig
 from .layouts import architecture
-from .modeling import GeoNormForCausalLM
-from .remote import AUTO_MAP, FILE, modeling_source
+from .modeling import GeoNormForCausalLM, GeoNormForMaskedLM
+from .remote import FILE, auto_map, modeling_source
 from .stock import to_stock
 
 
-def adapt(decoder: Decoder, **tokens: Any) -> GeoNormForCausalLM:
+def adapt(decoder: Decoder, **tokens: Any) -> GeoNormForCausalLM | GeoNormForMaskedLM:
     """The decoder as a transformers model, sharing its weights; tokens: bos_token_id, eos_token_id, pad_token_id."""
     config = GeoNormConfig.of(decoder.config, dtype=decoder.embed.weight.dtype, **tokens)
     with torch.device("meta"):
-        model = GeoNormForCausalLM(config)
+        model = (GeoNormForCausalLM if decoder.config.causal else GeoNormForMaskedLM)(config)
     weights = {hf_name(name): value for name, value in decoder.state_dict(keep_vars=True).items()}
     model.load_state_dict(weights, strict=True, assign=True)
     model.tie_weights()
@@ -33,9 +33,9 @@ def adapt(decoder: Decoder, **tokens: Any) -> GeoNormForCausalLM:
 
 
 def hf_name(name: str) -> str:
-    """The name of a decoder's weight in `GeoNormForCausalLM`."""
+    """The name of a decoder's weight in a language model of transformers."""
     place, _, rest = name.partition(".")
-    if place == "logits_slot":
+    if place in ("logits_slot", "transform"):
         return name
     return f"lm_head.{rest}" if place == "head" else f"model.{'embed_tokens' if place == 'embed' else place}.{rest}"
 
@@ -50,9 +50,10 @@ def padding(tokenizer: Tokenizer, end: int) -> int:
     return next((i for i in found if i is not None), end)
 
 
-def fast_tokenizer(text: str, end: int, context: int) -> Any:
+def fast_tokenizer(text: str, end: int, context: int, mask: int | None = None) -> Any:
     """A tokenizer.json as a fast tokenizer of transformers. The token `end` begins texts too: it stands before every
-    text in training, and a beginning of another name, which some tokenizers have, was never seen there."""
+    text in training, and a beginning of another name, which some tokenizers have, was never seen there. mask: the mask
+    token of a model that sees both sides; its texts stand at the left, where its positions begin."""
     tokenizer = Tokenizer.from_str(text)
     token = tokenizer.id_to_token(end)
     return transformers.PreTrainedTokenizerFast(
@@ -60,7 +61,7 @@ def fast_tokenizer(text: str, end: int, context: int) -> Any:
         bos_token=token,
         eos_token=token,
         pad_token=tokenizer.id_to_token(padding(tokenizer, end)),
-        padding_side="left",
+        **({"padding_side": "left"} if mask is None else {"mask_token": tokenizer.id_to_token(mask)}),
         model_max_length=context,
         clean_up_tokenization_spaces=False,
     )
@@ -81,14 +82,15 @@ def export(
     remote_code: bool = False,
     card: str = "",
     shard: str = "5GB",
+    mask: int | None = None,
 ) -> Path:
     """Writes the folder and returns it; it appears whole or not at all.
 
-    tokenizer: a tokenizer.json as text; end: the id that ends a document. layout: geonorm, an architecture of
-    transformers such as gpt2, or stock, which is the first of those that the decoder equals. remote_code: the folder
-    brings its modeling file, for `trust_remote_code=True` where geonorm is not installed. card: text of README.md.
-    shard: the size of the largest weight file. ConfigError if the folder is not empty, or if the decoder does not
-    equal the architecture.
+    tokenizer: a tokenizer.json as text; end: the id that ends a document; mask: that of an encoder's mask token.
+    layout: geonorm, an architecture of transformers such as gpt2, or stock, which is the first of those that the
+    decoder equals. remote_code: the folder brings its modeling file, for `trust_remote_code=True` where geonorm is not
+    installed. card: text of README.md. shard: the size of the largest weight file. ConfigError if the folder is not
+    empty, or if the decoder does not equal the architecture.
     """
     check_target(to)
     model_type = architecture(decoder.config, layout)
@@ -103,13 +105,14 @@ def export(
     if model_type != "geonorm":
         model = to_stock(model, model_type)
     if remote_code:
-        model.config.auto_map = {auto: f"{FILE.removesuffix('.py')}.{name}" for auto, name in AUTO_MAP.items()}
-    model.generation_config = transformers.GenerationConfig(**{"pad_token_id": end, **tokens})
+        model.config.auto_map = auto_map(decoder.config.causal)
+    if decoder.config.causal:
+        model.generation_config = transformers.GenerationConfig(**{"pad_token_id": end, **tokens})
     to.parent.mkdir(parents=True, exist_ok=True)
     aside = to.with_name(f".{to.name}.{os.getpid()}")
     try:
         model.save_pretrained(aside, max_shard_size=shard)
-        fast_tokenizer(tokenizer, end, decoder.config.context).save_pretrained(aside)
+        fast_tokenizer(tokenizer, end, decoder.config.context, mask).save_pretrained(aside)
         if remote_code:
             (aside / FILE).write_text(source, encoding="utf-8")
         if card:

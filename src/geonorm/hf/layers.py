@@ -38,10 +38,10 @@ class Attend(nn.Module):
     """
 
     config: GeoNormConfig
-    is_causal = True
 
-    def __init__(self, layer: int, groups: int, head_dim: int) -> None:
+    def __init__(self, layer: int, groups: int, head_dim: int, causal: bool) -> None:
         super().__init__()
+        self.is_causal = causal
         self.layer_idx, self.num_key_value_groups, self.head_dim = layer, groups, head_dim
         self.scaling = head_dim**-0.5
 
@@ -52,11 +52,11 @@ class Attend(nn.Module):
 
 
 class GeoNormAttention(SelfAttention):
-    """The decoder's attention with the masks, caches and attention functions of transformers."""
+    """The model's attention with the masks, caches and attention functions of transformers."""
 
     def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
         super().__init__(config, scheme, site)
-        self.inner = Attend(int(site.layer), self.heads // self.groups, self.head_dim)
+        self.inner = Attend(int(site.layer), self.heads // self.groups, self.head_dim, self.causal)
 
     def attend(  # type: ignore[override]
         self, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, past_key_values: Any = None, **more: Any

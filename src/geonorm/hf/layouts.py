@@ -96,6 +96,9 @@ class Layout:
             "norm": self.stack.norm,
             "qk_norm": "none",
             "attn_gate": False,
+            "embed_norm": False,
+            "transform": False,
+            "causal": True,
             "soft_cap": None,
             **self.shape,
         }

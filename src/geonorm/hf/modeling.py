@@ -18,7 +18,7 @@ from transformers import initialization as init
 from transformers.cache_utils import DynamicCache
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
@@ -26,7 +26,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from ..elsewhere import allow_within
 from ..errors import ConfigError
 from ..nn.attention import rope
-from ..nn.decoder import End, slot_on_logits
+from ..nn.decoder import End, Transform, slot_on_logits
 from ..nn.roles import base_std, linear, undrawn
 from ..norms import NormSpec, upcast
 from ..residual import Residual
@@ -73,7 +73,7 @@ class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
             for part in module.branch.modules():
                 if isinstance(part, nn.Linear) and hasattr(part, "role"):
                     self.draw(part, module.scheme, site)
-        elif isinstance(module, nn.Embedding) or getattr(module, "role", None) == "head":
+        elif isinstance(module, nn.Embedding) or getattr(module, "role", None) in ("head", "transform"):
             end = self.ends()[0 if isinstance(module, nn.Embedding) else 1]
             self.draw(module, end.scheme, end.site)
         elif isinstance(module, nn.Linear) and not hasattr(module, "role"):  # a classifier
@@ -114,6 +114,9 @@ class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
         head: Any = self.get_output_embeddings()
         if head is not None and not self.config.tie_word_embeddings:
             yield self.ends()[1].scheme, "head", head.weight
+        transform: Any = getattr(self, "transform", None)
+        if transform is not None:
+            yield self.ends()[1].scheme, "transform", transform.dense.weight
 
     @torch.no_grad()
     def constrain(self) -> None:
@@ -156,6 +159,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         if c.positions == "learned":
             self.position = undrawn(nn.Embedding, c.context, c.width)
             self.position.role = "position"
+        self.embed_norm = norm() if c.embed_norm else None
         self.entry = End(scheme, Site(0, "entry", c.layers), norm)
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
         self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers), norm)
@@ -188,7 +192,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if use_cache and past_key_values is None:
+        if use_cache and past_key_values is None and self.config.is_causal:
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None:
             past = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -206,6 +210,8 @@ class GeoNormModel(GeoNormPreTrainedModel):
         x = upcast(embedded)
         if self.position is not None:
             x = x + self.position(position_ids)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
         x = self.entry(x)
         kwargs.update(positions=turns, mask=mask, past_key_values=past_key_values)
         if self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states):
@@ -221,18 +227,26 @@ class GeoNormModel(GeoNormPreTrainedModel):
         )
 
 
-class GeoNormForCausalLM(GeoNormPreTrainedModel, GenerationMixin):
-    """The language model: `GeoNormModel`, head, and the scheme's scale on the logits where it has one."""
+class GeoNormLanguageModel(GeoNormPreTrainedModel):
+    """`GeoNormModel`, head, and the scheme's scale on the logits where it has one: what both language models are."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
     _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
     _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
+    is_causal: bool
 
     def __init__(self, config: GeoNormConfig) -> None:
+        if config.is_causal != self.is_causal:
+            sides, auto = ("one side", "CausalLM") if config.is_causal else ("both sides", "MaskedLM")
+            raise ConfigError(
+                f"a model that attends to {sides} (is_causal={config.is_causal}) is no {type(self).__name__}: use "
+                f"AutoModelFor{auto}"
+            )
         super().__init__(config)
         self.model = GeoNormModel(config)
-        self.lm_head = linear("head", config.hidden_size, config.vocab_size)
+        self.transform = Transform(config.shape()) if config.transform else None
+        self.lm_head = linear("head", config.hidden_size, config.vocab_size, bias=config.transform)
         self.logits_slot = self.slot_on_logits()
         self.post_init()
 
@@ -243,6 +257,13 @@ class GeoNormForCausalLM(GeoNormPreTrainedModel, GenerationMixin):
     def slot_on_logits(self) -> nn.Module | None:
         c = self.config
         return slot_on_logits(self.model.exit, c.vocab_size, c.hidden_size, c.soft_cap)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of last hidden states (..., width): (..., vocab_size)."""
+        if self.transform is not None:
+            hidden = self.transform(hidden).to(hidden.dtype)
+        logits: Tensor = self.lm_head(hidden)
+        return logits if self.logits_slot is None else self.logits_slot(logits)
 
     @torch.no_grad()
     def resize_token_embeddings(self, *args: Any, **settings: Any) -> nn.Embedding:
@@ -256,6 +277,12 @@ class GeoNormForCausalLM(GeoNormPreTrainedModel, GenerationMixin):
             self.logits_slot = new.to(self.lm_head.weight)
         self.constrain()
         return embedding
+
+
+class GeoNormForCausalLM(GeoNormLanguageModel, GenerationMixin):
+    """The language model that predicts the next token, and writes."""
+
+    is_causal = True
 
     @can_return_tuple
     def forward(
@@ -280,9 +307,7 @@ class GeoNormForCausalLM(GeoNormPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
-        if self.logits_slot is not None:
-            logits = self.logits_slot(logits)
+        logits = self.logits(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
@@ -292,6 +317,38 @@ class GeoNormForCausalLM(GeoNormPreTrainedModel, GenerationMixin):
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+        )
+
+
+class GeoNormForMaskedLM(GeoNormLanguageModel):
+    """The language model that sees both sides of a token and predicts those that are masked."""
+
+    is_causal = False
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """labels: ids to predict, (batch, tokens), each at its own place, -100 where there is nothing to predict."""
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        logits = self.logits(outputs.last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
 
 

@@ -25,10 +25,8 @@ from ..schemes.registry import name_of
 from .names import Use, defined, free_names, is_text
 
 PACKAGE = Path(__file__).parent.parent
-ROOTS = ("GeoNormConfig", "GeoNormModel", "GeoNormForCausalLM", "GeoNormForSequenceClassification")
-AUTO_MAP = dict(
-    zip(("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification"), ROOTS, strict=True)
-)
+KINDS = ("Config", "Model", "ForCausalLM", "ForMaskedLM", "ForSequenceClassification")
+ROOTS = tuple(f"GeoNorm{kind}" for kind in KINDS)
 FILE = "modeling_geonorm.py"
 LAYERS = "errors settings decay elsewhere sphere norms ops schemes theirs residual nn hf".split()
 """Parts of the package from the bottom up: the order in which the file reads, where definitions leave a choice; theirs
@@ -221,6 +219,14 @@ class Bundle:
             parts.extend(f"\n{self.text(name, definition)}\n" for definition in inside)
         parts.extend(f"\nREGISTRY[{name!r}] = {self.renamed[place]}\n" for name, place in names.items())
         return "\n".join(parts)
+
+
+def auto_map(causal: bool) -> dict[str, str]:
+    """The `auto_map` of config.json: which class of the file an Auto class takes, of the language models the one that
+    there is."""
+    other = "ForMaskedLM" if causal else "ForCausalLM"
+    named = {kind: kind if kind in ("Config", "Model") else f"Model{kind}" for kind in KINDS if kind != other}
+    return {f"Auto{auto}": f"{FILE.removesuffix('.py')}.GeoNorm{kind}" for kind, auto in named.items()}
 
 
 def modeling_source(scheme: Scheme) -> str:

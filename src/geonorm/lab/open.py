@@ -43,6 +43,11 @@ class Opened:
         """Ids of running text, without tokens that mark its ends."""
         return encode_running(self.tokenizer, text)
 
+    @property
+    def causal(self) -> bool:
+        """Whether it predicts the next token; else masked ones."""
+        return not load.predicts_masked(self.model.config)
+
     def precision(self) -> AbstractContextManager[Any]:
         """The context to run it in."""
         return nullcontext()
@@ -58,6 +63,10 @@ class OpenedRun(Opened):
 
     def encode(self, text: str) -> list[int]:
         return [int(i) for i in self.tokenizer.encode([text])[0]]
+
+    @property
+    def causal(self) -> bool:
+        return self.model.config.causal
 
     def precision(self) -> AbstractContextManager[Any]:
         return parallel.precision(self.config.runtime, self.device)
@@ -83,7 +92,8 @@ def open_model(
     """The run, folder or hub model of that name. GeonormError, one line, for anything unusable.
 
     scheme: of a comparison's folder the best finished run of that scheme. The rest is for models of transformers.
-    causal: one that predicts the next token; else of the class that its weights were saved from, and not quantised.
+    causal: one that predicts tokens, the next or masked ones; else of the class that its weights were saved from, and
+    not quantised.
     tokenizer: another than its own. build: makes the model of a folder in another way than to load it whole.
     """
     name = run_of(name, scheme)

@@ -1,4 +1,4 @@
-"""Causal self-attention with grouped queries, rotary positions where asked for, and its key-value cache."""
+"""Self-attention with grouped queries, rotary positions where asked for, and its key-value cache."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class SelfAttention(nn.Module):
     def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
         super().__init__()
         c = config
-        self.heads, self.groups, self.head_dim = c.heads, c.groups, c.head_dim
+        self.heads, self.groups, self.head_dim, self.causal = c.heads, c.groups, c.head_dim, c.causal
         self.q = linear("q", c.width, c.heads * c.head_dim, c.bias)
         self.k = linear("k", c.width, c.groups * c.head_dim, c.bias)
         self.v = linear("v", c.width, c.groups * c.head_dim, c.bias)
@@ -130,15 +130,15 @@ class SelfAttention(nn.Module):
         return result
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | None = None) -> Tensor:
-        """Causal attention of (batch, heads, tokens, head_dim), fewer heads in k and v for grouped queries, to (batch,
-        tokens, heads, head_dim)."""
+        """Attention of (batch, heads, tokens, head_dim), fewer heads in k and v for grouped queries, to (batch, tokens,
+        heads, head_dim). A cache is for causal models."""
         mask = None
         if cache is not None:
             past = cache.length
             k, v = cache.extend(k, v)
             if past and q.shape[2] > 1:
                 mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(past)
-        causal = mask is None and q.shape[2] > 1
+        causal = self.causal and mask is None and q.shape[2] > 1
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=self.groups != self.heads
         )

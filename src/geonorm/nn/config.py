@@ -1,4 +1,4 @@
-"""Shape of a decoder and the named sizes. No torch here: the command line reads this file."""
+"""Shape of a model and the named sizes. No torch here: the command line reads this file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ..settings import Count, NotNegative, Positive, Settings
 
 @dataclass(frozen=True)
 class DecoderConfig(Settings):
-    """A causal decoder. Everything but `scheme` is shared by all schemes that are compared."""
+    """A Transformer on tokens: causal, or attending to both sides, which is an encoder. Everything but `scheme` is
+    shared by all schemes that are compared."""
 
     prefix = "model."
 
@@ -64,6 +65,12 @@ class DecoderConfig(Settings):
     """Base of the rotary position encoding."""
     rotary: float = 1.0
     """Share of each head that is rotated, its first dimensions (GPT-NeoX)."""
+    embed_norm: bool = False
+    """Whether an N with gains stands behind the embedding, before the scheme's own entry (BERT, BLOOM)."""
+    transform: bool = False
+    """Whether a linear layer, GELU and an N stand before the head, all with biases, the logits too (BERT)."""
+    causal: bool = True
+    """Whether a token sees those before it alone. --objective says so for a run."""
     init: Literal["fan_in", "neox", "gpt2", "zero"] = "fan_in"
     """Standard deviation of weights, which schemes multiply: 1/sqrt(fan_in); small_init and wang_init of GPT-NeoX; 0.02
     as in GPT-2; or fan_in with output matrices that begin at 0."""
@@ -104,16 +111,24 @@ class DecoderConfig(Settings):
         return self.heads if self.kv_heads is None else self.kv_heads
 
 
+BERT: dict[str, Any] = {
+    "mlp": "gelu", "norm": "layer", "eps": 1e-12, "bias": True, "tied": True, "positions": "learned",
+    "embed_norm": True, "transform": True, "causal": False,
+}  # fmt: skip
+"""What BERT is under post(entry=embedding), but for its size."""
+
 PRESETS: dict[str, DecoderConfig] = {
     "nano": DecoderConfig(),
     "nano-gpt2": DecoderConfig(
         hidden=512, mlp="gelu_tanh", norm="layer", eps=1e-5, bias=True, tied=True, positions="learned"
     ),
+    "nano-bert": DecoderConfig(hidden=512, **BERT),
     "mini": DecoderConfig(layers=12, width=192, heads=6, hidden=512, vocab_size=4096, context=256),
     "125m": DecoderConfig(layers=12, width=768, heads=12, hidden=2048, vocab_size=50304, context=1024),
     "paper-125m": DecoderConfig(
         layers=12, width=768, heads=12, hidden=3072, vocab_size=50304, context=512, mlp="gelu", norm="layer", bias=True
     ),
+    "bert-base": DecoderConfig(layers=12, width=768, heads=12, hidden=3072, vocab_size=30522, context=512, **BERT),
     "350m": DecoderConfig(layers=24, width=1024, heads=16, hidden=2736, vocab_size=50304, context=1024),
     "1.3b": DecoderConfig(layers=24, width=2048, heads=16, hidden=5464, vocab_size=50304, context=2048),
     "7b": DecoderConfig(layers=32, width=4096, heads=32, hidden=11008, vocab_size=50304, context=2048),

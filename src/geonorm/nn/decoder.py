@@ -1,9 +1,10 @@
-"""A causal language model whose residual scheme is a string.
+"""A language model whose residual scheme is a string.
 
     embedding -> enter -> L x (attention residual, MLP residual) -> exit -> head
 
 or one residual per block around attention and MLP side by side. Rotary or learned positions, grouped queries, SwiGLU or
-GELU, SDPA; no layer knows which scheme it runs under.
+GELU, SDPA; no layer knows which scheme it runs under. With `causal` off every token sees all others: the same model as
+an encoder, for masked language modelling.
 """
 
 from __future__ import annotations
@@ -120,6 +121,21 @@ class ParallelBlock(nn.Module):
         return out
 
 
+class Transform(nn.Module):
+    """What stands before the head of BERT: (..., width) to N(gelu(W y + b))."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        c = config
+        self.dense = linear("transform", c.width, c.width, bias=True)
+        self.formula = "tanh" if c.mlp == "gelu_tanh" else "none"
+        self.norm = NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)()
+
+    def forward(self, y: Tensor) -> Tensor:
+        out: Tensor = self.norm(F.gelu(self.dense(y), approximate=self.formula))
+        return out
+
+
 def draw_weight(weight: Tensor, role: str, scheme: Scheme, site: Site, config: DecoderConfig) -> Tensor:
     """Draws a weight (out, in) in place as its scheme starts it, and returns it."""
     fan_out, fan_in = weight.shape
@@ -128,6 +144,8 @@ def draw_weight(weight: Tensor, role: str, scheme: Scheme, site: Site, config: D
     return weight
 
 
+IGNORED = -100
+"""The target of a token that there is nothing to predict for."""
 BLOCKS = {"sequential": Block, "parallel": ParallelBlock}
 
 
@@ -150,10 +168,12 @@ class Decoder(nn.Module):
         if c.positions == "learned":
             self.position = nn.Embedding.from_pretrained(torch.empty(c.context, c.width), freeze=False)
             self.position.role = "position"
+        self.embed_norm = norm() if c.embed_norm else None
         self.entry = End(self.scheme, Site(0, "entry", c.layers), norm)
         self.blocks = nn.ModuleList(BLOCKS[c.block](c, self.scheme, layer) for layer in range(c.layers))
         self.exit = End(self.scheme, Site(c.layers - 1, "exit", c.layers), norm)
-        self.head = linear("head", c.width, c.vocab_size)
+        self.transform = Transform(c) if c.transform else None
+        self.head = linear("head", c.width, c.vocab_size, bias=c.transform)
         if c.tied:
             self.head.weight = self.embed.weight
         schemes = (self.entry.scheme, self.exit.scheme, *(residual.scheme for _, residual in self.residuals()))
@@ -170,14 +190,19 @@ class Decoder(nn.Module):
         if self.position is not None:
             self.within_context(past + ids.shape[1])
             x = x + self.position(positions)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
         x = self.entry(x)
         for layer, block in enumerate(self.blocks):
             x = block(x, positions=turns, cache=cache[layer] if cache else None)
-        logits: Tensor = self.head(self.exit(x).to(self.head.weight.dtype))
+        y = self.exit(x).to(self.head.weight.dtype)
+        if self.transform is not None:
+            y = self.transform(y).to(y.dtype)
+        logits: Tensor = self.head(y)
         return logits if self.logits_slot is None else self.logits_slot(logits)
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """Cross entropy in nats of targets (batch, tokens), computed in fp32."""
+        """Cross entropy in nats of targets (batch, tokens), computed in fp32; a target of IGNORED is none."""
         return self.cross_entropy(self(ids).flatten(0, 1), targets.flatten(), reduction)
 
     @staticmethod
@@ -185,7 +210,7 @@ class Decoder(nn.Module):
         """Apart, so that it can be compiled: fused, the fp32 copies of the logits never reach memory."""
         if logits.dtype in (torch.bfloat16, torch.float16):
             logits = logits.float()
-        return F.cross_entropy(logits, targets, reduction=reduction)
+        return F.cross_entropy(logits, targets, reduction=reduction, ignore_index=IGNORED)
 
     def within_context(self, length: int) -> None:
         """ConfigError where there is no vector for the last position."""
@@ -216,6 +241,8 @@ class Decoder(nn.Module):
             yield "head", self.head.weight, self.exit.scheme, self.exit.site
         if self.position is not None:  # last, so that the draws of all others are those of a model without it
             yield "position", self.position.weight, self.entry.scheme, self.entry.site
+        if self.transform is not None:
+            yield "transform", self.transform.dense.weight, self.exit.scheme, self.exit.site
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -256,4 +283,4 @@ class Decoder(nn.Module):
         return sum(weight.numel() for _, weight, _, _ in self.weights())
 
 
-assert set(ROLES) == {"embed", "position", "q", "k", "v", "o", "up", "gate", "down", "head"}
+assert set(ROLES) == {"embed", "position", "q", "k", "v", "o", "up", "gate", "down", "head", "transform"}

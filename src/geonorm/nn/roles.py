@@ -32,6 +32,7 @@ ROLES = {
     "gate": Role(decay=True, split="rows", hidden=True),
     "down": Role(decay=True, split="columns", hidden=True),
     "head": Role(decay=True, split="rows", hidden=False),
+    "transform": Role(decay=True, split="rows", hidden=False),
 }
 
 SLOTS = {"attn": ("q", "k", "v", "q_rope", "k_rope"), "mlp": ("up", "gate"), "exit": ("logits",)}

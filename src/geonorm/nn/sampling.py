@@ -10,6 +10,8 @@ from torch import Tensor
 from ..errors import ConfigError
 from .decoder import Decoder
 
+NOT_CAUSAL = "this model attends to both sides of a token (--objective mlm), so it cannot write text"
+
 
 @torch.no_grad()
 def generate(
@@ -24,8 +26,10 @@ def generate(
     """Yields `tokens` new ids of shape (batch, 1) after the prompt ids (batch, length).
 
     temperature 0 is greedy. Without a cache every step runs the whole sequence again: the slow twin.
-    Raises ConfigError for an empty prompt or a negative temperature.
+    Raises ConfigError for an empty prompt, a negative temperature, or a model that attends to both sides.
     """
+    if not model.config.causal:
+        raise ConfigError(NOT_CAUSAL)
     if ids.shape[1] == 0:
         raise ConfigError("the prompt has no tokens; give at least one")
     if temperature < 0 or (top_k is not None and top_k < 1):

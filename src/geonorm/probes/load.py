@@ -88,8 +88,14 @@ def model_class(config: Any) -> Any:
     transformers = hugging_face()
     names = getattr(config, "architectures", None) or ()
     causal = any("CausalLM" in name for name in names)
-    other = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
+    masked = transformers.AutoModelForMaskedLM if predicts_masked(config) else transformers.AutoModel
+    other = transformers.AutoModelForCausalLM if causal else masked
     return next((getattr(transformers, name) for name in names if hasattr(transformers, name)), other)
+
+
+def predicts_masked(config: Any) -> bool:
+    """Whether the weights are those of a model of masked tokens."""
+    return any("MaskedLM" in name for name in getattr(config, "architectures", None) or ())
 
 
 def load_model(
@@ -102,7 +108,8 @@ def load_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Any:
-    """The model of a configuration, in evaluation mode; dtype auto: as stored. ConfigError where its weights are not
+    """The model of a configuration, in evaluation mode; dtype auto: as stored. causal: one that predicts tokens, masked
+    ones if its weights do. ConfigError where its weights are not
     safetensors."""
     path = Path(name)
     if path.is_dir() and not any(path.glob("*.safetensors")):
@@ -110,7 +117,9 @@ def load_model(
             f"{no_model(name, causal)}: there are no safetensors weights; pickled ones are not read: convert them first"
         )
     wanted = "auto" if dtype == "auto" else getattr(torch, dtype)
-    kind = hugging_face().AutoModelForCausalLM if causal else model_class(config)
+    auto = hugging_face()
+    language = auto.AutoModelForMaskedLM if predicts_masked(config) else auto.AutoModelForCausalLM
+    kind = language if causal else model_class(config)
     with one_line(name, no_model(name, causal)):
         model = with_weights(
             kind, name, config=config, dtype=wanted, revision=revision, trust_remote_code=trust_remote_code

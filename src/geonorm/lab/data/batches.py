@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ...errors import DataError
+from .objectives import HELD_OUT, NEXT, Objective, Pair
 
-Pair = tuple[torch.Tensor, torch.Tensor]
 KEPT_EPOCHS = 2  # a batch can straddle two epochs
 
 
@@ -23,12 +22,14 @@ class Batches:
     global batch, so neither resuming nor another world size reorders data.
     """
 
-    def __init__(self, tokens: NDArray[Any], batch_size: int, context: int, seed: int) -> None:
+    def __init__(
+        self, tokens: NDArray[Any], batch_size: int, context: int, seed: int, objective: Objective = NEXT
+    ) -> None:
         """tokens: 1-d, of any integer type. Raises `DataError` where they do not fill one batch."""
         if batch_size < 1 or context < 1 or seed < 0:
             raise DataError(f"batch size {batch_size}, context {context}, seed {seed}: give sizes >= 1 and a seed >= 0")
         self.tokens, self.batch_size, self.context, self.seed = tokens, batch_size, context, seed
-        self.blocks = count_blocks(tokens, context)
+        self.objective, self.blocks = objective, count_blocks(tokens, context)
         if self.blocks < batch_size:
             raise DataError(
                 f"{len(tokens)} tokens give {self.blocks} windows of {context} but a batch "
@@ -37,13 +38,16 @@ class Batches:
         self._permutations: dict[int, NDArray[np.int64]] = {}
 
     def at(self, step: int, rows: slice | range | None = None) -> Pair:
-        """(inputs, targets) of a step, int64, shape (batch_size, context); targets one token ahead.
+        """(inputs, targets) of a step, int64, shape (batch_size, context); targets one token ahead, or as the objective
+        says.
 
         `rows` picks rows of the global batch, for example one rank's; the other rows are not read.
         """
         samples = step * self.batch_size + np.arange(self.batch_size)[rows if rows is not None else slice(None)]
         places = ((int(i) // self.blocks, int(i) % self.blocks) for i in samples)
-        return cut_windows(self.tokens, [int(self._permutation(epoch)[place]) for epoch, place in places], self.context)
+        blocks = [int(self._permutation(epoch)[place]) for epoch, place in places]
+        windows = cut_windows(self.tokens, blocks, self.context)
+        return self.objective.pairs(windows, [int(i) for i in samples], self.seed)
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._permutations:
@@ -56,12 +60,16 @@ class Batches:
 
 
 def validation_batches(
-    tokens: NDArray[Any], batch_size: int, context: int, max_tokens: int | None = None
+    tokens: NDArray[Any],
+    batch_size: int,
+    context: int,
+    max_tokens: int | None = None,
+    objective: Objective = NEXT,
 ) -> Iterator[Pair]:
     """(inputs, targets), int64, shape (<= batch_size, context): windows that do not overlap, in order.
 
-    Every call yields the same. At most `max_tokens` targets, but at least one window, spread evenly over all the text;
-    the last batch may be smaller.
+    Every call yields the same, a window that is masked the same mask whatever else is read. At most `max_tokens`
+    inputs, but at least one window, spread evenly over all the text; the last batch may be smaller.
     """
     blocks = count_blocks(tokens, context)
     if blocks == 0:
@@ -69,16 +77,17 @@ def validation_batches(
     count = blocks if max_tokens is None else min(blocks, max(1, max_tokens // context))
     for start in range(0, count, batch_size):
         places = range(start, min(start + batch_size, count))
-        yield cut_windows(tokens, [place * blocks // count for place in places], context)
+        numbers = [place * blocks // count for place in places]
+        yield objective.pairs(cut_windows(tokens, numbers, context), numbers, HELD_OUT)
 
 
 def count_blocks(tokens: NDArray[Any], context: int) -> int:
     return max(0, (len(tokens) - 1) // context)
 
 
-def cut_windows(tokens: NDArray[Any], blocks: list[int], context: int) -> Pair:
+def cut_windows(tokens: NDArray[Any], blocks: list[int], context: int) -> NDArray[np.int64]:
+    """The blocks of those numbers, each with the token behind it: (rows, context + 1)."""
     windows = np.empty((len(blocks), context + 1), dtype=np.int64)
     for row, block in enumerate(blocks):
         windows[row] = tokens[block * context : block * context + context + 1]
-    data = torch.from_numpy(windows)
-    return data[:, :-1].contiguous(), data[:, 1:].contiguous()
+    return windows

@@ -21,6 +21,8 @@ from .sources import Source
 from .store import new_folder, write_errors
 
 END = "<|endoftext|>"
+MASK = "<|mask|>"
+MASK_NAMES = (MASK, "[MASK]", "<mask>")
 END_NAMES = (END, "<|end_of_text|>", "<|end|>", "<eos>", "</s>", "[SEP]", "<|im_end|>", "<|eot_id|>")
 BPE_FORMAT = 1  # raise it whenever the training below changes
 BPE_CHARACTERS = 16_000_000  # of train text that the own BPE is trained on
@@ -31,13 +33,15 @@ TokenIds = NDArray[np.unsignedinteger[Any]]
 class Tokenizer(ABC):
     """What geonorm needs of a tokenizer.
 
-    `eos` is the id put after each document; text never encodes to it, not even text that spells its name.
+    `eos` is the id put after each document; text never encodes to it, not even text that spells its name. `mask` is
+    the id that hides a token, where there is one.
     `fingerprint` is the SHA-256 (hex) of the tokenizer's canonical JSON.
     """
 
     name: str
     vocab_size: int
     eos: int
+    mask: int | None = None
     json: str
 
     @property
@@ -101,6 +105,7 @@ class FileTokenizer(Tokenizer):
         if not ends:
             raise DataError(f"{name}: no end-of-document token: add one of {' '.join(END_NAMES)} to the tokenizer")
         self.eos = self._ids[ends[0]]
+        self.mask = next((self._ids[token] for token in MASK_NAMES if token in self._ids), None)
 
     def encode(self, texts: list[str]) -> list[TokenIds]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -129,27 +134,34 @@ class FileTokenizer(Tokenizer):
         return lengths
 
 
-def load_tokenizer(spec: str, source: Source, vocab_size: int, cache: Path | None = None) -> Tokenizer:
+def load_tokenizer(
+    spec: str, source: Source, vocab_size: int, cache: Path | None = None, mask: bool = False
+) -> Tokenizer:
     """Load ``byte``, ``bpe`` (trained on the train text of `source`, cached) or a ``tokenizer.json``.
 
     `vocab_size` is the model's: ``bpe`` fills it exactly, the others must not exceed it (`DataError`). A file
-    may be compressed (``.gz``, ``.xz``).
+    may be compressed (``.gz``, ``.xz``). mask: with a mask token, which ``bpe`` has among its ids and the others get
+    behind theirs if they have none.
     """
     tokenizer: Tokenizer
     if spec == "byte":
         tokenizer = ByteTokenizer()
     elif spec == "bpe":
-        key = hashlib.sha256(f"bpe {BPE_FORMAT} {source.fingerprint} {vocab_size}".encode()).hexdigest()
+        special = [END, MASK] if mask else [END]
+        told = " ".join([f"bpe {BPE_FORMAT} {source.fingerprint} {vocab_size}", *special[1:]])
+        key = hashlib.sha256(told.encode()).hexdigest()
         cache = cache or cache_folder()
         folder = cache / "tokenizers" / key
         path = folder / "tokenizer.json"
         if not path.is_file():
-            text = train_bpe(source, vocab_size)
+            text = train_bpe(source, vocab_size, special)
             with write_errors(cache), new_folder(folder) as temporary:
                 (temporary / "tokenizer.json").write_text(text, encoding="utf-8")
         tokenizer = parse_tokenizer(path, f"bpe-{vocab_size}", read_bytes(path).decode(errors="replace"))
     else:
         tokenizer = read_tokenizer(Path(os.path.expanduser(spec)))
+    if mask and tokenizer.mask is None:
+        tokenizer = add_mask(tokenizer)
     if tokenizer.vocab_size > vocab_size:
         raise DataError(
             f"tokenizer has {tokenizer.vocab_size} ids but the model's vocabulary is {vocab_size}: "
@@ -183,18 +195,26 @@ def parse_tokenizer(path: Path, name: str, text: str) -> FileTokenizer:
         raise DataError(f"{path}: not a tokenizer.json ({reason}): give the file of a fast tokenizer") from error
 
 
-def train_bpe(source: Source, vocab_size: int) -> str:
-    """Train a byte-level BPE with GPT-2's pre-tokenizer; return its JSON, a function of the text."""
-    if vocab_size < 257:
+def add_mask(tokenizer: Tokenizer) -> FileTokenizer:
+    """The tokenizer with one id more, behind all others, for the mask token."""
+    library: Any = import_extra("tokenizers", "masked language modelling", "train").Tokenizer.from_str(tokenizer.json)
+    library.add_special_tokens([MASK])
+    return FileTokenizer(f"{tokenizer.name}+mask", library.to_str())
+
+
+def train_bpe(source: Source, vocab_size: int, special: list[str]) -> str:
+    """Train a byte-level BPE with GPT-2's pre-tokenizer; return its JSON, a function of the text. special: tokens that
+    are no text, the first ids."""
+    if vocab_size < (least := 256 + len(special)):
         raise DataError(
-            f"a byte-level BPE needs at least 257 ids: set --model.vocab_size 257 or more, not {vocab_size}"
+            f"a byte-level BPE needs at least {least} ids: set --model.vocab_size {least} or more, not {vocab_size}"
         )
     library = import_extra("tokenizers", "tokenizer 'bpe'", "train")
     level = library.pre_tokenizers.ByteLevel
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = level(add_prefix_space=False), library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
-        vocab_size=vocab_size, min_frequency=2, show_progress=False, special_tokens=[END],
+        vocab_size=vocab_size, min_frequency=2, show_progress=False, special_tokens=special,
         initial_alphabet=sorted(level.alphabet()),
     )  # fmt: skip
 

@@ -34,7 +34,8 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> di
         "tokens_per_second": median(speeds) if speeds else None,
         "peak_memory_bytes": peak_memory(device),
     }
-    for key in ("val_loss_part", "val_loss_average", "val_bpb_average", "val_tokens", "val_documents"):
+    more = "val_accuracy val_loss_part val_loss_average val_bpb_average val_accuracy_average val_tokens val_documents"
+    for key in more.split():
         if evaluated and key in evaluated[-1]:
             summary[key] = evaluated[-1][key]
     if tasks := last_answers(rows):
@@ -49,6 +50,8 @@ def progress_line(row: dict[str, Any], steps: int) -> str:
     parts = [f"step {row['step']}/{steps}", f"loss {loss}", f"{row['tokens_per_second']:,.0f} tokens/s"]
     if "val_loss" in row:
         parts.insert(2, f"val {row['val_loss']:.4f}")
+    if "val_accuracy" in row:
+        parts.insert(3, f"accuracy {row['val_accuracy']:.1%}")
     return "  ".join(parts)
 
 

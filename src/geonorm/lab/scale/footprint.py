@@ -93,7 +93,7 @@ def entry(model: Decoder) -> nn.Module:
     """What stands before the blocks: from ids to the stream."""
     head = nn.Identity()
     head.register_buffer("weight", torch.empty(0))
-    return without(model, blocks=nn.ModuleList(), exit=nn.Identity(), head=head, logits_slot=None)
+    return without(model, blocks=nn.ModuleList(), exit=nn.Identity(), transform=None, head=head, logits_slot=None)
 
 
 class Head(nn.Module):
@@ -101,7 +101,8 @@ class Head(nn.Module):
 
     def __init__(self, model: Decoder, targets: Tensor) -> None:
         super().__init__()
-        self.model = without(model, embed=nn.Identity(), position=None, entry=nn.Identity(), blocks=nn.ModuleList())
+        start = {"embed": nn.Identity(), "position": None, "embed_norm": None, "entry": nn.Identity()}
+        self.model = without(model, **start, blocks=nn.ModuleList())
         self.targets = targets
 
     def forward(self, stream: Tensor) -> Tensor:

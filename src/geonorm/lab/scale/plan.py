@@ -99,9 +99,9 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
 
 def flops_per_token(model: Decoder) -> int:
     """Forward and backward: 6 per parameter of a matrix that multiplies, and 6 layers context (heads head_dim) for
-    the scores and values of causal attention, of which half are computed."""
+    the scores and values of causal attention, of which half are computed; twice that where a token sees all."""
     shape = model.config
-    attention = shape.layers * shape.context * shape.heads * shape.head_dim
+    attention = shape.layers * shape.context * shape.heads * shape.head_dim * (1 if shape.causal else 2)
     rows = ("position",) if shape.tied else ("embed", "position")  # looked up; a tied embedding multiplies as the head
     looked_up = sum(weight.numel() for role, weight, _, _ in model.weights() if role in rows)
     return 6 * (model.matmul_parameter_count() - looked_up + attention)

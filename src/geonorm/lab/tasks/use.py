@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
-from ...nn.sampling import generate, sample
+from ...nn.sampling import NOT_CAUSAL, generate, sample
+from ...probes.load import predicts_masked
 from ..config import EvalConfig, GenerateConfig
 from ..data import Tokenizer, open_source, tokenize
 from ..data.batches import validation_batches
+from ..data.objectives import NEXT, MaskedTokens
 from ..data.tokenizer import FileTokenizer
 from ..open import Opened, OpenedRun, open_model
 from ..runs.provenance import read_parts
@@ -42,6 +44,8 @@ def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
             raise CheckpointError(f"{out} is not empty and holds no evaluation; choose another --out")
     tasks = Tasks(c.tasks, c.limit) if c.tasks else None
     opened = open_model(c.model, pick_device(c.device), scheme=c.scheme)
+    if tasks is not None and not opened.causal:
+        raise ConfigError(f"{opened.name} predicts masked tokens: --tasks need a model of the next token")
     context = window(opened, c.context)
     result: dict[str, Any]
     if isinstance(opened, OpenedRun):
@@ -80,8 +84,8 @@ def window(opened: Opened, asked: int | None) -> int:
 
 
 def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None) -> dict[str, Any]:
-    """Loss, perplexity and bits per byte in windows of the model's context: on the held-out part where the text comes
-    with one or is what the run was trained on, else on all of it."""
+    """Loss, perplexity and bits per byte in windows of the model's context, of masked tokens accuracy too: on the
+    held-out part where the text comes with one or is what the run was trained on, else on all of it."""
     source = open_source(data)
     ours, tokenizer = isinstance(opened, OpenedRun), opened.tokenizer
     known: list[dict[str, Any]] = []
@@ -97,18 +101,22 @@ def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None) -
     # the fingerprint holds the share to hold out exactly where the text has no held-out part of its own
     whole = not seen and source.fingerprint != open_source(data, validation_fraction=0.5).fingerprint
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
-    batches = validation_batches(ids, max(1, EVALUATION_BATCH // context), context, tokens)
+    objective = NEXT if opened.causal else MaskedTokens.of(tokenizer)
+    batches = validation_batches(ids, max(1, EVALUATION_BATCH // context), context, tokens, objective)
     scorer = opened.model if ours else Scorer(opened.model, first_token(opened.tokenizer))
     with opened.precision():
-        result = with_perplexity(evaluate_held_out(scorer, batches, text.token_bytes, opened.device))
+        result = with_perplexity(
+            evaluate_held_out(scorer, batches, text.token_bytes, opened.device, accuracy=not opened.causal)
+        )
     return {"data": data, "part": "all" if whole else "held-out", "data_sha256": text.sha256, **result}
 
 
 def first_token(tokenizer: Any) -> int | None:
-    """The token that the tokenizer puts before every text (Llama and Gemma have one); None if it puts none (GPT-2)."""
+    """The token that the tokenizer puts before every text (Llama, Gemma, BERT); None if it puts none (GPT-2)."""
     ids = tokenizer("a").input_ids
     first = ids[0] if ids else None
-    return int(first) if first is not None and first == tokenizer.bos_token_id else None
+    begins = (tokenizer.bos_token_id, tokenizer.cls_token_id)
+    return int(first) if first is not None and first in begins else None
 
 
 class Scorer(nn.Module):
@@ -119,17 +127,25 @@ class Scorer(nn.Module):
         super().__init__()
         self.model, self.begin = model, begin
 
-    def loss(self, ids: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits of the tokens of windows (rows, tokens)."""
+        count = ids.shape[1]
         if self.begin is not None:
             ids = torch.cat((ids.new_full((ids.shape[0], 1), self.begin), ids), dim=1)
-        logits = self.model(ids, use_cache=False).logits[:, -targets.shape[1] :]
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction=reduction)
+        settings = {} if predicts_masked(self.model.config) else {"use_cache": False}
+        logits: Tensor = self.model(ids, **settings).logits[:, -count:].float()
+        return logits
+
+    def loss(self, ids: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+        return F.cross_entropy(self(ids).flatten(0, 1), targets.flatten(), reduction=reduction)
 
 
 def generate_text(config: GenerateConfig) -> Iterator[str]:
     """The prompt and then new text of a run or a Hugging Face model, piece by piece as it is decoded."""
     c, device = config, pick_device(config.device)
     opened = open_model(c.run, device, scheme=c.scheme)
+    if not opened.causal:
+        raise ConfigError(NOT_CAUSAL)
     ids, ends, writer, read = (of_run if isinstance(opened, OpenedRun) else of_transformers)(opened, c.prompt)
     told = ""
     generator = torch.Generator(device).manual_seed(c.seed)

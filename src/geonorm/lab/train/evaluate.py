@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...nn.decoder import IGNORED, Decoder
 from ..runs.run import finite_or_none
 from ..scale.world import ALONE, World
 
@@ -26,27 +27,47 @@ def evaluate_held_out(
     token_bytes: NDArray[np.int64],
     device: torch.device,
     world: World = ALONE,
+    accuracy: bool = False,
 ) -> dict[str, float]:
-    """val_loss in nats per token, val_bpb in bits per byte of UTF-8 (comparable between tokenizers), and counts.
+    """val_loss in nats per predicted token, val_bpb in bits per byte of UTF-8 of those tokens (comparable between
+    tokenizers where all tokens are predicted), and counts of both; with `accuracy` also val_accuracy, the share of
+    predicted tokens that the model holds for the likeliest.
 
-    model: a Decoder, or what has its `loss`, `eval` and `train`. token_bytes: bytes of each token (vocabulary,);
-    special tokens count 0. Ranks take turns at the batches; every rank gets the same result, that of one rank but for
-    the order in which batches are added up in fp64.
+    model: a Decoder, or what has its `loss`, `forward`, `eval` and `train`. token_bytes: bytes of each token
+    (vocabulary,); special tokens count 0. Ranks take turns at the batches; every rank gets the same result, that of one
+    rank but for the order in which batches are added up in fp64.
     """
     was_training = model.training
     model.eval()
     nats = torch.zeros((), dtype=torch.float64, device=device)
+    hits = nats.clone()
     tokens = size = 0
     for ids, targets, counts in share_batches(batches, world):
-        loss = model.loss(ids.to(device), targets.to(device), reduction="sum").double()
+        given = ids.to(device), targets.to(device)
+        met = torch.zeros_like(hits)
+        if accuracy:
+            losses, right = judge(model, *given)
+            loss, met = losses.double().sum(), right.sum()
+        else:
+            loss = model.loss(*given, reduction="sum").double()
         if counts:
             nats += loss
-            tokens += targets.numel()
-            size += int(token_bytes[targets.numpy()].sum())
+            hits += met
+            predicted = targets[targets != IGNORED].numpy()
+            tokens += len(predicted)
+            size += int(token_bytes[predicted].sum())
     model.train(was_training)
-    total, count, length = world.total([nats.item(), tokens, size])
+    total, count, length, found = world.total([nats.item(), tokens, size, hits.item()])
     tokens, size = int(count), int(length)
-    return {"val_loss": total / tokens, "val_bpb": total / log(2) / max(1, size), "tokens": tokens, "bytes": size}
+    result = {"val_loss": total / tokens, "val_bpb": total / log(2) / max(1, size), "tokens": tokens, "bytes": size}
+    return result | ({"val_accuracy": found / tokens} if accuracy else {})
+
+
+def judge(model: Any, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Nats of every target, and whether the model holds it for the likeliest token: (batch * tokens,), 0 and False
+    where it is IGNORED."""
+    logits = model(ids).flatten(0, 1)
+    return Decoder.cross_entropy(logits, targets.flatten(), "none"), logits.argmax(-1) == targets.flatten()
 
 
 def share_batches(batches: Iterable[tuple[A, B]], world: World) -> Iterator[tuple[A, B, bool]]:
@@ -62,6 +83,7 @@ def with_perplexity(result: dict[str, float]) -> dict[str, Any]:
     loss = result["val_loss"]
     return {
         "loss": finite_or_none(loss),
+        **({"accuracy": result["val_accuracy"]} if "val_accuracy" in result else {}),
         "perplexity": exp(loss) if loss < 700 else None,
         "bits_per_byte": finite_or_none(result["val_bpb"]),
         "tokens": result["tokens"],

@@ -11,15 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...nn.decoder import IGNORED
 from ..config import TrainConfig
 from ..data import TokenData
 from ..data.batches import validation_batches
+from ..data.objectives import NEXT, Objective
 from ..scale.world import ALONE, World
 from .averaging import Average
-from .evaluate import evaluate_held_out, share_batches
+from .evaluate import evaluate_held_out, judge, share_batches
 
 EVALUATION_BATCH = 4096
 """Tokens of a forward pass in evaluations."""
+MEASURES = ("val_loss", "val_bpb", "val_accuracy")
 MANY = 256
 """Documents beyond which a summary does not list them."""
 
@@ -28,11 +31,18 @@ class Validation:
     """The held-out text of one run."""
 
     def __init__(
-        self, tokens: TokenData, config: TrainConfig, context: int, device: torch.device, world: World = ALONE
+        self,
+        tokens: TokenData,
+        config: TrainConfig,
+        context: int,
+        device: torch.device,
+        world: World = ALONE,
+        objective: Objective = NEXT,
     ) -> None:
         self.tokens, self.context, self.device, self.world = tokens, context, device, world
+        self.objective, self.accuracy = objective, config.objective == "mlm"
         self.rows = max(1, EVALUATION_BATCH // context)
-        self.part = list(validation_batches(tokens.validation, self.rows, context, config.evaluation.tokens))
+        self.part = list(validation_batches(tokens.validation, self.rows, context, config.evaluation.tokens, objective))
         self.trace_tokens = config.evaluation.trace_tokens
         size = len(tokens.validation)
         cheap = 3 * size <= config.steps * config.batch_size * context
@@ -45,13 +55,14 @@ class Validation:
         return ids[torch.arange(count) * len(ids) // count].to(self.device)
 
     def on_part(self, model: Any) -> dict[str, Any]:
-        """val_loss and val_bpb on the spread part."""
-        result = evaluate_held_out(model, self.part, self.tokens.token_bytes, self.device, self.world)
-        return {key: result[key] for key in ("val_loss", "val_bpb")}
+        """val_loss, val_bpb and, of masked tokens, val_accuracy on the spread part."""
+        result = evaluate_held_out(model, self.part, self.tokens.token_bytes, self.device, self.world, self.accuracy)
+        return {key: result[key] for key in MEASURES if key in result}
 
     def at_the_end(self, model: Any, part: float, average: Average, settle: Callable[[], None]) -> dict[str, Any]:
-        """val_loss and val_bpb on the whole text, val_tokens, val_documents (tokens and loss of each) and, where the
-        weights were averaged, val_loss_average and val_bpb_average. `part`: the loss on the part, kept beside it."""
+        """The same on the whole text, val_tokens (those predicted), val_documents (tokens and loss of each) and, where
+        the weights were averaged, the same with `_average` behind the name. `part`: the loss on the part, kept beside
+        it."""
         measure = self.by_document if self.whole else self.on_part
         result = {**measure(model), "val_loss_part": part} if self.whole else {}
         if average.means:
@@ -59,7 +70,7 @@ class Validation:
             with average.apply():
                 mean = measure(model)
                 settle()
-            result |= {f"{key}_average": mean[key] for key in ("val_loss", "val_bpb")}
+            result |= {f"{key}_average": mean[key] for key in MEASURES if key in mean}
         return result
 
     @torch.no_grad()
@@ -67,22 +78,32 @@ class Validation:
         """A token belongs to the document it stands in, the mark at its end included."""
         text, sizes = self.tokens.validation, torch.from_numpy(self.tokens.token_bytes)
         owners = number_documents(text, int(self.tokens.meta["eos"]))
-        sums = torch.zeros(3, int(owners[-1]) + 1, dtype=torch.float64)  # nats, tokens, bytes
+        sums = torch.zeros(4, int(owners[-1]) + 1, dtype=torch.float64)  # nats, tokens, bytes, hits
         was_training = model.training
         model.eval()
-        windows, places = (validation_batches(each, self.rows, self.context) for each in (text, owners))
-        for (ids, targets), (_, owner), counts in share_batches(zip(windows, places, strict=True), self.world):
-            losses = model.loss(ids.to(self.device), targets.to(self.device), reduction="none").double().cpu()
+        windows = validation_batches(text, self.rows, self.context, objective=self.objective)
+        places = validation_batches(owners, self.rows, self.context)
+        for (ids, targets), owner, counts in share_batches(zip(windows, places, strict=True), self.world):
+            given = ids.to(self.device), targets.to(self.device)
+            if self.accuracy:
+                losses, hits = (each.double().cpu() for each in judge(model, *given))
+            else:
+                losses = model.loss(*given, reduction="none").double().cpu()
+                hits = torch.zeros_like(losses)
             if counts:
-                found = torch.stack((losses, torch.ones_like(losses), sizes[targets.flatten()].double()))
-                sums.index_add_(1, owner.flatten(), found)
+                predicted = (targets != IGNORED).flatten()
+                length = sizes[targets.flatten().clamp(min=0)] * predicted
+                found = torch.stack((losses, predicted.double(), length.double(), hits))
+                sums.index_add_(1, owner[self.objective.ahead].flatten(), found)
         model.train(was_training)
-        sums = torch.tensor(self.world.total(sums.flatten().tolist()), dtype=torch.float64).view(3, -1)
-        nats, tokens, size = (total.item() for total in sums.sum(1))
-        result = {"val_loss": nats / tokens, "val_bpb": nats / log(2) / max(1, size), "val_tokens": int(tokens)}
+        sums = torch.tensor(self.world.total(sums.flatten().tolist()), dtype=torch.float64).view(4, -1)
+        nats, tokens, size, right = (total.item() for total in sums.sum(1))
+        result: dict[str, Any] = {"val_loss": nats / tokens, "val_bpb": nats / log(2) / max(1, size)}
+        result |= {"val_accuracy": right / tokens} if self.accuracy else {}
+        result["val_tokens"] = int(tokens)
         rows = [
             {"document": number, "tokens": int(count), "loss": total / count}
-            for number, (total, count, _) in enumerate(sums.T.tolist())
+            for number, (total, count, *_) in enumerate(sums.T.tolist())
             if count
         ]
         return result | ({"val_documents": rows} if len(rows) <= MANY else {})

@@ -1,0 +1,178 @@
+"""The encoder in transformers: its model's own function, in every way that transformers may call it, and its folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from geonorm import Decoder
+from geonorm.cli.main import main
+from geonorm.errors import ConfigError
+from geonorm.lab.open import open_run
+from geonorm.nn.config import BERT
+
+transformers = pytest.importorskip("transformers")
+
+from geonorm import hf  # noqa: E402
+from geonorm.hf.config import NAMES  # noqa: E402
+from geonorm.hf.export import adapt, hf_name  # noqa: E402
+
+from .conftest import SIZE  # noqa: E402
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "rotary": {},
+    "BERT": {NAMES[name]: value for name, value in BERT.items()} | {"num_key_value_heads": 4},
+    "parallel, untied": {"block": "parallel", "transform": True},
+}
+
+
+def build(scheme: str = "geonorm", **fields: Any) -> Any:
+    torch.manual_seed(0)
+    config = hf.GeoNormConfig(scheme=scheme, **{**SIZE, "is_causal": False, **fields})
+    model = hf.GeoNormForMaskedLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() < 2:
+                parameter += 0.1 * torch.rand(parameter.shape)
+    return model
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("scheme", ["geonorm", "post(entry=embedding)", "hyper", "ngpt"])
+def test_it_is_its_model_and_survives_saving(scheme: str, layout: str, ids: Any, tmp_path: Path) -> None:
+    model = build(scheme, **LAYOUTS[layout])
+    own = Decoder(model.config.shape()).eval()
+    own.load_state_dict({name: model.state_dict()[hf_name(name)] for name in own.state_dict()})
+    torch.testing.assert_close(model(ids).logits, own(ids), rtol=1e-5, atol=1e-5)
+    model.save_pretrained(tmp_path)
+    again, info = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()) and type(again) is hf.GeoNormForMaskedLM
+    assert torch.equal(model(ids).logits, again(ids).logits) and again.config.shape() == own.config
+    labels = torch.where(torch.arange(9) % 3 == 0, ids, -100)
+    torch.testing.assert_close(model(ids, labels=labels).loss, own.loss(ids, labels), rtol=1e-5, atol=1e-6)
+    shared = adapt(own)
+    assert type(shared) is hf.GeoNormForMaskedLM and shared.lm_head.weight.data_ptr() == own.head.weight.data_ptr()
+
+
+def test_one_seed_draws_the_weights_of_the_model() -> None:
+    config = build(transform=True).config
+    torch.manual_seed(3)
+    ours = Decoder(config.shape()).state_dict()
+    torch.manual_seed(3)
+    theirs = hf.GeoNormForMaskedLM(config).state_dict()
+    assert {hf_name(name) for name in ours} == set(theirs)
+    same = {name for name, value in ours.items() if torch.equal(value, theirs[hf_name(name)])}
+    # transformers goes through modules in their order, so that what stands before the head is drawn before it
+    assert set(ours) - same == {"transform.dense.weight", "head.weight"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_padding_at_the_end_and_every_way_to_attend(layout: str, ids: Any) -> None:
+    model = build(**LAYOUTS[layout])
+    plain = model(ids).logits
+    padded = torch.cat((ids, torch.zeros(2, 4, dtype=ids.dtype)), 1)
+    mask = torch.cat((torch.ones_like(ids), torch.zeros(2, 4, dtype=ids.dtype)), 1)
+    torch.testing.assert_close(model(padded, attention_mask=mask).logits[:, :9], plain, rtol=1e-4, atol=1e-5)
+    model.set_attn_implementation("eager")
+    out = model(ids, output_attentions=True, output_hidden_states=True)
+    torch.testing.assert_close(out.logits, plain, rtol=1e-4, atol=1e-5)
+    assert (out.attentions[0] > 0).all(), "every token sees every other"
+    assert [state.shape for state in out.hidden_states] == [(2, 9, 32)] * 3
+
+
+def test_gradients_with_and_without_checkpointing_and_constraints(ids: Any) -> None:
+    models = [build("ngpt", transform=True).train() for _ in range(2)]
+    getattr(models[1], "activation_checkpointing_enable", models[1].gradient_checkpointing_enable)()
+    for model in models:
+        model(ids, labels=ids).loss.backward()
+    for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert a.grad is not None and torch.equal(a.grad, b.grad), name
+    with torch.no_grad():
+        models[0].transform.dense.weight *= 3
+    models[0].constrain()
+    torch.testing.assert_close(models[0].transform.dense.weight.norm(dim=-1), torch.ones(32))
+
+
+def test_each_language_model_refuses_the_configuration_of_the_other() -> None:
+    with pytest.raises(ConfigError, match=r"both sides \(is_causal=False\) is no GeoNormForCausalLM: use "):
+        hf.GeoNormForCausalLM(hf.GeoNormConfig(**SIZE, is_causal=False))
+    with pytest.raises(ConfigError, match=r"one side \(is_causal=True\) is no GeoNormForMaskedLM: use "):
+        transformers.AutoModelForMaskedLM.from_config(hf.GeoNormConfig(**SIZE))
+    with pytest.raises(ConfigError, match="expected a GeoNormForCausalLM, got GeoNormForMaskedLM"):
+        hf.to_stock(build())
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of six steps with an own BPE."""
+    folder = tmp_path_factory.mktemp("encoder")
+    lines = (f"the cat number {i} sat on the mat and saw {i * i} residual streams.\n" for i in range(400))
+    (folder / "small.txt").write_text("".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEONORM_CACHE", str(folder / "cache"))
+        shape = "--model.layers 2 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16"
+        rest = "--model.vocab_size 300 --evaluation.tokens 256 --evaluation.trace_tokens 64 --runtime.tensorboard false"
+        words = f"train --objective mlm --preset nano-bert {shape} {rest} --runtime.device cpu --steps 6".split()
+        assert main([*words, "--data", str(folder / "small.txt"), "--out", str(folder / "out")]) == 0
+    return folder / "out"
+
+
+ALONE = """
+import sys
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "geonorm":
+            raise ImportError("geonorm is not installed here")
+sys.meta_path.insert(0, Without())
+import torch
+from transformers import AutoModelForMaskedLM
+model = AutoModelForMaskedLM.from_pretrained(sys.argv[2], trust_remote_code=True).eval()
+torch.save(model(torch.arange(2, 20).view(2, 9)).logits, sys.argv[1])
+"""
+
+
+def test_a_run_as_a_folder(encoder: Path, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal logits here and, with its modeling file, where the package is not; fill-mask; eval; no text."""
+    monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
+    to, text = tmp_path / "model", tmp_path / "other.txt"
+    text.write_text("the mat sat on the cat, and 16 residual streams saw it.\n" * 30)
+    assert main(["export", str(encoder), "--to", str(to), "--remote-code"]) == 0
+    assert "transformers.AutoModelForMaskedLM.from_pretrained(" in capfd.readouterr().out
+    assert not (to / "generation_config.json").exists()
+    assert set(json.loads((to / "config.json").read_text())["auto_map"]) == {
+        "AutoConfig", "AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification",
+    }  # fmt: skip
+    assert "pipeline_tag: fill-mask" in (to / "README.md").read_text()
+    wanted = open_run(encoder).model(torch.arange(2, 20).view(2, 9))
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(tmp_path / "logits"), str(to)],
+        env={"HF_MODULES_CACHE": str(tmp_path / "modules"), "PATH": "", "HOME": str(tmp_path)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    torch.testing.assert_close(torch.load(tmp_path / "logits"), wanted, rtol=1e-5, atol=1e-6)
+    fill = transformers.pipeline("fill-mask", str(to))
+    found = fill(f"the cat number 7 sat on the{fill.tokenizer.mask_token} and")
+    assert len(found) == 5 and all(0 < one["score"] < 1 for one in found)
+    results = []
+    for model in (str(encoder), str(to)):
+        assert main(["eval", model, "--data", str(text)]) == 0
+        results.append(json.loads(capfd.readouterr().out))
+    same = ("tokens", "bytes", "part", "data_sha256")
+    assert [results[0][key] for key in same] == [results[1][key] for key in same]
+    assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-5)
+    assert results[0]["accuracy"] == pytest.approx(results[1]["accuracy"])
+    for words, said in (
+        (["generate", str(to)], "geonorm generate: this model attends to both sides of a token"),
+        (["eval", str(to), "--tasks", "x"], "geonorm eval: "),
+        (["export", str(encoder), "--to", str(tmp_path / "b"), "--layout", "gpt2"], "geonorm export: "),
+    ):
+        assert main(words) == 2
+        out = capfd.readouterr()
+        assert out.err.startswith(said) and len(out.err.splitlines()) == 1 and not out.out

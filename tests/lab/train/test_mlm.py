@@ -1,0 +1,162 @@
+"""Masked language modelling from the command line: training, resuming, comparing, what is measured, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from geonorm import names
+from geonorm.lab.config import TrainConfig
+from geonorm.lab.data.objectives import MaskedTokens
+from geonorm.lab.open import open_run
+from geonorm.lab.runs.run import read_rows
+from geonorm.lab.train.evaluate import evaluate_held_out
+from geonorm.lab.train.text import load_text
+from geonorm.lab.train.validation import Validation
+
+MLM = ["--objective", "mlm", "--model.vocab_size", 258]
+
+
+def summary(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
+    """A run of 40 steps."""
+    from geonorm.cli.main import main
+
+    from ..conftest import MODEL
+
+    out = tmp_path_factory.mktemp("mlm") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEONORM_CACHE", str(out.parent / "cache"))
+        words = [*MODEL, "--data", text, "--steps", 40, "--lr", 0.02, "--out", out, "--runtime.tensorboard", "false"]
+        words[words.index("257")] = 258
+        assert main([str(word) for word in ["train", *words, "--objective", "mlm"]]) == 0
+    return out
+
+
+def test_a_run_learns_what_is_masked_and_says_how_often_it_is_right(models: Path) -> None:
+    found = summary(models)
+    first, last = (row for row in list(read_rows(models / "metrics.jsonl"))[::39])
+    assert found["val_loss"] < first["loss"] - 1 and last["val_accuracy"] == found["val_accuracy"] > 0.1
+    assert found["val_loss"] == pytest.approx(last["val_loss"])
+    assert not open_run(models).model.config.causal and TrainConfig().objective == "causal"
+
+
+def test_measures_are_those_of_masked_tokens_by_hand(models: Path) -> None:
+    opened = open_run(models)
+    model, config = opened.model, opened.config
+    text = load_text(config)
+    assert isinstance(text.objective, MaskedTokens)
+    validation = Validation(text.tokens, config, 16, torch.device("cpu"), objective=text.objective)
+    nats, right, bytes_, count = 0.0, 0, 0, 0
+    for ids, targets in validation.part:
+        assert ((targets != -100).sum(1) == 2).all() and (ids == text.objective.mask).any()
+        logs = torch.log_softmax(model(ids).double(), -1)
+        for row, column in (targets != -100).nonzero().tolist():
+            token = int(targets[row, column])
+            nats -= logs[row, column, token].item()
+            right += int(logs[row, column].argmax()) == token
+            bytes_, count = bytes_ + int(text.tokens.token_bytes[token]), count + 1
+    found = evaluate_held_out(model, validation.part, text.tokens.token_bytes, torch.device("cpu"), accuracy=True)
+    assert found["val_loss"] == pytest.approx(nats / count, rel=1e-5) and found["val_accuracy"] == right / count
+    assert (found["tokens"], found["bytes"]) == (count, bytes_)
+    whole = validation.by_document(model)
+    rows = whole["val_documents"]
+    assert sum(row["tokens"] for row in rows) == whole["val_tokens"]
+    mean = sum(row["tokens"] * row["loss"] for row in rows) / whole["val_tokens"]
+    assert mean == pytest.approx(whole["val_loss"]) and 0 < whole["val_accuracy"] < 1
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_ten_steps_equal_five_and_five(train: Any, losses: Any, after: Any, tmp_path: Path, accumulate: int) -> None:
+    options = [*MLM, "--steps", 10, "--runtime.accumulate", accumulate]
+    assert train(tmp_path / "whole", *options).status == 0
+    with after(5):
+        assert train(tmp_path / "parts", *options).status == 130
+    assert train(tmp_path / "parts", *options).status == 0
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+    weights = [(tmp_path / part / "checkpoints/step-10/model.safetensors").read_bytes() for part in ("whole", "parts")]
+    assert weights[0] == weights[1]
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(train: Any, losses: Any, tmp_path: Path) -> None:
+    """Every row has as many masked tokens as any other, so that the mean of means is the mean."""
+    for accumulate in (1, 4):
+        options = [*MLM, "--steps", 3, "--runtime.accumulate", accumulate]
+        assert train(tmp_path / str(accumulate), *options).status == 0
+    one, four = (losses(tmp_path / str(accumulate)) for accumulate in (1, 4))
+    for a, b in zip(one, four, strict=True):
+        assert a[2] == pytest.approx(b[2], rel=1e-5) and a[4] == pytest.approx(b[4], rel=1e-4)
+
+
+@pytest.mark.parametrize("scheme", names())
+def test_every_scheme_trains(scheme: str, train: Any, tmp_path: Path) -> None:
+    done = train(tmp_path / "run", *MLM, "--steps", 2, "--scheme", scheme, "--model.layers", 2)
+    assert done.status == 0, done.err
+    rows = list(read_rows(tmp_path / "run/trace.jsonl"))
+    assert {row["kind"] for row in rows} == {"attn", "mlp"} and all(row["angle"] is not None for row in rows)
+
+
+def test_bert_under_post(train: Any, tmp_path: Path) -> None:
+    words = ["--preset", "nano-bert", "--scheme", "post(entry=embedding)", *MLM, "--steps", 2]
+    assert train(tmp_path / "run", *words).status == 0
+    shape = open_run(tmp_path / "run").model.config
+    assert (shape.transform, shape.embed_norm, shape.causal, shape.tied) == (True, True, False, True)
+
+
+def test_a_comparison_and_its_report(call: Any, tiny: list[str], tmp_path: Path) -> None:
+    words = [word if word != "257" else "258" for word in tiny]
+    out = tmp_path / "both"
+    shared = ["--objective", "mlm", "--schemes", "pre", "geonorm", "--steps", 2, "--seeds", 1, "--jobs", 1]
+    assert call("compare", *words, *shared, "--out", out).status == 0
+    results = json.loads((out / "results.json").read_text())
+    assert all(0 <= run["val_accuracy"] <= 1 for run in results["runs"])
+    assert (out / "report.html").stat().st_size > 10_000
+
+
+def test_eval_probe_and_generate(models: Path, call: Any, text: Path, tmp_path: Path) -> None:
+    done = call("eval", models, "--data", text)
+    assert done.status == 0, done.err
+    found = json.loads(done.out)
+    ended = summary(models)
+    assert found["accuracy"] == pytest.approx(ended["val_accuracy"], abs=0.1) and found["part"] == "held-out"
+    assert call("probe", models, "--data", text, "--tokens", 256, "--out", tmp_path / "probe").status == 0
+    refused = call("generate", models)
+    assert refused.status == 2 and refused.out == ""
+    assert refused.err == (
+        "geonorm generate: this model attends to both sides of a token (--objective mlm), so it cannot write text\n"
+    )
+
+
+REFUSED = {
+    "a preset of encoders": (["--preset", "nano-bert"], "preset nano-bert attends to both sides of a token: it needs "),
+    "no room for the mask": (["--objective", "mlm"], "tokenizer has 258 ids but the model's vocabulary is 257: set "),
+    "tasks": (
+        [*MLM, "--evaluation.tasks", "x"],
+        "evaluation.tasks need a model of the next token, not --objective mlm",
+    ),
+    "another objective": (["--objective", "denoise"], "causal"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_wrong_input_is_one_line_and_writes_nothing(what: str, train: Any, tmp_path: Path) -> None:
+    words, said = REFUSED[what]
+    refused = train(tmp_path / "run", *words)
+    assert refused.status == 2 and said in refused.err and len(refused.err.splitlines()) == 1, refused.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_one_objective_is_not_one_of_the_other(models: Path, call: Any) -> None:
+    refused = call("train", "--config", models / "config.yaml", "--objective", "causal")
+    assert refused.status == 2 and "holds a run with objective mlm, not causal" in refused.err
+    asked = call("eval", models, "--tasks", "x")
+    assert asked.status == 2 and len(asked.err.splitlines()) == 1
