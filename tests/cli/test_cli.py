@@ -36,7 +36,8 @@ SHARED = set(
     """preset data steps batch_size objective recipe out
     model.layers model.width model.heads model.kv_heads model.head_width model.hidden model.vocab_size model.context
     model.mlp model.norm model.gains model.norm_bias model.eps model.qk_norm model.bias model.tied model.rope_theta
-    model.soft_cap model.rotary model.block model.positions model.init model.init_depth
+    model.embed_norm model.transform model.attn_gate model.soft_cap model.rotary model.block model.positions
+    model.init model.init_depth
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
     optim.floor optim.momentum optim.warmup_steps optim.independent optim.hold_norms
     tokens.tokenizer tokens.cache evaluation.every evaluation.tokens evaluation.trace_tokens
@@ -95,7 +96,7 @@ def test_surface_is_frozen() -> None:
 
 def test_every_verb_has_its_configurations() -> None:
     assert {name.split()[0] for name in COMMANDS} == VERBS
-    assert set(options(SchemesConfig)) == {"name", "json", "markdown"}, CHANGED
+    assert set(options(SchemesConfig)) == {"name", "json", "markdown", "out"}, CHANGED
 
 
 def plain(help_text: str) -> str:

@@ -36,6 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "layer norm without bias": {"norm": "layer", "norm_bias": False},
     "dyt": {"norm": "dyt"},
     "relu squared": {"mlp": "relu2"},
+    "gated attention": {"attn_gate": True},
     "capped logits": {"soft_cap": 15.0},
     "derf": {"norm": "derf"},
     "gated norm": {"norm": "gated"},

@@ -1,4 +1,4 @@
-"""Options of a decoder that every scheme may have: ReLU squared, capped logits; in transformers too."""
+"""Options that every scheme may have: ReLU squared, a gate on attention, capped logits; in transformers too."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from geonorm.errors import ConfigError
 from geonorm.hf.export import adapt
 from geonorm.hf.fold import fold
 from geonorm.hf.layouts import layout_of
+from geonorm.nn.plans import tensor_parallel_plan
 
 SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "vocab_size": 11, "context": 8}
 IDS = torch.arange(8).view(1, 8) % 11
@@ -30,6 +31,29 @@ def test_relu_squared_is_two_matrices() -> None:
     assert block.gate is None
 
 
+def test_a_gate_on_attention_is_its_equation() -> None:
+    """o (a * sigmoid(G y)), a what attention found; with G = 0 half of what it is without."""
+    branch = model(attn_gate=True, scheme="pre").blocks[0].attn.branch
+    plain = model(scheme="pre").blocks[0].attn.branch
+    y = torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    turns = (torch.ones(5, 4, dtype=torch.float64), torch.zeros(5, 4, dtype=torch.float64))
+    for name in "qkvo":
+        assert torch.equal(branch.get_parameter(f"{name}.weight"), plain.get_parameter(f"{name}.weight"))
+    plain.o.weight.data.copy_(torch.eye(16))
+    found = plain(y, positions=turns)
+    gate = 1 / (1 + torch.exp(-y @ branch.gate.weight.T))
+    torch.testing.assert_close(branch(y, positions=turns), (found * gate) @ branch.o.weight.T)
+    assert branch.gate.role == "q" and branch.gate.weight.std().item() == pytest.approx(16**-0.5, rel=0.15)
+
+
+def test_a_gate_on_attention_is_cut_among_ranks_as_the_queries_are() -> None:
+    plan = tensor_parallel_plan(DecoderConfig(attn_gate=True, mlp="gelu"))
+    assert (
+        plan["blocks.*.attn.branch.gate"] == plan["blocks.*.attn.branch.q"] and "blocks.*.mlp.branch.gate" not in plan
+    )
+    assert "blocks.*.attn.branch.gate" not in tensor_parallel_plan(DecoderConfig())
+
+
 @pytest.mark.parametrize("scheme", ["pre", "ngpt"])
 def test_capped_logits_are_c_tanh_of_what_they_were(scheme: str) -> None:
     plain, capped = model(scheme=scheme), model(scheme=scheme, soft_cap=0.5)
@@ -40,7 +64,9 @@ def test_capped_logits_are_c_tanh_of_what_they_were(scheme: str) -> None:
     assert half(IDS).dtype == torch.float32  # rounded once, before
 
 
-@pytest.mark.parametrize("changes", [{"mlp": "relu2"}, {"soft_cap": 0.7}, {"soft_cap": 0.7, "scheme": "ngpt"}])
+@pytest.mark.parametrize(
+    "changes", [{"mlp": "relu2"}, {"attn_gate": True}, {"soft_cap": 0.7}, {"soft_cap": 0.7, "scheme": "ngpt"}]
+)
 def test_the_model_in_transformers_is_the_same(changes: dict[str, Any]) -> None:
     ours = model(**changes)
     theirs = adapt(ours)
@@ -50,7 +76,12 @@ def test_the_model_in_transformers_is_the_same(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"), [({"soft_cap": 15.0}, "model.soft_cap=15.0, not None"), ({"mlp": "relu2"}, "model.mlp=relu2")]
+    ("changes", "said"),
+    [
+        ({"soft_cap": 15.0}, "model.soft_cap=15.0, not None"),
+        ({"attn_gate": True}, "model.attn_gate=True, not False"),
+        ({"mlp": "relu2"}, "model.mlp=relu2"),
+    ],
 )
 def test_stock_architectures_without_them_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -95,6 +95,7 @@ class Layout:
             "positions": "rope" if self.positions is None else "learned",
             "norm": self.stack.norm,
             "qk_norm": "none",
+            "attn_gate": False,
             "embed_norm": False,
             "transform": False,
             "causal": True,

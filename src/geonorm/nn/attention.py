@@ -92,6 +92,7 @@ class SelfAttention(nn.Module):
         self.k = linear("k", c.width, c.groups * c.head_dim, c.bias)
         self.v = linear("v", c.width, c.groups * c.head_dim, c.bias)
         self.o = linear("o", c.heads * c.head_dim, c.width, c.bias)
+        self.gate = linear("q", c.width, c.heads * c.head_dim, c.bias) if c.attn_gate else None
         self.norms = nn.ModuleDict()
         if c.qk_norm != "none":
             for name, heads in (("q", c.heads), ("k", c.groups)):
@@ -124,7 +125,8 @@ class SelfAttention(nn.Module):
         q = self.turn("q_rope", self.split("q", self.q(y)), positions)
         k = self.turn("k_rope", self.split("k", self.k(y)), positions)
         v = self.split("v", self.v(y)).transpose(1, 2)
-        result: Tensor = self.o(self.attend(q, k, v, **context).flatten(-2))
+        found = self.attend(q, k, v, **context).flatten(-2)
+        result: Tensor = self.o(found if self.gate is None else found * torch.sigmoid(self.gate(y)))
         return result
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | None = None) -> Tensor:

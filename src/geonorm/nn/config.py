@@ -49,6 +49,9 @@ class DecoderConfig(Settings):
     """Added to the mean square inside norms."""
     qk_norm: Literal["none", "head", "full"] = "none"
     """RMSNorm on queries and keys before RoPE: per head, or over all heads as in OLMo 2."""
+    attn_gate: bool = False
+    """Whether what attention found is multiplied by sigmoid(G y) before the output matrix, feature by feature of every
+    head; G is one more matrix, treated as that of the queries (arXiv:2505.06708)."""
     soft_cap: Positive | None = None
     """Logits are kept between minus this and this, c tanh(logits / c) (Gemma 2, nanochat); not when not given."""
     bias: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .config import DecoderConfig
 from .roles import ROLES
 
-ATTENTION = ("q", "k", "v", "o")
+ATTENTION = ("q", "k", "v", "o", "gate")
 FEED_FORWARD = ("gate", "up", "down")
 PLACES = {
     "sequential": {"attn.branch": ATTENTION, "mlp.branch": FEED_FORWARD},
@@ -19,9 +19,10 @@ devices, so that every scheme sees whole rows of the stream and of the update.""
 
 def tensor_parallel_plan(config: DecoderConfig) -> dict[str, str]:
     """Module of a block to how it is cut; norms, scalars and the stream are whole on every device."""
+    gates = {ATTENTION: config.attn_gate, FEED_FORWARD: config.mlp == "swiglu"}
     return {
-        f"blocks.*.{place}.{role}": CUTS[ROLES[role].split]
-        for place, roles in PLACES[config.block].items()
-        for role in roles
-        if not (role == "gate" and config.mlp != "swiglu")
+        f"blocks.*.{place}.{name}": CUTS[ROLES[name].split]
+        for place, names in PLACES[config.block].items()
+        for name in names
+        if name != "gate" or gates[names]
     }
