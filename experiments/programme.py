@@ -108,8 +108,13 @@ def keep(experiment: Path, out: Path) -> None:
         rows += ([name, *(show(site.get(key)) for key in TRACED)] for site in read_lines(out / name / "trace.jsonl"))
     with traces.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([rows[0], *sorted(rows[1:], key=lambda row: row[0])])
-    for name in list(fresh)[:1]:
-        (experiment / "environment.json").write_bytes((out / name / "environment.json").read_bytes())
+    seen: list[dict[str, Any]] = []
+    for file in (experiment / "environment.json", *(out / name / "environment.json" for name in fresh)):
+        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+        for each in found if isinstance(found, list) else [found]:  # an object before a run could change machines
+            where = {key: value for key, value in each.items() if key != "step"}
+            seen += [where] if where not in seen else []
+    (experiment / "environment.json").write_text(json.dumps(seen, indent=1) + "\n", encoding="utf-8")
     print(f"{experiment}: {len(known)} runs on record, {len(fresh)} of them from {out}")
 
 

@@ -50,14 +50,14 @@ ALLOWED = {
 }
 FREE_OF_TORCH = """
     errors lazy output parsing results decay settings elsewhere sites.anatomy cli.arguments cli.main dynamics.config
-    probes.config nn.config lab.compare.clusters lab.config lab.runs.run lab.runs.statistics lab.studies.simulate
-    report report.config bench.config
+    probes.config nn.config lab.compare.clusters lab.config lab.ladder.config lab.runs.run lab.runs.statistics
+    lab.studies.simulate report report.config bench.config
 """.split()
 EXTRAS = """
     transformers datasets vl_convert tensorboard rich tokenizers yaml scipy ray lm_eval triton
 """.split()
 PUBLIC = """
-    parse names Scheme Placement Site Residual geodesic_update Decoder DecoderConfig compare simulate probe
+    parse names Scheme Placement Site Residual geodesic_update Decoder DecoderConfig compare ladder simulate probe
     GeonormError anatomy dynamics errors hf lab nn norms ops probes report residual schemes sphere
 """.split()
 

@@ -33,12 +33,14 @@ MODELS: dict[str, tuple[dict[str, Any], drawn.DrawnMlp]] = {
     "SwiGLU, RoPE": ({"mlp": "swiglu"}, drawn.DrawnMlp("silu", gated=True)),
 }
 VARIANTS = (
-    "pre(entry=embedding)", "geonorm(decay=sqrt)", "geonorm(decay=0.75)", "geonorm(decay=constant)", "ngpt(alpha=0.5)",
+    "pre(entry=embedding)", "geonorm(decay=sqrt)", "geonorm(decay=0.75)", "geonorm(decay=constant)",
+    "geonorm(update=unit)", "ngpt(alpha=0.5)",
 )  # fmt: skip
 LEFT_OUT = {
     "angpt": "fixed factors inside its branches that the formula does not have",
     "rezero": "its steps are 0 at the start",
     "layerscale": "its steps are 0.1 to 1e-6 at the start",
+    "gpas": "at the start it is pre, its gate 0",
     "first": "needs two schemes", "per_kind": "needs two schemes",
 }  # fmt: skip
 DEPTHS = (6, 24)

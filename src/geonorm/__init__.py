@@ -21,6 +21,7 @@ PUBLIC = {
     "Decoder": "nn",
     "DecoderConfig": "nn",
     "compare": "lab.compare.study",
+    "ladder": "lab.ladder.study",
     "simulate": "dynamics.simulate",
     "probe": "lab.studies.probe",
     "GeonormError": "errors",

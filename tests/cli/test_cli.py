@@ -26,31 +26,36 @@ from geonorm.lab.config import (
     TrainCommand,
     TrainConfig,
 )
+from geonorm.lab.ladder.config import LadderConfig
 from geonorm.probes.config import ProbeConfig
 from geonorm.report.config import ReportConfig
 from geonorm.settings import options
 
-VERBS = set("compare train eval generate export report bench simulate probe schemes data".split())
+VERBS = set("compare ladder train eval generate export report bench simulate probe schemes data".split())
 SHARED = set(
     """preset data steps batch_size objective recipe out
     model.layers model.width model.heads model.kv_heads model.head_width model.hidden model.vocab_size model.context
     model.mlp model.norm model.gains model.norm_bias model.eps model.qk_norm model.bias model.tied model.rope_theta
-    model.rotary model.block model.positions model.init model.init_depth
+    model.soft_cap model.rotary model.block model.positions model.init model.init_depth
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
     optim.floor optim.momentum optim.warmup_steps optim.independent optim.hold_norms
     tokens.tokenizer tokens.cache evaluation.every evaluation.tokens evaluation.trace_tokens
     evaluation.tasks evaluation.task_every evaluation.task_limit
     evaluation.whole evaluation.average checkpoint.minutes checkpoint.every checkpoint.keep checkpoint.best
+    checkpoint.trunk
     guard.nan guard.spike guard.sigmas guard.window guard.limit guard.stuck
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
     runtime.tensorboard runtime.parallel runtime.reshard runtime.shard_size runtime.tensor_size""".split()
 )
 MACHINE = set("machine.tflops machine.tflops_fp32 machine.mfu machine.bandwidth machine.memory".split())
 PLAN = MACHINE | {"dry_run", "world_size", "json"}
-TRAIN = SHARED | PLAN | set("scheme lr seed resume phase".split())
+TRAIN = SHARED | PLAN | set("scheme lr seed resume phase branch".split())
 COMPARE = SHARED | set(
     """schemes lrs seeds tune tune_steps jobs launcher ray.address ray.gpus ray.retries slurm.submit slurm.partition
     slurm.account slurm.time slurm.gpus slurm.memory slurm.options slurm.setup slurm.retries""".split()
+)
+LADDER = (COMPARE - set("steps batch_size lrs tune tune_steps".split())) | set(
+    "depth budgets rates rule.width rule.head rule.batch rule.least rule.rate rule.highest".split()
 )
 SIMULATE = set(
     """schemes init tokens dim beta time seeds out weights per heads causal delta method step log_time points depth
@@ -67,6 +72,7 @@ def test_surface_is_frozen() -> None:
     assert set(cli.VERBS) == VERBS, CHANGED
     assert set(options(TrainCommand)) == TRAIN, CHANGED
     assert set(options(CompareConfig)) == COMPARE, CHANGED
+    assert set(options(LadderConfig)) == LADDER, CHANGED
     assert set(options(SimulateConfig)) == SIMULATE, CHANGED
     assert set(options(ProbeConfig)) == PROBE, CHANGED
     assert set(options(EvalConfig)) == {
@@ -152,8 +158,9 @@ def test_help_does_not_import_torch() -> None:
     code = """
 import sys, time
 from geonorm.cli.main import main
-for words in ("--help", "train --help", "compare --help", "eval -h", "schemes --help", "simulate -h", "bench -h",
-              "export -h", "bench ops -h", "bench train -h", "bench norms -h", "train --help-all", "--completion bash"):
+for words in ("--help", "train --help", "compare --help", "ladder -h", "eval -h", "schemes --help", "simulate -h",
+              "bench -h", "export -h", "bench ops -h", "bench train -h", "bench norms -h", "train --help-all",
+              "--completion bash"):
     main(words.split())
 print(sorted({"torch", "numpy", "yaml"} & set(sys.modules)))
 """

@@ -190,7 +190,7 @@ def test_clamped_start() -> None:
 
 def test_two_tokens_under_a_unit_tangent_meet_at_a_finite_time() -> None:
     """Each turns by phi/t towards the other, however near it is: pi/2 - (pi/2) log t, which is 0 at t = e."""
-    path = theory.equiangular("geonorm(update=unit)", 2, 1.0, [0.0, 0.5, 1.0])
+    path = theory.solve_equiangular("geonorm(update=unit)", 2, 1.0, [0.0, 0.5, 1.0])
     expected = [1 - cos(pi / 2 * (1 - log(1 + tau))) for tau in path.times]
     assert path.gap == pytest.approx(expected, rel=1e-4)
 

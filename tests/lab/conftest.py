@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import multiprocessing
 import os
@@ -10,14 +12,18 @@ import runpy
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
+from geonorm import report
 from geonorm.cli.main import main
+from geonorm.lab.compare import local
 
 WORDS = "the cat sat on a mat and saw that residual streams grow with depth while spheres keep their radius".split()
 MODEL = (
@@ -188,3 +194,39 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
         for process in world.processes:
             process.kill()
             process.join()
+
+
+class InProcess:
+    """A subprocess.Popen that has run `geonorm train` to its end before it returns."""
+
+    fail: Callable[[str], bool] = staticmethod(lambda name: False)
+    started: list[str] = []  # noqa: RUF012 reset by the fixture
+
+    def __init__(self, command: list[str], stdout: Any, **_: Any) -> None:
+        assert command[1:4] == ["-m", "geonorm", "train"]
+        name = Path(command[-1]).stem
+        self.started.append(name)
+        if self.fail(name):
+            stdout.write(b"a traceback\nKilled\n")
+            self.status = -9
+            return
+        log = io.StringIO()
+        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+            self.status = main(command[3:])
+        stdout.write(log.getvalue().encode())
+
+    def poll(self) -> int:
+        return self.status
+
+    def kill(self) -> None:
+        raise AssertionError("nothing runs any more")
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> type[InProcess]:
+    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=InProcess, STDOUT=subprocess.STDOUT))
+    monkeypatch.setattr(local, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
+    monkeypatch.setattr(report, "build", lambda dirs, out, figures: out)  # drawing takes longer than training
+    monkeypatch.setattr(InProcess, "started", [])
+    monkeypatch.setattr(InProcess, "fail", staticmethod(lambda name: False))
+    return InProcess

@@ -15,7 +15,8 @@ from .. import elsewhere, output
 from ..bench.config import NormsBench, OpsBench, TrainBench
 from ..dynamics.config import SimulateConfig
 from ..errors import ConfigError, GeonormError, unknown
-from ..lab.config import CompareConfig, DataConfig, EvalConfig, ExportConfig, GenerateConfig, TrainCommand
+from ..lab.config import CompareConfig, DataConfig, EvalConfig, ExportConfig, GenerateConfig, Grid, TrainCommand
+from ..lab.ladder.config import LadderConfig
 from ..probes.config import ProbeConfig
 from ..report.config import ReportConfig
 from ..settings import Settings, to_dict
@@ -123,14 +124,31 @@ def problem(error: Exception) -> str:
 
 def compare(config: CompareConfig) -> int:
     """train several schemes side by side on the same text; ends in a table, figures and a page"""
-    from .. import report
     from ..lab.compare import compare as lab
-    from ..lab.compare.team import Submitted
-    from ..lab.train.loop import Interrupted
     from ..report import checks, runs, tables
 
+    def table(out: Path, results: dict[str, Any]) -> list[str]:
+        return tables.text_lines(results["schemes"], checks.limits(runs.load([out])))
+
+    return study(config, lab.compare, table)
+
+
+def ladder(config: LadderConfig) -> int:
+    """train schemes at several sizes and lengths; ends in fits and effective speed-ups"""
+    from ..lab.ladder import ladder as lab
+    from ..report import ladder as tables
+
+    return study(config, lab.ladder, lambda out, results: tables.text_lines(tables.load(out)))
+
+
+def study(config: Grid, run: Callable[..., dict[str, Any]], table: Callable[[Path, dict[str, Any]], list[str]]) -> int:
+    """Makes the runs of a study, then its page, and prints its table."""
+    from .. import report
+    from ..lab.compare.team import Submitted
+    from ..lab.train.loop import Interrupted
+
     try:
-        results = lab.compare(config, live=sys.stdout.isatty(), command=TYPED.get())
+        results = run(config, live=sys.stdout.isatty(), command=TYPED.get())
     except Interrupted as stop:
         output.complain(str(stop))
         return 130
@@ -141,7 +159,7 @@ def compare(config: CompareConfig) -> int:
     if len(failed) < len(results["runs"]):
         out = Path(config.out)
         page = report.build([out], out / "report.html", figures=out / "figures")
-        print("\n".join(tables.text_lines(results["schemes"], checks.limits(runs.load([out])))))
+        print("\n".join(table(out, results)))
         print(f"report: {page}")
     if failed:
         raise GeonormError(f"runs that did not finish: {', '.join(failed)}; the same command tries them again")
@@ -355,6 +373,7 @@ def data(options: DataConfig) -> int:
 
 COMMANDS: dict[str, type[Settings]] = {
     "compare": CompareConfig,
+    "ladder": LadderConfig,
     "train": TrainCommand,
     "eval": EvalConfig,
     "generate": GenerateConfig,
@@ -370,5 +389,5 @@ COMMANDS: dict[str, type[Settings]] = {
 }
 VERBS: dict[str, Callable[[Any], int]] = {
     "eval" if verb is evaluate else verb.__name__: verb
-    for verb in (compare, train, evaluate, generate, export, report, bench, probe, simulate, schemes, data)
+    for verb in (compare, ladder, train, evaluate, generate, export, report, bench, probe, simulate, schemes, data)
 }

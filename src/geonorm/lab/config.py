@@ -6,7 +6,7 @@ What people set most is a field of the config itself (`--steps`), the rest is gr
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from ..errors import ConfigError
 from ..nn.config import DecoderConfig, preset
@@ -102,17 +102,13 @@ class Runtime(Settings):
 
 
 @dataclass(frozen=True)
-class Recipe(Settings):
-    """What every run of a comparison shares."""
+class Shared(Settings):
+    """What every run of a study shares, whatever its length."""
 
     preset: str = "nano"
     """Size of the model: nano, nano-gpt2, nano-bert, mini, 125m, paper-125m, bert-base, 350m, 1.3b, 7b, 70b."""
     data: str = "stdlib"
     """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
-    steps: Many = 300
-    """Optimizer steps."""
-    batch_size: Many = 4
-    """Sequences per step."""
     objective: Literal["causal", "mlm"] = "causal"
     """What is trained: causal, the next token; mlm, 15 % of the tokens, masked, by a model that sees both sides."""
     recipe: Literal["shared", "own"] = "shared"
@@ -127,10 +123,8 @@ class Recipe(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch_size % self.runtime.accumulate:
-            raise ConfigError(
-                f"batch_size {self.batch_size} must be a multiple of runtime.accumulate {self.runtime.accumulate}"
-            )
+        if self.checkpoint.trunk and self.optim.schedule != "wsd":
+            raise ConfigError(f"checkpoint.trunk needs --optim.schedule wsd, not {self.optim.schedule}")
         if self.objective != "causal" and self.evaluation.tasks:
             raise ConfigError(f"evaluation.tasks need a model of the next token, not --objective {self.objective}")
 
@@ -143,6 +137,23 @@ class Recipe(Settings):
         if not shape.causal:
             raise ConfigError(f"preset {self.preset} attends to both sides of a token: it needs --objective mlm")
         return shape
+
+
+@dataclass(frozen=True)
+class Recipe(Shared):
+    """What every run of a comparison shares."""
+
+    steps: Many = 300
+    """Optimizer steps."""
+    batch_size: Many = 4
+    """Sequences per step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch_size % self.runtime.accumulate:
+            raise ConfigError(
+                f"batch_size {self.batch_size} must be a multiple of runtime.accumulate {self.runtime.accumulate}"
+            )
 
 
 @dataclass(frozen=True)
@@ -159,6 +170,9 @@ class TrainConfig(Recipe):
     """Run directory. One that holds this run is resumed from its newest checkpoint."""
     resume: Literal["auto", "never"] = "auto"
     """auto: go on from the newest checkpoint in --out; never: refuse a directory that holds a run."""
+    branch: str | None = None
+    """Run of the same settings but steps, in whose newest checkpoint before either of the two cools down (wsd,
+    checkpoint.trunk) this one begins: the same as without, but for the time."""
     phase: Literal["final", "tune"] = "final"
     """What a comparison uses the run for."""
 
@@ -202,27 +216,18 @@ class TrainCommand(TrainConfig):
 
 
 @dataclass(frozen=True)
-class CompareConfig(Recipe):
-    """Trains schemes side by side: every scheme with every seed, at the best of its learning rates. What is finished is
-    kept, so the same command goes on where it was stopped, and more schemes or seeds extend a comparison. A run that
-    diverges is a result; a run that fails is reported, tried again by the same command, and makes the exit status 2."""
+class Grid(Shared):
+    """Which runs a study of schemes has, and where they are made."""
 
-    common = ("schemes", "preset", "data", "steps", "batch_size", "lrs", "tune", "seeds", "jobs", "out")
-    examples = (
-        "geonorm compare --schemes pre geonorm --data my.txt --steps 300 --seeds 3 --out runs/mine",
-        "geonorm compare --schemes pre peri geonorm --lrs 3e-3 6e-3 1.2e-2 --tune --out runs/tuned",
-    )
+    verb: ClassVar[str]
+    """The command that goes on with it."""
+    noun: ClassVar[str]
+    """What its folder holds."""
 
     schemes: list[str] = field(default_factory=lambda: ["pre", "geonorm", "post", "peri"])
     """Residual schemes; differences are paired to the first."""
-    lrs: list[Annotated[float, Range(1e-12)]] = field(default_factory=lambda: [5e-3])
-    """Learning rates. Several are tried with one seed on a shorter run and the best is kept for each scheme."""
     seeds: Annotated[int, Range(1, TUNING_SEED)] = 3
     """Seeds of the final runs."""
-    tune: bool = False
-    """Extend the learning rates of a scheme by the grid's own ratio until its best is not at an end."""
-    tune_steps: Count | None = None
-    """Steps of a tuning run; half of --steps when not given. Short runs like higher rates than long ones."""
     out: str = "runs/compare"
     """Directory of the comparison."""
     jobs: Count | None = None
@@ -235,6 +240,31 @@ class CompareConfig(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         directory(self.out)
+
+
+@dataclass(frozen=True)
+class CompareConfig(Grid, Recipe):
+    """Trains schemes side by side: every scheme with every seed, at the best of its learning rates. What is finished is
+    kept, so the same command goes on where it was stopped, and more schemes or seeds extend a comparison. A run that
+    diverges is a result; a run that fails is reported, tried again by the same command, and makes the exit status 2."""
+
+    common = ("schemes", "preset", "data", "steps", "batch_size", "lrs", "tune", "seeds", "jobs", "out")
+    examples = (
+        "geonorm compare --schemes pre geonorm --data my.txt --steps 300 --seeds 3 --out runs/mine",
+        "geonorm compare --schemes pre peri geonorm --lrs 3e-3 6e-3 1.2e-2 --tune --out runs/tuned",
+    )
+
+    verb, noun = "compare", "comparison"
+
+    lrs: list[Annotated[float, Range(1e-12)]] = field(default_factory=lambda: [5e-3])
+    """Learning rates. Several are tried with one seed on a shorter run and the best is kept for each scheme."""
+    tune: bool = False
+    """Extend the learning rates of a scheme by the grid's own ratio until its best is not at an end."""
+    tune_steps: Count | None = None
+    """Steps of a tuning run; half of --steps when not given. Short runs like higher rates than long ones."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.schemes or not self.lrs:
             raise ConfigError("compare needs at least one scheme and one learning rate")
         if len(set(self.lrs)) < len(self.lrs):

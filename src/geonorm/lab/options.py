@@ -91,3 +91,5 @@ class Checkpoint(Settings):
     """Newest checkpoints kept."""
     best: bool = False
     """Save at evaluations that are the best so far too, and keep the best besides the newest."""
+    trunk: bool = False
+    """Save before wsd begins to cool down, too, and keep that: longer runs can begin there (branch)."""

@@ -1,4 +1,5 @@
-"""Reports: what comparisons, simulations and probes found, from their directories alone. Nothing here imports torch."""
+"""Reports: what comparisons, ladders, simulations and probes found, from their directories alone. Nothing here imports
+torch."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ def build(
     dirs: Sequence[AnyPath] | AnyPath, out: AnyPath, figures: AnyPath | None = None, force: bool = False, *,
     format: str = "html", schemes: Sequence[str] = (), sort: str | None = None,
 ) -> Path:  # fmt: skip
-    """Write one self-contained HTML page about the runs, simulations and probes under `dirs` and return its path.
+    """Write one self-contained HTML page about the runs, ladders, simulations and probes under `dirs`; return its path.
 
-    `dirs` are run directories, directories that hold some, comparisons (DIR/runs/*), simulations and probes, together
-    as you like: all runs are one comparison. With `figures`, the figures go to that directory as well. `format`: the
-    tables as latex or csv, or the figures as pdf, in place of the page. `schemes`: which ones, in which order;
-    `sort="loss"`: the best first. Raises FileNotFoundError where there is no run at all, GeonormError for a scheme
-    that no directory has, where files of a simulation or probe are damaged, or where `out` holds something else than
-    such a report; `force` overwrites it.
+    `dirs` are run directories, directories that hold some, comparisons (DIR/runs/*), ladders, simulations and probes,
+    together as you like: all runs are one comparison. With `figures`, the figures go to that directory as well.
+    `format`: the tables as latex or csv, or the figures as pdf, in place of the page. `schemes`: which ones, in which
+    order; `sort="loss"`: the best first. Raises FileNotFoundError where there is no run at all, GeonormError for a
+    scheme that no directory has, where files of a study are damaged, or where `out` holds something else than such a
+    report; `force` overwrites it.
     """
     from . import formats
     from .page import page
@@ -52,7 +53,8 @@ def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[P
     """Write final_loss, loss_curves, geometry, law, learning_rates and uniform as PNG, SVG and PDF; returns what was
     written.
 
-    Of a simulation: cosine, collapse, speed and sphere; of a probe: those of `report.probe_charts`. A figure with
+    Of a ladder: speedup, loss and difference; of a simulation: cosine, collapse, speed and sphere; of a probe: those
+    of `report.probe_charts`. A figure with
     nothing to show (no trace, one learning rate) is left out. Of several sources each has a folder of its own, by
     their names, numbered where two have the same.
     """
@@ -94,13 +96,14 @@ def _read(
     """What is said of all runs as one comparison, then of each simulation and each probe; of `schemes` alone, if any
     are named. Before it the look of each name, so that a scheme has one colour everywhere."""
     from ..errors import GeonormError, unknown
-    from . import comparison, probe, runs, simulation, studies
+    from . import comparison, ladder, probe, runs, simulation, studies
     from .style import looks
 
     paths = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
     kinds = {path: runs.study_kind(path) for path in paths}
-    trained = [path for path in paths if kinds[path] not in ("simulation", "probe")]
+    trained = [path for path in paths if kinds[path] not in ("simulation", "probe", "ladder")]
     found: list[SavedStudy] = [runs.load(trained)] if trained else []
+    found += [ladder.load(path) for path in paths if kinds[path] == "ladder"]
     found += [simulation.load(path) for path in paths if kinds[path] == "simulation"]
     found += [probe.load(path) for path in paths if kinds[path] == "probe"]
     names = [name for source in found for pair in source.keys.items() for name in pair]
@@ -112,6 +115,7 @@ def _read(
     place = {name: index for index, name in enumerate(styles)}
     parts: dict[type[SavedStudy], Callable[[Any, Mapping[str, int]], Part]] = {
         runs.SavedComparison: comparison.report_comparison,
+        ladder.SavedLadder: studies.report_ladder,
         simulation.SavedSimulation: studies.report_simulation,
         probe.Geometry: studies.report_probe,
     }

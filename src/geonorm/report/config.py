@@ -19,7 +19,7 @@ class ReportConfig(Settings):
     )
 
     dirs: list[str]
-    """Directories of comparisons, runs, simulations and probes, together as you like."""
+    """Directories of comparisons, ladders, runs, simulations and probes, together as you like."""
     out: str | None = None
     """The file to write; report.html, report.tex, report.csv or report.pdf where none is named."""
     format: Literal["html", "latex", "csv", "pdf"] = "html"

@@ -179,13 +179,16 @@ def read_run(path: Path) -> Run:
 
 
 def study_kind(path: Path) -> str:
-    """What a directory holds: simulation, probe, comparison or run; as its settings say where its summary is lost."""
+    """What a directory holds: simulation, probe, ladder, comparison or run; as its settings say where its summary is
+    lost."""
     summary = read_object(path / "summary.json")
     if summary.get("kind") in ("simulation", "probe"):
         return str(summary["kind"])
     settings = {} if "scheme" in summary else _yaml(read_text(path / "config.yaml"))
     if "models" in settings:
         return "probe"
+    if "depth" in settings and "budgets" in settings:
+        return "ladder"
     if "schemes" in settings:
         return "simulation" if "beta" in settings else "comparison"
     return "run"

@@ -1,13 +1,17 @@
-"""What the report says of a simulation and of a probe."""
+"""What the report says of a simulation, of a probe and of a ladder."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from html import escape
 
+from . import ladder as ladders
+from . import ladder_charts
 from . import probe as probes
 from . import simulation as simulations
-from .page import Part, Section, details, html_table, pairs
+from .ladder import SavedLadder
+from .page import Part, Section, bullets, details, html_table, pairs
 from .probe import Geometry
 from .probe_charts import FIGURES, draw_probe
 from .simulation import SavedSimulation
@@ -62,4 +66,31 @@ def report_probe(found: Geometry, place: Mapping[str, int]) -> Part:
         tables=tables,
         records=[dict(zip(titles, row, strict=True)) for row in rows],
         figures=figure_specs(drawn, caption, columns=3),
+    )
+
+
+def report_ladder(found: SavedLadder, place: Mapping[str, int]) -> Part:
+    """What the report says of a ladder; `place`: where each scheme stands in the legend."""
+    told = {title: content for title, content in ladders.tables(found).items() if content[1]}
+    speedups, *others = (f"<h3>{escape(title)}</h3>{html_table(*content, place)}" for title, content in told.items())
+    drawn = {draw.__name__: draw(found) for draw in ladder_charts.CHARTS}
+    name, caption, limited = found.path.resolve().name, ladders.caption(found), ladders.caveats(found)
+    again = shlex.join(["geonorm", "ladder", "--config", str(found.path / "config.yaml"), "--out", "NEW"])
+    runs = pairs((run["run"], f"{run['status']}, {run['val_loss']}") for run in found.results["runs"])
+    return Part(
+        source=name,
+        title=f"Ladder: {name}",
+        caption=caption,
+        findings=ladders.headlines(found),
+        keys=found.keys,
+        sections=[
+            Section("Effective speed-up", [drawn["speedup"], speedups, f"<p>{escape(ladders.NOTE)}</p>"], "wide"),
+            Section("Loss", [[*drawn["loss"], *drawn["difference"]], f"<p>{escape(ladders.COMPUTE)}</p>"]),
+            Section("In numbers", [*others]),
+            Section("Repeat it", [f"<pre>{escape(again)}</pre>", details("All runs", runs)]),
+        ],
+        aside=f'<aside class="limits"><strong>{ladders.LIMITED}</strong>{bullets(limited)}</aside>' if limited else "",
+        tables=list(told.values()),
+        records=ladders.records(found),
+        figures=figure_specs(drawn, caption),
     )

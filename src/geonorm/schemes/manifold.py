@@ -36,7 +36,7 @@ class ManifoldHyper(Placement):
     """
 
     about = About(
-        equation="H = M H + 2 sigmoid(.) u(N(sigmoid(.) H)), M = Sinkhorn(exp(.)); each . is s N(vec H) W + b",
+        equation="H = M H + 2 sigmoid(.) u(N(sigmoid(.) H)), M = Sinkhorn(exp(.)), each . = s N(vec H) W + b",
         source="Xie et al. 2025 (mHC), arXiv:2512.24880; Yang et al. 2026 (mHC-lite), arXiv:2601.05732",
         claim="No number of the papers is on record here; DeepSeek-V4 is built with it. Others report for mix=identity "
         "a net gain of wall-clock time of 5.15 % at width 512 and 2.05 % at 768 (Marin, issue 7409).",

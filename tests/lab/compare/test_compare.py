@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
 import shlex
@@ -14,14 +12,12 @@ import time
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from geonorm import report
-from geonorm.cli.main import main
 from geonorm.errors import CheckpointError
 from geonorm.lab.compare import compare as lab
 from geonorm.lab.compare import local
@@ -32,42 +28,6 @@ from geonorm.lab.runs.run import RunFolder, lock_folder, read_rows
 ROW = set("scheme n lr val_loss_mean val_loss_std difference difference_low difference_high".split())
 BUILD = report.build
 FAST = ["--steps", "4", "--evaluation.every", "4"]
-
-
-class InProcess:
-    """A subprocess.Popen that has run `geonorm train` to its end before it returns."""
-
-    fail: Callable[[str], bool] = staticmethod(lambda name: False)
-    started: list[str] = []  # noqa: RUF012 reset by the fixture
-
-    def __init__(self, command: list[str], stdout: Any, **_: Any) -> None:
-        assert command[1:4] == ["-m", "geonorm", "train"]
-        name = Path(command[-1]).stem
-        self.started.append(name)
-        if self.fail(name):
-            stdout.write(b"a traceback\nKilled\n")
-            self.status = -9
-            return
-        log = io.StringIO()
-        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-            self.status = main(command[3:])
-        stdout.write(log.getvalue().encode())
-
-    def poll(self) -> int:
-        return self.status
-
-    def kill(self) -> None:
-        raise AssertionError("nothing runs any more")
-
-
-@pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> type[InProcess]:
-    monkeypatch.setattr(local, "subprocess", SimpleNamespace(Popen=InProcess, STDOUT=subprocess.STDOUT))
-    monkeypatch.setattr(local, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
-    monkeypatch.setattr(report, "build", lambda dirs, out, figures: out)  # drawing takes longer than training
-    monkeypatch.setattr(InProcess, "started", [])
-    monkeypatch.setattr(InProcess, "fail", staticmethod(lambda name: False))
-    return InProcess
 
 
 @pytest.fixture
@@ -321,7 +281,7 @@ def test_live_table(tmp_path: Path) -> None:
 
 
 def test_what_the_page_says_repeats_it(
-    processes: type[InProcess], text: Path, tiny: list[str], call: Any, losses: Any, tmp_path: Path, monkeypatch: Any
+    processes: Any, text: Path, tiny: list[str], call: Any, losses: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """In the directory of the first command, word for word: with a relative path of the data, after a tuning."""
     monkeypatch.chdir(tmp_path)

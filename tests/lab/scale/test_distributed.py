@@ -99,6 +99,9 @@ def test_every_world_computes_the_same(runs: Any, tmp_path: Path, scheme: str) -
         ("hyper", 2, ["--model.tied", "true"]),  # one matrix in two places
         ("pre", 2, ["--model.norm", "dyt", "--model.block", "parallel"]),
         ("angpt", 4, ["--model.hidden", 6]),  # a rank without a share
+        ("prores(mhc, steps=3)", 2, ["--model.norm", "gated"]),  # a count that grows; matrices inside norms and schemes
+        ("attnres(blocks=2)", 2, ["--runtime.recompute", "true"]),  # a stream of three slots, kept between blocks
+        ("nag", 2, ["--model.init", "zero"]),
     ],
 )
 def test_what_is_hard_to_shard(runs: Any, tmp_path: Path, scheme: str, size: int, options: list[Any]) -> None:

@@ -17,7 +17,7 @@ from geonorm.lab.data.objectives import MaskedTokens
 from geonorm.lab.open import open_run
 from geonorm.lab.runs.run import read_rows
 from geonorm.lab.train.evaluate import evaluate_held_out
-from geonorm.lab.train.loop import load_text
+from geonorm.lab.train.text import load_text
 from geonorm.lab.train.validation import Validation
 
 MLM = ["--objective", "mlm", "--model.vocab_size", 258]

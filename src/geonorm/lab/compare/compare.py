@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 from math import inf
 from pathlib import Path
@@ -18,13 +19,14 @@ from typing import Any
 
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError
+from ...schemes import parse
 from ...settings import from_dict, to_dict
-from ..config import TUNING_SEED, CompareConfig, Recipe, TrainConfig
+from ..config import TUNING_SEED, CompareConfig, Grid, Recipe, TrainConfig
 from ..resolve import resolve
 from ..runs.provenance import Provenance
 from ..runs.run import LOCK, RunFolder, first_difference, lock_folder, stored_settings, write_atomic, write_json
 from ..runs.statistics import aggregate
-from ..train.loop import load_text
+from ..train.text import load_text
 from .clusters import Ray, Slurm
 from .team import Say, Team, make_team, outcome
 
@@ -41,27 +43,46 @@ def compare(
     Submitted when the runs are left to SLURM. A run that fails stops no other: its status says so, and the next call
     tries it again.
     """
+    with begin_study(
+        config, [run_config(config, scheme, config.lrs[0], 0) for scheme in config.schemes], say, live
+    ) as team:
+        schemes = team.schemes
+        best = tune(team, config, schemes) if len(config.lrs) > 1 else dict.fromkeys(schemes, config.lrs[0])
+        final = [run_config(config, s, best[s], seed) for seed in range(config.seeds) for s in schemes if s in best]
+        team.run(final)
+        return write_results(team, command or repeat_command(config))
+
+
+@contextmanager
+def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) -> Iterator[Team]:
+    """Checks all that can be known before anything is written, then locks the folder and hands out the team.
+    `samples`: a run of each scheme, for each size there is."""
     import yaml
 
     out = Path(config.out)
-    schemes = [str(resolve(run_config(config, scheme, config.lrs[0], 0)).scheme) for scheme in config.schemes]
+    for sample in samples:
+        resolve(sample)
+    schemes = [str(parse(scheme)) for scheme in config.schemes]
     for scheme in schemes:
         if schemes.count(scheme) > 1:
             raise ConfigError(f"--schemes names {scheme} twice")
     if config.launcher == "local" or not config.runtime.device.startswith("cuda"):  # elsewhere there may be GPUs
         pick_device(config.runtime.device)
     check_directory(out, config)
-    text = load_text(config)  # once, here: the runs find the tokens in the cache
+    # once, here: the runs find the tokens in the cache
+    text = load_text(max(samples, key=lambda sample: sample.batch_size))
     provenance = Provenance.of(config, text.tokens, text.tokenizer, schemes)
     for settings in sorted((out / "runs").glob("*/config.yaml")):
         provenance.check(settings.parent)
     with closing(make_team(out, config, say, live)) as team, lock_folder(out):
         write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
-        best = tune(team, config, schemes) if len(config.lrs) > 1 else dict.fromkeys(schemes, config.lrs[0])
-        final = [run_config(config, s, best[s], seed) for seed in range(config.seeds) for s in schemes if s in best]
-        team.run(final)
-        command = command or ["geonorm", "compare", "--config", str(out / "config.yaml")]
-        return write_results(out, schemes, team.asked, command)
+        team.schemes = schemes
+        yield team
+
+
+def repeat_command(config: Grid) -> list[str]:
+    """The command that goes on with a study, from its folder."""
+    return ["geonorm", config.verb, "--config", str(Path(config.out) / "config.yaml")]
 
 
 def tune(team: Team, config: CompareConfig, schemes: list[str]) -> dict[str, float]:
@@ -118,12 +139,12 @@ def slug(scheme: str) -> str:
     return plain if plain == scheme else f"{plain[:60]}-{hashlib.sha256(scheme.encode()).hexdigest()[:6]}"
 
 
-GRID = {"schemes", "seeds", "lrs", "tune", "jobs", "launcher", "out"}
+GRID = {"schemes", "seeds", "lrs", "tune", "jobs", "launcher", "out", "depth", "rates"}
 GRID |= {f"{group}.{f.name}" for group, kind in (("ray", Ray), ("slurm", Slurm)) for f in fields(kind)}
-"""What may differ when a comparison is extended: which runs there are, not what a run is."""
+"""What may differ when a comparison or a ladder is extended: which runs there are, not what a run is."""
 
 
-def check_directory(out: Path, config: CompareConfig) -> None:
+def check_directory(out: Path, config: Grid) -> None:
     """CheckpointError, before anything is written, if `out` holds something else or runs with other settings."""
     if out.exists() and not out.is_dir():
         raise CheckpointError(f"{out} is a file; choose another --out")
@@ -131,25 +152,30 @@ def check_directory(out: Path, config: CompareConfig) -> None:
         return
     stored = stored_settings(out) if (out / "config.yaml").exists() else {}
     if "schemes" not in stored:
-        raise CheckpointError(f"{out} is not empty and holds no comparison; choose another --out")
+        raise CheckpointError(f"{out} is not empty and holds no {config.noun}; choose another --out")
     try:  # settings that the version which began it did not have stand at their defaults
-        stored = to_dict(from_dict(CompareConfig, stored))
+        stored = to_dict(from_dict(type(config), stored))
     except (ConfigError, TypeError) as error:
-        raise CheckpointError(f"{out / 'config.yaml'} does not hold the settings of a comparison: {error}") from None
+        raise CheckpointError(f"{out / 'config.yaml'} does not hold the settings of a {config.noun}: {error}") from None
     if differs := first_difference(stored, to_dict(config), but=GRID):
-        raise CheckpointError(f"{out} holds a comparison with {differs}; choose another --out")
+        raise CheckpointError(f"{out} holds a {config.noun} with {differs}; choose another --out")
 
 
-def write_results(out: Path, schemes: list[str], wanted: list[TrainConfig], command: list[str]) -> dict[str, Any]:
-    """Reads every run of a comparison, those that left nothing included, and writes results.json. The first scheme is
-    the baseline; runs of schemes that are not asked for this time come last."""
-    runs = {Path(config.out).name: config for config in wanted}
-    for folder in sorted(path.parent for path in (out / "runs").glob("*/config.yaml")):
-        runs[folder.name] = replace(RunFolder(folder).config(), out=str(folder))  # the comparison may have been moved
-    order = {scheme: place for place, scheme in enumerate(schemes)}
-    found = [{**outcome(config), "run": name} for name, config in runs.items()]
-    found.sort(key=lambda run: (order.get(run["scheme"], len(order)), run["run"]))
-    baseline = schemes[0] if any(run["scheme"] == schemes[0] for run in found) else None
+def write_results(team: Team, command: list[str]) -> dict[str, Any]:
+    """Reads every run of a comparison and writes results.json. The first scheme is the baseline."""
+    found = [summary for _, summary in read_runs(team)]
+    baseline = team.schemes[0] if any(run["scheme"] == team.schemes[0] for run in found) else None
     results = {"command": command, "runs": found, "schemes": aggregate(found, baseline)}
-    write_json(out / "results.json", results)
+    write_json(team.out / "results.json", results)
     return results
+
+
+def read_runs(team: Team) -> list[tuple[TrainConfig, dict[str, Any]]]:
+    """Every run in the folder of a study, and those asked for that left nothing: settings, and summary with the name of
+    the run. Runs of schemes that are not asked for this time come last."""
+    runs = {Path(config.out).name: config for config in team.asked}
+    for folder in sorted(path.parent for path in (team.out / "runs").glob("*/config.yaml")):
+        runs[folder.name] = replace(RunFolder(folder).config(), out=str(folder))  # the folder may have been moved
+    order = {scheme: place for place, scheme in enumerate(team.schemes)}
+    found = [(config, {**outcome(config), "run": name}) for name, config in runs.items()]
+    return sorted(found, key=lambda run: (order.get(run[1]["scheme"], len(order)), run[1]["run"]))

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..config import CompareConfig, TrainConfig
+from ..config import Grid, TrainConfig
 from ..runs.run import RunFolder, check_free, rows_of
 from ..train.signals import PARENT, handle_signals, stop_unheard
 from .team import Say, Team, done
@@ -31,7 +31,7 @@ class Worker:
 class Local(Team):
     """Runs training processes, as many at a time as the machine has room for."""
 
-    def __init__(self, out: Path, config: CompareConfig, say: Say, live: bool) -> None:
+    def __init__(self, out: Path, config: Grid, say: Say, live: bool) -> None:
         super().__init__(out, config, say, live)
         self.gpus = torch.cuda.device_count() if config.runtime.device in ("auto", "cuda") else 0
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

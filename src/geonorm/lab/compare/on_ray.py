@@ -18,7 +18,7 @@ from ... import elsewhere
 from ...errors import ConfigError, GeonormError, cause
 from ...schemes import parse, sources_of, stored
 from ...settings import from_dict
-from ..config import CompareConfig, TrainConfig
+from ..config import Grid, TrainConfig
 from ..train.loop import Interrupted, train
 from .team import Say, Team, done, last_line
 
@@ -31,7 +31,7 @@ class RunFailed(Exception):
 
 
 class OnRay(Team):
-    def __init__(self, out: Path, config: CompareConfig, say: Say, live: bool) -> None:
+    def __init__(self, out: Path, config: Grid, say: Say, live: bool) -> None:
         super().__init__(out, config, say, live)
         try:
             import ray

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from ...errors import ConfigError
-from ..config import CompareConfig, TrainConfig
+from ..config import Grid, TrainConfig
 from ..runs.run import RunFolder, read_object, write_atomic, write_json
 from .team import Say, Submitted, Team
 
@@ -33,7 +33,7 @@ TASKS = 1000
 
 
 class OnSlurm(Team):
-    def __init__(self, out: Path, config: CompareConfig, say: Say, live: bool) -> None:
+    def __init__(self, out: Path, config: Grid, say: Say, live: bool) -> None:
         super().__init__(out, config, say, live)
         self.folder = out / "slurm"
         self.state = self.folder / "state.json"
@@ -115,7 +115,7 @@ class OnSlurm(Team):
     def following(self) -> str:
         """The job that goes on when the array has ended, however its tasks ended."""
         settings = (self.out / "config.yaml").absolute()
-        command = shlex.join([sys.executable, "-m", "geonorm", "compare", "--config", str(settings)])
+        command = shlex.join([sys.executable, "-m", "geonorm", self.config.verb, "--config", str(settings)])
         log = shlex.quote(str((self.folder / "next.log").absolute()))
         head = [*self.head("next"), "#SBATCH --ntasks=1", "#SBATCH --cpus-per-task=1"]
         return "\n".join([*head, f"exec >>{log} 2>&1", *self.setup, f"export {GOES_ON}=1", f"exec {command}", ""])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...settings import to_dict
-from ..config import CompareConfig, TrainConfig
+from ..config import Grid, TrainConfig
 from ..runs.run import RunFolder, write_atomic
 from ..train.loop import Interrupted
 from ..train.signals import stop_unheard
@@ -32,11 +32,12 @@ class Submitted(Exception):
 class Team:
     """Runs training processes. A subclass says how: `work` returns when every one of its configs has ended."""
 
-    def __init__(self, out: Path, config: CompareConfig, say: Say, live: bool) -> None:
+    def __init__(self, out: Path, config: Grid, say: Say, live: bool) -> None:
         self.out, self.config, self.live = out, config, live
         self.unheard: list[float] = []  # times at which nobody could hear what was said
         self.say = stop_unheard(say, self.unheard)
         self.asked: list[TrainConfig] = []
+        self.schemes: list[str] = []  # as they write themselves, the baseline first
 
     def run(self, configs: list[TrainConfig]) -> list[dict[str, Any]]:
         """Runs what is not finished yet and returns the summaries in order. A run that died has status failed."""
@@ -78,7 +79,7 @@ class Team:
             self.say(f"{name}: {summary['status']}: {last_line(self.log(config))}")
 
 
-def make_team(out: Path, config: CompareConfig, say: Say, live: bool) -> Team:
+def make_team(out: Path, config: Grid, say: Say, live: bool) -> Team:
     """The team of `config.launcher`. ConfigError if what it needs is not here; nothing is written yet."""
     module, name = KINDS[config.launcher]
     made: Team = getattr(import_module(f".{module}", __package__), name)(out, config, say, live)

@@ -14,7 +14,7 @@ from typing import Any
 from ... import elsewhere
 from ...errors import CheckpointError
 from ...schemes import parse, sources_of
-from ..config import Recipe
+from ..config import Shared
 from ..data import TokenData, Tokenizer
 from .run import read_json, write_atomic, write_json
 
@@ -72,7 +72,7 @@ class Provenance:
     """Schemes from elsewhere, in the form of `sources_of`."""
 
     @classmethod
-    def of(cls, config: Recipe, tokens: TokenData, tokenizer: Tokenizer, schemes: Iterable[str]) -> Provenance:
+    def of(cls, config: Shared, tokens: TokenData, tokenizer: Tokenizer, schemes: Iterable[str]) -> Provenance:
         """What runs of these settings and schemes are made from."""
         sources = {place: kept for scheme in schemes for place, kept in sources_of(parse(scheme)).items()}
         return cls(tokens.sha256, tokenizer.fingerprint, config.tokens.tokenizer == "bpe", sources)

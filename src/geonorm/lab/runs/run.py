@@ -20,8 +20,9 @@ from ...settings import from_dict, to_dict
 from ..config import TrainConfig
 
 VOLATILE = (
-    "out", "resume", "checkpoint.keep", "checkpoint.best", "checkpoint.minutes", "guard.stuck", "runtime.accumulate",
-    "runtime.parallel", "runtime.reshard", "runtime.shard_size", "runtime.tensor_size",
+    "out", "resume", "branch", "checkpoint.keep", "checkpoint.best", "checkpoint.minutes", "checkpoint.trunk",
+    "guard.stuck", "runtime.accumulate", "runtime.parallel", "runtime.reshard", "runtime.shard_size",
+    "runtime.tensor_size",
 )  # fmt: skip
 """What a resumed run may say differently: nothing here changes the numbers by more than the order of a sum."""
 LOCK = ".lock"

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ NOTHING: Tensors = {}
 class Saver:
     """Saves into one folder, one checkpoint at a time, from a thread of its own."""
 
-    def __init__(self, folder: Path, keep: int, best: bool = False, world: World = ALONE) -> None:
-        self.folder, self.keep, self.best, self.world = folder, keep, best, world
+    def __init__(
+        self, folder: Path, keep: int, best: bool = False, world: World = ALONE, trunk: int | None = None
+    ) -> None:
+        self.folder, self.keep, self.best, self.world, self.trunk = folder, keep, best, world, trunk
         if world.first:
             folder.mkdir(exist_ok=True)
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -88,11 +91,12 @@ class Saver:
             self.prune(step)
 
     def prune(self, newest: int) -> None:
-        """Removes all but the newest `keep` and, if asked, the one with the lowest validation loss. Those later than
-        `newest` were passed over as corrupt, or belong to steps that were rewound."""
+        """Removes all but the newest `keep`, that of step `trunk` and, if asked, the one with the lowest validation
+        loss. Those later than `newest` were passed over as corrupt, or belong to steps that were rewound."""
         found = saved_steps(self.folder)
         current = [step for step in found if step <= newest]
         kept = set(current[-self.keep :])
+        kept |= {step for step in current if step == self.trunk}
         if self.best:
             losses = {}
             for step in current:
@@ -150,10 +154,11 @@ def load_newest(
     warn: Callable[[str], None],
     world: World = ALONE,
     more: Tensors = NOTHING,
+    last: float = inf,
 ) -> dict[str, Any] | None:
-    """The newest checkpoint that is whole; each corrupt one is reported through `warn` and passed over. None if there
-    is no checkpoint at all; CheckpointError if there are some and none can be used."""
-    found = world.share(saved_steps(folder))
+    """The newest checkpoint that is whole, of steps up to `last`; each corrupt one is reported through `warn` and
+    passed over. None if there is no checkpoint at all; CheckpointError if there are some and none can be used."""
+    found = world.share([step for step in saved_steps(folder) if step <= last])
     for step in reversed(found):
         try:
             return load_checkpoint(folder / f"step-{step}", model, optimizers, world, more)

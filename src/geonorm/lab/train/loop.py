@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,8 @@ from ...nn.decoder import Decoder
 from ...ops.available import read_backend
 from ...output import launched
 from ...schemes import advance
-from ..config import Recipe, TrainConfig
-from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
-from ..data.batches import Batches, validation_batches
-from ..data.objectives import Objective, pick_objective
+from ..config import TrainConfig
+from ..data.batches import Batches
 from ..resolve import Resolved, resolve
 from ..runs import environment
 from ..runs.provenance import Provenance
@@ -38,10 +36,12 @@ from ..scale.world import ALONE, World, join_world, own_device
 from ..tasks.examination import Examination
 from . import optim, trace
 from .averaging import Average
+from .branch import find_trunk
 from .diagnose import diagnose
 from .guard import Diverged, Judge, Trouble
 from .matrices import HeldNorms, Turning
 from .signals import stop_signals, stop_unheard
+from .text import Text, load_text
 from .validation import Validation, loss_on_part
 
 Say = Callable[[str], None]
@@ -51,30 +51,6 @@ LATE, STOP, FAILED = 1, 2, 3
 
 class Interrupted(Exception):
     """Ctrl-C or a termination signal; everything is saved."""
-
-
-@dataclass
-class Text:
-    """Training and validation tokens with the tokenizer that made them."""
-
-    tokens: TokenData
-    tokenizer: Tokenizer
-    objective: Objective
-
-
-def load_text(config: Recipe, world: World = ALONE) -> Text:
-    """Tokens for a run or comparison; prepares and caches them on first use. DataError for anything unusable, too few
-    tokens for one batch or one validation window included."""
-    world.dog.at(0, "preparing the data")
-    shape = config.decoder("pre")
-    cache = Path(config.tokens.cache) if config.tokens.cache else None
-    source = open_source(config.data)
-    tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache, mask=not shape.causal)
-    moved = lambda *_: world.dog.at(0, "preparing the data")  # noqa: E731 the other ranks wait
-    tokens = tokenize(source, tokenizer, cache, progress=moved)
-    Batches(tokens.train, config.batch_size, shape.context, seed=0)
-    next(validation_batches(tokens.validation, 1, shape.context))
-    return Text(tokens, tokenizer, pick_objective(config.objective, tokenizer))
 
 
 def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
@@ -94,6 +70,7 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
         silent = RunFolder(Path(config.out), writes=False)
         run = world.together(lambda: opened.enter_context(RunFolder.open(config)) if world.first else silent)
         world.together(lambda: provenance.check(run.path))
+        world.together(lambda: provenance.check(loop.trunk.folder.path) if loop.trunk else None)
         ended = world.share(run.summary() or {"status": "new"})
         if ended["status"] == "finished":
             say(f"{run.path} is already finished")
@@ -115,6 +92,7 @@ class Loop:
         c = setup.config
         self.config, self.setup, shape, kind = c, setup, setup.shape, setup.layout
         self.world = world = replace(world, tensor=c.runtime.tensor_size)
+        self.trunk = find_trunk(c)
         self.text, self.device, self.say = text, device, say
         world.dog.at(0, "building the model")
         self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed, text.objective)
@@ -159,7 +137,8 @@ class Loop:
         if run.writes and not (run.path / "tokenizer.json").exists():
             self.text.tokenizer.save(run.path / "tokenizer.json")
         board = self.writer(str(run.path / "tensorboard"), purge_step=self.step + 1) if self.writer else None
-        self.saver = checkpoint.Saver(run.checkpoints, c.checkpoint.keep, c.checkpoint.best, self.world)
+        trunk = optim.trunk_end(c.optim, c.steps) if c.checkpoint.trunk else None
+        self.saver = checkpoint.Saver(run.checkpoints, c.checkpoint.keep, c.checkpoint.best, self.world, trunk)
         with (
             stop_signals(launched(), stopped),
             closing(self.saver),
@@ -181,7 +160,7 @@ class Loop:
         while self.step < c.steps:
             step, last = self.step + 1, self.step + 1 == c.steps
             evaluating = last or step % self.evaluate_every == 0
-            saving = last or step % self.save_every == 0
+            saving = last or step % self.save_every == 0 or step == self.saver.trunk
             asking = self.examination is not None and self.examination.due(step, last)
             reading = evaluating or saving or asking or step % self.log_every == 0
             try:
@@ -328,6 +307,9 @@ class Loop:
         """Takes over the newest checkpoint; False if there is none."""
         own = self.model, self.optimizers, self.say, self.world, self.average.tensors()
         state = checkpoint.load_newest(run.checkpoints, *own)
+        if state is None and self.trunk:
+            state = checkpoint.load_newest(self.trunk.folder.checkpoints, *own, self.trunk.last)
+            self.trunk.copy_rows(run, state is not None)
         if state is None:
             return False
         self.step, self.seconds = state["step"], state["seconds"]

@@ -51,6 +51,10 @@ def rate_share(config: Optim, step: int, steps: int) -> float:
         progress = (step - warmup) / max(1, steps - warmup)
         return config.floor + (1 - config.floor) * (1 + cos(pi * progress)) / 2
     if config.schedule == "wsd":
-        cooldown = max(1, round(config.cooldown * steps))
-        return max(config.floor, min(1.0, (steps - step) / cooldown))
+        return max(config.floor, min(1.0, (steps - step) / (steps - trunk_end(config, steps))))
     return 1.0
+
+
+def trunk_end(config: Optim, steps: int) -> int:
+    """The last step before wsd cools down: up to there a longer run is the same run."""
+    return steps - max(1, round(config.cooldown * steps))

@@ -1,0 +1,1 @@
+"""Ladders: schemes over sizes and token budgets."""

@@ -1,0 +1,95 @@
+"""A ladder: schemes x sizes x token budgets x seeds, as separate runs by the teams of comparisons.
+
+    DIR/config.yaml  DIR/configs/NAME.yaml  DIR/runs/NAME/  DIR/results.json
+
+Each budget beyond the first branches from the one before it, where that begins to cool down: all budgets of one size,
+scheme, rate and seed are one trunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...nn.config import DecoderConfig
+from ...nn.decoder import Decoder
+from ..compare.compare import begin_study, read_runs, repeat_command, round_rate, slug
+from ..compare.team import Say
+from ..config import Shared, TrainConfig
+from ..runs.run import write_json
+from ..runs.speedup import judge_ladder
+from .config import LadderConfig, Size
+
+
+def ladder(
+    config: LadderConfig, say: Say = print, live: bool = False, command: list[str] | None = None
+) -> dict[str, Any]:
+    """Runs what is missing and returns the content of results.json; `command` is what repeats it. Raises what a
+    comparison raises (compare.compare)."""
+    sizes = [config.size(text, lambda shape: count(config, shape)) for text in config.depth]
+    samples = [run_config(config, size, scheme, 1.0, 0, 0) for scheme in config.schemes for size in sizes]
+    with begin_study(config, samples, say, live) as team:
+        for budget in range(len(config.budgets)):
+            team.run(
+                [
+                    run_config(config, size, scheme, rate, seed, budget)
+                    for size in sizes
+                    for seed in range(config.seeds)
+                    for rate in config.rates
+                    for scheme in team.schemes
+                ]
+            )
+        found = [{**summary, **about(run)} for run, summary in read_runs(team)]
+        results = {"command": command or repeat_command(config), "data": config.data, "runs": found}
+        results |= judge_ladder(found, team.schemes[0])
+        write_json(team.out / "results.json", results)
+        return results
+
+
+def run_config(config: LadderConfig, size: Size, scheme: str, rate: float, seed: int, budget: int) -> TrainConfig:
+    """One run; `budget` counts from the shortest."""
+    shared = {f.name: getattr(config, f.name) for f in fields(Shared)}
+    shape = {"layers": size.depth, "width": size.width, "heads": size.heads, "hidden": size.hidden}
+    shared["model"] = replace(config.model, **shape)
+    if config.evaluation.whole is None:  # of all runs the same text, however long they are
+        shared["evaluation"] = replace(config.evaluation, whole=False)
+    if len(size.steps) > 1:
+        shared["checkpoint"] = replace(config.checkpoint, trunk=True)
+        if config.optim.warmup_steps is None:
+            shared["optim"] = replace(config.optim, warmup_steps=round(config.optim.warmup * size.steps[0]))
+    lr = round_rate(rate * size.lr)
+    folders = [
+        str(Path(config.out) / "runs" / f"{size.name}-{steps}-{slug(scheme)}-lr{lr:g}-seed{seed}")
+        for steps in size.steps[: budget + 1]
+    ]
+    return TrainConfig(
+        **shared, steps=size.steps[budget], batch_size=size.batch_size, scheme=scheme, lr=lr, seed=seed,
+        out=folders[-1], branch=folders[-2] if budget else None,
+    )  # fmt: skip
+
+
+def count(config: LadderConfig, shape: dict[str, Any]) -> int:
+    """Parameters of the baseline at a size, all of them."""
+    with torch.device("meta"):
+        return Decoder(replace(config.decoder(config.schemes[0]), **shape)).parameter_count()
+
+
+def about(config: TrainConfig) -> dict[str, Any]:
+    """Where a run stands on the ladder, by its settings."""
+    shape = config.decoder(config.scheme)
+    return {
+        "size": f"d{shape.layers}w{shape.width}",
+        "depth": shape.layers,
+        "width": shape.width,
+        "batch_size": config.batch_size,
+        "planned_tokens": config.steps * config.batch_size * shape.context,
+        "embedding": embedding(shape),
+    }
+
+
+def embedding(shape: DecoderConfig) -> int:
+    """Parameters that no token is multiplied by: rows of the embedding are looked up, unless the head shares them."""
+    return 0 if shape.tied else shape.vocab_size * shape.width

@@ -1,0 +1,163 @@
+"""Ladders: end to end, extension, the rule of sizes, wrong input, launchers, a planted speed-up in real training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import geonorm
+from geonorm import report
+from geonorm.errors import ConfigError
+from geonorm.lab.ladder.config import LadderConfig, Rule
+from geonorm.lab.runs.speedup import judge_ladder
+
+BUILD = report.build
+WSD = ["--optim.schedule", "wsd"]
+
+
+@pytest.fixture
+def ladder(call: Any, tiny: list[str]) -> Any:
+    """geonorm ladder of the smallest models, in steps of two sequences of 16 bytes."""
+    words = tiny[tiny.index("--model.width") :]
+    return lambda out, *options: call(
+        "ladder", *words, "--rule.least", 32, "--rule.batch", 1e-6, "--out", out, *options
+    )
+
+
+def results(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return found
+
+
+def test_end_to_end_and_extension(
+    processes: Any, ladder: Any, call: Any, losses: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, words = tmp_path / "ladder", ["--budgets", "0.32k", "0.64k", "--seeds", 2, *WSD]
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "build", BUILD)
+        first = ladder(out, "--schemes", "pre", "geonorm(decay=sqrt)", "--depth", 1, *words)
+    assert first.status == 0, first.err
+    assert len(processes.started) == 8 and "geonorm(decay=sqrt) against pre" in first.out
+    assert {"config.yaml", "configs", "runs", "results.json", "report.html", "figures"} <= {
+        p.name for p in out.iterdir()
+    }
+    found = results(out)
+    assert set(found) == {"command", "data", "runs", "baseline", "points", "speedups", "trends", "fits"}
+    assert found["command"][:2] == ["geonorm", "ladder"] and found["baseline"] == "pre"
+    assert [(row["tokens"], row["scheme"], row["n"]) for row in found["points"]] == [
+        (tokens, scheme, 2) for tokens in (320, 640) for scheme in ("pre", "geonorm(decay=sqrt)")
+    ]
+    (row,) = found["speedups"]
+    assert row["tokens"] == 640 and (row["speedup"] or row["bound"]) and row["along"] == "tokens"
+    assert "needs 4 different places, and has 2" in found["fits"][0]["problem"]
+    assert (out / "report.html").read_text().count("<svg") >= 3
+
+    short, long = sorted(p for p in (out / "runs").iterdir() if "pre" in p.name and "seed0" in p.name)
+    settings = yaml.safe_load((long / "config.yaml").read_text())
+    assert settings["branch"] == str(short) and settings["optim"]["warmup_steps"] == 1
+    assert "resuming" in (out / "configs" / f"{long.name}.log").read_text()
+    planned = {**settings, "branch": None, "out": str(tmp_path / "planned")}
+    (tmp_path / "planned.yaml").write_text(yaml.safe_dump(planned))
+    assert call("train", "--config", tmp_path / "planned.yaml").status == 0
+    assert [row[:5] for row in losses(long)] == [row[:5] for row in losses(tmp_path / "planned")]
+
+    wider = ladder(out, "--schemes", "pre", "--depth", 1, 2, *words)
+    assert wider.status == 0 and len(processes.started) == 8 + 4
+    assert {(row["size"], row["scheme"]) for row in results(out)["points"]} == {
+        ("d1w16", "pre"), ("d1w16", "geonorm(decay=sqrt)"), ("d2w16", "pre")
+    }  # fmt: skip
+    refused = ladder(out, "--schemes", "pre", "--depth", 1, *words[:2], "0.96k", *words[3:])
+    assert refused.status == 2 and "holds a ladder with budgets" in refused.err and refused.err.count("\n") == 1
+    other = call("compare", "--out", out)
+    assert other.status == 2 and "does not hold the settings of a comparison" in other.err
+
+
+def test_one_integer_sets_a_size_and_each_part_can_be_said() -> None:
+    def count(shape: dict[str, int]) -> int:
+        return 12 * shape["layers"] * shape["width"] ** 2 + 2048 * shape["width"]
+
+    size = LadderConfig().size("4", count)
+    assert (size.depth, size.width, size.heads, size.hidden, size.batch_size, size.name) == (4, 64, 4, 172, 4, "d4w64")
+    assert size.steps == (round(20 * count({"layers": 4, "width": 64}) / 512),)
+    assert size.lr == pytest.approx(19 / (64 * size.steps[0] ** 0.5))
+    own = LadderConfig(budgets=["4M"]).size("4:width=96,batch_size=8,lr=3e-3", count)
+    assert (own.width, own.heads, own.batch_size, own.lr, own.steps) == (96, 6, 8, 3e-3, (round(4e6 / 1024),))
+    ruled = LadderConfig(rule=Rule(width=8, head=4, batch=2.0)).size("4", count)
+    assert (ruled.width, ruled.heads, ruled.lr) == (32, 8, pytest.approx(min(0.012, 19 / (32 * ruled.steps[0] ** 0.5))))
+    assert LadderConfig(budgets=["1"]).size("2", count).lr == 0.012  # the highest there is
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--depth", "4,6"], "--depth takes whole numbers with blanks between"),
+        (["--depth", "4:widht=96"], "unknown setting of --depth 4 'widht': did you mean 'width'?"),
+        (["--depth", "4:width=wide"], "width of --depth 4 takes a whole number, got 'wide'"),
+        (["--depth", "4", "4"], "--depth names 4 twice"),
+        (["--budgets", "many"], "--budgets takes tokens for each parameter (20) or in all (500k, 4M), got 'many'"),
+        (["--budgets", "1", "2"], "several --budgets are cool-downs of one trunk: add --optim.schedule wsd"),
+        (["--budgets", "0.01k"], "make [0] steps of the budgets"),
+        (["--rates", "0"], "rates must be positive, got 0"),
+        (["--schemes", "gonorm"], "did you mean 'geonorm'?"),
+        (["--schemes", "pre", "pre"], "--schemes names pre twice"),
+        (["--steps", "100"], "unknown option '--steps'"),
+        (["--model.layers", "3"], "--model.layers is what --depth sets"),
+        (["--depth", "1:heads=3"], "model.width 16 must be an even multiple of model.heads 3"),
+    ],
+)
+def test_wrong_input_is_one_line_and_writes_nothing(ladder: Any, tmp_path: Path, options: list[str], said: str) -> None:
+    given = options if "--depth" in options else ["--depth", "1", *options]
+    refused = ladder(tmp_path / "out", *(word for word in given))
+    assert refused.status == 2 and said in refused.err and refused.err.count("\n") == 1, refused.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_slurm_goes_on_with_the_ladder(ladder: Any, tmp_path: Path) -> None:
+    """Every budget is a phase: an array, and behind it the same ladder again."""
+    out = tmp_path / "ladder"
+    words = ["--depth", 1, "--budgets", "0.32k", "0.64k", "--seeds", 2, *WSD, "--launcher", "slurm"]
+    done = ladder(out, *words)
+    assert done.status == 0 and "4 runs: sbatch" in done.out
+    assert f"geonorm ladder --config {out / 'config.yaml'}" in (out / "slurm" / "next.sh").read_text()
+    assert "-10-" in (out / "slurm" / "runs.sh").read_text() and "-20-" not in (out / "slurm" / "runs.sh").read_text()
+
+
+def test_from_python(processes: Any, text: Path, tmp_path: Path) -> None:
+    small = {"width": 16, "heads": 2, "hidden": 16, "context": 16, "vocab_size": 257}
+    settings: dict[str, Any] = {"model": small, "tokens": {"tokenizer": "byte"}, "rule": {"least": 32, "batch": 1e-6}}
+    settings |= {"runtime": {"device": "cpu", "tensorboard": False}, "evaluation": {"tokens": 256, "trace_tokens": 0}}
+    settings |= {"data": str(text), "budgets": "0.32k", "seeds": 1, "out": str(tmp_path / "out")}
+    found = geonorm.ladder(["pre", "geonorm"], depth=[1, 2], **settings)
+    assert len(processes.started) == 4 and "geonorm d1w16" in repr(found) and "4 runs in" in repr(found)
+    assert [row["size"] for row in found.tables()["speedups"]] == ["d1w16", "d2w16"]
+    assert {"speedup", "speedup_low", "wall", "parameters"} <= set(found.frame().columns)
+    assert found.plot("loss").spec["layer"]
+    with pytest.raises(ConfigError, match="whole numbers"):
+        geonorm.ladder("pre", depth=["4,6"])
+
+
+@pytest.mark.slow
+def test_a_planted_speedup_is_recovered_in_real_training(call: Any, tmp_path: Path) -> None:
+    """The baseline with 1.25 times the tokens, on other seeds, at three budgets, lies within its interval."""
+    seeds, budgets = 3, {240 * factor: 300 * factor for factor in (1, 2, 4)}
+    tokens = [f"{steps * 512 / 1000}k" for pair in budgets.items() for steps in pair]
+    words = ["--depth", 2, "--schemes", "pre", "--seeds", seeds, "--runtime.device", "cpu"]
+    words += ["--evaluation.tokens", 200000, "--evaluation.every", 9999, "--evaluation.trace_tokens", 0]
+    out = tmp_path / "ladder"
+    done = call("ladder", *words, "--budgets", *tokens, *WSD, "--out", out)
+    assert done.status == 0, done.err
+    runs = {(run["planned_tokens"] // 512, run["seed"]): run for run in results(out)["runs"]}
+    assert len(runs) == seeds * 6
+    base = [runs[steps, seed] for steps in budgets for seed in range(seeds)]
+    planted = [
+        {**runs[longer, (seed + 1) % seeds], "scheme": "planted", "seed": seed, "planned_tokens": steps * 512}
+        for steps, longer in budgets.items()
+        for seed in range(seeds)
+    ]
+    (row,) = judge_ladder([*base, *planted], "pre")["speedups"]
+    assert row["speedup_low"] <= 1.25 <= row["speedup_high"], row
+    assert row["speedup_low"] > 1 and row["speedup_high"] < 1.6, row

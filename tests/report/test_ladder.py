@@ -1,0 +1,100 @@
+"""The report of a ladder, from a results.json that nothing was trained for."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from geonorm import report
+from geonorm.errors import GeonormError
+from geonorm.lab.runs.speedup import judge_ladder
+from geonorm.report import ladder
+
+SPEED = {"pre": 1.0, "geonorm": 1.3, "./mine.py:Soft<Post": 0.8, "far": 100.0}
+
+
+def write(folder: Path, sizes: dict[str, int], budgets: list[int], seeds: int = 3) -> Path:
+    """Losses of a law in compute, a little apart by seed and scheme."""
+    runs = []
+    for scheme, speed in SPEED.items():
+        for size, parameters in sizes.items():
+            for tokens in [budget * parameters for budget in budgets]:
+                for seed in range(seeds):
+                    loss = 2 + 50 * (parameters * tokens * speed) ** -0.15 + 1e-3 * math.sin(7 * seed + len(scheme))
+                    about = {"size": size, "planned_tokens": tokens, "embedding": 1000, "parameters": parameters}
+                    ended = {"status": "finished", "phase": "final", "lr": 1e-3, "tokens": tokens, "spikes": 0}
+                    name = {"run": f"{size}-{tokens}-{scheme}-{seed}", "scheme": scheme, "seed": seed}
+                    runs.append({**about, **ended, **name, "val_loss": loss, "tokens_per_second": 1e4 / speed})
+    folder.mkdir()
+    found = {"command": ["geonorm", "ladder"], "data": "books", "runs": runs, **judge_ladder(runs, "pre")}
+    (folder / "results.json").write_text(json.dumps(found, allow_nan=False))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"schemes": ["pre"], "depth": ["3"], "budgets": ["20"]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("ladder") / "mine", {"d3w48": 180_000, "d4w64": 330_000}, [5, 10, 20, 40])
+
+
+def test_the_page_begins_with_what_was_found(saved: Path, tmp_path: Path) -> None:
+    page = report.build([saved], tmp_path / "page.html", figures=tmp_path / "figures").read_text()
+    head, body = page.split("<nav", 1)
+    assert "geonorm against pre at 330k parameters and 13.2M tokens: speed-up 1.28 (1.27 to 1.30) in tokens" in head
+    assert "Soft&lt;Post" in page and "Soft<Post" not in page
+    assert "far against pre at 330k parameters and 13.2M tokens: a speed-up of more than 8" in head
+    assert head.count("geonorm against pre") == 1 and "; 1.29 (1.27 to 1.30) at 180k." in head
+    for section in ("Effective speed-up", "Slope of the difference", "Fits of E + A x^-a", "What limits this ladder"):
+        assert section in page, section
+    assert body.count('<svg class="chart"') == 5  # two sizes, over sizes, loss, difference
+    assert {p.name for p in (tmp_path / "figures").glob("*.png")} == {"speedup.png", "loss.png", "difference.png"}
+    assert "geonorm ladder --config" in page
+
+
+def test_one_size_is_drawn_over_tokens_and_fits_are_dotted(tmp_path: Path) -> None:
+    folder = write(tmp_path / "one", {"d4w64": 330_000}, [3, 6, 12, 24, 48])
+    drawn = report.draw(folder)
+    loss = json.dumps(drawn["loss"].spec)
+    assert '"title": "tokens"' in loss and '"strokeDash": [1.5, 2.5]' in loss
+    assert "a 0.15" in json.dumps(ladder.tables(ladder.load(folder))["Fits of E + A x^-a"])
+
+
+def test_other_forms_and_an_order_of_ones_own(saved: Path, tmp_path: Path) -> None:
+    tex = report.build([saved], tmp_path / "a.tex", format="latex", schemes=["geonorm", "pre"]).read_text()
+    assert tex.count(r"\begin{tabular}") == 4 and "far" not in tex
+    rows = list(csv.DictReader(io.StringIO(report.build([saved], tmp_path / "a.csv", format="csv").read_text())))
+    assert len(rows) == 4 * 2 * 4 and {row["speedup"] != "" for row in rows if row["scheme"] == "geonorm"} == {
+        True,
+        False,
+    }
+    assert report.build([saved], tmp_path / "a.pdf", format="pdf").read_bytes().startswith(b"%PDF")
+    assert ladder.load(saved).only([], "loss").names == ["far", "geonorm", "pre", "./mine.py:Soft<Post"]
+
+
+def test_a_ladder_and_a_comparison_stand_on_one_page(saved: Path, comparison_dir: Path, tmp_path: Path) -> None:
+    page = report.build([comparison_dir, saved], tmp_path / "both.html").read_text()
+    assert "Ladder: mine" in page and page.count('<section class="part">') == 2
+
+
+def test_one_seed_and_one_point_are_said_to_be_that(tmp_path: Path) -> None:
+    alone = ladder.load(write(tmp_path / "alone", {"d4w64": 330_000}, [20], seeds=1))
+    said = " ".join(" ".join(ladder.text_lines(alone)).split())
+    assert "is not resolved: one size and one budget are no curve" in said and "1 seed at the least" in said
+    report.build([tmp_path / "alone"], tmp_path / "page.html")
+    seeds = ladder.load(write(tmp_path / "seeds", {"d4w64": 330_000}, [10, 20, 40], seeds=1))
+    assert "one seed gives no interval" in " ".join(" ".join(ladder.text_lines(seeds)).split())
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"points": 3}'])
+def test_damage_is_one_line(saved: Path, tmp_path: Path, text: str) -> None:
+    folder: Any = write(tmp_path / "damaged", {"d4w64": 330_000}, [20])
+    (folder / "results.json").write_text(text)
+    with pytest.raises(GeonormError, match=r"is damaged: .*; the same geonorm ladder writes it anew"):
+        report.build([folder], tmp_path / "page.html")
