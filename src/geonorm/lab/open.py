@@ -19,6 +19,7 @@ from ..probes import load
 from ..schemes import parse, stored
 from .config import TrainConfig
 from .data import NO_TEXT, Tokenizer, load_tokenizer
+from .data.objectives import MaskedTokens
 from .runs.provenance import read_parts, read_sources
 from .runs.run import RunFolder, read_rows
 from .runs.statistics import usable
@@ -48,6 +49,14 @@ class Opened:
         """Whether it predicts the next token; else masked ones."""
         return not load.predicts_masked(self.model.config)
 
+    def masking(self) -> MaskedTokens:
+        """How the text of a model of masked tokens is masked. ConfigError if its tokenizer has no mask token."""
+        t = self.tokenizer
+        if t.mask_token_id is None:
+            raise ConfigError(f"the tokenizer of {self.name} has no mask token")
+        end = t.eos_token_id if t.sep_token_id is None else t.sep_token_id
+        return MaskedTokens(t.mask_token_id, -1 if end is None else end, len(t))
+
     def precision(self) -> AbstractContextManager[Any]:
         """The context to run it in."""
         return nullcontext()
@@ -67,6 +76,9 @@ class OpenedRun(Opened):
     @property
     def causal(self) -> bool:
         return self.model.config.causal
+
+    def masking(self) -> MaskedTokens:
+        return MaskedTokens.of(self.tokenizer)
 
     def precision(self) -> AbstractContextManager[Any]:
         return parallel.precision(self.config.runtime, self.device)

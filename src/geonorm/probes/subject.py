@@ -35,6 +35,13 @@ class Subject:
         """Of the parameters that are there."""
         return next((p.device for p in self.model.parameters() if p.device.type != "meta"), torch.device("cpu"))
 
+    @property
+    def masked(self) -> bool:
+        """Whether it predicts masked tokens and not the next one."""
+        if self.config is not None:
+            return "MaskedLM" in type(self.model).__name__
+        return not getattr(getattr(self.model, "config", None), "causal", True)
+
     def inputs(self, batch: Tensor | Inputs) -> dict[str, Any]:
         if isinstance(batch, Tensor):
             batch = batch.to(self.device)
@@ -48,6 +55,8 @@ class Subject:
 
     def run(self, inputs: Mapping[str, Any], *, head: bool) -> Any:
         """A forward pass; without the head where that is not needed, which saves logits."""
+        if self.masked:  # a base model takes no labels
+            inputs = {name: value for name, value in inputs.items() if name != "labels"}
         if "" in inputs:
             return self.model(inputs[""])
         model = self.model if head else getattr(self.model, "base_model", self.model)
@@ -80,20 +89,22 @@ class Subject:
         return int(tokens[..., 0].numel() if tokens.dim() > 2 else tokens.numel())
 
     def loss(self, batch: Tensor | Inputs) -> Tensor:
-        """Mean cross-entropy of the next token, in nats. ConfigError for a model without one."""
+        """Mean cross-entropy of the next token, or of masked ones, in nats. ConfigError for a model without one."""
         return self.losses(batch).mean()
 
     def losses(self, batch: Tensor | Inputs) -> Tensor:
         """Cross-entropy of every next token that is predicted from a token and is one: without padding on either
-        side. One dimension."""
+        side. Of a model of masked tokens that of every label but -100. One dimension."""
         inputs = self.inputs(batch)
         ids = inputs.get("decoder_input_ids", inputs.get("input_ids", inputs.get("")))
         out = self.run(inputs, head=True)
         logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)
         name = type(self.model).__name__
         predicts = self.config is None or any(part in name for part in ("CausalLM", "LMHead", "ConditionalGeneration"))
-        if logits is None or ids is None or not predicts:
+        if logits is None or ids is None or not (predicts or self.masked):
             raise ConfigError(f"needs a model that predicts the next token: this one is {name}")
+        if self.masked:
+            return masked_losses(logits, inputs.get("labels"), name)
         mask = inputs.get("decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask")
         logits = logits[:, :-1].flatten(0, 1)
         logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -103,6 +114,17 @@ class Subject:
     def blocks(self) -> list[tuple[str, list[nn.Module]]]:
         """(stack, its blocks) in order."""
         return [(stack.name, blocks_of(self.model, stack, base)) for stack, base in self.capture.stacks]
+
+
+def masked_losses(logits: Tensor, labels: Tensor | None, name: str) -> Tensor:
+    """Cross-entropy of the labels (batch, tokens) that are not -100, each at its own place: one dimension."""
+    if labels is None:
+        raise ConfigError(
+            f"needs what is to be predicted: {name} predicts masked tokens, give their labels with its ids"
+        )
+    chosen = labels != -100
+    found = logits[chosen]
+    return F.cross_entropy(found if found.dtype == torch.float64 else found.float(), labels[chosen], reduction="none")
 
 
 def measure_gradients(subject: Subject, batch: Tensor | Inputs) -> watch.Gradients:

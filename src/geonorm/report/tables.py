@@ -71,6 +71,7 @@ def summary_line(comparison: SavedComparison) -> str:
         f"{si(max(tokens))} tokens per run" if tokens else "tokens unknown",
         count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds",
         f"data {comparison.data}" if comparison.data else "data not named",
+        *(["losses of masked tokens"] if any(row.get("val_accuracy_mean") is not None for row in rows) else []),
     ]
     return " · ".join(parts)
 
@@ -170,6 +171,12 @@ def fitted_minimum(row: Row) -> str:
     return f"{fit['loss']:.4f}{error} at {fit['lr']:.2g}" + (f" ({fit['problem']})" if fit["problem"] else "")
 
 
+def accuracy(row: Row) -> str:
+    """Mean share of masked tokens that were predicted, where that was trained."""
+    share = row.get("val_accuracy_mean")
+    return "–" if share is None else f"{share:.1%}"
+
+
 def learning_rate(row: Row) -> str:
     """Best learning rate and where it lies in the grid that was tried."""
     if row["lr"] is None:
@@ -197,6 +204,7 @@ COLUMNS = (
     Column(
         "bits/byte", lambda row: "–" if row["val_bpb_mean"] is None else f"{row['val_bpb_mean']:.4f}", terminal=False
     ),
+    Column("accuracy", lambda row: accuracy(row), terminal=False),
     Column("memory", lambda row: memory(row["peak_memory_bytes"]), terminal=False),
     Column("parameters", lambda row: si(row["parameters"]), terminal=False),
     Column("spikes", lambda row: f"{row['spikes']} / {row['grad_spikes']}" if row["n"] else "–", terminal=False),

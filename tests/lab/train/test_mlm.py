@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+import geonorm
 from geonorm import names
+from geonorm.errors import ConfigError
 from geonorm.lab.config import TrainConfig
 from geonorm.lab.data.objectives import MaskedTokens
 from geonorm.lab.open import open_run
@@ -129,6 +131,19 @@ def test_eval_probe_and_generate(models: Path, call: Any, text: Path, tmp_path: 
     ended = summary(models)
     assert found["accuracy"] == pytest.approx(ended["val_accuracy"], abs=0.1) and found["part"] == "held-out"
     assert call("probe", models, "--data", text, "--tokens", 256, "--out", tmp_path / "probe").status == 0
+    deeper = call(
+        "probe", models, "--data", text, "--tokens", 256, "--gradients", "--ablate-blocks", "--out", tmp_path / "deeper"
+    )
+    assert deeper.status == 0, deeper.err
+    (one,) = json.loads((tmp_path / "deeper/summary.json").read_text())["models"]
+    assert one["loss"] == pytest.approx(ended["val_loss"], abs=0.5), "of masked tokens, as in training"
+    opened = open_run(models)
+    ids = torch.tensor([opened.encode(text.read_text()[:16])])
+    with pytest.raises(ConfigError, match="predicts masked tokens, give their labels with its ids"):
+        geonorm.probe(opened.model, ids, gradients=True)
+    labels = torch.where(torch.arange(16) == 3, ids, -100)
+    found = geonorm.probe(opened.model, {"": ids, "labels": labels}, ablate_blocks=True)
+    assert found.loss == pytest.approx(opened.model.loss(ids, labels).item(), rel=1e-5)
     refused = call("generate", models)
     assert refused.status == 2 and refused.out == ""
     assert refused.err == (

@@ -66,7 +66,10 @@ class MaskedTokens:
         return cls(tokenizer.mask, tokenizer.eos, tokenizer.vocab_size)
 
     def pairs(self, windows: NDArray[np.int64], numbers: list[int], seed: int) -> Pair:
-        ids = windows[:, :-1].copy()
+        return self.mask_windows(windows[:, :-1].copy(), numbers, seed)
+
+    def mask_windows(self, ids: NDArray[np.int64], numbers: list[int], seed: int = HELD_OUT) -> Pair:
+        """Masks windows (rows, context) in place: (inputs, targets)."""
         targets = np.full_like(ids, IGNORED)
         for row, target, number in zip(ids, targets, numbers, strict=True):
             self.mask_row(row, target, self.bits(seed, number, len(row)))

@@ -299,7 +299,7 @@ def _row(scheme: str, group: list[Summary], choice: Choice, reference: str, base
     difference = paired_interval(differences)
     is_reference = scheme == reference
     compared = bool(differences) and not is_reference
-    bpb = _finite(runs, "val_bpb")
+    bpb, accuracy = _finite(runs, "val_bpb"), _finite(runs, "val_accuracy")
     return {
         "scheme": scheme,
         "baseline": reference,
@@ -312,6 +312,7 @@ def _row(scheme: str, group: list[Summary], choice: Choice, reference: str, base
         "val_loss_low": loss.low,
         "val_loss_high": loss.high,
         "val_bpb_mean": float(np.mean(bpb)) if bpb else None,
+        "val_accuracy_mean": float(np.mean(accuracy)) if accuracy else None,
         "difference": difference.mean if compared else 0.0 if is_reference and runs else None,
         "difference_low": difference.low if compared else None,
         "difference_high": difference.high if compared else None,

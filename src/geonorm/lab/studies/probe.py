@@ -26,7 +26,7 @@ from ...probes.subject import Inputs, Subject, ablation, measure_gradients
 from ...results import Result, Rows
 from ...sites.anatomy import Stack
 from ..data import open_source
-from ..open import Opened, encode_running, open_model, read_settings, run_of
+from ..open import Opened, OpenedRun, encode_running, open_model, read_settings, run_of
 from ..runs import environment
 from ..runs.run import LOCK, finite_or_none
 from .simulate import check_writable, save
@@ -116,6 +116,7 @@ def probe(
     stays on its device. Raises ConfigError or DataError with one line.
     """
     encode: Callable[[str], list[int]] | None = None
+    opened: Opened | None = None
     if isinstance(model, str):
         config = ProbeConfig([model], tokens=tokens, context=context, batch=batch, device=device)
         opened = open_probed(run_of(model, scheme), config)
@@ -131,19 +132,38 @@ def probe(
         batches: list[Any] = list(text(data, encode, tokens, context, vocabulary(subject)).split(batch))
     else:
         batches = [data] if isinstance(data, (Tensor, Mapping)) else list(data)
-    return measure_model(subject, name, batches, gradients=gradients, ablate_blocks=ablate_blocks, progress=progress)
+    losses = gradients or ablate_blocks
+    asked = ask_masked(opened, batches) if opened is not None and isinstance(data, str) and losses else None
+    return measure_model(
+        subject, name, batches, asked, gradients=gradients, ablate_blocks=ablate_blocks, progress=progress
+    )
+
+
+def ask_masked(opened: Opened, batches: Sequence[Tensor]) -> Sequence[Tensor | Inputs]:
+    """What the loss of a model is measured on: ids, of a model of masked tokens masked, with labels."""
+    if opened.causal:
+        return batches
+    masking, found, number = opened.masking(), list[Inputs](), 0
+    for ids in batches:
+        inputs, labels = masking.mask_windows(ids.numpy().copy(), [number + row for row in range(len(ids))])
+        found.append({"" if isinstance(opened, OpenedRun) else "input_ids": inputs, "labels": labels})
+        number += len(ids)
+    return found
 
 
 def measure_model(
     subject: Subject,
     name: str,
     batches: Sequence[Tensor | Inputs],
+    asked: Sequence[Tensor | Inputs] | None = None,
     *,
     gradients: bool = False,
     ablate_blocks: bool = False,
     progress: Told | None = None,
 ) -> Probe:
+    """batches: what hidden states are measured on; asked: what losses are, where that is something else."""
     started = time.perf_counter()
+    asked = batches if asked is None else asked
     told = progress or (lambda what, share: None)
     if not batches:
         raise ConfigError("no data: give at least one batch")
@@ -151,13 +171,13 @@ def measure_model(
     tokens = subject.measure(batches, lambda _: told(name, next(done) / len(batches)))
     sites, norms = subject.capture.rows(), subject.capture.norm_rows()
     if gradients:
-        for row, found in zip(sites, measure_gradients(subject, batches[0]).values(), strict=True):
+        for row, found in zip(sites, measure_gradients(subject, asked[0]).values(), strict=True):
             row.update(found)
     loss, ablated = None, list[dict[str, Any]]()
     if ablate_blocks:
         sizes = (batch.numel() if isinstance(batch, Tensor) else ABLATION_TOKENS for batch in batches)
         most = next((i for i, size in enumerate(accumulate(sizes), start=1) if size >= ABLATION_TOKENS), len(batches))
-        loss, ablated = ablation(subject, batches[:most], lambda share: told(f"{name}: without blocks", share))
+        loss, ablated = ablation(subject, asked[:most], lambda share: told(f"{name}: without blocks", share))
     place = itemgetter("stack", "layer", "kind")
     rotations: dict[Any, Any] = {}
     for norm in {row["norm"]: row for row in norms}.values():
@@ -230,9 +250,11 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
         context = min(config.context, opened.context or config.context)
         ids = text(config.data, opened.encode, config.tokens, context, vocabulary(subject))
         batches = list(ids.split(config.batch))
+        losses = config.gradients or config.ablate_blocks
         measured = measure_model(
-            subject, label, batches, gradients=config.gradients, ablate_blocks=config.ablate_blocks, progress=progress
-        )
+            subject, label, batches, ask_masked(opened, batches) if losses else None, gradients=config.gradients,
+            ablate_blocks=config.ablate_blocks, progress=progress,
+        )  # fmt: skip
         found.append(measured)
         del opened, subject
     files = probe_files(found, config.data)

@@ -21,7 +21,7 @@ from ...probes.load import predicts_masked
 from ..config import EvalConfig, GenerateConfig
 from ..data import Tokenizer, open_source, tokenize
 from ..data.batches import validation_batches
-from ..data.objectives import NEXT, MaskedTokens
+from ..data.objectives import NEXT, Objective
 from ..data.tokenizer import FileTokenizer
 from ..open import Opened, OpenedRun, open_model
 from ..runs.provenance import read_parts
@@ -101,7 +101,7 @@ def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None) -
     # the fingerprint holds the share to hold out exactly where the text has no held-out part of its own
     whole = not seen and source.fingerprint != open_source(data, validation_fraction=0.5).fingerprint
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
-    objective = NEXT if opened.causal else MaskedTokens.of(tokenizer)
+    objective: Objective = NEXT if opened.causal else opened.masking()
     batches = validation_batches(ids, max(1, EVALUATION_BATCH // context), context, tokens, objective)
     scorer = opened.model if ours else Scorer(opened.model, first_token(opened.tokenizer))
     with opened.precision():
