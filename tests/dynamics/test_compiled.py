@@ -40,11 +40,14 @@ def test_the_graph_is_the_motion_at_every_layer(vectorial: str) -> None:
     rule, site = flow.rule(3.0)
     own = parameters(rule, site, 2 if rule.planar else DIM, x)
     graph = compiled.record_graph(rule, own, x, u, site)
+    shapes = compiled.constants(own)
     checked = 0
     for tau in (0.0, 2.5, 3.0, 6.75):
         at, there = flow.rule(tau)
-        if at == rule:  # a combinator's other scheme has a graph of its own
-            own = parameters(rule, there, 2 if rule.planar else DIM, x)
+        own = parameters(at, there, 2 if at.planar else DIM, x)
+        if (
+            at == rule and compiled.constants(own) == shapes
+        ):  # another scheme, or other parts, have a graph of their own
             values = compiled.tensors(own).values()
             found = graph(x, u, compiled.number(tau, x), *values)
             expected = motion(rule, own, x, u, there)
