@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from geonorm.cli.main import main
 from geonorm.lab.data.batches import validation_batches
+from geonorm.lab.data.objectives import NEXT
 from geonorm.lab.train import validation
 from geonorm.schemes import parse
 
@@ -70,8 +71,8 @@ def first_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Held-out windows are spread over the text now; the old version measured on the first ones."""
     spread = validation_batches
 
-    def first(tokens: Any, rows: int, context: int, most: int | None = None) -> Any:
-        return spread(tokens if most is None else tokens[: most + 1], rows, context, most)
+    def first(tokens: Any, rows: int, context: int, most: int | None = None, objective: Any = NEXT) -> Any:
+        return spread(tokens if most is None else tokens[: most + 1], rows, context, most, objective)
 
     def trace_ids(self: validation.Validation) -> torch.Tensor:
         return torch.cat([ids for ids, _ in self.part])[: self.trace_tokens // self.context]
