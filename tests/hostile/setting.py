@@ -112,6 +112,11 @@ def cut(share: float) -> Content:
     return lambda path: path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
 
 
+def cut_before(line: str) -> Content:
+    """Keeps what stands before a line that begins so: what is left of YAML can be read."""
+    return lambda path: path.write_text(path.read_text().partition(f"\n{line}")[0] + "\n")
+
+
 def gone(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -12,8 +12,8 @@ import struct
 
 from setting import (  # isort: skip
     COMPARE, PROBE, SIMULATE, TEXT, TINY, TRAIN, Situation,
-    cut, edited, flipped, folder, gone, held, left_behind, link, locked_away, parquet, pipe, read_only, renamed, s,
-    tensors,
+    cut, cut_before, edited, flipped, folder, gone, held, left_behind, link, locked_away, parquet, pipe, read_only,
+    renamed, s, tensors,
 )  # fmt: skip
 
 LAST = "run/checkpoints/step-4"
@@ -166,7 +166,7 @@ DAMAGED = [
     s("generate run --tokens 2", "tokenizer", files={"run/tokenizer.json": gone}),
     s("generate run --tokens 2", "tokenizer", files={"run/tokenizer.json": "{}"}),
     s("generate run --tokens 2", "config.yaml", files={"run/config.yaml": gone}),
-    s("generate run --tokens 2", "another model", files={"run/config.yaml": cut(0.3), **OLDER}),
+    s("generate run --tokens 2", "another model", files={"run/config.yaml": cut_before("model:"), **OLDER}),
     s("generate run --tokens 2", "another model", files={"run/config.yaml": edited(model__width=32), **OLDER}),
     s("generate run --tokens 2", "scheme", files={"run/config.yaml": edited(scheme=7)}),
     s("generate run --tokens 2", "steps", files={"run/config.yaml": edited(steps="many")}),

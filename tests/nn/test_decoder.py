@@ -17,7 +17,7 @@ from geonorm.nn.attention import rope
 from geonorm.nn.config import BERT
 from geonorm.nn.decoder import IGNORED
 from geonorm.norms import NormSpec
-from geonorm.schemes import Parts
+from geonorm.schemes import Parts, advance
 
 from .tiny import decoder, ids
 
@@ -58,6 +58,7 @@ def check_trains(model: Decoder) -> None:
     with torch.no_grad():  # what multiplies a parameter that starts at 0 has no gradient before the first step
         for p in model.parameters():
             p += 1e-3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+    advance(model)  # nor what is warmed up from 0
     model.zero_grad()
     model.loss(ids(), ids(seed=1)).backward()
     still = [n for n, p in model.named_parameters() if p.grad is not None and not p.grad.any()]
