@@ -241,6 +241,7 @@ def test_a_tokenizer_that_begins_texts_begins_windows() -> None:
         seen.append(ids)
         return SimpleNamespace(logits=F.one_hot(ids + 1, 9).float() * 50)
 
+    model.config = SimpleNamespace(architectures=["LlamaForCausalLM"])  # type: ignore[attr-defined]
     ids = torch.tensor([[2, 3, 4]])
     assert Scorer(model, 7).loss(ids, ids + 1).item() == pytest.approx(0.0, abs=1e-6)
     assert Scorer(model, None).loss(ids, ids + 1, reduction="sum").item() == pytest.approx(0.0, abs=1e-6)
