@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import permutations
 from math import factorial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..norms import NormSpec, Scalars, upcast
-from ..settings import Count, Range
-from .base import About, Number, Placement, Site, require
+from ..settings import Count
+from .base import About, Site, require
+from .connected import Connected
 from .registry import register
 
 MOST_PERMUTED = 6
@@ -22,7 +23,7 @@ MOST_PERMUTED = 6
 
 @register("mhc")
 @dataclass(frozen=True)
-class ManifoldHyper(Placement):
+class ManifoldHyper(Connected):
     """mHC: hyper-connections whose streams mix by a matrix with rows and columns that sum to 1, so that no mixing
     amplifies, and read and write with weights in [0, 1] and [0, 2].
 
@@ -44,11 +45,7 @@ class ManifoldHyper(Placement):
         "run (FFTYYY/mhc-lite ea19775), to rounding",
         lawless="n streams that mix, with weights that depend on the token",
     )
-    planar = False
-    carries = True
 
-    n: Annotated[int, Range(2)] = field(default=4, kw_only=True)
-    """Streams."""
     mix: Literal["sinkhorn", "permutation", "identity"] = field(default="sinkhorn", kw_only=True)
     """How the mixing is made doubly stochastic: rows and columns normalised in turn, a convex combination of all
     permutations, or not at all, each stream kept as it is."""
@@ -61,25 +58,12 @@ class ManifoldHyper(Placement):
             f"mix=permutation weighs all {self.n} factorial permutations: use at most {MOST_PERMUTED} streams",
         )
 
-    @property
-    def streams(self) -> int:  # type: ignore[override]
-        return self.n
-
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
-        sublayer = 2 * int(site.layer) + (site.kind == "mlp")
-        first = (int(site.layer) if site.kind == "parallel" else sublayer) % self.n
         return {
             "input": "norm",
             "all": norm(dim=self.n * norm.dim, gains=False),  # gains would only scale the rows of W
-            "mapping": Mapping(self.n, norm.dim, first, self.mix),
+            "mapping": Mapping(self.n, norm.dim, self.first(site), self.mix),
         }
-
-    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
-        start = super().enter(x, p, site)
-        return torch.stack((start,) * self.n, dim=-2)
-
-    def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
-        return super().exit(x.sum(-2), p, site)
 
     def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
         wide = upcast(x)
@@ -88,11 +72,6 @@ class ManifoldHyper(Placement):
             rest = wide if mixing is None else self.stochastic(mixing) @ wide
             y = (reading.unsqueeze(-2) @ wide).squeeze(-2)
         return p.input(y.to(x.dtype)), (rest, share)
-
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0, carry: Any = None) -> Tensor:
-        rest, share = carry
-        after: Tensor = rest + share.unsqueeze(-1) * u.unsqueeze(-2)
-        return after if isinstance(h, float) and h == 1.0 else x + h * (after - x)
 
     def stochastic(self, scores: Tensor) -> Tensor:
         """The mixing matrix (..., n, n) of scores, (..., n, n) or one per permutation: row i says what becomes of
@@ -105,10 +84,6 @@ class ManifoldHyper(Placement):
             scores = torch.log_softmax(scores, -2)
             scores = torch.log_softmax(scores, -1)
         return scores.exp()
-
-    def seen(self, x: Tensor) -> Tensor:
-        """The mean of the streams: the direction that leaves, and what a doubly stochastic mixing does not change."""
-        return upcast(x).mean(-2)
 
 
 class Mapping(Scalars):

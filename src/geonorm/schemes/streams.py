@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from ..decay import Schedule, schedule
 from ..norms import NormSpec, Scalars, upcast
-from ..settings import Positive, Range
+from ..settings import Positive
 from .base import About, Number, Placement, Site, add
+from .connected import Connected
 from .registry import register
 
 
@@ -114,7 +115,7 @@ class Siamese(Placement):
 
 @register("hyper")
 @dataclass(frozen=True)
-class Hyper(Placement):
+class Hyper(Connected):
     """Hyper-connections: n streams; every sub-layer reads one mixture of them, is added to each, and they mix anew.
 
     A and B are a learned constant plus, for `dynamic=tanh`, a small function of each stream. At the start the k-th
@@ -132,31 +133,14 @@ class Hyper(Placement):
         "rounding; no official code seen",
         lawless="n streams that mix, with weights that depend on the token",
     )
-    planar = False
-    carries = True
 
-    n: Annotated[int, Range(2)] = field(default=4, kw_only=True)
-    """Streams."""
     dynamic: Literal["tanh", "none"] = field(default="tanh", kw_only=True)
     """Whether the connections depend on the token."""
 
-    @property
-    def streams(self) -> int:  # type: ignore[override]
-        return self.n
-
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
-        sublayer = 2 * int(site.layer) + 1 if site.kind == "mlp" else 2 * int(site.layer)
-        first = (int(site.layer) if site.kind == "parallel" else sublayer) % self.n
-        own = {"input": "norm", "connection": Connection(self.n, norm.dim, first, self.dynamic == "tanh")}
+        own = {"input": "norm", "connection": Connection(self.n, norm.dim, self.first(site), self.dynamic == "tanh")}
         # without gains: they would only scale the rows of W
         return {**own, "streams": norm(gains=False)} if self.dynamic == "tanh" else own
-
-    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
-        start = super().enter(x, p, site)
-        return torch.stack((start,) * self.n, dim=-2)
-
-    def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
-        return super().exit(x.sum(-2), p, site)
 
     def read(self, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:
         wide = upcast(x)
@@ -165,15 +149,6 @@ class Hyper(Placement):
             mixed = mix.transpose(-1, -2) @ wide
         y, rest = mixed[..., 0, :], mixed[..., 1:, :]
         return p.input(y.to(x.dtype)), (rest, share)
-
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0, carry: Any = None) -> Tensor:
-        rest, share = carry
-        after: Tensor = rest + share.unsqueeze(-1) * u.unsqueeze(-2)
-        return after if isinstance(h, float) and h == 1.0 else x + h * (after - x)
-
-    def seen(self, x: Tensor) -> Tensor:
-        """The mean of the streams: the direction that leaves, and at the start the stream of Pre-Norm."""
-        return upcast(x).mean(-2)
 
 
 class Connection(Scalars):

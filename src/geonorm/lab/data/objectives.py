@@ -94,11 +94,6 @@ class MaskedTokens:
         ids[chosen[fate == 8]] = (bits[2, chosen[fate == 8]] % np.uint64(self.vocab_size)).astype(np.int64)
 
 
-def count_targets(targets: torch.Tensor) -> int:
-    """How many of the targets count."""
-    return int((targets != IGNORED).sum())
-
-
 def pick_objective(name: str, tokenizer: Tokenizer) -> Objective:
     """causal or mlm, with the tokens of a tokenizer."""
     return MaskedTokens.of(tokenizer) if name == "mlm" else NextToken()

@@ -1,0 +1,50 @@
+"""What hyper-connections of every kind have in common: several streams, between which a sub-layer is connected anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from ..norms import upcast
+from ..settings import Range
+from .base import Number, Placement, Site
+
+
+@dataclass(frozen=True)
+class Connected(Placement):
+    """n streams that start as copies and leave as their sum. What `read` carries says what becomes of them, (..., n,
+    dim), and what each receives of the sub-layer's output, (..., n)."""
+
+    planar = False
+    carries = True
+
+    n: Annotated[int, Range(2)] = field(default=4, kw_only=True)
+    """Streams."""
+
+    @property
+    def streams(self) -> int:  # type: ignore[override]
+        return self.n
+
+    def first(self, site: Site) -> int:
+        """The stream that a sub-layer reads most at the start: the k-th of the network stream k mod n."""
+        alone = site.kind == "parallel"
+        return (int(site.layer) if alone else 2 * int(site.layer) + (site.kind == "mlp")) % self.n
+
+    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        start = super().enter(x, p, site)
+        return torch.stack((start,) * self.n, dim=-2)
+
+    def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        return super().exit(x.sum(-2), p, site)
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0, carry: Any = None) -> Tensor:
+        rest, share = carry
+        after: Tensor = rest + share.unsqueeze(-1) * u.unsqueeze(-2)
+        return after if isinstance(h, float) and h == 1.0 else x + h * (after - x)
+
+    def seen(self, x: Tensor) -> Tensor:
+        """The mean of the streams: the direction that leaves, and at the start the stream of Pre-Norm."""
+        return upcast(x).mean(-2)
