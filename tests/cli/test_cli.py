@@ -44,6 +44,7 @@ SHARED = set(
     evaluation.tasks evaluation.task_every evaluation.task_limit
     evaluation.whole evaluation.average checkpoint.minutes checkpoint.every checkpoint.keep checkpoint.best
     checkpoint.trunk
+    log.to log.project
     guard.nan guard.spike guard.sigmas guard.window guard.limit guard.stuck
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
     runtime.tensorboard runtime.parallel runtime.reshard runtime.shard_size runtime.tensor_size""".split()

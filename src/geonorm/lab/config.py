@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..nn.config import DecoderConfig, preset
 from ..settings import Count, NotNegative, Range, Settings, hints
 from .compare.clusters import Machine, Ray, Slurm
-from .options import Checkpoint, Evaluation, Optim
+from .options import Checkpoint, Evaluation, Log, Optim
 
 MAX_SEED = 2**63 - 1
 Many = Annotated[int, Range(1), Range(1, 2**53)]
@@ -120,6 +120,7 @@ class Shared(Settings):
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     guard: Guard = field(default_factory=Guard)
     runtime: Runtime = field(default_factory=Runtime)
+    log: Log = field(default_factory=Log)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -139,7 +139,20 @@ def slug(scheme: str) -> str:
     return plain if plain == scheme else f"{plain[:60]}-{hashlib.sha256(scheme.encode()).hexdigest()[:6]}"
 
 
-GRID = {"schemes", "seeds", "lrs", "tune", "jobs", "launcher", "out", "depth", "rates"}
+GRID = {
+    "schemes",
+    "seeds",
+    "lrs",
+    "tune",
+    "jobs",
+    "launcher",
+    "out",
+    "depth",
+    "rates",
+    "log.to",
+    "log.project",
+    "checkpoint.trunk",
+}
 GRID |= {f"{group}.{f.name}" for group, kind in (("ray", Ray), ("slurm", Slurm)) for f in fields(kind)}
 """What may differ when a comparison or a ladder is extended: which runs there are, not what a run is."""
 
