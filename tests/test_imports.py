@@ -51,8 +51,8 @@ ALLOWED = {
 }
 FREE_OF_TORCH = """
     errors lazy output parsing progress results decay settings elsewhere sites.anatomy cli.arguments cli.main
-    dynamics.config probes.config nn.config lab.compare.clusters lab.config lab.ladder.config lab.runs.run lab.runs.statistics
-    lab.studies.simulate report report.config bench.config
+    dynamics.config probes.config nn.config lab.compare.clusters lab.config lab.ladder.config lab.runs.run
+    lab.runs.statistics lab.studies.simulate report report.config bench.config
 """.split()
 EXTRAS = """
     transformers datasets vl_convert tensorboard rich tokenizers yaml scipy ray lm_eval triton

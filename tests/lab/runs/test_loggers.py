@@ -116,7 +116,8 @@ import sys
 from geonorm.cli.main import main
 main(["train", "--data", {str(text)!r}, "--tokens.tokenizer", "byte", "--steps", "1",
       "--out", {str(tmp_path / "run")!r}, "--model.layers", "1", "--model.width", "16", "--model.heads", "2",
-      "--model.hidden", "16", "--model.context", "16", "--model.vocab_size", "257", "--evaluation.tokens", "64", "--evaluation.trace_tokens", "0"])
+      "--model.hidden", "16", "--model.context", "16", "--model.vocab_size", "257",
+      "--evaluation.tokens", "64", "--evaluation.trace_tokens", "0"])
 print(sorted({{"wandb", "trackio", "mlflow"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -105,10 +105,10 @@ def kept(run: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("first", "then", "said"),
     [
-        ([], [], "was planned for 10 steps of a cosine: for 20 every rate after warm-up would have been another"),
+        ([], [], "holds a run with steps 10, not 20: under a cosine every rate after warm-up would have been another"),
         (SCHEDULES["wsd"], [], "add --optim.warmup-steps 1 to extend it"),
         (SCHEDULES["constant"], ["--lr", 1e-3], "holds a run with lr 0.005, not 0.001"),
-        (SCHEDULES["constant"], ["--optim.warmup_steps", 3], "1 of them warm-up: add --optim.warmup-steps 1"),
+        (SCHEDULES["constant"], ["--optim.warmup_steps", 3], "with 1 of warm-up: add --optim.warmup-steps 1"),
         (SCHEDULES["constant"], ["--resume", "never"], "already holds a run"),
         ([*SCHEDULES["wsd"], "--optim.warmup_steps", 2, "--checkpoint.trunk", "false"], ["--optim.warmup_steps", 2],
          "none of its checkpoints is of the first 6"),
@@ -154,7 +154,7 @@ def test_a_diverged_run_is_not_extended(train: Any, tmp_path: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "status": "diverged"}))
     refused = train(run, *given, "--steps", 20)
-    assert refused.status == 2 and "planned for 10 steps and diverged" in refused.err
+    assert refused.status == 2 and "steps 10, not 20, that diverged" in refused.err
 
 
 def test_a_run_without_checkpoints_begins_anew(train: Any, losses: Any, tmp_path: Path) -> None:

@@ -115,20 +115,20 @@ def find_extension(config: TrainConfig) -> Extension | None:
         return None
     folder.check_same(config, but=LONGER)
     before, after = resolve(stored).config, resolve(config).config
-    where = f"{folder.path} was planned for {stored.steps} steps"
+    where = f"{folder.path} holds a run with steps {stored.steps}, not {config.steps}"
     if (folder.summary() or {}).get("status") == "diverged":
-        raise CheckpointError(f"{where} and diverged: with more it would again; choose another --out")
+        raise CheckpointError(f"{where}, that diverged and with more would again; choose another --out")
     if after.optim.schedule == "cosine":
         raise CheckpointError(
-            f"{where} of a cosine: for {config.steps} every rate after warm-up would have been another; choose another "
-            "--out (wsd and constant can be extended)"
+            f"{where}: under a cosine every rate after warm-up would have been another; choose another --out (wsd and "
+            "constant can be extended)"
         )
     wsd = after.optim.schedule == "wsd"
     shared = trunk_end(before.optim, stored.steps) if wsd else stored.steps
     steps = range(1, shared + 1)
     if any(rate_share(before.optim, n, stored.steps) != rate_share(after.optim, n, config.steps) for n in steps):
         warmup = warmup_end(before.optim, stored.steps)
-        raise CheckpointError(f"{where}, {warmup} of them warm-up: add --optim.warmup-steps {warmup} to extend it")
+        raise CheckpointError(f"{where}, with {warmup} of warm-up: add --optim.warmup-steps {warmup} to extend it")
     last = min(shared, averaging_start(after))
     kept = saved_steps(folder.checkpoints)
     if kept and min(kept) > last:
