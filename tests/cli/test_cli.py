@@ -59,8 +59,8 @@ LADDER = (COMPARE - set("steps batch_size lrs tune tune_steps".split())) | set(
     "depth budgets rates rule.width rule.head rule.batch rule.least rule.rate rule.highest".split()
 )
 SIMULATE = set(
-    """schemes init tokens dim beta time seeds out weights per heads causal delta method step log_time points depth
-    dtype device compile""".split()
+    """schemes init tokens dim beta time seeds out weights per heads causal mlp hidden rope delta method step log_time
+    points depth dtype device keep compile""".split()
 )
 PROBE = set(
     """models data tokens context batch gradients ablate_blocks out device dtype one_block tokenizer revision
