@@ -10,6 +10,7 @@ power: alpha t^-exponent, both numbers fitted, with the 95 % interval low to hig
 residuals).
 
 best: the law with the least spread, where it explains LEAST_R2 of the variance or stays within LEAST_SPREAD; else none.
+fits: the laws whose power of t lies in the interval of the fitted one, however the steps scatter.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from ..decay import LAWS, schedule
 
+POWERS = {"harmonic": 1.0, "sqrt": 0.5, "constant": 0.0}
 LEAST_R2 = 0.9
 """Among powers, harmonic then covers exponents from 0.76 to 1.46 and sqrt those from 0.38 to 0.73."""
 LEAST_SPREAD = 0.1
@@ -44,7 +46,9 @@ def fit(points: Iterable[tuple[float, float]], depth: int) -> dict[str, Any] | N
         }
     best = min(laws, key=lambda name: laws[name]["spread"])
     fits = laws[best]["spread"] <= LEAST_SPREAD or (laws[best]["r2"] or 0.0) >= LEAST_R2
-    return {"best": best if fits else "none", **laws, "power": power([log(t) for t, _ in known], values, total)}
+    fitted = power([log(t) for t, _ in known], values, total)
+    inside = [name for name, of in POWERS.items() if fitted["low"] <= of <= fitted["high"]]
+    return {"best": best if fits else "none", "fits": inside, **laws, "power": fitted}
 
 
 def power(logs: list[float], values: list[float], total: float) -> dict[str, Any]:
