@@ -64,7 +64,7 @@ SIMULATE = set(
 )
 PROBE = set(
     """models data tokens context batch gradients ablate_blocks out device dtype one_block tokenizer revision
-    trust_remote_code blocks sublayers norms_only scheme""".split()
+    trust_remote_code blocks sublayers norms_only scheme logit_lens bos""".split()
 )
 CHANGED = f"the command line changed: if that is meant, change the lists in {__file__} too"
 
