@@ -18,7 +18,7 @@ import geonorm
 SOURCE = Path(geonorm.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-GROUND = {"errors", "lazy", "output", "parsing", "results", "devices", "decay", "settings"}
+GROUND = {"errors", "lazy", "output", "parsing", "results", "devices", "decay", "settings", "progress"}
 MATHS = GROUND | {"sphere", "norms"}
 RULES = MATHS | {"elsewhere", "ops", "schemes"}
 MODELS = RULES | {"residual", "nn"}
@@ -27,6 +27,7 @@ ALLOWED = {
     "lazy": set(),
     "parsing": set(),
     "decay": set(),
+    "progress": set(),
     "settings": {"errors"},
     "output": {"errors"},
     "results": {"errors"},
@@ -49,9 +50,9 @@ ALLOWED = {
     "": set(),  # geonorm/__init__.py loads by name, on use
 }
 FREE_OF_TORCH = """
-    errors lazy output parsing results decay settings elsewhere sites.anatomy cli.arguments cli.main dynamics.config
-    probes.config nn.config lab.compare.clusters lab.config lab.ladder.config lab.runs.run lab.runs.statistics
-    lab.studies.simulate report report.config bench.config
+    errors lazy output parsing progress results decay settings elsewhere sites.anatomy cli.arguments cli.main
+    dynamics.config probes.config nn.config lab.compare.clusters lab.config lab.ladder.config lab.runs.run
+    lab.runs.statistics lab.studies.simulate report report.config bench.config
 """.split()
 EXTRAS = """
     transformers datasets vl_convert tensorboard rich tokenizers yaml scipy ray lm_eval triton

@@ -44,18 +44,20 @@ SHARED = set(
     evaluation.tasks evaluation.task_every evaluation.task_limit
     evaluation.whole evaluation.average checkpoint.minutes checkpoint.every checkpoint.keep checkpoint.best
     checkpoint.trunk
+    log.to log.project
     guard.nan guard.spike guard.sigmas guard.window guard.limit guard.stuck
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
     runtime.tensorboard runtime.parallel runtime.reshard runtime.shard_size runtime.tensor_size""".split()
 )
 MACHINE = set("machine.tflops machine.tflops_fp32 machine.mfu machine.bandwidth machine.memory".split())
 PLAN = MACHINE | {"dry_run", "world_size", "json"}
-TRAIN = SHARED | PLAN | set("scheme lr seed resume phase branch".split())
+TRAIN = SHARED | PLAN | set("scheme lr seed resume phase branch cell".split())
 COMPARE = SHARED | set(
-    """schemes lrs seeds tune tune_steps jobs launcher ray.address ray.gpus ray.retries slurm.submit slurm.partition
+    """schemes lrs seeds tune tune_steps grid max_runs
+    jobs launcher ray.address ray.gpus ray.retries slurm.submit slurm.partition
     slurm.account slurm.time slurm.gpus slurm.memory slurm.options slurm.setup slurm.retries""".split()
 )
-LADDER = (COMPARE - set("steps batch_size lrs tune tune_steps".split())) | set(
+LADDER = (COMPARE - set("steps batch_size lrs tune tune_steps grid max_runs".split())) | set(
     "depth budgets rates rule.width rule.head rule.batch rule.least rule.rate rule.highest".split()
 )
 SIMULATE = set(

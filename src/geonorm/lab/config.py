@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..nn.config import DecoderConfig, preset
 from ..settings import Count, NotNegative, Range, Settings, hints
 from .compare.clusters import Machine, Ray, Slurm
-from .options import Checkpoint, Evaluation, Optim
+from .options import Checkpoint, Evaluation, Log, Optim
 
 MAX_SEED = 2**63 - 1
 Many = Annotated[int, Range(1), Range(1, 2**53)]
@@ -120,6 +120,7 @@ class Shared(Settings):
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     guard: Guard = field(default_factory=Guard)
     runtime: Runtime = field(default_factory=Runtime)
+    log: Log = field(default_factory=Log)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,6 +176,8 @@ class TrainConfig(Recipe):
     checkpoint.trunk) this one begins: the same as without, but for the time."""
     phase: Literal["final", "tune"] = "final"
     """What a comparison uses the run for."""
+    cell: list[str] = field(default_factory=list)
+    """Of a comparison's grid, the values that this run has."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -260,6 +263,10 @@ class CompareConfig(Grid, Recipe):
     """Learning rates. Several are tried with one seed on a shorter run and the best is kept for each scheme."""
     tune: bool = False
     """Extend the learning rates of a scheme by the grid's own ratio until its best is not at an end."""
+    grid: list[str] = field(default_factory=list)
+    """Settings with several values (model.width=64,128 scheme.alpha=0.5,1,2): a comparison for each combination."""
+    max_runs: Count = 200
+    """Most runs of a grid; one that makes more is refused before anything starts."""
     tune_steps: Count | None = None
     """Steps of a tuning run; half of --steps when not given. Short runs like higher rates than long ones."""
 

@@ -91,5 +91,25 @@ class Checkpoint(Settings):
     """Newest checkpoints kept."""
     best: bool = False
     """Save at evaluations that are the best so far too, and keep the best besides the newest."""
-    trunk: bool = False
-    """Save before wsd begins to cool down, too, and keep that: longer runs can begin there (branch)."""
+    trunk: bool | None = None
+    """Save before wsd begins to cool down, too, and keep that: longer runs can begin there (branch, or more steps for
+    the same run). When not given, where the schedule is wsd."""
+
+
+@dataclass(frozen=True)
+class Log(Settings):
+    """Where the numbers of a run go besides its directory."""
+
+    prefix = "log."
+
+    to: list[Literal["wandb", "trackio", "mlflow"]] = field(default_factory=list)
+    """Trackers, each an extra of the package (pip install 'geonorm[wandb]'); none by default."""
+    project: str = "geonorm"
+    """Their project; for MLflow the experiment."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.to)) < len(self.to):
+            raise ConfigError("--log.to names a tracker twice")
+        if not self.project.strip():
+            raise ConfigError("log.project is empty; give the project a name")

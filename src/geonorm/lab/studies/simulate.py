@@ -7,9 +7,7 @@ and trajectories.safetensors where --keep asks for it.
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -94,28 +92,3 @@ def save(
                 write_atomic(out / name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in content))
             else:
                 write_json(out / name, content)
-
-
-@contextmanager
-def show_progress(live: bool) -> Iterator[Callable[[str, float], None]]:
-    """A bar per scheme on stderr where someone watches; else a line per finished scheme."""
-    if not live:
-
-        def tell(scheme: str, done: float) -> None:
-            if done == 1:
-                print(f"{scheme}: done", file=sys.stderr, flush=True)
-
-        yield tell
-        return
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def show(scheme: str, done: float) -> None:
-            if scheme not in tasks:
-                tasks[scheme] = bars.add_task(scheme.replace("[", r"\["), total=1.0)
-            bars.update(tasks[scheme], completed=done)
-
-        yield show
