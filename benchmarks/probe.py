@@ -62,7 +62,9 @@ def main() -> None:
         "batch": options.batch,
         "context": options.context,
         "rounds": options.rounds,
-        "rows_seconds": seconds(subject.capture.rows) + seconds(subject.capture.norm_rows),
+        "rows_seconds": sum(
+            map(seconds, (subject.capture.rows, subject.capture.norm_rows, subject.capture.layer_rows))
+        ),
     }
     for name in ("model", "body"):
         ratio, low, high = ratio_interval([a / b for a, b in zip(spent["probe"], spent[name], strict=True)])

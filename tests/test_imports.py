@@ -40,10 +40,10 @@ ALLOWED = {
     "residual": RULES,
     "sites": RULES | {"residual"},
     "nn": RULES | {"residual"},
-    "dynamics": MATHS | {"schemes"},
+    "dynamics": MATHS | {"schemes", "nn.attention", "nn.config", "nn.mlp", "nn.roles"},  # branches, not models
     "probes": GROUND | {"sphere", "sites"},
     "hf": MODELS | {"sites", ""},  # "" is the package itself: its version
-    "lab": MODELS | {"sites", "hf", "probes", ""},
+    "lab": MODELS | {"sites", "hf", "probes", "dynamics", ""},
     "report": {"errors", "lab.runs.run", "lab.runs.statistics", "parsing", "decay", "settings"},
     "bench": MODELS | {"lab", "report"},
     "__main__": {"cli"},

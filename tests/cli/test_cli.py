@@ -61,12 +61,12 @@ LADDER = (COMPARE - set("steps batch_size lrs tune tune_steps grid max_runs".spl
     "depth budgets rates rule.width rule.head rule.batch rule.least rule.rate rule.highest".split()
 )
 SIMULATE = set(
-    """schemes init tokens dim beta time seeds out weights per heads causal delta method step log_time points depth
-    dtype device compile""".split()
+    """schemes init tokens dim beta time seeds out weights per heads causal mlp hidden rope delta method step log_time
+    points depth dtype device keep compile""".split()
 )
 PROBE = set(
     """models data tokens context batch gradients ablate_blocks out device dtype one_block tokenizer revision
-    trust_remote_code blocks sublayers norms_only scheme""".split()
+    trust_remote_code blocks sublayers norms_only scheme logit_lens bos""".split()
 )
 CHANGED = f"the command line changed: if that is meant, change the lists in {__file__} too"
 

@@ -24,9 +24,11 @@ Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 class Keeping(SiteMeasure):
     """Keeps what it is given."""
 
-    def update(self, x: Tensor, after: Tensor, u: Tensor | None = None, mask: Tensor | None = None) -> None:
+    def update(
+        self, x: Tensor, after: Tensor, u: Tensor | None = None, mask: Tensor | None = None
+    ) -> dict[str, Tensor]:
         self.kept = (x.clone(), after.clone(), None if u is None else u.clone())
-        super().update(x, after, u, mask)
+        return super().update(x, after, u, mask)
 
 
 @torch.no_grad()

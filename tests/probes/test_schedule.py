@@ -73,6 +73,11 @@ def test_the_interval_of_the_power_holds_the_truth_as_often_as_it_says() -> None
         assert found is not None
         hits += found["power"]["low"] <= 0.8 <= found["power"]["high"]
     assert 0.92 <= hits / 400 <= 0.98
+    named = [fit([(t, t**-0.5 * exp(draw.gauss(0, 0.3))) for t in range(1, 33)], 32) for _ in range(100)]
+    assert all(found is not None and found["best"] == "none" for found in named)  # scatter leaves too little explained
+    assert 90 <= sum(found is not None and "sqrt" in found["fits"] for found in named) <= 99
+    hits = sum(f is not None and f["sqrt"]["alpha_low"] <= 1 <= f["sqrt"]["alpha_high"] for f in named)
+    assert 90 <= hits <= 99
     assert all(stdtr(n, student(n)) == pytest.approx(0.975, rel=1e-14) for n in range(1, 60))
 
 

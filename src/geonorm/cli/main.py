@@ -276,6 +276,7 @@ def simulate(config: SimulateConfig) -> int:
     from ..devices import pick_device
     from ..dynamics.simulate import Simulation
     from ..dynamics.simulate import simulate as run
+    from ..dynamics.trajectories import FILE
     from ..lab.runs import environment
     from ..report import build
     from ..report.simulation import text_lines
@@ -289,7 +290,7 @@ def simulate(config: SimulateConfig) -> int:
     except BaseException as stop:
         if not found.summary["schemes"]:
             raise
-        simulations.save(out, settings, described, found.files())
+        simulations.save(out, settings, described, found.files(), found.trajectories)
         missing = ", ".join(found.summary["missing"])
         output.complain(
             f"geonorm simulate: finished schemes are in {out}, missing: {missing}; the same command goes on with these"
@@ -297,9 +298,12 @@ def simulate(config: SimulateConfig) -> int:
         if not isinstance(stop, KeyboardInterrupt):
             raise
         return 130
-    simulations.save(out, settings, described, found.files())
+    simulations.save(out, settings, described, found.files(), found.trajectories)
     page = build([out], out / "report.html", figures=out / "figures")
     print("\n".join(text_lines(found.summary)))
+    if config.keep:
+        size = (out / FILE).stat().st_size / 2**20
+        print(f"kept: {', '.join(config.keep)}, {size:.3g} MiB in {out / FILE}")
     print(f"report: {page}")
     return 0
 

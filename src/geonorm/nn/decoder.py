@@ -23,7 +23,7 @@ from ..schemes import Parts, Scheme, Site, parse
 from .attention import LayerCache, SelfAttention, rope
 from .config import DecoderConfig
 from .mlp import MLP
-from .roles import ROLES, base_std, linear
+from .roles import ROLES, draw_weight, linear
 
 
 class End(nn.Module):
@@ -134,14 +134,6 @@ class Transform(nn.Module):
     def forward(self, y: Tensor) -> Tensor:
         out: Tensor = self.norm(F.gelu(self.dense(y), approximate=self.formula))
         return out
-
-
-def draw_weight(weight: Tensor, role: str, scheme: Scheme, site: Site, config: DecoderConfig) -> Tensor:
-    """Draws a weight (out, in) in place as its scheme starts it, and returns it."""
-    fan_out, fan_in = weight.shape
-    weight.normal_(0.0, scheme.init_std(role, fan_in, fan_out, site, base_std(role, fan_in, config)))
-    scheme.constrain({role: [weight]})
-    return weight
 
 
 IGNORED = -100

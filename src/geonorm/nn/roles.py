@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..schemes import Scheme, Site
 from .config import DecoderConfig
 
 
@@ -72,3 +73,11 @@ def base_std(role: str, fan_in: int, config: DecoderConfig) -> float:
     if config.init == "gpt2":
         return 0.02 * (2 * depth) ** -0.5 if writes else 0.02
     return 0.0 if writes and config.init == "zero" else float(fan_in) ** -0.5
+
+
+def draw_weight(weight: Tensor, role: str, scheme: Scheme, site: Site, config: DecoderConfig) -> Tensor:
+    """Draws a weight (out, in) in place as its scheme starts it, and returns it."""
+    fan_out, fan_in = weight.shape
+    weight.normal_(0.0, scheme.init_std(role, fan_in, fan_out, site, base_std(role, fan_in, config)))
+    scheme.constrain({role: [weight]})
+    return weight

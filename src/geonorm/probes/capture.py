@@ -6,13 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..sites.anatomy import BY_HAND, Stack, blocks_of, join_path
 from ..sites.watch import ModelSite, module_at, sites_of, stacks_of, watch, watch_calls
-from .accumulate import NormMeasure, SiteMeasure
+from .accumulate import NormMeasure, SiteMeasure, flat
+from .attention import FirstTokenMass, WatchAttention, counted_queries, first_places
+from .detail import SiteDetail
+from .layers import likeness
 from .norms import NormFacts, channels_first, examine, norms_of
+from .sample import SAMPLE
+from .streaming import Sample
 
 Masks = Mapping[str, Tensor | None]
 
@@ -61,6 +67,30 @@ def mask_of(masks: Masks, stack: str) -> Tensor | None:
     return masks.get(stack) if stack in masks or len(masks) != 1 else next(iter(masks.values()))
 
 
+def clamped_tokens(place: ModelSite, x: Tensor, u: Tensor | None) -> Tensor | None:
+    """Which tokens (batch, tokens) a scheme's ceiling stops; None for a site without one."""
+    residual = place.residual
+    if residual is None or u is None:
+        return None
+    with torch.no_grad():
+        found = residual.scheme.clamped(x, u, residual.own(), residual.site(x))
+    return None if found is None else found.reshape(x.shape[: x.dim() - 1])
+
+
+class SiteRecord:
+    """All that is measured of one site beside its SiteMeasure."""
+
+    def __init__(self) -> None:
+        self.detail, self.attention = SiteDetail(), FirstTokenMass()
+        self.clamped, self.tokens = 0.0, 0
+        self.end = Sample(SAMPLE)
+        """Of the stream behind the site: the same tokens as the measure's sample in front of it."""
+
+    def row(self, measure: SiteMeasure) -> dict[str, Any]:
+        clamped = self.clamped / self.tokens if self.tokens else None
+        return {**self.detail.row(measure.shares()), **self.attention.row(), "clamped": clamped}
+
+
 class Capture:
     """Sites and norms of a model, found once, with their measures; `watching` measures what runs inside it.
 
@@ -73,6 +103,10 @@ class Capture:
         self.model = model
         self.stacks = stacks_of(model, stacks) if sites else []
         self.sites = {place: SiteMeasure() for place in (sites_of(model, stacks) if sites else ())}
+        self.records = {place: SiteRecord() for place in self.sites}
+        self.last = {place.stack: place for place in self.sites}
+        self.attended: list[tuple[Tensor, Tensor]] = []
+        """What `WatchAttention` has found since the last site."""
         self.norms: dict[str, WatchedNorm] = {}
         self.masks: Masks = {}
         self.find_norms()
@@ -116,12 +150,31 @@ class Capture:
         """Measures every forward pass inside. masks by stack (decoder=, encoder=): (batch, tokens), 0 is padding."""
         self.masks = masks
         norms = {name: norm.module for name, norm in self.norms.items()}
-        with watch(self.model, self.see_site, self.sites), watch_calls(norms, self.see_norm):
+        attention = WatchAttention(lambda *found: self.attended.append(found), self.first_tokens)
+        with watch(self.model, self.see_site, self.sites), watch_calls(norms, self.see_norm), attention:
             yield
 
+    def first_tokens(self, batch: int, keys: int) -> Tensor:
+        """Where the sequences begin of the stream whose attention has this many keys."""
+        masks = [mask for mask in self.masks.values() if mask is not None and mask.shape == (batch, keys)]
+        return first_places(masks[0] if len(masks) == 1 else None, batch, keys)
+
     def see_site(self, place: ModelSite, x: Tensor, u: Tensor | None, after: Tensor) -> None:
+        record, given = self.records[place], mask_of(self.masks, place.stack)
+        clamped = clamped_tokens(place, x, u)
         x, after = place.seen(x), place.seen(after)
-        self.sites[place].update(x, after, u, fit_mask(mask_of(self.masks, place.stack), x, "the stream"))
+        mask = fit_mask(given, x, "the stream")
+        tokens = self.sites[place].update(x, after, u, mask)
+        record.detail.update(x, tokens, mask)
+        if clamped is not None and tokens:
+            chosen = clamped.flatten() if mask is None else clamped[mask]
+            record.clamped, record.tokens = record.clamped + chosen.sum().item(), record.tokens + chosen.numel()
+        if tokens and self.last[place.stack] is place:
+            record.end.update(flat(after, mask))
+        for mass, seen in self.attended if place.site.kind in ("attn", "parallel") else ():
+            counted = counted_queries(given, first_places(given, *seen.shape), seen)
+            record.attention.add(mass, seen, counted)
+        self.attended.clear()
 
     def see_norm(self, name: str, x: Tensor, y: Tensor) -> None:
         norm = self.norms[name]
@@ -130,8 +183,25 @@ class Capture:
     def rows(self) -> list[dict[str, Any]]:
         """One row per site that ran, in the columns of trace.jsonl."""
         return [
-            {**place.about, **measure.row()} for place, measure in self.sites.items() if measure.moments is not None
+            {**place.about, **measure.row(), **self.records[place].row(measure)}
+            for place, measure in self.sites.items()
+            if measure.moments is not None
         ]
+
+    def layer_rows(self) -> list[dict[str, Any]]:
+        """One row per two depths of a stack, in the columns of layers.jsonl: in front of each block, behind the last.
+
+        `first` and `second` are the numbers of blocks that the stream has passed.
+        """
+        found = []
+        for stack, last in self.last.items():
+            fronts: dict[float, Tensor] = {}
+            for place, measure in self.sites.items():
+                if place.stack == stack and measure.sample.kept:
+                    fronts.setdefault(place.site.layer, measure.sample.kept[0])
+            states = [*fronts.values(), *self.records[last].end.kept[:1]]
+            found += [{"stack": stack, **row} for row in likeness(states)] if len(states) > 1 else []
+        return found
 
     def norm_rows(self) -> list[dict[str, Any]]:
         """One row per norm that ran, in the columns of norms.jsonl."""

@@ -36,6 +36,10 @@ class ProbeConfig(Settings):
     """Also the gradient norm of every site's weights, of one batch."""
     ablate_blocks: bool = False
     """Also the loss without one block or several in a row, and the angle between their ends, on up to 4096 tokens."""
+    logit_lens: bool = False
+    """Also the loss if the model ended after each of its blocks, on up to 4096 tokens."""
+    bos: bool = False
+    """Begin every window with the token that begins a text (of runs of ours: the one that ends the text before)."""
     out: str = "runs/probe"
     """Directory for trace.jsonl, norms.jsonl, summary.json, report.html and figures; new, or of a probe."""
     device: str = "auto"
@@ -69,8 +73,12 @@ class ProbeConfig(Settings):
             raise ConfigError("--blocks and --sublayers go together: the list of blocks, and the sites of each")
         if self.norms_only and (self.gradients or self.ablate_blocks or self.blocks):
             raise ConfigError("--norms-only has no sites: leave out --gradients, --ablate-blocks and --blocks")
+        if self.norms_only and self.logit_lens:
+            raise ConfigError("--norms-only knows no blocks: leave out --logit-lens")
         if self.one_block and (self.gradients or self.ablate_blocks):
             raise ConfigError("--one-block holds no whole model: leave out --gradients and --ablate-blocks")
+        if self.one_block and self.logit_lens:
+            raise ConfigError("--one-block loads no head: leave out --logit-lens")
         self.stacks()
 
     def stacks(self) -> tuple[Stack, ...] | None:

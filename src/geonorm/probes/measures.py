@@ -8,9 +8,11 @@ in fp64, `SiteMeasure` and `NormMeasure` (accumulate.py) over any number of batc
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from math import pi, sqrt
+from math import exp, log, pi, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -193,3 +195,24 @@ class SiteMoments:
             smallest_radius=x.detach().float().norm(dim=-1).min().item(),
             finite=bool(torch.isfinite(after).all()),
         )
+
+
+def pool_spreads(rows: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:
+    """How far norms make lengths alike, as arXiv:2409.12951 reports it: over the norms in blocks, the standard
+    deviation over tokens of |x| before and after each: geometric means, and of the factor between both also the least
+    and the most. Norms on either side of which all lengths are one (to 0.1 %) have no such factor and are left out;
+    None where there are no others."""
+    pairs = [
+        (row["norm_before_std"], row["norm_after_std"])
+        for row in rows
+        if row.get("kind") is not None
+        and all((row[f"norm_{end}_std"] or 0) > 1e-3 * (row[f"norm_{end}"] or 1) for end in ("before", "after"))
+    ]
+    if not pairs:
+        return None
+    factors = [before / after for before, after in pairs]
+    before, after = (exp(sum(map(log, values)) / len(pairs)) for values in zip(*pairs, strict=True))
+    return {
+        "norms": len(pairs), "before": before, "after": after, "factor": before / after, "low": min(factors),
+        "high": max(factors),
+    }  # fmt: skip

@@ -5,10 +5,12 @@ With t = block + 1 of L blocks, each law has one free number, the scale alpha: h
 linear alpha (L - t + 1)/L, constant alpha. All are fitted to the logarithms, where every block counts alike; on the raw
 scale the first block, several times as large as the rest, decides alone. r2 = 1 - sum of squares about the law / sum of
 squares about the mean, both of logarithms: the constant has 0, and a law that is worse than the mean has less than 0.
-spread: root mean square of the logarithm of value / law. Beside them power: alpha t^-exponent, both numbers fitted,
-with the 95 % interval low to high of the exponent (Student's t of the residuals).
+spread: root mean square of the logarithm of value / law; alpha_low, alpha_high: 95 % interval of alpha. Beside them
+power: alpha t^-exponent, both numbers fitted, with the 95 % interval low to high of the exponent (Student's t of the
+residuals).
 
 best: the law with the least spread, where it explains LEAST_R2 of the variance or stays within LEAST_SPREAD; else none.
+fits: the laws whose power of t lies in the interval of the fitted one, however the steps scatter.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 
 from ..decay import LAWS, schedule
 
+POWERS = {"harmonic": 1.0, "sqrt": 0.5, "constant": 0.0}
 LEAST_R2 = 0.9
 """Among powers, harmonic then covers exponents from 0.76 to 1.46 and sqrt those from 0.38 to 0.73."""
 LEAST_SPREAD = 0.1
@@ -37,9 +40,15 @@ def fit(points: Iterable[tuple[float, float]], depth: int) -> dict[str, Any] | N
     for name in LAWS:
         rest = [value - log(schedule(name, 1.0, t, depth)) for value, (t, _) in zip(values, known, strict=True)]
         laws[name] = describe_fit(rest, total)
+        half = student(len(rest) - 1) * sqrt(squares(rest) / (len(rest) - 1) / len(rest))
+        laws[name] |= {
+            f"alpha_{end}": laws[name]["alpha"] * exp(sign * half) for end, sign in (("low", -1), ("high", 1))
+        }
     best = min(laws, key=lambda name: laws[name]["spread"])
     fits = laws[best]["spread"] <= LEAST_SPREAD or (laws[best]["r2"] or 0.0) >= LEAST_R2
-    return {"best": best if fits else "none", **laws, "power": power([log(t) for t, _ in known], values, total)}
+    fitted = power([log(t) for t, _ in known], values, total)
+    inside = [name for name, of in POWERS.items() if fitted["low"] <= of <= fitted["high"]]
+    return {"best": best if fits else "none", "fits": inside, **laws, "power": fitted}
 
 
 def power(logs: list[float], values: list[float], total: float) -> dict[str, Any]:

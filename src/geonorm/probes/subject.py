@@ -93,8 +93,13 @@ class Subject:
         return self.losses(batch).mean()
 
     def losses(self, batch: Tensor | Inputs) -> Tensor:
-        """Cross-entropy of every next token that is predicted from a token and is one: without padding on either
-        side. Of a model of masked tokens that of every label but -100. One dimension."""
+        """Cross-entropy of what `predictions` gives, one dimension."""
+        return F.cross_entropy(*self.predictions(batch), reduction="none")
+
+    def predictions(self, batch: Tensor | Inputs) -> tuple[Tensor, Tensor]:
+        """Logits (tokens, vocabulary) in fp32 or better, and what they are to predict (tokens,): every next token that
+        is predicted from a token and is one, without padding on either side; of a model of masked tokens every label
+        but -100. ConfigError for a model without a head."""
         inputs = self.inputs(batch)
         ids = inputs.get("decoder_input_ids", inputs.get("input_ids", inputs.get("")))
         out = self.run(inputs, head=True)
@@ -104,27 +109,29 @@ class Subject:
         if logits is None or ids is None or not (predicts or self.masked):
             raise ConfigError(f"needs a model that predicts the next token: this one is {name}")
         if self.masked:
-            return masked_losses(logits, inputs.get("labels"), name)
+            return masked_predictions(logits, inputs.get("labels"), name)
         mask = inputs.get("decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask")
         logits = logits[:, :-1].flatten(0, 1)
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        found = F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
-        return found if mask is None else found[(mask[:, 1:] * mask[:, :-1]).flatten() != 0]
+        targets = ids[:, 1:].flatten()
+        if mask is not None:
+            chosen = (mask[:, 1:] * mask[:, :-1]).flatten() != 0
+            logits, targets = logits[chosen], targets[chosen]
+        return logits if logits.dtype == torch.float64 else logits.float(), targets
 
     def blocks(self) -> list[tuple[str, list[nn.Module]]]:
         """(stack, its blocks) in order."""
         return [(stack.name, blocks_of(self.model, stack, base)) for stack, base in self.capture.stacks]
 
 
-def masked_losses(logits: Tensor, labels: Tensor | None, name: str) -> Tensor:
-    """Cross-entropy of the labels (batch, tokens) that are not -100, each at its own place: one dimension."""
+def masked_predictions(logits: Tensor, labels: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
+    """Logits at the labels (batch, tokens) that are not -100, and those labels."""
     if labels is None:
         raise ConfigError(
             f"needs what is to be predicted: {name} predicts masked tokens, give their labels with its ids"
         )
     chosen = labels != -100
     found = logits[chosen]
-    return F.cross_entropy(found if found.dtype == torch.float64 else found.float(), labels[chosen], reduction="none")
+    return found if found.dtype == torch.float64 else found.float(), labels[chosen]
 
 
 def measure_gradients(subject: Subject, batch: Tensor | Inputs) -> watch.Gradients:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,10 @@ Row = dict[str, Any]
 NOTE = (
     "step: tangential part of x'-x over |x|, mean over tokens and sites; law: the decay that its course over blocks "
     "follows, with R² of the logarithms, and the power of t with its 95 % interval; |cos| to (1, ..., 1) beside the "
-    "same for 64 random directions (5 to 95 % of them) and for the direction that tokens share most"
+    "same for 64 random directions (5 to 95 % of them) and for the direction that tokens share most; growth: the order "
+    "q at which |x| to the q grows by equal amounts (sqrt 2, linear 1, exponential 0), with its 95 % interval, first "
+    "tokens left out; aligned: share of the growth of |x|² that updates along x have, not their own length; spread: "
+    "standard deviation of |x| over tokens before and after the norms of the blocks, geometric means"
 )
 
 
@@ -31,6 +34,8 @@ class Geometry(SavedStudy):
     sites: dict[str, list[Row]]
     norms: dict[str, list[Row]]
     ablation: dict[str, list[Row]]
+    layers: dict[str, list[Row]] = field(default_factory=dict)
+    lens: dict[str, list[Row]] = field(default_factory=dict)
     chosen: Sequence[str] = ()
     """Of which models alone, by their names or schemes, in this order; of all where none is named."""
 
@@ -91,8 +96,10 @@ def load(path: Path) -> Geometry:
                 raise ValueError(f"it has not the {count} lines that summary.json counts")
         return found
 
-    ablation = rows("ablation.jsonl") if (path / "ablation.jsonl").exists() else {}
-    return Geometry(path, summary, rows("trace.jsonl", counts["sites"]), rows("norms.jsonl", counts["norms"]), ablation)
+    names = ("ablation", "layers", "lens")
+    ablation, layers, lens = (rows(f"{name}.jsonl") if (path / f"{name}.jsonl").exists() else {} for name in names)
+    sites, norms = rows("trace.jsonl", counts["sites"]), rows("norms.jsonl", counts["norms"])
+    return Geometry(path, summary, sites, norms, ablation, layers, lens)
 
 
 def series_name(model: str, stack: str, stacks: Iterable[str]) -> str:
@@ -114,20 +121,34 @@ def caption(found: Geometry) -> str:
 
 def overview(models: Sequence[Row]) -> tuple[list[str], Cells]:
     """One line per model."""
-    titles = ["model", "type", "scheme", "blocks", "parameters", "tokens", "implied step law", "scale", "R²",
-              "power of t"]  # fmt: skip
+    titles = ["model", "type", "scheme", "blocks", "parameters", "tokens", "growth of |x|", "from block 2 on",
+              "aligned", "implied step law", "scale", "R²", "power of t"]  # fmt: skip
     cells = []
     for model in models:
         for stack, kinds in (model["schedule"] or {"": {}}).items():
             law = kinds.get("all") if kinds else None
             best = law.get(law["best"]) if law else None
+            grown = (model.get("growth") or {}).get(stack) or {}
             cells.append([
                 series_name(model["model"], stack, model["schedule"]), model["model_type"] or model["class"],
                 model["scheme"] or "–", str(model["depth"] or "–"), si(model["parameters"]), si(model["tokens"]),
+                *(growth_of(grown.get(which)) for which in ("all", "later")),
+                figures((grown.get("all") or {}).get("aligned")),
                 "–" if law is None else law["best"].replace("none", "none fits"),
                 *(figures(best[key]) if best else "–" for key in ("alpha", "r2")), power_of(law),
             ])  # fmt: skip
     return titles, cells
+
+
+def growth_of(law: Row | None) -> str:
+    """The law of the stream's length, with the order q at which |x|^q grows evenly and its 95 % interval."""
+    if not law:
+        return "–"
+    if law["order"] is None:
+        return f"{law['best']}, {law['growth']:.3g} times"
+    low, high = ("open" if law[end] is None else f"{law[end]:.1f}" for end in ("low", "high"))
+    name = law["best"].replace("none", "none fits")
+    return f"{name}, q {law['order']:.1f} ({low} to {high})"
 
 
 def power_of(law: Row | None) -> str:
@@ -141,8 +162,9 @@ def power_of(law: Row | None) -> str:
 
 def averages(found: Geometry) -> tuple[list[str], Cells]:
     """Means over the sites, and over the norms in blocks, of each series."""
-    titles = ["model", "|x| first", "|x| last", "step", "rotation", "|cos| to 1", "null", "principal", "cos of pairs",
-              "effective rank", "massive"]  # fmt: skip
+    titles = ["model", "|x| first", "|x| last", "step", "rotation", "spread of |x| by norms", "|cos| to 1", "null",
+              "principal", "cos of pairs", "effective rank", "massive", "kurtosis", "first token's |x|",
+              "attention to it", "null", "clamped"]  # fmt: skip
     cells = []
     for name in found.names:
         rows, norms = found.sites.get(name, []), norm_rows(found, name) or found.norms.get(name, [])
@@ -151,11 +173,29 @@ def averages(found: Geometry) -> tuple[list[str], Cells]:
         cells.append([
             name, *(figures(v) for v in ends), figures(column_mean(rows, "ratio")),
             "–" if degree is None else f"{math.degrees(degree):.1f}°",
+            spread_by_norms(found._model(name)),
             *(figures(column_mean(norms, f"cos_{key}_before")) for key in ("ones", "null", "principal")),
             figures(column_mean(rows, "cos_pair")), figures(column_mean(rows, "effective_rank")),
             f"{sum(bool(r['massive']) for r in rows)} of {len(rows)} sites",
+            figures(column_mean(rows, "kurtosis")), times_the_rest(rows),
+            *(figures(column_mean(rows, key)) for key in ("attn_first", "attn_first_null", "clamped")),
         ])  # fmt: skip
     return titles, cells
+
+
+def spread_by_norms(model: Row) -> str:
+    """Standard deviation of |x| over tokens before and after the norms of a model's blocks, as arXiv:2409.12951."""
+    pooled = model.get("norm_spread")
+    if not pooled:
+        return "–"
+    return f"{figures(pooled['before'])} to {figures(pooled['after'])} (÷ {figures(pooled['factor'])})"
+
+
+def times_the_rest(rows: Sequence[Row]) -> str:
+    """The length of first tokens over that of the others, where it is furthest from 1."""
+    factors = [row["radius_first"] / row["radius_rest"] for row in rows
+               if row.get("radius_first") and row.get("radius_rest")]  # fmt: skip
+    return f"{figures(max(factors, key=lambda f: abs(math.log(f))))} ×" if factors else "–"
 
 
 def headline(found: Geometry, name: str) -> str:

@@ -69,6 +69,53 @@ def sites(title: str, key: str, unit: str, log: bool, note: str = SHADED) -> Cal
     return draw
 
 
+def stream_length(found: Geometry) -> list[Chart]:
+    """Length of the stream over depth, and apart that of the first token of each sequence."""
+    lines, note = [middle_half("radius")], SHADED
+    if any(row.get("radius_first") is not None for rows in found.sites.values() for row in rows):
+        lines, note = [*lines, Line("radius_first", kind="thin")], f"{SHADED} Thin: first tokens alone."
+    return over_depth(found, "Length of the stream", "|x|", lines, lambda name: found.sites.get(name, []), note, True)
+
+
+def attention_sink(found: Geometry) -> list[Chart]:
+    """Attention to the first token, with the head that gives most, and what even attention would give."""
+
+    def attending(name: str) -> list[Row]:
+        return [row for row in found.sites.get(name, []) if row.get("attn_first") is not None]
+
+    lines = [Line("attn_first"), Line("attn_first_head", kind="thin"), Line("attn_first_null", kind="dotted")]
+    note = "Mean over heads; thin: the head that gives most; dotted: even attention to all that is seen."
+    return over_depth(found, "Attention to the first token", "share of attention", lines, attending, note)
+
+
+def layer_likeness(found: Geometry) -> list[Chart]:
+    """Cosine and CKA of the stream in front of each block to the stream at the end."""
+
+    def to_the_end(name: str) -> list[Row]:
+        rows = found.layers.get(name, [])
+        end = max((row["second"] for row in rows), default=None)
+        return [{**row, "t": row["first"] + 1} for row in rows if row["second"] == end]
+
+    charts = []
+    for key, title, unit in (("cos", "Cosine to the last stream", "mean cosine"),
+                             ("cka", "Likeness to the last stream", "linear CKA, without bias")):  # fmt: skip
+        charts += over_depth(found, title, unit, [Line(key)], to_the_end, "In front of block t; 0: nothing in common.")
+    return charts
+
+
+def lens(found: Geometry) -> list[Chart]:
+    """Loss if the model ended in front of block t, and how often its first choice is that of the whole model."""
+
+    def ended(name: str) -> list[Row]:
+        return [{**row, "t": row["blocks"] + 1} for row in found.lens.get(name, [])]
+
+    note = "The last point: the whole model."
+    return [
+        *over_depth(found, "Loss if the model ended before block t", "nats per token", [Line("loss")], ended, note),
+        *over_depth(found, "Same first choice as the whole model", "share of tokens", [Line("agreement")], ended, note),
+    ]
+
+
 def implied_steps(found: Geometry) -> list[Chart]:
     """Implied step size over depth, mean of a block's sites, on linear and on logarithmic axes, with its law."""
     drawn = {name: block_means(found.sites.get(name, []), "ratio") for name in found.names}
@@ -166,7 +213,7 @@ FIGURES: dict[str, tuple[str, tuple[Callable[[Geometry], list[Chart]], ...]]] = 
     "norms": (
         "Length of stream and update",
         (
-            sites("Length of the stream", "radius", "|x|", True),
+            stream_length,
             sites("Length of the update", "update_norm", "|u|", True),
         ),
     ),
@@ -184,10 +231,15 @@ FIGURES: dict[str, tuple[str, tuple[Callable[[Geometry], list[Chart]], ...]]] = 
         "Large activations and the sphere",
         (
             sites("Large activations", "peak", "max |x_i| / rms", True),
+            sites("Kurtosis of a token's entries", "kurtosis", "kurtosis (normal: 3)", True),
             sites("Spread of lengths", "radius_cv", "spread of |x| / mean", True),
             sites("Resultant length of directions", "resultant", "resultant length", False),
         ),
     ),
+    "first_token": ("The first token", (attention_sink,)),
+    "layers": ("Likeness of depths", (layer_likeness,)),
+    "lens": ("Logit lens", (lens,)),
+    "clamped": ("Tokens at the ceiling", (sites("Clamped tokens", "clamped", "share of tokens", False, ""),)),
     "gradients": (
         "Gradient norms",
         (

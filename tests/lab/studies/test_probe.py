@@ -83,7 +83,7 @@ def test_a_directory_is_probed_and_the_page_made_again(
     assert summary["kind"] == "probe" and summary["models"][0]["tokens"] == 400
     assert set(summary["models"][0]["schedule"]["decoder"]) == {"attn", "mlp", "all"}
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert page.count('<svg class="chart"') == 18 and "<table>" in page
+    assert page.count('<svg class="chart"') == 22 and "<table>" in page
     assert cli.main(["report", str(out), "--out", str(tmp_path / "again.html")]) == 0
     assert (tmp_path / "again.html").read_text(encoding="utf-8") == page
 
@@ -261,3 +261,34 @@ def test_our_own_run(train: Any, text: Path, tmp_path: Path) -> None:
 def test_labels_tell_models_apart() -> None:
     assert lab.short_names(["a/x", "b/y"]) == ["x", "y"]
     assert lab.short_names(["a/x", "b/x", "c/z"]) == ["a/x", "b/x", "z"]
+
+
+def test_windows_begin_with_the_token_that_begins_a_text(folder: Path, tmp_path: Path) -> None:
+    """Each window has it once, in the place of one token; a tokenizer without one is refused in a line."""
+    ids = lab.text(str(folder.parent / "text.txt"), lambda t: list(t.encode()), 100, 10, 256, begin=255)
+    plain = lab.text(str(folder.parent / "text.txt"), lambda t: list(t.encode()), 100, 9, 256)
+    assert torch.equal(ids[:, 1:], plain) and bool((ids[:, 0] == 255).all()) and ids.shape == (11, 10)
+    with pytest.raises(ConfigError, match=r"no token that begins a text: leave out --bos"):
+        geonorm.probe(str(folder), str(folder.parent / "text.txt"), tokens=64, context=32, bos=True)
+    marked = tokenizer()
+    marked.add_special_tokens({"bos_token": "a"})
+    assert lab.beginning(marked, "m") == marked.bos_token_id
+
+
+def test_a_probe_with_its_lens_and_layers(folder: Path, tmp_path: Path) -> None:
+    """What is new on disk, in the summary and on the page; without the option an older lens goes."""
+    words = [folder, "--data", folder.parent / "text.txt", "--tokens", 256, "--context", 32, "--out", tmp_path / "out"]
+    assert command(*words, "--logit-lens") == 0
+    lens, layers = (read(tmp_path / "out" / f"{name}.jsonl") for name in ("lens", "layers"))
+    assert [row["blocks"] for row in lens] == [0, 1, 2, 3] and lens[-1]["agreement"] == 1
+    assert [(row["first"], row["second"]) for row in layers] == [(0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3)]
+    (model,) = json.loads((tmp_path / "out" / "summary.json").read_text())["models"]
+    grown = model["growth"]["decoder"]["all"]
+    assert grown["growth"] > 1 and grown["aligned"] == pytest.approx(0, abs=0.5)
+    assert model["norm_spread"] is None  # gains are 1: behind each norm all lengths are one
+    page = (tmp_path / "out" / "report.html").read_text()
+    for title in ("Logit lens", "The first token", "Likeness of depths", "growth of |x|"):
+        assert title in page
+    assert "Tokens at the ceiling" not in page  # it has none
+    assert command(*words) == 0
+    assert not (tmp_path / "out" / "lens.jsonl").exists() and (tmp_path / "out" / "layers.jsonl").exists()

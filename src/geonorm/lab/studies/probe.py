@@ -1,6 +1,7 @@
 """Probes of models on text: `geonorm probe` and geonorm.probe.
 
-DIR/config.yaml  environment.json  trace.jsonl  norms.jsonl  [ablation.jsonl]  summary.json  report.html  figures/
+DIR/config.yaml  environment.json  trace.jsonl  norms.jsonl  [ablation.jsonl]  [layers.jsonl]  [lens.jsonl]
+summary.json  report.html  figures/
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
 from ...probes.blockwise import load_one_block
 from ...probes.config import ProbeConfig
+from ...probes.growth import growth
+from ...probes.lens import logit_lens as lens_of
+from ...probes.measures import pool_spreads
 from ...probes.schedule import implied
 from ...probes.subject import Inputs, Subject, ablation, measure_gradients
 from ...results import Result, Rows
 from ...sites.anatomy import Stack
-from ..data import open_source
+from ..data import Tokenizer, open_source
 from ..open import Opened, OpenedRun, encode_running, open_model, read_settings, run_of
 from ..runs import environment
 from ..runs.run import LOCK, finite_or_none
@@ -33,7 +37,9 @@ from .simulate import check_writable, save
 
 Told = Callable[[str, float], None]
 ABLATION_TOKENS = 4096
-"""The depth use is measured on the first batches that have as many."""
+"""The depth use and the logit lens are measured on the first batches that have as many."""
+OPTIONAL = {"ablation.jsonl": "ablation", "layers.jsonl": "layers", "lens.jsonl": "lens"}
+"""Files that are there only where something was measured for them, and what they hold of a Probe."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,7 +47,8 @@ class Probe(Result):
     """What was measured of one model. Rows are dictionaries: probe.frame("norms") is a table of them.
 
     sites: one row per residual site (columns of trace.jsonl); norms: one per norm; schedule: laws of the implied step
-    size by stack and kind of site; ablation: rows of the depth use; loss: of the whole model on those tokens, in nats.
+    size by stack and kind of site; growth: law of the stream's length by stack; layers: likeness of depths; ablation:
+    rows of the depth use; lens: of the logit lens; loss: of the whole model on those tokens, in nats.
     """
 
     name: str
@@ -53,6 +60,9 @@ class Probe(Result):
     schedule: dict[str, Any] = field(default_factory=dict)
     ablation: list[dict[str, Any]] = field(default_factory=list)
     loss: float | None = None
+    growth: dict[str, Any] = field(default_factory=dict)
+    layers: list[dict[str, Any]] = field(default_factory=list)
+    lens: list[dict[str, Any]] = field(default_factory=list)
 
     def __repr__(self) -> str:
         """A line: the rows themselves are hundreds of numbers each."""
@@ -66,7 +76,8 @@ class Probe(Result):
         return f"Probe({self.name!r}, {self.tokens:,} tokens, {counts or 'no rows'}{law}, {self.seconds:.1f} s)"
 
     def tables(self) -> dict[str, Rows]:
-        return {"sites": self.sites, "norms": self.norms, "ablation": self.ablation}
+        tables = {"sites": self.sites, "norms": self.norms, "ablation": self.ablation}
+        return tables | {"layers": self.layers, "lens": self.lens}
 
     def files(self) -> dict[str, Any]:
         return probe_files([self])
@@ -75,7 +86,8 @@ class Probe(Result):
         """The model in summary.json."""
         found = {
             "model": self.name, **self.about, "tokens": self.tokens, "seconds": self.seconds, "sites": len(self.sites),
-            "norms": len(self.norms), "schedule": self.schedule, "loss": self.loss,
+            "norms": len(self.norms), "schedule": self.schedule, "growth": self.growth,
+            "norm_spread": pool_spreads(self.norms), "loss": self.loss,
         }  # fmt: skip
         if single := [row for row in self.ablation if row["blocks"] == 1]:
             # of the loss that single blocks are worth: near 0, depth is not used
@@ -95,6 +107,8 @@ def probe(
     batch: int = 8,
     gradients: bool = False,
     ablate_blocks: bool = False,
+    logit_lens: bool = False,
+    bos: bool = False,
     stacks: Sequence[Stack] | None = None,
     sites: bool = True,
     scheme: str | None = None,
@@ -112,8 +126,9 @@ def probe(
     model: a run of ours, a Hugging Face directory or hub name, or a module: our Decoder, a transformers model, or with
     sites=False any module with LayerNorm or RMSNorm. data: text as for --data (a model in memory needs `tokenizer`, a
     transformers one), ids, keyword arguments (attention_mask marks padding), or several of these. stacks: sites by hand
-    (anatomy.Stack.by_hand). scheme: with a comparison's folder, its best finished run of that scheme. A model in memory
-    stays on its device. Raises ConfigError or DataError with one line.
+    (anatomy.Stack.by_hand). bos: windows of text begin with the token that begins a text. scheme: with a comparison's
+    folder, its best finished run of that scheme. A model in memory stays on its device. Raises ConfigError or DataError
+    with one line.
     """
     encode: Callable[[str], list[int]] | None = None
     opened: Opened | None = None
@@ -121,7 +136,7 @@ def probe(
         config = ProbeConfig([model], tokens=tokens, context=context, batch=batch, device=device)
         opened = open_probed(run_of(model, scheme), config)
         subject = Subject(opened.model, stacks, sites=sites)
-        name, encode = name or opened.name, opened.encode
+        name, encode, tokenizer = name or opened.name, opened.encode, opened.tokenizer
         context = min(context, opened.context or context)
     else:
         subject, name = Subject(model, stacks, sites=sites), name or type(model).__name__
@@ -129,14 +144,16 @@ def probe(
     if isinstance(data, str):
         if encode is None:
             raise ConfigError("a model in memory needs its tokenizer to read text: tokenizer=..., or give ids")
-        batches: list[Any] = list(text(data, encode, tokens, context, vocabulary(subject)).split(batch))
+        begin = beginning(tokenizer, name) if bos else None
+        batches: list[Any] = list(text(data, encode, tokens, context, vocabulary(subject), begin).split(batch))
     else:
         batches = [data] if isinstance(data, (Tensor, Mapping)) else list(data)
-    losses = gradients or ablate_blocks
+    losses = gradients or ablate_blocks or logit_lens
     asked = ask_masked(opened, batches) if opened is not None and isinstance(data, str) and losses else None
     return measure_model(
-        subject, name, batches, asked, gradients=gradients, ablate_blocks=ablate_blocks, progress=progress
-    )
+        subject, name, batches, asked, gradients=gradients, ablate_blocks=ablate_blocks, logit_lens=logit_lens,
+        progress=progress,
+    )  # fmt: skip
 
 
 def ask_masked(opened: Opened, batches: Sequence[Tensor]) -> Sequence[Tensor | Inputs]:
@@ -159,6 +176,7 @@ def measure_model(
     *,
     gradients: bool = False,
     ablate_blocks: bool = False,
+    logit_lens: bool = False,
     progress: Told | None = None,
 ) -> Probe:
     """batches: what hidden states are measured on; asked: what losses are, where that is something else."""
@@ -173,11 +191,12 @@ def measure_model(
     if gradients:
         for row, found in zip(sites, measure_gradients(subject, asked[0]).values(), strict=True):
             row.update(found)
-    loss, ablated = None, list[dict[str, Any]]()
+    sizes = (batch.numel() if isinstance(batch, Tensor) else ABLATION_TOKENS for batch in batches)
+    most = next((i for i, size in enumerate(accumulate(sizes), start=1) if size >= ABLATION_TOKENS), len(batches))
+    some, loss, ablated = asked[:most], None, list[dict[str, Any]]()
     if ablate_blocks:
-        sizes = (batch.numel() if isinstance(batch, Tensor) else ABLATION_TOKENS for batch in batches)
-        most = next((i for i, size in enumerate(accumulate(sizes), start=1) if size >= ABLATION_TOKENS), len(batches))
-        loss, ablated = ablation(subject, asked[:most], lambda share: told(f"{name}: without blocks", share))
+        loss, ablated = ablation(subject, some, lambda share: told(f"{name}: without blocks", share))
+    lens = lens_of(subject, windows(some), lambda share: told(f"{name}: lens", share)) if logit_lens else []
     place = itemgetter("stack", "layer", "kind")
     rotations: dict[Any, Any] = {}
     for norm in {row["norm"]: row for row in norms}.values():
@@ -193,7 +212,24 @@ def measure_model(
         "depth": sites[0]["depth"] if sites else None,
     }
     seconds = time.perf_counter() - started
-    return Probe(name, tokens, seconds, about, sites, norms, implied(sites), ablated, loss)
+    laws, layers = implied(sites), subject.capture.layer_rows()
+    return Probe(name, tokens, seconds, about, sites, norms, laws, ablated, loss, growth(sites), layers, lens)
+
+
+def windows(batches: Iterable[Tensor | Inputs]) -> list[Tensor | Inputs]:
+    """Ids a window at a time; whatever else a model takes as it came."""
+    return [part for batch in batches for part in (batch.split(1) if isinstance(batch, Tensor) else [batch])]
+
+
+def beginning(tokenizer: Any, name: str) -> int:
+    """The id that begins a text: of ours the one that ends the text before. ConfigError where there is none."""
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer.eos
+    found = [getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "cls")]
+    known = [each for each in found if each is not None]
+    if not known:
+        raise ConfigError(f"the tokenizer of {name} has no token that begins a text: leave out --bos")
+    return int(known[0])
 
 
 def open_probed(name: str, config: ProbeConfig) -> Opened:
@@ -207,10 +243,12 @@ def open_probed(name: str, config: ProbeConfig) -> Opened:
 
 
 def text(
-    data: str, encode: Callable[[str], list[int]], tokens: int, context: int, vocabulary: int | None = None
-) -> Tensor:
+    data: str, encode: Callable[[str], list[int]], tokens: int, context: int, vocabulary: int | None = None,
+    begin: int | None = None,
+) -> Tensor:  # fmt: skip
     """(windows, context) of running text, at most `tokens`: the held-out part first; what is left over at the end is
-    dropped, unless it is all there is. DataError for no token at all, and for ids that the model does not know."""
+    dropped, unless it is all there is. begin: the id that every window begins with, in the place of one of the text.
+    DataError for no token at all, and for ids that the model does not know."""
     source = open_source(data)
     ids: list[int] = []
     for document in chain(source.documents("validation"), source.documents("train")):
@@ -222,9 +260,10 @@ def text(
         raise DataError("the text is empty: nothing to probe")
     if vocabulary is not None and max(ids) >= vocabulary:
         raise DataError(f"the tokenizer gives ids up to {max(ids)}, the model knows {vocabulary}")
-    context = min(context, tokens)
+    context = min(context, tokens) - (begin is not None)
     rows = max(1, len(ids) // context)
-    return torch.tensor(ids[: rows * context]).view(rows, -1)
+    found = torch.tensor(ids[: rows * context]).view(rows, -1)
+    return found if begin is None else torch.cat([torch.full((rows, 1), begin), found], 1)
 
 
 def vocabulary(subject: Subject) -> int | None:
@@ -248,18 +287,20 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
         opened = open_probed(name, config)
         subject = Subject(opened.model, config.stacks(), sites=not config.norms_only)
         context = min(config.context, opened.context or config.context)
-        ids = text(config.data, opened.encode, config.tokens, context, vocabulary(subject))
+        begin = beginning(opened.tokenizer, name) if config.bos else None
+        ids = text(config.data, opened.encode, config.tokens, context, vocabulary(subject), begin)
         batches = list(ids.split(config.batch))
-        losses = config.gradients or config.ablate_blocks
+        losses = config.gradients or config.ablate_blocks or config.logit_lens
         measured = measure_model(
             subject, label, batches, ask_masked(opened, batches) if losses else None, gradients=config.gradients,
-            ablate_blocks=config.ablate_blocks, progress=progress,
+            ablate_blocks=config.ablate_blocks, logit_lens=config.logit_lens, progress=progress,
         )  # fmt: skip
         found.append(measured)
         del opened, subject
     files = probe_files(found, config.data)
-    if "ablation.jsonl" not in files:
-        (out / "ablation.jsonl").unlink(missing_ok=True)
+    for name in OPTIONAL:
+        if name not in files:
+            (out / name).unlink(missing_ok=True)
     described = environment.collect(pick_device(config.device))
     described["transformers"] = environment.installed_version("transformers")
     save(out, asdict(config), described, files)
@@ -274,7 +315,7 @@ def short_names(models: Sequence[str]) -> list[str]:
 
 def probe_files(found: Sequence[Probe], data: str | None = None) -> dict[str, Any]:
     """Content of the files of a probe's folder, by name."""
-    named = {"trace.jsonl": "sites", "norms.jsonl": "norms", "ablation.jsonl": "ablation"}
+    named = {"trace.jsonl": "sites", "norms.jsonl": "norms", **OPTIONAL}
     files: dict[str, Any] = {
         file: [
             {"model": one.name, **{key: finite_or_none(value) for key, value in row.items()}}
@@ -282,7 +323,7 @@ def probe_files(found: Sequence[Probe], data: str | None = None) -> dict[str, An
             for row in getattr(one, rows)
         ]
         for file, rows in named.items()
-        if rows != "ablation" or any(one.ablation for one in found)
+        if file not in OPTIONAL or any(getattr(one, rows) for one in found)
     }
     summaries = [one.summary() for one in found]
     return files | {"summary.json": {"kind": "probe", "status": "finished", "data": data, "models": summaries}}

@@ -1,6 +1,7 @@
 """The directory of a simulation: what may be written where, and all of it at once, when the simulation ends.
 
 DIR/config.yaml  environment.json  trace.jsonl  summary.json  theory.json  particles.json  report.html  figures/
+and trajectories.safetensors where --keep asks for it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def check_directory(out: Path, settings: Mapping[str, Any]) -> None:
         return
     if not (out / "config.yaml").exists():
         raise CheckpointError(f"{out} is not empty and holds no simulation; choose another --out")
-    if differs := first_difference(stored_settings(out), dict(settings), but=VOLATILE):
+    asked = {key: value for key, value in settings.items() if value != []}  # nothing kept: what older folders say
+    if differs := first_difference(stored_settings(out), asked, but=VOLATILE):
         raise CheckpointError(f"{out} holds a simulation with {differs}; choose another --out")
 
 
@@ -60,16 +62,29 @@ def read_interrupted(out: Path, environment: Mapping[str, Any]) -> dict[str, Any
     summary, before = read_object(out / "summary.json"), read_object(out / "environment.json")
     if summary.get("status") != "interrupted" or any(before.get(key) != environment[key] for key in SAME):
         return None
+    from ...dynamics.trajectories import load_trajectories
+
     sides = {name: read_object(out / f"{name}.json") for name in ("theory", "particles")}
-    return {"summary": summary, "trace": list(read_rows(out / "trace.jsonl")), **sides}
+    kept = load_trajectories(out)
+    return {"summary": summary, "trace": list(read_rows(out / "trace.jsonl")), **sides, "trajectories": kept}
 
 
-def save(out: Path, settings: Mapping[str, Any], environment: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+def save(
+    out: Path,
+    settings: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    files: Mapping[str, Any],
+    trajectories: Mapping[str, Any] | None = None,
+) -> None:
     """Writes a simulation, finished or interrupted; files: contents of NAME.json, or a list of rows for
-    NAME.jsonl. Each file is replaced whole, summary.json last."""
+    NAME.jsonl; trajectories: tensors, if any were kept. Each file is replaced whole, summary.json last."""
     import yaml
 
+    from ...dynamics.trajectories import save_trajectories
+
     with lock_folder(out):
+        if trajectories:
+            save_trajectories(out, trajectories)
         write_atomic(out / "config.yaml", yaml.safe_dump(dict(settings), sort_keys=False))
         write_json(out / "environment.json", environment)
         for name, content in sorted(files.items(), key=lambda item: item[0] == "summary.json"):

@@ -1,0 +1,128 @@
+"""How much of its attention each site gives to the first token of a sequence: the attention sink (arXiv:2309.17453).
+
+Seen where attention is computed, whatever the model: in torch's scaled_dot_product_attention, whose weights are found
+again a few queries at a time, and in a softmax over scores (batch, heads, queries, keys). Other kernels are not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+SCORES = 1 << 24
+"""Scores that are held at a time."""
+
+
+class FirstTokenMass:
+    """Sums over queries but those at the first token itself, and those of padding: of each head the attention to the
+    first token, and what it would be if a query attended to all keys that it sees alike."""
+
+    def __init__(self) -> None:
+        self.heads: Tensor | float = 0.0
+        self.null, self.count = 0.0, 0
+
+    def add(self, mass: Tensor, seen: Tensor, counted: Tensor) -> None:
+        """mass (batch, heads, queries) on the first key; seen (batch, queries) keys; counted (batch, queries)."""
+        weight = counted.to(mass.dtype)
+        self.heads = self.heads + torch.einsum("bhq,bq->h", mass, weight).double()
+        self.null += (weight / seen.clamp(min=1)).sum().item()
+        self.count += int(counted.sum())
+
+    def row(self) -> dict[str, float | None]:
+        """attn_first: mean over heads; attn_first_head: the largest of a head; attn_first_null: without preference."""
+        if not isinstance(self.heads, Tensor) or not self.count:
+            return {"attn_first": None, "attn_first_head": None, "attn_first_null": None}
+        each = self.heads / self.count
+        return {
+            "attn_first": each.mean().item(),
+            "attn_first_head": each.max().item(),
+            "attn_first_null": self.null / self.count,
+        }
+
+
+class WatchAttention(TorchFunctionMode):
+    """Hands what it finds of every attention inside to `found` (mass, seen, as for FirstTokenMass.add, keys).
+
+    first: index of the first key, (batch,), from the mask (batch, keys) of the stream that is running, or None.
+    """
+
+    def __init__(self, found: Callable[[Tensor, Tensor], None], first: Callable[[int, int], Tensor]) -> None:
+        super().__init__()
+        self.found, self.first = found, first
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            self.see_product(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if func in (F.softmax, torch.softmax, Tensor.softmax) and isinstance(out, Tensor) and out.dim() == 4:
+            scores = args[0] if args else kwargs["input"]
+            if out.shape[-1] == out.shape[-2] > 1:
+                seen = (scores > torch.finfo(scores.dtype).min / 2).sum(-1)[:, 0]
+                first = self.first(out.shape[0], out.shape[-1]).to(out.device)
+                self.found(column(out, first).float(), seen)
+        return out
+
+    def see_product(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> None:
+        if query.dim() != 4 or query.shape[-2] != key.shape[-2] or query.shape[-2] < 2:
+            return
+        batch, heads, queries, width = query.shape
+        scale = width**-0.5 if scale is None else scale
+        first = self.first(batch, key.shape[-2]).to(query.device)
+        at = torch.arange(queries, device=query.device)
+        key = key.float().repeat_interleave(heads // key.shape[1], dim=1) if key.shape[1] != heads else key.float()
+        size = max(1, SCORES // (batch * heads * queries))
+        for start in range(0, queries, size):
+            rows = slice(start, start + size)
+            scores = query[:, :, rows].float() @ key.mT * scale
+            allowed = at[rows, None] >= at if is_causal else torch.ones_like(scores[0, 0], dtype=torch.bool)
+            if attn_mask is not None:
+                mask = attn_mask if attn_mask.shape[-2] == 1 else attn_mask[..., rows, :]
+                if mask.dtype == torch.bool:
+                    allowed = allowed & mask
+                else:
+                    scores = scores + mask
+                    allowed = allowed & (mask > torch.finfo(mask.dtype).min / 2)
+            scores = scores.masked_fill(~allowed, -torch.inf)
+            mass = (column(scores, first) - scores.logsumexp(-1)).exp().nan_to_num(0.0)
+            seen = allowed.expand(scores.shape).sum(-1)[:, 0]
+            self.found_rows(mass, seen, start, queries)
+
+    def found_rows(self, mass: Tensor, seen: Tensor, start: int, queries: int) -> None:
+        """Rows of some queries, among zeros for the others, which count for nothing."""
+        pad = (start, queries - start - mass.shape[-1])
+        self.found(F.pad(mass, pad), F.pad(seen, pad))
+
+
+def column(scores: Tensor, first: Tensor) -> Tensor:
+    """(batch, heads, queries, keys) at key `first` (batch,) of each sequence: (batch, heads, queries)."""
+    return torch.stack([row[..., place] for row, place in zip(scores, first.tolist(), strict=True)])
+
+
+def first_places(mask: Tensor | None, batch: int, keys: int) -> Tensor:
+    """Index of the first token of each sequence, (batch,): 0 where there is no padding."""
+    if mask is None or mask.shape != (batch, keys):
+        return torch.zeros(batch, dtype=torch.int64)
+    return mask.bool().int().argmax(1)
+
+
+def counted_queries(mask: Tensor | None, first: Tensor, seen: Tensor) -> Tensor:
+    """(batch, queries): tokens other than the first of their sequence that see a key."""
+    at = torch.arange(seen.shape[1], device=seen.device)
+    counted = (at != first.to(seen.device)[:, None]) & (seen > 0)
+    return counted if mask is None or mask.shape != seen.shape else counted & mask.to(seen.device).bool()

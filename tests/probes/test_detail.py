@@ -1,0 +1,273 @@
+"""First tokens apart, heavy tails, attention to the first token, likeness of depths, lens: planted, with nulls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import sqrt
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from geonorm import Decoder, DecoderConfig
+from geonorm.probes.accumulate import SiteMeasure
+from geonorm.probes.attention import WatchAttention, first_places
+from geonorm.probes.capture import Capture
+from geonorm.probes.detail import SiteDetail
+from geonorm.probes.layers import likeness
+from geonorm.probes.lens import logit_lens
+from geonorm.probes.measures import pool_spreads
+from geonorm.probes.subject import Subject
+from geonorm.sites.watch import watch_calls
+
+Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
+DIM = 48
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def measured(x: Tensor, after: Tensor, mask: Tensor | None = None, parts: int = 1) -> dict[str, Any]:
+    measure, detail = SiteMeasure(), SiteDetail()
+    masks = [None] * parts if mask is None else mask.chunk(parts)
+    for a, b, m in zip(x.chunk(parts), after.chunk(parts), masks, strict=True):
+        detail.update(a, measure.update(a, b, mask=m), m)
+    return detail.row(measure.shares())
+
+
+@pytest.mark.parametrize("side", ["none", "right", "left"])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_planted_sink_is_apart_from_the_rest(side: str, parts: int) -> None:
+    """First tokens are 100 times as long, all of it in dimension 17; padding on either side is no token."""
+    x = draw(6, 10, DIM)
+    x = x / x.norm(dim=-1, keepdim=True)
+    mask = None
+    begin = torch.zeros(6, dtype=torch.int64)
+    if side != "none":
+        mask = torch.ones(6, 10, dtype=torch.bool)
+        mask[1, 6:], mask[4, 3:] = False, False
+        mask = mask if side == "right" else mask.flip(1)
+        begin = mask.int().argmax(1)
+        x[~mask] = 1e6
+    x[torch.arange(6), begin] = 100 * F.one_hot(torch.tensor(17), DIM).double()
+    after = x + 0.25 * x
+    row = measured(x, after, mask, parts)
+    assert row["radius_first"] == pytest.approx(100) and row["radius_rest"] == pytest.approx(1)
+    assert row["radius_rest_cv"] == pytest.approx(0, abs=1e-6) and row["radius_after_rest"] == pytest.approx(1.25)
+    assert row["kurtosis_first"] == pytest.approx(DIM) and row["peak_first"] == pytest.approx(sqrt(DIM))
+    assert row["kurtosis_rest"] == pytest.approx(row["kurtosis_null"], rel=0.1)
+    assert row["aligned_rest"] == pytest.approx(0.5) and row["squared_rest"] == pytest.approx(0.0625)
+    assert row["ratio_first"] == pytest.approx(0, abs=1e-9)
+    tokens = 60 if mask is None else int(mask.sum())
+    assert row["top_dims"][0] == 17 and len(row["top_dims"]) == 5
+    assert row["top_dims_share"][0] == pytest.approx((6 + (tokens - 6) / DIM) / tokens, rel=0.2)
+
+
+def test_without_a_sink_first_tokens_are_as_the_rest() -> None:
+    """The null: directions without meaning have kurtosis 3 d/(d + 2) and no dimension of their own."""
+    x = draw(400, 8, DIM)
+    row = measured(x, x + draw(400, 8, DIM, seed=1))
+    assert row["kurtosis"] == pytest.approx(row["kurtosis_null"], rel=0.01)
+    for name in ("radius", "ratio", "peak", "kurtosis"):
+        assert row[f"{name}_first"] == pytest.approx(row[f"{name}_rest"], rel=0.03)
+    assert all(share == pytest.approx(1 / DIM, rel=0.1) for share in row["top_dims_share"])
+    assert row["aligned_rest"] == pytest.approx(0, abs=2) and row["squared_rest"] == pytest.approx(DIM, rel=0.01)
+
+
+def weights(scores: Tensor) -> Tensor:
+    return scores.softmax(-1)
+
+
+def watched(run: Callable[[], Any], mask: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
+    found: list[tuple[Tensor, Tensor]] = []
+    with WatchAttention(lambda *one: found.append(one), lambda batch, keys: first_places(mask, batch, keys)):
+        run()
+    return found
+
+
+@pytest.mark.parametrize("mask", ["causal", "none", "bool", "added"])
+@pytest.mark.parametrize("size", [1 << 24, 600])
+def test_attention_to_the_first_token_is_that_of_the_weights(
+    mask: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of scaled_dot_product_attention, with grouped keys and a few queries at a time, and of a softmax over scores."""
+    monkeypatch.setattr("geonorm.probes.attention.SCORES", size)
+    q, k, v = draw(2, 4, 9, 8), draw(2, 2, 9, 8, seed=1), draw(2, 2, 9, 8, seed=2)
+    allowed = torch.ones(9, 9, dtype=torch.bool) if mask == "none" else torch.ones(9, 9, dtype=torch.bool).tril()
+    added = torch.zeros(9, 9, dtype=torch.float64).masked_fill(~allowed, torch.finfo(torch.float64).min)
+    given = {"bool": allowed[None, None], "added": added[None, None]}.get(mask)
+    found = watched(
+        lambda: F.scaled_dot_product_attention(
+            q, k, v, attn_mask=given, is_causal=mask == "causal", scale=0.5, enable_gqa=True
+        )
+    )
+    scores = q @ k.repeat_interleave(2, 1).mT * 0.5 + added * (mask != "none")
+    eager = watched(lambda: F.softmax(scores, dim=-1))
+    wanted = weights(scores)[..., 0]
+    total, seen = (torch.stack(list(parts)).sum(0) for parts in zip(*found, strict=True))
+    torch.testing.assert_close(total, wanted.float(), rtol=1e-5, atol=1e-6, check_dtype=False)
+    assert torch.equal(seen, allowed.sum(-1).expand(2, 9)) and (len(found) > 1) == (size == 600)
+    torch.testing.assert_close(eager[0][0], wanted.float(), check_dtype=False)
+    assert torch.equal(eager[0][1], seen)
+
+
+@pytest.mark.parametrize("preference", [0.0, 60.0])
+def test_a_planted_attention_sink_in_a_decoder(preference: float) -> None:
+    """Keys of nothing: attention is even, which is the null. A key of the first token alone: all attention."""
+    torch.manual_seed(0)
+    model = Decoder(DecoderConfig(layers=2, width=32, heads=4, vocab_size=32, context=16, positions="none", bias=True))
+    ids = torch.randint(1, 32, (3, 12))
+    ids[:, 0] = 0
+    with torch.no_grad():
+        model.embed.weight[:, 0] = 0
+        model.embed.weight[0] = F.one_hot(torch.tensor(0), 32).float()
+        block = model.blocks[0].attn.branch
+        block.k.weight.zero_(), block.q.weight.zero_(), block.k.bias.zero_()
+        block.q.bias.fill_(1.0)
+        block.k.weight[:, 0] = preference
+    subject = Subject(model)
+    subject.measure([ids[:2], ids[2:]])
+    row, mlp = subject.capture.rows()[:2]
+    null = sum(1 / i for i in range(2, 13)) / 11
+    assert row["attn_first_null"] == pytest.approx(null)
+    assert row["attn_first"] == pytest.approx(1.0 if preference else null, rel=1e-5)
+    assert row["attn_first_head"] == pytest.approx(row["attn_first"], rel=1e-5)
+    assert mlp["attn_first"] is None and mlp["attn_first_null"] is None
+
+
+def test_every_family_has_its_attention_seen(family: str, tiny_model: Tiny) -> None:
+    """Each attention once, between 0 and 1, with the null of its mask; cross-attention is another stream's."""
+    model, inputs = tiny_model(family)
+    capture = Capture(model)
+    with torch.no_grad(), capture.watching():
+        model(**inputs)
+    for row in capture.rows():
+        if row["kind"] in ("attn", "parallel"):
+            assert 0 < row["attn_first"] <= row["attn_first_head"] <= 1, row["t"]
+            assert 0 < row["attn_first_null"] < 1
+        else:
+            assert row["attn_first"] is None
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_takes_no_part_in_the_attention_to_the_first_token(side: str, tiny_model: Tiny) -> None:
+    model = tiny_model("llama")[0]
+    ids = torch.randint(3, 60, (1, 9), generator=torch.Generator().manual_seed(2))
+    mask = (torch.arange(9) < 5) if side == "right" else (torch.arange(9) >= 4)
+    alone, padded = Subject(model), Subject(model)
+    alone.measure([ids[:, mask]])
+    places = (mask[None].long().cumsum(1) - 1).clamp(min=0)
+    padded.measure([{"input_ids": ids, "attention_mask": mask[None].long(), "position_ids": places}])
+    for one, other in zip(alone.capture.rows(), padded.capture.rows(), strict=True):
+        for key in ("attn_first", "attn_first_null", "radius_first", "radius_rest", "kurtosis"):
+            assert one[key] == (None if other[key] is None else pytest.approx(other[key], rel=1e-4)), key
+        assert (one["attn_first"] is None) == (one["kind"] == "mlp")
+
+
+def test_cka_and_cosine_of_planted_streams() -> None:
+    """A rotation and a scale leave CKA at 1 and take the cosine; streams without anything in common have 0 of both,
+    even where dimensions outnumber tokens, and where the plain CKA would be near 1."""
+    x = draw(64, 512)
+    turn = torch.linalg.qr(draw(512, 512, seed=1))[0]
+    found = {(row["first"], row["second"]): row for row in likeness([x, 3 * x @ turn, draw(64, 512, seed=2), 2 * x])}
+    assert found[0, 1]["cka"] == pytest.approx(1) and abs(found[0, 1]["cos"]) < 0.06
+    assert found[0, 3]["cka"] == pytest.approx(1) and found[0, 3]["cos"] == pytest.approx(1)
+    assert abs(found[0, 2]["cka"]) < 0.1 and abs(found[0, 2]["cos"]) < 0.02
+    shared = draw(400, 4, seed=3)
+    one, other = (torch.cat([shared, 0.1 * draw(400, 4, seed=seed)], 1) for seed in (4, 5))
+    assert likeness([one, other])[0]["cka"] > 0.98
+    noise = [likeness([draw(32, 256, seed=s), draw(32, 256, seed=100 + s)])[0]["cka"] for s in range(40)]
+    assert abs(sum(noise) / 40) < 0.02
+    assert likeness([x[:3], x[:3]])[0]["cka"] is None
+    assert likeness([x, torch.full_like(x, torch.nan)])[0] == {"first": 0, "second": 1, "cos": None, "cka": None}
+
+
+def test_depths_are_compared_on_the_same_tokens(tiny_model: Tiny) -> None:
+    """Against the hidden states themselves, whole, in two batches, one padded."""
+    model, _ = tiny_model("llama")
+    ids = torch.randint(3, 60, (5, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[4, 6:] = 0
+    subject = Subject(model)
+    subject.measure([ids[:3], {"input_ids": ids[3:], "attention_mask": mask[3:]}])
+    states: list[list[Tensor]] = []
+    with torch.no_grad():
+        for part in (slice(0, 3), slice(3, 5)):
+            ends: dict[int, Tensor] = {}
+
+            def keep(k: int, _: Tensor, y: Tensor, ends: dict[int, Tensor] = ends) -> None:
+                ends[k] = y
+
+            with watch_calls(dict(enumerate(model.model.layers)), keep):
+                out = model(ids[part], attention_mask=mask[part], output_hidden_states=True)
+            states.append([end[mask[part].bool()] for end in (out.hidden_states[0], *ends.values())])
+    whole = likeness([torch.cat(pair) for pair in zip(*states, strict=True)])
+    found = subject.capture.layer_rows()
+    assert len(found) == len(whole)
+    for row, wanted in zip(found, whole, strict=True):
+        assert row["cos"] == pytest.approx(wanted["cos"], abs=1e-5)
+        assert row["cka"] == pytest.approx(wanted["cka"], abs=1e-4)
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "gemma2", "t5"])
+def test_the_lens_ends_with_the_model_itself(case: str, tiny_model: Tiny) -> None:
+    model, inputs = tiny_model(case)
+    if not hasattr(model, "lm_head"):
+        pytest.skip("a base model has no head")
+    ids = inputs["input_ids"]
+    subject = Subject(model)
+    rows = logit_lens(subject, [ids])
+    assert [row["blocks"] for row in rows] == list(range(len(rows)))
+    assert rows[-1]["loss"] == pytest.approx(subject.loss(ids).item(), rel=1e-5)
+    assert rows[-1]["divergence"] == pytest.approx(0, abs=1e-9) and rows[-1]["agreement"] == 1
+    assert all(row["divergence"] > 0 for row in rows[:-1])
+
+
+def test_the_lens_of_planted_decoders() -> None:
+    """One block alone does anything: before it the prediction of the embedding, after it that of the whole model."""
+    torch.manual_seed(0)
+    model = Decoder(DecoderConfig(scheme="pre", layers=4, width=32, heads=4, vocab_size=32, context=16))
+    with torch.no_grad():
+        for place, block in enumerate(model.blocks):
+            if place != 2:
+                block.attn.branch.o.weight.zero_(), block.mlp.branch.down.weight.zero_()
+    ids = torch.randint(0, 32, (3, 12))
+    rows = logit_lens(Subject(model), list(ids.split(1)))
+    assert rows[0]["loss"] == pytest.approx(rows[2]["loss"]) and rows[3]["loss"] == pytest.approx(rows[4]["loss"])
+    assert rows[2]["divergence"] > 1e-3 and rows[3]["divergence"] == pytest.approx(0, abs=1e-9)
+    straight = model.head(model.exit(model.entry(model.embed(ids)))).float()
+    wanted = F.cross_entropy(straight[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert rows[0]["loss"] == pytest.approx(wanted.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("angle", "share"), [("pi/4", 0.0), ("0.0001", 1.0)])
+def test_the_clamped_share_of_a_run_of_ours(angle: str, share: float) -> None:
+    torch.manual_seed(0)
+    scheme = f"geonorm(max_angle={angle})"
+    model = Decoder(DecoderConfig(scheme=scheme, layers=2, width=32, heads=4, vocab_size=32, context=16))
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.branch.o.weight.mul_(0.01), block.mlp.branch.down.weight.mul_(0.01)
+    subject = Subject(model)
+    subject.measure([torch.randint(0, 32, (3, 12))])
+    assert [row["clamped"] for row in subject.capture.rows()] == [share] * 4
+    plain = Subject(Decoder(DecoderConfig(scheme="pre", layers=1, width=32, heads=4, vocab_size=32, context=16)))
+    plain.measure([torch.randint(0, 32, (3, 12))])
+    assert [row["clamped"] for row in plain.capture.rows()] == [None, None]
+
+
+def test_spread_before_and_after_norms_is_pooled() -> None:
+    """Geometric means; a norm behind which all lengths are one has no factor."""
+    row = {"kind": "attn", "norm_before": 10.0, "norm_after": 5.0}
+    rows = [
+        row | {"norm_before_std": 4.0, "norm_after_std": 0.1},
+        row | {"norm_before_std": 1.0, "norm_after_std": 0.1},
+        row | {"norm_before_std": 1.0, "norm_after_std": 1e-7},
+        row | {"kind": None, "norm_before_std": 9.0, "norm_after_std": 1.0},
+    ]
+    found = pool_spreads(rows)
+    assert found == pytest.approx({"norms": 2, "before": 2.0, "after": 0.1, "factor": 20.0, "low": 10.0, "high": 40.0})
+    assert pool_spreads(rows[2:]) is None and pool_spreads([]) is None
