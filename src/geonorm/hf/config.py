@@ -39,7 +39,8 @@ THEIRS = set(
 
 
 DEFAULTS = {f.name: f.default for f in fields(DecoderConfig)}
-MLPS, INITS = (", ".join(choices(hints(DecoderConfig)[name])) for name in ("mlp", "init"))
+WORDS = {name: ", ".join(choices(hints(DecoderConfig)[name])) for name in ("mlp", "init")}
+"""What fields of DecoderConfig may say."""
 ROPE = {"rope_theta": "rope_theta", "rotary": "partial_rotary_factor"}
 """Fields of DecoderConfig, and what rope_parameters call them."""
 GATED = ("silu", "swish")
@@ -58,7 +59,7 @@ def read_llama(keys: dict[str, Any]) -> dict[str, Any]:
     if act in GATED:
         found["mlp"] = "swiglu"
     elif act is not None:
-        said = f"mlp={PLAIN[act]!r} is that without a gate" if act in PLAIN else f"mlp is one of {MLPS}"
+        said = f"mlp={PLAIN[act]!r} is that without a gate" if act in PLAIN else f"mlp is one of {WORDS['mlp']}"
         raise ConfigError(f"hidden_act {act!r} is a gated MLP in Llama, and of those only silu is built; {said}")
     biases = {key: bool(keys.pop(key)) for key in ("attention_bias", "mlp_bias") if key in keys}
     if len(set(biases.values())) > 1 or biases == {"attention_bias": True}:
@@ -70,7 +71,7 @@ def read_llama(keys: dict[str, Any]) -> dict[str, Any]:
     if keys.pop("pretraining_tp", 1) != 1:
         raise ConfigError("pretraining_tp is not built: leave it out, or 1")
     if "initializer_range" in keys:
-        raise ConfigError(f"initializer_range {keys['initializer_range']} is answered by init: one of {INITS}")
+        raise ConfigError(f"initializer_range {keys['initializer_range']} is answered by init: one of {WORDS['init']}")
     rope = {**(keys.pop("rope_scaling", None) or {}), **(keys.pop("rope_parameters", None) or {})}
     if (kind := rope.pop("rope_type", rope.pop("type", "default"))) not in (None, "default"):
         raise ConfigError(f"rope_type {kind!r} is not built: rope_theta sets the base of plain rotation")
