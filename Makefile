@@ -4,7 +4,7 @@
 # Before a release:
 #   make test-slow     the slow tests, about half an hour of one core; ARGS=tests/golden takes some of them
 #   make test-oldest   the tests on the oldest versions that pyproject.toml allows, in an environment of its own
-#   make planted       plants 150 errors one at a time and says which test finds each, a quarter of an hour of one core
+#   make planted       plants errors one at a time and says which test finds each, half an hour of one core
 # PYTHON picks the interpreter (3.11 to 3.13), VENV the environment's folder, PINS the versions, ARGS is passed on.
 
 PYTHON ?= python3

@@ -33,6 +33,8 @@ Grid = Mapping[str, Sequence[str]]
 Plan = Callable[[Summaries], Grid]
 TRACED = ("step", "layer", "kind", "clamped", "proposal_p05", "proposal_p50", "proposal_p95", "radius", "angle")
 """What is kept of a trace."""
+MEAN = 500
+"""Steps whose mean training loss is kept."""
 
 
 def settings(**values: object) -> list[str]:
@@ -94,11 +96,17 @@ def carry_out(experiment: Path, plan: Plan, out: Path) -> int:
 
 
 def keep(experiment: Path, out: Path) -> None:
-    """Adds what has finished to results.jsonl (with the course of the validation loss) and traces.csv."""
+    """Adds what has finished to results.jsonl and traces.csv. With each run goes the course of its validation loss, and
+    the mean training loss of every 500 steps: runs of one seed see the same batches, so that differences of
+    thousandths show."""
     known, fresh = read_kept(experiment), read_finished(out)
     for name, row in fresh.items():
-        course = [[m["step"], m["val_loss"]] for m in read_lines(out / name / "metrics.jsonl") if "val_loss" in m]
-        known[name] = {"run": name, **row, "course": course}
+        metrics = {row["step"]: row for row in read_lines(out / name / "metrics.jsonl")}  # of a repeated step the last
+        course = [[step, row["val_loss"]] for step, row in metrics.items() if "val_loss" in row]
+        losses = [row.get("loss") for _, row in sorted(metrics.items())]
+        parts = [(end, losses[end - MEAN : end]) for end in range(MEAN, len(losses) + 1, MEAN)]
+        train = [[end, round(mean(part), 5)] for end, part in parts if None not in part]
+        known[name] = {"run": name, **row, "course": course, "train": train}
     text = "".join(json.dumps(known[name]) + "\n" for name in sorted(known))
     (experiment / "results.jsonl").write_text(text, encoding="utf-8")
     traces = experiment / "traces.csv"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from itertools import count
+from itertools import chain, repeat
 from random import Random
 
 import pytest
 import torch
 
-from geonorm.bench.timing import CpuClock, clock_of, host_seconds, ratio, take_turns
+from geonorm.bench.timing import Call, CpuClock, clock_of, host_seconds, ratio, take_turns
 
 
 def test_everyone_is_timed_once_a_round_in_changing_order() -> None:
@@ -58,42 +58,60 @@ def test_few_rounds_give_no_interval() -> None:
         ratio([1.0, 2.0], [1.0])
 
 
+class FakeClock(CpuClock):
+    """Time passes only where a call says so: what is tested rests on no machine."""
+
+    now = 0.0
+
+    def __init__(self) -> None:
+        self.read = self.tell
+
+    def tell(self) -> float:
+        return self.now
+
+    def calls(self, *durations: float) -> Call:
+        """A call that takes these seconds one after another, the last of them for good."""
+        left = chain(durations, repeat(durations[-1]))
+
+        def call() -> None:
+            self.now += next(left)
+
+        return call
+
+
 def test_one_thread_is_timed_by_its_own_work() -> None:
-    """Sleeping is what a crowded machine makes a program do."""
-    call = lambda: time.sleep(0.02)  # noqa: E731
-    assert CpuClock(1).elapsed(call, 3) < 0.01
-    assert CpuClock(2).elapsed(call, 3) >= 0.02
-    assert clock_of(torch.device("cpu"), 2).name == "wall time"
+    """Waiting for a core is what a crowded machine makes a program do; several threads have no one clock."""
+    assert CpuClock(1).read is time.process_time and clock_of(torch.device("cpu"), 1).name == "CPU time of the process"
+    assert CpuClock(2).read is time.perf_counter and clock_of(torch.device("cpu"), 2).name == "wall time"
+    clock = FakeClock()
+    assert clock.elapsed(clock.calls(1.0, 2.0, 6.0), 3) == 3.0
 
 
-def test_short_calls_are_repeated_and_divided() -> None:
-    counter = count()
-    sample = CpuClock(1).sampler(lambda: lambda: next(counter), cached=False)
-    before = next(counter)
-    seconds = sample()
-    assert next(counter) - before > 1000 and 0 < seconds < 1e-5
-    builds = count()
+@pytest.mark.parametrize(("duration", "repeated"), [(1e-6, 2000), (1e-3, 2), (0.5, 1), (0.0, 2_000_000)])
+def test_short_calls_are_repeated_and_divided(duration: float, repeated: int) -> None:
+    """The first call is a warm-up and the shorter of the next two says how often a sample repeats it."""
+    clock, count = FakeClock(), 0
+    call = clock.calls(9.0, 1.0, duration)
 
-    def build() -> object:
-        next(builds)
-        return lambda: sum(range(400_000))
+    def counted() -> None:
+        nonlocal count
+        count += 1
+        call()
 
-    long = CpuClock(1).sampler(build, cached=False)  # type: ignore[arg-type]
-    assert long() > 1e-4 and next(builds) == 1
+    builds = 0
+
+    def build() -> Call:
+        nonlocal builds
+        builds += 1
+        return counted
+
+    sample = clock.sampler(build, cached=False)
+    assert (builds, count) == (1, 3)
+    assert sample() == pytest.approx(duration)
+    assert (builds, count) == (1, 3 + repeated)
 
 
 def test_host_time_is_the_least_mean() -> None:
-    durations = iter([1.0] * 5 + [5.0] * 2 + [3.0] * 2 + [4.0] * 2)
-
-    class Fake(CpuClock):
-        now = 0.0
-
-        def __init__(self) -> None:
-            self.read = lambda: self.now
-
-    clock = Fake()
-
-    def call() -> None:
-        clock.now += next(durations)
-
+    clock = FakeClock()
+    call = clock.calls(*[1.0] * 5, *[5.0] * 2, *[3.0] * 2, *[4.0] * 2)
     assert host_seconds(lambda: call, clock, calls=2, tries=3) == 3.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -27,13 +26,11 @@ from geonorm.lab.data import NO_TEXT, load_tokenizer  # noqa: E402
 from geonorm.lab.open import open_run  # noqa: E402
 from geonorm.schemes import parse  # noqa: E402
 
-ALONE = """
-import sys
-class Without:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "geonorm":
-            raise ImportError("geonorm is not installed here")
-sys.meta_path.insert(0, Without())
+from .fresh import WITHOUT, python  # noqa: E402
+
+ALONE = (
+    WITHOUT
+    + """
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 found = {}
@@ -46,6 +43,7 @@ for folder in sys.argv[2:]:
 torch.save(found, sys.argv[1])
 assert not [name for name in sys.modules if name.split(".")[0] == "geonorm"]
 """
+)
 SOURCE = str(Path(hf.__file__).parents[2])
 FRESH = """
 import sys, torch, geonorm.hf
@@ -53,18 +51,6 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[2]).eval()
 torch.save(model(torch.arange(2, 20).view(2, 9)).logits, sys.argv[1])
 """
-
-
-def python(code: str, *words: Any, path: str = "") -> None:
-    """Runs code in a fresh interpreter, which is shown this package only through `path`."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    environment["HF_MODULES_CACHE"] = str(Path(words[0]).parent / "modules")
-    environment.update({"PYTHONPATH": path} if path else {})
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)],
-        env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.fixture

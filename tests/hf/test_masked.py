@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from geonorm.hf.config import NAMES  # noqa: E402
 from geonorm.hf.export import adapt, hf_name  # noqa: E402
 
 from .conftest import SIZE  # noqa: E402
+from .fresh import WITHOUT, python  # noqa: E402
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "rotary": {},
@@ -123,18 +122,15 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-ALONE = """
-import sys
-class Without:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "geonorm":
-            raise ImportError("geonorm is not installed here")
-sys.meta_path.insert(0, Without())
+ALONE = (
+    WITHOUT
+    + """
 import torch
 from transformers import AutoModelForMaskedLM
 model = AutoModelForMaskedLM.from_pretrained(sys.argv[2], trust_remote_code=True).eval()
 torch.save(model(torch.arange(2, 20).view(2, 9)).logits, sys.argv[1])
 """
+)
 
 
 def test_a_run_as_a_folder(encoder: Path, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,12 +146,7 @@ def test_a_run_as_a_folder(encoder: Path, tmp_path: Path, capfd: Any, monkeypatc
     }  # fmt: skip
     assert "pipeline_tag: fill-mask" in (to / "README.md").read_text()
     wanted = open_run(encoder).model(torch.arange(2, 20).view(2, 9))
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, str(tmp_path / "logits"), str(to)],
-        env={"HF_MODULES_CACHE": str(tmp_path / "modules"), "PATH": "", "HOME": str(tmp_path)},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    python(ALONE, tmp_path / "logits", to)
     torch.testing.assert_close(torch.load(tmp_path / "logits"), wanted, rtol=1e-5, atol=1e-6)
     fill = transformers.pipeline("fill-mask", str(to))
     found = fill(f"the cat number 7 sat on the{fill.tokenizer.mask_token} and")

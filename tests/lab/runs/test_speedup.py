@@ -95,6 +95,13 @@ def test_what_lies_outside_is_a_bound_and_said() -> None:
     assert (row["bound"], row["limit"], row["speedup"]) == (">", pytest.approx(2.0), None)
     (row,) = judge_ladder(runs(worse, [4e6, 8e6]), "pre")["speedups"]
     assert (row["bound"], row["limit"], row["speedup_p"]) == ("<", pytest.approx(0.5), None)
+    lost = [
+        run
+        for run in runs(better, [2e6, 4e6, 8e6])
+        if (run["scheme"], run["seed"]) != ("other", 1) or run["tokens"] > 2e6
+    ]
+    (row,) = judge_ladder(lost, "pre")["speedups"]
+    assert (row["bound"], row["limit"], row["n"]) == (">", pytest.approx(2.0), 3), "the bound that all seeds keep"
     (row,) = judge_ladder(runs(better, [4e6]), "pre")["speedups"]
     assert row["speedup"] is None and "no curve" in row["problem"]
 
@@ -157,3 +164,8 @@ def test_a_loss_is_found_on_the_curve_or_outside(loss: float, place: float) -> N
     curve = Course(np.array([0.0, 1.0]), np.array([4.0, 3.0]), np.ones(2))
     assert curve.find(loss) == place
     assert read_speedup(curve, curve, 0.5) is None
+
+
+def test_a_loss_is_reached_where_it_is_reached_for_good() -> None:
+    curve = Course(np.array([0.0, 1.0, 2.0, 3.0]), np.array([4.0, 3.0, 3.5, 2.5]), np.ones(4))
+    assert 2.0 < curve.find(3.2) < 3.0

@@ -10,6 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from geonorm.lab.config import TrainConfig
+from geonorm.lab.train.branch import shared_steps
+from geonorm.settings import from_dict
+
 WSD = ["--optim.schedule", "wsd", "--optim.warmup_steps", 2, "--optim.cooldown", 0.4, "--evaluation.every", 2]
 TRUNK = ["--checkpoint.trunk", "true", "--checkpoint.keep", 1]
 
@@ -96,3 +100,11 @@ def test_a_warm_up_that_grows_with_the_length_shares_nothing(train: Any, tmp_pat
     )
     cosine = train(tmp_path / "cosine", "--steps", 10, *TRUNK)
     assert cosine.status == 2 and "checkpoint.trunk needs --optim.schedule wsd, not cosine" in cosine.err
+
+
+@pytest.mark.parametrize(("average", "last"), [(0.0, 60), (0.2, 60), (0.8, 40)])
+def test_what_is_shared_ends_where_weights_are_averaged(average: float, last: int) -> None:
+    """The mean over the last steps of a run is of its own steps, whichever trunk they lie in."""
+    settings = {"optim": {"schedule": "wsd", "warmup_steps": 2, "cooldown": 0.4}, "evaluation": {"average": average}}
+    long, short = (from_dict(TrainConfig, {**settings, "steps": steps, "branch": "short"}) for steps in (200, 100))
+    assert shared_steps(long, short) == last
