@@ -15,6 +15,8 @@ from .compare.clusters import Machine, Ray, Slurm
 from .options import Checkpoint, Evaluation, Log, Optim
 
 MAX_SEED = 2**63 - 1
+TRAINED_WITH: dict[str, Literal["adamw", "muon"]] = {"modern": "muon", "modern-d12": "muon"}
+"""The optimizer that belongs to a preset, where it is not AdamW."""
 Many = Annotated[int, Range(1), Range(1, 2**53)]
 TUNING_SEED = 1_000_000
 """Seed of the short runs that choose a learning rate: none that a final run uses, however many seeds are added."""
@@ -106,7 +108,8 @@ class Shared(Settings):
     """What every run of a study shares, whatever its length."""
 
     preset: str = "nano"
-    """Size of the model: nano, nano-gpt2, nano-bert, mini, 125m, paper-125m, bert-base, 350m, 1.3b, 7b, 70b."""
+    """Size of the model: nano, nano-gpt2, nano-bert, modern, mini, 125m, paper-125m, bert-base, modern-d12, 350m, 1.3b,
+    7b, 70b."""
     data: str = "stdlib"
     """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
     objective: Literal["causal", "mlm"] = "causal"
@@ -124,6 +127,8 @@ class Shared(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.optim.name is None:
+            object.__setattr__(self, "optim", replace(self.optim, name=TRAINED_WITH.get(self.preset, "adamw")))
         if self.checkpoint.trunk and self.optim.schedule != "wsd":
             raise ConfigError(f"checkpoint.trunk needs --optim.schedule wsd, not {self.optim.schedule}")
         if self.objective != "causal" and self.evaluation.tasks:
@@ -161,8 +166,8 @@ class Recipe(Shared):
 class TrainConfig(Recipe):
     """One run."""
 
-    scheme: str = "geonorm"
-    """Residual scheme, as in `geonorm schemes`."""
+    scheme: str = "preset"
+    """Residual scheme, as in `geonorm schemes`; preset: that of the preset, modern's lambdas, all others' geonorm."""
     lr: NotNegative = 5e-3
     """Highest learning rate."""
     seed: Annotated[int, Range(0, MAX_SEED)] = 0
@@ -181,6 +186,8 @@ class TrainConfig(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.scheme == "preset":
+            object.__setattr__(self, "scheme", preset(self.preset).scheme)
         directory(self.out)
 
 

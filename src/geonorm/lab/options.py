@@ -19,8 +19,9 @@ class Optim(Settings):
 
     prefix = "optim."
 
-    name: Literal["adamw", "muon", "sgd"] = "adamw"
-    """muon: orthogonalised momentum for matrices inside blocks, AdamW for the rest; sgd: with momentum."""
+    name: Literal["adamw", "muon", "sgd"] | None = None
+    """muon: orthogonalised momentum for matrices inside blocks, AdamW for the rest; sgd: with momentum. When not given,
+    that of the preset: muon for modern, adamw for all others."""
     weight_decay: NotNegative = 0.1
     """On matrices but not on embeddings, norms and scalars; decoupled, for sgd a term of the gradient."""
     independent: bool = False
