@@ -41,9 +41,43 @@ def cause(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+CALLED = {
+    "hidden_size": ("width",), "n_embd": ("width", "hidden_size"), "d_model": ("width", "hidden_size"),
+    "dim": ("width", "hidden_size"), "intermediate_size": ("hidden",), "n_inner": ("hidden", "intermediate_size"),
+    "ffn_dim": ("hidden", "intermediate_size"), "num_hidden_layers": ("layers",),
+    "n_layer": ("layers", "num_hidden_layers"), "n_layers": ("layers", "num_hidden_layers"),
+    "num_attention_heads": ("heads",), "n_head": ("heads", "num_attention_heads"),
+    "n_heads": ("heads", "num_attention_heads"), "num_key_value_heads": ("kv_heads",),
+    "n_kv_heads": ("kv_heads", "num_key_value_heads"), "head_dim": ("head_width",),
+    "max_position_embeddings": ("context",), "n_positions": ("context", "max_position_embeddings"),
+    "n_ctx": ("context", "max_position_embeddings"), "block_size": ("context", "max_position_embeddings"),
+    "max_seq_len": ("context", "max_position_embeddings"), "rms_norm_eps": ("eps", "norm_eps"),
+    "norm_eps": ("eps",), "layer_norm_eps": ("eps", "norm_eps"), "layer_norm_epsilon": ("eps", "norm_eps"),
+    "hidden_act": ("mlp",), "hidden_activation": ("mlp",), "activation_function": ("mlp",),
+    "tie_word_embeddings": ("tied",), "partial_rotary_factor": ("rotary",), "rotary_pct": ("rotary",
+    "partial_rotary_factor"), "rope_parameters": ("rope_theta",), "rope_scaling": ("rope_theta",),
+    "rotary_emb_base": ("rope_theta",), "attention_bias": ("bias",), "mlp_bias": ("bias",), "use_bias": ("bias",),
+    "final_logit_softcapping": ("soft_cap",), "initializer_range": ("init",), "use_qk_norm": ("qk_norm",),
+    "learning_rate": ("lr",), "max_steps": ("steps",), "max_iters": ("steps",), "warmup_ratio": ("optim.warmup",),
+    "lr_scheduler_type": ("optim.schedule",), "max_grad_norm": ("optim.clip",), "grad_clip": ("optim.clip",),
+    "gradient_accumulation_steps": ("runtime.accumulate",), "per_device_train_batch_size": ("batch_size",),
+    "gradient_checkpointing": ("runtime.recompute",), "output_dir": ("out",), "report_to": ("log.to",),
+}  # fmt: skip
+"""What settings are called elsewhere (Llama, GPT-2 and OLMo in transformers, nanoGPT, its Trainer), and here; the first
+of them that is valid is meant."""
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return ``did you mean 'books-small'?`` for the closest valid name, or an empty string."""
-    matches = get_close_matches(name, list(valid), n=1)
+    """Return ``did you mean 'books-small'?`` for the valid name that others call so, or the closest; or an empty
+    string."""
+    valid = list(valid)
+    marks, plain = "--" * name.startswith("--"), name.removeprefix("--").replace("-", "_")
+    group, _, leaf = plain.rpartition(".")
+    for ours in CALLED.get(leaf, ()):
+        for known in (f"{group}.{ours}" if group else ours, f"model.{ours}", ours):
+            if (told := marks + (known.replace("_", "-") if marks else known)) in valid:
+                return f"did you mean '{told}'?"
+    matches = get_close_matches(name, valid, n=1)
     return f"did you mean '{matches[0]}'?" if matches else ""
 
 

@@ -51,3 +51,48 @@ def test_scheme_becomes_canonical_and_attributes_that_are_no_keys_stay_behind(tm
     again = transformers.AutoConfig.from_pretrained(tmp_path)
     assert json.loads(again.to_json_string()) == json.loads(config.to_json_string())
     assert "note" not in config.to_dict()
+
+
+LLAMA = {
+    "hidden_size": 32, "num_attention_heads": 4, "rms_norm_eps": 1e-5, "hidden_act": "silu", "attention_bias": False,
+    "mlp_bias": False, "attention_dropout": 0.0, "pretraining_tp": 1, "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+
+
+def test_llamas_keys_mean_what_they_mean_there(tmp_path: Path) -> None:
+    config = hf.GeoNormConfig(scheme="pre", **LLAMA)
+    wanted = DecoderConfig(scheme="pre", width=32, heads=4, kv_heads=4, eps=1e-5, tied=True, rope_theta=5e5, rotary=0.5)
+    assert config.shape() == wanted
+    config.save_pretrained(tmp_path)
+    assert not {"rms_norm_eps", "hidden_act", "rope_parameters"} & set(
+        json.loads((tmp_path / "config.json").read_text())
+    )
+    assert transformers.AutoConfig.from_pretrained(tmp_path).shape() == wanted
+    both = hf.GeoNormConfig(attention_bias=True, mlp_bias=True, layer_norm_epsilon=1e-3, rope_scaling=None)
+    assert both.shape().bias and both.norm_eps == 1e-3
+    assert hf.GeoNormConfig(rope_scaling={"type": "default"}, norm_eps=1e-4, rms_norm_eps=1e-4).norm_eps == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"hidden_act": "gelu"}, "of those only silu is built; mlp='gelu' is that without a gate"),
+        ({"hidden_act": "tanh"}, "mlp is one of swiglu, gelu, gelu_tanh, relu2"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn' is not built"),
+        ({"rope_parameters": {"rope_thetta": 1e4}}, "did you mean 'rope_theta'?"),
+        ({"attention_bias": True}, "attention_bias and mlp_bias are one here: bias=True"),
+        ({"attention_dropout": 0.1}, "attention_dropout is not built"),
+        ({"initializer_range": 0.02}, "is answered by init: one of fan_in"),
+        (
+            {"norm_eps": 1e-3, "rms_norm_eps": 1e-5},
+            "norm_eps 0.001 and what a key of another family says, 1e-05",
+        ),
+        ({"n_embd": 64}, "unknown key of GeoNormConfig 'n_embd': did you mean 'hidden_size'?"),
+        ({"layers": 2}, "unknown key of GeoNormConfig 'layers'"),
+    ],
+)
+def test_other_keys_of_other_families_are_answered_by_the_right_one(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        hf.GeoNormConfig(**given)
+    assert said in str(caught.value) and "\n" not in str(caught.value)

@@ -20,7 +20,9 @@ from .layouts import layout_of
 from .modeling import (
     GeoNormForCausalLM,
     GeoNormForMaskedLM,
+    GeoNormForQuestionAnswering,
     GeoNormForSequenceClassification,
+    GeoNormForTokenClassification,
     GeoNormModel,
     GeoNormPreTrainedModel,
 )
@@ -35,7 +37,9 @@ __all__ = [
     "GeoNormConfig",
     "GeoNormForCausalLM",
     "GeoNormForMaskedLM",
+    "GeoNormForQuestionAnswering",
     "GeoNormForSequenceClassification",
+    "GeoNormForTokenClassification",
     "GeoNormModel",
     "GeoNormPreTrainedModel",
     "Report",
@@ -57,6 +61,8 @@ transformers.AutoModel.register(GeoNormConfig, GeoNormModel, exist_ok=True)
 transformers.AutoModelForCausalLM.register(GeoNormConfig, GeoNormForCausalLM, exist_ok=True)
 transformers.AutoModelForMaskedLM.register(GeoNormConfig, GeoNormForMaskedLM, exist_ok=True)
 transformers.AutoModelForSequenceClassification.register(GeoNormConfig, GeoNormForSequenceClassification, exist_ok=True)
+transformers.AutoModelForTokenClassification.register(GeoNormConfig, GeoNormForTokenClassification, exist_ok=True)
+transformers.AutoModelForQuestionAnswering.register(GeoNormConfig, GeoNormForQuestionAnswering, exist_ok=True)
 introduce()
 
 

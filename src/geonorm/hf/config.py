@@ -13,6 +13,7 @@ from ..errors import ConfigError, UntrustedCode, unknown
 from ..nn.config import DecoderConfig
 from ..nn.plans import tensor_parallel_plan
 from ..schemes import Scheme, parse, sources_of, stored
+from ..settings import choices, hints
 
 NAMES = {f.name: f.name for f in fields(DecoderConfig)} | {
     "width": "hidden_size",
@@ -35,6 +36,49 @@ THEIRS = set(
     _attn_implementation custom_pipelines""".split()
 )
 """What transformers itself hands over beside the fields."""
+
+
+DEFAULTS = {f.name: f.default for f in fields(DecoderConfig)}
+WORDS = {name: ", ".join(choices(hints(DecoderConfig)[name])) for name in ("mlp", "init")}
+"""What fields of DecoderConfig may say."""
+ROPE = {"rope_theta": "rope_theta", "rotary": "partial_rotary_factor"}
+"""Fields of DecoderConfig, and what rope_parameters call them."""
+GATED = ("silu", "swish")
+PLAIN = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
+"""Words of transformers for what `mlp` says; gated MLPs of other activations are not built."""
+
+
+def read_llama(keys: dict[str, Any]) -> dict[str, Any]:
+    """Takes out of `keys` those that Llama's configuration has and ours has not, and returns the fields of
+    DecoderConfig that they mean. ConfigError for what this model cannot do."""
+    found: dict[str, Any] = {}
+    for key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"):
+        if key in keys:
+            found["eps"] = keys.pop(key)
+    act = keys.pop("hidden_act", None)
+    if act in GATED:
+        found["mlp"] = "swiglu"
+    elif act is not None:
+        said = f"mlp={PLAIN[act]!r} is that without a gate" if act in PLAIN else f"mlp is one of {WORDS['mlp']}"
+        raise ConfigError(f"hidden_act {act!r} is a gated MLP in Llama, and of those only silu is built; {said}")
+    biases = {key: bool(keys.pop(key)) for key in ("attention_bias", "mlp_bias") if key in keys}
+    if len(set(biases.values())) > 1 or biases == {"attention_bias": True}:
+        raise ConfigError("attention_bias and mlp_bias are one here: bias=True puts biases on both")
+    if biases:
+        found["bias"] = any(biases.values())
+    if keys.pop("attention_dropout", 0.0):
+        raise ConfigError("attention_dropout is not built: leave it out, or 0")
+    if keys.pop("pretraining_tp", 1) != 1:
+        raise ConfigError("pretraining_tp is not built: leave it out, or 1")
+    if "initializer_range" in keys:
+        raise ConfigError(f"initializer_range {keys['initializer_range']} is answered by init: one of {WORDS['init']}")
+    rope = {**(keys.pop("rope_scaling", None) or {}), **(keys.pop("rope_parameters", None) or {})}
+    if (kind := rope.pop("rope_type", rope.pop("type", "default"))) not in (None, "default"):
+        raise ConfigError(f"rope_type {kind!r} is not built: rope_theta sets the base of plain rotation")
+    found |= {ours: rope.pop(key) for ours, key in ROPE.items() if key in rope}
+    if rope:
+        raise ConfigError(unknown("key of rope_parameters", next(iter(rope)), ["rope_type", *ROPE.values()]))
+    return found
 
 
 def from_folder(config_dict: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +105,9 @@ class GeoNormConfig(ShapeFields):
     `GeoNormConfig(scheme="geonorm(decay=sqrt)", hidden_size=512)`.
 
     Fields are those of `geonorm.DecoderConfig`, with the documentation there, under the names of transformers. `scheme`
-    becomes canonical. ConfigError, one line, for a key, scheme or size that does not exist or does not fit.
+    becomes canonical. Keys of Llama's configuration that have another name here (`rms_norm_eps`, `hidden_act`,
+    `rope_parameters`, ...) mean what they mean there (`read_llama`). ConfigError, one line, for a key, scheme or size
+    that does not exist or does not fit.
     """
 
     model_type = "geonorm"
@@ -85,6 +131,11 @@ class GeoNormConfig(ShapeFields):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for key, value in read_llama(kwargs).items():
+            theirs, standard = NAMES[key], DEFAULTS[key]
+            if (own := getattr(self, theirs)) not in (standard, value):
+                raise ConfigError(f"{theirs} {own!r} and what a key of another family says, {value!r}, differ")
+            setattr(self, theirs, value)
         for key in kwargs:
             if key not in THEIRS | set(GenerationConfig._get_default_generation_params()):
                 raise ConfigError(unknown("key of GeoNormConfig", key, [f.name for f in fields(self)]))

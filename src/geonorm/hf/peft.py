@@ -1,43 +1,150 @@
-"""LoRA on our models: PEFT finds where to put it without being told."""
+"""LoRA and IA3 on our models and on those that a scheme was applied to: PEFT finds where to put them without being
+told, and by the names that recipes for Llama, GPT-2 or GPT-NeoX use."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from typing import Any
 
+from ..errors import ConfigError
+from ..sites.anatomy import blocks_of, join_path
+from ..sites.watch import stacks_of
+
+OURS = ("q", "k", "v", "o", "up", "gate", "down")
+"""What the matrices of a block are called here."""
+CALLED = {
+    **{f"{name}_proj": (name,) for name in OURS},
+    "qkv_proj": ("q", "k", "v"), "gate_up_proj": ("gate", "up"), "out_proj": ("o",), "fc1": ("up", "gate"),
+    "fc2": ("down",), "c_attn": ("q", "k", "v"), "c_fc": ("up", "gate"), "c_proj": ("o", "down"),
+    "query_key_value": ("q", "k", "v"), "dense": ("o",), "dense_h_to_4h": ("up", "gate"), "dense_4h_to_h": ("down",),
+}  # fmt: skip
+"""What they are called in Llama, Phi-3, OPT, GPT-2 and GPT-NeoX; a matrix there may be several here."""
+ENDS = ("lm_head", "embed_tokens")
+"""What has their names here too."""
 TARGETS = r".*\.branch\.(attn\.)?(q|v)"
 """Queries and values, as PEFT's table has it for most models; "all-linear" for every matrix but the head."""
-TABLES = "peft.utils.constants"
+KEYS_AND_VALUES = ["branch.k", "branch.v", "attn.k", "attn.v"]
+"""Of blocks in sequence and side by side; norms on keys have names that end in k, too."""
+DOWN = ["branch.down", "mlp.down"]
+TABLES, TUNERS = "peft.utils.constants", "peft.tuners.tuners_utils"
 
 
 def introduce() -> None:
-    """Enters our models into the table by which PEFT finds `target_modules` where a user names none: now, or when PEFT
-    is imported. It takes seconds, and most programs do without."""
-    if TABLES in sys.modules:
-        enter(sys.modules[TABLES])
-    elif not any(isinstance(finder, Introduction) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Introduction())
+    """Enters our models into the tables by which PEFT finds `target_modules` where a user names none, and makes it read
+    the names of others: now, or when PEFT is imported. It takes seconds, and most programs do without."""
+    for name, act in ((TABLES, enter), (TUNERS, teach)):
+        if name in sys.modules:
+            act(sys.modules[name])
+        elif not any(isinstance(finder, Introduction) and finder.name == name for finder in sys.meta_path):
+            sys.meta_path.insert(0, Introduction(name, act))
 
 
 def enter(tables: Any) -> None:
     tables.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.setdefault("geonorm", TARGETS)
+    tables.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING.setdefault("geonorm", [*KEYS_AND_VALUES, *DOWN])
+    tables.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING.setdefault("geonorm", DOWN)
+
+
+def teach(tuners: Any) -> None:
+    """Makes every tuner translate what it is asked for before it looks for it."""
+    inject = tuners.BaseTuner.inject_adapter
+    if hasattr(inject, "taught"):
+        return
+
+    @wraps(inject)
+    def translated(tuner: Any, model: Any, adapter_name: str, *args: Any, **settings: Any) -> Any:
+        kind = getattr(getattr(model, "config", None), "model_type", None)
+        if kind == "geonorm":
+            config = tuner.peft_config[adapter_name]
+            for field in ("target_modules", "exclude_modules", "feedforward_modules"):
+                if isinstance(names := getattr(config, field, None), (list, set, tuple)):
+                    setattr(config, field, translate(names))
+        elif kind == "geonorm_applied":
+            follow(tuner.peft_config[adapter_name], model)
+        return inject(tuner, model, adapter_name, *args, **settings)
+
+    translated.taught = True  # type: ignore[attr-defined]
+    tuners.BaseTuner.inject_adapter = translated
+
+
+def translate(names: Collection[str]) -> Any:
+    """A list of names in other families as the pattern that finds the same matrices here, `["q_proj", "v_proj"]` as
+    `.*\\.branch\\.((attn|mlp)\\.)?(q|v)`; one in which no such name is stays what it is. ConfigError for a name beside
+    them that means nothing here."""
+    last = {name: name.rpartition(".")[2] for name in names}
+    if not any(leaf in CALLED for leaf in last.values()):
+        return names
+    if strange := sorted(name for name, leaf in last.items() if leaf not in (*CALLED, *ENDS, *OURS)):
+        raise ConfigError(
+            f"target_modules {' '.join(strange)}: no such matrix here; those of a block are {' '.join(OURS)}, and "
+            f"{' '.join(CALLED)} are read as what they are in other families"
+        )
+    wanted = {name for leaf in last.values() for name in CALLED.get(leaf, (leaf,))}
+    inside, ends = [name for name in OURS if name in wanted], [name for name in ENDS if name in wanted]
+    pattern = rf".*\.branch\.((attn|mlp)\.)?({'|'.join(inside)})"
+    return pattern + "".join(rf"|(.*\.)?{name}" for name in ends)
+
+
+def follow(config: Any, model: Any) -> None:
+    """On a model that a scheme was applied to: what is named, or where nothing is what PEFT's tables say of its family,
+    means the matrices of the stock model, wherever they are now."""
+    tables, kind = sys.modules[TABLES], str(getattr(config.peft_type, "value", config.peft_type))
+    for field, table in (("target_modules", "TARGET"), ("feedforward_modules", "FEEDFORWARD")):
+        names = getattr(config, field, ())
+        if names is None:
+            known = getattr(tables, f"TRANSFORMERS_MODELS_TO_{kind}_{table}_MODULES_MAPPING", {})
+            names = known.get(model.config.stock_type)
+        if names and not isinstance(names, str):
+            setattr(config, field, find_again(names, stock_paths(model)))
+
+
+def stock_paths(model: Any) -> dict[str, str]:
+    """Where modules of a stock model are under a scheme, and where they were."""
+    found = {}
+    for stack, base in stacks_of(model):
+        for layer, block in enumerate(blocks_of(model, stack, base)):
+            before = join_path(base, stack.blocks, str(layer))
+            for sub in stack.sublayers:
+                for number, (chain, branch) in enumerate(
+                    zip(block.residuals[sub.kind].branch.chains, sub.branches, strict=True)
+                ):
+                    here = f"{before}.residuals.{sub.kind}.branch.chains.{number}.steps"
+                    for place, (path, step) in enumerate(zip(branch.modules, chain.steps, strict=False)):
+                        for inner, _ in step.named_modules():
+                            found[join_path(here, str(place), inner)] = join_path(before, path, inner)
+    return found
+
+
+def find_again(names: Collection[str], paths: Mapping[str, str]) -> Any:
+    """The names, where the same modules go by them under the scheme; else the paths of those there."""
+
+    def named(path: str) -> bool:
+        return any(path == name or path.endswith(f".{name}") for name in names)
+
+    was = {here for here, before in paths.items() if named(before)}
+    return set(names) if was == {here for here in paths if named(here)} else was
 
 
 class Introduction(MetaPathFinder):
-    """Sees PEFT's tables when they are imported, once; finds nothing itself."""
+    """Sees a module of PEFT when it is imported, once; finds nothing itself."""
+
+    def __init__(self, name: str, act: Callable[[Any], None]) -> None:
+        self.name, self.act = name, act
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != TABLES:
+        if name != self.name:
             return None
         sys.meta_path.remove(self)
         spec: Any = find_spec(name)
         run = spec.loader.exec_module
 
-        def run_and_enter(module: Any) -> None:
+        def run_and_act(module: Any) -> None:
             run(module)
-            enter(module)
+            self.act(module)
 
-        spec.loader.exec_module = run_and_enter
+        spec.loader.exec_module = run_and_act
         return spec

@@ -25,7 +25,8 @@ from ..schemes.registry import name_of
 from .names import Use, defined, free_names, is_text
 
 PACKAGE = Path(__file__).parent.parent
-KINDS = ("Config", "Model", "ForCausalLM", "ForMaskedLM", "ForSequenceClassification")
+KINDS = ("Config", "Model", "ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification",
+         "ForQuestionAnswering")  # fmt: skip
 ROOTS = tuple(f"GeoNorm{kind}" for kind in KINDS)
 FILE = "modeling_geonorm.py"
 LAYERS = "errors settings decay elsewhere sphere norms ops schemes theirs residual nn hf".split()

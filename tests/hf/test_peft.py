@@ -1,0 +1,131 @@
+"""LoRA and IA3 by the names that recipes for other families use, and by PEFT's tables: our models, applied ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+peft = pytest.importorskip("peft", reason="adapters need PEFT")
+transformers = pytest.importorskip("transformers")
+
+from geonorm import hf  # noqa: E402
+from geonorm.errors import ConfigError  # noqa: E402
+from geonorm.hf.peft import translate  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT's own
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+MATRICES = {"q", "k", "v", "o", "gate", "up", "down"}
+
+
+def adapted(model: Any) -> list[str]:
+    """The modules that carry an adapter."""
+    marks = (".lora_A", ".ia3_l")
+    names = {name.partition(mark)[0] for name, _ in model.named_parameters() for mark in marks if mark in name}
+    return sorted(name.removeprefix("base_model.model.") for name in names)
+
+
+@pytest.mark.parametrize("fields", [{}, {"block": "parallel"}, {"qk_norm": "head"}])
+@pytest.mark.parametrize(
+    ("targets", "wanted"),
+    [
+        (["q_proj", "v_proj"], {"q", "v"}),
+        (ALL, MATRICES),
+        ([*ALL, "lm_head"], MATRICES | {"lm_head"}),
+        (["self_attn.q_proj", "mlp.down_proj"], {"q", "down"}),
+        (["c_attn", "c_fc"], {"q", "k", "v", "up", "gate"}),
+        (["query_key_value", "dense", "dense_4h_to_h"], {"q", "k", "v", "o", "down"}),
+        (["branch.q"], {"q"}),
+    ],
+)
+def test_lists_of_copied_recipes(build: Any, fields: Any, targets: list[str], wanted: set[str]) -> None:
+    if targets == ["branch.q"] and fields.get("block"):
+        pytest.skip("side by side the path is branch.attn.q")
+    model = build("geonorm", **fields)
+    tuned = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM"))
+    found = adapted(tuned)
+    assert {name.rpartition(".")[2] for name in found} == wanted
+    inside = [name for name in found if name != "lm_head"]
+    assert len(inside) == 2 * len(wanted - {"lm_head"}) and not any(".norms." in name for name in inside)
+
+
+def test_a_copied_recipe_trains_saves_and_loads(build: Any, ids: Any, tmp_path: Any) -> None:
+    """The recipe that hundreds of model cards for Llama have, of which nothing is changed."""
+    recipe = peft.LoraConfig(
+        r=4, lora_alpha=8, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM", target_modules=ALL
+    )  # fmt: skip
+    tuned = peft.get_peft_model(build("geonorm"), recipe)
+    before = tuned(ids).logits
+    optimizer = torch.optim.AdamW([p for p in tuned.parameters() if p.requires_grad], lr=0.05)
+    for _ in range(3):
+        tuned(ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = tuned(ids).logits
+    assert not torch.allclose(after, before, atol=1e-3)
+    tuned.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(build("geonorm"), tmp_path)
+    torch.testing.assert_close(again(ids).logits, after, rtol=0, atol=1e-6)
+
+
+def test_what_means_nothing_here_is_named(build: Any) -> None:
+    no = r"target_modules w_zero: no such matrix here; those of a block are q k v o"
+    with pytest.raises(ConfigError, match=no) as said:
+        peft.get_peft_model(build("pre"), peft.LoraConfig(target_modules=["q_proj", "w_zero"]))
+    assert "\n" not in str(said.value)
+    assert translate(["attn.branch.q"]) == ["attn.branch.q"] and translate({"q", "v"}) == {"q", "v"}
+
+
+@pytest.mark.parametrize("fields", [{}, {"block": "parallel"}, {"qk_norm": "head"}])
+def test_ia3_finds_keys_values_and_what_goes_down(build: Any, ids: Any, fields: Any) -> None:
+    model = build("geonorm", **fields)
+    before = model(ids).logits
+    tuned = peft.get_peft_model(model, peft.IA3Config(task_type="CAUSAL_LM"))
+    assert torch.equal(tuned(ids).logits, before)
+    found = adapted(tuned)
+    assert len(found) == 6 and {name.rpartition(".")[2] for name in found} == {"k", "v", "down"}
+    scales = {name: p for name, p in tuned.named_parameters() if ".ia3_l" in name}
+    shapes = {name.partition(".ia3_l")[0].rpartition(".")[2]: tuple(p.shape) for name, p in scales.items()}
+    assert shapes == {"k": (16, 1), "v": (16, 1), "down": (1, 48)}  # on what k and v give, and on what down is given
+
+
+def stock(kind: str) -> Any:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "llama": {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2},
+        "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2},
+        "gpt_neox": {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4},
+        "bert": {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "is_decoder": True},
+        "opt": {"hidden_size": 32, "ffn_dim": 48, "num_attention_heads": 4, "word_embed_proj_dim": 32},
+    }
+    config = transformers.AutoConfig.for_model(kind, vocab_size=61, **{"num_hidden_layers": 2, **sizes[kind]})
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "opt", "bert"])
+@pytest.mark.parametrize("adapter", ["LoraConfig", "IA3Config"])
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")
+def test_an_applied_model_has_the_table_of_its_family(kind: str, adapter: str) -> None:
+    """The same matrices as without the scheme: as many, of the same shapes."""
+    held = []
+    for apply in (False, True):
+        model = stock(kind)
+        if apply:
+            hf.apply(model, "geonorm")
+        tuned = peft.get_peft_model(model, getattr(peft, adapter)())
+        found = adapted(tuned)
+        shapes = sorted(tuple(p.shape) for p in tuned.parameters() if p.requires_grad)
+        held.append((len(found), shapes))
+    assert held[0] == held[1] and held[0][0] >= 2
+
+
+@pytest.mark.parametrize(("kind", "targets"), [("llama", ["q_proj", "v_proj"]), ("opt", ["fc1", "fc2", "k_proj"])])
+def test_a_copied_list_on_an_applied_model(kind: str, targets: list[str]) -> None:
+    """Also where a matrix is a step of a chain now, and its name a number."""
+    model = stock(kind)
+    hf.apply(model, "geonorm")
+    tuned = peft.get_peft_model(model, peft.LoraConfig(target_modules=targets))
+    assert len(adapted(tuned)) == 2 * len(targets)
+    held = {tuple(p.shape) for name, p in tuned.named_parameters() if "lora_A" in name}
+    assert held == ({(8, 32)} if kind == "llama" else {(8, 32), (8, 48)})
