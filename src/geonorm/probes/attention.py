@@ -46,9 +46,9 @@ class FirstTokenMass:
 
 
 class WatchAttention(TorchFunctionMode):
-    """Hands what it finds of every attention inside to `found` (mass, seen, as for FirstTokenMass.add, keys).
+    """Calls found(mass, seen), as FirstTokenMass.add has them, for every attention of tokens to themselves inside.
 
-    first: index of the first key, (batch,), from the mask (batch, keys) of the stream that is running, or None.
+    first(batch, keys): index of the first token of each sequence, (batch,).
     """
 
     def __init__(self, found: Callable[[Tensor, Tensor], None], first: Callable[[int, int], Tensor]) -> None:
@@ -87,6 +87,8 @@ class WatchAttention(TorchFunctionMode):
         at = torch.arange(queries, device=query.device)
         key = key.float().repeat_interleave(heads // key.shape[1], dim=1) if key.shape[1] != heads else key.float()
         size = max(1, SCORES // (batch * heads * queries))
+        mass = torch.empty(batch, heads, queries, device=query.device)
+        seen = torch.empty(batch, queries, dtype=torch.int64, device=query.device)
         for start in range(0, queries, size):
             rows = slice(start, start + size)
             scores = query[:, :, rows].float() @ key.mT * scale
@@ -99,14 +101,9 @@ class WatchAttention(TorchFunctionMode):
                     scores = scores + mask
                     allowed = allowed & (mask > torch.finfo(mask.dtype).min / 2)
             scores = scores.masked_fill(~allowed, -torch.inf)
-            mass = (column(scores, first) - scores.logsumexp(-1)).exp().nan_to_num(0.0)
-            seen = allowed.expand(scores.shape).sum(-1)[:, 0]
-            self.found_rows(mass, seen, start, queries)
-
-    def found_rows(self, mass: Tensor, seen: Tensor, start: int, queries: int) -> None:
-        """Rows of some queries, among zeros for the others, which count for nothing."""
-        pad = (start, queries - start - mass.shape[-1])
-        self.found(F.pad(mass, pad), F.pad(seen, pad))
+            mass[:, :, rows] = (column(scores, first) - scores.logsumexp(-1)).exp().nan_to_num(0.0).float()
+            seen[:, rows] = allowed.expand(scores.shape).sum(-1)[:, 0]
+        self.found(mass, seen)
 
 
 def column(scores: Tensor, first: Tensor) -> Tensor:

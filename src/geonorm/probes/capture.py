@@ -73,8 +73,7 @@ def clamped_tokens(place: ModelSite, x: Tensor, u: Tensor | None) -> Tensor | No
     if residual is None or u is None:
         return None
     with torch.no_grad():
-        found = residual.scheme.clamped(x, u, residual.own(), residual.site(x))
-    return None if found is None else found.reshape(x.shape[: x.dim() - 1])
+        return residual.scheme.clamped(x, u, residual.own(), residual.site(x))
 
 
 class SiteRecord:
@@ -200,6 +199,7 @@ class Capture:
                 if place.stack == stack and measure.sample.kept:
                     fronts.setdefault(place.site.layer, measure.sample.kept[0])
             states = [*fronts.values(), *self.records[last].end.kept[:1]]
+            states = [state.to(states[0].device) for state in states]  # a model may lie on several
             found += [{"stack": stack, **row} for row in likeness(states)] if len(states) > 1 else []
         return found
 
