@@ -16,13 +16,11 @@ from .card import card
 from .config import GeoNormConfig
 from .export import adapt, export
 from .fold import fold
+from .heads import GeoNormForQuestionAnswering, GeoNormForSequenceClassification, GeoNormForTokenClassification
 from .layouts import layout_of
 from .modeling import (
     GeoNormForCausalLM,
     GeoNormForMaskedLM,
-    GeoNormForQuestionAnswering,
-    GeoNormForSequenceClassification,
-    GeoNormForTokenClassification,
     GeoNormModel,
     GeoNormPreTrainedModel,
 )

@@ -17,12 +17,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import DynamicCache
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_layers import (
-    GenericForQuestionAnswering,
-    GenericForSequenceClassification,
-    GenericForTokenClassification,
-    GradientCheckpointingLayer,
-)
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
@@ -374,37 +369,3 @@ def language_model(model: object) -> GeoNormForCausalLM:
     if not isinstance(model, GeoNormForCausalLM):
         raise ConfigError(f"expected a GeoNormForCausalLM, got {type(model).__name__}")
     return model
-
-
-class GeoNormForSequenceClassification(GenericForSequenceClassification, GeoNormPreTrainedModel):
-    """A linear classifier on the last token that is not padding."""
-
-    def __init__(self, config: GeoNormConfig) -> None:
-        GeoNormPreTrainedModel.__init__(self, config)  # type: ignore[call-arg]
-        self.num_labels = config.num_labels
-        self.model = GeoNormModel(config)
-        self.score = nn.Linear(config.hidden_size, self.num_labels, bias=False)
-        self.post_init()
-
-
-class GeoNormForTokenClassification(GenericForTokenClassification, GeoNormPreTrainedModel):
-    """A linear classifier, with a bias, on every token. Of a model that sees one side (`is_causal`), a label is told by
-    the tokens up to its own."""
-
-    def __init__(self, config: GeoNormConfig) -> None:
-        GeoNormPreTrainedModel.__init__(self, config)  # type: ignore[call-arg]
-        self.num_labels = config.num_labels
-        self.model = GeoNormModel(config)
-        self.dropout = nn.Identity()
-        self.score = nn.Linear(config.hidden_size, self.num_labels)
-        self.post_init()
-
-
-class GeoNormForQuestionAnswering(GenericForQuestionAnswering, GeoNormPreTrainedModel):
-    """Where an answer begins and ends in a text: two logits for every token."""
-
-    def __init__(self, config: GeoNormConfig) -> None:
-        GeoNormPreTrainedModel.__init__(self, config)  # type: ignore[call-arg]
-        self.model = GeoNormModel(config)
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
-        self.post_init()

@@ -25,9 +25,11 @@ from ..schemes.registry import name_of
 from .names import Use, defined, free_names, is_text
 
 PACKAGE = Path(__file__).parent.parent
-KINDS = ("Config", "Model", "ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification",
-         "ForQuestionAnswering")  # fmt: skip
-ROOTS = tuple(f"GeoNorm{kind}" for kind in KINDS)
+KINDS = {
+    "Config": "hf.config", "Model": "hf.modeling", "ForCausalLM": "hf.modeling", "ForMaskedLM": "hf.modeling",
+    "ForSequenceClassification": "hf.heads", "ForTokenClassification": "hf.heads", "ForQuestionAnswering": "hf.heads",
+}  # fmt: skip
+"""What of ours an Auto class may ask for, and where it is."""
 FILE = "modeling_geonorm.py"
 LAYERS = "errors settings decay elsewhere sphere norms ops schemes theirs residual nn hf".split()
 """Parts of the package from the bottom up: the order in which the file reads, where definitions leave a choice; theirs
@@ -244,7 +246,7 @@ def modeling_source(scheme: Scheme) -> str:
             module = read_theirs(kind)
             theirs[module.name] = module
             names[name_of(kind)] = module.name, kind.__name__
-    roots += [("hf.config" if name == "GeoNormConfig" else "hf.modeling", name) for name in ROOTS]
+    roots += [(home, f"GeoNorm{kind}") for kind, home in KINDS.items()]
     about = textwrap.dedent(f"""\
         Models under the residual scheme {scheme}, in one file that needs torch and transformers alone.
 

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..nn.config import DecoderConfig, preset
 from ..settings import Count, NotNegative, Range, Settings, hints
 from .compare.clusters import Machine, Ray, Slurm
-from .options import Checkpoint, Evaluation, Log, Optim
+from .options import Checkpoint, Evaluation, Log, Optim, Tokens
 
 MAX_SEED = 2**63 - 1
 TRAINED_WITH: dict[str, Literal["adamw", "muon"]] = {"modern": "muon", "modern-d12": "muon"}
@@ -36,18 +36,6 @@ Model = make_dataclass(
 )
 """Every field of the model but the scheme and what the objective says, optional: what is not given comes from the
 preset."""
-
-
-@dataclass(frozen=True)
-class Tokens(Settings):
-    """How text becomes tokens."""
-
-    prefix = "tokens."
-
-    tokenizer: str = "bpe"
-    """byte, bpe (trained on the training text, as many tokens as model.vocab_size), or a tokenizer.json."""
-    cache: str | None = None
-    """Folder of prepared tokens; $GEONORM_CACHE or ~/.cache/geonorm when not given."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Groups of settings of a run: the optimizer, what is measured meanwhile, what survives a crash. No torch here."""
+"""Groups of settings of a run: the optimizer, what is measured meanwhile, what survives a crash, where its numbers go,
+how text becomes tokens. No torch here."""
 
 from __future__ import annotations
 
@@ -114,3 +115,15 @@ class Log(Settings):
             raise ConfigError("--log.to names a tracker twice")
         if not self.project.strip():
             raise ConfigError("log.project is empty; give the project a name")
+
+
+@dataclass(frozen=True)
+class Tokens(Settings):
+    """How text becomes tokens."""
+
+    prefix = "tokens."
+
+    tokenizer: str = "bpe"
+    """byte, bpe (trained on the training text, as many tokens as model.vocab_size), or a tokenizer.json."""
+    cache: str | None = None
+    """Folder of prepared tokens; $GEONORM_CACHE or ~/.cache/geonorm when not given."""

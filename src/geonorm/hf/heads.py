@@ -1,0 +1,47 @@
+"""Our models with heads that classify: a text, every token of it, where an answer stands in it."""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
+
+from .config import GeoNormConfig
+from .modeling import GeoNormModel, GeoNormPreTrainedModel
+
+
+class GeoNormForSequenceClassification(GenericForSequenceClassification, GeoNormPreTrainedModel):
+    """A linear classifier on the last token that is not padding."""
+
+    def __init__(self, config: GeoNormConfig) -> None:
+        GeoNormPreTrainedModel.__init__(self, config)  # type: ignore[call-arg]
+        self.num_labels = config.num_labels
+        self.model = GeoNormModel(config)
+        self.score = nn.Linear(config.hidden_size, self.num_labels, bias=False)
+        self.post_init()
+
+
+class GeoNormForTokenClassification(GenericForTokenClassification, GeoNormPreTrainedModel):
+    """A linear classifier, with a bias, on every token. Of a model that sees one side (`is_causal`), a label is told by
+    the tokens up to its own."""
+
+    def __init__(self, config: GeoNormConfig) -> None:
+        GeoNormPreTrainedModel.__init__(self, config)  # type: ignore[call-arg]
+        self.num_labels = config.num_labels
+        self.model = GeoNormModel(config)
+        self.dropout = nn.Identity()
+        self.score = nn.Linear(config.hidden_size, self.num_labels)
+        self.post_init()
+
+
+class GeoNormForQuestionAnswering(GenericForQuestionAnswering, GeoNormPreTrainedModel):
+    """Where an answer begins and ends in a text: two logits for every token."""
+
+    def __init__(self, config: GeoNormConfig) -> None:
+        GeoNormPreTrainedModel.__init__(self, config)  # type: ignore[call-arg]
+        self.model = GeoNormModel(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
