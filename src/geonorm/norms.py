@@ -194,7 +194,7 @@ class UnitNorm(Norm):
 
     def normalise(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         squared = (x * x).sum(-1, keepdim=True) + self.eps
-        zero = squared == 0
+        zero = squared == 0.0
         y = x * torch.where(zero, 0.0, torch.rsqrt(torch.where(zero, 1.0, squared)))
         return y if weight is None else y * weight
 

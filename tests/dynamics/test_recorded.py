@@ -91,7 +91,7 @@ def test_a_flow_records_what_it_is_asked_for_often(scheme: str, graphs: dict[Any
     assert len(graphs) == 1
 
 
-OPERATIONS = {"pre": 32, "post": 52, "peri": 40, "sqrt": 56, "ngpt(alpha=1)": 64, "geonorm": 66, "lns": 32}
+OPERATIONS = {"pre": 26, "post": 43, "peri": 34, "sqrt": 53, "ngpt(alpha=1)": 62, "geonorm": 56, "lns": 26}
 
 
 @pytest.mark.parametrize("scheme", OPERATIONS)

@@ -32,6 +32,8 @@ LEVEL = set(
 """Operations that make one number of tensors of one number each."""
 SPREAD = set("add sub mul div where eq ne lt le gt ge minimum maximum addcmul pow".split())
 """Operations that take one number in place of a tensor of it, as long as others have the shape of the result."""
+ALONE = set("neg abs sqrt rsqrt reciprocal cos sin tan atan tanh exp log clamp clamp_min clamp_max".split())
+"""Operations on each number of one tensor."""
 GUARDED = {"div", "sqrt", "rsqrt", "reciprocal", "log", "pow"}
 """Operations in front of which stands a guard against 0."""
 SAME = {"expand", "clone", "_to_copy"}
@@ -49,7 +51,15 @@ class Level:
     value: float
 
 
-Known = Node | Level
+@dataclass(frozen=True)
+class Columns:
+    """A tensor put together along its last axis from columns, each known by itself: in the plane of x and u most are 0
+    or stay what they were."""
+
+    parts: tuple[Node | Level, ...]
+
+
+Known = Node | Level | Columns
 
 
 def record(function: Callable[..., Sequence[Tensor | None]], *inputs: Tensor) -> GraphModule:
@@ -104,11 +114,11 @@ class Recorder(TorchDispatchMode):
             item = Level(each.reshape(-1)[0].item()) if level else self.call(getitem, [whole, number], {}, each)
             self.learn(each, item)
 
-    def look(self, args: Any) -> tuple[list[Any], list[Node]]:
+    def look(self, args: Any) -> tuple[list[Any], list[Node | Columns]]:
         """The arguments as they are known, and those among them that are not numbers."""
         a = [list(map(self.of, v)) if isinstance(v, (list, tuple)) else self.of(v) for v in args]
         tensors = [v for each in a for v in (each if isinstance(each, list) else [each])]
-        return a, [v for v in tensors if isinstance(v, Node)]
+        return a, [v for v in tensors if isinstance(v, (Node, Columns))]
 
     def of(self, value: Any) -> Any:
         """What is known of an argument."""
@@ -120,10 +130,45 @@ class Recorder(TorchDispatchMode):
         return Level(value.item()) if found is None else found
 
     def shorten(self, func: Any, args: Any, kwargs: Any, out: Tensor) -> Known:
-        """What an operation comes to: a number, something that is known, or its node."""
-        name = name_of(func)
+        """What an operation comes to: a number, columns, something that is known, or its node."""
         a, nodes = self.look(args)
-        if name in NEW or (name in LEVEL and not nodes):
+        if name_of(func) in NEW or (name_of(func) in LEVEL and not nodes):
+            return Level(out.reshape(-1)[0].item())
+        found = self.by_column(func, a, args, kwargs, out)
+        return self.reduce(func, a, args, kwargs, out) if found is None else found
+
+    def by_column(self, func: Any, a: list[Any], args: Any, kwargs: Any, out: Tensor) -> Known | None:
+        """An operation on columns, column by column; None for one that has none, or is of the whole."""
+        name, last = name_of(func), out.dim() - 1
+        match name, a:
+            case "cat", [list() as parts, dim] if dim in (-1, last) and all(piece.shape[-1] == 1 for piece in args[0]):
+                return Columns(tuple(parts))
+            case "expand", [Node() as x, _] if (*out.shape[:-1], 1) == tuple(args[0].shape) and out.shape[-1] == 2:
+                return Columns((x, x))
+            case "slice", [Columns(parts), int(dim), int(first), int()] if dim in (-1, last) and out.shape[-1] == 1:
+                return parts[first]
+            case "sum", [Columns(parts), [dim], True] if dim in (-1, last):
+                total: Known = parts[0]
+                for part in parts[1:]:
+                    total = self.reduce(torch.ops.aten.add.Tensor, [total, part], [out, out], {}, out)
+                return total
+        whole = [v for v in a if isinstance(v, Columns)]
+        narrow = all(given.shape[-1:] in ((), (1,)) for v, given in zip(a, args, strict=True) if isinstance(v, Node))
+        if not whole or not narrow or name not in SPREAD | ALONE:
+            return None
+        found = []
+        for i in range(len(whole[0].parts)):
+            of_column = [v.parts[i] if isinstance(v, Columns) else v for v in a]
+            given = [
+                v[..., i : i + 1] if isinstance(v, Tensor) and v.shape[-1:] != (1,) and v.dim() else v for v in args
+            ]
+            found.append(self.reduce(func, of_column, given, kwargs, out[..., i : i + 1]))
+        return Columns(tuple(found))  # type: ignore[arg-type]
+
+    def reduce(self, func: Any, a: list[Any], args: Any, kwargs: Any, out: Tensor) -> Known:
+        """The same of arguments that are known; `args` are tensors like them."""
+        name, nodes = name_of(func), [v for v in a if isinstance(v, Node)]
+        if name in SPREAD | ALONE and not nodes and not any(isinstance(v, Columns) for v in a):
             return Level(out.reshape(-1)[0].item())
         found = None if kwargs.get("alpha", 1) != 1 else self.simple(name, a, out)
         if isinstance(found, Level):
@@ -136,7 +181,7 @@ class Recorder(TorchDispatchMode):
         single = name in SPREAD and torch.broadcast_shapes(*shapes) == out.shape
         return self.call(func, [self.spell(v, given, single) for v, given in zip(a, args, strict=True)], kwargs, out)
 
-    def simple(self, name: str, a: list[Any], out: Tensor) -> Known | None:
+    def simple(self, name: str, a: list[Any], out: Tensor) -> Node | Level | None:
         """What an operation comes to by algebra, up to its shape and dtype; None for no such thing."""
         match name, a:
             case "mul", [Level(0), _] | [_, Level(0)]:
@@ -145,6 +190,8 @@ class Recorder(TorchDispatchMode):
                 return x
             case ("add", [Level(0), Node() as x] | [Node() as x, Level(0) | 0]) | ("sub", [Node() as x, Level(0) | 0]):
                 return x
+            case "eq", [Node() as x, 0] if x.meta.get("name") == "sqrt":  # where its square is
+                return self.call(torch.ops.aten.eq.Scalar, [x.args[0], 0], {}, out)
             case "addcmul", [Node() as x, Level(0), _] | [Node() as x, _, Level(0)]:
                 return x
             case "where", [Level(chosen), x, y]:
@@ -153,13 +200,11 @@ class Recorder(TorchDispatchMode):
                 return x
             case "where", [Node() as zero, Level(value), Node() as guarded]:
                 return self.unguard(zero, value, guarded, out)
-            case "slice", [Node() as whole, int(dim), int(first), int()] if dim % out.dim() == out.dim() - 1:
-                return self.part(whole, first, out)
             case _, [Node() as x, *_] if name in SAME and self.like[x].shape == out.shape:
                 return x
         return None
 
-    def unguard(self, zero: Node, value: float, guarded: Node, out: Tensor) -> Known | None:
+    def unguard(self, zero: Node, value: float, guarded: Node, out: Tensor) -> Node | None:
         """where(zero, value, f(where(zero, 1, s))) is where(zero, value, f(s)): a gradient asked for the guard. And
         where(s == 0, 0, sqrt(s)) is sqrt(s)."""
         if guarded.meta.get("name") not in GUARDED:
@@ -179,19 +224,13 @@ class Recorder(TorchDispatchMode):
         guard = isinstance(value, Node) and value.meta.get("name") == "where" and value.args[0] is zero
         return value.args[2] if guard and self.like[value.args[2]].shape == self.like[value].shape else value
 
-    def part(self, whole: Node, first: int, out: Tensor) -> Known | None:
-        """The piece that stands just there in what was put together."""
-        at = 0
-        for piece in whole.args[0] if whole.meta.get("name") == "cat" else ():  # type: ignore[union-attr]
-            if at == first and self.like[piece].shape == out.shape:  # type: ignore[index]
-                return Level(self.value[piece]) if piece in self.value else piece  # type: ignore
-            at += self.like[piece].shape[-1]  # type: ignore[index]
-        return None
-
     def spell(self, value: Any, given: Any, single: bool) -> Any:
         """An argument as the graph has it: one number, or a tensor of it where the shape counts."""
         if isinstance(value, list):
             return [self.spell(v, g, single) for v, g in zip(value, given, strict=True)]
+        if isinstance(value, Columns):
+            pieces = [self.spell(part, given[..., :1], False) for part in value.parts]
+            return self.call(torch.ops.aten.cat.default, [pieces, -1], {}, given)
         if not isinstance(value, Level):
             return value
         shape = () if single else given.shape
@@ -205,6 +244,10 @@ class Recorder(TorchDispatchMode):
 
     def call(self, func: Any, args: list[Any], kwargs: Any, out: Tensor) -> Node:
         """The node of an operation; the one that is there if it was done before."""
+        if name_of(func) in ("eq", "ne", "lt", "le", "gt", "ge") and out.dtype == torch.bool:
+            # a whole number beside fractions makes PyTorch convert, which takes ten times as long
+            floating = isinstance(args[0], Node) and self.like[args[0]].is_floating_point()
+            args = [float(v) if floating and type(v) is int else v for v in args]
         key = (func, repr(args), repr(kwargs))
         if key not in self.done:
             # torch's own function is called faster than the operator behind it

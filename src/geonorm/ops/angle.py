@@ -62,7 +62,7 @@ class AngleMap:
     def quotient(self, squared: Tensor) -> Tensor:
         """angle / ratio for ratio^2 of any shape: smooth through 0, where a ratio is a root and has no derivatives, so
         that those of every order are right there too. Where a minimum binds, the angle is constant."""
-        zero = squared == 0
+        zero = squared == 0.0
         ceiling = torch.where(zero, inf, self.max_angle * torch.rsqrt(torch.where(zero, 1.0, squared)))
         free = self.pre * sphere.retraction_quotient(self.pre * self.pre * squared, self.power)
         turn = self.gain * torch.where(free >= ceiling, ceiling, free)
