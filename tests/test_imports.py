@@ -18,7 +18,7 @@ import geonorm
 SOURCE = Path(geonorm.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-GROUND = {"errors", "lazy", "output", "parsing", "results", "devices", "decay", "settings"}
+GROUND = {"errors", "lazy", "output", "parsing", "results", "devices", "decay", "settings", "progress"}
 MATHS = GROUND | {"sphere", "norms"}
 RULES = MATHS | {"elsewhere", "ops", "schemes"}
 MODELS = RULES | {"residual", "nn"}
@@ -27,6 +27,7 @@ ALLOWED = {
     "lazy": set(),
     "parsing": set(),
     "decay": set(),
+    "progress": set(),
     "settings": {"errors"},
     "output": {"errors"},
     "results": {"errors"},
@@ -39,19 +40,19 @@ ALLOWED = {
     "residual": RULES,
     "sites": RULES | {"residual"},
     "nn": RULES | {"residual"},
-    "dynamics": MATHS | {"schemes"},
+    "dynamics": MATHS | {"schemes", "nn.attention", "nn.config", "nn.mlp", "nn.roles"},  # branches, not models
     "probes": GROUND | {"sphere", "sites"},
     "hf": MODELS | {"sites", ""},  # "" is the package itself: its version
-    "lab": MODELS | {"sites", "hf", "probes", ""},
+    "lab": MODELS | {"sites", "hf", "probes", "dynamics", ""},
     "report": {"errors", "lab.runs.run", "lab.runs.statistics", "parsing", "decay", "settings"},
     "bench": MODELS | {"lab", "report"},
     "__main__": {"cli"},
     "": set(),  # geonorm/__init__.py loads by name, on use
 }
 FREE_OF_TORCH = """
-    errors lazy output parsing results decay settings elsewhere sites.anatomy cli.arguments cli.main dynamics.config
-    probes.config nn.config lab.compare.clusters lab.config lab.ladder.config lab.runs.run lab.runs.statistics
-    lab.studies.simulate report report.config bench.config
+    errors lazy output parsing progress results decay settings elsewhere sites.anatomy cli.arguments cli.main
+    dynamics.config probes.config nn.config lab.compare.clusters lab.config lab.ladder.config lab.runs.run
+    lab.runs.statistics lab.studies.simulate report report.config bench.config
 """.split()
 EXTRAS = """
     transformers datasets vl_convert tensorboard rich tokenizers yaml scipy ray lm_eval triton

@@ -37,6 +37,7 @@ SHARED = set(
     model.layers model.width model.heads model.kv_heads model.head_width model.hidden model.vocab_size model.context
     model.mlp model.norm model.gains model.norm_bias model.eps model.qk_norm model.bias model.tied model.rope_theta
     model.embed_norm model.transform model.attn_gate model.soft_cap model.rotary model.block model.positions
+    model.qk_scale model.values
     model.init model.init_depth
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
     optim.floor optim.momentum optim.warmup_steps optim.independent optim.hold_norms
@@ -44,23 +45,25 @@ SHARED = set(
     evaluation.tasks evaluation.task_every evaluation.task_limit
     evaluation.whole evaluation.average checkpoint.minutes checkpoint.every checkpoint.keep checkpoint.best
     checkpoint.trunk
+    log.to log.project
     guard.nan guard.spike guard.sigmas guard.window guard.limit guard.stuck
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
     runtime.tensorboard runtime.parallel runtime.reshard runtime.shard_size runtime.tensor_size""".split()
 )
 MACHINE = set("machine.tflops machine.tflops_fp32 machine.mfu machine.bandwidth machine.memory".split())
 PLAN = MACHINE | {"dry_run", "world_size", "json"}
-TRAIN = SHARED | PLAN | set("scheme lr seed resume phase branch".split())
+TRAIN = SHARED | PLAN | set("scheme lr seed resume phase branch cell".split())
 COMPARE = SHARED | set(
-    """schemes lrs seeds tune tune_steps jobs launcher ray.address ray.gpus ray.retries slurm.submit slurm.partition
+    """schemes lrs seeds tune tune_steps grid max_runs
+    jobs launcher ray.address ray.gpus ray.retries slurm.submit slurm.partition
     slurm.account slurm.time slurm.gpus slurm.memory slurm.options slurm.setup slurm.retries""".split()
 )
-LADDER = (COMPARE - set("steps batch_size lrs tune tune_steps".split())) | set(
+LADDER = (COMPARE - set("steps batch_size lrs tune tune_steps grid max_runs".split())) | set(
     "depth budgets rates rule.width rule.head rule.batch rule.least rule.rate rule.highest".split()
 )
 SIMULATE = set(
-    """schemes init tokens dim beta time seeds out weights per heads causal delta method step log_time points depth
-    dtype device compile""".split()
+    """schemes init tokens dim beta time seeds out weights per heads causal mlp hidden rope delta method step log_time
+    points depth dtype device keep compile""".split()
 )
 PROBE = set(
     """models data tokens context batch gradients ablate_blocks out device dtype one_block tokenizer revision

@@ -298,7 +298,7 @@ def test_pictures_state_their_own_run(done: Path) -> None:
 
 def test_report_of_a_simulation(done: Path, tmp_path: Path) -> None:
     page = report.build([done], tmp_path / "page.html", figures=tmp_path / "figures").read_text(encoding="utf-8")
-    assert page.count('<svg class="chart"') == 6 and "orthonormal start" in page and "t^-2" in page
+    assert page.count('<svg class="chart"') == 7 and "orthonormal start" in page and "t^-2" in page
     assert "pre: tokens" in page[: page.index("<nav")] and page.count("data-toggle=") == 2  # the result comes first
     assert "://" not in page.replace("http://www.w3.org", "") and (tmp_path / "figures" / "cosine.png").stat().st_size
     one = report.build(done, tmp_path / "one.html", schemes=["geonorm"]).read_text(encoding="utf-8")

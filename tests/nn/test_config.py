@@ -17,10 +17,12 @@ from geonorm.nn import PRESETS, Decoder, DecoderConfig, preset
         ("nano", 1.04e6, 1.06e6),
         ("nano-gpt2", 0.93e6, 0.95e6),  # tied
         ("nano-bert", 0.95e6, 0.97e6),  # a matrix before the head besides
+        ("modern", 1.3e6, 1.4e6),  # tables of token vectors in two blocks besides
         ("mini", 6e6, 8e6),
         ("125m", 120e6, 165e6),  # untied: the head counts too
         ("paper-125m", 120e6, 165e6),
         ("bert-base", 109e6, 110e6),
+        ("modern-d12", 280e6, 290e6),  # six tables of 25M
         ("350m", 350e6, 410e6),
         ("1.3b", 1.3e9, 1.45e9),
         ("7b", 6.6e9, 7.0e9),
@@ -38,11 +40,12 @@ def test_parameter_counts_of_presets(name: str, low: float, high: float, scheme:
     rows = (1 if c.tied else 2) * c.vocab_size + (c.context if c.positions == "learned" else 0)
     block = 2 * c.width * c.width + 2 * c.width * c.groups * c.head_dim + mats * c.width * c.hidden
     before_head = c.width * c.width if c.transform else 0
+    before_head += (c.layers + 1) // 2 * c.vocab_size * c.groups * c.head_dim if c.values == "token" else 0
     assert model.matmul_parameter_count() == rows * c.width + c.layers * block + before_head
 
 
 def test_every_preset_is_in_the_table_above() -> None:
-    causal = ["nano", "nano-gpt2", "mini", "125m", "paper-125m", "350m", "1.3b", "7b", "70b"]
+    causal = ["nano", "nano-gpt2", "modern", "mini", "125m", "paper-125m", "modern-d12", "350m", "1.3b", "7b", "70b"]
     assert [name for name, shape in PRESETS.items() if shape.causal] == causal
     assert [name for name, shape in PRESETS.items() if not shape.causal] == ["nano-bert", "bert-base"]
     assert PRESETS["nano"] == DecoderConfig()

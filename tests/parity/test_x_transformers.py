@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geonorm import Residual, Site
+from geonorm import Decoder, DecoderConfig, Residual, Site
 from geonorm.nn.decoder import End
+from geonorm.nn.values import Handing
 from geonorm.norms import NormSpec
 from geonorm.schemes import parse
 
@@ -117,3 +118,48 @@ def test_the_rebuilt_stack_is_the_stack(stack: str, norm: str, agree: Callable[.
             assert not p.grad.any() and not grad.any()  # one token attends to itself, whatever its query
         else:
             agree(grad if p.dim() else grad.view(()), p.grad, f"gradient of {name}")  # scalars are (1,) here
+
+
+PLACES = {
+    "to_q": "attn.branch.q", "to_k": "attn.branch.k", "to_v": "attn.branch.v", "to_out": "attn.branch.o",
+    "ff.0.0": "mlp.branch.up", "ff.2": "mlp.branch.down",
+}  # fmt: skip
+
+
+def test_value_residual_is_theirs(agree: Callable[..., None]) -> None:
+    """`model.values first` at its initial values, one half each, is `add_value_residual` without its learned mix."""
+    torch.manual_seed(0)
+    options = {"add_value_residual": True, "learned_value_residual_mix": False, "ff_no_bias": True}
+    theirs = x_transformers.Decoder(
+        dim=DIM, depth=DEPTH, heads=2, attn_dim_head=8, use_rmsnorm=True, **options
+    ).double()
+    for p in theirs.parameters():
+        nn.init.normal_(p, 0.0, 0.5)
+    ours = Decoder(
+        DecoderConfig(
+            "pre(entry=embedding)", layers=DEPTH, width=DIM, heads=2, hidden=4 * DIM, mlp="gelu", values="first",
+            positions="none", eps=EPS["rms"],
+        )
+    ).double()  # fmt: skip
+    pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+    for n, (norms, block, _) in enumerate(theirs.layers):
+        home = ours.blocks[n // 2]
+        tie((home.mlp if n % 2 else home.attn).own["input"], norms[0], pairs)
+        for name, p in block.named_parameters():
+            own = home.get_parameter(f"{PLACES[name.removesuffix('.weight')]}.weight")
+            own.data.copy_(p.data)
+            pairs.append((own, p))
+    tie(ours.exit.own["norm"], theirs.final_norm, pairs)
+    a, b = (torch.sin(torch.arange(160.0).double()).view(2, TOKENS, DIM).requires_grad_() for _ in range(2))
+    x, values = ours.entry(b), Handing(ours.values, None)
+    for layer, home in enumerate(ours.blocks):
+        x = values.stream(home(x, positions=None, values=values.to(layer)))
+    out, mine = theirs(a), ours.exit(x)
+    agree(mine, out, "output")
+    weights = torch.cos(torch.arange(160.0).double()).view(2, TOKENS, DIM)
+    (out * weights).sum().backward()
+    (mine * weights).sum().backward()
+    agree(b.grad, a.grad, "gradient of the input")
+    for own, p in pairs:
+        agree(own.grad, p.grad, "gradient of a weight")
+    assert len(pairs) == len(list(theirs.parameters()))

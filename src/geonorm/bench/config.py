@@ -94,7 +94,8 @@ class TrainBench(Timing):
     baseline: str = "pre"
     """The scheme that ratios are to."""
     preset: str = "nano"
-    """Size of the model: nano, nano-gpt2, nano-bert, mini, 125m, paper-125m, bert-base, 350m, 1.3b, 7b, 70b."""
+    """Size of the model: nano, nano-gpt2, nano-bert, modern, mini, 125m, paper-125m, bert-base, modern-d12, 350m, 1.3b,
+    7b, 70b."""
     batch_size: Count = 16
     """Sequences per step."""
     context: int | None = None

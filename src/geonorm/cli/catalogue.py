@@ -94,7 +94,13 @@ def summary(value: torch.Tensor) -> str:
 def initial_std(scheme: Scheme) -> dict[str, float]:
     """Initial standard deviation over the base by role in block 2 of 12, where it is not 1."""
     found = {}
-    kinds = {"embed": "entry", "position": "entry", "head": "exit", **dict.fromkeys(("up", "gate", "down"), "mlp")}
+    kinds = {
+        "embed": "entry",
+        "position": "entry",
+        "values": "entry",
+        "head": "exit",
+        **dict.fromkeys(("up", "gate", "down"), "mlp"),
+    }
     for role in ROLES:
         kind = kinds.get(role, "attn")
         site = Site({"entry": 0, "exit": DEPTH - 1}.get(kind, 1), kind, DEPTH)

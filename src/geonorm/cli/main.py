@@ -18,6 +18,7 @@ from ..errors import ConfigError, GeonormError, unknown
 from ..lab.config import CompareConfig, DataConfig, EvalConfig, ExportConfig, GenerateConfig, Grid, TrainCommand
 from ..lab.ladder.config import LadderConfig
 from ..probes.config import ProbeConfig
+from ..progress import show_progress, watched
 from ..report.config import ReportConfig
 from ..settings import Settings, to_dict
 from .arguments import HELP, HelpAsked, print_completion, read
@@ -125,9 +126,11 @@ def problem(error: Exception) -> str:
 def compare(config: CompareConfig) -> int:
     """train several schemes side by side on the same text; ends in a table, figures and a page"""
     from ..lab.compare import compare as lab
-    from ..report import checks, runs, tables
+    from ..report import checks, grid, runs, tables
 
     def table(out: Path, results: dict[str, Any]) -> list[str]:
+        if config.grid:
+            return grid.text_lines(grid.load(out))
         return tables.text_lines(results["schemes"], checks.limits(runs.load([out])))
 
     return study(config, lab.compare, table)
@@ -148,7 +151,7 @@ def study(config: Grid, run: Callable[..., dict[str, Any]], table: Callable[[Pat
     from ..lab.train.loop import Interrupted
 
     try:
-        results = run(config, live=sys.stdout.isatty(), command=TYPED.get())
+        results = run(config, live=watched(), command=TYPED.get())
     except Interrupted as stop:
         output.complain(str(stop))
         return 130
@@ -180,7 +183,8 @@ def train(command: TrainCommand) -> int:
     from ..lab.train.loop import train as run
 
     try:
-        summary = run(config)
+        with show_progress(watched(), tell=False) as shown:
+            summary = run(config, shown=shown)
     except Interrupted as stop:
         if output.first():
             output.complain(f"{stop}; the same command goes on from there")
@@ -272,6 +276,7 @@ def simulate(config: SimulateConfig) -> int:
     from ..devices import pick_device
     from ..dynamics.simulate import Simulation
     from ..dynamics.simulate import simulate as run
+    from ..dynamics.trajectories import FILE
     from ..lab.runs import environment
     from ..report import build
     from ..report.simulation import text_lines
@@ -280,12 +285,12 @@ def simulate(config: SimulateConfig) -> int:
     before = simulations.read_interrupted(out, described)
     found = Simulation(config, **before) if before else Simulation.empty(config)
     try:
-        with simulations.show_progress(sys.stderr.isatty()) as progress:
-            run(config, progress=progress, into=found)
+        with show_progress(watched()) as shown:
+            run(config, progress=shown.show, into=found)
     except BaseException as stop:
         if not found.summary["schemes"]:
             raise
-        simulations.save(out, settings, described, found.files())
+        simulations.save(out, settings, described, found.files(), found.trajectories)
         missing = ", ".join(found.summary["missing"])
         output.complain(
             f"geonorm simulate: finished schemes are in {out}, missing: {missing}; the same command goes on with these"
@@ -293,9 +298,12 @@ def simulate(config: SimulateConfig) -> int:
         if not isinstance(stop, KeyboardInterrupt):
             raise
         return 130
-    simulations.save(out, settings, described, found.files())
+    simulations.save(out, settings, described, found.files(), found.trajectories)
     page = build([out], out / "report.html", figures=out / "figures")
     print("\n".join(text_lines(found.summary)))
+    if config.keep:
+        size = (out / FILE).stat().st_size / 2**20
+        print(f"kept: {', '.join(config.keep)}, {size:.3g} MiB in {out / FILE}")
     print(f"report: {page}")
     return 0
 
@@ -303,12 +311,11 @@ def simulate(config: SimulateConfig) -> int:
 def probe(config: ProbeConfig) -> int:
     """what normalization does to hidden states: any Hugging Face model or run, site by site"""
     from ..lab.studies import probe as lab
-    from ..lab.studies.simulate import show_progress
     from ..report import build
     from ..report.probe import text_lines
 
-    with show_progress(sys.stderr.isatty()) as told:
-        found = lab.probe_models(config, told)
+    with show_progress(watched()) as shown:
+        found = lab.probe_models(config, shown.show)
     out = Path(config.out)
     page = build([out], out / "report.html", figures=out / "figures")
     print("\n".join(text_lines([one.summary() for one in found])))

@@ -2,8 +2,8 @@
 
 To be read in this order: `rates` (what a scheme does to one token), `fields` (what is proposed to it), `flow` (both
 together), `integrators`, `starts`, `observables`, `laws` (how a run ends), `theory` (what is known before it begins),
-`drawn` (what weights of their own in every layer do, MLPs among them), and `simulate`, which sets them side by side.
-Names load on first use; `config` needs no torch."""
+`drawn` (what weights of their own in every layer do, MLPs among them), and `simulate`, which sets them side by side
+(`sublayers`, `trajectories` and `pictures` are its parts). Names load on first use; `config` needs no torch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ PLACES = {
     "observables": "clusters cosine_rate gap labels mean_cosine order_parameter radius_cv variance",
     "rates": "radial_rate speed",
     "starts": "STARTS cone equiangular gaussian uniform",
+    "trajectories": "load_trajectories",
 }
 PUBLIC = {name: place for place, names in PLACES.items() for name in names.split()}
 

@@ -22,6 +22,8 @@ class SimulateConfig(Settings):
     examples = (
         "geonorm simulate --schemes pre post geonorm --tokens 16 --dim 32 --time 1000 --out runs/theory",
         "geonorm simulate --schemes pre geonorm --init uniform --weights kaiming --per layer --out runs/random",
+        "geonorm simulate --schemes post peri --init cone --weights network --per layer --mlp swiglu --causal "
+        "--method layers --time 24 --keep tokens --out runs/network",
     )
 
     schemes: list[str] = field(default_factory=lambda: list(DEFAULT_SCHEMES))
@@ -41,14 +43,22 @@ class SimulateConfig(Settings):
     """Independent starts (and weights), numbered from 0."""
     out: str = "runs/simulate"
     """Directory for trace.jsonl, summary.json and figures; new, or one that holds this same simulation."""
-    weights: Literal["identity", "kaiming", "gaussian"] = "identity"
-    """Q = K = V = I, or random matrices: kaiming of standard deviation sqrt(2/dim), gaussian of 1/sqrt(dim)."""
+    weights: Literal["identity", "kaiming", "gaussian", "network"] = "identity"
+    """Q = K = V = I, or random matrices: kaiming of standard deviation sqrt(2/fan_in), gaussian of 1/sqrt(fan_in);
+    network: attention and MLP of a decoder as the scheme begins it (deviations, constraints, modules on q, k, v)."""
     per: Literal["run", "layer"] = "run"
     """Whether random weights are shared by all layers (run) or drawn anew in each (layer)."""
     heads: Count = 1
     """Attention heads; divides dim."""
     causal: bool = False
     """Whether a token sees only those before it and itself."""
+    mlp: Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh", "swiglu"] | None = None
+    """An MLP after each attention, by its activation (swiglu: gated SiLU); no MLP when not given. With identity weights
+    it is the activation of each coordinate."""
+    hidden: Count | None = None
+    """Hidden units of a random MLP; 4 dim when not given."""
+    rope: float | None = None
+    """Base of rotary positions on queries and keys (10000 in most models); no positions when not given."""
     delta: float = 0.1
     """Opening of the cone: pairwise cosine at least 1 - delta."""
     method: Literal["adaptive", "rk4", "euler", "layers"] = "adaptive"
@@ -65,6 +75,9 @@ class SimulateConfig(Settings):
     """Precision; float32 follows a collapse to 1 - cos of about 1e-12 only."""
     device: str = "cpu"
     """auto, cpu or cuda."""
+    keep: list[Literal["tokens", "stream", "update"]] = field(default_factory=list)
+    """What to keep of every particle at each measurement: tokens (directions of what the head would read), stream (the
+    state), update (what attention proposes); seeds x points x tokens x dim numbers of each for a scheme."""
     compile: bool = False
     """torch.compile of what a scheme does beside attention: the same numbers to rounding, ten seconds or so per scheme
     at first, so that it pays off after thousands of velocities (many tokens, long times)."""
@@ -86,6 +99,21 @@ class SimulateConfig(Settings):
             raise ConfigError(f"equiangular needs tokens <= dim, got {self.tokens} > {self.dim}; raise --dim")
         if self.dim % self.heads:
             raise ConfigError(f"dim {self.dim} is not divisible by heads {self.heads}")
+        if self.rope is not None and not (isfinite(self.rope) and self.rope > 0):
+            raise ConfigError(f"rope must be positive and finite, got {self.rope}")
+        if self.rope is not None and self.dim // self.heads % 2:
+            raise ConfigError(
+                f"rope turns pairs of coordinates: dim / heads must be even, not {self.dim // self.heads}"
+            )
+        if self.hidden is not None and (self.mlp is None or self.weights == "identity"):
+            raise ConfigError("--hidden is of a random MLP: add --mlp and --weights, or leave it out")
+        if self.weights == "network":
+            if self.beta is not None:
+                raise ConfigError("--weights network has the temperature of a decoder: leave --beta out")
+            if self.mlp not in (None, "gelu", "gelu_tanh", "relu2", "swiglu"):
+                raise ConfigError(f"no decoder has the MLP {self.mlp}: take gelu, gelu_tanh, relu2 or swiglu")
+        if len(set(self.keep)) < len(self.keep):
+            raise ConfigError("--keep names something twice")
         if self.per == "layer" and self.weights == "identity":
             raise ConfigError("--per layer needs random weights: add --weights kaiming or gaussian")
         if self.method == "layers" and self.time != int(self.time):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite, log, sqrt
 from typing import Protocol
 
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import ConfigError, unknown
+from ..nn.attention import rope, rotate
 
 BLOCK_BYTES = 32 * 2**20
 """Scores held at once: queries are taken in blocks so that n x n never exists for large n."""
@@ -36,8 +38,10 @@ class Attention:
     beta: inverse temperature, finite. causal: token j sees k <= j. normalised=False: the mean over the visible k of
     exp(beta <Q y_j, K y_k>) V y_k, without the softmax's denominator. heads: how often the identity is cut where a
     matrix is None. q, k, v: (..., heads, dim, head_dim), y @ q; o: (..., heads, head_dim, dim), or None for heads side
-    by side; leading axes broadcast with those of y (one set of weights per seed). chunk: queries at a time; None
-    chooses it from the size of the problem. Raises ConfigError for shapes that do not fit and for exp that overflows.
+    by side; leading axes broadcast with those of y (one set of weights per seed). rope: base of rotary positions
+    0, 1, ... on queries and keys, turned as nn's attention turns them; None for no positions. chunk: queries at a time;
+    None chooses it from the size of the problem. Raises ConfigError for shapes that do not fit and for exp that
+    overflows.
     """
 
     beta: float = 1.0
@@ -48,6 +52,7 @@ class Attention:
     k: Tensor | None = None
     v: Tensor | None = None
     o: Tensor | None = None
+    rope: float | None = None
     chunk: int | None = None
     fresh = False
 
@@ -65,11 +70,15 @@ class Attention:
                 raise ConfigError(f"{name} has {weight.shape[-3]} heads, expected {self.heads}")
 
     def __call__(self, y: Tensor, tau: float = 0.0) -> Tensor:
-        q, k, v = (self.project(y, weight) for weight in (self.q, self.k, self.v))
+        plain = self.project(y, None) if None in (self.q, self.k, self.v) else y
+        q, k, v = (plain if weight is None else self.project(y, weight) for weight in (self.q, self.k, self.v))
+        if self.rope is not None:
+            turns = rope(torch.arange(q.shape[-2], device=q.device), q.shape[-1], self.rope)
+            q, k = rotate(q, turns), rotate(k, turns)
         mix = self.mix(q, k, v)
         if self.o is not None:
             return (mix @ self.o.to(mix)).sum(-3)
-        return mix.transpose(-3, -2).flatten(-2)
+        return mix.squeeze(-3) if mix.shape[-3] == 1 else mix.transpose(-3, -2).flatten(-2)
 
     def project(self, y: Tensor, weight: Tensor | None) -> Tensor:
         """(..., n, dim) to (..., heads, n, head_dim)."""
@@ -77,14 +86,15 @@ class Attention:
             return y.unsqueeze(-3) @ weight.to(y)
         if y.shape[-1] % self.heads:
             raise ConfigError(f"width {y.shape[-1]} is not divisible by {self.heads} heads")
-        return y.reshape(*y.shape[:-1], self.heads, -1).transpose(-3, -2)
+        return y.unsqueeze(-3) if self.heads == 1 else y.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Weighted means of v, (..., heads, n, head_dim), in blocks of queries."""
         n = q.shape[-2]
         if self.normalised and self.chunk is None and has_kernel(q, v):
             shape = v.shape
-            q, k, v = (part.reshape(-1, *part.shape[-3:]) for part in (q, k, v))
+            if q.dim() != 4:
+                q, k, v = (part.reshape(-1, *part.shape[-3:]) for part in (q, k, v))
             # the kernel's own scale saves a pass over q; it multiplies the causal mask's -inf, too (nan at beta <= 0)
             q, scale = (q, self.beta) if self.beta > 0 else (self.beta * q, 1.0)
             return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=scale).view(shape)
@@ -128,26 +138,38 @@ def block_rows(q: Tensor, k: Tensor) -> int:
 
 @dataclass(eq=False)
 class Mlp:
-    """act(y @ up) @ down for y of shape (..., n, dim): up (..., dim, hidden), down (..., hidden, dim)."""
+    """act(y @ up) @ down for y of shape (..., n, dim): up (..., dim, hidden), down (..., hidden, dim); with a gate, as
+    up, (act(y @ gate) * (y @ up)) @ down. None for both: the identity, act(y), or act(y) * y if `gated`."""
 
-    up: Tensor
-    down: Tensor
+    up: Tensor | None = None
+    down: Tensor | None = None
     activation: str = "gelu"
+    gate: Tensor | None = None
+    gated: bool = False
     fresh = False
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
             raise ConfigError(unknown("activation", self.activation, ACTIVATIONS))
-        if self.up.shape[-1] != self.down.shape[-2]:
+        if self.up is None or self.down is None:
+            if not self.up is self.down is self.gate is None:
+                raise ConfigError("an MLP has both up and down, or neither and no gate")
+        elif self.up.shape[-1] != self.down.shape[-2]:
             raise ConfigError(f"up {tuple(self.up.shape)} and down {tuple(self.down.shape)} do not fit")
 
     def __call__(self, y: Tensor, tau: float = 0.0) -> Tensor:
-        return ACTIVATIONS[self.activation](y @ self.up.to(y)) @ self.down.to(y)
+        act = ACTIVATIONS[self.activation]
+        if self.up is None or self.down is None:
+            return act(y) * y if self.gated else act(y)
+        up = y @ self.up.to(y)
+        return (act(up) if self.gate is None else act(y @ self.gate.to(y)) * up) @ self.down.to(y)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
+    "relu2": lambda y: F.relu(y).square(),
     "silu": F.silu,
     "tanh": torch.tanh,
 }
@@ -177,6 +199,7 @@ def random_attention(
     beta: float | None = None,
     init: str = "kaiming",
     causal: bool = False,
+    rope: float | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Attention:
     """Attention with random q, k, v (and o for several heads). beta None: sqrt(head_dim), the setting of the paper."""
@@ -186,7 +209,8 @@ def random_attention(
     head = dim // heads
     q, k, v = (matrix((heads, dim, head), init, generator, dtype) for _ in range(3))
     o = matrix((dim, dim), init, generator, dtype).unflatten(0, (heads, head)) if heads > 1 else None
-    return Attention(beta=sqrt(head) if beta is None else beta, causal=causal, heads=heads, q=q, k=k, v=v, o=o)
+    warmth = sqrt(head) if beta is None else beta
+    return Attention(beta=warmth, causal=causal, heads=heads, q=q, k=k, v=v, o=o, rope=rope)
 
 
 def random_mlp(
@@ -196,13 +220,15 @@ def random_mlp(
     seed: int = 0,
     layer: int = 0,
     activation: str = "gelu",
+    gated: bool = False,
     init: str = "kaiming",
     dtype: torch.dtype = torch.float64,
 ) -> Mlp:
     """MLP with random weights; hidden None: 4 dim."""
     generator = generator_of(seed, layer)
     hidden = hidden or 4 * dim
-    return Mlp(matrix((dim, hidden), init, generator, dtype), matrix((hidden, dim), init, generator, dtype), activation)
+    up, down = (matrix(shape, init, generator, dtype) for shape in ((dim, hidden), (hidden, dim)))
+    return Mlp(up, down, activation, matrix((dim, hidden), init, generator, dtype) if gated else None)
 
 
 @dataclass(eq=False)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .. import sphere
 from ..errors import ConfigError
+from ..norms import NormSpec, transformed
 from ..schemes import Parts, Scheme, Site, parse, read_at, state_of, write_at
 from .fields import Field
 from .rates import derivative, motion, parameters, radial_rate, speed
@@ -61,6 +62,7 @@ class Flow:
         self.compile = compile
         self.cache: dict[tuple[object, ...], Parts] = {}
         self.graphs: dict[tuple[object, ...], Motion] = {}
+        self.stays: dict[tuple[int, ...], Tensor] = {}
         wanted = (2, self.streams, 4) if self.streams > 1 else (2, 4)
         if self.enter(torch.eye(2, 4, dtype=torch.float64)).shape != wanted:
             why = f" ({self.scheme.about.lawless})" if self.scheme.about.lawless else ""
@@ -115,11 +117,13 @@ class Flow:
         return self.scheme.resolve(site), site
 
     def own(self, rule: Scheme, site: Site, dim: int, like: Tensor) -> Parts:
-        key = (rule, site.kind, int(site.layer), dim, like.dtype, like.device)
+        """Its norms and learned numbers there: the same for all layers whose parts a scheme describes alike."""
+        key = (rule, site.kind, describe_parts(rule, site, dim), dim, like.dtype, like.device)
         if key not in self.cache:
             if len(self.cache) > 64:
                 self.cache.clear()
                 self.graphs.clear()  # their keys are identities of what was just dropped
+                self.stays.clear()
             self.cache[key] = parameters(rule, site, dim, like)
         return self.cache[key]
 
@@ -144,15 +148,16 @@ class Flow:
         return total
 
     def motion(self, rule: Scheme, site: Site, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor | None]:
-        """As rates.motion: dx/dh and dtau/dh at a site, compiled if that is asked for and no gradient is."""
+        """As rates.motion: dx/dh and dtau/dh at a site, by a graph where no gradient is asked for."""
         own = self.own(rule, site, 2 if rule.planar else x.shape[-1], x)
-        if not self.compile or (torch.is_grad_enabled() and (x.requires_grad or u.requires_grad)):
+        if (torch.is_grad_enabled() and (x.requires_grad or u.requires_grad)) or transformed():
             return motion(rule, own, x, u, site)
         run = self.graphs.get(key := (id(own), x.shape))
         if run is None:
-            from .compiled import compile_motion
+            from .compiled import compile_motion, quicken_motion
 
-            run = self.graphs[key] = compile_motion(rule, own, x, u, site)
+            make = compile_motion if self.compile else quicken_motion
+            run = self.graphs[key] = make(rule, own, x, u, site)
         return run(x, u, site.layer)
 
     def layer(self, x: Tensor, tau: float) -> Tensor:
@@ -192,6 +197,14 @@ class Flow:
 
         Found by trying random states and updates, so a scheme from elsewhere needs to say nothing.
         """
+        # one rule with one set of parts stays where it does at every time
+        double = torch.empty((), dtype=torch.float64)
+        parts = tuple(id(self.own(*self.rule(tau, kind), 3, double)) for kind, _ in self.sublayers)
+        if parts not in self.stays:
+            self.stays[parts] = self.try_radii(tau)
+        return self.stays[parts].to(like.device)
+
+    def try_radii(self, tau: float) -> Tensor:
         generator = torch.Generator().manual_seed(0)
         shape = (32, self.streams, 3) if self.streams > 1 else (32, 3)
         x = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -202,4 +215,16 @@ class Flow:
             rule, site = self.rule(tau, kind)
             velocity = derivative(rule, self.own(rule, site, 3, x), x, u, site)
             stays &= (sphere.dot(x, velocity).abs() < 1e-9).all(0)
-        return stays.to(like.device)
+        return stays
+
+
+def describe_parts(rule: Scheme, site: Site, dim: int) -> object:
+    """What tells the parts of a site from those of another: their description where it is plain data, else the layer
+    and its depth, since modules may be anything."""
+    norm = NormSpec("unit", dim, gains=False, eps=0.0)
+    if site.kind in ("entry", "exit"):
+        found = rule.end_parts(site, norm)
+    else:
+        found = rule.parts(site, norm) if callable(rule.parts) else rule.parts
+    plain = all(isinstance(part, (str, int, float, tuple)) for part in found.values())
+    return tuple(found.items()) if plain else int(site.layer)

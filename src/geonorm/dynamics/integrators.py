@@ -97,8 +97,10 @@ class Walker:
         kept = self.flow.kept(self.tau, self.x)
         radius = sphere.radius(self.x)
 
+        some = bool(kept.any())
+
         def restore(x: Tensor) -> Tensor:
-            return torch.where(kept, sphere.safe_divide(radius, sphere.radius(x)) * x, x)
+            return x if not some else torch.where(kept, sphere.safe_divide(radius, sphere.radius(x)) * x, x)
 
         # the rule of this segment, not of its neighbours, also where exp(s) - 1 rounds
         first, last = self.tau, stop - 1e-12 * max(1.0, stop)
@@ -110,7 +112,7 @@ class Walker:
 
         begin, end = (log1p(self.tau), log1p(stop)) if self.log_time else (self.tau, stop)
         if self.method == "adaptive":
-            self.adaptive(slope, restore, begin, end, free=not kept.any())
+            self.adaptive(slope, restore, begin, end, free=not some)
         else:
             count = max(1, ceil((end - begin) / self.step - 1e-9))
             advance = {"euler": euler, "rk4": rk4}[self.method]

@@ -9,7 +9,7 @@ the velocity here: per layer. Rows have the extra columns seed, time, gap (1 - m
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import exp, expm1, isfinite, log, log1p
 from typing import Any
 
@@ -24,23 +24,24 @@ from ..schemes import Scheme, parse
 from ..settings import from_dict
 from . import theory
 from .config import SimulateConfig
-from .fields import Attention, Field, Fresh, random_attention
+from .drawn import SLOWEST, DrawnFlow, shrink_gap
 from .flow import Flow, check_values
 from .integrators import integrate
 from .laws import collapse_time, law_at_end
 from .observables import clusters, cosine_rate, gap, order_parameter, radius_cv
+from .pictures import Album, alike, take_pictures
 from .rates import in_plane
 from .starts import STARTS
+from .sublayers import build_sublayers, drawn, inverse_temperature
+from .trajectories import Trajectories, check_room, join, look
 
 Progress = Callable[[str, float], None]
 CLUSTERED = 2048
 """Most tokens among which clusters are counted, evenly spaced; 20,000 would take longer than what moves them."""
 COLLAPSED = 1e-2
 """Mean cosine of 0.99: from here on the tokens count as one."""
-SNAPSHOTS = (0.0, 1.0, 3.0, 10.0, 30.0)
-"""Times of the pictures on the sphere, as far as the simulation lasts."""
-DRAWN = 80
-"""Most particles of a picture."""
+NARROW = 0.01
+"""Opening of a cone whose tokens count as nearly one."""
 ROUNDING = {"float64": 1e-24, "float32": 1e-11}
 """1 - cos below which positions begin to be rounding error: no law is fitted there."""
 TOGETHER = {"float64": 1e-26, "float32": 1e-12}
@@ -51,8 +52,9 @@ exponential further costs an explicit integrator most of its steps."""
 @dataclass(frozen=True, repr=False)
 class Simulation(Result):
     """summary: what summary.json holds. trace: rows. theory: the closed equation per scheme, where it applies.
-    particles: directions of the first seed at a few times, in three dimensions, per scheme. Filled scheme by scheme;
-    status is "interrupted", and missing names the schemes to come, until all are there."""
+    particles: directions of the first seed at a few times, in three dimensions, per scheme. trajectories: what `keep`
+    names of every particle, per scheme (`trajectories.Trajectories`). Filled scheme by scheme; status is "interrupted",
+    and missing names the schemes to come, until all are there."""
 
     def __repr__(self) -> str:
         """A line: the trace is as long as the simulation."""
@@ -64,6 +66,7 @@ class Simulation(Result):
     trace: list[dict[str, Any]]
     theory: dict[str, dict[str, Any]]
     particles: dict[str, Any]
+    trajectories: Trajectories = field(default_factory=dict)
 
     @staticmethod
     def empty(config: SimulateConfig) -> Simulation:
@@ -77,7 +80,10 @@ class Simulation(Result):
         """Takes in a finished scheme: its row of the summary, and the rest."""
         self.trace.extend(part.trace)
         self.theory.update(part.theory)
-        self.particles.update(part.particles, schemes=self.particles["schemes"] | part.particles["schemes"])
+        for pictures in ("schemes", "frames"):
+            self.particles[pictures] = self.particles.get(pictures, {}) | part.particles.pop(pictures)
+        self.particles.update(part.particles)
+        self.trajectories.update(part.trajectories)
         self.summary["schemes"].append(row)
         self.summary["missing"].remove(row["scheme"])
 
@@ -116,6 +122,7 @@ def simulate(
     for scheme in schemes:
         if schemes.count(scheme) > 1:
             raise ConfigError(f"--schemes names {scheme} twice")
+    check_room(config, schemes)
     start = beginning(config).to(pick_device(config.device))
     results = Simulation.empty(config) if into is None else into
     with torch.no_grad():
@@ -123,7 +130,7 @@ def simulate(
             check_scheme(config, scheme, start)
         for scheme in schemes:
             if str(scheme) in results.summary["missing"]:
-                part = Simulation(config, {}, [], {}, {**results.particles, "schemes": {}})
+                part = Simulation(config, {}, [], {}, {**results.particles, "schemes": {}, "frames": {}})
                 results.add(one(config, scheme, start, part, progress), part)
                 progress(str(scheme), 1.0)
     del results.summary["missing"]
@@ -133,8 +140,9 @@ def simulate(
 
 def check_scheme(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
     """ConfigError for a scheme that particles cannot follow, or not to the end: a few of them are moved there once."""
-    check_values(scheme, config.layers)
-    flow = Flow(scheme, attention(config, 0), depth=config.layers)
+    if config.weights != "network":
+        check_values(scheme, config.layers)
+    flow = Flow(scheme, build_sublayers(config, scheme, 0), depth=config.layers)
     if config.method != "layers":
         flow.velocity(flow.start(start[:1, :2]), config.time)
 
@@ -145,27 +153,6 @@ def beginning(config: SimulateConfig) -> Tensor:
     dtype = getattr(torch, config.dtype)
     made: Tensor = STARTS[config.init](config.tokens, config.dim, *extra, seeds=range(config.seeds), dtype=dtype)
     return made
-
-
-def inverse_temperature(config: SimulateConfig) -> float:
-    if config.beta is not None:
-        return config.beta
-    return 1.0 if config.weights == "identity" else (config.dim / config.heads) ** 0.5
-
-
-def attention(config: SimulateConfig, seed: int) -> Field:
-    """The field of one seed: identity weights, or random ones of this seed, per run or per layer."""
-    beta = inverse_temperature(config)
-    if config.weights == "identity":
-        return Attention(beta=beta, causal=config.causal, heads=config.heads)
-
-    def make(layer: int) -> Attention:
-        return random_attention(
-            config.dim, seed=seed, layer=layer, heads=config.heads, beta=beta, init=config.weights,
-            causal=config.causal, dtype=getattr(torch, config.dtype),
-        )  # fmt: skip
-
-    return Fresh(make) if config.per == "layer" else make(0)
 
 
 def grid(config: SimulateConfig) -> list[float]:
@@ -185,13 +172,20 @@ def one(
     batches = [start] if config.weights == "identity" else list(start.split(1))
     velocities: list[float] = []
     rows: list[dict[str, Any]] = []
+    album, kept = Album(config), []  # type: Album, list[list[dict[str, Tensor]]]
     for place, batch in enumerate(batches):
-        flow = Flow(scheme, attention(config, place), depth=config.layers, compile=config.compile)
+        kept.append([])
+        sublayers = build_sublayers(config, scheme, place)
+        flow = Flow(scheme, sublayers, depth=config.layers, compile=config.compile)
         state = flow.start(batch)
         walk = integrate(flow, state, times, method=config.method, step=config.step, log_time=config.log_time)
         for index, (tau, x) in enumerate(walk):
             if index == 0:
                 velocities += cosine_rate(flow, x, tau).tolist()
+            if config.keep:
+                kept[-1].append(look(flow, x, tau, config.keep))
+            if place == 0:
+                album.see(tau, flow.tokens(x)[0], times)
             measured = measure(flow, x, tau)
             for seed, row in enumerate(measured, place):
                 rows.append({"step": index, "time": tau, "scheme": name, "seed": seed, **row})
@@ -199,7 +193,9 @@ def one(
             if all(row["gap"] < TOGETHER[config.dtype] for row in measured):
                 break
     results.trace.extend(rows)
-    pictures(config, scheme, start, results)
+    if config.keep:
+        results.trajectories[name] = join(times, kept)
+    take_pictures(config, scheme, start, album, results.particles)
     return conclude(config, scheme, start, rows, sum(velocities) / len(velocities), results)
 
 
@@ -236,13 +232,35 @@ def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
     ]
 
 
+def is_drawn(config: SimulateConfig) -> bool:
+    """Whether docs/theory.md 4.4 applies: whole layers, each with weights of its own."""
+    return config.weights == "network" and config.per == "layer" and config.method == "layers"
+
+
+def follow_drawn(config: SimulateConfig, scheme: Scheme, times: list[float], first: float) -> theory.Path:
+    """1 - cos and radius of a network as drawn, from a narrow cone whose 1 - cos is `first`, at whole layers."""
+    turns = DrawnFlow(scheme, config.layers, drawn(config)).turn_through()
+    block = len(drawn(config))
+    gaps = shrink_gap(turns, config.tokens)[::block]
+    radii = [turns[0].before, *(turn.after for turn in turns)][::block]
+    none = [float("nan")] * len(times)
+    layers = [int(time) for time in times]
+    return theory.Path(times, [first * gaps[i] for i in layers], [radii[i] for i in layers], none, none)
+
+
 def foretell(config: SimulateConfig, scheme: Scheme, start: Tensor) -> tuple[theory.Terminal | None, str | None]:
     """The law of 1 - cos that theory foresees for these starts, or why it foresees none."""
     if not scheme.planar:
         return None, scheme.about.lawless or "its step leaves the plane of x and u"
+    if config.rope is not None:
+        return None, "the laws are of scores that know no positions"
+    if is_drawn(config):
+        return DrawnFlow(scheme, config.layers, drawn(config)).find_law(SLOWEST if config.causal else 0.0), None
     if config.weights != "identity":
         return None, "the laws are those of V = I, and these weights are random"
-    flow = Flow(scheme, attention(config, 0), depth=config.layers)
+    if config.mlp is not None:
+        return None, "the laws are of attention alone where no weights are drawn"
+    flow = Flow(scheme, build_sublayers(config, scheme, 0), depth=config.layers)
     radii = {tuple(each) for each in flow.radius(flow.start(start)).double().tolist()}
     kinds = (config.layers, config.causal)
     found = [
@@ -279,9 +297,14 @@ def conclude(
     reached = [each for each in crossings if each is not None]
     expected, why = foretell(config, scheme, start)
     solved = None
-    closed = config.init == "equiangular" and config.heads == 1 and not config.causal
-    if closed and config.weights == "identity" and scheme.planar and config.method != "layers":
+    path = None
+    closed = config.init == "equiangular" and alike(config) and not config.causal and config.method != "layers"
+    narrow = config.init == "cone" and config.delta <= NARROW and is_drawn(config) and config.rope is None
+    if scheme.planar and closed:
         path = theory.solve_equiangular(scheme, config.tokens, inverse_temperature(config), times, config.layers)
+    elif scheme.planar and narrow and times[-1] <= config.layers:
+        path = follow_drawn(config, scheme, times, sum(g[0] for g in gaps) / seeds)
+    if path is not None:
         solved = asdict(path)
         results.theory[name] = {key: [finite_or_none(value) for value in values] for key, values in solved.items()}
 
@@ -330,27 +353,3 @@ def slope(times: list[float], radii: list[float | None]) -> float | None:
 def finite_or_none(value: float) -> float | None:
     """JSON has no infinity."""
     return value if isfinite(value) else None
-
-
-def pictures(config: SimulateConfig, scheme: Scheme, start: Tensor, results: Simulation) -> None:
-    """Tokens on a sphere that can be drawn. Identity weights act alike in every dimension, so uniform tokens in d = 3
-    show what happens; random weights do not, so the first seed is seen in the three dimensions in which it varies.
-    The axes are those of the first scheme for all of them: one direction is one place in every picture."""
-    times = [t for t in SNAPSHOTS if t <= config.time]
-    x = start[:1]
-    run = {"tokens": config.tokens, "dim": config.dim, "init": config.init, "seeds": 1, "time": times[-1]}
-    if config.weights == "identity" and config.heads == 1 and config.dim > 3:
-        x = STARTS["uniform"](DRAWN, 3, seeds=(0,), dtype=start.dtype).to(start.device)
-        run |= {"tokens": DRAWN, "dim": 3, "init": "uniform"}
-    flow = Flow(scheme, attention(config, 0), depth=config.layers)
-    walk = integrate(flow, flow.start(x), times, method=config.method, step=config.step, tolerance=1e-4)
-    taken = [(tau, flow.tokens(state)[0].double().cpu()) for tau, state in walk]
-    if "axes" not in results.particles:
-        found = torch.linalg.svd(torch.cat([theta for _, theta in taken]), full_matrices=False)[2][:3]
-        found = found * torch.where((taken[-1][1] @ found.T).sum(0) < 0, -1.0, 1.0).unsqueeze(-1)
-        results.particles.update(run=run, axes_of=str(scheme), axes=found.tolist())
-    axes = torch.tensor(results.particles["axes"], dtype=torch.float64)
-    results.particles["schemes"][str(scheme)] = [
-        {"time": tau, "points": [[round(c, 4) for c in point] for point in (theta[:DRAWN] @ axes.T).tolist()]}
-        for tau, theta in taken
-    ]

@@ -95,11 +95,20 @@ class Layer(GradientCheckpointingLayer):
     """In front of a block: where hidden states are asked for and the stream is of another shape, it takes and returns
     both, the hidden state first, which is what transformers records."""
 
-    def forward(self, x: Tensor, stream: Tensor | None = None, view: View | None = None, **attention: Any) -> Any:
+    def forward(
+        self,
+        x: Tensor,
+        stream: Tensor | None = None,
+        view: View | None = None,
+        values: Tensor | None = None,
+        **attention: Any,
+    ) -> Any:
+        attention["values"] = values  # by position here: what has a gradient under reentrant checkpointing
         if stream is None or view is None:
             return super().forward(x, **attention)
-        stream = super().forward(view.through(x, stream), **attention)
-        return view.seen(stream), stream
+        out = super().forward(view.through(x, stream), **attention)
+        stream, *beside = out if isinstance(out, tuple) else (out,)
+        return (view.seen(stream), stream, *beside)
 
 
 class GeoNormLayer(Layer, Block):

@@ -95,6 +95,8 @@ class Layout:
             "positions": "rope" if self.positions is None else "learned",
             "norm": self.stack.norm,
             "qk_norm": "none",
+            "qk_scale": 1.0,
+            "values": "own",
             "attn_gate": False,
             "embed_norm": False,
             "transform": False,

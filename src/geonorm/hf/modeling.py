@@ -28,6 +28,7 @@ from ..errors import ConfigError
 from ..nn.attention import rope
 from ..nn.decoder import End, Transform, slot_on_logits
 from ..nn.roles import base_std, linear, undrawn
+from ..nn.values import Handing, token_tables
 from ..norms import NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site, state_of
@@ -117,6 +118,9 @@ class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
         transform: Any = getattr(self, "transform", None)
         if transform is not None:
             yield self.ends()[1].scheme, "transform", transform.dense.weight
+        tables: Any = getattr(self.base_model, "values", {})
+        for table in tables.values():
+            yield self.ends()[0].scheme, "values", table.weight
 
     @torch.no_grad()
     def constrain(self) -> None:
@@ -159,6 +163,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         if c.positions == "learned":
             self.position = undrawn(nn.Embedding, c.context, c.width)
             self.position.role = "position"
+        self.values = token_tables(c, lambda *shape: undrawn(nn.Embedding, *shape))
         self.embed_norm = norm() if c.embed_norm else None
         self.entry = End(scheme, Site(0, "entry", c.layers), norm)
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
@@ -191,6 +196,8 @@ class GeoNormModel(GeoNormPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
+        if input_ids is None and self.values:
+            raise ConfigError("this model adds a vector of each token to its values (values=token): give input_ids")
         embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None and self.config.is_causal:
             past_key_values = DynamicCache(config=self.config)
@@ -214,14 +221,16 @@ class GeoNormModel(GeoNormPreTrainedModel):
             x = self.embed_norm(x)
         x = self.entry(x)
         kwargs.update(positions=turns, mask=mask, past_key_values=past_key_values)
+        values = Handing(self.values, input_ids)
         if self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states):
-            for block in self.blocks:
-                x = block(x, **kwargs)
+            for layer, block in enumerate(self.blocks):
+                x = values.stream(block(x, None, None, values.to(layer), **kwargs))
         else:
             view = View(self.entry)
             seen = view.seen(x)
-            for block in self.blocks:
-                seen, x = block(seen, x, view=view, **kwargs)
+            for layer, block in enumerate(self.blocks):
+                seen, *out = block(seen, x, view, values.to(layer), **kwargs)
+                x = values.stream(tuple(out) if len(out) > 1 else out[0])
         return BaseModelOutputWithPast(
             last_hidden_state=self.exit(x).to(embedded.dtype), past_key_values=past_key_values
         )
@@ -267,7 +276,10 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
 
     @torch.no_grad()
     def resize_token_embeddings(self, *args: Any, **settings: Any) -> nn.Embedding:
-        """As transformers does it; the scheme's scale on logits grows too, and new weights meet its constraints."""
+        """As transformers does it; the scheme's scale on logits grows too, and new weights meet its constraints.
+        ConfigError where blocks have tables of token vectors, which would not grow."""
+        if self.config.values == "token" and (args or settings):
+            raise ConfigError("values=token: tables of token vectors in the blocks do not grow with the vocabulary")
         embedding: nn.Embedding = super().resize_token_embeddings(*args, **settings)
         old, new = self.logits_slot, self.slot_on_logits()
         if old is not None and new is not None:

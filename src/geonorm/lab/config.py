@@ -12,9 +12,11 @@ from ..errors import ConfigError
 from ..nn.config import DecoderConfig, preset
 from ..settings import Count, NotNegative, Range, Settings, hints
 from .compare.clusters import Machine, Ray, Slurm
-from .options import Checkpoint, Evaluation, Optim
+from .options import Checkpoint, Evaluation, Log, Optim
 
 MAX_SEED = 2**63 - 1
+TRAINED_WITH: dict[str, Literal["adamw", "muon"]] = {"modern": "muon", "modern-d12": "muon"}
+"""The optimizer that belongs to a preset, where it is not AdamW."""
 Many = Annotated[int, Range(1), Range(1, 2**53)]
 TUNING_SEED = 1_000_000
 """Seed of the short runs that choose a learning rate: none that a final run uses, however many seeds are added."""
@@ -106,7 +108,8 @@ class Shared(Settings):
     """What every run of a study shares, whatever its length."""
 
     preset: str = "nano"
-    """Size of the model: nano, nano-gpt2, nano-bert, mini, 125m, paper-125m, bert-base, 350m, 1.3b, 7b, 70b."""
+    """Size of the model: nano, nano-gpt2, nano-bert, modern, mini, 125m, paper-125m, bert-base, modern-d12, 350m, 1.3b,
+    7b, 70b."""
     data: str = "stdlib"
     """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
     objective: Literal["causal", "mlm"] = "causal"
@@ -120,9 +123,12 @@ class Shared(Settings):
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     guard: Guard = field(default_factory=Guard)
     runtime: Runtime = field(default_factory=Runtime)
+    log: Log = field(default_factory=Log)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.optim.name is None:
+            object.__setattr__(self, "optim", replace(self.optim, name=TRAINED_WITH.get(self.preset, "adamw")))
         if self.checkpoint.trunk and self.optim.schedule != "wsd":
             raise ConfigError(f"checkpoint.trunk needs --optim.schedule wsd, not {self.optim.schedule}")
         if self.objective != "causal" and self.evaluation.tasks:
@@ -160,8 +166,8 @@ class Recipe(Shared):
 class TrainConfig(Recipe):
     """One run."""
 
-    scheme: str = "geonorm"
-    """Residual scheme, as in `geonorm schemes`."""
+    scheme: str = "preset"
+    """Residual scheme, as in `geonorm schemes`; preset: that of the preset, modern's lambdas, all others' geonorm."""
     lr: NotNegative = 5e-3
     """Highest learning rate."""
     seed: Annotated[int, Range(0, MAX_SEED)] = 0
@@ -175,9 +181,13 @@ class TrainConfig(Recipe):
     checkpoint.trunk) this one begins: the same as without, but for the time."""
     phase: Literal["final", "tune"] = "final"
     """What a comparison uses the run for."""
+    cell: list[str] = field(default_factory=list)
+    """Of a comparison's grid, the values that this run has."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.scheme == "preset":
+            object.__setattr__(self, "scheme", preset(self.preset).scheme)
         directory(self.out)
 
 
@@ -260,6 +270,10 @@ class CompareConfig(Grid, Recipe):
     """Learning rates. Several are tried with one seed on a shorter run and the best is kept for each scheme."""
     tune: bool = False
     """Extend the learning rates of a scheme by the grid's own ratio until its best is not at an end."""
+    grid: list[str] = field(default_factory=list)
+    """Settings with several values (model.width=64,128 scheme.alpha=0.5,1,2): a comparison for each combination."""
+    max_runs: Count = 200
+    """Most runs of a grid; one that makes more is refused before anything starts."""
     tune_steps: Count | None = None
     """Steps of a tuning run; half of --steps when not given. Short runs like higher rates than long ones."""
 

@@ -19,8 +19,9 @@ class Optim(Settings):
 
     prefix = "optim."
 
-    name: Literal["adamw", "muon", "sgd"] = "adamw"
-    """muon: orthogonalised momentum for matrices inside blocks, AdamW for the rest; sgd: with momentum."""
+    name: Literal["adamw", "muon", "sgd"] | None = None
+    """muon: orthogonalised momentum for matrices inside blocks, AdamW for the rest; sgd: with momentum. When not given,
+    that of the preset: muon for modern, adamw for all others."""
     weight_decay: NotNegative = 0.1
     """On matrices but not on embeddings, norms and scalars; decoupled, for sgd a term of the gradient."""
     independent: bool = False
@@ -91,5 +92,25 @@ class Checkpoint(Settings):
     """Newest checkpoints kept."""
     best: bool = False
     """Save at evaluations that are the best so far too, and keep the best besides the newest."""
-    trunk: bool = False
-    """Save before wsd begins to cool down, too, and keep that: longer runs can begin there (branch)."""
+    trunk: bool | None = None
+    """Save before wsd begins to cool down, too, and keep that: longer runs can begin there (branch, or more steps for
+    the same run). When not given, where the schedule is wsd."""
+
+
+@dataclass(frozen=True)
+class Log(Settings):
+    """Where the numbers of a run go besides its directory."""
+
+    prefix = "log."
+
+    to: list[Literal["wandb", "trackio", "mlflow"]] = field(default_factory=list)
+    """Trackers, each an extra of the package (pip install 'geonorm[wandb]'); none by default."""
+    project: str = "geonorm"
+    """Their project; for MLflow the experiment."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.to)) < len(self.to):
+            raise ConfigError("--log.to names a tracker twice")
+        if not self.project.strip():
+            raise ConfigError("log.project is empty; give the project a name")

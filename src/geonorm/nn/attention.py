@@ -12,6 +12,7 @@ from ..norms import RMSNorm, transformed
 from ..schemes import Scheme, Site
 from .config import DecoderConfig
 from .roles import linear
+from .values import mix_of
 
 Rope = tuple[Tensor, Tensor]
 
@@ -93,6 +94,9 @@ class SelfAttention(nn.Module):
         self.v = linear("v", c.width, c.groups * c.head_dim, c.bias)
         self.o = linear("o", c.heads * c.head_dim, c.width, c.bias)
         self.gate = linear("q", c.width, c.heads * c.head_dim, c.bias) if c.attn_gate else None
+        self.mix = mix_of(c, site)
+        self.shows = c.values == "first" and int(site.layer) == 0
+        self.sharper = c.qk_scale**2
         self.norms = nn.ModuleDict()
         if c.qk_norm != "none":
             for name, heads in (("q", c.heads), ("k", c.groups)):
@@ -121,13 +125,17 @@ class SelfAttention(nn.Module):
         y = y.transpose(1, 2) if positions is None else rotate(y.transpose(1, 2), positions)
         return self.slots[name](y.transpose(1, 2)).transpose(1, 2) if name in self.slotted else y
 
-    def forward(self, y: Tensor, positions: Rope | None, **context: Any) -> Tensor:
+    def forward(self, y: Tensor, positions: Rope | None, values: Tensor | None = None, **context: Any) -> Any:
+        """The update; behind it, in the first block where later ones mix its values with theirs, those values."""
         q = self.turn("q_rope", self.split("q", self.q(y)), positions)
         k = self.turn("k_rope", self.split("k", self.k(y)), positions)
-        v = self.split("v", self.v(y)).transpose(1, 2)
-        found = self.attend(q, k, v, **context).flatten(-2)
+        v = self.split("v", self.v(y))
+        if self.mix is not None:
+            v = self.mix(v, values, y)
+        found = self.attend(q if self.sharper == 1 else q * self.sharper, k, v.transpose(1, 2), **context).flatten(-2)
         result: Tensor = self.o(found if self.gate is None else found * torch.sigmoid(self.gate(y)))
-        return result
+        # a copy, not a view: FSDP hooks what a block returns
+        return (result, v.flatten(-2).clone()) if self.shows else result
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | None = None) -> Tensor:
         """Attention of (batch, heads, tokens, head_dim), fewer heads in k and v for grouped queries, to (batch, tokens,

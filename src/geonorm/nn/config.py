@@ -49,6 +49,11 @@ class DecoderConfig(Settings):
     """Added to the mean square inside norms."""
     qk_norm: Literal["none", "head", "full"] = "none"
     """RMSNorm on queries and keys before RoPE: per head, or over all heads as in OLMo 2."""
+    qk_scale: Positive = 1.0
+    """Factor on queries and on keys, behind norm and RoPE: above 1 attention is sharper (nanochat: 1.2)."""
+    values: Literal["own", "first", "token"] = "own"
+    """What attention's values are: own, W y; first: from the second block on mixed with those of the first block, value
+    residual (arXiv:2410.17897); token: in every second block plus a vector of the token, through a gate (nanochat)."""
     attn_gate: bool = False
     """Whether what attention found is multiplied by sigmoid(G y) before the output matrix, feature by feature of every
     head; G is one more matrix, treated as that of the queries (arXiv:2505.06708)."""
@@ -71,9 +76,9 @@ class DecoderConfig(Settings):
     """Whether a linear layer, GELU and an N stand before the head, all with biases, the logits too (BERT)."""
     causal: bool = True
     """Whether a token sees those before it alone. --objective says so for a run."""
-    init: Literal["fan_in", "neox", "gpt2", "zero"] = "fan_in"
+    init: Literal["fan_in", "neox", "gpt2", "zero", "nanochat"] = "fan_in"
     """Standard deviation of weights, which schemes multiply: 1/sqrt(fan_in); small_init and wang_init of GPT-NeoX; 0.02
-    as in GPT-2; or fan_in with output matrices that begin at 0."""
+    as in GPT-2; fan_in with output matrices that begin at 0; or nanochat's, where they do so too."""
     init_depth: Count | None = None
     """Blocks for which neox and gpt2 scale the output matrices (o, down); those of the model when not given."""
 
@@ -117,18 +122,26 @@ BERT: dict[str, Any] = {
 }  # fmt: skip
 """What BERT is under post(entry=embedding), but for its size."""
 
+MODERN: dict[str, Any] = {
+    "scheme": "lambdas", "mlp": "relu2", "gains": False, "qk_norm": "head", "qk_scale": 1.2, "values": "token",
+    "soft_cap": 15.0, "rope_theta": 100000.0, "init": "nanochat",
+}  # fmt: skip
+"""A Pre-Norm as it is tuned today, nanochat's, but for its size: under another scheme all else stays."""
+
 PRESETS: dict[str, DecoderConfig] = {
     "nano": DecoderConfig(),
     "nano-gpt2": DecoderConfig(
         hidden=512, mlp="gelu_tanh", norm="layer", eps=1e-5, bias=True, tied=True, positions="learned"
     ),
     "nano-bert": DecoderConfig(hidden=512, **BERT),
+    "modern": DecoderConfig(hidden=512, **MODERN),
     "mini": DecoderConfig(layers=12, width=192, heads=6, hidden=512, vocab_size=4096, context=256),
     "125m": DecoderConfig(layers=12, width=768, heads=12, hidden=2048, vocab_size=50304, context=1024),
     "paper-125m": DecoderConfig(
         layers=12, width=768, heads=12, hidden=3072, vocab_size=50304, context=512, mlp="gelu", norm="layer", bias=True
     ),
     "bert-base": DecoderConfig(layers=12, width=768, heads=12, hidden=3072, vocab_size=30522, context=512, **BERT),
+    "modern-d12": DecoderConfig(layers=12, width=768, heads=6, hidden=3072, vocab_size=32768, context=2048, **MODERN),
     "350m": DecoderConfig(layers=24, width=1024, heads=16, hidden=2736, vocab_size=50304, context=1024),
     "1.3b": DecoderConfig(layers=24, width=2048, heads=16, hidden=5464, vocab_size=50304, context=2048),
     "7b": DecoderConfig(layers=32, width=4096, heads=32, hidden=11008, vocab_size=50304, context=2048),

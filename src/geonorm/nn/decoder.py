@@ -23,7 +23,8 @@ from ..schemes import Parts, Scheme, Site, parse
 from .attention import LayerCache, SelfAttention, rope
 from .config import DecoderConfig
 from .mlp import MLP
-from .roles import ROLES, base_std, linear
+from .roles import ROLES, draw_weight, linear
+from .values import Handing, token_tables
 
 
 class End(nn.Module):
@@ -80,10 +81,11 @@ class Block(nn.Module):
             branch = make(config, scheme.resolve(site), site)
             setattr(self, name, under(branch, scheme, site, config))
 
-    def forward(self, x: Tensor, **attention: Any) -> Tensor:
-        x, reading = self.attn(x, then=self.mlp, **attention)
+    def forward(self, x: Tensor, **attention: Any) -> Any:
+        """The stream; behind it what attention returned beside its update, if anything."""
+        x, reading, *beside = self.attn(x, then=self.mlp, **attention)
         out: Tensor = self.mlp(x, reading=reading)
-        return out
+        return (out, *beside) if beside else out
 
 
 class Parallel(nn.Module):
@@ -100,9 +102,11 @@ class Parallel(nn.Module):
         self.attn = attention(config, scheme, site)
         self.mlp = MLP(config, scheme, site)
 
-    def forward(self, y: Tensor, **attention: Any) -> Tensor:
-        out: Tensor = self.attn(y, **attention) + self.mlp(y)
-        return out
+    def forward(self, y: Tensor, **attention: Any) -> Any:
+        u = self.attn(y, **attention)
+        u, *beside = u if isinstance(u, tuple) else (u,)
+        out: Tensor = u + self.mlp(y)
+        return (out, *beside) if beside else out
 
 
 class ParallelBlock(nn.Module):
@@ -116,9 +120,9 @@ class ParallelBlock(nn.Module):
         branch = Parallel(config, scheme.resolve(site), site, self.attention)
         self.both = under(branch, scheme, site, config)
 
-    def forward(self, x: Tensor, **attention: Any) -> Tensor:
-        out: Tensor = self.both(x, **attention)
-        return out
+    def forward(self, x: Tensor, **attention: Any) -> Any:
+        """As `Block`."""
+        return self.both(x, **attention)
 
 
 class Transform(nn.Module):
@@ -134,14 +138,6 @@ class Transform(nn.Module):
     def forward(self, y: Tensor) -> Tensor:
         out: Tensor = self.norm(F.gelu(self.dense(y), approximate=self.formula))
         return out
-
-
-def draw_weight(weight: Tensor, role: str, scheme: Scheme, site: Site, config: DecoderConfig) -> Tensor:
-    """Draws a weight (out, in) in place as its scheme starts it, and returns it."""
-    fan_out, fan_in = weight.shape
-    weight.normal_(0.0, scheme.init_std(role, fan_in, fan_out, site, base_std(role, fan_in, config)))
-    scheme.constrain({role: [weight]})
-    return weight
 
 
 IGNORED = -100
@@ -168,6 +164,7 @@ class Decoder(nn.Module):
         if c.positions == "learned":
             self.position = nn.Embedding.from_pretrained(torch.empty(c.context, c.width), freeze=False)
             self.position.role = "position"
+        self.values = token_tables(c, lambda *shape: nn.Embedding.from_pretrained(torch.empty(shape), freeze=False))
         self.embed_norm = norm() if c.embed_norm else None
         self.entry = End(self.scheme, Site(0, "entry", c.layers), norm)
         self.blocks = nn.ModuleList(BLOCKS[c.block](c, self.scheme, layer) for layer in range(c.layers))
@@ -193,8 +190,10 @@ class Decoder(nn.Module):
         if self.embed_norm is not None:
             x = self.embed_norm(x)
         x = self.entry(x)
+        values = Handing(self.values, ids)
         for layer, block in enumerate(self.blocks):
-            x = block(x, positions=turns, cache=cache[layer] if cache else None)
+            out = block(x, positions=turns, cache=cache[layer] if cache else None, values=values.to(layer))
+            x = values.stream(out)
         y = self.exit(x).to(self.head.weight.dtype)
         if self.transform is not None:
             y = self.transform(y).to(y.dtype)
@@ -243,6 +242,8 @@ class Decoder(nn.Module):
             yield "position", self.position.weight, self.entry.scheme, self.entry.site
         if self.transform is not None:
             yield "transform", self.transform.dense.weight, self.exit.scheme, self.exit.site
+        for table in self.values.children():
+            yield "values", table.get_parameter("weight"), self.entry.scheme, self.entry.site
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -283,4 +284,4 @@ class Decoder(nn.Module):
         return sum(weight.numel() for _, weight, _, _ in self.weights())
 
 
-assert set(ROLES) == {"embed", "position", "q", "k", "v", "o", "up", "gate", "down", "head", "transform"}
+assert set(ROLES) == {"embed", "position", "values", "q", "k", "v", "o", "up", "gate", "down", "head", "transform"}

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..schemes import Scheme, Site
 from .config import DecoderConfig
 
 
@@ -24,6 +25,7 @@ class Role:
 ROLES = {
     "embed": Role(decay=False, split="rows", hidden=False),
     "position": Role(decay=False, split="rows", hidden=False),
+    "values": Role(decay=False, split="rows", hidden=False),
     "q": Role(decay=True, split="rows", hidden=True),
     "k": Role(decay=True, split="rows", hidden=True),
     "v": Role(decay=True, split="rows", hidden=True),
@@ -64,6 +66,7 @@ def base_std(role: str, fan_in: int, config: DecoderConfig) -> float:
     neox    sqrt(2 / (5 width)), what writes to the stream 2 / (L sqrt(width)) (GPT-NeoX: small_init, wang_init)
     gpt2    0.02, what writes to the stream 0.02 / sqrt(2 L)
     zero    fan_in, but what writes to the stream begins at 0
+    nanochat  zero, but embedding 0.8, head 0.001, up 0.4/sqrt(fan_in)
     """
     depth = config.layers if config.init_depth is None else config.init_depth
     writes = role in ("o", "down")
@@ -71,4 +74,16 @@ def base_std(role: str, fan_in: int, config: DecoderConfig) -> float:
         return 2 / depth * config.width**-0.5 if writes else (0.4 / config.width) ** 0.5
     if config.init == "gpt2":
         return 0.02 * (2 * depth) ** -0.5 if writes else 0.02
-    return 0.0 if writes and config.init == "zero" else float(fan_in) ** -0.5
+    if writes and config.init in ("zero", "nanochat"):
+        return 0.0
+    if config.init == "nanochat" and role in ("embed", "head"):
+        return 0.8 if role == "embed" else 0.001
+    return (0.4 if config.init == "nanochat" and role == "up" else 1.0) * float(fan_in) ** -0.5
+
+
+def draw_weight(weight: Tensor, role: str, scheme: Scheme, site: Site, config: DecoderConfig) -> Tensor:
+    """Draws a weight (out, in) in place as its scheme starts it, and returns it."""
+    fan_out, fan_in = weight.shape
+    weight.normal_(0.0, scheme.init_std(role, fan_in, fan_out, site, base_std(role, fan_in, config)))
+    scheme.constrain({role: [weight]})
+    return weight

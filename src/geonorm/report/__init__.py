@@ -53,8 +53,8 @@ def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[P
     """Write final_loss, loss_curves, geometry, law, learning_rates and uniform as PNG, SVG and PDF; returns what was
     written.
 
-    Of a ladder: speedup, loss and difference; of a simulation: cosine, collapse, speed and sphere; of a probe: those
-    of `report.probe_charts`. A figure with
+    Of a grid: grid; of a ladder: speedup, loss, difference; of a simulation: cosine, collapse, speed, sphere; of a
+    probe: those of `report.probe_charts`. A figure with
     nothing to show (no trace, one learning rate) is left out. Of several sources each has a folder of its own, by
     their names, numbered where two have the same.
     """
@@ -96,14 +96,15 @@ def _read(
     """What is said of all runs as one comparison, then of each simulation and each probe; of `schemes` alone, if any
     are named. Before it the look of each name, so that a scheme has one colour everywhere."""
     from ..errors import GeonormError, unknown
-    from . import comparison, ladder, probe, runs, simulation, studies
+    from . import comparison, grid, ladder, probe, runs, simulation, studies
     from .style import looks
 
     paths = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
     kinds = {path: runs.study_kind(path) for path in paths}
-    trained = [path for path in paths if kinds[path] not in ("simulation", "probe", "ladder")]
+    trained = [path for path in paths if kinds[path] not in ("simulation", "probe", "ladder", "grid")]
     found: list[SavedStudy] = [runs.load(trained)] if trained else []
     found += [ladder.load(path) for path in paths if kinds[path] == "ladder"]
+    found += [grid.load(path) for path in paths if kinds[path] == "grid"]
     found += [simulation.load(path) for path in paths if kinds[path] == "simulation"]
     found += [probe.load(path) for path in paths if kinds[path] == "probe"]
     names = [name for source in found for pair in source.keys.items() for name in pair]
@@ -116,6 +117,7 @@ def _read(
     parts: dict[type[SavedStudy], Callable[[Any, Mapping[str, int]], Part]] = {
         runs.SavedComparison: comparison.report_comparison,
         ladder.SavedLadder: studies.report_ladder,
+        grid.SavedGrid: grid.report_grid,
         simulation.SavedSimulation: studies.report_simulation,
         probe.Geometry: studies.report_probe,
     }

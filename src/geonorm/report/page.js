@@ -61,6 +61,59 @@
     });
   }
 
+  // Spheres: marks follow the frames between which the slider stands, seen from where the reader has turned them to.
+  for (const globe of document.querySelectorAll(".spheres")) {
+    const { times, size, reach } = globe.dataset;
+    const depth = JSON.parse(times), slider = globe.querySelector("input"), said = globe.querySelector("output");
+    let yaw = 0, tilt = 35 * Math.PI / 180, drag = null;
+    const figures = [...globe.querySelectorAll("figure")].map(figure => ({
+      cosine: figure.querySelector("span"),
+      marks: [...figure.querySelectorAll("[data-tip]")],
+      frames: JSON.parse(figure.dataset.frames).map(([cos, text]) => [
+        cos, new Int16Array(Uint8Array.from(atob(text), c => c.charCodeAt(0)).buffer)
+      ])
+    }));
+
+    function draw() {
+      const here = Number(slider.value), first = Math.floor(here), share = here - first;
+      const mix = (a, b) => a + (b - a) * share;
+      const t = Math.exp(mix(Math.log(depth[first]), Math.log(depth[Math.min(first + 1, depth.length - 1)])));
+      said.textContent = t < 10 ? t.toFixed(2) : t < 1e5 ? t.toPrecision(4).replace(/\.0*$/, "") : t.toExponential(2);
+      slider.setAttribute("aria-valuetext", said.textContent);
+      const [cy, sy, ct, st] = [Math.cos(yaw), Math.sin(yaw), Math.cos(tilt), Math.sin(tilt)];
+      for (const { cosine, marks, frames } of figures) {
+        const last = frames.length - 1;
+        const [a, p] = frames[Math.min(first, last)], [b, q] = frames[Math.min(first + 1, last)];
+        cosine.textContent = ` cos ${mix(a, b).toFixed(3)}`;
+        marks.forEach((mark, i) => {
+          const [common, x, y] = [0, 1, 2].map(axis => mix(p[3 * i + axis], q[3 * i + axis]) / 32767);
+          const right = x * cy - y * sy, back = x * sy + y * cy;
+          const up = back * ct + common * st, near = common * ct - back * st;
+          const [left, down] = [(+reach + right) * size / reach / 2, (reach - up) * size / reach / 2];
+          mark.setAttribute("transform", `translate(${left.toFixed(2)},${down.toFixed(2)})`);
+          mark.setAttribute("opacity", (0.25 + 0.325 * (1 + near)).toFixed(3));
+        });
+      }
+    }
+
+    slider.addEventListener("input", draw);
+    for (const chart of globe.querySelectorAll("svg")) {
+      chart.addEventListener("pointerdown", event => {
+        drag = [event.clientX, event.clientY];
+        chart.setPointerCapture(event.pointerId);
+      });
+      chart.addEventListener("pointermove", event => {
+        if (!drag) return;
+        yaw += (event.clientX - drag[0]) / 90;
+        tilt = Math.max(-Math.PI / 2, Math.min(Math.PI / 2, tilt + (event.clientY - drag[1]) / 90));
+        drag = [event.clientX, event.clientY];
+        draw();
+      });
+      for (const end of ["pointerup", "pointercancel"]) chart.addEventListener(end, () => { drag = null; });
+    }
+    draw();
+  }
+
   for (const button of document.querySelectorAll("[data-toggle]")) {
     button.addEventListener("click", () => {
       const on = button.getAttribute("aria-pressed") !== "true";

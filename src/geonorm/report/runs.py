@@ -138,11 +138,11 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:
         runs=runs,
         rows=aggregate([run.summary for run in runs], baseline),
         source=", ".join(dict.fromkeys(_source(root.resolve()) for root in roots)),
-        command=shlex.join(_into("NEW", command)) if isinstance(command, list) else command,
+        command=shlex.join(repeat_elsewhere("NEW", command)) if isinstance(command, list) else command,
     )
 
 
-def _into(out: str, command: list[str]) -> list[str]:
+def repeat_elsewhere(out: str, command: list[str]) -> list[str]:
     """The command with another --out: with its own it would find everything done."""
     words = [part for word in command for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
     at = words.index("--out") if "--out" in words else len(words)
@@ -179,8 +179,8 @@ def read_run(path: Path) -> Run:
 
 
 def study_kind(path: Path) -> str:
-    """What a directory holds: simulation, probe, ladder, comparison or run; as its settings say where its summary is
-    lost."""
+    """What a directory holds: simulation, probe, ladder, grid, comparison or run; as its settings say where its
+    summary is lost."""
     summary = read_object(path / "summary.json")
     if summary.get("kind") in ("simulation", "probe"):
         return str(summary["kind"])
@@ -189,6 +189,8 @@ def study_kind(path: Path) -> str:
         return "probe"
     if "depth" in settings and "budgets" in settings:
         return "ladder"
+    if settings.get("grid") and "schemes" in settings:
+        return "grid"
     if "schemes" in settings:
         return "simulation" if "beta" in settings else "comparison"
     return "run"

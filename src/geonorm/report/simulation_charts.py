@@ -123,20 +123,23 @@ def sphere(trace: SavedSimulation) -> list[Chart]:
     ring = {"ring": Look("#a5a8ab", "#a5a8ab", "", "circle")}
     chart = Chart("Tokens on the sphere", x, y, ring | trace.looks, _picture_caption(trace),
                   width=round(scale * (x.high - x.low)), height=round(scale * (y.high - y.low)))  # fmt: skip
-    turns = [2 * math.pi * i / 60 for i in range(61)]
     for row, scheme in enumerate(shown):
         for column, picture in enumerate(pictures[scheme]):
             right, up = step * column, -(step + title) * row
-            circle = [(right + math.cos(a), up + math.sin(a)) for a in turns]
-            chart.outline("ring", circle, f"{row} {column}")
+            chart.outline("ring", [(right + x, up + y) for x, y in circle()], f"{row} {column}")
             for point in picture["points"]:
-                dx, dy, near = _seen((*point, 0.0, 0.0)[:3])
+                dx, dy, near = seen_from((*point, 0.0, 0.0)[:3])
                 label = f"{scheme} · t = {picture['time'] + 1:.3g}"
                 chart.mark(scheme, right + dx, up + dy, label, "dot", o=round(0.25 + 0.65 * (1 + near) / 2, 3))
             if not row:
                 chart.text("", right, up + 1.72, f"t = {picture['time'] + 1:.3g}")
         chart.text(scheme, -1.1, -(step + title) * row + 1.3, scheme, "left")
     return [chart]
+
+
+def circle() -> Points:
+    """The rim of a sphere of radius 1."""
+    return [(math.cos(math.pi * i / 30), math.sin(math.pi * i / 30)) for i in range(61)]
 
 
 def _picture_caption(trace: SavedSimulation) -> str:
@@ -149,7 +152,7 @@ def _picture_caption(trace: SavedSimulation) -> str:
     return said + "t is depth-time; the axes are the same for all schemes; the far side is paler."
 
 
-def _seen(point: tuple[float, float, float]) -> tuple[float, float, float]:
+def seen_from(point: tuple[float, float, float]) -> tuple[float, float, float]:
     """(right, up, towards the reader) of a point whose first coordinate is what tokens have in common: that axis is
     tilted half-way up."""
     common, right, up = point

@@ -16,6 +16,7 @@ from .probe import Geometry
 from .probe_charts import FIGURES, draw_probe
 from .simulation import SavedSimulation
 from .simulation_charts import collapse, cosine, speed_and_radius, sphere
+from .spheres import spheres
 from .vega import figure_specs
 
 
@@ -25,7 +26,7 @@ def report_simulation(trace: SavedSimulation, place: Mapping[str, int]) -> Part:
     tables = [simulations.speeds(trace.summary), simulations.velocities(trace.summary)]
     said = "; ".join([simulations.NOTE, *simulations.explain_unpredicted(trace.summary)])
     settings = {key: value for key, value in trace.summary.items() if key not in ("kind", "schemes", "status", "out")}
-    spheres = sphere(trace)
+    pictures, turning = sphere(trace), spheres(trace, place)
     drawn = {"cosine": cosine(trace), "collapse": collapse(trace), "speed": speed_and_radius(trace)}
     name, caption = trace.path.resolve().name, simulations.caption(trace.summary)
     return Part(
@@ -37,12 +38,12 @@ def report_simulation(trace: SavedSimulation, place: Mapping[str, int]) -> Part:
         sections=[
             Section("Tables", [*(html_table(*content, place) for content in tables), f"<p>{escape(said)}</p>"]),
             Section("In depth", [[chart for charts in drawn.values() for chart in charts]]),
-            Section("On the sphere", [spheres], "wide"),
+            Section("On the sphere", [turning or pictures], "" if turning else "wide"),
             Section("Settings", [details("All settings", pairs(settings.items()))]),
         ],
         tables=tables,
         records=[{k: v for k, v in row.items() if not isinstance(v, (dict, list))} for row in rows],
-        figures=figure_specs(drawn, caption) | figure_specs({"sphere": spheres}, ""),
+        figures=figure_specs(drawn, caption) | figure_specs({"sphere": pictures}, ""),
     )
 
 

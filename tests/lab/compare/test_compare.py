@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
@@ -10,8 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +27,7 @@ from geonorm.lab.compare import local
 from geonorm.lab.compare.team import done
 from geonorm.lab.config import TUNING_SEED, CompareConfig, TrainConfig
 from geonorm.lab.runs.run import RunFolder, lock_folder, read_rows
+from geonorm.progress import Bars
 
 ROW = set("scheme n lr val_loss_mean val_loss_std difference difference_low difference_high".split())
 BUILD = report.build
@@ -262,22 +266,42 @@ def test_a_run_of_other_settings_in_the_way(tmp_path: Path) -> None:
         done(TrainConfig(**{**vars(config), "lr": 2e-3}))
 
 
-def test_live_table(tmp_path: Path) -> None:
+def test_bars_of_runs_in_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole phase and each run, with its seed, however long its name; the time left is by the steps made."""
     from rich.console import Console
 
-    config = lab.run_config(CompareConfig(out=str(tmp_path), steps=400), "pre", 1e-3, 0)
-    worker = local.Worker(config, None, 0)  # type: ignore[arg-type]
-    console = Console(width=100)
-    with console.capture() as capture:
-        console.print(local.progress_table([worker], 3))
-    assert "3 runs waiting" in capture.get() and "0/400" in capture.get()
-    run = RunFolder(Path(config.out))
-    run.path.mkdir(parents=True)
-    run.append(run.metrics, [{"step": i, "loss": 3.0, "tokens_per_second": 5e3, "val_loss": 2.5} for i in range(9000)])
-    assert len(local.last_rows(run.metrics)) < 2000
-    with console.capture() as capture:
-        console.print(local.progress_table([worker], 0))
-    assert "8999/400" in capture.get() and "2.5000" in capture.get() and "5,000" in capture.get()
+    clock = [100.0]
+    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    schemes = ["pre", "geonorm(decay=sqrt, max_angle=pi/8, update=norm)"]
+    configs = [lab.run_config(CompareConfig(out=str(tmp_path), steps=10_000), s, 1e-3, 7) for s in schemes]
+    workers = [local.Worker(config, None, 0) for config in configs]  # type: ignore[arg-type]
+    waiting = [replace(configs[0], seed=8, out=str(tmp_path / "runs" / "waits"))]
+    phase = local.Phase([*configs, *waiting], workers, waiting)
+    console = Console(width=80, file=io.StringIO(), force_terminal=True)
+    bars = Bars(console)
+
+    def drawn() -> list[str]:
+        phase.show(bars)
+        with console.capture() as capture:
+            console.print(bars.rows.get_renderable())
+        return re.sub(r"\x1b\[[0-9;]*m", "", capture.get()).splitlines()
+
+    first = drawn()
+    assert len(first) == 3 and "final runs" in first[0] and "1 runs waiting" in first[0] and "0/10000" in first[1]
+    for config, loss in zip(configs, (3.0, None), strict=True):
+        run = RunFolder(Path(config.out))
+        run.path.mkdir(parents=True)
+        rows = [{"step": i, "loss": loss, "tokens_per_second": 5e3, "val_loss": 2.5} for i in range(1, 7501)]
+        run.append(run.metrics, rows)
+        assert 0 < len(local.last_rows(run.metrics)) < 2000
+    clock[0] += 60
+    whole, plain, long = drawn()
+    assert "1:00" in whole  # half of 30,000 steps in a minute
+    assert "7500/10000 loss 3.0000 val 2.5000" in plain and "loss not finite val 2.5000" in long
+    assert all(len(line) <= 80 for line in (*first, whole, plain, long)) and "seed7" in plain and "seed7" in long
+    workers.pop()
+    bars.drop(Path(configs[1].out).name)
+    assert len(drawn()) == 2 and phase.place() == " (1 of 3, 0:43 left)"
 
 
 def test_what_the_page_says_repeats_it(

@@ -102,6 +102,8 @@ def test_every_world_computes_the_same(runs: Any, tmp_path: Path, scheme: str) -
         ("prores(mhc, steps=3)", 2, ["--model.norm", "gated"]),  # a count that grows; matrices inside norms and schemes
         ("attnres(blocks=2)", 2, ["--runtime.recompute", "true"]),  # a stream of three slots, kept between blocks
         ("nag", 2, ["--model.init", "zero"]),
+        ("lambdas", 2, ["--model.values", "token", "--model.norm", "rms"]),  # tables outside the blocks
+        ("mhc", 2, ["--model.values", "first", "--runtime.recompute", "true"]),  # a second tensor beside the stream
     ],
 )
 def test_what_is_hard_to_shard(runs: Any, tmp_path: Path, scheme: str, size: int, options: list[Any]) -> None:
@@ -201,6 +203,7 @@ PAIRS = {"tensor_size": 2}
         ({"runtime": PAIRS | {"parallel": "ddp"}}, "ddp does not go with --runtime.tensor_size 2; use fsdp"),
         ({"runtime": PAIRS, "model": {"heads": 1}}, "model.heads 1 must be a multiple of runtime.tensor_size 2"),
         ({"runtime": PAIRS, "model": {"kv_heads": 1}}, "model.kv_heads 1 must be a multiple of runtime.tensor_size"),
+        ({"runtime": PAIRS, "model": {"values": "token"}}, "model.values token needs whole values on every rank"),
         ({"runtime": PAIRS, "model": {"hidden": 15}}, "model.hidden 15 must be a multiple of runtime.tensor_size 2"),
     ],
 )

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from geonorm.cli.arguments import read
 from geonorm.lab.compare.clusters import Machine
-from geonorm.lab.config import Optim, Runtime, TrainCommand, TrainConfig
+from geonorm.lab.config import Model, Optim, Runtime, TrainCommand, TrainConfig
 from geonorm.lab.scale import parallel
 from geonorm.lab.scale.plan import flops_per_token, plan
 from geonorm.lab.train import optim
@@ -71,6 +71,8 @@ PEAKS: list[Any] = [
     {"batch_size": 1},
     {"batch_size": 16},
     {"preset": "nano-gpt2"},
+    {"preset": "modern", "scheme": "lambdas"},
+    {"model": Model(values="first"), "runtime": Runtime(recompute=True)},
     *(pytest.param({"scheme": PARTS.get(scheme, scheme)}, marks=pytest.mark.slow) for scheme in names()),
 ]
 

@@ -11,12 +11,12 @@ import torch
 import yaml
 
 from geonorm.errors import ConfigError
-from geonorm.lab.config import Model, Runtime, TrainConfig
+from geonorm.lab.config import CompareConfig, Model, Runtime, TrainConfig
 from geonorm.lab.options import Optim
 from geonorm.lab.resolve import resolve
 from geonorm.lab.scale import parallel
 from geonorm.lab.train import optim, trace
-from geonorm.nn import Decoder, DecoderConfig
+from geonorm.nn import PRESETS, Decoder, DecoderConfig
 from geonorm.sites.watch import watch
 
 SHAPE = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8}
@@ -54,9 +54,22 @@ def test_the_recipe_that_holds_where_nothing_is_said() -> None:
     """A run whose settings are stored keeps its own; a new one must not find another recipe unnoticed."""
     adam = {"name": "adamw", "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "independent": False}
     schedule = {"schedule": "cosine", "warmup": 0.1, "warmup_steps": None, "cooldown": 0.2, "floor": 0.1}
-    assert vars(Optim()) == adam | schedule | {"clip": 1.0, "momentum": 0.9, "hold_norms": []}
-    (found,) = optim.build_optimizers(model(), Optim(), lr=0.01)
+    assert vars(TrainConfig().optim) == adam | schedule | {"clip": 1.0, "momentum": 0.9, "hold_norms": []}
+    (found,) = optim.build_optimizers(model(), TrainConfig().optim, lr=0.01)
     assert found.defaults["betas"] == (0.9, 0.95) and found.defaults["eps"] == 1e-8
+
+
+def test_modern_brings_its_scheme_and_its_optimizer() -> None:
+    """Where they are not given; every other preset has those that it always had."""
+    for name, shape in PRESETS.items():
+        if not shape.causal:
+            continue
+        config, own = TrainConfig(preset=name), ("lambdas", "muon") if "modern" in name else ("geonorm", "adamw")
+        assert (config.scheme, config.optim.name, config.decoder(config.scheme).scheme) == (*own, own[0])
+    given = TrainConfig(preset="modern", scheme="geonorm", optim=Optim(name="adamw", clip=0.5))
+    assert (given.scheme, given.optim.name, given.optim.clip) == ("geonorm", "adamw", 0.5)
+    assert given.decoder("geonorm").values == "token" and given.decoder("geonorm").soft_cap == 15
+    assert CompareConfig(preset="modern").optim.name == "muon"
 
 
 def test_a_switch_of_the_model_that_is_set_to_false_is_given() -> None:
@@ -180,8 +193,8 @@ def test_own_recipe_takes_effect_and_is_on_record(train: Any, tmp_path: Path) ->
     assert json.loads((run / "summary.json").read_text())["paper_recipe"] == {"weight_decay": 0.0, "warmup": 0.0}
     stored = yaml.safe_load((run / "config.yaml").read_text())
     assert stored["recipe"] == "own" and stored["optim"]["warmup"] == 0.5  # what was asked for
-    assert resolve(TrainConfig(scheme="ngpt")).config.optim == Optim()
-    assert resolve(TrainConfig(scheme="pre", recipe="own")).config.optim == Optim()
+    assert resolve(TrainConfig(scheme="ngpt")).config.optim == Optim(name="adamw")
+    assert resolve(TrainConfig(scheme="pre", recipe="own")).config.optim == Optim(name="adamw")
 
 
 def test_recomputation_gives_the_same_gradients() -> None:

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError
@@ -28,6 +28,7 @@ from ..runs.run import LOCK, RunFolder, first_difference, lock_folder, stored_se
 from ..runs.statistics import aggregate
 from ..train.text import load_text
 from .clusters import Ray, Slurm
+from .grid import OWN, check_one_text, check_same_axes, curve_of, describe_grid, make_cells
 from .team import Say, Team, make_team, outcome
 
 EXTENSIONS = 6
@@ -43,12 +44,17 @@ def compare(
     Submitted when the runs are left to SLURM. A run that fails stops no other: its status says so, and the next call
     tries it again.
     """
-    with begin_study(
-        config, [run_config(config, scheme, config.lrs[0], 0) for scheme in config.schemes], say, live
-    ) as team:
-        schemes = team.schemes
-        best = tune(team, config, schemes) if len(config.lrs) > 1 else dict.fromkeys(schemes, config.lrs[0])
-        final = [run_config(config, s, best[s], seed) for seed in range(config.seeds) for s in schemes if s in best]
+    cells = make_cells(config)
+    samples = [run_config(cell, scheme, config.lrs[0], 0) for cell in cells for scheme in cell.schemes]
+    check_one_text(samples)
+    with begin_study(config, samples, say, live) as team:
+        if config.grid:
+            team.say(describe_grid(config, cells))
+        final = []
+        for cell in cells:
+            schemes = cell.schemes
+            best = tune(team, cell, schemes) if len(config.lrs) > 1 else dict.fromkeys(schemes, config.lrs[0])
+            final += [run_config(cell, s, best[s], seed) for seed in range(config.seeds) for s in schemes if s in best]
         team.run(final)
         return write_results(team, command or repeat_command(config))
 
@@ -71,7 +77,7 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
     check_directory(out, config)
     # once, here: the runs find the tokens in the cache
     text = load_text(max(samples, key=lambda sample: sample.batch_size))
-    provenance = Provenance.of(config, text.tokens, text.tokenizer, schemes)
+    provenance = Provenance.of(config, text.tokens, text.tokenizer, dict.fromkeys(run.scheme for run in samples))
     for settings in sorted((out / "runs").glob("*/config.yaml")):
         provenance.check(settings.parent)
     with closing(make_team(out, config, say, live)) as team, lock_folder(out):
@@ -124,13 +130,15 @@ def round_rate(value: float) -> float:
 
 
 def run_config(config: CompareConfig, scheme: str, lr: float, seed: int, tuning: bool = False) -> TrainConfig:
-    """One run of the grid."""
+    """One run of a comparison, or of a cell of its grid."""
     shared = {f.name: getattr(config, f.name) for f in fields(Recipe)}
     if tuning:
         shared["steps"] = config.tune_steps or max(1, config.steps // 2)
-    name = f"{slug(scheme)}-lr{lr:g}-seed{seed}" + ("-tune" if tuning else "")
+    at = "".join(f"-{slug(text.replace('=', '-'))}" for text in config.grid if not text.startswith(OWN))
+    name = f"{slug(scheme)}{at}-lr{lr:g}-seed{seed}" + ("-tune" if tuning else "")
     out = str(Path(config.out) / "runs" / name)
-    return TrainConfig(**shared, scheme=scheme, lr=lr, seed=seed, out=out, phase="tune" if tuning else "final")
+    phase: Literal["final", "tune"] = "tune" if tuning else "final"
+    return TrainConfig(**shared, scheme=scheme, lr=lr, seed=seed, out=out, phase=phase, cell=config.grid)
 
 
 def slug(scheme: str) -> str:
@@ -139,7 +147,10 @@ def slug(scheme: str) -> str:
     return plain if plain == scheme else f"{plain[:60]}-{hashlib.sha256(scheme.encode()).hexdigest()[:6]}"
 
 
-GRID = {"schemes", "seeds", "lrs", "tune", "jobs", "launcher", "out", "depth", "rates"}
+GRID = {
+    "schemes", "seeds", "lrs", "grid", "max_runs", "tune", "jobs", "launcher", "out", "depth", "rates", "log.to",
+    "log.project", "checkpoint.trunk",
+}  # fmt: skip
 GRID |= {f"{group}.{f.name}" for group, kind in (("ray", Ray), ("slurm", Slurm)) for f in fields(kind)}
 """What may differ when a comparison or a ladder is extended: which runs there are, not what a run is."""
 
@@ -157,17 +168,34 @@ def check_directory(out: Path, config: Grid) -> None:
         stored = to_dict(from_dict(type(config), stored))
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{out / 'config.yaml'} does not hold the settings of a {config.noun}: {error}") from None
-    if differs := first_difference(stored, to_dict(config), but=GRID):
+    differs = check_same_axes(stored.get("grid", ()), to_dict(config).get("grid", ()))
+    if differs := differs or first_difference(stored, to_dict(config), but=GRID):
         raise CheckpointError(f"{out} holds a {config.noun} with {differs}; choose another --out")
 
 
 def write_results(team: Team, command: list[str]) -> dict[str, Any]:
     """Reads every run of a comparison and writes results.json. The first scheme is the baseline."""
-    found = [summary for _, summary in read_runs(team)]
-    baseline = team.schemes[0] if any(run["scheme"] == team.schemes[0] for run in found) else None
-    results = {"command": command, "runs": found, "schemes": aggregate(found, baseline)}
+    runs = read_runs(team)
+    cells: dict[tuple[str, ...], list[dict[str, Any]]] = {tuple(run.cell): [] for run in team.asked}
+    for run, summary in runs:
+        cells.setdefault(tuple(run.cell), []).append(summary)
+    rows = [row for cell, found in cells.items() for row in compare_cell(team, cell, found)]
+    results = {"command": command, "runs": [summary for _, summary in runs], "schemes": rows}
     write_json(team.out / "results.json", results)
     return results
+
+
+def compare_cell(team: Team, cell: tuple[str, ...], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a comparison, or of a cell of its grid, of which they then name values and curve."""
+    asked = dict.fromkeys(run.scheme for run in team.asked if tuple(run.cell) == cell)
+    first = next(iter(asked), None) if cell else team.schemes[0]
+    rows = aggregate(found, first if any(run["scheme"] == first for run in found) else None)
+    if not cell:
+        return rows
+    return [
+        {**row, "cell": list(cell), "curve": curve_of(row["scheme"], cell if row["scheme"] in asked else ())}
+        for row in rows
+    ]
 
 
 def read_runs(team: Team) -> list[tuple[TrainConfig, dict[str, Any]]]:
@@ -176,6 +204,7 @@ def read_runs(team: Team) -> list[tuple[TrainConfig, dict[str, Any]]]:
     runs = {Path(config.out).name: config for config in team.asked}
     for folder in sorted(path.parent for path in (team.out / "runs").glob("*/config.yaml")):
         runs[folder.name] = replace(RunFolder(folder).config(), out=str(folder))  # the folder may have been moved
-    order = {scheme: place for place, scheme in enumerate(team.schemes)}
+    schemes = dict.fromkeys([*team.schemes, *(config.scheme for config in team.asked)])
+    order = {scheme: place for place, scheme in enumerate(schemes)}
     found = [(config, {**outcome(config), "run": name}) for name, config in runs.items()]
     return sorted(found, key=lambda run: (order.get(run[1]["scheme"], len(order)), run[1]["run"]))

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
+from ...progress import Pace, Unwatched, show_progress, span
 from ..config import Grid, TrainConfig
 from ..runs.run import RunFolder, check_free, rows_of
-from ..train.signals import PARENT, handle_signals, stop_unheard
+from ..runs.summary import loss_text
+from ..train.signals import PARENT, handle_signals
 from .team import Say, Team, done
 
 
@@ -26,6 +28,56 @@ class Worker:
     config: TrainConfig
     process: subprocess.Popen[bytes]
     device: int
+
+
+class Phase:
+    """Runs that are made together, and how far they are. The lists of those in progress and of those that wait are
+    the team's own."""
+
+    def __init__(self, configs: list[TrainConfig], workers: list[Worker], waiting: list[TrainConfig]) -> None:
+        self.configs, self.workers, self.waiting = configs, workers, waiting
+        self.total = sum(config.steps for config in configs)
+        self.pace = Pace(self.made(), clock=time.monotonic)
+
+    @property
+    def name(self) -> str:
+        return "tuning runs" if self.configs[0].phase == "tune" else "final runs"
+
+    @property
+    def header(self) -> str:
+        steps = sorted({config.steps for config in self.configs})
+        return f"{self.name}: {len(self.configs)} of {' to '.join(map(str, steps[:: max(1, len(steps) - 1)]))} steps"
+
+    def made(self) -> int:
+        """Steps of all of them that are made; of a run that has ended all."""
+        return self.total - sum(config.steps - steps_made(config) for config in self.going())
+
+    def going(self) -> list[TrainConfig]:
+        return [worker.config for worker in self.workers] + self.waiting
+
+    def place(self) -> str:
+        """How far all are, behind a line on one."""
+        left = self.pace.left(self.made(), self.total)
+        ended = len(self.configs) - len(self.going())
+        return f" ({ended} of {len(self.configs)}{f', {span(left)} left' if left else ''})"
+
+    def show(self, shown: Unwatched) -> None:
+        """A bar for all of them, and one for each in progress."""
+        made, waiting = self.made(), f"{len(self.waiting)} runs waiting"
+        shown.show(self.name, made / self.total, waiting, self.pace.left(made, self.total))
+        for config in (worker.config for worker in self.workers):
+            rows = last_rows(RunFolder(Path(config.out)).metrics)
+            last = rows[-1] if rows else {"step": 0}
+            val = next((row["val_loss"] for row in reversed(rows) if row.get("val_loss") is not None), None)
+            said = f"{last['step']}/{config.steps}" + (f" {loss_text(last)}" if rows else "")
+            said += "" if val is None else f" val {val:.4f}"
+            shown.show(Path(config.out).name, last["step"] / config.steps, said)
+
+
+def steps_made(config: TrainConfig) -> int:
+    """Steps that a run has made so far."""
+    rows = last_rows(RunFolder(Path(config.out)).metrics)
+    return int(rows[-1]["step"]) if rows else 0
 
 
 class Local(Team):
@@ -43,7 +95,9 @@ class Local(Team):
             check_free(Path(config.out), "a run whose comparison was killed saves and ends: then try the same command")
         waiting = list(configs)
         workers: list[Worker] = []
-        with self.watch(workers) as refresh, self.interruptible(workers):
+        phase = Phase(configs, workers, waiting)
+        self.say(f"{phase.header}, {self.jobs} at a time")
+        with show_progress(self.live, tell=False) as shown, self.interruptible(workers):
             while waiting or workers:
                 while waiting and len(workers) < self.jobs and not self.stopped:
                     taken = {worker.device for worker in workers}
@@ -56,11 +110,13 @@ class Local(Team):
                 time.sleep(0.2)
                 for worker in [w for w in workers if w.process.poll() is not None]:
                     workers.remove(worker)
+                    shown.drop(Path(worker.config.out).name)
                     if not self.stopped or done(worker.config):
-                        self.report(worker.config)
+                        self.report(worker.config, phase.place())
                 if self.unheard and not self.stopped:
                     self.stop(workers)
-                refresh(len(waiting))
+                if shown.watched:
+                    phase.show(shown)
         if self.stopped:
             raise self.interrupted()
 
@@ -94,46 +150,6 @@ class Local(Team):
             finally:
                 for worker in workers:
                     worker.process.terminate()
-
-    @contextmanager
-    def watch(self, workers: list[Worker]) -> Iterator[Callable[[int], None]]:
-        """A live table of the runs in progress, on a terminal; otherwise lines from `report` only."""
-        if not self.live:
-            yield lambda waiting: None
-            return
-        from rich.live import Live
-
-        with Live(refresh_per_second=2, transient=True) as live:
-            say, self.say = self.say, stop_unheard(live.console.print, self.unheard)
-            update = stop_unheard(live.update, self.unheard)
-            shown = 0.0
-
-            def refresh(waiting: int) -> None:
-                nonlocal shown
-                if time.monotonic() - shown > 1:
-                    update(progress_table(workers, waiting))
-                    shown = time.monotonic()
-
-            try:
-                yield refresh
-            finally:
-                self.say = say
-
-
-def progress_table(workers: list[Worker], waiting: int) -> Any:
-    from rich.table import Table
-
-    table = Table(title=f"{waiting} runs waiting", title_justify="left")
-    for name in ("run", "step", "loss", "val loss", "tokens/s"):
-        table.add_column(name, justify="left" if name == "run" else "right")
-    for worker in workers:
-        rows = last_rows(RunFolder(Path(worker.config.out)).metrics)
-        last = rows[-1] if rows else {"step": 0}
-        val = next((row["val_loss"] for row in reversed(rows) if "val_loss" in row), None)
-        numbers = ((last.get("loss"), ".4f"), (val, ".4f"), (last.get("tokens_per_second"), ",.0f"))
-        cells = ["-" if value is None else format(value, form) for value, form in numbers]
-        table.add_row(Path(worker.config.out).name, f"{last['step']}/{worker.config.steps}", *cells)
-    return table
 
 
 def last_rows(path: Path, size: int = 1 << 16) -> list[dict[str, Any]]:

@@ -70,11 +70,11 @@ class Team:
     def log(self, config: TrainConfig) -> Path:
         return self.out / "configs" / f"{Path(config.out).name}.log"
 
-    def report(self, config: TrainConfig) -> None:
-        """One line on a run that has ended."""
+    def report(self, config: TrainConfig, place: str = "") -> None:
+        """One line on a run that has ended, and on how far the others are."""
         summary, name = outcome(config), Path(config.out).name
         if summary["status"] == "finished":
-            self.say(f"{name}: val_loss {summary['val_loss']:.4f}, {summary['wall_seconds']:.0f} s")
+            self.say(f"{name}: val_loss {summary['val_loss']:.4f}, {summary['wall_seconds']:.0f} s{place}")
         else:
             self.say(f"{name}: {summary['status']}: {last_line(self.log(config))}")
 
@@ -102,6 +102,7 @@ def outcome(config: TrainConfig) -> dict[str, Any]:
         return summary
     empty = dict.fromkeys(("val_loss", "val_bpb", "train_loss", "tokens_per_second", "peak_memory_bytes"))
     known = {"status": "failed", "scheme": config.scheme, "seed": config.seed, "lr": config.lr, "phase": config.phase}
+    known |= {"cell": config.cell} if config.cell else {}
     counts = {"steps": 0, "tokens": 0, "parameters": 0, "matmul_parameters": 0, "spikes": 0, "grad_spikes": 0}
     return {**known, **empty, **counts, "wall_seconds": 0.0}
 

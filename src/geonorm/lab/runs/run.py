@@ -21,8 +21,8 @@ from ..config import TrainConfig
 
 VOLATILE = (
     "out", "resume", "branch", "checkpoint.keep", "checkpoint.best", "checkpoint.minutes", "checkpoint.trunk",
-    "guard.stuck", "runtime.accumulate", "runtime.parallel", "runtime.reshard", "runtime.shard_size",
-    "runtime.tensor_size",
+    "guard.stuck", "log.to", "log.project", "runtime.accumulate", "runtime.parallel", "runtime.reshard",
+    "runtime.shard_size", "runtime.tensor_size",
 )  # fmt: skip
 """What a resumed run may say differently: nothing here changes the numbers by more than the order of a sum."""
 LOCK = ".lock"
@@ -190,9 +190,10 @@ class RunFolder:
 
     @staticmethod
     @contextmanager
-    def open(config: TrainConfig) -> Iterator[RunFolder]:
-        """Creates or re-enters config.out. CheckpointError if another process works in it, if it holds another run, or
-        if it holds this run and resume is `never`; nothing is written in any of these cases."""
+    def open(config: TrainConfig, but: Container[str] = VOLATILE) -> Iterator[RunFolder]:
+        """Creates or re-enters config.out. CheckpointError if another process works in it, if it holds a run that
+        differs in more than `but`, or if it holds this run and resume is `never`; nothing is written in any of these
+        cases."""
         import yaml
 
         run = RunFolder(Path(config.out))
@@ -202,7 +203,7 @@ class RunFolder:
         if stored.exists():
             if config.resume == "never":
                 raise CheckpointError(f"{run.path} already holds a run; choose another --out or --resume auto")
-            run.check_same(config)
+            run.check_same(config, but)
         elif run.path.exists() and any(entry.name != LOCK for entry in run.path.iterdir()):
             raise CheckpointError(f"{run.path} is not empty and holds no run; choose another --out")
         with lock_folder(run.path):
@@ -219,9 +220,9 @@ class RunFolder:
             raise CheckpointError(f"{self.path / 'config.yaml'} does not hold the settings of a run: {error}") from None
         return config
 
-    def check_same(self, config: TrainConfig) -> None:
+    def check_same(self, config: TrainConfig, but: Container[str] = VOLATILE) -> None:
         """CheckpointError that names the first setting in which the directory's run differs."""
-        if differs := first_difference(to_dict(self.config()), to_dict(config), but=VOLATILE):
+        if differs := first_difference(to_dict(self.config()), to_dict(config), but=but):
             raise CheckpointError(f"{self.path} holds a run with {differs}; choose another --out")
 
     def check_there(self) -> None:

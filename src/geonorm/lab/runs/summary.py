@@ -1,4 +1,4 @@
-"""How a run ended: summary.json, lines for people, TensorBoard."""
+"""How a run ended: summary.json; lines for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from ...errors import GeonormError
+from ...nn.config import DecoderConfig
+from ...progress import span
+from ..config import TrainConfig
 from ..tasks.examination import last_answers
 from .run import RunFolder, finite_or_none, read_rows
 from .statistics import spikes
@@ -45,13 +47,29 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> di
     return summary
 
 
-def progress_line(row: dict[str, Any], steps: int) -> str:
-    loss = "not finite" if row["loss"] is None else f"{row['loss']:.4f}"
-    parts = [f"step {row['step']}/{steps}", f"loss {loss}", f"{row['tokens_per_second']:,.0f} tokens/s"]
+def describe(c: TrainConfig, shape: DecoderConfig, parameters: int, device: torch.device) -> list[str]:
+    """What a run is, in lines: its header."""
+    tokens = c.batch_size * shape.context
+    rate = f"lr {c.lr:g}, {c.optim.schedule}"
+    return [
+        f"{c.scheme}: {parameters:,} parameters ({c.preset}), {c.runtime.dtype} on {device.type}",
+        f"{c.steps:,} steps of {tokens:,} tokens, {c.steps * tokens / parameters:.3g} per parameter; {rate}; {c.data}",
+    ]
+
+
+def loss_text(row: dict[str, Any]) -> str:
+    return "loss not finite" if row["loss"] is None else f"loss {row['loss']:.4f}"
+
+
+def progress_line(row: dict[str, Any], steps: int, left: float | None = None) -> str:
+    """Where a run is, in a line of 80 columns. left: seconds to its end."""
+    parts = [f"step {row['step']}/{steps}", loss_text(row), f"{row['tokens_per_second']:,.0f} tokens/s"]
     if "val_loss" in row:
         parts.insert(2, f"val {row['val_loss']:.4f}")
     if "val_accuracy" in row:
         parts.insert(3, f"accuracy {row['val_accuracy']:.1%}")
+    if left is not None and row["step"] < steps:
+        parts.append(f"{span(left)} left")
     return "  ".join(parts)
 
 
@@ -61,22 +79,3 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
-
-
-def event_writer() -> Any:
-    """TensorBoard's class of writers. GeonormError if it is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise GeonormError(
-            "TensorBoard is missing: pip install geonorm[train], or --runtime.tensorboard false"
-        ) from None
-    return SummaryWriter
-
-
-def chart(board: Any, rows: list[dict[str, Any]]) -> None:
-    """Rows of metrics as TensorBoard scalars."""
-    for row in rows:
-        for name, value in row.items():
-            if name not in ("step", "tokens") and isinstance(value, (int, float)):
-                board.add_scalar(name, value, row["step"])

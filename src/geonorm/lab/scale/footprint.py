@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ...nn.attention import rope
+from ...nn.attention import SelfAttention, rope
 from ...nn.decoder import Decoder
 from ...residual import Residual
 
@@ -138,7 +138,9 @@ def footprint(model: Decoder, batch: int, conditions: Conditions) -> list[Piece]
             schemes = [str(module.scheme) for module in block.modules() if isinstance(module, Residual)]
             keys.append(repr((schemes, [(name, tuple(p.shape)) for name, p in block.named_parameters()])))
             if keys[-1] not in pieces:
-                pieces[keys[-1]] = run_part(block, stream, {"positions": turns}, c, set(dict(block.named_parameters())))
+                cast = set(dict(block.named_parameters()))
+                values = shape_of_values(block, batch, shape.context)
+                pieces[keys[-1]] = run_part(block, stream, {"positions": turns}, c, cast, values)
         head = Head(model, ids)
         cast = {name for name, p in head.named_parameters() if p is model.head.weight and not shape.tied}
         last = run_part(head, stream, {}, c, cast)
@@ -157,19 +159,35 @@ def stand_ins(module: nn.Module, conditions: Conditions, cast: set[str]) -> dict
     return tensors
 
 
-def run_part(module: nn.Module, given: Tensor, others: dict[str, Any], conditions: Conditions, cast: set[str]) -> Piece:
-    """Forward and backward pass of a part of the model, counted."""
+def shape_of_values(block: nn.Module, batch: int, context: int) -> tuple[int, ...] | None:
+    """What a block is handed beside the stream for its values, or None."""
+    found = [m for m in block.modules() if isinstance(m, SelfAttention) and m.mix is not None]
+    return (batch, context, found[0].groups * found[0].head_dim) if found else None
+
+
+def run_part(
+    module: nn.Module,
+    given: Tensor,
+    others: dict[str, Any],
+    conditions: Conditions,
+    cast: set[str],
+    values: tuple[int, ...] | None = None,
+) -> Piece:
+    """Forward and backward pass of a part of the model, counted. values: the shape of those that it is handed."""
     tensors = stand_ins(module, conditions, cast)
     gradients = [tensor.grad for tensor in tensors.values() if tensor.grad is not None]
     with Live([given, *tensors.values(), *gradients, *(t for t in tree_leaves(others) if t is not None)]) as live:
         # the stream is made here, so that it lives as long as the pass keeps it and no longer
         entering = given.detach().requires_grad_() * 1.0 if given.is_floating_point() else given
+        if values is not None:
+            others = {**others, "values": torch.empty(values, requires_grad=True) * 1.0}
         stream = live.now
         with conditions.precision():
             out = functional_call(module, tensors, (entering,), others)
         forward = live.peak
-        end = (out * 1.0).sum()  # so that the gradient of the output is made and dropped as in the whole model
-        del out, entering
+        every = out if isinstance(out, tuple) else (out,)
+        end = sum((part * 1.0).sum() for part in every)  # their gradients are made and dropped as in the whole model
+        del out, every, entering, others
         saved = live.peak = live.now
         end.backward()
         backward = live.peak - saved

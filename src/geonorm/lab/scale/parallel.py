@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ...errors import ConfigError
-from ...nn.decoder import Decoder, draw_weight
+from ...nn.decoder import Decoder
+from ...nn.roles import draw_weight
 from ..config import Runtime
 from . import tensor
 from .world import ALONE, KEPT_GROUPS, World

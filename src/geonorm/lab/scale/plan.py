@@ -102,7 +102,9 @@ def flops_per_token(model: Decoder) -> int:
     the scores and values of causal attention, of which half are computed; twice that where a token sees all."""
     shape = model.config
     attention = shape.layers * shape.context * shape.heads * shape.head_dim * (1 if shape.causal else 2)
-    rows = ("position",) if shape.tied else ("embed", "position")  # looked up; a tied embedding multiplies as the head
+    rows = {"position", "values"} | (
+        set() if shape.tied else {"embed"}
+    )  # looked up; a tied embedding multiplies as the head
     looked_up = sum(weight.numel() for role, weight, _, _ in model.weights() if role in rows)
     return 6 * (model.matmul_parameter_count() - looked_up + attention)
 

@@ -241,3 +241,13 @@ def listen(host: str, port: int) -> int | None:
             return None
         server.listen(4096)
         return server.detach()
+
+
+def lost_peer(error: RuntimeError, world: World, step: int) -> Exception:
+    """One line for what a rank sees when another has died; any other error is itself."""
+    if world.size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+        return error
+    return GeonormError(
+        f"lost another rank after step {step}; the same command goes on from the last checkpoint, "
+        "and torchrun --max-restarts N does so by itself"
+    )

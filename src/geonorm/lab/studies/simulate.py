@@ -1,14 +1,13 @@
 """The directory of a simulation: what may be written where, and all of it at once, when the simulation ends.
 
 DIR/config.yaml  environment.json  trace.jsonl  summary.json  theory.json  particles.json  report.html  figures/
+and trajectories.safetensors where --keep asks for it.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -37,7 +36,8 @@ def check_directory(out: Path, settings: Mapping[str, Any]) -> None:
         return
     if not (out / "config.yaml").exists():
         raise CheckpointError(f"{out} is not empty and holds no simulation; choose another --out")
-    if differs := first_difference(stored_settings(out), dict(settings), but=VOLATILE):
+    asked = {key: value for key, value in settings.items() if value != []}  # nothing kept: what older folders say
+    if differs := first_difference(stored_settings(out), asked, but=VOLATILE):
         raise CheckpointError(f"{out} holds a simulation with {differs}; choose another --out")
 
 
@@ -62,16 +62,29 @@ def read_interrupted(out: Path, environment: Mapping[str, Any]) -> dict[str, Any
     summary, before = read_object(out / "summary.json"), read_object(out / "environment.json")
     if summary.get("status") != "interrupted" or any(before.get(key) != environment[key] for key in SAME):
         return None
+    from ...dynamics.trajectories import load_trajectories
+
     sides = {name: read_object(out / f"{name}.json") for name in ("theory", "particles")}
-    return {"summary": summary, "trace": list(read_rows(out / "trace.jsonl")), **sides}
+    kept = load_trajectories(out)
+    return {"summary": summary, "trace": list(read_rows(out / "trace.jsonl")), **sides, "trajectories": kept}
 
 
-def save(out: Path, settings: Mapping[str, Any], environment: Mapping[str, Any], files: Mapping[str, Any]) -> None:
+def save(
+    out: Path,
+    settings: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    files: Mapping[str, Any],
+    trajectories: Mapping[str, Any] | None = None,
+) -> None:
     """Writes a simulation, finished or interrupted; files: contents of NAME.json, or a list of rows for
-    NAME.jsonl. Each file is replaced whole, summary.json last."""
+    NAME.jsonl; trajectories: tensors, if any were kept. Each file is replaced whole, summary.json last."""
     import yaml
 
+    from ...dynamics.trajectories import save_trajectories
+
     with lock_folder(out):
+        if trajectories:
+            save_trajectories(out, trajectories)
         write_atomic(out / "config.yaml", yaml.safe_dump(dict(settings), sort_keys=False))
         write_json(out / "environment.json", environment)
         for name, content in sorted(files.items(), key=lambda item: item[0] == "summary.json"):
@@ -79,28 +92,3 @@ def save(out: Path, settings: Mapping[str, Any], environment: Mapping[str, Any],
                 write_atomic(out / name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in content))
             else:
                 write_json(out / name, content)
-
-
-@contextmanager
-def show_progress(live: bool) -> Iterator[Callable[[str, float], None]]:
-    """A bar per scheme on stderr where someone watches; else a line per finished scheme."""
-    if not live:
-
-        def tell(scheme: str, done: float) -> None:
-            if done == 1:
-                print(f"{scheme}: done", file=sys.stderr, flush=True)
-
-        yield tell
-        return
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def show(scheme: str, done: float) -> None:
-            if scheme not in tasks:
-                tasks[scheme] = bars.add_task(scheme.replace("[", r"\["), total=1.0)
-            bars.update(tasks[scheme], completed=done)
-
-        yield show

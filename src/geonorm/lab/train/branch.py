@@ -1,24 +1,32 @@
-"""Several lengths from one run: under wsd all lengths share a trunk, and differ only in where they cool down.
+"""Several lengths from one run: under wsd all lengths share a trunk, and differ only in where they cool down; under a
+constant rate the longer one begins with the shorter.
 
 A run with `branch` begins in a checkpoint of a run of another length, made before either of the two cools down. Until
 there the two are one run (the rate of every step is compared), so that it ends bit for bit as if it had been trained
-from its first step.
+from its first step. A run that is extended (more --steps, the same folder) goes back to such a checkpoint of its own.
 """
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import ConfigError
+from ...errors import CheckpointError, ConfigError
 from ...settings import to_dict
 from ..config import TrainConfig
 from ..resolve import resolve
+from ..runs.loggers import TRACKED
 from ..runs.run import VOLATILE, RunFolder, first_difference, read_text, write_atomic
-from .optim import rate_share, trunk_end
+from ..scale.checkpoint import read_and_verify, saved_steps
+from ..scale.world import ALONE
+from .optim import rate_share, trunk_end, warmup_end
 
 APART = (*VOLATILE, "steps", "phase", "evaluation.every", "evaluation.whole", "checkpoint.every")
 """What a run and its branch may say differently."""
+LONGER = (*VOLATILE, "steps", "optim.warmup", "optim.warmup_steps", "evaluation.every", "evaluation.whole",
+          "checkpoint.every")  # fmt: skip
+"""What may be said anew when a run is extended, if no rate before that was another."""
 
 
 def shared_steps(config: TrainConfig, other: TrainConfig) -> int:
@@ -36,8 +44,12 @@ def shared_steps(config: TrainConfig, other: TrainConfig) -> int:
                 f"cannot branch from {config.branch}: another learning rate at step {step}; give both the same "
                 "--optim.warmup-steps"
             )
-    averaged = max(1, round(config.evaluation.average * config.steps)) if config.evaluation.average else 0
-    return min(last, config.steps - averaged)
+    return min(last, averaging_start(config))
+
+
+def averaging_start(config: TrainConfig) -> int:
+    """The step after which weights are averaged."""
+    return config.steps - (max(1, round(config.evaluation.average * config.steps)) if config.evaluation.average else 0)
 
 
 @dataclass(frozen=True)
@@ -60,3 +72,68 @@ def find_trunk(config: TrainConfig) -> Trunk | None:
         return None
     folder = RunFolder(Path(config.branch))
     return Trunk(folder, shared_steps(config, folder.config()))
+
+
+@dataclass(frozen=True)
+class Extension:
+    """A run whose folder holds it with fewer steps."""
+
+    config: TrainConfig
+    last: int
+    """The last step up to which both are one run."""
+
+    def begin(self, run: RunFolder) -> None:
+        """Drops what the shorter run did after that, with its summary, and makes it the longer one. Whatever moment
+        this is cut short at, the folder holds a run, the shorter or the longer, that goes on from a checkpoint of
+        both."""
+        import yaml
+
+        steps = saved_steps(run.checkpoints)
+        usable = [step for step in steps if step <= self.last]
+        for step in reversed(usable):
+            try:
+                read_and_verify(run.checkpoints / f"step-{step}", ALONE, everything=True)
+                break
+            except CheckpointError:
+                if step == usable[0]:
+                    raise
+        for step in set(steps) - set(usable):
+            shutil.rmtree(run.checkpoints / f"step-{step}")
+        for name in ("summary.json", TRACKED):
+            (run.path / name).unlink(missing_ok=True)
+        write_atomic(run.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
+
+
+def find_extension(config: TrainConfig) -> Extension | None:
+    """None where config.out does not hold this run with fewer steps. CheckpointError, before anything is written, where
+    more steps would have made another run of it, or nothing is left of it to go on from."""
+    folder = RunFolder(Path(config.out))
+    if config.resume == "never" or not (folder.path / "config.yaml").exists():
+        return None
+    stored = folder.config()
+    if config.steps <= stored.steps:
+        return None
+    folder.check_same(config, but=LONGER)
+    before, after = resolve(stored).config, resolve(config).config
+    where = f"{folder.path} holds a run with steps {stored.steps}, not {config.steps}"
+    if (folder.summary() or {}).get("status") == "diverged":
+        raise CheckpointError(f"{where}, that diverged and with more would again; choose another --out")
+    if after.optim.schedule == "cosine":
+        raise CheckpointError(
+            f"{where}: under a cosine every rate after warm-up would have been another; choose another --out (wsd and "
+            "constant can be extended)"
+        )
+    wsd = after.optim.schedule == "wsd"
+    shared = trunk_end(before.optim, stored.steps) if wsd else stored.steps
+    steps = range(1, shared + 1)
+    if any(rate_share(before.optim, n, stored.steps) != rate_share(after.optim, n, config.steps) for n in steps):
+        warmup = warmup_end(before.optim, stored.steps)
+        raise CheckpointError(f"{where}, with {warmup} of warm-up: add --optim.warmup-steps {warmup} to extend it")
+    last = min(shared, averaging_start(after))
+    kept = saved_steps(folder.checkpoints)
+    if kept and min(kept) > last:
+        raise CheckpointError(
+            f"{where}, and none of its checkpoints is of the first {last}, which more steps would share; choose "
+            "another --out"
+        )
+    return Extension(config, last)

@@ -8,8 +8,8 @@ signals) they agree on in the step, so that all of them take the same way throug
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -19,24 +19,27 @@ import torch
 from torch import Tensor
 
 from ...devices import pick_device
-from ...errors import CheckpointError, GeonormError
+from ...errors import CheckpointError
 from ...nn.decoder import Decoder
 from ...ops.available import read_backend
 from ...output import launched
+from ...progress import Pace, Unwatched
 from ...schemes import advance
+from ...settings import to_dict
 from ..config import TrainConfig
 from ..data.batches import Batches
 from ..resolve import Resolved, resolve
 from ..runs import environment
+from ..runs.loggers import FINISHED, Logger, Loggers, Start, find_loggers, tracked_id
 from ..runs.provenance import Provenance
-from ..runs.run import RunFolder, finite_or_none
-from ..runs.summary import chart, event_writer, progress_line, summarise
+from ..runs.run import VOLATILE, RunFolder, finite_or_none
+from ..runs.summary import describe, loss_text, progress_line, summarise
 from ..scale import checkpoint, parallel
-from ..scale.world import ALONE, World, join_world, own_device
+from ..scale.world import ALONE, World, join_world, lost_peer, own_device
 from ..tasks.examination import Examination
 from . import optim, trace
 from .averaging import Average
-from .branch import find_trunk
+from .branch import LONGER, find_extension, find_trunk
 from .diagnose import diagnose
 from .guard import Diverged, Judge, Trouble
 from .matrices import HeldNorms, Turning
@@ -53,8 +56,11 @@ class Interrupted(Exception):
     """Ctrl-C or a termination signal; everything is saved."""
 
 
-def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
-    """Runs or resumes one run in config.out and returns its summary; under torchrun, this rank's part of it.
+def train(
+    config: TrainConfig, say: Say = print, loggers: Sequence[Logger] = (), shown: Unwatched | None = None
+) -> dict[str, Any]:
+    """Runs, resumes or extends one run in config.out and returns its summary; under torchrun, this rank's part of it.
+    `loggers` get its numbers besides those of --log.to, `shown` how far it is, both on the first rank.
 
     Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
     kept) and Interrupted after a signal (all saved): on every rank alike."""
@@ -67,10 +73,12 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
         setup = resolve(config, world)
         loop = Loop(setup, world.in_turn(lambda: load_text(config, world)), device, say, world)
         provenance = Provenance.of(config, loop.text.tokens, loop.text.tokenizer, [config.scheme])
-        silent = RunFolder(Path(config.out), writes=False)
-        run = world.together(lambda: opened.enter_context(RunFolder.open(config)) if world.first else silent)
+        silent, longer = RunFolder(Path(config.out), writes=False), world.together(lambda: find_extension(config))
+        but = LONGER if longer else VOLATILE
+        run = world.together(lambda: opened.enter_context(RunFolder.open(config, but)) if world.first else silent)
         world.together(lambda: provenance.check(run.path))
         world.together(lambda: provenance.check(loop.trunk.folder.path) if loop.trunk else None)
+        world.together(lambda: longer.begin(run) if longer and world.first else None)
         ended = world.share(run.summary() or {"status": "new"})
         if ended["status"] == "finished":
             say(f"{run.path} is already finished")
@@ -80,7 +88,7 @@ def train(config: TrainConfig, say: Say = print) -> dict[str, Any]:
                 f"{run.path} has diverged and would again: {ended.get('diagnosis')}; choose another --out for it"
             )
         try:
-            return loop.run(run, provenance, stopped)
+            return loop.run(run, provenance, stopped, loggers, shown or Unwatched(tell=False))
         except RuntimeError as error:
             raise lost_peer(error, world, loop.step) from error
 
@@ -108,7 +116,7 @@ class Loop:
         self.held = HeldNorms(self.model, c.optim.hold_norms)
         self.examination = Examination(c, self.model, text.tokenizer) if c.evaluation.tasks else None
         self.judge = Judge(c.guard)
-        self.writer = event_writer() if c.runtime.tensorboard and world.first else None
+        self.loggers, self.found = Loggers(), find_loggers(c) if world.first else {}
         self.evaluate_every = c.evaluation.every or max(1, c.steps // 3)
         self.save_every = c.checkpoint.every or max(1, c.steps // 5)
         # a GPU is asked for its losses seldom, because asking waits for it
@@ -121,9 +129,13 @@ class Loop:
         self.pending: list[dict[str, Any]] = []  # rows since the losses were last read
         self.dog = world.dog
 
-    def run(self, run: RunFolder, provenance: Provenance, stopped: list[float]) -> dict[str, Any]:
+    def run(
+        self, run: RunFolder, provenance: Provenance, stopped: list[float], more: Sequence[Logger], shown: Unwatched
+    ) -> dict[str, Any]:
         """From the newest checkpoint to the end; `stopped` takes the times of signals to stop."""
         c = self.config
+        for line in describe(c, self.setup.shape, self.model.parameter_count(), self.device):
+            self.say(line)
         if departures := self.setup.departures:
             self.say(f"own recipe of {c.scheme}: {', '.join(f'{key} {value:g}' for key, value in departures.items())}")
         self.dog.at(0, "reading the checkpoint")
@@ -136,24 +148,34 @@ class Loop:
             self.say(changed)
         if run.writes and not (run.path / "tokenizer.json").exists():
             self.text.tokenizer.save(run.path / "tokenizer.json")
-        board = self.writer(str(run.path / "tensorboard"), purge_step=self.step + 1) if self.writer else None
-        trunk = optim.trunk_end(c.optim, c.steps) if c.checkpoint.trunk else None
+        keeps = c.optim.schedule == "wsd" if c.checkpoint.trunk is None else c.checkpoint.trunk
+        trunk = optim.trunk_end(c.optim, c.steps) if keeps else None
+        self.world.together(lambda: self.open_loggers(run, more))
         self.saver = checkpoint.Saver(run.checkpoints, c.checkpoint.keep, c.checkpoint.best, self.world, trunk)
         with (
             stop_signals(launched(), stopped),
             closing(self.saver),
-            closing(board) if board else nullcontext(),
+            closing(self.loggers),
         ):
             try:
-                self.loop(run, board, stopped)
+                self.loop(run, shown, stopped)
             except Diverged as diagnosis:
                 run.append(run.metrics, self.read_pending())
                 self.finish(run, "diverged", diagnosis=str(diagnosis))
                 raise
+            self.loggers.status = FINISHED
         return self.finish(run, "finished")
 
-    def loop(self, run: RunFolder, board: Any, stopped: list[float]) -> None:
+    def open_loggers(self, run: RunFolder, more: Sequence[Logger]) -> None:
+        """On the first rank: they are told all settings, the model's with what the preset says."""
         c = self.config
+        if self.world.first:
+            settings = {**to_dict(c), "model": to_dict(self.setup.shape), "parameters": self.model.parameter_count()}
+            name = tracked_id(run) if c.log.to else ""
+            self.loggers.start(self.found, more, Start(run.path, settings, self.step, c.log.project, name), self.say)
+
+    def loop(self, run: RunFolder, shown: Unwatched, stopped: list[float]) -> None:
+        c, pace = self.config, Pace(self.step)
         told = started = saved = time.monotonic()
         if self.step == 0 and "rewind" in (c.guard.nan, c.guard.spike):
             self.save(run, {})
@@ -185,10 +207,11 @@ class Loop:
                 self.recover(run, trouble)
                 started = time.monotonic()
                 continue
-            if board:
-                chart(board, rows)
-            if evaluating or time.monotonic() - told > 15:
-                self.say(progress_line(rows[-1], c.steps))
+            self.loggers.log(rows)
+            left, phase = pace.left(step, c.steps), optim.name_phase(c.optim, step, c.steps)
+            shown.show(run.path.name, step / c.steps, f"{step}/{c.steps} {phase} {loss_text(rows[-1])}", left)
+            if evaluating or (time.monotonic() - told > 15 and not shown.watched):
+                self.say(progress_line(rows[-1], c.steps, left))
                 told = time.monotonic()
             loss = loss_on_part(rows[-1], inf)
             better = loss < self.best
@@ -349,7 +372,7 @@ class Loop:
 
     def finish(self, run: RunFolder, status: str, **more: Any) -> dict[str, Any]:
         """Writes summary.json and returns its content."""
-        c = self.config
+        c, self.loggers.status = self.config, status
         about = {
             "status": status,
             "scheme": c.scheme,
@@ -363,6 +386,7 @@ class Loop:
             "parallel": self.spread.kind,
             "tensor_size": self.world.tensor,
             "phase": c.phase,
+            **({"cell": c.cell} if c.cell else {}),
             "own_recipe": self.setup.departures,
             "paper_recipe": self.setup.scheme.recipe(),
             "events": self.judge.events,
@@ -370,13 +394,3 @@ class Loop:
             **more,
         }
         return self.world.share(summarise(run, about, self.device))
-
-
-def lost_peer(error: RuntimeError, world: World, step: int) -> Exception:
-    """One line for what a rank sees when another has died; any other error is itself."""
-    if world.size == 1 or not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
-        return error
-    return GeonormError(
-        f"lost another rank after step {step}; the same command goes on from the last checkpoint, "
-        "and torchrun --max-restarts N does so by itself"
-    )

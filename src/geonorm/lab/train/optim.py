@@ -44,7 +44,7 @@ def build_optimizers(model: Decoder, config: Optim, lr: float) -> list[torch.opt
 
 def rate_share(config: Optim, step: int, steps: int) -> float:
     """Learning rate of step 1..steps as a share of the highest."""
-    warmup = round(config.warmup * steps) if config.warmup_steps is None else config.warmup_steps
+    warmup = warmup_end(config, steps)
     if step <= warmup:
         return step / max(1, warmup)
     if config.schedule == "cosine":
@@ -53,6 +53,18 @@ def rate_share(config: Optim, step: int, steps: int) -> float:
     if config.schedule == "wsd":
         return max(config.floor, min(1.0, (steps - step) / (steps - trunk_end(config, steps))))
     return 1.0
+
+
+def warmup_end(config: Optim, steps: int) -> int:
+    """The last step of warm-up."""
+    return round(config.warmup * steps) if config.warmup_steps is None else config.warmup_steps
+
+
+def name_phase(config: Optim, step: int, steps: int) -> str:
+    """What the rate does at a step, in a word."""
+    if step <= warmup_end(config, steps):
+        return "warm-up"
+    return "cool-down" if config.schedule == "wsd" and step > trunk_end(config, steps) else "training"
 
 
 def trunk_end(config: Optim, steps: int) -> int:

@@ -1,0 +1,123 @@
+"""A grid: a comparison for each combination of values of some settings, all in one folder, with one table and curves.
+
+    --grid model.width=64,128 optim.weight_decay=0,0.1 "scheme.alpha=0.5,1,2"
+
+`scheme.FIELD` is a field of every scheme that is compared, any other name a setting of the runs. A cell of the grid is
+the comparison with one value of each; its own settings say so (`grid`, one value each), and so do those of its runs
+(`cell`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, replace
+from itertools import product
+from typing import Any
+
+from ...errors import ConfigError, unknown
+from ...schemes import parse
+from ...schemes.grammar import set_field
+from ...settings import convert, flag, from_dict, options, to_dict
+from ..config import CompareConfig, Recipe, TrainConfig
+from ..runs.run import VOLATILE
+
+OWN = "scheme."
+"""What settings begin with that are fields of the schemes."""
+FIXED = ("data", "objective", "tokens.tokenizer", "tokens.cache", "model.vocab_size")
+"""What all runs of a comparison have in common: the text, and what is learned of it."""
+
+
+def make_cells(config: CompareConfig) -> list[CompareConfig]:
+    """The comparisons that a grid is made of, schemes as they write themselves; without a grid the comparison alone.
+    ConfigError, in one line, for what is no setting, has no such field, or makes more runs than --max-runs."""
+    axes = {name: values for name, _, values in (text.partition("=") for text in config.grid)}
+    if len(axes) < len(config.grid):
+        raise ConfigError("--grid names a setting twice; its values stand together, with commas between")
+    values = {name: read_values(name, text) for name, text in axes.items()}
+    cells = [make_cell(config, dict(zip(values, chosen, strict=True))) for chosen in product(*values.values())]
+    runs = sum(len(cell.schemes) * count_runs(config) for cell in cells)
+    if config.grid and runs > config.max_runs:
+        raise ConfigError(
+            f"--grid makes {runs} runs, more than --max-runs {config.max_runs}: name fewer values, or more runs"
+        )
+    return cells
+
+
+def count_runs(config: CompareConfig) -> int:
+    """Runs of a scheme in a cell, those that --tune may add left out."""
+    return config.seeds + (len(config.lrs) if len(config.lrs) > 1 else 0)
+
+
+def describe_grid(config: CompareConfig, cells: Sequence[CompareConfig]) -> str:
+    """What a grid comes to, in a line."""
+    runs = sum(len(cell.schemes) * count_runs(config) for cell in cells)
+    more = " and those that --tune adds" if config.tune else ""
+    return f"grid: {len(cells)} cells x {len(config.schemes)} schemes, {runs} runs{more} (--max-runs {config.max_runs})"
+
+
+def read_values(name: str, text: str) -> list[str]:
+    """The values of a setting as they were typed."""
+    known = options(Recipe)
+    if name not in known and not name.startswith(OWN):
+        listed = [*known, f"{OWN}FIELD"]
+        raise ConfigError(unknown("setting of --grid", name, listed).split(" (valid:")[0] + " (see --help-all)")
+    if name in FIXED:
+        raise ConfigError(f"--grid cannot change {name}: runs of a comparison learn one text, in the same tokens")
+    if name in VOLATILE or name.startswith(("log.", "checkpoint.")):
+        raise ConfigError(f"--grid over {name} compares a run with itself: it changes no number")
+    found = [value.strip() for value in text.split(",")] if text else []
+    if not all(found) or not found:
+        raise ConfigError(f"--grid {name} needs values with commas between: {name}=1,2")
+    meant = (
+        found if name.startswith(OWN) else [convert(flag(name), value, known[name].hint, typed=True) for value in found]
+    )
+    if len({str(value) for value in meant}) < len(meant):
+        raise ConfigError(f"--grid {name} has a value twice")
+    return found
+
+
+def make_cell(config: CompareConfig, chosen: Mapping[str, str]) -> CompareConfig:
+    """The comparison at one value of each setting."""
+    tree, schemes = to_dict(config), [parse(scheme) for scheme in config.schemes]
+    for name, text in chosen.items():
+        if name.startswith(OWN):
+            schemes = [set_field(scheme, name.removeprefix(OWN), text) for scheme in schemes]
+            continue
+        *groups, leaf = name.split(".")
+        place = tree
+        for group in groups:
+            place = place[group]
+        place[leaf] = convert(flag(name), text, options(Recipe)[name].hint, typed=True)
+    cell = [f"{name}={text}" for name, text in chosen.items()]
+    names = [str(scheme) for scheme in schemes]
+    if cell and len(set(names)) < len(names):
+        raise ConfigError(f"two --schemes are the same with {', '.join(cell)}")
+    made: CompareConfig = from_dict(CompareConfig, {**tree, "schemes": names, "grid": cell})
+    return made
+
+
+def check_same_axes(before: Sequence[str], now: Sequence[str]) -> str | None:
+    """What differs, in words, where a folder's grid is over other settings than the one asked for."""
+    old, new = ([text.partition("=")[0] for text in each] for each in (before, now))
+    if sorted(old) == sorted(new):
+        return None
+    return f"{f'a grid over {chr(32).join(old)}' if old else 'no grid'}, not {' '.join(new) or 'without'}"
+
+
+def check_one_text(samples: Sequence[TrainConfig]) -> None:
+    """ConfigError where cells would have tokenizers of different size (a preset says so, too)."""
+    sizes = {sample.decoder(sample.scheme).vocab_size for sample in samples}
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"--grid makes vocabularies of {' and '.join(map(str, sorted(sizes)))} tokens: give --model.vocab_size"
+        )
+
+
+def curve_of(scheme: str, cell: Sequence[str]) -> str:
+    """The scheme without the fields that its cell sets: what one curve is of."""
+    own = [text.partition("=")[0].removeprefix(OWN) for text in cell if text.startswith(OWN)]
+    if not own:
+        return scheme
+    found = parse(scheme)
+    defaults: dict[str, Any] = {f.name: f.default for f in fields(found) if f.name in own and f.default is not MISSING}
+    return str(replace(found, **defaults))

@@ -1,0 +1,133 @@
+"""A recorded function is the function, with fewer operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from geonorm import sphere
+from geonorm.dynamics import Attention, Flow, compiled, uniform
+from geonorm.dynamics.rates import motion
+from geonorm.dynamics.recorded import Unrecordable, record
+from geonorm.schemes import Scheme, Site
+
+F64 = torch.float64
+X = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, -2.0]], dtype=F64)
+Y = torch.tensor([[1.0, 0.5], [2.0, 0.0], [0.0, 0.0]], dtype=F64)
+
+
+def slope(write: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, u: Tensor) -> Tensor:
+    """d/dh of write(x, u, h) at 0."""
+    with torch.enable_grad():
+        h = torch.zeros((), dtype=x.dtype, requires_grad=True)
+        after = write(x, u, h)
+        cotangent = torch.zeros_like(after, requires_grad=True)
+        (backward,) = torch.autograd.grad(after, h, cotangent, create_graph=True)
+    return torch.autograd.grad(backward, cotangent)[0]
+
+
+FUNCTIONS: list[tuple[Callable[[Tensor, Tensor], Sequence[Tensor]], int]] = [
+    (lambda x, y: [x + 0.0 * torch.zeros_like(y), x * torch.ones_like(y), x], 0),  # nothing is done
+    (lambda x, y: [sphere.radius(x), sphere.safe_divide(sphere.radius(x), sphere.radius(y))], 9),
+    (lambda x, y: [x * y + x * y, (x * y).sum()], 3),  # what was done is not done again
+    (lambda x, y: [torch.cat((x[..., :1], y), -1)[..., 1:2] * 2.0], 4),
+    (lambda x, y: [torch.where(torch.zeros_like(x) < 1, y, x), torch.zeros_like(x) + 2], 0),
+    (lambda x, y: [slope(lambda x, u, h: x + h * u, x, y)], 0),
+    (lambda x, y: [slope(lambda x, u, h: torch.cos(h * u) * x + torch.sin(h * u) * u, x, y)], 4),
+    (lambda x, y: [a * b for a, b in zip(x.unbind(-1), y.unbind(-1), strict=True)], 8),
+]
+
+
+@pytest.mark.parametrize(("function", "most"), FUNCTIONS)
+def test_values_on_other_inputs(function: Any, most: int) -> None:
+    graph = record(function, X, Y)
+    for x, y in ((X, Y), (Y, X), (X * 1e-160, Y), (X.flip(0), torch.full_like(Y, float("nan")))):
+        for found, wanted in zip(graph(x, y), function(x, y), strict=True):
+            assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0)) and found.dtype == wanted.dtype
+    assert sum(node.op == "call_function" for node in graph.graph.nodes) <= most
+
+
+OUTSIDE = torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: [x if x.sum() > 0 else -x],
+        lambda x: [x.clone().add_(1)],
+        lambda x: [x * float(x.sum())],
+        lambda x: [x * OUTSIDE],
+    ],
+)
+def test_what_no_list_of_operations_says_is_refused(function: Any) -> None:
+    with pytest.raises(Unrecordable):
+        record(function, X)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+    monkeypatch.setattr(compiled, "GRAPHS", {})
+    monkeypatch.setattr(compiled, "ASKED", {})
+    return compiled.GRAPHS
+
+
+@pytest.mark.parametrize("scheme", ["pre", "post", "peri", "lns", "ngpt(alpha=1)", "geonorm", "siamese"])
+def test_a_flow_records_what_it_is_asked_for_often(scheme: str, graphs: dict[Any, Any]) -> None:
+    """The same velocities as the slow twin, `rates.motion`, at all times."""
+    flow = Flow(scheme, Attention(beta=2.0), 8)
+    x = flow.start(uniform(7, 5, seeds=(1, 2)))
+    for asked in range(compiled.RECORD_AFTER + 4):
+        tau = 0.1 * asked
+        rule, site = flow.rule(tau)
+        u = flow.update(x, tau)
+        slow = motion(rule, flow.own(rule, site, 2 if rule.planar else 5, x), x, u, site)[0]
+        assert bool(graphs) == (asked >= compiled.RECORD_AFTER)
+        torch.testing.assert_close(flow.velocity(x, tau), slow, rtol=1e-13, atol=1e-15)
+    assert len(graphs) == 1
+
+
+OPERATIONS = {"pre": 32, "post": 52, "peri": 40, "sqrt": 56, "ngpt(alpha=1)": 64, "geonorm": 66, "lns": 32}
+
+
+@pytest.mark.parametrize("scheme", OPERATIONS)
+def test_few_operations_are_left(scheme: str) -> None:
+    """Some hundred were done: what few particles cost is their number."""
+    flow = Flow(scheme, Attention(), 8)
+    x = flow.start(uniform(7, 5))
+    rule, site = flow.rule(1.5)
+    graph = compiled.record_graph(rule, flow.own(rule, site, 2, x), x, flow.update(x, 1.5), site)
+    assert sum(node.op == "call_function" for node in graph.graph.nodes) <= OPERATIONS[scheme]
+
+
+@dataclass(frozen=True)
+class Choosy(Scheme):
+    """It looks at its numbers before it decides."""
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: float | Tensor = 1.0) -> Tensor:
+        return x + h * u if u.sum() > 0 else x - h * u
+
+
+@dataclass(frozen=True)
+class Stepped(Scheme):
+    """It asks Python which layer it is, where a record has one layer for all."""
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: float | Tensor = 1.0) -> Tensor:
+        return x + h * (1.0 if float(site.layer) < 3 else 2.0) * u
+
+
+@pytest.mark.parametrize("scheme", [Choosy(), Stepped()], ids=["values", "layers"])
+def test_schemes_that_cannot_be_recorded_stay_as_they_are(scheme: Scheme, graphs: dict[Any, Any]) -> None:
+    flow = Flow(scheme, Attention(), 8)
+    x = flow.start(uniform(6, 5))
+    for asked in range(compiled.RECORD_AFTER + 40):
+        tau = 0.05 * asked
+        rule, site = flow.rule(tau)
+        u = flow.update(x, tau)
+        slow = motion(rule, flow.own(rule, site, 2, x), x, u, site)[0]
+        assert torch.equal(flow.velocity(x, tau), slow)
+    assert not graphs

@@ -1,0 +1,125 @@
+"""Grids: what they are made of, what is refused before anything is written, and one from end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geonorm import report
+from geonorm.errors import ConfigError
+from geonorm.lab.compare import compare as lab
+from geonorm.lab.compare.grid import curve_of, describe_grid, make_cells
+from geonorm.lab.config import CompareConfig
+
+BUILD = report.build
+
+
+def config(*grid: str, **more: Any) -> CompareConfig:
+    return CompareConfig(**{"schemes": ["pre", "geonorm"], "grid": list(grid), "out": "runs/x", **more})
+
+
+def test_a_cell_for_each_combination() -> None:
+    cells = make_cells(config("model.width=64,128", "optim.weight_decay=0, 0.1", "scheme.alpha=0.5,2"))
+    assert len(cells) == 8
+    first, last = cells[0], cells[-1]
+    assert first.grid == ["model.width=64", "optim.weight_decay=0", "scheme.alpha=0.5"]
+    assert (last.model.width, last.optim.weight_decay) == (128, 0.1) and first.optim.weight_decay == 0.0  # type: ignore[attr-defined]
+    assert first.schemes == ["pre(alpha=0.5)", "geonorm(alpha=0.5)"] and last.schemes[1] == "geonorm(alpha=2)"
+    runs = [lab.run_config(cell, s, 5e-3, 0) for cell in cells for s in cell.schemes]
+    assert len({run.out for run in runs}) == 16 and all(run.cell for run in runs)
+    name = Path(lab.run_config(first, "pre", 5e-3, 1).out).name
+    assert name == "pre-model.width-64-optim.weight_decay-0-lr0.005-seed1"
+    assert curve_of("geonorm(alpha=0.5)", first.grid) == "geonorm" and curve_of("pre", ["model.width=64"]) == "pre"
+
+
+def test_without_a_grid_nothing_changes() -> None:
+    plain = config()
+    (cell,) = make_cells(plain)
+    assert cell == plain
+    run = lab.run_config(cell, "pre", 5e-3, 0)
+    assert run.out == "runs/x/runs/pre-lr0.005-seed0" and run.cell == []
+
+
+def test_words_and_empty_values_stand_on_a_grid_too() -> None:
+    cells = make_cells(config("optim.schedule=cosine,wsd", "optim.warmup_steps=null,3", "scheme.decay=sqrt,0.75"))
+    assert [cell.optim.warmup_steps for cell in cells[::2]] == [None, 3, None, 3]
+    assert cells[0].schemes[1] == "geonorm(decay=sqrt)" and cells[1].schemes[1] == "geonorm(decay=0.75)"
+
+
+@pytest.mark.parametrize(
+    ("grid", "more", "said"),
+    [
+        (["model.widht=1,2"], {}, "unknown setting of --grid 'model.widht': did you mean 'model.width'?"),
+        (["model.width"], {}, "--grid model.width needs values"),
+        (["model.width=64,"], {}, "needs values with commas between"),
+        (["model.width=64,x"], {}, "--model.width takes"),
+        (["model.width=0,64"], {}, "model.width must be at least 1"),
+        (["model.width=64,064"], {}, "has a value twice"),
+        (["model.width=64", "model.width=128"], {}, "names a setting twice"),
+        (["scheme.alpa=1,2"], {}, "unknown field of pre 'alpa': did you mean 'alpha'?"),
+        (["scheme.max_angle=1,2"], {}, "unknown field of pre 'max_angle'"),
+        (["scheme.alpha=-1,2"], {"schemes": ["geonorm"]}, "alpha"),
+        (["scheme.alpha=1 2"], {"schemes": ["geonorm"]}, "after the end"),
+        (["scheme.alpha=1,2"], {"schemes": ["geonorm", "geonorm(alpha=3)"]}, "two --schemes are the same"),
+        (["data=a,b"], {}, "cannot change data"),
+        (["model.vocab_size=300,400"], {}, "cannot change model.vocab_size"),
+        (["runtime.parallel=none,ddp"], {}, "changes no number"),
+        (["log.project=a,b"], {}, "changes no number"),
+        (["seed=1,2"], {}, "unknown setting of --grid 'seed'"),
+        (["model.width=64,128", "steps=10,20"], {"max_runs": 23}, "--grid makes 24 runs, more than --max-runs 23"),
+    ],
+)
+def test_what_is_refused(grid: list[str], more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_cells(config(*grid, **more))
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_what_a_grid_comes_to() -> None:
+    asked = config("model.width=64,128", lrs=[1e-3, 2e-3, 4e-3], tune=True)
+    assert describe_grid(asked, make_cells(asked)) == (
+        "grid: 2 cells x 2 schemes, 24 runs and those that --tune adds (--max-runs 200)"
+    )
+
+
+def test_presets_with_other_tokens_write_nothing(call: Any, tiny: list[str], tmp_path: Path) -> None:
+    at = tiny.index("--model.vocab_size")
+    words = [*tiny[:at], *tiny[at + 2 :]]
+    refused = call("compare", *words, "--grid", "preset=nano,125m", "--out", tmp_path / "out")
+    assert refused.status == 2 and "give --model.vocab_size" in refused.err and not (tmp_path / "out").exists()
+
+
+def test_from_end_to_end(processes: Any, call: Any, tiny: list[str], tmp_path: Path, monkeypatch: Any) -> None:
+    """Two schemes in four cells; stopped half-way and gone on with; more values; a page with a curve a scheme."""
+    monkeypatch.setattr(report, "build", BUILD)
+    out = tmp_path / "out"
+    fast = ["--steps", "3", "--evaluation.every", "3", "--seeds", "1", "--schemes", "pre", "geonorm", "--out", out]
+    grid = ["--grid", "optim.weight_decay=0,0.1", "scheme.alpha=0.5,1"]
+    processes.fail = staticmethod(lambda name: "weight_decay-0.1" in name)
+    assert call("compare", *tiny, *fast, *grid).status == 2
+    processes.fail = staticmethod(lambda name: False)
+    second = call("compare", *tiny, *fast, *grid)
+    assert second.status == 0 and "4 of 8 runs are finished already" in second.out, second
+    assert "grid: 4 cells x 2 schemes, 8 runs (--max-runs 200)" in second.out
+    results = json.loads((out / "results.json").read_text())
+    assert len(results["runs"]) == 8 and len(results["schemes"]) == 8
+    losses = {(run["scheme"], *run["cell"]): run["val_loss"] for run in results["runs"]}
+    assert len(set(losses.values())) == 8  # each setting reached its runs
+    for row in results["schemes"]:
+        own = losses[row["scheme"], *row["cell"]]
+        alpha = row["cell"][1].removeprefix("scheme.alpha=")
+        base = losses["pre(alpha=0.5)" if alpha == "0.5" else "pre", *row["cell"]]
+        assert row["val_loss_mean"] == own and row["difference"] == pytest.approx(own - base)
+        assert row["curve"] == row["scheme"].partition("(")[0] and row["n"] == 1
+    page = (out / "report.html").read_text()
+    assert "Loss against optim.weight_decay at scheme.alpha=0.5" in page and "Grid: out" in page
+    assert (out / "figures" / "grid.svg").exists() and "geonorm is lowest at optim.weight_decay=" in second.out
+    wider = call("compare", *tiny, *fast, "--grid", "optim.weight_decay=0.1", "scheme.alpha=1,2")
+    assert wider.status == 0 and "2 of 4 runs are finished already" in wider.out
+    assert len(json.loads((out / "results.json").read_text())["schemes"]) == 10
+    for words in ([], ["--grid", "optim.clip=1,2"]):
+        refused = call("compare", *tiny, *fast, *words)
+        assert refused.status == 2 and "a grid over optim.weight_decay scheme.alpha, not" in refused.err

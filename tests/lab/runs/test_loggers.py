@@ -1,0 +1,231 @@
+"""Loggers: the protocol, what they get, what happens when one is missing or fails; each tracker with its real package,
+offline, where it is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geonorm.errors import ConfigError, GeonormError
+from geonorm.lab.config import TrainConfig
+from geonorm.lab.options import Log
+from geonorm.lab.runs import loggers
+from geonorm.lab.runs.loggers import Loggers, Start
+from geonorm.lab.runs.run import read_object, read_rows
+from geonorm.lab.train.loop import train as train_run
+
+
+class Kept:
+    """A logger of one's own: nothing but the protocol."""
+
+    def __init__(self, fail: int = 0) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.ended: list[str] = []
+        self.fail = fail
+
+    def log(self, row: Mapping[str, float], step: int) -> None:
+        if step == self.fail:
+            raise ConnectionError("no route to the server\nsecond line")
+        self.rows.append((step, dict(row)))
+
+    def finish(self, status: str) -> None:
+        self.ended.append(status)
+
+
+def small(text: Path, out: Path, **settings: Any) -> TrainConfig:
+    from geonorm.settings import from_dict
+
+    shape = {"layers": 1, "width": 16, "heads": 2, "hidden": 16, "context": 16, "vocab_size": 257}
+    found: TrainConfig = from_dict(
+        TrainConfig,
+        {"model": shape, "data": str(text), "out": str(out), "tokens": {"tokenizer": "byte"}, "steps": 4,
+         "runtime": {"device": "cpu", "tensorboard": False}, "evaluation": {"tokens": 256, "trace_tokens": 0},
+         **settings},
+    )  # fmt: skip
+    return found
+
+
+def test_a_logger_gets_every_row_once_and_how_it_ended(text: Path, tmp_path: Path) -> None:
+    own = Kept()
+    train_run(small(text, tmp_path / "run"), say=lambda line: None, loggers=[own])
+    metrics = list(read_rows(tmp_path / "run" / "metrics.jsonl"))
+    assert [step for step, _ in own.rows] == [1, 2, 3, 4] and own.ended == ["finished"]
+    for (_, row), recorded in zip(own.rows, metrics, strict=True):
+        assert row == {name: value for name, value in recorded.items() if name not in ("step", "tokens")}
+        assert {"loss", "lr", "grad_norm"} <= set(row)
+    assert "val_loss" in own.rows[-1][1]
+
+
+def test_what_is_no_number_stays_away() -> None:
+    own, open_loggers = Kept(), Loggers()
+    open_loggers.start({}, [own], Start(Path(), {}, 0, "p", "id"), say=print)
+    open_loggers.log([{"step": 3, "tokens": 7, "loss": None, "lr": 0.5, "val_documents": [1], "skipped": "a spike"}])
+    assert own.rows == [(3, {"lr": 0.5})]
+
+
+def test_a_logger_that_fails_is_told_of_once_and_left(text: Path, tmp_path: Path) -> None:
+    bad, good, said = Kept(fail=2), Kept(), list[str]()
+    train_run(small(text, tmp_path / "run"), say=said.append, loggers=[bad, good])
+    assert [line for line in said if "Kept" in line] == ["Kept: no route to the server; it gets no more of this run"]
+    assert [step for step, _ in bad.rows] == [1] and bad.ended == []
+    assert len(good.rows) == 4 and good.ended == ["finished"]
+    assert len(list(read_rows(tmp_path / "run" / "metrics.jsonl"))) == 4
+
+
+@pytest.mark.parametrize(("word", "name"), [("wandb", "W&B"), ("trackio", "trackio"), ("mlflow", "MLflow")])
+def test_a_missing_package_is_one_line_and_nothing_is_written(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, loggers.TRACKERS[word][1], None)
+    refused = train(tmp_path / "run", "--steps", 2, "--log.to", word)
+    assert refused.status == 2 and refused.err.count("\n") == 1
+    assert f"{name} is missing: pip install 'geonorm[{word}]', or leave {word} out of --log.to" in refused.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tracker_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no(library: Any, start: Start) -> Any:
+        raise RuntimeError("not logged in\nlong story")
+
+    first = Kept()
+    found = {"first": (None, lambda library, start: first), "W&B": (None, no)}
+    with pytest.raises(GeonormError, match=r"^W&B does not start: not logged in$"):
+        Loggers().start(found, [], Start(Path(), {}, 0, "p", "id"), say=print)
+    assert first.ended == ["failed"]
+
+
+def test_words_that_are_refused() -> None:
+    with pytest.raises(ConfigError, match="names a tracker twice"):
+        Log(to=["wandb", "wandb"])
+    with pytest.raises(ConfigError, match=r"log\.project is empty"):
+        Log(project=" ")
+
+
+def test_no_tracker_is_imported_unless_asked_for(text: Path, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from geonorm.cli.main import main
+main(["train", "--data", {str(text)!r}, "--tokens.tokenizer", "byte", "--steps", "1",
+      "--out", {str(tmp_path / "run")!r}, "--model.layers", "1", "--model.width", "16", "--model.heads", "2",
+      "--model.hidden", "16", "--model.context", "16", "--model.vocab_size", "257",
+      "--evaluation.tokens", "64", "--evaluation.trace_tokens", "0"])
+print(sorted({{"wandb", "trackio", "mlflow"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout
+    assert "\r" not in done.stdout + done.stderr and not (tmp_path / "run" / loggers.TRACKED).exists()
+
+
+def tracked(text: Path, out: Path, word: str, **variables: str) -> str:
+    """A run of 3 steps and its extension to 6, each in a process of its own, as users have them; the id of the run."""
+    pytest.importorskip(loggers.TRACKERS[word][1], reason=f"{word} is not installed: pip install 'geonorm[{word}]'")
+    command = [
+        sys.executable, "-m", "geonorm", "train", "--data", str(text), "--tokens.tokenizer", "byte", "--out", str(out),
+        "--model.layers", "1", "--model.width", "16", "--model.heads", "2", "--model.hidden", "16", "--model.context",
+        "16", "--model.vocab_size", "257", "--evaluation.tokens", "64", "--evaluation.trace_tokens", "0",
+        "--runtime.tensorboard", "false", "--runtime.device", "cpu", "--log.to", word, "--log.project", "ours",
+        "--optim.schedule", "constant", "--steps", "4", "--evaluation.every", "2",
+    ]  # fmt: skip
+    stop = """
+import sys
+from geonorm.cli.main import main
+from geonorm.lab.train.loop import Loop
+update = Loop.update
+def crash(loop, *arguments):
+    if loop.step == 3:
+        raise SystemExit(7)
+    return update(loop, *arguments)
+Loop.update = crash
+main(sys.argv[1:])
+"""
+    environment = {**os.environ, **variables}
+    first = subprocess.run(
+        [sys.executable, "-c", stop, *command[3:], "--checkpoint.every", "2"],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert "sys.exit 7" in first.stderr or first.returncode == 7, first
+    name = read_object(out / loggers.TRACKED)["id"]
+    second = subprocess.run(
+        [*command, "--checkpoint.every", "2"], capture_output=True, text=True, env=environment, check=False
+    )
+    assert second.returncode == 0 and "at step 2 of 4" in second.stdout, second
+    assert read_object(out / loggers.TRACKED)["id"] == name
+    return str(name)
+
+
+def test_mlflow(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    store = tmp_path / "mlruns"
+    out = tmp_path / "runs" / "one"
+    name = tracked(text, out, "mlflow", MLFLOW_TRACKING_URI=store.as_uri())
+    import mlflow
+
+    client = mlflow.MlflowClient(store.as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("ours").experiment_id])
+    assert run.info.run_name == "one" and run.info.status == "FINISHED"
+    assert run.data.tags["geonorm"] == name and run.data.tags["group"] == tmp_path.name
+    assert run.data.params["model.width"] == "16" and run.data.params["scheme"] == "geonorm"
+    losses = {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, "loss")}
+    assert losses == {row["step"]: row["loss"] for row in read_rows(out / "metrics.jsonl")}
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "val_loss")] == [2, 4]
+
+
+def test_trackio(text: Path, tmp_path: Path) -> None:
+    out, folder = tmp_path / "one", tmp_path / "trackio"
+    name = tracked(text, out, "trackio", TRACKIO_DIR=str(folder))
+    with sqlite3.connect(folder / "ours.db") as base:
+        found = base.execute("select run_name, step, metrics from metrics order by step").fetchall()
+        configs = base.execute("select run_name, config from configs").fetchall()
+    assert {run for run, *_ in found} == {f"one-{name}"}
+    losses = {step: json.loads(metrics)["loss"] for _, step, metrics in found}
+    assert losses == {row["step"]: row["loss"] for row in read_rows(out / "metrics.jsonl")}
+    assert any(json.loads(config)["model"]["width"] == 16 for _, config in configs)
+
+
+def records(content: bytes) -> Iterator[bytes]:
+    """What a file in the format of LevelDB's log holds, behind W&B's own header of 7 bytes."""
+    place, part = 7, b""
+    while place + 7 <= len(content):
+        if 32768 - place % 32768 < 7:  # the rest of a block
+            place += 32768 - place % 32768
+            continue
+        _, size, kind = struct.unpack("<IHB", content[place : place + 7])
+        part += content[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # the whole of a record, or its last part
+            yield part
+            part = b""
+
+
+def test_wandb(text: Path, tmp_path: Path) -> None:
+    """Offline it writes a file for each process; both are of one run, which W&B joins when they are synced."""
+    out = tmp_path / "one"
+    name = tracked(text, out, "wandb", WANDB_MODE="offline", WANDB_SILENT="true")
+    from wandb.proto import wandb_internal_pb2
+
+    losses: dict[int, float] = {}
+    widths = set()
+    files = sorted((out / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(files) == 2 and all(file.name == f"run-{name}.wandb" for file in files)
+    for file in files:
+        for data in records(file.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            row = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
+            if "loss" in row:
+                losses.setdefault(int(json.loads(row["_step"])), json.loads(row["loss"]))
+            for item in record.run.config.update:
+                if item.key == "model":
+                    widths.add(json.loads(item.value_json)["width"])
+    assert losses == {row["step"]: row["loss"] for row in read_rows(out / "metrics.jsonl")} and widths == {16}

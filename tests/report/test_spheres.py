@@ -1,0 +1,87 @@
+"""The spheres of a simulation's page: their frames are the particles, and the page needs nothing but itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import geonorm
+from geonorm import report
+from geonorm.dynamics.pictures import FRAMES, pack
+from geonorm.report.spheres import SCALE, unpack
+
+SETTINGS: dict[str, Any] = {"schemes": ["pre", "post"], "tokens": 6, "time": 200.0, "points": 30, "seeds": 1}
+
+
+def page_of(found: Any, folder: Path) -> str:
+    with found.folder() as place:
+        return report.build(place, folder / "page.html").read_text(encoding="utf-8")
+
+
+def frames_of(page: str) -> list[list[Any]]:
+    return [json.loads(unescape(text)) for text in re.findall(r'data-frames="([^"]*)"', page)]
+
+
+@pytest.fixture(scope="module")
+def found() -> Any:
+    return geonorm.simulate(**SETTINGS, dim=8)
+
+
+def test_a_slider_through_frames_of_every_scheme(found: Any, tmp_path: Path) -> None:
+    page = page_of(found, tmp_path)
+    (times,) = (json.loads(unescape(text)) for text in re.findall(r'data-times="([^"]*)"', page))
+    pre, post = frames_of(page)
+    assert len(times) == len(pre) == FRAMES and times[0] == 1 and times[-1] == pytest.approx(201)
+    assert all(b > a for a, b in pairwise(times))
+    assert pre[0] == post[0] and pre[-1][0] > 0.9 and pre[0][0] < 0.1
+    assert len(post) < FRAMES and post[-1][0] == 1.0  # nothing is left to see
+    for frame in (pre[0], pre[11], post[-1]):
+        points = torch.tensor(unpack(frame[1]))
+        assert points.shape == (80, 3)
+        torch.testing.assert_close(points.norm(dim=-1), torch.ones(80), atol=3 / SCALE, rtol=0)
+        mean = points.double().mean(0).square().sum().item()
+        assert (80 * mean - 1) / 79 == pytest.approx(frame[0], abs=1e-4)
+    assert '<input type="range" min="0" max="23"' in page and page.count('class="globes"') == 1
+
+
+def test_the_page_needs_no_network_and_stays_small(found: Any, tmp_path: Path) -> None:
+    page = page_of(found, tmp_path)
+    assert "://" not in page.replace("http://www.w3.org", "") and len(page) < 250_000
+    assert page.count("default-src 'none'") == 1
+    shown = page[page.index('class="spheres"') :]
+    assert "n = 80 tokens · d = 3" in shown and "T = 200" in shown
+    assert "#0072b2" not in shown[: shown.index("</section>")].lower()  # colours follow the theme
+
+
+def test_what_is_no_sphere_of_its_own_is_the_simulation_itself(tmp_path: Path) -> None:
+    """Random weights, MLPs and positions: the first seed, projected, at the measurements nearest to the frames."""
+    found = geonorm.simulate(**{**SETTINGS, "schemes": ["pre"], "time": 12.0}, dim=8, mlp="gelu", init="uniform")
+    (frames,) = frames_of(page_of(found, tmp_path))
+    shown = found.particles["frames"]["pre"]
+    by_time = {row["time"]: row["cos_pair"] for row in found.trace}
+    assert 16 < len(frames) <= FRAMES and len(unpack(frames[0][1])) == 6
+    for frame in shown:
+        assert frame["cos"] == pytest.approx(by_time[frame["time"]], abs=1e-6)
+    assert max(abs(c) for _, text in frames for point in unpack(text) for c in point) <= 1
+
+
+def test_an_older_folder_has_its_pictures(found: Any, tmp_path: Path) -> None:
+    with found.folder() as place:
+        old = json.loads((place / "particles.json").read_text())
+        del old["frames"]
+        (place / "particles.json").write_text(json.dumps(old))
+        page = report.build(place, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "data-frames" not in page and "Tokens on the sphere" in page
+
+
+def test_points_are_packed_to_five_digits() -> None:
+    points = torch.tensor([[0.1, -1.0, 0.99999], [0.0, 1.0, -0.5]], dtype=torch.float64)
+    assert [x for point in unpack(pack(points)) for x in point] == pytest.approx(points.flatten().tolist(), abs=2e-5)
+    assert unpack(pack(points[:, :2]))[1] == (0.0, 1.0, 0.0)
