@@ -1,0 +1,71 @@
+"""Plans of experiments: every run that one asks for is a command that `geonorm train` takes, and a run of it trains."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geonorm.cli.arguments import read
+from geonorm.cli.main import main
+from geonorm.lab.config import TrainCommand
+from geonorm.schemes import parse
+
+ROOT = Path(__file__).parents[1] / "experiments"
+Plan = Callable[[Mapping[str, Any]], Mapping[str, Sequence[str]]]
+
+
+def plan_of(name: str) -> Plan:
+    plan: Plan = runpy.run_path(str(ROOT / name / "runs.py"))["plan"]
+    return plan
+
+
+def test_every_run_of_016_is_a_command() -> None:
+    grid = plan_of("016-streams")({})
+    assert len(grid) == 26 * 3
+    first = {name: list(words) for name, words in grid.items() if "lr0.006" in name}  # reading all takes a minute
+    configs = {name: read(TrainCommand, "geonorm train", words).run() for name, words in first.items()}
+    assert len(configs) == 26
+    shapes = {name: config.decoder(config.scheme) for name, config in configs.items()}
+    assert all(parse(config.scheme) for config in configs.values())
+    assert {c.optim.name for n, c in configs.items() if n.startswith("modern")} == {"muon"}
+    assert {s.init for n, s in shapes.items() if n.startswith("zero")} == {"zero"}
+    assert {s.hidden for n, s in shapes.items() if n.startswith("modern")} == {256}  # two matrices for three of 172
+    assert {s.width for s in shapes.values()} == {64} and {c.steps for c in configs.values()} == {4000}
+
+
+def test_016_extends_rates_and_then_asks_for_seeds() -> None:
+    """A loss that falls with the rate up to 1.2e-2 asks for an octave more; one with an interior best for seeds."""
+    plan = plan_of("016-streams")
+
+    def known(grid: Mapping[str, Any], best: float) -> dict[str, Any]:
+        rates = {name: float(name.rpartition("-lr")[2].partition("-seed")[0]) for name in grid}
+        return {n: {"lr": lr, "status": "finished", "val_loss": 3 + abs(lr - best)} for n, lr in rates.items()}
+
+    first = plan({})
+    wider = plan(known(first, 1.2e-2))
+    assert len(wider) == 26 * 4 and any("lr0.024" in name for name in wider)
+    seeded = plan(known(first, 6e-3))
+    assert len(seeded) == 26 * 5 and sum("lr0.006-seed2" in name for name in seeded) == 26
+    assert all(words[words.index("--seed") + 1] == name.rpartition("seed")[2] for name, words in seeded.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["plain-mhc-", "zero-nag-", "modern-geonorm-", "neox-geonorm"])
+def test_a_run_of_016_trains_at_tiny_size(cell: str, tmp_path: Path) -> None:
+    words = next(list(words) for name, words in plan_of("016-streams")({}).items() if name.startswith(cell))
+    (tmp_path / "text.txt").write_text("".join(f"line {n} of a text that is short, {n * n}\n" for n in range(2000)))
+    small = {
+        "--data": tmp_path / "text.txt", "--steps": 3, "--model.width": 16, "--model.hidden": 16, "--model.layers": 2,
+        "--model.context": 16, "--model.vocab_size": 260, "--evaluation.every": 3, "--evaluation.tokens": 256,
+        "--evaluation.trace_tokens": 32,
+    }  # fmt: skip
+    pairs = zip(words[::2], words[1::2], strict=True)
+    kept = [word for pair in pairs if pair[0] not in small for word in pair]
+    given = [str(word) for pair in small.items() for word in pair]
+    out = tmp_path / "run"
+    assert main(["train", *kept, *given, "--tokens.tokenizer", "byte", "--out", str(out)]) == 0
+    assert (out / "summary.json").exists()
