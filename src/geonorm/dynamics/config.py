@@ -21,7 +21,6 @@ class SimulateConfig(Settings):
     common = ("schemes", "init", "tokens", "dim", "beta", "time", "seeds", "out")
     examples = (
         "geonorm simulate --schemes pre post geonorm --tokens 16 --dim 32 --time 1000 --out runs/theory",
-        "geonorm simulate --schemes pre geonorm --init uniform --weights kaiming --per layer --out runs/random",
         "geonorm simulate --schemes post peri --init cone --weights network --per layer --mlp swiglu --causal "
         "--method layers --time 24 --keep tokens --out runs/network",
     )
