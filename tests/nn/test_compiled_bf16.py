@@ -36,7 +36,7 @@ CASES = [
     "prores(geonorm)",
     "modern",
 ]
-COMPILED = ["geonorm"]
+COMPILED = ["geonorm", "mhc"]
 IDS = torch.arange(32).view(2, 16) * 7 % 61
 
 
