@@ -108,7 +108,9 @@ def test_weights_name_every_matrix_once() -> None:
     model = decoder(positions="learned", transform=True)
     roles = [role for role, *_ in model.weights()]
     block = ["q", "k", "v", "o", "up", "gate", "down"]
-    assert roles == ["embed", *(block * 2), "head", "position", "transform"] and set(roles) == set(ROLES)
+    assert roles == ["embed", *(block * 2), "head", "position", "transform"]
+    handed = [role for role, *_ in decoder(positions="learned", transform=True, values="token").weights()]
+    assert handed == [*roles, "values"] and set(handed) == set(ROLES)
     named = {id(w) for _, w, _, _ in model.weights()}
     assert {id(p) for p in model.parameters() if p.dim() == 2} == named
 
