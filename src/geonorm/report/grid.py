@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from itertools import product
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 from .columns import align
 from .page import Cells, Part, Section, html_table
 from .runs import Record, repeat_elsewhere
-from .source import SavedStudy
+from .source import SavedTables
 from .style import figures
 from .tables import count, endings, learning_rate, paired_difference, spread, unfinished
 from .vega import NUMBER, Axis, Chart, figure_specs
@@ -28,16 +28,8 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class SavedGrid(SavedStudy):
+class SavedGrid(SavedTables):
     """The directory of a comparison over a grid: its results.json, of the curves that are shown."""
-
-    path: Path
-    results: Record
-    shown: list[str]
-
-    @property
-    def names(self) -> list[str]:
-        return self.shown
 
     @property
     def rows(self) -> list[Record]:
@@ -55,11 +47,9 @@ class SavedGrid(SavedStudy):
                     found[name].append(value)
         return {name: sorted(values, key=float) if numeric(values) else values for name, values in found.items()}
 
-    def only(self, names: Sequence[str], sort: str | None = None) -> SavedGrid:
-        shown = [name for name in names if name in self.shown] if names else list(self.shown)
-        if sort == "loss":
-            shown.sort(key=lambda name: min((loss(row) for row in self.rows if row["curve"] == name), default=math.inf))
-        return replace(self, shown=shown)
+    def rank(self) -> Mapping[str, float]:
+        """The lowest loss that a curve has anywhere."""
+        return {name: min(loss(row) for row in self.rows if row["curve"] == name) for name in self.shown}
 
 
 def load(path: Path) -> SavedGrid:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
 
 from .columns import align
 from .page import Cells
 from .runs import Record
-from .source import SavedStudy
+from .source import SavedTables
 from .style import rate, si, signed
 from .tables import WIDTH, chances, count, learning_rate, paired_difference, spread
 from .whole import read_whole, refuse_damaged
@@ -32,16 +31,8 @@ COMPUTE = (
 
 
 @dataclass(frozen=True)
-class SavedLadder(SavedStudy):
+class SavedLadder(SavedTables):
     """A ladder's directory: its results.json, of the schemes that are shown."""
-
-    path: Path
-    results: Record
-    shown: list[str]
-
-    @property
-    def names(self) -> list[str]:
-        return self.shown
 
     @property
     def baseline(self) -> str:
@@ -58,14 +49,11 @@ class SavedLadder(SavedStudy):
         """The longest point of each size, the smallest size first."""
         return {row["size"]: row for row in sorted(self.results["points"], key=lambda row: row["tokens"])}
 
-    def only(self, names: Sequence[str], sort: str | None = None) -> SavedLadder:
-        shown = [name for name in names if name in self.shown] if names else list(self.shown)
-        if sort == "loss":
-            last = max(self.results["points"], key=lambda row: row["compute"])
-            ends = {row["scheme"]: row["val_loss_mean"] for row in self.results["points"]
-                    if (row["size"], row["tokens"]) == (last["size"], last["tokens"])}  # fmt: skip
-            shown.sort(key=lambda name: math.inf if ends.get(name) is None else ends[name])
-        return replace(self, shown=shown)
+    def rank(self) -> Mapping[str, float | None]:
+        """The loss at the point of most compute."""
+        last = max(self.results["points"], key=lambda row: row["compute"])
+        return {row["scheme"]: row["val_loss_mean"] for row in self.results["points"]
+                if (row["size"], row["tokens"]) == (last["size"], last["tokens"])}  # fmt: skip
 
 
 def load(path: Path) -> SavedLadder:

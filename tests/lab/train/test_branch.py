@@ -7,26 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from geonorm.lab.config import TrainConfig
 from geonorm.lab.train.branch import shared_steps
 from geonorm.settings import from_dict
 
+from .saved import same
+
 WSD = ["--optim.schedule", "wsd", "--optim.warmup_steps", 2, "--optim.cooldown", 0.4, "--evaluation.every", 2]
 TRUNK = ["--checkpoint.trunk", "true", "--checkpoint.keep", 1]
-
-
-def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
-    """Weights and optimizer state of a checkpoint."""
-    files = sorted((run / "checkpoints" / f"step-{step}").glob("*.safetensors"))
-    return {f"{file.name}: {name}": tensor for file in files for name, tensor in load_file(file).items()}
-
-
-def same(first: Path, second: Path, step: int) -> bool:
-    a, b = tensors(first, step), tensors(second, step)
-    return bool(a) and a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.mark.parametrize(

@@ -8,25 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file
 
 from geonorm.lab.train import branch
 
+from .saved import same
+
 WARM = ["--optim.warmup_steps", 2, "--evaluation.every", 2]
 SCHEDULES = {"wsd": ["--optim.schedule", "wsd", "--optim.cooldown", 0.4], "constant": ["--optim.schedule", "constant"]}
-
-
-def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
-    """Weights and optimizer state of a checkpoint."""
-    files = sorted((run / "checkpoints" / f"step-{step}").glob("*.safetensors"))
-    return {f"{file.name}: {name}": tensor for file in files for name, tensor in load_file(file).items()}
-
-
-def same(first: Path, second: Path, step: int) -> bool:
-    a, b = tensors(first, step), tensors(second, step)
-    return bool(a) and a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.mark.parametrize(
