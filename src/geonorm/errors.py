@@ -55,7 +55,7 @@ CALLED = {
     "norm_eps": ("eps",), "layer_norm_eps": ("eps", "norm_eps"), "layer_norm_epsilon": ("eps", "norm_eps"),
     "hidden_act": ("mlp",), "hidden_activation": ("mlp",), "activation_function": ("mlp",),
     "tie_word_embeddings": ("tied",), "partial_rotary_factor": ("rotary",), "rotary_pct": ("rotary",
-    "partial_rotary_factor"), "rope_parameters": ("rope_theta",), "rope_scaling": ("rope_theta",),
+    "partial_rotary_factor"), "rope_parameters": ("rope_theta",),
     "rotary_emb_base": ("rope_theta",), "attention_bias": ("bias",), "mlp_bias": ("bias",), "use_bias": ("bias",),
     "final_logit_softcapping": ("soft_cap",), "initializer_range": ("init",), "use_qk_norm": ("qk_norm",),
     "learning_rate": ("lr",), "max_steps": ("steps",), "max_iters": ("steps",), "warmup_ratio": ("optim.warmup",),

@@ -139,6 +139,48 @@ def test_an_architecture_becomes_a_scheme_and_goes_back(model_type: str, ids: An
         assert all(torch.equal(value, same[name]) for name, value in theirs.state_dict().items())
 
 
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("model_type", "rule"),
+    [
+        *[("llama", rule) for rule in (LINEAR, {"rope_type": "dynamic", "factor": 2.0}, YARN, LLAMA3)],
+        ("llama", {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}),
+        *[(model_type, YARN) for model_type in ("qwen2", "qwen3", "olmo2", "falcon", "starcoder2")],
+        *[(model_type, LINEAR) for model_type in ("gpt_neox in part", "stablelm")],
+    ],
+)
+def test_scaled_rotation_goes_over_and_back(model_type: str, rule: dict[str, Any], tmp_path: Path) -> None:
+    """Texts as long as the context and longer; the rule is in the stock configuration again."""
+    rope = {**rule, "rope_theta": 1e4, **({"partial_rotary_factor": 0.25} if model_type.endswith("part") else {})}
+    theirs = stock(model_type, rope_parameters=rope, max_position_embeddings=64).double()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = hf.load_stock(tmp_path / "theirs")
+    hf.to_stock(ours, model_type.split(" ")[0]).save_pretrained(tmp_path / "again")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
+    for tokens in (9, 64, 100):
+        long = torch.randint(61, (2, tokens), generator=torch.Generator().manual_seed(tokens))
+        expected = theirs(long).logits
+        close(ours(long).logits, expected)
+        close(again(long).logits, expected)
+    assert again.config.rope_parameters["rope_type"] == rule["rope_type"]
+    prompt = {
+        "input_ids": long[:, :62],
+        "max_new_tokens": 6,
+        "min_new_tokens": 6,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
+    assert torch.equal(ours.generate(**prompt), theirs.generate(**prompt))
+
+
 def test_every_layout_is_tested() -> None:
     assert {layout.model_type for layout in LAYOUTS} == {name.split(" ")[0] for name in THEIRS}
     assert not set(MISSING) & {layout.model_type for layout in LAYOUTS}
@@ -172,18 +214,20 @@ def test_what_has_no_equal_is_refused(fields: dict[str, Any], said: str, build: 
         ("gpt2", {"activation_function": "relu"}, "gpt2 with activation_function=relu has no equal here, only with"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "gpt2 with scale_attn_by_inverse_layer_idx=True"),
         ("gpt2", {"add_cross_attention": True}, "gpt2 with add_cross_attention=True has no equal here"),
-        (
-            "gpt_neox",
-            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
-            "gpt_neox with rope_parameters={",
-        ),
         ("gpt_bigcode", {"multi_query": False}, "gpt_bigcode with multi_query=False has no equal here"),
         ("falcon", {"alibi": True}, "falcon with alibi=True has no equal here"),
         ("qwen2", {"use_sliding_window": True}, "qwen2 with use_sliding_window=True has no equal here"),
         (
-            "llama",
-            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-            "llama with rope_param",
+            "phi3",
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "long_factor": [1.0] * 4,
+                    "short_factor": [1.0] * 4,
+                },
+            },
+            "unknown model.rope_scaling 'longrope'",
         ),
         (
             "llama",
@@ -231,6 +275,8 @@ def test_an_architecture_by_name(build: Any, ids: Any) -> None:
         "llama", "mistral", "phi3",
     ]  # fmt: skip
     close(hf.to_stock(model, "qwen2")(ids).logits, model(ids).logits)
+    with pytest.raises(ConfigError, match=r"phi3 has no equal for model.rope_scaling=linear\(factor=2\), not None"):
+        hf.to_stock(build("pre", rotary_scaling="linear(factor=2)"), "phi3")
     biased = build("pre(entry=embedding)", bias=True)
     with pytest.raises(
         ConfigError, match=r"qwen2 has no bias at model\.layers\.0\.self_attn\.o_proj, and that of .* is not 0"

@@ -18,6 +18,7 @@ from ..nn.plans import FEED_FORWARD
 from ..schemes import Placement, parse
 from ..sites.anatomy import FAMILIES, Stack, anatomy
 from .config import NAMES
+from .rope import ROPE, read_rope
 
 GATED = {"swiglu": "silu"}
 PLAIN = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -162,9 +163,9 @@ LAYOUTS = (
     Layout("llama", LLAMA, head_width=True, bias=("attention_bias", "mlp_bias")),
     Layout("mistral", LLAMA, head_width=True, settings={"sliding_window": None}),
     Layout("qwen2", LLAMA, head_width=True, settings={"use_sliding_window": False}),
-    Layout(
+    Layout(  # of scaled rotations it has longrope alone
         "phi3", {QKV: "qkv_proj", "o": "o_proj", "gate up": "gate_up_proj", "down": "down_proj"},
-        settings={"sliding_window": None}, rotary=True,
+        shape={"rope_scaling": None}, settings={"sliding_window": None}, rotary=True,
     ),
     Layout(
         "qwen3", HEAD_NORMS | LLAMA, shape={"qk_norm": "head"}, settings={"use_sliding_window": False},
@@ -311,11 +312,8 @@ def shape_of(theirs: Any, layout: Layout) -> DecoderConfig:
         refuse(layout.called("mlp"), activation, " or ".join(layout.mlp.values()))
     width, heads = theirs.hidden_size, theirs.num_attention_heads
     if fixed["positions"] == "rope":
-        rope = theirs.rope_parameters
-        if rope.get("rope_type", "default") != "default":
-            refuse("rope_parameters", rope, "rope_type default")
-        fixed["rope_theta"] = float(rope["rope_theta"])
-        fixed["rotary"] = float(rope.get("partial_rotary_factor", 1.0))
+        rope = {"rotary": 1.0, **read_rope(theirs.rope_parameters, theirs.max_position_embeddings)}
+        fixed |= {name: float(value) if name in ROPE else value for name, value in rope.items()}
         if fixed["rotary"] != 1 and not layout.rotary:  # it rotates all, whatever its configuration says
             refuse("partial_rotary_factor", fixed["rotary"], 1.0)
     head_dim = getattr(theirs, "head_dim", None) or width // heads

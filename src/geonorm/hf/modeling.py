@@ -25,7 +25,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..elsewhere import allow_within
 from ..errors import ConfigError
-from ..nn.attention import rope
+from ..nn.attention import rotary_of
 from ..nn.decoder import End, Transform, slot_on_logits
 from ..nn.roles import base_std, linear, undrawn
 from ..nn.values import Handing, token_tables
@@ -169,7 +169,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
         self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers), norm)
         self.one_stream = state_of(self.entry.scheme) == "one stream"
-        self.rotary_dim, self.rope_theta = c.rotary_dim, c.rope_theta if c.positions == "rope" else None
+        self.rotary = rotary_of(c)
         self.gradient_checkpointing = False
         for module in self.modules():
             if isinstance(module, Attend):
@@ -211,9 +211,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
             past_key_values=past_key_values,
             position_ids=position_ids,
         )
-        turns = None
-        if self.rope_theta is not None:
-            turns = rope(position_ids.unsqueeze(1), self.rotary_dim, self.rope_theta)
+        turns = None if self.rotary is None else self.rotary(position_ids.unsqueeze(1))
         x = upcast(embedded)
         if self.position is not None:
             x = x + self.position(position_ids)

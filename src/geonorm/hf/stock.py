@@ -20,6 +20,7 @@ from ..nn.config import DecoderConfig
 from .config import GeoNormConfig
 from .layouts import QKV, SHARED, TOKENS, Layout, join_names, layout_for, layout_of, shape_of
 from .modeling import GeoNormForCausalLM, language_model
+from .rope import write_rope
 
 EMBEDDING = "model.embed_tokens.weight"
 Weights = dict[str, Tensor]
@@ -74,8 +75,7 @@ def stock_config(config: GeoNormConfig, layout: Layout) -> Any:
     settings.update(dict.fromkeys(layout.bias, shape.bias), **dict.fromkeys(layout.dropout, 0.0), **layout.settings)
     settings[layout.called("mlp") or ""] = layout.mlp[shape.mlp]
     if layout.positions is None:
-        partial = {"partial_rotary_factor": shape.rotary} if layout.rotary else {}
-        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": shape.rope_theta, **partial}
+        settings["rope_parameters"] = write_rope(shape, layout.rotary)
     if "layer_types" in layout.settings:
         settings["layer_types"] = [layout.settings["layer_types"]] * shape.layers
     if layout.scaled:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,17 +14,29 @@ from ..norms import RMSNorm, transformed
 from ..schemes import Scheme, Site
 from .config import DecoderConfig
 from .roles import linear
+from .rope_scaling import RopeScaling, plain
 from .values import mix_of
 
 Rope = tuple[Tensor, Tensor]
 
 
-def rope(positions: Tensor, dim: int, theta: float) -> Rope:
-    """(cos, sin) of shape (..., tokens, dim / 2) in fp32 for integer positions (..., tokens), dim of a head rotated."""
+def rope(positions: Tensor, dim: int, theta: float, scaling: RopeScaling | None = None, context: int = 0) -> Rope:
+    """(cos, sin) of shape (..., tokens, dim / 2) in fp32 for integer positions (..., tokens), dim of a head rotated.
+    scaling: the rule for long texts, which may ask for the model's context."""
     exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
-    # 1 / theta^e and not theta^-e: to the last bit what transformers computes
-    angles = positions.float().unsqueeze(-1) * (1.0 / theta**exponents)
-    return angles.cos(), angles.sin()
+    if scaling is None:
+        angles = positions.float().unsqueeze(-1) * plain(theta, exponents)
+        return angles.cos(), angles.sin()
+    angles = positions.float().unsqueeze(-1) * scaling.frequencies(exponents, theta, context, positions.max() + 1)
+    return angles.cos() * scaling.sharpness(), angles.sin() * scaling.sharpness()
+
+
+def rotary_of(config: DecoderConfig) -> Callable[[Tensor], Rope] | None:
+    """The rotation of a decoder, from positions to their table; None where queries and keys are not rotated."""
+    c = config
+    if c.positions != "rope":
+        return None
+    return partial(rope, dim=c.rotary_dim, theta=c.rope_theta, scaling=c.scaling, context=c.context)
 
 
 def rotate(x: Tensor, positions: Rope) -> Tensor:

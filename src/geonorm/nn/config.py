@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..errors import ConfigError, unknown
 from ..settings import Count, NotNegative, Positive, Settings
+from .rope_scaling import RopeScaling, read_scaling
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,9 @@ class DecoderConfig(Settings):
     """Base of the rotary position encoding."""
     rotary: float = 1.0
     """Share of each head that is rotated, its first dimensions (GPT-NeoX)."""
+    rope_scaling: str | None = None
+    """How rotation is slowed for texts longer than those of training: linear(factor=2), dynamic(factor=2),
+    yarn(factor=4, original=2048) or llama3(factor=8, original=8192); not at all when not given."""
     embed_norm: bool = False
     """Whether an N with gains stands behind the embedding, before the scheme's own entry (BERT, BLOOM)."""
     transform: bool = False
@@ -98,6 +102,12 @@ class DecoderConfig(Settings):
             )
         if self.rotary != 1 and self.positions != "rope":
             raise ConfigError(f"model.rotary {self.rotary:g} needs model.positions=rope, not {self.positions}")
+        if (rule := self.scaling) is not None:
+            if self.positions != "rope":
+                raise ConfigError(f"model.rope_scaling {rule} needs model.positions=rope, not {self.positions}")
+            if self.rotary_dim < rule.least:
+                raise ConfigError(f"model.rope_scaling {rule} needs at least {rule.least} rotated dimensions of a head")
+            object.__setattr__(self, "rope_scaling", str(rule))
         if self.heads % self.groups:
             raise ConfigError(f"model.heads {self.heads} must be a multiple of model.kv_heads {self.kv_heads}")
 
@@ -109,6 +119,11 @@ class DecoderConfig(Settings):
     def rotary_dim(self) -> int:
         """Dimensions of a head that are rotated."""
         return int(self.head_dim * self.rotary)
+
+    @property
+    def scaling(self) -> RopeScaling | None:
+        """The rule of `rope_scaling`."""
+        return None if self.rope_scaling is None else read_scaling(self.rope_scaling)
 
     @property
     def groups(self) -> int:

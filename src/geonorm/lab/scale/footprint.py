@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ...nn.attention import SelfAttention, rope
+from ...nn.attention import SelfAttention
 from ...nn.decoder import Decoder
 from ...residual import Residual
 
@@ -127,8 +127,7 @@ def footprint(model: Decoder, batch: int, conditions: Conditions) -> list[Piece]
     keys: list[str] = []
     with FakeTensorMode():
         ids = torch.zeros(batch, shape.context, dtype=torch.long)
-        rotary = shape.positions == "rope"
-        turns = rope(torch.arange(shape.context), shape.rotary_dim, shape.rope_theta) if rotary else None
+        turns = None if model.rotary is None else model.rotary(torch.arange(shape.context))
         start = entry(model)
         first = run_part(start, ids, {}, c, set())
         with torch.no_grad(), c.precision():
