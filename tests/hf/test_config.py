@@ -109,7 +109,9 @@ def test_rope_parameters_become_a_rule(given: dict[str, Any], text: str, tmp_pat
         ({"rope_scaling": "yarn(factor=2)"}, "rope_scaling must be a mapping as transformers has it"),
         ({"rope_parameters": {"rope_thetta": 1e4}}, "did you mean 'rope_theta'?"),
         ({"attention_bias": True}, "attention_bias and mlp_bias are one here: bias=True"),
-        ({"attention_dropout": 0.1}, "attention_dropout is not built"),
+        ({"attention_dropout": 1.0}, "model.attn_dropout must be between 0 and 0.99"),
+        ({"full_every": 2}, "model.full_every 2 needs model.window"),
+        ({"sliding_window": 4, "is_causal": False}, "model.window 4 needs a model whose tokens see those before them"),
         ({"initializer_range": 0.02}, "is answered by init: one of fan_in"),
         (
             {"norm_eps": 1e-3, "rms_norm_eps": 1e-5},

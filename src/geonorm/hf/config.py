@@ -28,6 +28,8 @@ NAMES = {f.name: f.name for f in fields(DecoderConfig)} | {
     "tied": "tie_word_embeddings",
     "rotary": "partial_rotary_factor",
     "rope_scaling": "rotary_scaling",
+    "attn_dropout": "attention_dropout",
+    "window": "sliding_window",
     "causal": "is_causal",
 }
 """Fields of DecoderConfig, and what transformers calls them."""
@@ -43,6 +45,8 @@ THEIRS = set(
 DEFAULTS = {f.name: f.default for f in fields(DecoderConfig)}
 WORDS = {name: ", ".join(choices(hints(DecoderConfig)[name])) for name in ("mlp", "init")}
 """What fields of DecoderConfig may say."""
+SLIDING = "sliding_attention"
+FULL = "full_attention"
 GATED = ("silu", "swish")
 PLAIN = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
 """Words of transformers for what `mlp` says; gated MLPs of other activations are not built."""
@@ -66,8 +70,6 @@ def read_llama(keys: dict[str, Any], context: int) -> dict[str, Any]:
         raise ConfigError("attention_bias and mlp_bias are one here: bias=True puts biases on both")
     if biases:
         found["bias"] = any(biases.values())
-    if keys.pop("attention_dropout", 0.0):
-        raise ConfigError("attention_dropout is not built: leave it out, or 0")
     if keys.pop("pretraining_tp", 1) != 1:
         raise ConfigError("pretraining_tp is not built: leave it out, or 1")
     if "initializer_range" in keys:
@@ -102,6 +104,11 @@ def add_fields(namespace: dict[str, Any]) -> None:
 
 
 ShapeFields: Any = new_class("ShapeFields", (PreTrainedConfig,), exec_body=add_fields)
+
+
+def layer_types(shape: DecoderConfig) -> list[str]:
+    """How transformers calls what the blocks of a decoder attend to."""
+    return [SLIDING if shape.window_of(layer) else FULL for layer in range(shape.layers)]
 
 
 class GeoNormConfig(ShapeFields):
@@ -172,6 +179,14 @@ class GeoNormConfig(ShapeFields):
         block to whoever loads it."""
         known = THEIRS.union(f.name for f in fields(self))
         return {key: value for key, value in super().to_dict().items() if key in known}
+
+    @property
+    def layer_types(self) -> list[str]:
+        """What transformers' caches and masks ask where some blocks have a window and some have none; elsewhere there
+        is no such attribute, and `sliding_window` says all."""
+        if self.full_every is None:  # type: ignore[has-type]
+            raise AttributeError("layer_types: all layers are alike")
+        return layer_types(self.shape())
 
     def shape(self) -> DecoderConfig:
         """The shape of the network, in our own words."""

@@ -10,13 +10,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from math import ceil, floor, log, pi
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from ..errors import ConfigError, unknown
 from ..settings import Count, Positive, Range, Settings, from_dict
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Factor = Annotated[float, Range(1)]
 
@@ -27,12 +24,12 @@ class RopeScaling(Settings):
     context when not given."""
 
     prefix = "model.rope_scaling."
-    least: ClassVar[int] = 2
+    least = 2
     """Rotated dimensions of a head that it needs."""
 
     factor: Factor
 
-    def frequencies(self, exponents: Tensor, theta: float, context: int, length: Tensor) -> Tensor:
+    def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
         """Radians a token of each pair of dimensions, shape and dtype of `exponents`, which are 0, 2/dim, 4/dim, ...
 
         context: the model's; length: tokens so far, a tensor of one whole number."""
@@ -53,7 +50,7 @@ class RopeScaling(Settings):
 class Linear(RopeScaling):
     """Every rotation `factor` times slower: position interpolation (arXiv:2306.15595)."""
 
-    def frequencies(self, exponents: Tensor, theta: float, context: int, length: Tensor) -> Tensor:
+    def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
         return plain(theta, exponents) / self.factor
 
 
@@ -64,7 +61,7 @@ class Dynamic(RopeScaling):
 
     least = 4
 
-    def frequencies(self, exponents: Tensor, theta: float, context: int, length: Tensor) -> Tensor:
+    def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
         dim = 2 * len(exponents)
         stretch = self.factor * length.clamp(min=context) / context - (self.factor - 1)
         return plain(theta * stretch ** (dim / (dim - 2)), exponents)
@@ -85,7 +82,7 @@ class Yarn(RopeScaling):
     truncate: bool = True
     """Whether the ends of the ramp are whole numbers of pairs."""
 
-    def frequencies(self, exponents: Tensor, theta: float, context: int, length: Tensor) -> Tensor:
+    def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
         dim, powers = 2 * len(exponents), theta**exponents
 
         def pair_at(turns: float) -> float:
@@ -120,7 +117,7 @@ class Llama3(RopeScaling):
                 f"{self.high_freq_factor:g}"
             )
 
-    def frequencies(self, exponents: Tensor, theta: float, context: int, length: Tensor) -> Tensor:
+    def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
         original, low, high = self.original or context, self.low_freq_factor, self.high_freq_factor
         kept = plain(theta, exponents)
         wavelength = 2 * pi / kept
@@ -133,10 +130,9 @@ class Llama3(RopeScaling):
 KINDS: dict[str, type[RopeScaling]] = {"linear": Linear, "dynamic": Dynamic, "yarn": Yarn, "llama3": Llama3}
 
 
-def plain(theta: Any, exponents: Tensor) -> Tensor:
+def plain(theta: Any, exponents: Any) -> Any:
     """Frequencies without a rule: 1 / theta^e and not theta^-e, to the last bit what transformers computes."""
-    found: Tensor = 1.0 / theta**exponents
-    return found
+    return 1.0 / theta**exponents
 
 
 def name_of(rule: RopeScaling) -> str:

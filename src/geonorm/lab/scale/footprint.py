@@ -135,7 +135,8 @@ def footprint(model: Decoder, batch: int, conditions: Conditions) -> list[Piece]
         for block in model.blocks:
             # blocks that do the same with tensors of the same shapes are counted once
             schemes = [str(module.scheme) for module in block.modules() if isinstance(module, Residual)]
-            keys.append(repr((schemes, [(name, tuple(p.shape)) for name, p in block.named_parameters()])))
+            windows = [module.window for module in block.modules() if isinstance(module, SelfAttention)]
+            keys.append(repr((schemes, windows, [(name, tuple(p.shape)) for name, p in block.named_parameters()])))
             if keys[-1] not in pieces:
                 cast = set(dict(block.named_parameters()))
                 values = shape_of_values(block, batch, shape.context)
