@@ -15,7 +15,7 @@ from geonorm.errors import ConfigError
 from geonorm.nn import generate
 from geonorm.nn.attention import rope
 from geonorm.nn.config import BERT
-from geonorm.nn.decoder import IGNORED
+from geonorm.nn.trunk import IGNORED
 from geonorm.norms import NormSpec
 from geonorm.schemes import Parts, advance
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from geonorm.nn import Decoder, preset
-from geonorm.nn.decoder import IGNORED
+from geonorm.nn.trunk import IGNORED
 from geonorm.norms import LayerNorm
 
 transformers = pytest.importorskip("transformers")

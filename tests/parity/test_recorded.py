@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from geonorm import Residual, Site, names, parse
 from geonorm.nn import Decoder, DecoderConfig
-from geonorm.nn.decoder import End
+from geonorm.nn.trunk import End
 from geonorm.norms import NormSpec
 from geonorm.schemes import advance
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from geonorm import Decoder, DecoderConfig, Residual, Site
-from geonorm.nn.decoder import End
+from geonorm.nn.trunk import End
 from geonorm.nn.values import Handing
 from geonorm.norms import NormSpec
 from geonorm.schemes import parse

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,14 @@ from ..bench.config import NormsBench, OpsBench, TrainBench
 from ..dynamics.config import SimulateConfig
 from ..errors import ConfigError, GeonormError, unknown
 from ..lab.config import CompareConfig, DataConfig, EvalConfig, ExportConfig, GenerateConfig, Grid, TrainCommand
+from ..lab.convert.config import ConvertConfig
 from ..lab.ladder.config import LadderConfig
 from ..probes.config import ProbeConfig
 from ..progress import show_progress, watched
 from ..report.config import ReportConfig
-from ..settings import Settings, to_dict
+from ..settings import Settings
 from .arguments import HELP, HelpAsked, print_completion, read
+from .config import SchemesConfig
 
 USAGE = """usage: geonorm VERB [options]      (geonorm VERB --help)
 
@@ -179,6 +180,7 @@ def train(command: TrainCommand) -> int:
         settings = json.dumps(found["settings"], indent=1)
         print(json.dumps(found, indent=1) if command.json else f"{settings}\n{table(found)}")
         return 0
+    from ..lab.runs.summary import last_line
     from ..lab.train.loop import Interrupted
     from ..lab.train.loop import train as run
 
@@ -190,7 +192,26 @@ def train(command: TrainCommand) -> int:
             output.complain(f"{stop}; the same command goes on from there")
         return 130
     if output.first():
-        print(f"val_loss {summary['val_loss']:.4f}  bits per byte {summary['val_bpb']:.4f}  in {config.out}")
+        print(f"{last_line(summary)}  in {config.out}")
+    return 0
+
+
+def convert(config: ConvertConfig) -> int:
+    """make a trained Pre-Norm model, a run or a Hugging Face model, into one under another scheme"""
+    from ..lab.convert.convert import convert as run
+    from ..lab.train.loop import Interrupted
+    from ..report import build
+    from ..report.tables import describe_conversion
+
+    try:
+        with show_progress(watched(), tell=False) as shown:
+            summary = run(config, shown=shown)
+    except Interrupted as stop:
+        output.complain(f"{stop}; the same command goes on from there")
+        return 130
+    print(describe_conversion(summary["conversion"]))
+    print(f"{config.out} is under {summary['scheme']}; {config.model} is as it was: to undo, remove {config.out}\n"
+          f"report: {build([config.out], Path(config.out) / 'report.html')}")  # fmt: skip
     return 0
 
 
@@ -220,28 +241,9 @@ def generate(config: GenerateConfig) -> int:
 
 def export(options: ExportConfig) -> int:
     """a finished run as a model folder for transformers"""
-    from .. import hf
-    from ..hf.export import check_target
-    from ..hf.export import export as write
-    from ..hf.layouts import architecture, check_layout
-    from ..lab.open import open_run, read_finished, run_of
+    from ..lab.export import export_run
 
-    to = Path(options.to)
-    check_target(to)
-    check_layout(options.layout)
-    path = Path(run_of(options.run, options.scheme))
-    record = read_finished(path)
-    run = open_run(path)
-    shape = run.model.config
-    model_type = architecture(shape, options.layout)
-    text = hf.card(shape, to_dict(run.config), *record, model_type, options.remote_code)
-    write(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text,
-          mask=None if shape.causal else run.tokenizer.mask)  # fmt: skip
-    ours = "geonorm.hf, " if model_type == "geonorm" and not options.remote_code else ""
-    how = f"{str(to)!r}, trust_remote_code=True" if options.remote_code else repr(str(to))
-    print(to)
-    kind = "CausalLM" if shape.causal else "MaskedLM"
-    print(f"load it: import {ours}transformers; transformers.AutoModelFor{kind}.from_pretrained({how})")
+    print("\n".join(export_run(options)))
     return 0
 
 
@@ -323,28 +325,6 @@ def probe(config: ProbeConfig) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class SchemesConfig(Settings):
-    """Equation, source and fields of every residual scheme, or of one."""
-
-    words = ("name",)
-    examples = ("geonorm schemes geonorm", "geonorm schemes geonorm --out figures")
-
-    name: str | None = None
-    """A scheme; a list of all when not given."""
-    json: bool = False
-    """All that is known, for programs."""
-    markdown: bool = False
-    """The generated part of docs/schemes.md."""
-    out: str | None = None
-    """Directory for a picture of how it moves a token, NAME.svg; of every scheme when none is named."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.markdown and (self.json or self.name or self.out):
-            raise ConfigError("--markdown is of all schemes and goes alone")
-
-
 def schemes(config: SchemesConfig) -> int:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
     from .catalogue import catalogue, describe_scheme, json_text, schemes_page
@@ -382,6 +362,7 @@ COMMANDS: dict[str, type[Settings]] = {
     "compare": CompareConfig,
     "ladder": LadderConfig,
     "train": TrainCommand,
+    "convert": ConvertConfig,
     "eval": EvalConfig,
     "generate": GenerateConfig,
     "export": ExportConfig,
@@ -396,5 +377,6 @@ COMMANDS: dict[str, type[Settings]] = {
 }
 VERBS: dict[str, Callable[[Any], int]] = {
     "eval" if verb is evaluate else verb.__name__: verb
-    for verb in (compare, ladder, train, evaluate, generate, export, report, bench, probe, simulate, schemes, data)
-}
+    for verb in (compare, ladder, train, convert, evaluate, generate, export, report, bench, probe, simulate, schemes,
+                 data)
+}  # fmt: skip

@@ -21,7 +21,7 @@ from transformers.utils import output_capturing
 
 from ..elsewhere import allow_within
 from ..errors import ConfigError, unknown
-from ..nn.decoder import End
+from ..nn.trunk import End
 from ..residual import Residual
 from ..schemes import parse, sources_of
 from ..sites.anatomy import FAMILIES

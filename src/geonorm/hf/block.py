@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nn.decoder import End
+from ..nn.trunk import End
 from ..norms import NORMS, NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site

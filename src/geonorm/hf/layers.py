@@ -12,8 +12,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..nn.attention import SelfAttention
-from ..nn.config import DecoderConfig
-from ..nn.decoder import Block, End, ParallelBlock
+from ..nn.config import TrunkConfig
+from ..nn.trunk import Block, End, ParallelBlock
 from ..norms import upcast
 from ..schemes import Placement, Scheme, Site
 from .config import GeoNormConfig
@@ -61,7 +61,7 @@ class Attend(nn.Module):
 class GeoNormAttention(SelfAttention):
     """The model's attention with the masks, caches and attention functions of transformers."""
 
-    def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
+    def __init__(self, config: TrunkConfig, scheme: Scheme, site: Site) -> None:
         super().__init__(config, scheme, site)
         self.inner = Attend(int(site.layer), self.heads // self.groups, self.head_dim, self.causal)
 

@@ -26,8 +26,9 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from ..elsewhere import allow_within
 from ..errors import ConfigError
 from ..nn.attention import rotary_of
-from ..nn.decoder import End, Transform, slot_on_logits
+from ..nn.decoder import Transform, slot_on_logits
 from ..nn.roles import base_std, linear, undrawn
+from ..nn.trunk import End
 from ..nn.values import Handing, token_tables
 from ..norms import NormSpec, upcast
 from ..residual import Residual

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import ConfigError
-from ..nn.decoder import End
+from ..nn.trunk import End
 from ..schemes import Scheme, Site
 from ..sites.anatomy import Stack, blocks_of, join_path
 from ..sites.watch import stacks_of

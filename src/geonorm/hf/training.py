@@ -9,8 +9,8 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..nn.decoder import End
 from ..nn.roles import ROLES
+from ..nn.trunk import End
 from ..residual import Residual
 from ..schemes import advance
 from .block import AppliedBlock

@@ -6,9 +6,13 @@ from ..lazy import load_on_use
 
 PUBLIC = {
     "DecoderConfig": "config",
+    "VisionConfig": "config",
     "PRESETS": "config",
+    "VISION_PRESETS": "config",
     "preset": "config",
+    "vision_preset": "config",
     "Decoder": "decoder",
+    "VisionTransformer": "vision",
     "generate": "sampling",
 }
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..norms import RMSNorm, transformed
 from ..schemes import Scheme, Site
-from .config import DecoderConfig
+from .config import DecoderConfig, TrunkConfig
 from .roles import linear
 from .rope_scaling import RopeScaling, plain
 from .values import mix_of
@@ -107,7 +107,7 @@ class LayerCache:
 class SelfAttention(nn.Module):
     """(batch, tokens, width) to the same. Schemes may put modules on q, k, v (before RoPE), q_rope, k_rope (after)."""
 
-    def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
+    def __init__(self, config: TrunkConfig, scheme: Scheme, site: Site) -> None:
         super().__init__()
         c = config
         self.heads, self.groups, self.head_dim, self.causal = c.heads, c.groups, c.head_dim, c.causal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Annotated, Any, Literal
@@ -12,9 +13,9 @@ from .rope_scaling import RopeScaling, read_scaling
 
 
 @dataclass(frozen=True)
-class DecoderConfig(Settings):
-    """A Transformer on tokens: causal, or attending to both sides, which is an encoder. Everything but `scheme` is
-    shared by all schemes that are compared."""
+class TrunkConfig(Settings):
+    """The stream of a Transformer, whatever enters it. Everything but `scheme` is shared by all schemes that are
+    compared."""
 
     prefix = "model."
 
@@ -32,10 +33,6 @@ class DecoderConfig(Settings):
     """Dimension of a head; width / heads when not given."""
     hidden: Count = 344
     """Hidden units of the MLP."""
-    vocab_size: Count = 1024
-    """Rows of the embedding."""
-    context: Count = 128
-    """Tokens of a training sequence."""
     mlp: Literal["swiglu", "gelu", "gelu_tanh", "relu2"] = "swiglu"
     """Gated SiLU (three matrices), GELU (two), GELU by the tanh formula as in GPT-2, or ReLU squared (two)."""
     block: Literal["sequential", "parallel"] = "sequential"
@@ -65,12 +62,8 @@ class DecoderConfig(Settings):
     full_every: Count | None = None
     """Where there is a window: every n-th block has none, as the second of two in Gemma 2; all have it when not
     given."""
-    soft_cap: Positive | None = None
-    """Logits are kept between minus this and this, c tanh(logits / c) (Gemma 2, nanochat); not when not given."""
     bias: bool = False
     """Whether linear layers have biases."""
-    tied: bool = False
-    """Whether the head shares the embedding's weights."""
     positions: Literal["rope", "learned", "none"] = "rope"
     """rope: queries and keys are rotated; learned: one vector a position, added to the embedding (GPT-2); none: only
     the causal mask tells positions apart."""
@@ -81,10 +74,6 @@ class DecoderConfig(Settings):
     rope_scaling: str | None = None
     """How rotation is slowed for texts longer than those of training: linear(factor=2), dynamic(factor=2),
     yarn(factor=4, original=2048) or llama3(factor=8, original=8192); not at all when not given."""
-    embed_norm: bool = False
-    """Whether an N with gains stands behind the embedding, before the scheme's own entry (BERT, BLOOM)."""
-    transform: bool = False
-    """Whether a linear layer, GELU and an N stand before the head, all with biases, the logits too (BERT)."""
     causal: bool = True
     """Whether a token sees those before it alone. --objective says so for a run."""
     init: Literal["fan_in", "neox", "gpt2", "zero", "nanochat"] = "fan_in"
@@ -146,6 +135,72 @@ class DecoderConfig(Settings):
         return self.heads if self.kv_heads is None else self.kv_heads
 
 
+@dataclass(frozen=True)
+class DecoderConfig(TrunkConfig):
+    """A Transformer on tokens: causal, or attending to both sides, which is an encoder."""
+
+    vocab_size: Count = 1024
+    """Rows of the embedding."""
+    context: Count = 128
+    """Tokens of a training sequence."""
+    soft_cap: Positive | None = None
+    """Logits are kept between minus this and this, c tanh(logits / c) (Gemma 2, nanochat); not when not given."""
+    tied: bool = False
+    """Whether the head shares the embedding's weights."""
+    embed_norm: bool = False
+    """Whether an N with gains stands behind the embedding, before the scheme's own entry (BERT, BLOOM)."""
+    transform: bool = False
+    """Whether a linear layer, GELU and an N stand before the head, all with biases, the logits too (BERT)."""
+
+
+@dataclass(frozen=True)
+class VisionConfig(TrunkConfig):
+    """A Transformer on the patches of an image, which see each other, and a head on one vector of the image
+    (arXiv:2010.11929)."""
+
+    causal: bool = False
+    """Off: patches have no order."""
+    image_size: Count = 32
+    """Height and width of an image in pixels; images of other sizes are scaled and cut to it."""
+    patch: Count = 4
+    """Height and width of a patch in pixels."""
+    channels: Count = 3
+    """Numbers of a pixel."""
+    classes: Count = 10
+    """Classes that the head tells apart."""
+    pool: Literal["token", "mean"] = "token"
+    """What the head reads behind the exit: a token of its own in front of the patches, or the mean over all patches."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.causal:
+            raise ConfigError("model.causal is for tokens: patches of an image have no order")
+        if self.image_size % self.patch:
+            raise ConfigError(f"model.image_size {self.image_size} must be a multiple of model.patch {self.patch}")
+        if self.values == "token":
+            raise ConfigError("model.values token needs tokens of a vocabulary; for images choose own or first")
+        if self.rope_scaling is not None:
+            raise ConfigError(f"model.rope_scaling {self.rope_scaling} is for texts longer than those of training")
+        if self.positions == "rope" and self.rotary_dim % 4:
+            raise ConfigError(
+                f"model.rotary {self.rotary:g} of a head of {self.head_dim}: {self.rotary_dim} dimensions turn, which "
+                "must be a multiple of 4 (pairs for the row and for the column of a patch)"
+            )
+
+    @property
+    def side(self) -> int:
+        """Patches in a row, and rows of patches."""
+        return self.image_size // self.patch
+
+    @property
+    def context(self) -> int:
+        """Tokens of the stream: patches, and the token that the head reads."""
+        return self.side**2 + (self.pool == "token")
+
+
+ModelConfig = DecoderConfig | VisionConfig
+
+
 BERT: dict[str, Any] = {
     "mlp": "gelu", "norm": "layer", "eps": 1e-12, "bias": True, "tied": True, "positions": "learned",
     "embed_norm": True, "transform": True, "causal": False,
@@ -179,12 +234,50 @@ PRESETS: dict[str, DecoderConfig] = {
 }
 
 
+VIT: dict[str, Any] = {"mlp": "gelu", "norm": "layer", "eps": 1e-12, "bias": True, "positions": "learned"}
+"""What ViT is under pre(entry=embedding), but for its size."""
+
+VISION_PRESETS: dict[str, VisionConfig] = {
+    "nano-vit": VisionConfig(hidden=512, **VIT),
+    "vit-small": VisionConfig(
+        layers=12, width=384, heads=6, hidden=1536, image_size=224, patch=16, classes=1000, **VIT
+    ),
+    "vit-base": VisionConfig(
+        layers=12, width=768, heads=12, hidden=3072, image_size=224, patch=16, classes=1000, **VIT
+    ),
+}
+
+
+def named(name: str) -> ModelConfig:
+    """The model of that name, whatever it reads; ConfigError names the nearest."""
+    every: dict[str, ModelConfig] = {**PRESETS, **VISION_PRESETS}
+    if name not in every:
+        raise ConfigError(unknown("preset", name, every))
+    return every[name]
+
+
 def preset(name: str, **changes: Any) -> DecoderConfig:
-    """The named size with fields replaced; ConfigError names the nearest preset or field."""
-    if name not in PRESETS:
-        raise ConfigError(unknown("preset", name, PRESETS))
-    known = {f.name for f in fields(DecoderConfig)}
+    """The named model of tokens with fields replaced; ConfigError names the nearest preset or field."""
+    found = named(name)
+    if not isinstance(found, DecoderConfig):
+        raise ConfigError(f"preset {name} reads images: it needs --objective classify")
+    check_fields(DecoderConfig, changes)
+    return replace(found, **changes)
+
+
+def vision_preset(name: str, **changes: Any) -> VisionConfig:
+    """The same for models of images. Of a preset of tokens it takes all that both have: the stream."""
+    found = named(name)
+    check_fields(VisionConfig, changes)
+    if isinstance(found, VisionConfig):
+        return replace(found, **changes)
+    shared = {f.name: getattr(found, f.name) for f in fields(TrunkConfig)}
+    return VisionConfig(**{**shared, "causal": False, **changes})
+
+
+def check_fields(kind: type[TrunkConfig], changes: Iterable[str]) -> None:
+    """ConfigError where a kind of model has no field of that name."""
+    known = {f.name for f in fields(kind)}
     for key in changes:
         if key not in known:
             raise ConfigError(unknown("field of model", key, known))
-    return replace(PRESETS[name], **changes)

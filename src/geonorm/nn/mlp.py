@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..schemes import Scheme, Site
-from .config import DecoderConfig
+from .config import TrunkConfig
 from .roles import linear
 
 
@@ -14,7 +14,7 @@ class MLP(nn.Module):
     """(..., width) to the same: down(silu(gate y) * up y), down(gelu(up y)) or down(relu(up y)^2). Schemes may put
     modules on up, gate."""
 
-    def __init__(self, config: DecoderConfig, scheme: Scheme, site: Site) -> None:
+    def __init__(self, config: TrunkConfig, scheme: Scheme, site: Site) -> None:
         super().__init__()
         c = config
         self.up = linear("up", c.width, c.hidden, c.bias)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .config import DecoderConfig
+from .config import TrunkConfig
 from .roles import ROLES
 
 ATTENTION = ("q", "k", "v", "o", "gate")
@@ -17,7 +17,7 @@ CUTS = {"rows": "colwise", "columns": "rowwise"}
 devices, so that every scheme sees whole rows of the stream and of the update."""
 
 
-def tensor_parallel_plan(config: DecoderConfig) -> dict[str, str]:
+def tensor_parallel_plan(config: TrunkConfig) -> dict[str, str]:
     """Module of a block to how it is cut; norms, scalars and the stream are whole on every device."""
     gates = {ATTENTION: config.attn_gate, FEED_FORWARD: config.mlp == "swiglu"}
     return {

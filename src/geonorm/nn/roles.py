@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..schemes import Scheme, Site
-from .config import DecoderConfig
+from .config import TrunkConfig
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,9 @@ class Role:
 
 ROLES = {
     "embed": Role(decay=False, split="rows", hidden=False),
+    "patch": Role(decay=True, split="rows", hidden=False),
     "position": Role(decay=False, split="rows", hidden=False),
+    "class_token": Role(decay=False, split="rows", hidden=False),
     "values": Role(decay=False, split="rows", hidden=False),
     "q": Role(decay=True, split="rows", hidden=True),
     "k": Role(decay=True, split="rows", hidden=True),
@@ -59,7 +61,7 @@ def linear(role: str, inputs: int, outputs: int, bias: bool = False) -> nn.Linea
     return layer
 
 
-def base_std(role: str, fan_in: int, config: DecoderConfig) -> float:
+def base_std(role: str, fan_in: int, config: TrunkConfig) -> float:
     """The base standard deviation of a weight under `config.init`, against which schemes state their own.
 
     fan_in  1/sqrt(fan_in), for the embedding 1/sqrt(width): a matrix keeps the mean square of what it reads
@@ -81,7 +83,7 @@ def base_std(role: str, fan_in: int, config: DecoderConfig) -> float:
     return (0.4 if config.init == "nanochat" and role == "up" else 1.0) * float(fan_in) ** -0.5
 
 
-def draw_weight(weight: Tensor, role: str, scheme: Scheme, site: Site, config: DecoderConfig) -> Tensor:
+def draw_weight(weight: Tensor, role: str, scheme: Scheme, site: Site, config: TrunkConfig) -> Tensor:
     """Draws a weight (out, in) in place as its scheme starts it, and returns it."""
     fan_out, fan_in = weight.shape
     weight.normal_(0.0, scheme.init_std(role, fan_in, fan_out, site, base_std(role, fan_in, config)))

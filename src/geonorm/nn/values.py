@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from ..norms import Scalars
 from ..schemes import Site
-from .config import DecoderConfig
+from .config import DecoderConfig, TrunkConfig
 
 CHANNELS = 12
 """First features of what attention reads that the gate of a token's vector sees (nanochat)."""
 
 
-def mix_of(config: DecoderConfig, site: Site) -> nn.Module | None:
+def mix_of(config: TrunkConfig, site: Site) -> nn.Module | None:
     """What puts the other values to a block's own, or None where the block has its own alone."""
     layer = int(site.layer)
     if config.values == "first" and layer > 0:
@@ -30,7 +30,7 @@ def mix_of(config: DecoderConfig, site: Site) -> nn.Module | None:
     return None
 
 
-def has_token_values(config: DecoderConfig, layer: int) -> bool:
+def has_token_values(config: TrunkConfig, layer: int) -> bool:
     """Whether a block has a table of token vectors: every second, the last among them."""
     return config.values == "token" and layer % 2 == (config.layers - 1) % 2
 

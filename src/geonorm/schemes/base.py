@@ -175,8 +175,8 @@ class Scheme:
         return None
 
     def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
-        """Initial standard deviation of a weight by role (embed position q k v o up gate down head transform), stated
-        against the base."""
+        """Initial standard deviation of a weight by role (embed patch position class_token q k v o up gate down head
+        transform), stated against the base."""
         return base
 
     def constrain(self, weights_by_role: Mapping[str, list[Tensor]]) -> None:

@@ -101,7 +101,7 @@ class NGPT(Interpolated):
         return super().slot(name, shape, dim, site)
 
     def project(self, role: str, weight: Tensor) -> None:
-        weight.copy_(F.normalize(weight, dim=0 if role in ("o", "down") else -1))
+        weight.copy_(F.normalize(weight, dim=0 if role in ("o", "down", "patch") else -1))
 
 
 @register("angpt")

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import DataError
-from ...nn.decoder import IGNORED
+from ...nn.trunk import IGNORED
 from .tokenizer import Tokenizer
 
 Pair = tuple[torch.Tensor, torch.Tensor]

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...nn.decoder import IGNORED, Decoder
+from ...nn.decoder import Decoder
+from ...nn.trunk import IGNORED
 from ..runs.run import finite_or_none
 from ..scale.world import ALONE, World
 

@@ -1,0 +1,96 @@
+"""A vision transformer whose residual scheme is a string: patches, trunk, the class of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from ..norms import NormSpec, upcast
+from ..schemes import Scheme, Site
+from .attention import Rope, rope
+from .config import VisionConfig
+from .roles import linear
+from .trunk import Trunk, undrawn_table
+from .values import Handing
+
+
+class VisionTransformer(Trunk):
+    """(batch, channels, image_size, image_size) of normalised pixels to logits (batch, classes) (arXiv:2010.11929).
+
+    Every patch is one token: a linear map of its pixels, channel by channel and row by row, plus a learned vector of
+    its place, or queries and keys turned by its row and its column. The head reads a token of its own, or the mean
+    over all patches, behind the exit. The stream is fp32 or better.
+    """
+
+    config: VisionConfig
+
+    def add_front(self, norm: NormSpec) -> None:
+        c = self.config
+        self.patch = linear("patch", c.channels * c.patch**2, c.width, c.bias)
+        self.class_token = undrawn_table("class_token", 1, c.width) if c.pool == "token" else None
+        self.position = undrawn_table("position", c.context, c.width) if c.positions == "learned" else None
+
+    def add_head(self) -> None:
+        c = self.config
+        self.head = linear("head", c.width, c.classes, c.bias)
+        self.logits_slot = self.exit.scheme.slot("logits", (c.classes,), c.width, self.exit.site)
+
+    def ends(self) -> list[nn.Module]:
+        return [self.patch, self.head]
+
+    def forward(self, images: Tensor) -> Tensor:
+        c = self.config
+        y = pool(self.exit(self.through(images)), c)
+        logits: Tensor = self.head(y.to(self.head.weight.dtype))
+        return logits if self.logits_slot is None else self.logits_slot(logits)
+
+    def through(self, images: Tensor) -> Tensor:
+        """The stream behind the blocks, (batch, tokens, width)."""
+        turns = turns_of_places(self.config, images.device) if self.config.positions == "rope" else None
+        return self.run_blocks(self.entry(self.embed(images)), turns, Handing(nn.ModuleDict(), None))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Vectors of the patches, row by row, behind that of the class where there is one: (batch, tokens, width)."""
+        x = upcast(self.patch(cut_patches(images, self.config).to(self.patch.weight.dtype)))
+        if self.class_token is not None:
+            x = torch.cat((self.class_token.weight.to(x.dtype).expand(len(x), 1, -1), x), dim=1)
+        return x if self.position is None else x + self.position.weight
+
+    def weights(self) -> Iterator[tuple[str, Tensor, Scheme, Site]]:
+        yield "patch", self.patch.weight, self.entry.scheme, self.entry.site
+        yield from super().weights()
+        yield "head", self.head.weight, self.exit.scheme, self.exit.site
+        for table in (self.position, self.class_token):
+            if table is not None:
+                yield str(table.role), table.weight, self.entry.scheme, self.entry.site
+
+
+def cut_patches(images: Tensor, config: VisionConfig) -> Tensor:
+    """(batch, channels, height, width) to (batch, patches, channels * patch * patch): patches row by row, in each one
+    channel after the other. ConfigError for images of another size than the model's."""
+    c = config
+    if images.shape[1:] != (wanted := (c.channels, c.image_size, c.image_size)):
+        raise ConfigError(f"images must be (batch, {', '.join(map(str, wanted))}), got {tuple(images.shape)}")
+    cut = images.unflatten(2, (c.side, c.patch)).unflatten(4, (c.side, c.patch))
+    return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+def turns_of_places(config: VisionConfig, device: torch.device) -> Rope:
+    """(cos, sin), each (tokens, rotary_dim / 2) in fp32: half of the pairs turn with the row of a patch, half with its
+    column, both from 1; the token in front stands at 0, 0."""
+    c = config
+    places = torch.arange(1, c.side + 1, device=device)
+    rows, columns = places.repeat_interleave(c.side), places.repeat(c.side)
+    if c.pool == "token":
+        rows, columns = (torch.cat((each.new_zeros(1), each)) for each in (rows, columns))
+    turns = [rope(each, c.rotary_dim // 2, c.rope_theta) for each in (rows, columns)]
+    cos, sin = (torch.cat(parts, dim=-1) for parts in zip(*turns, strict=True))
+    return cos, sin
+
+
+def pool(y: Tensor, config: VisionConfig) -> Tensor:
+    """What the head reads of (batch, tokens, width): (batch, width)."""
+    return y[:, 0] if config.pool == "token" else y.mean(1)

@@ -1,0 +1,93 @@
+"""ViT, layer by layer, logits and gradients: the preset nano-vit under pre(entry=embedding) is transformers'
+ViTForImageClassification with the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geonorm.nn import VisionTransformer, vision_preset
+from geonorm.norms import LayerNorm
+
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.usefixtures("stay_wide")
+
+
+def pairs(ours: VisionTransformer, theirs: nn.Module) -> list[tuple[Tensor, Tensor, str]]:
+    """(our parameter, theirs in our shape, what it is)."""
+    start = theirs.vit.embeddings
+    modules = [(ours.head, theirs.classifier, "head"), (ours.exit.own["norm"], theirs.vit.layernorm, "last norm")]
+    for block, layer in zip(ours.blocks, theirs.vit.layers, strict=True):
+        attention, mlp = block.attn.branch, block.mlp.branch
+        modules += [
+            (attention.q, layer.attention.q_proj, "q"),
+            (attention.k, layer.attention.k_proj, "k"),
+            (attention.v, layer.attention.v_proj, "v"),
+            (attention.o, layer.attention.o_proj, "o"),
+            (mlp.up, layer.mlp.fc1, "up"),
+            (mlp.down, layer.mlp.fc2, "down"),
+            (block.attn.own["input"], layer.layernorm_before, "norm before attention"),
+            (block.mlp.own["input"], layer.layernorm_after, "norm before the MLP"),
+        ]
+    found = [
+        (ours.patch.weight, start.patch_embeddings.projection.weight, "patches"),
+        (ours.patch.bias, start.patch_embeddings.projection.bias, "patches, bias"),
+        (ours.class_token.weight, start.cls_token, "class token"),
+        (ours.position.weight, start.position_embeddings, "positions"),
+    ]
+    for mine, their, what in modules:
+        found += [(mine.weight, their.weight, what), (mine.bias, their.bias, f"{what}, bias")]
+    return found
+
+
+def streams(blocks: nn.ModuleList) -> list[Tensor]:
+    """The stream behind every block, filled in by the next forward pass."""
+    found: list[Tensor] = []
+    for block in blocks:
+        block.register_forward_hook(lambda _, args, out: found.append(out[0] if isinstance(out, tuple) else out))
+    return found
+
+
+def test_streams_logits_loss_and_gradients(agree: Callable[..., None]) -> None:
+    shape = replace(
+        vision_preset("nano-vit", scheme="pre(entry=embedding)"),
+        layers=3, width=32, hidden=48, image_size=16, classes=7,
+    )  # fmt: skip
+    settings = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, image_size=16, patch_size=4,
+        num_labels=7, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    assert settings.layer_norm_eps == shape.eps and settings.hidden_act == shape.mlp and settings.qkv_bias == shape.bias
+    ours, theirs = VisionTransformer(shape).double(), transformers.ViTForImageClassification(settings).double()
+    assert ours.parameter_count() == sum(p.numel() for p in theirs.parameters())
+    torch.manual_seed(0)
+    for p in ours.parameters():  # norms and biases, too, away from where they start
+        nn.init.normal_(p, 0.0, 0.3)
+    for module in ours.modules():
+        if isinstance(module, LayerNorm):
+            module.weight.data += 1
+    with torch.no_grad():
+        for mine, their, _ in pairs(ours, theirs):
+            their.copy_(mine.view(their.shape))
+    images, targets = torch.randn(2, 3, 16, 16, dtype=torch.float64), torch.tensor([3, 6])
+    layers = streams(ours.blocks), streams(theirs.vit.layers)
+    logits, answer = ours(images), theirs(pixel_values=images, labels=targets)
+    assert len(layers[0]) == len(layers[1]) == 3
+    for number, (mine, their) in enumerate(zip(*layers, strict=True)):
+        agree(mine, their, f"stream behind block {number}")
+    agree(logits, answer.logits, "logits")
+    loss = VisionTransformer.cross_entropy(logits, targets)
+    agree(loss, answer.loss, "loss")
+    found = pairs(ours, theirs)
+    slopes = torch.autograd.grad(loss, [mine for mine, _, _ in found])
+    answer.loss.backward()
+    for slope, (_, their, what) in zip(slopes, found, strict=True):
+        if what == "k, bias":  # adds the same to all scores of a query: its gradient is rounding on both sides
+            assert slope.abs().max() < 1e-12 and their.grad.abs().max() < 1e-12
+            continue
+        agree(slope, their.grad.view(slope.shape), f"gradient of {what}")
