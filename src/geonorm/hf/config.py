@@ -184,7 +184,7 @@ class GeoNormConfig(ShapeFields):
     def layer_types(self) -> list[str]:
         """What transformers' caches and masks ask where some blocks have a window and some have none; elsewhere there
         is no such attribute, and `sliding_window` says all."""
-        if self.full_every is None:  # type: ignore[has-type]
+        if self.full_every is None:
             raise AttributeError("layer_types: all layers are alike")
         return layer_types(self.shape())
 
