@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..norms import NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Parts, Scheme, Site, parse
-from .attention import LayerCache, SelfAttention, rope
+from .attention import LayerCache, SelfAttention, rotary_of
 from .config import DecoderConfig
 from .mlp import MLP
 from .roles import ROLES, draw_weight, linear
@@ -155,7 +155,7 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = c = config
-        self.scheme = parse(c.scheme)
+        self.scheme, self.rotary = parse(c.scheme), rotary_of(c)
         norm = NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
         # torch's own initial values are skipped: on the meta device they import the compiler
         self.embed = nn.Embedding.from_pretrained(torch.empty(c.vocab_size, c.width), freeze=False)
@@ -181,8 +181,7 @@ class Decoder(nn.Module):
     def forward(self, ids: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
         past = cache[0].length if cache else 0
         positions = torch.arange(past, past + ids.shape[1], device=ids.device)
-        rotary = self.config.positions == "rope"
-        turns = rope(positions, self.config.rotary_dim, self.config.rope_theta) if rotary else None
+        turns = None if self.rotary is None else self.rotary(positions)
         x = self.embed(ids)
         if self.position is not None:
             self.within_context(past + ids.shape[1])
