@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..nn.attention import SelfAttention
 from ..nn.config import TrunkConfig
 from ..nn.trunk import Block, End, ParallelBlock
+from ..nn.values import Handing
 from ..norms import upcast
 from ..schemes import Placement, Scheme, Site
 from .config import GeoNormConfig
@@ -120,3 +121,17 @@ class GeoNormParallelLayer(Layer, ParallelBlock):
 
 
 LAYERS = {"sequential": GeoNormLayer, "parallel": GeoNormParallelLayer}
+
+
+def run_layers(blocks: nn.ModuleList, entry: End, x: Tensor, values: Handing, whole: bool, **kwargs: Any) -> Tensor:
+    """The stream behind all layers. whole: it is itself the hidden states, or nobody asks for these."""
+    if whole:
+        for layer, block in enumerate(blocks):
+            x = values.stream(block(x, None, None, values.to(layer), **kwargs))
+        return x
+    view = View(entry)
+    seen = view.seen(x)
+    for layer, block in enumerate(blocks):
+        seen, *out = block(seen, x, view, values.to(layer), **kwargs)
+        x = values.stream(tuple(out) if len(out) > 1 else out[0])
+    return x
