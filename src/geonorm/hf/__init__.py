@@ -14,6 +14,7 @@ except ImportError as error:
 from .apply import Report, apply, restore
 from .card import card
 from .config import GeoNormConfig
+from .convert import Conversion, convert
 from .export import adapt, export, export_vision
 from .fold import fold
 from .heads import GeoNormForQuestionAnswering, GeoNormForSequenceClassification, GeoNormForTokenClassification
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConstrainCallback",
+    "Conversion",
     "GeoNormConfig",
     "GeoNormForCausalLM",
     "GeoNormForImageClassification",
@@ -57,6 +59,7 @@ __all__ = [
     "adapt_vision",
     "apply",
     "card",
+    "convert",
     "export",
     "export_vision",
     "fold",

@@ -128,7 +128,7 @@ class GeoNormVisionModel(GeoNormVisionPreTrainedModel):
         x = self.entry(embed_patches(pixel_values, c, self.patch, self.class_token, self.position))
         whole = self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states)
         values = Handing(nn.ModuleDict(), None)
-        x = run_layers(self.blocks, self.entry, x, values, whole, positions=turns, mask=None, **kwargs)
+        x = run_layers(self.blocks, self.entry, x, values, [None] * c.layers, whole, positions=turns, **kwargs)
         return BaseModelOutput(last_hidden_state=self.exit(x).to(self.patch.weight.dtype))
 
 

@@ -49,7 +49,7 @@ def loss_of(model: Trunk, runtime: Runtime, device: torch.device, steps: int) ->
     """The loss that is trained for some steps, of a model that lies whole on one rank. In a long run on one CPU thread
     a small model, whose graphs cost as much to call as to work, is compiled whole; with several threads the gradient of
     the embedding would be summed in an order that changes. Whatever observes the model calls it block by block."""
-    small = device.type == "cpu" and runtime.threads == 1 and model.config.layers <= WHOLE and steps >= PAYS
+    small = device.type == "cpu" and runtime.threads == 1 and len(model.blocks) <= WHOLE and steps >= PAYS
     return torch.compile(model.loss) if runtime.compile and small and not runtime.recompute else model.loss
 
 
