@@ -71,7 +71,7 @@ class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
         after its children. Buffers too: from_pretrained leaves garbage in what no file held."""
         if isinstance(module, Residual):
             module.layer.fill_(module.index)  # a file that was put together from others does not move it
-            site = Site(module.index, module.kind, module.depth)
+            site = module.place()
             for part in module.branch.modules():
                 if isinstance(part, nn.Linear) and hasattr(part, "role"):
                     self.draw(part, module.scheme, site)

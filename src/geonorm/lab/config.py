@@ -96,8 +96,8 @@ class Shared(Settings):
     """What every run of a study shares, whatever its length."""
 
     preset: str = "nano"
-    """Size of the model: nano, nano-gpt2, nano-bert, modern, mini, 125m, paper-125m, bert-base, modern-d12, 350m, 1.3b,
-    7b, 70b."""
+    """Size of the model: nano, nano-gpt2, nano-bert, nano-t5, modern, mini, 125m, paper-125m, bert-base, t5-base,
+    t5-large, modern-d12, 350m, 1.3b, 7b, 70b."""
     data: str = "stdlib"
     """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
     objective: Literal["causal", "mlm"] = "causal"

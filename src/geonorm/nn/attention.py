@@ -137,14 +137,17 @@ class SelfAttention(nn.Module):
         # a copy, not a view: FSDP hooks what a block returns
         return (result, v.flatten(-2).clone()) if self.shows else result
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | None = None) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | None = None, bias: Tensor | None = None
+    ) -> Tensor:
         """Attention of (batch, heads, tokens, head_dim), fewer heads in k and v for grouped queries, to (batch, tokens,
-        heads, head_dim). A cache is for causal models."""
-        mask = None
+        heads, head_dim). A cache is for causal models. bias (heads, tokens, keys) is added to the scores; where it is
+        given, it says too which keys a token does not see, by -inf."""
+        mask = None if bias is None else bias.unsqueeze(0).to(q.dtype)
         if cache is not None:
             past = cache.length
             k, v = cache.extend(k, v)
-            if past and q.shape[2] > 1:
+            if mask is None and past and q.shape[2] > 1:
                 mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(past)
         causal = self.causal and mask is None and q.shape[2] > 1
         out = F.scaled_dot_product_attention(
