@@ -32,9 +32,9 @@ class TrunkConfig(Settings):
     """Dimension of a head; width / heads when not given."""
     hidden: Count = 344
     """Hidden units of the MLP."""
-    mlp: Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu2"] = "swiglu"
-    """Gated SiLU (three matrices), gated GELU by the tanh formula (T5 1.1), GELU (two), GELU by the tanh formula as in
-    GPT-2, or ReLU squared (two)."""
+    mlp: Literal["swiglu", "gelu", "gelu_tanh", "relu2", "geglu"] = "swiglu"
+    """Gated SiLU (three matrices), GELU (two), GELU by the tanh formula as in GPT-2, ReLU squared (two), or gated GELU
+    by the tanh formula (T5 1.1)."""
     block: Literal["sequential", "parallel"] = "sequential"
     """Attention, then MLP; or both on the same input, their sum one update (GPT-J, GPT-NeoX)."""
     norm: Literal["rms", "layer", "dyt", "derf", "gated", "none"] = "rms"

@@ -38,8 +38,8 @@ class Batches:
         self._permutations: dict[int, NDArray[np.int64]] = {}
 
     def at(self, step: int, rows: slice | range | None = None) -> Pair:
-        """(inputs, targets) of a step, int64, shape (batch_size, context); targets one token ahead, or as the objective
-        says.
+        """(inputs, targets) of a step, int64, shape (batch_size, context); targets one token ahead, or both as the
+        objective says.
 
         `rows` picks rows of the global batch, for example one rank's; the other rows are not read.
         """

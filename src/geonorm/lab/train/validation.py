@@ -15,7 +15,7 @@ from ...nn.trunk import IGNORED
 from ..config import TrainConfig
 from ..data import TokenData
 from ..data.batches import validation_batches
-from ..data.objectives import NEXT, Objective
+from ..data.objectives import NEXT, About, Objective
 from ..scale.world import ALONE, World
 from .averaging import Average
 from .evaluate import evaluate_held_out, judge, share_batches
@@ -40,7 +40,7 @@ class Validation:
         objective: Objective = NEXT,
     ) -> None:
         self.tokens, self.context, self.device, self.world = tokens, context, device, world
-        self.objective, self.accuracy = objective, config.objective == "mlm"
+        self.objective, self.accuracy = objective, objective.accuracy
         self.rows = max(1, EVALUATION_BATCH // context)
         self.part = list(validation_batches(tokens.validation, self.rows, context, config.evaluation.tokens, objective))
         self.trace_tokens = config.evaluation.trace_tokens
@@ -82,7 +82,7 @@ class Validation:
         was_training = model.training
         model.eval()
         windows = validation_batches(text, self.rows, self.context, objective=self.objective)
-        places = validation_batches(owners, self.rows, self.context)
+        places = validation_batches(owners, self.rows, self.context, objective=About(self.objective))
         for (ids, targets), owner, counts in share_batches(zip(windows, places, strict=True), self.world):
             given = ids.to(self.device), targets.to(self.device)
             if self.accuracy:
@@ -94,7 +94,7 @@ class Validation:
                 predicted = (targets != IGNORED).flatten()
                 length = sizes[targets.flatten().clamp(min=0)] * predicted
                 found = torch.stack((losses, predicted.double(), length.double(), hits))
-                sums.index_add_(1, owner[self.objective.ahead].flatten(), found)
+                sums.index_add_(1, owner[0].flatten(), found)
         model.train(was_training)
         sums = torch.tensor(self.world.total(sums.flatten().tolist()), dtype=torch.float64).view(4, -1)
         nats, tokens, size, right = (total.item() for total in sums.sum(1))
