@@ -233,6 +233,8 @@ def export(options: ExportConfig) -> int:
     record = read_finished(path)
     run = open_run(path)
     shape = run.model.config
+    if shape.encoder_layers is not None:
+        raise ConfigError("export has no encoder-decoder yet: it writes decoders and encoders")
     model_type = architecture(shape, options.layout)
     text = hf.card(shape, to_dict(run.config), *record, model_type, options.remote_code)
     write(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text,

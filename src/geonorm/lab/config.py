@@ -100,8 +100,9 @@ class Shared(Settings):
     t5-large, modern-d12, 350m, 1.3b, 7b, 70b."""
     data: str = "stdlib"
     """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
-    objective: Literal["causal", "mlm"] = "causal"
-    """What is trained: causal, the next token; mlm, 15 % of the tokens, masked, by a model that sees both sides."""
+    objective: Literal["causal", "mlm", "denoise"] = "causal"
+    """What is trained: causal, the next token; mlm, 15 % of the tokens, masked, by a model that sees both sides;
+    denoise, 15 % of the tokens, missing spans of 3 on average, by an encoder-decoder."""
     recipe: Literal["shared", "own"] = "shared"
     """own: each scheme departs from the shared recipe as its paper asks (`geonorm schemes NAME`)."""
     model: Model = field(default_factory=Model)  # type: ignore[valid-type]
@@ -125,7 +126,14 @@ class Shared(Settings):
     def decoder(self, scheme: str) -> DecoderConfig:
         """The model under a scheme: the preset with the given fields replaced."""
         changes = {key: value for key, value in asdict(self.model).items() if value is not None}
+        if self.objective == "denoise":
+            layers = changes.get("layers", preset(self.preset).layers)
+            return preset(self.preset, **{"encoder_layers": layers, **changes, "scheme": scheme, "causal": True})
         shape = preset(self.preset, scheme=scheme, **changes)
+        if shape.encoder_layers is not None:
+            raise ConfigError(
+                f"model.encoder_layers {shape.encoder_layers} makes an encoder-decoder: it needs --objective denoise"
+            )
         if self.objective == "mlm":
             return replace(shape, causal=False)
         if not shape.causal:

@@ -71,9 +71,15 @@ def summary_line(comparison: SavedComparison) -> str:
         f"{si(max(tokens))} tokens per run" if tokens else "tokens unknown",
         count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds",
         f"data {comparison.data}" if comparison.data else "data not named",
-        *(["losses of masked tokens"] if any(row.get("val_accuracy_mean") is not None for row in rows) else []),
+        *([f"losses of {asked(comparison)}"] if any(row.get("val_accuracy_mean") is not None for row in rows) else []),
     ]
     return " · ".join(parts)
+
+
+def asked(comparison: SavedComparison) -> str:
+    """What the losses of a comparison are about, where that is not every token."""
+    spans = any(run.config.get("objective") == "denoise" for run in comparison.runs)
+    return "missing spans" if spans else "masked tokens"
 
 
 def markdown(rows: Sequence[Row]) -> str:

@@ -29,6 +29,8 @@ class Objective(Protocol):
 
     accuracy: ClassVar[bool]
     """Whether the share of targets that are the likeliest is measured."""
+    spans: ClassVar[bool]
+    """Whether that and the loss are measured of the targets that are text, too."""
 
     def about(self, windows: NDArray[np.int64], numbers: list[int]) -> torch.Tensor:
         """Of values of the tokens of held-out windows (rows, context + 1): those of what each target is about."""
@@ -42,6 +44,7 @@ class NextToken:
     """Every token is predicted from those before it."""
 
     accuracy: ClassVar[bool] = False
+    spans: ClassVar[bool] = False
 
     def about(self, windows: NDArray[np.int64], numbers: list[int]) -> torch.Tensor:
         return torch.from_numpy(windows)[:, 1:]
@@ -65,6 +68,7 @@ class MaskedTokens:
     end: int
     vocab_size: int
     accuracy: ClassVar[bool] = True
+    spans: ClassVar[bool] = False
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> MaskedTokens:
@@ -116,6 +120,7 @@ class SpanCorruption:
     sentinels: tuple[int, ...]
     end: int
     accuracy: ClassVar[bool] = True
+    spans: ClassVar[bool] = True
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, context: int) -> SpanCorruption:
@@ -200,6 +205,7 @@ class About:
 
     objective: Objective
     accuracy: ClassVar[bool] = False
+    spans: ClassVar[bool] = False
 
     def about(self, windows: NDArray[np.int64], numbers: list[int]) -> torch.Tensor:
         return self.objective.about(windows, numbers)

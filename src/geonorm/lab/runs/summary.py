@@ -36,7 +36,8 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> di
         "tokens_per_second": median(speeds) if speeds else None,
         "peak_memory_bytes": peak_memory(device),
     }
-    more = "val_accuracy val_loss_part val_loss_average val_bpb_average val_accuracy_average val_tokens val_documents"
+    more = "val_accuracy val_span_loss val_span_accuracy val_loss_part val_loss_average val_bpb_average"
+    more += " val_accuracy_average val_tokens val_documents"
     for key in more.split():
         if evaluated and key in evaluated[-1]:
             summary[key] = evaluated[-1][key]

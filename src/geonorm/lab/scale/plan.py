@@ -48,6 +48,8 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
     if tensor_size > 1:
         raise ConfigError(f"a plan does not count tensor parallelism; leave out --runtime.tensor_size {tensor_size}")
     setup = resolve(config, World(size=ranks))
+    if setup.shape.encoder_layers is not None:
+        raise ConfigError("a plan does not count encoder-decoders: --dry-run is for the other objectives")
     config, shape, runtime = setup.config, setup.shape, setup.config.runtime
     shard = (runtime.shard_size or ranks) if setup.layout == "fsdp" else 1
     where = Division(setup.layout, shard, ranks // shard)

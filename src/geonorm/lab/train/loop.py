@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...devices import pick_device
 from ...errors import CheckpointError
-from ...nn.decoder import Decoder
+from ...nn.encoder_decoder import build
 from ...ops.available import read_backend
 from ...output import launched
 from ...progress import Pace, Unwatched
@@ -107,7 +107,7 @@ class Loop:
         self.validation = Validation(text.tokens, c, shape.context, device, world, text.objective)
         torch.manual_seed(c.seed)
         with torch.device(built_on := parallel.build_device(kind, world)):
-            model = Decoder(shape)
+            model = build(shape)
         self.model = parallel.distribute(model, c.runtime, device if built_on.type == "cpu" else built_on)
         self.spread = parallel.Spread(self.model, c.runtime, world, device, kind, c.steps)
         torch.manual_seed(c.seed + world.rank)
@@ -303,7 +303,8 @@ class Loop:
         with parallel.precision(c.runtime, self.device):
             result = self.validation.on_part(self.model)
             if c.evaluation.trace_tokens:
-                found = trace.trace(self.model, self.validation.trace_ids(), self.step, gradients)
+                given = self.validation.trace_ids(), self.step, gradients, self.validation.part[0][1]
+                found = trace.trace(self.model, *given)
                 run.append(run.trace, found.sites)
                 run.append(run.norms, found.norms)
             if self.step == c.steps:
@@ -363,11 +364,9 @@ class Loop:
 
     def diagnosis(self, trouble: Trouble) -> str:
         """What can be said about a bad step, the same on every rank: from the one whose rows overflow."""
-        ids = (
-            self.validation.part[0][0].to(self.device) if "validation" in trouble.what else self.batch(trouble.step)[0]
-        )
+        ids, targets = self.validation.part[0] if "validation" in trouble.what else self.batch(trouble.step)
         with parallel.precision(self.config.runtime, self.device):
-            found = self.world.gather(diagnose(self.model, ids, trouble.step, trouble.what))
+            found = self.world.gather(diagnose(self.model, ids.to(self.device), trouble.step, trouble.what, targets))
         return next((text for text in found if "first site to overflow" in text), found[0])
 
     def finish(self, run: RunFolder, status: str, **more: Any) -> dict[str, Any]:

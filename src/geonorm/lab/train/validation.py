@@ -18,11 +18,11 @@ from ..data.batches import validation_batches
 from ..data.objectives import NEXT, About, Objective
 from ..scale.world import ALONE, World
 from .averaging import Average
-from .evaluate import evaluate_held_out, judge, share_batches
+from .evaluate import evaluate_held_out, judge, measure_spans, share_batches
 
 EVALUATION_BATCH = 4096
 """Tokens of a forward pass in evaluations."""
-MEASURES = ("val_loss", "val_bpb", "val_accuracy")
+MEASURES = ("val_loss", "val_bpb", "val_accuracy", "val_span_loss", "val_span_accuracy")
 MANY = 256
 """Documents beyond which a summary does not list them."""
 
@@ -40,7 +40,7 @@ class Validation:
         objective: Objective = NEXT,
     ) -> None:
         self.tokens, self.context, self.device, self.world = tokens, context, device, world
-        self.objective, self.accuracy = objective, objective.accuracy
+        self.objective, self.accuracy, self.spans = objective, objective.accuracy, objective.spans
         self.rows = max(1, EVALUATION_BATCH // context)
         self.part = list(validation_batches(tokens.validation, self.rows, context, config.evaluation.tokens, objective))
         self.trace_tokens = config.evaluation.trace_tokens
@@ -56,7 +56,9 @@ class Validation:
 
     def on_part(self, model: Any) -> dict[str, Any]:
         """val_loss, val_bpb and, of masked tokens, val_accuracy on the spread part."""
-        result = evaluate_held_out(model, self.part, self.tokens.token_bytes, self.device, self.world, self.accuracy)
+        result = evaluate_held_out(
+            model, self.part, self.tokens.token_bytes, self.device, self.world, self.accuracy, self.spans
+        )
         return {key: result[key] for key in MEASURES if key in result}
 
     def at_the_end(self, model: Any, part: float, average: Average, settle: Callable[[], None]) -> dict[str, Any]:
@@ -79,6 +81,7 @@ class Validation:
         text, sizes = self.tokens.validation, torch.from_numpy(self.tokens.token_bytes)
         owners = number_documents(text, int(self.tokens.meta["eos"]))
         sums = torch.zeros(4, int(owners[-1]) + 1, dtype=torch.float64)  # nats, tokens, bytes, hits
+        of_spans = torch.zeros(3, dtype=torch.float64)  # nats, tokens, hits of text alone
         was_training = model.training
         model.eval()
         windows = validation_batches(text, self.rows, self.context, objective=self.objective)
@@ -94,12 +97,15 @@ class Validation:
                 predicted = (targets != IGNORED).flatten()
                 length = sizes[targets.flatten().clamp(min=0)] * predicted
                 found = torch.stack((losses, predicted.double(), length.double(), hits))
+                words = (length > 0).double()
+                of_spans += torch.stack(((losses * words).sum(), words.sum(), (hits * words).sum()))
                 sums.index_add_(1, owner[0].flatten(), found)
         model.train(was_training)
         sums = torch.tensor(self.world.total(sums.flatten().tolist()), dtype=torch.float64).view(4, -1)
         nats, tokens, size, right = (total.item() for total in sums.sum(1))
         result: dict[str, Any] = {"val_loss": nats / tokens, "val_bpb": nats / log(2) / max(1, size)}
         result |= {"val_accuracy": right / tokens} if self.accuracy else {}
+        result |= measure_spans(*self.world.total(of_spans.tolist())) if self.spans else {}
         result["val_tokens"] = int(tokens)
         rows = [
             {"document": number, "tokens": int(count), "loss": total / count}
