@@ -74,6 +74,8 @@ class LabelledImages:
     validation: Images
     classes: tuple[str, ...]
     sha256: str
+    own_split: bool
+    """Whether they came with a part to validate on."""
 
 
 def open_images(spec: str, held_out: float = HELD_OUT) -> LabelledImages:
@@ -88,12 +90,12 @@ def open_images(spec: str, held_out: float = HELD_OUT) -> LabelledImages:
     """
     path = find(spec)
     parts = read_path(path)
-    if "validation" not in parts:
+    if not (own := "validation" in parts):
         parts = hold_out(path, *parts["train"], held_out)
     (train, classes, seal), (validation, _, other_seal) = (parts[split] for split in SPLITS)
     name = Path(os.path.abspath(path)).name
     sealed = f"geonorm images {FORMAT}\n{seal}\n{other_seal}\n{list(classes)}"
-    return LabelledImages(name, train, validation, classes, hashlib.sha256(sealed.encode()).hexdigest())
+    return LabelledImages(name, train, validation, classes, hashlib.sha256(sealed.encode()).hexdigest(), own)
 
 
 Part = tuple[Images, tuple[str, ...], str]
@@ -225,11 +227,9 @@ def read_npz(paths: list[Path]) -> Part:
     names = [str(i) for i in range(int(labels.max()) + 1)] if names is None else [str(name) for name in names]
     if labels.min() < 0 or labels.max() >= len(names):
         raise DataError(f"{path}: labels up to {labels.max()}, but {len(names)} classes")
-    content = memoryview(np.ascontiguousarray(data))
-    digest = hashlib.sha256(content)
-    digest.update(offsets.tobytes() + labels.tobytes())
+    digest = hashlib.sha256(data.tobytes() + offsets.tobytes() + labels.tobytes())
     images = Images(
-        labels, lambda i: bytes(content[offsets[i] : offsets[i + 1]]), decode_file, lambda i: f"{path}, image {i}"
+        labels, lambda i: data[offsets[i] : offsets[i + 1]].tobytes(), decode_file, lambda i: f"{path}, image {i}"
     )
     return images, tuple(names), digest.hexdigest()
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ...errors import ConfigError
+from ...nn.config import DecoderConfig
 from ...nn.decoder import Decoder
 from ...nn.roles import ROLES
 from ...settings import to_dict
@@ -49,6 +50,8 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
         raise ConfigError(f"a plan does not count tensor parallelism; leave out --runtime.tensor_size {tensor_size}")
     setup = resolve(config, World(size=ranks))
     config, shape, runtime = setup.config, setup.shape, setup.config.runtime
+    if not isinstance(shape, DecoderConfig):
+        raise ConfigError(f"--dry-run counts models of tokens alone, not --objective {config.objective}")
     shard = (runtime.shard_size or ranks) if setup.layout == "fsdp" else 1
     where = Division(setup.layout, shard, ranks // shard)
     micro = config.batch_size // (ranks * runtime.accumulate)

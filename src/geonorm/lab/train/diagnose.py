@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ...nn.decoder import Decoder
+from ...nn.trunk import Trunk
 from ...probes.measures import SiteMoments
 from ...schemes import Site
 from ...sites.watch import ModelSite, watch
@@ -21,7 +21,7 @@ def all_finite(parameter: Tensor) -> bool:
 
 
 @torch.no_grad()
-def diagnose(model: Decoder, ids: Tensor, step: int, what: str = "loss is not finite") -> str:
+def diagnose(model: Trunk, ids: Tensor, step: int, what: str = "loss is not finite") -> str:
     """One line: what went wrong, the step, the first site that overflows or spikes on the batch ids, the clamp rate,
     the smallest |x|."""
     broken = [name for name, p in model.named_parameters() if not all_finite(p)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import sphere
-from ...nn.decoder import Decoder
+from ...nn.trunk import Trunk
 from ...norms import Derf, DyT, GatedNorm, LayerNorm, RMSNorm, UnitNorm, upcast
 from ...probes import NormMeasure, SiteMeasure
 from ...probes.measures import mean, wide
@@ -36,7 +36,7 @@ class Trace(NamedTuple):
 
 
 @torch.no_grad()
-def trace(model: Decoder, ids: Tensor, step: int, gradients: Gradients) -> Trace:
+def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients) -> Trace:
     """One row per site and one per norm for ids (batch, tokens), in the columns of `probes` but for its quantiles.
 
     Of a site also: what the definition predicts (`predict_step`), which tokens are clamped, the rotation by the site's
@@ -92,7 +92,7 @@ def about(step: int, scheme: str, site: Site) -> dict[str, Any]:
     return {"step": step, "scheme": scheme, "layer": site.layer, "kind": site.kind, "t": site.t}
 
 
-def stream_norms(model: Decoder) -> dict[nn.Module, tuple[Site, Scheme, str]]:
+def stream_norms(model: Trunk) -> dict[nn.Module, tuple[Site, Scheme, str]]:
     """Every norm of the stream that is measured: its site, its scheme, its name there."""
     ends = [(end.site, end.scheme, end.own) for end in (model.entry, model.exit)]
     inside = [(site, residual.scheme, residual.own) for site, residual in model.residuals()]
@@ -153,7 +153,7 @@ def predict_step(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | 
     }
 
 
-def read_gradients(model: Decoder) -> Gradients:
+def read_gradients(model: Trunk) -> Gradients:
     """Gradient norms of each site's branch weights, before clipping; of an MLP also of W1 and W2 apart."""
     return gradient_norms(sites_of(model), gradient_length)
 
