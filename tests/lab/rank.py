@@ -76,7 +76,7 @@ def born(out: str, settings: dict[str, Any]) -> int:
     """Builds a model for this world; the first rank writes its initial weights, whole, and every rank what it held at
     most while it built, by the records of PyTorch's allocator, in bytes; then takes two steps."""
     config = from_dict(train.TrainConfig, settings)
-    text = train.load_text(config)
+    text = train.load_data(config)
     torch.use_deterministic_algorithms(True)  # memory that nobody fills is not a number
     with train.join_world(torch.device("cpu")) as world:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
@@ -103,7 +103,7 @@ def gather(folder: str, out: str, settings: dict[str, Any]) -> int:
     config = from_dict(train.TrainConfig, settings)
     device = torch.device("cpu")
     with train.join_world(device) as world:
-        loop = train.Loop(resolve(config, world), train.load_text(config), device, print, world)
+        loop = train.Loop(resolve(config, world), train.load_data(config), device, print, world)
         checkpoint.load_checkpoint(train.Path(folder), loop.model, loop.optimizers, world)
         tensors, _ = checkpoint.state_of(loop.model, loop.optimizers, world)
         whole = {name: t.full_tensor() if isinstance(t, parallel.DTensor) else t for name, t in tensors.items()}

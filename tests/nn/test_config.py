@@ -10,7 +10,7 @@ import torch
 from geonorm.errors import ConfigError
 from geonorm.nn import PRESETS, DecoderConfig, preset
 from geonorm.nn.config import GATED
-from geonorm.nn.encoder_decoder import build
+from geonorm.nn.models import build
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from torch import Tensor
 from geonorm import Decoder, DecoderConfig, Site, names
 from geonorm.errors import ConfigError
 from geonorm.nn.config import T5
-from geonorm.nn.encoder_decoder import BUCKETS, EncoderDecoder, RelativePositions, buckets, build
+from geonorm.nn.encoder_decoder import BUCKETS, EncoderDecoder, RelativePositions, buckets
+from geonorm.nn.models import build
 from geonorm.schemes import advance, parse
 from geonorm.sites.watch import sites_of, watch
 

@@ -20,7 +20,7 @@ from ..lab.ladder.config import LadderConfig
 from ..probes.config import ProbeConfig
 from ..progress import show_progress, watched
 from ..report.config import ReportConfig
-from ..settings import Settings, to_dict
+from ..settings import Settings
 from .arguments import HELP, HelpAsked, print_completion, read
 
 USAGE = """usage: geonorm VERB [options]      (geonorm VERB --help)
@@ -179,6 +179,7 @@ def train(command: TrainCommand) -> int:
         settings = json.dumps(found["settings"], indent=1)
         print(json.dumps(found, indent=1) if command.json else f"{settings}\n{table(found)}")
         return 0
+    from ..lab.runs.summary import last_line
     from ..lab.train.loop import Interrupted
     from ..lab.train.loop import train as run
 
@@ -190,7 +191,7 @@ def train(command: TrainCommand) -> int:
             output.complain(f"{stop}; the same command goes on from there")
         return 130
     if output.first():
-        print(f"val_loss {summary['val_loss']:.4f}  bits per byte {summary['val_bpb']:.4f}  in {config.out}")
+        print(f"{last_line(summary)}  in {config.out}")
     return 0
 
 
@@ -220,30 +221,9 @@ def generate(config: GenerateConfig) -> int:
 
 def export(options: ExportConfig) -> int:
     """a finished run as a model folder for transformers"""
-    from .. import hf
-    from ..hf.export import check_target
-    from ..hf.export import export as write
-    from ..hf.layouts import architecture, check_layout
-    from ..lab.open import open_run, read_finished, run_of
+    from ..lab.export import export_run
 
-    to = Path(options.to)
-    check_target(to)
-    check_layout(options.layout)
-    path = Path(run_of(options.run, options.scheme))
-    record = read_finished(path)
-    run = open_run(path)
-    shape = run.model.config
-    if shape.encoder_layers is not None:
-        raise ConfigError("export has no encoder-decoder yet: it writes decoders and encoders")
-    model_type = architecture(shape, options.layout)
-    text = hf.card(shape, to_dict(run.config), *record, model_type, options.remote_code)
-    write(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text,
-          mask=None if shape.causal else run.tokenizer.mask)  # fmt: skip
-    ours = "geonorm.hf, " if model_type == "geonorm" and not options.remote_code else ""
-    how = f"{str(to)!r}, trust_remote_code=True" if options.remote_code else repr(str(to))
-    print(to)
-    kind = "CausalLM" if shape.causal else "MaskedLM"
-    print(f"load it: import {ours}transformers; transformers.AutoModelFor{kind}.from_pretrained({how})")
+    print("\n".join(export_run(options)))
     return 0
 
 

@@ -5,14 +5,15 @@ What people set most is a field of the config itself (`--steps`), the rest is gr
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, ClassVar, Literal
 
 from ..errors import ConfigError
-from ..nn.config import DecoderConfig, preset
-from ..settings import Count, NotNegative, Range, Settings, hints
+from ..nn.config import DecoderConfig, ModelConfig, named
+from ..settings import Count, NotNegative, Range, Settings
 from .compare.clusters import Machine, Ray, Slurm
-from .options import Checkpoint, Evaluation, Log, Optim, Tokens
+from .options import Checkpoint, Evaluation, Images, Log, Optim, Tokens
+from .shapes import Goal, Model, shape_of
 
 MAX_SEED = 2**63 - 1
 TRAINED_WITH: dict[str, Literal["adamw", "muon"]] = {"modern": "muon", "modern-d12": "muon"}
@@ -20,22 +21,6 @@ TRAINED_WITH: dict[str, Literal["adamw", "muon"]] = {"modern": "muon", "modern-d
 Many = Annotated[int, Range(1), Range(1, 2**53)]
 TUNING_SEED = 1_000_000
 """Seed of the short runs that choose a learning rate: none that a final run uses, however many seeds are added."""
-
-
-Model = make_dataclass(
-    "Model",
-    [(name, hint | None, None) for name, hint in hints(DecoderConfig).items() if name not in ("scheme", "causal")],
-    bases=(Settings,),
-    namespace={
-        "__module__": __name__,
-        "__doc__": "Shape of the model; what is not given comes from the preset.",
-        "prefix": "model.",
-        "documented_by": DecoderConfig,
-    },
-    frozen=True,
-)
-"""Every field of the model but the scheme and what the objective says, optional: what is not given comes from the
-preset."""
 
 
 @dataclass(frozen=True)
@@ -97,17 +82,20 @@ class Shared(Settings):
 
     preset: str = "nano"
     """Size of the model: nano, nano-gpt2, nano-bert, nano-t5, modern, mini, 125m, paper-125m, bert-base, t5-base,
-    t5-large, modern-d12, 350m, 1.3b, 7b, 70b."""
+    t5-large, modern-d12, 350m, 1.3b, 7b, 70b; of images nano-vit, vit-small, vit-base, or the stream of any other."""
     data: str = "stdlib"
-    """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
-    objective: Literal["causal", "mlm", "denoise"] = "causal"
+    """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in).
+    Images: a folder of folders, one for each class, .npz files of JPEGs, CIFAR-10's .bin files."""
+    objective: Goal = "causal"
     """What is trained: causal, the next token; mlm, 15 % of the tokens, masked, by a model that sees both sides;
-    denoise, 15 % of the tokens, missing spans of 3 on average, by an encoder-decoder."""
+    denoise, 15 % of the tokens, missing spans of 3 on average, by an encoder-decoder; classify, the classes of
+    images."""
     recipe: Literal["shared", "own"] = "shared"
     """own: each scheme departs from the shared recipe as its paper asks (`geonorm schemes NAME`)."""
     model: Model = field(default_factory=Model)  # type: ignore[valid-type]
     optim: Optim = field(default_factory=Optim)
     tokens: Tokens = field(default_factory=Tokens)
+    images: Images = field(default_factory=Images)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     guard: Guard = field(default_factory=Guard)
@@ -123,22 +111,21 @@ class Shared(Settings):
         if self.objective != "causal" and self.evaluation.tasks:
             raise ConfigError(f"evaluation.tasks need a model of the next token, not --objective {self.objective}")
 
-    def decoder(self, scheme: str) -> DecoderConfig:
+        if self.objective == "classify" and self.tokens != Tokens():
+            raise ConfigError("tokens.* say how text becomes tokens: leave them out with --objective classify")
+        if self.objective != "classify" and self.images != Images():
+            raise ConfigError(f"images.* say how images are changed: leave them out with --objective {self.objective}")
+
+    def shape(self, scheme: str) -> ModelConfig:
         """The model under a scheme: the preset with the given fields replaced."""
-        changes = {key: value for key, value in asdict(self.model).items() if value is not None}
-        if self.objective == "denoise":
-            layers = changes.get("layers", preset(self.preset).layers)
-            return preset(self.preset, **{"encoder_layers": layers, **changes, "scheme": scheme, "causal": True})
-        shape = preset(self.preset, scheme=scheme, **changes)
-        if shape.encoder_layers is not None:
-            raise ConfigError(
-                f"model.encoder_layers {shape.encoder_layers} makes an encoder-decoder: it needs --objective denoise"
-            )
-        if self.objective == "mlm":
-            return replace(shape, causal=False)
-        if not shape.causal:
-            raise ConfigError(f"preset {self.preset} attends to both sides of a token: it needs --objective mlm")
-        return shape
+        return shape_of(self.preset, self.objective, scheme, self.model)
+
+    def decoder(self, scheme: str) -> DecoderConfig:
+        """The same where it has to be a model of tokens; ConfigError for any other."""
+        found = self.shape(scheme)
+        if not isinstance(found, DecoderConfig):
+            raise ConfigError(f"this is for models of tokens, not for --objective {self.objective}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -183,7 +170,7 @@ class TrainConfig(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scheme == "preset":
-            object.__setattr__(self, "scheme", preset(self.preset).scheme)
+            object.__setattr__(self, "scheme", named(self.preset).scheme)
         directory(self.out)
 
 

@@ -15,7 +15,8 @@ import torch
 from .. import elsewhere
 from ..errors import CheckpointError, ConfigError, near_folder
 from ..nn.decoder import Decoder
-from ..nn.encoder_decoder import build
+from ..nn.models import build
+from ..nn.vision import VisionTransformer
 from ..probes import load
 from ..schemes import parse, stored
 from .config import TrainConfig
@@ -95,6 +96,21 @@ class OpenedRun(Opened):
         return parallel.precision(self.config.runtime, self.device)
 
 
+@dataclass(frozen=True)
+class OpenedImages(Opened):
+    """The model of a run that tells classes of images apart, in its last state; it has no tokenizer."""
+
+    model: VisionTransformer
+    config: TrainConfig
+
+    @property
+    def causal(self) -> bool:
+        return False
+
+    def precision(self) -> AbstractContextManager[Any]:
+        return parallel.precision(self.config.runtime, self.device)
+
+
 def encode_running(tokenizer: Any, text: str) -> list[int]:
     """Ids of running text by a tokenizer of transformers, without the tokens that mark its ends."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
@@ -123,7 +139,7 @@ def open_model(
     hub: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     settings = read_settings(name, causal=causal, **hub)
     if isinstance(settings, TrainConfig):
-        return open_run(Path(name), device)
+        return open_trained(Path(name), device)
     own = load.load_model_tokenizer(tokenizer or name, **hub)
     model = build(name) if build else load.load_model(name, settings, device, dtype, causal=causal, **hub)
     return Opened(name, model, own, load.context_of(settings), device)
@@ -157,14 +173,24 @@ def read_run_settings(path: Path) -> TrainConfig:
 
 
 def open_run(path: Path, device: torch.device = CPU) -> OpenedRun:
+    """As `open_trained`, of a run on text. ConfigError for one on images."""
+    opened = open_trained(path, device)
+    if not isinstance(opened, OpenedRun):
+        raise ConfigError(f"{path} tells classes of images apart: this needs a model of text")
+    return opened
+
+
+def open_trained(path: Path, device: torch.device = CPU) -> OpenedRun | OpenedImages:
     """The model of a run at its newest whole checkpoint, whatever number of ranks trained it. CheckpointError if the
     folder holds none."""
     config = read_run_settings(path)
     parse(stored(config.scheme, read_sources(path), str(path)))
-    model = build(config.decoder(config.scheme)).to(device)
+    model = build(config.shape(config.scheme)).to(device)
     state = checkpoint.load_newest(path / "checkpoints", model, None, lambda line: print(line, file=sys.stderr))
     if state is None:
         raise CheckpointError(f"{path} holds no checkpoint yet; let it train first")
+    if isinstance(model, VisionTransformer):
+        return OpenedImages(str(path), model.eval(), None, None, device, config)
     shape = model.config
     tokenizer = load_tokenizer(str(path / "tokenizer.json"), NO_TEXT, shape.vocab_size)
     return OpenedRun(str(path), model.eval(), tokenizer, shape.context, device, config)

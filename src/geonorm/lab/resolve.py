@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..nn.config import DecoderConfig
+from ..nn.config import ModelConfig
 from ..schemes import Scheme, parse
 from .config import TrainConfig
 from .scale import tensor
@@ -23,14 +23,14 @@ class Resolved:
     scheme: Scheme
     departures: dict[str, float]
     """What the scheme's own recipe sets, if the run asks for it: keys weight_decay, warmup, lr, clip."""
-    shape: DecoderConfig
+    shape: ModelConfig
     layout: str
     """none, ddp or fsdp on the ranks of a world; empty where no world is known."""
 
 
 def resolve(config: TrainConfig, world: World | None = None) -> Resolved:
     """ConfigError for a scheme or model that does not exist, or does not fit the ranks of a world."""
-    scheme, shape = parse(config.scheme), config.decoder(config.scheme)
+    scheme, shape = parse(config.scheme), config.shape(config.scheme)
     departures = dict(scheme.recipe()) if config.recipe == "own" else {}
     kind = ""
     if world is not None:

@@ -233,8 +233,3 @@ class EncoderDecoder(Decoder):
             for module in block.children():
                 if isinstance(module, Residual):
                     yield module.place(), module
-
-
-def build(config: DecoderConfig) -> Decoder:
-    """The model of a shape: of two stacks where it has an encoder."""
-    return Decoder(config) if config.encoder_layers is None else EncoderDecoder(config)

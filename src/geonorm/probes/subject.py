@@ -43,9 +43,9 @@ class Subject:
 
     @property
     def masked(self) -> bool:
-        """Whether it predicts masked tokens and not the next one."""
+        """Whether it is asked for labels, of masked tokens or of images, and not for the next token."""
         if self.config is not None:
-            return "MaskedLM" in type(self.model).__name__
+            return any(part in type(self.model).__name__ for part in ("MaskedLM", "ImageClassification"))
         return not getattr(getattr(self.model, "config", None), "causal", True)
 
     def inputs(self, batch: Tensor | Inputs) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Subject:
             inputs = self.inputs(batch)
             with torch.no_grad(), self.capture.watching(**self.masks(inputs)):
                 self.run(inputs, head=False)
-            tokens += batch.numel() if isinstance(batch, Tensor) else self.count(inputs)
+            tokens += self.size(batch) if isinstance(batch, Tensor) else self.count(inputs)
             if told is not None:
                 told(tokens)
         return tokens
@@ -89,6 +89,13 @@ class Subject:
         if "decoder_input_ids" in inputs:
             return {"encoder": mask, "decoder": inputs.get("decoder_attention_mask")}
         return {} if mask is None else {stack.name: mask for stack, _ in self.capture.stacks} or {"": mask}
+
+    def size(self, batch: Tensor) -> int:
+        """Tokens of ids, or of images that a model of ours reads."""
+        if self.config is None and batch.is_floating_point():
+            config: Any = self.model.config
+            return len(batch) * int(config.context)
+        return batch.numel()
 
     @staticmethod
     def count(inputs: Inputs) -> int:
@@ -115,10 +122,10 @@ class Subject:
         logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)
         name = type(self.model).__name__
         predicts = self.config is None or any(part in name for part in ("CausalLM", "LMHead", "ConditionalGeneration"))
-        if logits is None or ids is None or not (predicts or self.masked):
-            raise ConfigError(f"needs a model that predicts the next token: this one is {name}")
-        if self.masked or ("" in inputs and "labels" in inputs):
+        if logits is not None and (self.masked or ("" in inputs and "labels" in inputs)):
             return masked_predictions(logits, inputs.get("labels"), name)
+        if logits is None or ids is None or not predicts:
+            raise ConfigError(f"needs a model that predicts the next token: this one is {name}")
         mask = inputs.get("decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask")
         logits = logits[:, :-1].flatten(0, 1)
         targets = ids[:, 1:].flatten()
@@ -133,7 +140,7 @@ class Subject:
 
 
 def masked_predictions(logits: Tensor, labels: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
-    """Logits at the labels (batch, tokens) that are not -100, and those labels."""
+    """Logits at the labels, (batch, tokens) or (batch,) of images, that are not -100, and those labels."""
     if labels is None:
         raise ConfigError(
             f"needs what is to be predicted: {name} predicts masked tokens, give their labels with its ids"

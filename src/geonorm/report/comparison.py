@@ -11,6 +11,7 @@ from pathlib import Path
 from ..lab.runs.run import flatten
 from . import comparison_charts as charts
 from .checks import limits
+from .classes import class_sections
 from .page import Part, Section, bullets, details, html_table, pairs, plain_text
 from .runs import SavedComparison
 from .tables import COLUMNS, LIMITS, count, headline, summary_line
@@ -41,6 +42,7 @@ def report_comparison(comparison: SavedComparison, place: Mapping[str, int]) -> 
     sections = [
         Section("Noise and differences", [_charts(noise, NO_LOSS)], "wide"),
         Section("Table", [html_table(titles, cells, place), TABLE_NOTE.format(family=comparison.rows[0]["family"])]),
+        *class_sections(comparison),
         Section("Training", [_charts(training, NO_METRICS)]),
         Section("Geometry of the stream", [_charts(charts.geometry(comparison), NO_TRACE)]),
         Section("Stability", [_stability(comparison), _charts(charts.gradient_course(comparison), NO_METRICS)]),

@@ -71,15 +71,9 @@ def summary_line(comparison: SavedComparison) -> str:
         f"{si(max(tokens))} tokens per run" if tokens else "tokens unknown",
         count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds",
         f"data {comparison.data}" if comparison.data else "data not named",
-        *([f"losses of {asked(comparison)}"] if any(row.get("val_accuracy_mean") is not None for row in rows) else []),
+        *asked_for(comparison, rows),
     ]
     return " · ".join(parts)
-
-
-def asked(comparison: SavedComparison) -> str:
-    """What the losses of a comparison are about, where that is not every token."""
-    spans = any(run.config.get("objective") == "denoise" for run in comparison.runs)
-    return "missing spans" if spans else "masked tokens"
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -177,10 +171,20 @@ def fitted_minimum(row: Row) -> str:
     return f"{fit['loss']:.4f}{error} at {fit['lr']:.2g}" + (f" ({fit['problem']})" if fit["problem"] else "")
 
 
+def asked_for(comparison: SavedComparison, rows: Sequence[Row]) -> list[str]:
+    """What losses are of, where that is not the next token."""
+    told = [row for row in rows if row.get("val_accuracy_mean") is not None]
+    if not told:
+        return []
+    if any(run.config.get("objective") == "denoise" for run in comparison.runs):
+        return ["losses of missing spans"]
+    return ["losses of masked tokens" if any(row["val_bpb_mean"] is not None for row in told) else "losses of images"]
+
+
 def accuracy(row: Row) -> str:
-    """Mean share of masked tokens that were predicted, where that was trained."""
-    share = row.get("val_accuracy_mean")
-    return "–" if share is None else f"{share:.1%}"
+    """Mean share of masked tokens, or of images, that were told right, where that was trained."""
+    share, five = row.get("val_accuracy_mean"), row.get("val_top5_mean")
+    return "–" if share is None else f"{share:.1%}" + ("" if five is None else f" (top-5 {five:.1%})")
 
 
 def learning_rate(row: Row) -> str:

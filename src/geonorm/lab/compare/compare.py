@@ -26,7 +26,7 @@ from ..resolve import resolve
 from ..runs.provenance import Provenance
 from ..runs.run import LOCK, RunFolder, first_difference, lock_folder, stored_settings, write_atomic, write_json
 from ..runs.statistics import aggregate
-from ..train.text import load_text
+from ..train.load import load_data
 from .clusters import Ray, Slurm
 from .grid import OWN, check_one_text, check_same_axes, curve_of, describe_grid, make_cells
 from .team import Say, Team, make_team, outcome
@@ -76,8 +76,8 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
         pick_device(config.runtime.device)
     check_directory(out, config)
     # once, here: the runs find the tokens in the cache
-    text = load_text(max(samples, key=lambda sample: sample.batch_size))
-    provenance = Provenance.of(config, text.tokens, text.tokenizer, dict.fromkeys(run.scheme for run in samples))
+    text = load_data(max(samples, key=lambda sample: sample.batch_size))
+    provenance = Provenance.of(config, text.sha256, text.fingerprint, dict.fromkeys(run.scheme for run in samples))
     for settings in sorted((out / "runs").glob("*/config.yaml")):
         provenance.check(settings.parent)
     with closing(make_team(out, config, say, live)) as team, lock_folder(out):

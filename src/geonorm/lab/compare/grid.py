@@ -15,6 +15,7 @@ from itertools import product
 from typing import Any
 
 from ...errors import ConfigError, unknown
+from ...nn.config import DecoderConfig
 from ...schemes import parse
 from ...schemes.grammar import set_field
 from ...settings import convert, flag, from_dict, options, to_dict
@@ -106,7 +107,8 @@ def check_same_axes(before: Sequence[str], now: Sequence[str]) -> str | None:
 
 def check_one_text(samples: Sequence[TrainConfig]) -> None:
     """ConfigError where cells would have tokenizers of different size (a preset says so, too)."""
-    sizes = {sample.decoder(sample.scheme).vocab_size for sample in samples}
+    shapes = [sample.shape(sample.scheme) for sample in samples]
+    sizes = {shape.vocab_size for shape in shapes if isinstance(shape, DecoderConfig)}
     if len(sizes) > 1:
         raise ConfigError(
             f"--grid makes vocabularies of {' and '.join(map(str, sorted(sizes)))} tokens: give --model.vocab_size"

@@ -14,13 +14,34 @@ from .objectives import HELD_OUT, NEXT, Objective, Pair
 KEPT_EPOCHS = 2  # a batch can straddle two epochs
 
 
-class Batches:
-    """Training batches: which tokens stand in row j of step s depends on the seed and nothing else.
+class Shuffled:
+    """The order of training data: row j of step s is sample i = s * batch_size + j, and sample i is the item at place i
+    of an endless list: one seeded permutation of all items per epoch. Ranks ask for their rows of the one global
+    batch, so neither resuming nor another world size reorders data."""
 
-    The tokens are cut into blocks of `context`. Sample i = step * batch_size + j takes the block at place i
-    of an endless list: one seeded permutation of all blocks per epoch. Ranks ask for their rows of the one
-    global batch, so neither resuming nor another world size reorders data.
-    """
+    def __init__(self, items: int, batch_size: int, seed: int) -> None:
+        self.items, self.batch_size, self.seed = items, batch_size, seed
+        self._permutations: dict[int, NDArray[np.int64]] = {}
+
+    def pick(self, step: int, rows: slice | range | None = None) -> tuple[list[int], list[int]]:
+        """Numbers of the samples of a step, and of the items that they are; `rows` picks some of the global batch."""
+        samples = step * self.batch_size + np.arange(self.batch_size)[rows if rows is not None else slice(None)]
+        places = ((int(i) // self.items, int(i) % self.items) for i in samples)
+        return [int(i) for i in samples], [int(self._permutation(epoch)[place]) for epoch, place in places]
+
+    def _permutation(self, epoch: int) -> NDArray[np.int64]:
+        if epoch not in self._permutations:
+            while len(self._permutations) >= KEPT_EPOCHS:
+                del self._permutations[min(self._permutations)]
+            # sorting raw bits: numpy keeps the stream of a bit generator for ever, that of `permutation` it may change
+            bits = np.random.Philox(key=np.array([self.seed, epoch], dtype=np.uint64)).random_raw(self.items)
+            self._permutations[epoch] = np.argsort(bits, kind="stable")
+        return self._permutations[epoch]
+
+
+class Batches(Shuffled):
+    """Training batches: which tokens stand in row j of step s depends on the seed and nothing else. The tokens are cut
+    into blocks of `context`, which are the items."""
 
     def __init__(
         self, tokens: NDArray[Any], batch_size: int, context: int, seed: int, objective: Objective = NEXT
@@ -28,14 +49,14 @@ class Batches:
         """tokens: 1-d, of any integer type. Raises `DataError` where they do not fill one batch."""
         if batch_size < 1 or context < 1 or seed < 0:
             raise DataError(f"batch size {batch_size}, context {context}, seed {seed}: give sizes >= 1 and a seed >= 0")
-        self.tokens, self.batch_size, self.context, self.seed = tokens, batch_size, context, seed
-        self.objective, self.blocks = objective, count_blocks(tokens, context)
+        self.blocks = count_blocks(tokens, context)
+        super().__init__(self.blocks, batch_size, seed)
+        self.tokens, self.context, self.objective = tokens, context, objective
         if self.blocks < batch_size:
             raise DataError(
                 f"{len(tokens)} tokens give {self.blocks} windows of {context} but a batch "
                 f"needs {batch_size}: use more text, a smaller batch or a shorter context"
             )
-        self._permutations: dict[int, NDArray[np.int64]] = {}
 
     def at(self, step: int, rows: slice | range | None = None) -> Pair:
         """(inputs, targets) of a step, int64, shape (batch_size, context); targets one token ahead, or both as the
@@ -43,20 +64,8 @@ class Batches:
 
         `rows` picks rows of the global batch, for example one rank's; the other rows are not read.
         """
-        samples = step * self.batch_size + np.arange(self.batch_size)[rows if rows is not None else slice(None)]
-        places = ((int(i) // self.blocks, int(i) % self.blocks) for i in samples)
-        blocks = [int(self._permutation(epoch)[place]) for epoch, place in places]
-        windows = cut_windows(self.tokens, blocks, self.context)
-        return self.objective.pairs(windows, [int(i) for i in samples], self.seed)
-
-    def _permutation(self, epoch: int) -> NDArray[np.int64]:
-        if epoch not in self._permutations:
-            while len(self._permutations) >= KEPT_EPOCHS:
-                del self._permutations[min(self._permutations)]
-            # sorting raw bits: numpy keeps the stream of a bit generator for ever, that of `permutation` it may change
-            bits = np.random.Philox(key=np.array([self.seed, epoch], dtype=np.uint64)).random_raw(self.blocks)
-            self._permutations[epoch] = np.argsort(bits, kind="stable")
-        return self._permutations[epoch]
+        samples, blocks = self.pick(step, rows)
+        return self.objective.pairs(cut_windows(self.tokens, blocks, self.context), samples, self.seed)
 
 
 def validation_batches(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...nn.config import DecoderConfig
-from ...nn.encoder_decoder import build
+from ...nn.models import build
 from ..compare.compare import begin_study, read_runs, repeat_command, round_rate, slug
 from ..compare.team import Say
 from ..config import Shared, TrainConfig

@@ -15,7 +15,6 @@ from ... import elsewhere
 from ...errors import CheckpointError
 from ...schemes import parse, sources_of
 from ..config import Shared
-from ..data import TokenData, Tokenizer
 from .run import read_json, write_atomic, write_json
 
 FILE, FOLDER = "environment.json", "schemes"
@@ -72,10 +71,11 @@ class Provenance:
     """Schemes from elsewhere, in the form of `sources_of`."""
 
     @classmethod
-    def of(cls, config: Shared, tokens: TokenData, tokenizer: Tokenizer, schemes: Iterable[str]) -> Provenance:
-        """What runs of these settings and schemes are made from."""
+    def of(cls, config: Shared, data: str, tokenizer: str, schemes: Iterable[str]) -> Provenance:
+        """What runs of these settings and schemes are made from: data by their sha256, a tokenizer by its fingerprint
+        (empty where there is none)."""
         sources = {place: kept for scheme in schemes for place, kept in sources_of(parse(scheme)).items()}
-        return cls(tokens.sha256, tokenizer.fingerprint, config.tokens.tokenizer == "bpe", sources)
+        return cls(data, tokenizer, config.tokens.tokenizer == "bpe", sources)
 
     def check(self, folder: Path) -> None:
         """CheckpointError if the run in a folder was made from something else."""

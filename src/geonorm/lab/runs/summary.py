@@ -9,12 +9,19 @@ from typing import Any
 
 import torch
 
-from ...nn.config import DecoderConfig
+from ...nn.config import ModelConfig
 from ...progress import span
 from ..config import TrainConfig
 from ..tasks.examination import last_answers
 from .run import RunFolder, finite_or_none, read_rows
 from .statistics import spikes
+
+MORE = """
+    val_accuracy val_top5 val_span_loss val_span_accuracy val_loss_part val_loss_average val_bpb_average
+    val_accuracy_average val_top5_average
+    val_tokens val_documents val_images val_classes
+""".split()
+"""What is measured besides, where it is."""
 
 
 def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -30,15 +37,13 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> di
         "tokens": rows[-1]["tokens"] if rows else 0,
         "train_loss": sum(tail) / len(tail) if tail and None not in tail else None,
         "val_loss": evaluated[-1]["val_loss"] if evaluated else None,
-        "val_bpb": evaluated[-1]["val_bpb"] if evaluated else None,
+        "val_bpb": evaluated[-1].get("val_bpb") if evaluated else None,
         "spikes": len(spikes(losses)),
         "grad_spikes": len(spikes(norms)),
         "tokens_per_second": median(speeds) if speeds else None,
         "peak_memory_bytes": peak_memory(device),
     }
-    more = "val_accuracy val_span_loss val_span_accuracy val_loss_part val_loss_average val_bpb_average"
-    more += " val_accuracy_average val_tokens val_documents"
-    for key in more.split():
+    for key in MORE:
         if evaluated and key in evaluated[-1]:
             summary[key] = evaluated[-1][key]
     if tasks := last_answers(rows):
@@ -48,7 +53,7 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> di
     return summary
 
 
-def describe(c: TrainConfig, shape: DecoderConfig, parameters: int, device: torch.device) -> list[str]:
+def describe(c: TrainConfig, shape: ModelConfig, parameters: int, device: torch.device) -> list[str]:
     """What a run is, in lines: its header."""
     tokens = c.batch_size * shape.context
     rate = f"lr {c.lr:g}, {c.optim.schedule}"
@@ -72,6 +77,13 @@ def progress_line(row: dict[str, Any], steps: int, left: float | None = None) ->
     if left is not None and row["step"] < steps:
         parts.append(f"{span(left)} left")
     return "  ".join(parts)
+
+
+def last_line(summary: dict[str, Any]) -> str:
+    """What a run came to: its held-out loss, and bits per byte of text or the accuracy of images."""
+    bits = summary["val_bpb"]
+    also = f"accuracy {summary['val_accuracy']:.1%}" if bits is None else f"bits per byte {bits:.4f}"
+    return f"val_loss {summary['val_loss']:.4f}  {also}"
 
 
 def peak_memory(device: torch.device) -> int:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,20 +18,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ...errors import ConfigError
-from ...nn.decoder import Decoder
 from ...nn.roles import draw_weight
+from ...nn.trunk import Trunk
 from ..config import Runtime
 from . import tensor
 from .world import ALONE, KEPT_GROUPS, World
 
 Optimizers = list[torch.optim.Optimizer]
 Loss = Callable[[Tensor, Tensor], Tensor]
+M = TypeVar("M", bound=Trunk)
 WHOLE, PAYS = 6, 10_000
 """Most blocks of a model that is compiled as one graph with its loss, and fewest steps. That compiling takes longer the
 deeper the model is, for four blocks 26 s of a CPU in place of 8, and saves some 7 ms a step."""
 
 
-def distribute(model: Decoder, runtime: Runtime, device: torch.device) -> Decoder:
+def distribute(model: M, runtime: Runtime, device: torch.device) -> M:
     """Moves the model and wraps its blocks and its loss in place; parameter names do not change."""
     model.to(device)
     for block in model.all_blocks:
@@ -39,11 +41,11 @@ def distribute(model: Decoder, runtime: Runtime, device: torch.device) -> Decode
         if runtime.compile:
             block.compile()
     if runtime.compile:
-        model.cross_entropy = torch.compile(Decoder.cross_entropy)  # type: ignore[method-assign]
+        model.cross_entropy = torch.compile(Trunk.cross_entropy)  # type: ignore[method-assign]
     return model
 
 
-def loss_of(model: Decoder, runtime: Runtime, device: torch.device, steps: int) -> Loss:
+def loss_of(model: Trunk, runtime: Runtime, device: torch.device, steps: int) -> Loss:
     """The loss that is trained for some steps, of a model that lies whole on one rank. In a long run on one CPU thread
     a small model, whose graphs cost as much to call as to work, is compiled whole; with several threads the gradient of
     the embedding would be summed in an order that changes. Whatever observes the model calls it block by block."""
@@ -90,7 +92,7 @@ def build_device(kind: str, world: World) -> torch.device:
 class Losses(nn.Module):
     """The loss as a forward pass, which is what DDP can wrap."""
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Trunk) -> None:
         super().__init__()
         self.model = model
 
@@ -110,7 +112,7 @@ class Spread:
     """
 
     def __init__(
-        self, model: Decoder, runtime: Runtime, world: World, device: torch.device, kind: str, steps: int = 0
+        self, model: Trunk, runtime: Runtime, world: World, device: torch.device, kind: str, steps: int = 0
     ) -> None:
         self.model, self.world, self.kind = model, world, kind
         mesh = mesh_of(runtime, world, device, kind) if kind == "fsdp" or world.tensor > 1 else None
@@ -118,7 +120,7 @@ class Spread:
             tensor.cut(model, mesh["tensor"])
         if mesh is not None and kind == "fsdp":
             shard(model, runtime, mesh)
-        if model.embed.weight.is_meta:
+        if model.head.weight.is_meta:
             draw_weights(model, device)
         self.parameters = list(model.parameters())  # once: the walk through a small model costs as much as the clipping
         self.uncut = [p for p in self.parameters if p.dim() == 0] if kind == "fsdp" else []
@@ -177,13 +179,12 @@ def mesh_of(runtime: Runtime, world: World, device: torch.device, kind: str) -> 
     return mesh
 
 
-def draw_weights(model: Decoder, device: torch.device) -> None:
+def draw_weights(model: Trunk, device: torch.device) -> None:
     """Gives a model that was cut on the meta device its initial weights, those that one rank would draw: every rank
     draws all of them, in the same order, but holds one whole matrix at a time and keeps its own part. Vectors and
     scalars are made whole, all at once, because schemes start them as they like."""
     model.to_empty(device=device)
-    if model.config.tied:
-        model.head.weight = model.embed.weight
+    model.share_weights()
     matrices = {id(weight) for _, weight, _, _ in model.weights()}
     kept = [
         (module, name, parameter)
@@ -212,7 +213,7 @@ def copy_own_part(parameter: Tensor, whole: Tensor) -> None:
         parameter.to_local().copy_(whole[own])
 
 
-def shard(model: Decoder, runtime: Runtime, mesh: DeviceMesh) -> None:
+def shard(model: Trunk, runtime: Runtime, mesh: DeviceMesh) -> None:
     """FSDP2 in place: a group for each block, one for the embedding, one for the head, one for what is left.
 
     With bf16, blocks and head are gathered in bf16 and gradients reduced in fp32. The embedding stays fp32 and inputs
@@ -230,9 +231,8 @@ def shard(model: Decoder, runtime: Runtime, mesh: DeviceMesh) -> None:
 
     for block in model.all_blocks:
         cut(block, policy)
-    if not model.config.tied:  # one matrix in two places belongs to the group that holds both
-        cut(model.embed, plain)
-        cut(model.head, policy)
+    for end in model.ends():  # one matrix in two places belongs to the group that holds both
+        cut(end, policy if end is model.head else plain)
     cut(model, plain)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ...errors import ConfigError
+from ...nn.config import DecoderConfig
 from ...nn.decoder import Decoder
 from ...nn.roles import ROLES
 from ...settings import to_dict
@@ -48,9 +49,11 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
     if tensor_size > 1:
         raise ConfigError(f"a plan does not count tensor parallelism; leave out --runtime.tensor_size {tensor_size}")
     setup = resolve(config, World(size=ranks))
-    if setup.shape.encoder_layers is not None:
-        raise ConfigError("a plan does not count encoder-decoders: --dry-run is for the other objectives")
     config, shape, runtime = setup.config, setup.shape, setup.config.runtime
+    if not isinstance(shape, DecoderConfig):
+        raise ConfigError(f"--dry-run counts models of tokens alone, not --objective {config.objective}")
+    if shape.encoder_layers is not None:
+        raise ConfigError(f"--dry-run counts models of one stack alone, not --objective {config.objective}")
     shard = (runtime.shard_size or ranks) if setup.layout == "fsdp" else 1
     where = Division(setup.layout, shard, ranks // shard)
     micro = config.batch_size // (ranks * runtime.accumulate)

@@ -25,24 +25,24 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from ...errors import ConfigError
 from ...nn.attention import SelfAttention
-from ...nn.config import DecoderConfig
-from ...nn.decoder import Decoder
+from ...nn.config import TrunkConfig
 from ...nn.mlp import MLP
 from ...nn.plans import PLACES, tensor_parallel_plan
+from ...nn.trunk import Trunk
 
 
-def check_shares(config: DecoderConfig, size: int) -> None:
+def check_shares(config: TrunkConfig, size: int) -> None:
     """ConfigError for a shape whose heads or hidden units cannot be shared evenly by so many ranks."""
     for name, count in (("heads", config.heads), ("kv_heads", config.groups), ("hidden", config.hidden)):
         if count % size:
             raise ConfigError(f"model.{name} {count} must be a multiple of runtime.tensor_size {size}")
-    if size > 1 and config.encoder_layers is not None:
+    if size > 1 and getattr(config, "encoder_layers", None) is not None:
         raise ConfigError(f"runtime.tensor_size {size} is not for encoder-decoders: use fsdp")
     if size > 1 and config.values != "own":
         raise ConfigError(f"model.values {config.values} needs whole values on every rank: use runtime.tensor_size 1")
 
 
-def cut(model: Decoder, mesh: DeviceMesh) -> None:
+def cut(model: Trunk, mesh: DeviceMesh) -> None:
     """Cuts the blocks of a model among the ranks of a mesh, in place; parameters become distributed tensors under their
     names. A model on the meta device stays there."""
     styles = {"colwise": ColwiseParallel, "rowwise": SumOutput}

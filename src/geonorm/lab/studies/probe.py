@@ -29,11 +29,15 @@ from ...probes.schedule import implied
 from ...probes.subject import Inputs, Subject, ablation, measure_gradients
 from ...results import Result, Rows
 from ...sites.anatomy import Stack
+from ..config import TrainConfig
 from ..data import Tokenizer, open_source
+from ..data.image_batches import validation_images
+from ..data.images import open_images
 from ..data.objectives import HELD_OUT
-from ..open import Opened, OpenedRun, encode_running, open_model, read_settings, run_of
+from ..open import Opened, OpenedImages, OpenedRun, encode_running, open_model, read_settings, run_of
 from ..runs import environment
 from ..runs.run import LOCK, finite_or_none
+from ..train.images import check_classes
 from .simulate import check_writable, save
 
 Told = Callable[[str, float], None]
@@ -142,15 +146,19 @@ def probe(
     else:
         subject, name = Subject(model, stacks, sites=sites), name or type(model).__name__
         encode = partial(encode_running, tokenizer) if tokenizer is not None else None
-    if isinstance(data, str):
+    batches: Sequence[Any]
+    asked: Sequence[Inputs | Tensor] | None = None
+    losses = gradients or ablate_blocks or logit_lens
+    if isinstance(opened, OpenedImages) and isinstance(data, str):
+        batches, asked = images_of(opened, data, tokens, batch, bos)
+    elif isinstance(data, str):
         if encode is None:
             raise ConfigError("a model in memory needs its tokenizer to read text: tokenizer=..., or give ids")
         begin = beginning(tokenizer, name) if bos else None
-        batches: list[Any] = list(text(data, encode, tokens, context, vocabulary(subject), begin).split(batch))
+        batches = list(text(data, encode, tokens, context, vocabulary(subject), begin).split(batch))
+        asked = ask_masked(opened, batches) if opened is not None and losses else None
     else:
         batches = [data] if isinstance(data, (Tensor, Mapping)) else list(data)
-    losses = gradients or ablate_blocks or logit_lens
-    asked = ask_masked(opened, batches) if opened is not None and isinstance(data, str) and losses else None
     if opened is not None and isinstance(data, str):
         batches = list(given_to(opened, batches))
     return measure_model(
@@ -181,6 +189,19 @@ def given_to(opened: Opened, batches: Sequence[Tensor]) -> Sequence[Tensor | Inp
     return ask_masked(opened, batches) if two else batches
 
 
+def images_of(
+    opened: OpenedImages, data: str, tokens: int, batch: int, bos: bool = False
+) -> tuple[list[Tensor], list[Inputs]]:
+    """Held-out images in batches, spread over all of them, as many as make so many tokens; and the same with labels.
+    DataError where their classes are not the run's."""
+    if bos:
+        raise ConfigError("--bos is of text: an image has no token that begins it")
+    images, shape = open_images(data), opened.model.config
+    check_classes(Path(opened.name), images)
+    found = list(validation_images(images.validation, batch, shape.image_size, max(1, tokens // shape.context)))
+    return [given for given, _ in found], [{"": given, "labels": labels} for given, labels in found]
+
+
 def measure_model(
     subject: Subject,
     name: str,
@@ -204,7 +225,7 @@ def measure_model(
     if gradients:
         for row, found in zip(sites, measure_gradients(subject, asked[0]).values(), strict=True):
             row.update(found)
-    sizes = (batch.numel() if isinstance(batch, Tensor) else ABLATION_TOKENS for batch in batches)
+    sizes = (subject.size(batch) if isinstance(batch, Tensor) else ABLATION_TOKENS for batch in batches)
     most = next((i for i, size in enumerate(accumulate(sizes), start=1) if size >= ABLATION_TOKENS), len(batches))
     some, loss, ablated = asked[:most], None, list[dict[str, Any]]()
     if ablate_blocks:
@@ -291,22 +312,31 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
     probed = (out / "norms.jsonl").exists() and not (out / "metrics.jsonl").exists()  # a run has norms too
     if out.exists() and not probed and any(entry.name != LOCK for entry in out.iterdir()):
         raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
-    open_source(config.data)
     models = [run_of(name, config.scheme) for name in config.models]
+    kinds = set[bool]()
     for name in models:  # what can be known to be wrong without loading is known first
-        read_settings(name, causal=False, revision=config.revision, trust_remote_code=config.trust_remote_code)
+        known = read_settings(name, causal=False, revision=config.revision, trust_remote_code=config.trust_remote_code)
+        kinds.add(isinstance(known, TrainConfig) and known.objective == "classify")
+    if len(kinds) > 1:
+        raise ConfigError("some of these models read images, others text: probe them apart")
+    open_images(config.data) if kinds == {True} else open_source(config.data)
     found = []
     for name, label in zip(models, short_names(models), strict=True):
         opened = open_probed(name, config)
         subject = Subject(opened.model, config.stacks(), sites=not config.norms_only)
-        context = min(config.context, opened.context or config.context)
-        begin = beginning(opened.tokenizer, name) if config.bos else None
-        ids = text(config.data, opened.encode, config.tokens, context, vocabulary(subject), begin)
-        batches = list(ids.split(config.batch))
         losses = config.gradients or config.ablate_blocks or config.logit_lens
+        batches: Sequence[Tensor]
+        asked: Sequence[Tensor | Inputs] | None
+        if isinstance(opened, OpenedImages):
+            batches, asked = images_of(opened, config.data, config.tokens, config.batch, config.bos)
+        else:
+            context = min(config.context, opened.context or config.context)
+            begin = beginning(opened.tokenizer, name) if config.bos else None
+            ids = text(config.data, opened.encode, config.tokens, context, vocabulary(subject), begin)
+            batches = list(ids.split(config.batch))
+            asked = ask_masked(opened, batches) if losses else None
         measured = measure_model(
-            subject, label, given_to(opened, batches), ask_masked(opened, batches) if losses else None,
-            gradients=config.gradients,
+            subject, label, given_to(opened, batches), asked, gradients=config.gradients,
             ablate_blocks=config.ablate_blocks, logit_lens=config.logit_lens, progress=progress,
         )  # fmt: skip
         found.append(measured)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ...nn.decoder import Decoder
+from ...nn.trunk import Trunk
 from ..config import TrainConfig
 from ..scale.tensor import local_part
 
@@ -19,7 +19,7 @@ KIND = "average"
 class Average:
     """Running mean in fp32 (fp64 for fp64) of all parameters over the last `evaluation.average` of the steps."""
 
-    def __init__(self, model: Decoder, config: TrainConfig) -> None:
+    def __init__(self, model: Trunk, config: TrainConfig) -> None:
         self.model = model
         self.first = config.steps - max(1, round(config.evaluation.average * config.steps)) + 1
         wide = {

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ...nn.decoder import Decoder
+from ...nn.trunk import Trunk
 from ...probes.measures import SiteMoments
 from ...sites.watch import ModelSite, watch
 
@@ -19,15 +19,15 @@ def all_finite(parameter: Tensor) -> bool:
     return bool(torch.isfinite(whole).all())
 
 
-def name_place(model: Decoder, place: ModelSite) -> str:
+def name_place(model: Trunk, place: ModelSite) -> str:
     """A site in words, with its stack where there are two."""
-    stack = f"{place.stack} " if model.config.encoder_layers else ""
+    stack = f"{place.stack} " if hasattr(model, "encoder") else ""
     return f"{stack}layer {place.site.layer} {place.site.kind}"
 
 
 @torch.no_grad()
 def diagnose(
-    model: Decoder, ids: Tensor, step: int, what: str = "loss is not finite", targets: Tensor | None = None
+    model: Trunk, ids: Tensor, step: int, what: str = "loss is not finite", targets: Tensor | None = None
 ) -> str:
     """One line: what went wrong, the step, the first site that overflows or spikes on the batch ids, the clamp rate,
     the smallest |x|."""

@@ -20,14 +20,13 @@ from torch import Tensor
 
 from ...devices import pick_device
 from ...errors import CheckpointError
-from ...nn.encoder_decoder import build
+from ...nn.models import build
 from ...ops.available import read_backend
 from ...output import launched
 from ...progress import Pace, Unwatched
 from ...schemes import advance
 from ...settings import to_dict
 from ..config import TrainConfig
-from ..data.batches import Batches
 from ..resolve import Resolved, resolve
 from ..runs import environment
 from ..runs.loggers import FINISHED, Logger, Loggers, Start, find_loggers, tracked_id
@@ -36,16 +35,15 @@ from ..runs.run import VOLATILE, RunFolder, finite_or_none
 from ..runs.summary import describe, loss_text, progress_line, summarise
 from ..scale import checkpoint, parallel
 from ..scale.world import ALONE, World, join_world, lost_peer, own_device
-from ..tasks.examination import Examination
 from . import optim, trace
 from .averaging import Average
 from .branch import LONGER, find_extension, find_trunk
 from .diagnose import diagnose
 from .guard import Diverged, Judge, Trouble
+from .load import Data, load_data
 from .matrices import HeldNorms, Turning
 from .signals import stop_signals, stop_unheard
-from .text import Text, load_text
-from .validation import Validation, loss_on_part
+from .validation import loss_on_part
 
 Say = Callable[[str], None]
 LATE, STOP, FAILED = 1, 2, 3
@@ -71,8 +69,8 @@ def train(
     with join_world(device, config.guard.stuck) as world, ExitStack() as opened:
         say = stop_unheard(say, stopped) if world.first else lambda line: None
         setup = resolve(config, world)
-        loop = Loop(setup, world.in_turn(lambda: load_text(config, world)), device, say, world)
-        provenance = Provenance.of(config, loop.text.tokens, loop.text.tokenizer, [config.scheme])
+        loop = Loop(setup, world.in_turn(lambda: load_data(config, world)), device, say, world)
+        provenance = Provenance.of(config, loop.text.sha256, loop.text.fingerprint, [config.scheme])
         silent, longer = RunFolder(Path(config.out), writes=False), world.together(lambda: find_extension(config))
         but = LONGER if longer else VOLATILE
         run = world.together(lambda: opened.enter_context(RunFolder.open(config, but)) if world.first else silent)
@@ -96,15 +94,14 @@ def train(
 class Loop:
     """State of one training run on one rank."""
 
-    def __init__(self, setup: Resolved, text: Text, device: torch.device, say: Say, world: World = ALONE) -> None:
+    def __init__(self, setup: Resolved, text: Data, device: torch.device, say: Say, world: World = ALONE) -> None:
         c = setup.config
         self.config, self.setup, shape, kind = c, setup, setup.shape, setup.layout
         self.world = world = replace(world, tensor=c.runtime.tensor_size)
         self.trunk = find_trunk(c)
         self.text, self.device, self.say = text, device, say
         world.dog.at(0, "building the model")
-        self.batches = Batches(text.tokens.train, c.batch_size, shape.context, c.seed, text.objective)
-        self.validation = Validation(text.tokens, c, shape.context, device, world, text.objective)
+        self.batches, self.validation = text.batches(c, shape), text.validation(c, shape, device, world)
         torch.manual_seed(c.seed)
         with torch.device(built_on := parallel.build_device(kind, world)):
             model = build(shape)
@@ -114,7 +111,7 @@ class Loop:
         self.optimizers = parallel.split_groups(optim.build_optimizers(self.model, c.optim, c.lr))
         self.average = Average(self.model, c)
         self.held = HeldNorms(self.model, c.optim.hold_norms)
-        self.examination = Examination(c, self.model, text.tokenizer) if c.evaluation.tasks else None
+        self.examination = text.examine(c, self.model)
         self.judge = Judge(c.guard)
         self.loggers, self.found = Loggers(), find_loggers(c) if world.first else {}
         self.evaluate_every = c.evaluation.every or max(1, c.steps // 3)
@@ -146,8 +143,8 @@ class Loop:
             changed := provenance.record(run.path, self.step, environment.collect(self.device, c.runtime.threads))
         ):
             self.say(changed)
-        if run.writes and not (run.path / "tokenizer.json").exists():
-            self.text.tokenizer.save(run.path / "tokenizer.json")
+        if run.writes:
+            self.text.save(run.path)
         keeps = c.optim.schedule == "wsd" if c.checkpoint.trunk is None else c.checkpoint.trunk
         trunk = optim.trunk_end(c.optim, c.steps) if keeps else None
         self.world.together(lambda: self.open_loggers(run, more))
@@ -246,7 +243,7 @@ class Loop:
         grad_norm = self.spread.clip(c.optim.clip if c.optim.clip > 0 else inf)
         total = self.world.mean(torch.stack(losses).mean())
         lr = c.lr * optim.rate_share(c.optim, step, c.steps)
-        tokens = step * c.batch_size * ids.shape[1]
+        tokens = step * c.batch_size * self.setup.shape.context
         row = {"step": step, "tokens": tokens, "loss": total, "lr": lr, "grad_norm": grad_norm}
         self.dog.at(step, "the optimizer's step")
         try:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from ...nn.decoder import Decoder
+from ...nn.trunk import Trunk
 from ..scale.tensor import local_part, sum_over_ranks
 
 WRITERS = ("o", "down")
@@ -23,7 +23,7 @@ def product(a: Tensor, b: Tensor, of: Tensor) -> float:
     return sum_over_ranks((a.double() * b.double()).sum(), [of]).item()
 
 
-def weights_of(model: Decoder, roles: Sequence[str]) -> list[tuple[str, Tensor]]:
+def weights_of(model: Trunk, roles: Sequence[str]) -> list[tuple[str, Tensor]]:
     return [(role, weight) for role, weight, _, _ in model.weights() if role in roles]
 
 
@@ -31,7 +31,7 @@ class HeldNorms:
     """Puts the matrices of some roles back to the norm they have now. ConfigError for one that begins at 0."""
 
     @torch.no_grad()
-    def __init__(self, model: Decoder, roles: Sequence[str]) -> None:
+    def __init__(self, model: Trunk, roles: Sequence[str]) -> None:
         self.weights = [weight for _, weight in weights_of(model, roles)]
         self.squares = [product(local_part(w), local_part(w), w) for w in self.weights]
         if not all(self.squares):
@@ -49,7 +49,7 @@ class Turning:
     matrix before and after it, and `norm_ROLE`, their mean Frobenius norm after it."""
 
     @torch.no_grad()
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Trunk) -> None:
         self.before = [(role, weight, local_part(weight).clone()) for role, weight in weights_of(model, WRITERS)]
 
     @torch.no_grad()

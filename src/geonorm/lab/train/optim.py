@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from ...nn.decoder import Decoder
 from ...nn.roles import ROLES
+from ...nn.trunk import Trunk
 from ..options import Optim
 
 
-def build_optimizers(model: Decoder, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: Trunk, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
     """AdamW, SGD, or Muon for matrices inside blocks with AdamW for the rest. Weight decay follows the table of
     roles."""
     decayed: list[Tensor] = []

@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config import Recipe
+import torch
+
+from ...nn.config import ModelConfig
+from ...nn.decoder import Decoder
+from ...nn.trunk import Trunk
+from ..config import Recipe, TrainConfig
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
 from ..data.batches import Batches, validation_batches
 from ..data.objectives import Objective, count_spans, pick_objective
 from ..scale.world import ALONE, World
+from ..tasks.examination import Examination
+from .validation import Validation
 
 
 @dataclass
@@ -19,6 +26,32 @@ class Text:
     tokens: TokenData
     tokenizer: Tokenizer
     objective: Objective
+
+    @property
+    def sha256(self) -> str:
+        return self.tokens.sha256
+
+    @property
+    def fingerprint(self) -> str:
+        return self.tokenizer.fingerprint
+
+    def batches(self, c: TrainConfig, shape: ModelConfig) -> Batches:
+        return Batches(self.tokens.train, c.batch_size, shape.context, c.seed, self.objective)
+
+    def validation(self, c: TrainConfig, shape: ModelConfig, device: torch.device, world: World) -> Validation:
+        return Validation(self.tokens, c, shape.context, device, world, self.objective)
+
+    def examine(self, c: TrainConfig, model: Trunk) -> Examination | None:
+        """The tasks that are asked while the model trains, if any are."""
+        if not c.evaluation.tasks:
+            return None
+        assert isinstance(model, Decoder)
+        return Examination(c, model, self.tokenizer)
+
+    def save(self, folder: Path) -> None:
+        """Puts the tokenizer into the folder of a run."""
+        if not (folder / "tokenizer.json").exists():
+            self.tokenizer.save(folder / "tokenizer.json")
 
 
 def load_text(config: Recipe, world: World = ALONE) -> Text:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import sphere
-from ...nn.decoder import Decoder
-from ...nn.trunk import End
+from ...nn.trunk import End, Trunk
 from ...norms import Derf, DyT, GatedNorm, LayerNorm, RMSNorm, UnitNorm, upcast
 from ...probes import NormMeasure, SiteMeasure
 from ...probes.measures import mean, wide
@@ -37,7 +36,7 @@ class Trace(NamedTuple):
 
 
 @torch.no_grad()
-def trace(model: Decoder, ids: Tensor, step: int, gradients: Gradients, targets: Tensor | None = None) -> Trace:
+def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients, targets: Tensor | None = None) -> Trace:
     """One row per site and one per norm for ids (batch, tokens), in the columns of `probes` but for its quantiles; of a
     model of two stacks also `stack`. targets: as an objective gives them with the ids, where a model needs to know.
 
@@ -97,7 +96,7 @@ def about(step: int, scheme: str, site: Site, stack: str | None = None) -> dict[
     return {"step": step, **where, "scheme": scheme, "layer": site.layer, "kind": site.kind, "t": site.t}
 
 
-def stream_norms(model: Decoder) -> dict[nn.Module, tuple[Site, Scheme, str, str | None]]:
+def stream_norms(model: Trunk) -> dict[nn.Module, tuple[Site, Scheme, str, str | None]]:
     """Every norm of the stream that is measured: its site, its scheme, its name there, its stack where there are
     two."""
     encoder = getattr(model, "encoder", None)
@@ -164,7 +163,7 @@ def predict_step(residual: Residual, x: Tensor, u: Tensor) -> dict[str, float | 
     }
 
 
-def read_gradients(model: Decoder) -> Gradients:
+def read_gradients(model: Trunk) -> Gradients:
     """Gradient norms of each site's branch weights, before clipping; of an MLP also of W1 and W2 apart."""
     return gradient_norms(sites_of(model), gradient_length)
 

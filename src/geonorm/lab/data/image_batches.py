@@ -1,0 +1,52 @@
+"""Batches of images as a pure function of (seed, step), and fixed validation images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...errors import DataError
+from .batches import Shuffled
+from .images import Images
+from .objectives import Pair
+from .pixels import change, change_bits, fit, normalise
+
+
+class ImageBatches(Shuffled):
+    """Training batches: which images stand in row j of step s, and how each is changed, depends on the seed and nothing
+    else; see `Shuffled`."""
+
+    def __init__(self, images: Images, batch_size: int, size: int, pad: int, flip: bool, seed: int) -> None:
+        """size: height and width in pixels; pad, flip: as for `pixels.change`. DataError for too few images."""
+        super().__init__(len(images), batch_size, seed)
+        self.images, self.size, self.pad, self.flip = images, size, pad, flip
+        if len(images) < batch_size:
+            raise DataError(f"{len(images)} images do not fill a batch of {batch_size}: use more, or a smaller batch")
+
+    def at(self, step: int, rows: slice | range | None = None) -> Pair:
+        """(images, labels) of a step: fp32 (batch_size, 3, size, size) and int64 (batch_size,), or some rows of it.
+        DataError that names an image which cannot be decoded."""
+        samples, numbers = self.pick(step, rows)
+        found = [
+            change(read_fitted(self.images, number, self.size), self.pad, self.flip, change_bits(self.seed, sample))
+            for sample, number in zip(samples, numbers, strict=True)
+        ]
+        return normalise(found), torch.from_numpy(self.images.labels[numbers])
+
+
+def validation_images(images: Images, batch_size: int, size: int, most: int | None = None) -> Iterator[Pair]:
+    """(images, labels) in order, unchanged, at most `batch_size` in a batch. At most `most` images, but at least one,
+    spread evenly over all of them."""
+    total = len(images)
+    count = total if most is None else min(total, max(1, most))
+    for start in range(0, count, batch_size):
+        numbers = [place * total // count for place in range(start, min(start + batch_size, count))]
+        found = [read_fitted(images, number, size) for number in numbers]
+        yield normalise(found), torch.from_numpy(images.labels[numbers])
+
+
+def read_fitted(images: Images, number: int, size: int) -> NDArray[np.uint8]:
+    return fit(images.pixels(number), size, images.called(number))
