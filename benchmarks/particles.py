@@ -1,7 +1,7 @@
 """The simulator beside a loop that a physicist would write for one scheme, by hand: Runge-Kutta 4, in turns, one
 thread, CPU time of this process.
 
-    python benchmarks/particles.py --tokens 64 --dim 32
+    python benchmarks/particles.py --tokens 64 --dim 32 [--causal]
 """
 
 from __future__ import annotations
@@ -27,8 +27,15 @@ def unit(x: Tensor) -> Tensor:
     return x / x.norm(dim=-1, keepdim=True)
 
 
+UNSEEN: list[Tensor] = []
+"""The causal mask, if one is asked for."""
+
+
 def attention(y: Tensor) -> Tensor:
-    return torch.softmax(y @ y.mT, dim=-1) @ y
+    scores = y @ y.mT
+    for mask in UNSEEN:
+        scores = scores.masked_fill(mask, -torch.inf)
+    return torch.softmax(scores, dim=-1) @ y
 
 
 def across(x: Tensor, u: Tensor) -> Tensor:
@@ -82,11 +89,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name, value in (("--tokens", 64), ("--dim", 32), ("--rounds", 15)):
         parser.add_argument(name, type=int, default=value)
+    parser.add_argument("--causal", action="store_true")
     asked = parser.parse_args()
+    if asked.causal:
+        UNSEEN.append(torch.ones(asked.tokens, asked.tokens, dtype=torch.bool).triu(1))
     torch.set_num_threads(1)
-    print(f"n = {asked.tokens}, d = {asked.dim}, fp64, {asked.rounds} rounds of {STEPS} steps; milliseconds a step")
+    system = f"{'causal' if asked.causal else 'full attention'}, n = {asked.tokens}, d = {asked.dim}, fp64"
+    print(f"{system}, {asked.rounds} rounds of {STEPS} steps; milliseconds a step")
     for scheme, (velocity, sphere) in BY_HAND.items():
-        flow = dynamics.Flow(scheme, dynamics.Attention())
+        flow = dynamics.Flow(scheme, dynamics.Attention(causal=asked.causal))
         x = flow.start(dynamics.uniform(asked.tokens, asked.dim))
         for _ in range(2 + RECORD_AFTER // (4 * STEPS)):
             end = walk(flow, x)

@@ -37,7 +37,8 @@ def read_traces(experiment: Path) -> Rows:
 
 
 def describe(run: Mapping[str, Any]) -> str:
-    return f"{run['scheme']} {run['lr']:g}" + (f" seed {run['seed']}" if run["seed"] else "")
+    """The rate first: legends end before a long scheme does."""
+    return f"{run['lr']:g} {run['scheme']}" + (f" seed {run['seed']}" if run["seed"] else "")
 
 
 def draw_shares(traces: Rows, runs: Mapping[str, Any]) -> Chart:

@@ -26,18 +26,19 @@ from geonorm.lab.config import (
     TrainCommand,
     TrainConfig,
 )
+from geonorm.lab.convert.config import ConvertConfig
 from geonorm.lab.ladder.config import LadderConfig
 from geonorm.probes.config import ProbeConfig
 from geonorm.report.config import ReportConfig
 from geonorm.settings import options
 
-VERBS = set("compare ladder train eval generate export report bench simulate probe schemes data".split())
+VERBS = set("compare ladder train convert eval generate export report bench simulate probe schemes data".split())
 SHARED = set(
     """preset data steps batch_size objective recipe out
     model.layers model.width model.heads model.kv_heads model.head_width model.hidden model.vocab_size model.context
     model.mlp model.norm model.gains model.norm_bias model.eps model.qk_norm model.bias model.tied model.rope_theta
     model.embed_norm model.transform model.attn_gate model.soft_cap model.rotary model.block model.positions
-    model.qk_scale model.values
+    model.qk_scale model.values model.rope_scaling model.attn_dropout model.window model.full_every
     model.init model.init_depth
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
     optim.floor optim.momentum optim.warmup_steps optim.independent optim.hold_norms
@@ -93,6 +94,10 @@ def test_surface_is_frozen() -> None:
     ), CHANGED
     assert set(options(TrainBench)) == set(
         "schemes baseline preset batch_size context modes dtype llama nanogpt pairs threads device out".split()
+    ), CHANGED
+    measured = {name for name in SHARED if name.partition(".")[0] in ("evaluation", "checkpoint", "runtime")}
+    assert set(options(ConvertConfig)) == measured | set(
+        "model to tokens data way course share distill lr batch_size context seed out scheme".split()
     ), CHANGED
     assert set(options(DataConfig)) == {"action", "source", "tokenizer", "vocab_size", "cache"}, CHANGED
 

@@ -38,19 +38,19 @@ def test_the_graph_is_the_motion_at_every_layer(vectorial: str) -> None:
     flow = Flow(vectorial, Attention(), DEPTH)
     x, u = states(flow)
     rule, site = flow.rule(3.0)
-    own = parameters(rule, site, 2 if rule.planar else DIM, x)
-    graph = compiled.record_graph(rule, own, x, u, site)
+    own = parameters(rule, site, DIM, x)
+    graph = compiled.record_motion(rule, own, x, u, site)
     parts = {name: value.shape for name, value in compiled.tensors(own).items()}
     checked = 0
     for tau in (0.0, 2.5, 3.0, 6.75):
         at, there = flow.rule(tau)
-        own = parameters(at, there, 2 if at.planar else DIM, x)
+        own, flat = (parameters(at, there, dim, x) for dim in (DIM, 2 if at.planar else DIM))
         tensors = compiled.tensors(own)
         # another scheme of a combinator, or other parts, have a graph of their own
         if at == rule and {name: value.shape for name, value in tensors.items()} == parts:
             values = tensors.values()
-            found = graph(x, u, compiled.number(tau, x), *values)
-            expected = motion(rule, own, x, u, there)
+            (found,) = graph(x, u, compiled.number(tau, x), *values)
+            expected = motion(rule, flat, x, u, there)[0]
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
             checked += 1
     assert checked >= 2
@@ -61,9 +61,9 @@ def test_a_graph_in_single_precision_and_a_token_that_is_no_number() -> None:
     x, u = states(flow, torch.float32)
     u[2, 1] = float("nan")
     rule, site = flow.rule(1.0)
-    own = parameters(rule, site, 2, x)
-    found = compiled.record_graph(rule, own, x, u, site)(x, u, compiled.number(4.5, x))
-    expected = motion(rule, own, x, u, Site(4.5, "attn", DEPTH))
+    graph = compiled.record_motion(rule, parameters(rule, site, DIM, x), x, u, site)
+    found = graph(x, u, compiled.number(4.5, x))
+    expected = motion(rule, parameters(rule, site, 2, x), x, u, Site(4.5, "attn", DEPTH))[:1]
     assert found[0].dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7, equal_nan=True)
     assert found[0].isnan().any(-1).tolist() == [row == 2 for row in range(8)]

@@ -11,6 +11,7 @@ from scipy.sparse.csgraph import connected_components
 
 from geonorm import dynamics as d
 from geonorm import names
+from geonorm.dynamics.laws import law_at_end
 from geonorm.errors import ConfigError
 
 F64 = torch.float64
@@ -158,6 +159,51 @@ def test_no_law_where_there_is_none() -> None:
         d.terminal_law([1.0, 2.0], [1.0])
     with pytest.raises(ConfigError, match="ascend"):
         d.terminal_law([1.0, 1.0], [1.0, 2.0])
+
+
+def slow_ways(end: float) -> dict[str, tuple[str, float, Any, Any]]:
+    """(kind, rate at infinite time, t, 1 - cos) of what comes to its law slowly, and of what is at it, from t = 1."""
+    t = np.geomspace(1, end, 60)
+    line = np.linspace(1, 6 * np.log10(end), 60)
+    log, over = np.log(t), range(2, 7)
+    found = {f"radius {c}": (1.0, 0.1 * (t**0.5 * (1 + c / np.maximum(log, 1)) / (1 + c)) ** -2) for c in (0.5, 3, 10)}
+    found |= {f"factor {k}": (2.0, 0.05 * t**-2.0 * (1 + log) ** k) for k in (-2, -1, 1, 2)}
+    found |= {
+        "mask": (1.0, 0.004 * sum(t ** (-2 * (1 - 1 / j)) for j in over)),
+        "law": (2.0, 0.05 * t**-2.0),
+        "quick": (2.0, 0.05 * t**-2.0 * (1 + 1 / t)),
+        "noise": (2.0, 0.05 * t**-2.0 * np.exp(0.01 * np.random.default_rng(0).normal(size=60))),
+    }
+    rows: dict[str, tuple[str, float, Any, Any]] = {
+        name: ("polynomial", *each[:1], t, each[1]) for name, each in found.items()
+    }
+    rows["mask of an exponential"] = (
+        "exponential",
+        1.0,
+        line,
+        0.004 * sum(np.exp(-2 * (1 - 1 / j) * line) for j in over),
+    )
+    rows["t before an exponential"] = ("exponential", 2.0, line, 0.02 * line * np.exp(-2 * line))
+    return rows
+
+
+REACHED = {"law", "quick", "noise"}
+
+
+@pytest.mark.parametrize("end", [1e3, 1e5, 1e8])
+def test_a_law_is_stated_only_where_the_drift_ahead_is_small(end: float) -> None:
+    """A slope may drift by little in a window and by much on its way: what is stated is right at infinite time."""
+    stated = set()
+    for name, (kind, rate, t, gap) in slow_ways(end).items():
+        law = law_at_end(t - 1, gap)
+        if law.kind != "early":
+            stated.add(name)
+            assert law.kind == kind and law.rate == pytest.approx(rate, rel=0.05), name
+            assert law.low is not None and law.high is not None and law.low - 1e-9 <= rate <= law.high + 1e-9, name
+    assert stated >= REACHED
+    assert not stated & {"radius 10", "factor -2", "factor 2"}
+    slow = {name for name in slow_ways(end) if name.startswith(("radius", "factor")) or name == "mask"}
+    assert not stated & slow if end == 1e3 else stated & slow if end == 1e8 else "mask" not in stated
 
 
 def test_collapse_time() -> None:

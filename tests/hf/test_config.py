@@ -75,14 +75,43 @@ def test_llamas_keys_mean_what_they_mean_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"rope_type": "linear", "factor": 2.0}, "linear(factor=2)"),
+        ({"type": "dynamic", "factor": 4}, "dynamic(factor=4)"),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, "yarn(factor=4, original=32)"),
+        ({"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 32}, "yarn(factor=4, original=32)"),
+        (
+            {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 16},
+            "yarn(factor=40, beta_fast=16, attention_factor=1)",
+        ),
+        (
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+            "llama3(factor=8)",
+        ),
+    ],
+)
+def test_rope_parameters_become_a_rule(given: dict[str, Any], text: str, tmp_path: Path) -> None:
+    config = hf.GeoNormConfig(rope_scaling=given, max_position_embeddings=128, rope_parameters={"rope_theta": 5e5})
+    assert config.shape() == DecoderConfig(rope_scaling=text, rope_theta=5e5, kv_heads=4, context=128)
+    config.save_pretrained(tmp_path)
+    assert transformers.AutoConfig.from_pretrained(tmp_path).rotary_scaling == text
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"hidden_act": "gelu"}, "of those only silu is built; mlp='gelu' is that without a gate"),
         ({"hidden_act": "tanh"}, "mlp is one of swiglu, gelu, gelu_tanh, relu2"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn' is not built"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "unknown model.rope_scaling 'longrope'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "model.rope_scaling linear needs a factor"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "fast": 1}}, "'model.rope_scaling.fast'"),
+        ({"rope_scaling": "yarn(factor=2)"}, "rope_scaling must be a mapping as transformers has it"),
         ({"rope_parameters": {"rope_thetta": 1e4}}, "did you mean 'rope_theta'?"),
         ({"attention_bias": True}, "attention_bias and mlp_bias are one here: bias=True"),
-        ({"attention_dropout": 0.1}, "attention_dropout is not built"),
+        ({"attention_dropout": 1.0}, "model.attn_dropout must be between 0 and 0.99"),
+        ({"full_every": 2}, "model.full_every 2 needs model.window"),
+        ({"sliding_window": 4, "is_causal": False}, "model.window 4 needs a model whose tokens see those before them"),
         ({"initializer_range": 0.02}, "is answered by init: one of fan_in"),
         (
             {"norm_eps": 1e-3, "rms_norm_eps": 1e-5},

@@ -139,6 +139,75 @@ def test_an_architecture_becomes_a_scheme_and_goes_back(model_type: str, ids: An
         assert all(torch.equal(value, same[name]) for name, value in theirs.state_dict().items())
 
 
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("model_type", "rule"),
+    [
+        *[("llama", rule) for rule in (LINEAR, {"rope_type": "dynamic", "factor": 2.0}, YARN, LLAMA3)],
+        ("llama", {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}),
+        *[(model_type, YARN) for model_type in ("qwen2", "qwen3", "olmo2", "falcon", "starcoder2")],
+        *[(model_type, LINEAR) for model_type in ("gpt_neox in part", "stablelm")],
+    ],
+)
+def test_scaled_rotation_goes_over_and_back(model_type: str, rule: dict[str, Any], tmp_path: Path) -> None:
+    """Texts as long as the context and longer; the rule is in the stock configuration again."""
+    rope = {**rule, "rope_theta": 1e4, **({"partial_rotary_factor": 0.25} if model_type.endswith("part") else {})}
+    theirs = stock(model_type, rope_parameters=rope, max_position_embeddings=64).double()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = hf.load_stock(tmp_path / "theirs")
+    hf.to_stock(ours, model_type.split(" ")[0]).save_pretrained(tmp_path / "again")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
+    for tokens in (9, 64, 100):
+        long = torch.randint(61, (2, tokens), generator=torch.Generator().manual_seed(tokens))
+        expected = theirs(long).logits
+        close(ours(long).logits, expected)
+        close(again(long).logits, expected)
+    assert again.config.rope_parameters["rope_type"] == rule["rope_type"]
+    prompt = {
+        "input_ids": long[:, :62],
+        "max_new_tokens": 6,
+        "min_new_tokens": 6,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
+    assert torch.equal(ours.generate(**prompt), theirs.generate(**prompt))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("model_type", "settings", "every"),
+    [
+        ("mistral", {}, None),
+        ("starcoder2", {}, None),
+        ("phi3", {}, None),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}, None),
+        ("gemma2", {"layer_types": ["sliding_attention", "full_attention"]}, 2),
+    ],
+)
+def test_windows_go_over_and_back(model_type: str, settings: dict[str, Any], every: int | None, tmp_path: Path) -> None:
+    theirs = stock(model_type, sliding_window=5, attention_dropout=0.25, **settings)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = hf.load_stock(tmp_path / "theirs")
+    shape = ours.config.shape()
+    assert (shape.window, shape.full_every, shape.attn_dropout) == (5, every, 0.25)
+    again = hf.to_stock(ours, model_type)
+    long = torch.randint(61, (2, 24), generator=torch.Generator().manual_seed(0))
+    expected = theirs(long).logits
+    close(ours(long).logits, expected)
+    close(again(long).logits, expected)
+    assert again.config.sliding_window == 5 and again.config.attention_dropout == 0.25
+    prompt = {"input_ids": long[:, :3], "max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(ours.generate(**prompt), theirs.generate(**prompt))
+
+
 def test_every_layout_is_tested() -> None:
     assert {layout.model_type for layout in LAYOUTS} == {name.split(" ")[0] for name in THEIRS}
     assert not set(MISSING) & {layout.model_type for layout in LAYOUTS}
@@ -172,29 +241,33 @@ def test_what_has_no_equal_is_refused(fields: dict[str, Any], said: str, build: 
         ("gpt2", {"activation_function": "relu"}, "gpt2 with activation_function=relu has no equal here, only with"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "gpt2 with scale_attn_by_inverse_layer_idx=True"),
         ("gpt2", {"add_cross_attention": True}, "gpt2 with add_cross_attention=True has no equal here"),
-        (
-            "gpt_neox",
-            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
-            "gpt_neox with rope_parameters={",
-        ),
         ("gpt_bigcode", {"multi_query": False}, "gpt_bigcode with multi_query=False has no equal here"),
         ("falcon", {"alibi": True}, "falcon with alibi=True has no equal here"),
-        ("qwen2", {"use_sliding_window": True}, "qwen2 with use_sliding_window=True has no equal here"),
         (
-            "llama",
-            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-            "llama with rope_param",
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+            "qwen2 with layer_types=full_attention, sliding_attention has no equal here",
+        ),
+        (
+            "phi3",
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "long_factor": [1.0] * 4,
+                    "short_factor": [1.0] * 4,
+                },
+            },
+            "unknown model.rope_scaling 'longrope'",
         ),
         (
             "llama",
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
             "llama with partial_rotary_factor=0.5 has no equal here, only with partial_rotary_factor=1.0",
         ),
-        ("mistral", {"sliding_window": 8}, "mistral with sliding_window=8 has no equal here"),
         ("olmo", {"clip_qkv": 1.0}, "olmo with clip_qkv=1.0 has no equal here"),
         ("gemma2", {"attn_logit_softcapping": 50.0}, "gemma2 with attn_logit_softcapping=50.0"),
         ("gemma2", {"query_pre_attn_scalar": 16}, "gemma2 with query_pre_attn_scalar=16"),
-        ("gemma2", {"layer_types": ["sliding_attention", "full_attention"]}, "gemma2 with layer_types="),
         ("gemma2", {"tie_word_embeddings": True}, "gemma2 with tie_word_embeddings=True"),
     ],
 )
@@ -231,6 +304,12 @@ def test_an_architecture_by_name(build: Any, ids: Any) -> None:
         "llama", "mistral", "phi3",
     ]  # fmt: skip
     close(hf.to_stock(model, "qwen2")(ids).logits, model(ids).logits)
+    with pytest.raises(ConfigError, match=r"phi3 has no equal for model.rope_scaling=linear\(factor=2\), not None"):
+        hf.to_stock(build("pre", rotary_scaling="linear(factor=2)"), "phi3")
+    with pytest.raises(ConfigError, match=r"llama has no equal for model.window=4, not None"):
+        hf.to_stock(build("pre", sliding_window=4), "llama")
+    with pytest.raises(ConfigError, match=r"mistral has no equal for model.full_every=2, not None"):
+        hf.to_stock(build("pre", sliding_window=4, full_every=2), "mistral")
     biased = build("pre(entry=embedding)", bias=True)
     with pytest.raises(
         ConfigError, match=r"qwen2 has no bias at model\.layers\.0\.self_attn\.o_proj, and that of .* is not 0"
@@ -250,10 +329,11 @@ def test_models_that_are_not_ours_are_refused(function: Any) -> None:
         function(stock("llama"))
 
 
-def test_what_was_trained_with_dropout_goes_on_without(build: Any) -> None:
-    """GPT-2's rates are 0.1 where its configuration says nothing; our decoder has none."""
-    config = hf.to_stock(build("pre(entry=embedding)", **GPT2)).config
-    assert (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) == (0.0, 0.0, 0.0)
+def test_dropout_of_an_export_is_that_of_the_model(build: Any) -> None:
+    """GPT-2's rates are 0.1 where its configuration says nothing; our decoder has attention's alone."""
+    for rate in (0.0, 0.2):
+        config = hf.to_stock(build("pre(entry=embedding)", attention_dropout=rate, **GPT2)).config
+        assert (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) == (0.0, 0.0, rate)
 
 
 @torch.no_grad()

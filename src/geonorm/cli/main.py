@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,14 @@ from ..bench.config import NormsBench, OpsBench, TrainBench
 from ..dynamics.config import SimulateConfig
 from ..errors import ConfigError, GeonormError, unknown
 from ..lab.config import CompareConfig, DataConfig, EvalConfig, ExportConfig, GenerateConfig, Grid, TrainCommand
+from ..lab.convert.config import ConvertConfig
 from ..lab.ladder.config import LadderConfig
 from ..probes.config import ProbeConfig
 from ..progress import show_progress, watched
 from ..report.config import ReportConfig
 from ..settings import Settings
 from .arguments import HELP, HelpAsked, print_completion, read
+from .config import SchemesConfig
 
 USAGE = """usage: geonorm VERB [options]      (geonorm VERB --help)
 
@@ -195,6 +196,25 @@ def train(command: TrainCommand) -> int:
     return 0
 
 
+def convert(config: ConvertConfig) -> int:
+    """make a trained Pre-Norm model, a run or a Hugging Face model, into one under another scheme"""
+    from ..lab.convert.convert import convert as run
+    from ..lab.train.loop import Interrupted
+    from ..report import build
+    from ..report.tables import describe_conversion
+
+    try:
+        with show_progress(watched(), tell=False) as shown:
+            summary = run(config, shown=shown)
+    except Interrupted as stop:
+        output.complain(f"{stop}; the same command goes on from there")
+        return 130
+    print(describe_conversion(summary["conversion"]))
+    print(f"{config.out} is under {summary['scheme']}; {config.model} is as it was: to undo, remove {config.out}\n"
+          f"report: {build([config.out], Path(config.out) / 'report.html')}")  # fmt: skip
+    return 0
+
+
 def evaluate(config: EvalConfig) -> int:
     """loss on any text, and tasks, of a run, an exported folder or any Hugging Face model"""
     from ..lab.tasks.use import evaluate as run
@@ -305,28 +325,6 @@ def probe(config: ProbeConfig) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class SchemesConfig(Settings):
-    """Equation, source and fields of every residual scheme, or of one."""
-
-    words = ("name",)
-    examples = ("geonorm schemes geonorm", "geonorm schemes geonorm --out figures")
-
-    name: str | None = None
-    """A scheme; a list of all when not given."""
-    json: bool = False
-    """All that is known, for programs."""
-    markdown: bool = False
-    """The generated part of docs/schemes.md."""
-    out: str | None = None
-    """Directory for a picture of how it moves a token, NAME.svg; of every scheme when none is named."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.markdown and (self.json or self.name or self.out):
-            raise ConfigError("--markdown is of all schemes and goes alone")
-
-
 def schemes(config: SchemesConfig) -> int:
     """equation, source and fields of every residual scheme, or of one: geonorm schemes [NAME] [--json]"""
     from .catalogue import catalogue, describe_scheme, json_text, schemes_page
@@ -364,6 +362,7 @@ COMMANDS: dict[str, type[Settings]] = {
     "compare": CompareConfig,
     "ladder": LadderConfig,
     "train": TrainCommand,
+    "convert": ConvertConfig,
     "eval": EvalConfig,
     "generate": GenerateConfig,
     "export": ExportConfig,
@@ -378,5 +377,6 @@ COMMANDS: dict[str, type[Settings]] = {
 }
 VERBS: dict[str, Callable[[Any], int]] = {
     "eval" if verb is evaluate else verb.__name__: verb
-    for verb in (compare, ladder, train, evaluate, generate, export, report, bench, probe, simulate, schemes, data)
-}
+    for verb in (compare, ladder, train, convert, evaluate, generate, export, report, bench, probe, simulate, schemes,
+                 data)
+}  # fmt: skip

@@ -1,9 +1,10 @@
-"""A scheme's motion as one graph: `rates.motion` recorded once, with its derivative taken, and compiled if asked for.
+"""A scheme's velocity as a short list of operations: recorded once, its derivative taken, and compiled if asked for.
 
 The derivative of a write is a few hundred small operations, and calling them costs more than their work where particles
-are few. Recorded they are a few dozen without autograd (`recorded`), which torch.compile turns into one or two loops
-over the particles. Layer, norms and scalars are inputs of the graph: one serves all times at which the same scheme
-acts, and values agree with the plain path to rounding: that the layer is a tensor there changes the last digit.
+are few. Recorded they are one or two dozen without autograd (`recorded`), the read among them. Layer, norms and scalars
+are inputs of the graph: one serves all times at which the same scheme acts, and values agree with the slow twin,
+`rates.motion`, to rounding: that one works in the plane of x and u, a record in all dimensions at once, which are fewer
+operations.
 """
 
 from __future__ import annotations
@@ -15,20 +16,23 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from ..errors import ConfigError
-from ..schemes import Parts, Scheme, Site
-from .rates import motion
-from .recorded import Unrecordable, record
+from ..schemes import Parts, Scheme, Site, read_at
+from .rates import derivative, motion
+from .recorded import Unrecordable, record, record_around
 
-Motion = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor | None]]
-"""(x, u, layer) to what `rates.motion` returns."""
-Graph = Callable[..., tuple[Tensor, Tensor | None]]
+Propose = Callable[[Tensor], Tensor]
+"""What the sub-layer reads to what it proposes."""
+Velocity = Callable[[Tensor, float, Propose], Tensor]
+"""(x, layer, propose) to dx/dh at h = 0."""
+Graph = Callable[..., tuple[Tensor, ...]]
 
 GRAPHS: dict[tuple[object, ...], Graph] = {}
 """Graphs of this process, compiled or not: seeds, flows and layers that differ in numbers alone share them."""
-ASKED: dict[tuple[object, ...], int] = {}
-"""How often a motion was asked for that is not recorded yet."""
+Asked = dict[tuple[object, ...], list[int]]
+"""How often a flow was asked for each of its velocities: a list of one number."""
 RECORD_AFTER = 32
-"""So often: recording costs as much as some twenty calls."""
+"""From the next time on it is recorded: that costs as much as some twenty calls. A flow counts for itself, so that its
+numbers do not depend, in their last digit, on what ran before it in the same process."""
 
 
 def tensors(own: Parts) -> dict[str, Tensor]:
@@ -36,68 +40,90 @@ def tensors(own: Parts) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def record_graph(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> GraphModule:
-    """The graph of (x, u, layer, *tensors(own)) for these shapes: layer a 0-d tensor in fp64, as Python's numbers are.
+def record_velocity(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> GraphModule:
+    """The graph of (propose, x, layer, *tensors(own)) to (dx/dh,) for these shapes: layer a 0-d tensor in fp64, as
+    Python's numbers are; own the parts at dim = x.shape[-1].
 
     It is right for every layer at which `rule` acts with parameters of the same shapes. Raises Unrecordable.
     """
 
-    def flat(x: Tensor, u: Tensor, layer: Tensor, *values: Tensor) -> tuple[Tensor, Tensor | None]:
-        return motion(rule, own, x, u, Site(layer, site.kind, site.depth))  # values: the parameters that own has
+    def flat(propose: Propose, x: Tensor, layer: Tensor, *values: Tensor) -> list[Tensor]:
+        at = Site(layer, site.kind, site.depth)  # values: the parameters that own has
+        y, _ = read_at(rule, x, own(), at)
+        return [derivative(rule, own, x, propose(y), at)]
+
+    return record_around(flat, u, x.detach(), number(site.layer, x), *tensors(own).values())
+
+
+@torch.no_grad()
+def record_motion(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> GraphModule:
+    """The same of (x, u, layer, *tensors(own)), for an update that is there: what a compiler sees whole."""
+
+    def flat(x: Tensor, u: Tensor, layer: Tensor, *values: Tensor) -> list[Tensor]:
+        return [derivative(rule, own, x, u, Site(layer, site.kind, site.depth))]
 
     return record(flat, x.detach(), u.detach(), number(site.layer, x), *tensors(own).values())
 
 
 def number(layer: float, like: Tensor) -> Tensor:
-    return torch.tensor(float(layer), dtype=torch.float64, device=like.device)
+    return torch.full((), float(layer), dtype=torch.float64, device=like.device)
 
 
-def quicken_motion(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> Motion:
-    """The motion of a rule for tensors like x and u and the parameters of a site. It is `rates.motion` at first, and
-    recorded once that was asked for often; for ever so where it cannot be recorded. No gradients."""
-    key = ("recorded", *of_graph(rule, own, x, u, site))
-    values = list(tensors(own).values())
+def quicken_velocity(rule: Scheme, own: Parts, flat: Parts, x: Tensor, site: Site, asked: Asked) -> Velocity:
+    """The velocity of a rule for states like x and the parameters of a site, at all dimensions and, `flat`, as
+    `rates.motion` wants them. It is the slow one at first, and recorded once a flow asked for it often; for ever so
+    where it cannot be recorded. No gradients."""
+    key = ("recorded", *of_graph(rule, own, x, site))
+    values, count = list(tensors(own).values()), asked.setdefault(key, [0])
+    graph: Graph | None = None
 
-    def run(x: Tensor, u: Tensor, layer: float) -> tuple[Tensor, Tensor | None]:
-        if (graph := GRAPHS.get(key)) is not None:
-            return graph(x, u, number(layer, x), *values)
+    def run(x: Tensor, layer: float, propose: Propose) -> Tensor:
+        nonlocal graph
+        if graph is None:
+            count[0] += 1
+            graph = GRAPHS.get(key) if count[0] > RECORD_AFTER else None
+        if graph is not None:
+            return graph(propose, x, number(layer, x), *values)[0]
         at = Site(layer, site.kind, site.depth)
-        ASKED[key] = ASKED.get(key, 0) + 1
-        if ASKED[key] == RECORD_AFTER:
+        u = propose(read_at(rule, x, own(), at)[0])
+        if count[0] == RECORD_AFTER and key not in GRAPHS:
             try:
-                made = record_graph(rule, own, x, u, at)
-                if says_the_same(made, rule, own, x, u, at):
+                made = record_velocity(rule, own, x, u, at)
+                if says_the_same(made, rule, own, flat, x, u, at):
                     GRAPHS[key] = made.forward
             except Unrecordable:
                 pass
-        return motion(rule, own, x, u, at)
+        return motion(rule, flat, x, u, at)[0]
 
     return run
 
 
-def says_the_same(graph: Graph, rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> bool:
-    """Whether a graph is the motion also at another time and of other tokens: a scheme may do what no graph shows, such
-    as asking Python about its numbers."""
-    x, u, layer = x.flip(-2), 0.5 * u, 0.5 * site.layer + 0.25
-    found = graph(x, u, number(layer, x), *tensors(own).values())
-    wanted = motion(rule, own, x, u, Site(layer, site.kind, site.depth))
-    near = 1e-3 * torch.finfo(x.dtype).eps ** 0.5
-    return all(
-        a is b or (a is not None and b is not None and torch.allclose(a, b, rtol=near, atol=near, equal_nan=True))
-        for a, b in zip(found, wanted, strict=True)
-    )
+def says_the_same(graph: Graph, rule: Scheme, own: Parts, flat: Parts, x: Tensor, u: Tensor, site: Site) -> bool:
+    """Whether a graph is the velocity also at another time and of other tokens: a scheme may do what no graph shows,
+    such as asking Python about its numbers."""
+    x, u, at = x.flip(-2), 0.5 * u, Site(0.5 * site.layer + 0.25, site.kind, site.depth)
+    read: list[Tensor] = []
+
+    def propose(y: Tensor) -> Tensor:
+        read.append(y)
+        return u
+
+    found = (*graph(propose, x, number(at.layer, x), *tensors(own).values()), *read)
+    wanted = motion(rule, flat, x, u, at)[0], read_at(rule, x, own(), at)[0]
+    near = torch.finfo(x.dtype).eps ** 0.75
+    return all(torch.allclose(a, b, rtol=near, atol=near, equal_nan=True) for a, b in zip(found, wanted, strict=True))
 
 
-def compile_motion(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> Motion:
-    """The motion of a rule for tensors like x and u and the parameters of a site; compiles where no other flow, seed
+def compile_velocity(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> Velocity:
+    """The velocity of a rule for tensors like x and u and the parameters of a site; compiles where no other flow, seed
     or layer has done so, which takes seconds. No gradients. Raises ConfigError where the compiler fails."""
-    key = of_graph(rule, own, x, u, site)
+    key = (*of_graph(rule, own, x, site), u.shape)
     values = list(tensors(own).values())
     if key not in GRAPHS:
         x, u = x.detach().contiguous(), u.detach().contiguous()
         try:
             with torch.no_grad():
-                made: Graph = torch.compile(record_graph(rule, own, x, u, site).forward, dynamic=False)
+                made: Graph = torch.compile(record_motion(rule, own, x, u, site).forward, dynamic=False)
                 made(x, u, number(site.layer, x), *values)  # compiles
         except Exception as error:  # a compiler may fail in any way
             why = str(error).strip().splitlines() or [type(error).__name__]
@@ -106,15 +132,16 @@ def compile_motion(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -
     graph = GRAPHS[key]
 
     @torch.no_grad()
-    def run(x: Tensor, u: Tensor, layer: float) -> tuple[Tensor, Tensor | None]:
-        return graph(x.contiguous(), u.contiguous(), number(layer, x), *values)
+    def run(x: Tensor, layer: float, propose: Propose) -> Tensor:
+        u = propose(read_at(rule, x, own(), Site(layer, site.kind, site.depth))[0])
+        return graph(x.contiguous(), u.contiguous(), number(layer, x), *values)[0]
 
     return run
 
 
-def of_graph(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> tuple[object, ...]:
-    """What two motions must have in common to share a graph."""
-    return rule, site.kind, site.depth, constants(own), x.shape, u.shape, x.dtype, x.device
+def of_graph(rule: Scheme, own: Parts, x: Tensor, site: Site) -> tuple[object, ...]:
+    """What two velocities must have in common to share a graph."""
+    return rule, site.kind, site.depth, constants(own), x.shape, x.dtype, x.device
 
 
 def constants(own: Parts) -> tuple[object, ...]:

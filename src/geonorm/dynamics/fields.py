@@ -97,7 +97,8 @@ class Attention:
                 q, k, v = (part.reshape(-1, *part.shape[-3:]) for part in (q, k, v))
             # the kernel's own scale saves a pass over q; it multiplies the causal mask's -inf, too (nan at beta <= 0)
             q, scale = (q, self.beta) if self.beta > 0 else (self.beta * q, 1.0)
-            return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=scale).view(shape)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=scale)
+            return out if out.shape == shape else out.view(shape)
         rows = self.chunk or block_rows(q, k)
         if rows >= n:
             return self.block(q, k, v, 0)

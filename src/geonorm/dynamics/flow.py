@@ -23,7 +23,7 @@ from .fields import Field
 from .rates import derivative, motion, parameters, radial_rate, speed
 
 if TYPE_CHECKING:
-    from .compiled import Motion
+    from .compiled import Asked, Velocity
 
 Sublayers = Sequence[tuple[str, Field]]
 
@@ -61,7 +61,10 @@ class Flow:
         self.streams = self.scheme.streams
         self.compile = compile
         self.cache: dict[tuple[object, ...], Parts] = {}
-        self.graphs: dict[tuple[object, ...], Motion] = {}
+        self.opaque: set[tuple[Scheme, str, int]] = set()
+        self.graphs: dict[tuple[object, ...], Velocity] = {}
+        self.asked: Asked = {}
+        self.forwards: dict[tuple[Scheme, str], float] = {}
         self.stays: dict[tuple[int, ...], Tensor] = {}
         wanted = (2, self.streams, 4) if self.streams > 1 else (2, 4)
         if self.enter(torch.eye(2, 4, dtype=torch.float64)).shape != wanted:
@@ -118,7 +121,11 @@ class Flow:
 
     def own(self, rule: Scheme, site: Site, dim: int, like: Tensor) -> Parts:
         """Its norms and learned numbers there: the same for all layers whose parts a scheme describes alike."""
-        key = (rule, site.kind, describe_parts(rule, site, dim), dim, like.dtype, like.device)
+        here = rule, site.kind, dim
+        described = int(site.layer) if here in self.opaque else describe_parts(rule, site, dim)
+        if isinstance(described, int):
+            self.opaque.add(here)  # to describe modules is to make them: once is enough
+        key = (*here, described, like.dtype, like.device)
         if key not in self.cache:
             if len(self.cache) > 64:
                 self.cache.clear()
@@ -137,28 +144,53 @@ class Flow:
     def velocity(self, x: Tensor, tau: float) -> Tensor:
         """dx/dtau, shape of x: the sum over the sub-layers. Differentiable in x."""
         total: Tensor | None = None
-        for index, (kind, _) in enumerate(self.sublayers):
-            rule, site = self.rule(tau, kind)
-            u = self.update(x, tau, index)
-            moved, dtau = self.motion(rule, site, x, u)
-            if dtau is not None and tau > self.depth and (dtau < 0).any():
-                raise ConfigError(f"{rule} runs backwards after its last layer: depth {self.depth}, time {tau:g}")
+        for index in range(len(self.sublayers)):
+            moved = self.move(x, tau, index)
             total = moved if total is None else total + moved
         assert total is not None
         return total
 
-    def motion(self, rule: Scheme, site: Site, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor | None]:
-        """As rates.motion: dx/dh and dtau/dh at a site, by a graph where no gradient is asked for."""
-        own = self.own(rule, site, 2 if rule.planar else x.shape[-1], x)
-        if (torch.is_grad_enabled() and (x.requires_grad or u.requires_grad)) or transformed():
-            return motion(rule, own, x, u, site)
+    def move(self, x: Tensor, tau: float, sublayer: int) -> Tensor:
+        """dx/dtau by one sub-layer: as rates.motion has it, by a graph where no gradient is asked for."""
+        kind, field = self.sublayers[sublayer]
+        rule, site = self.rule(tau, kind)
+        if rule.planar and tau > 1.1 * self.forwards.get((rule, kind), self.depth / 1.1):
+            self.check_forwards(rule, site, x, self.update(x, tau, sublayer))
+
+        def propose(y: Tensor) -> Tensor:
+            return field(y, tau)
+
+        if torch.is_grad_enabled() or transformed():
+            u = self.update(x, tau, sublayer)
+            if x.requires_grad or u.requires_grad or transformed():
+                return motion(rule, self.own_flat(rule, site, x), x, u, site)[0]
+
+            def propose(y: Tensor) -> Tensor:
+                return u
+
+        own = self.own(rule, site, x.shape[-1], x)
         run = self.graphs.get(key := (id(own), x.shape))
         if run is None:
-            from .compiled import compile_motion, quicken_motion
+            from .compiled import compile_velocity, quicken_velocity
 
-            make = compile_motion if self.compile else quicken_motion
-            run = self.graphs[key] = make(rule, own, x, u, site)
-        return run(x, u, site.layer)
+            if self.compile:
+                run = compile_velocity(rule, own, x, self.update(x, tau, sublayer), site)
+            else:
+                run = quicken_velocity(rule, own, self.own_flat(rule, site, x), x, site, self.asked)
+            self.graphs[key] = run
+        return run(x, site.layer, propose)
+
+    def own_flat(self, rule: Scheme, site: Site, x: Tensor) -> Parts:
+        """The parts that rates.motion wants: in the plane of x and u where a rule stays there."""
+        return self.own(rule, site, 2 if rule.planar else x.shape[-1], x)
+
+    def check_forwards(self, rule: Scheme, site: Site, x: Tensor, u: Tensor) -> None:
+        """ConfigError where a schedule has run out and turns tokens away from what is proposed. Asked behind the last
+        layer whenever time has grown by a tenth."""
+        _, dtau = motion(rule, self.own_flat(rule, site, x), x, u, site)
+        if dtau is not None and (dtau < 0).any():
+            raise ConfigError(f"{rule} runs backwards after its last layer: depth {self.depth}, time {site.layer:g}")
+        self.forwards[rule, site.kind] = site.layer
 
     def layer(self, x: Tensor, tau: float) -> Tensor:
         """The network: every sub-layer of the layer at tau, written with h = 1."""
@@ -219,12 +251,12 @@ class Flow:
 
 
 def describe_parts(rule: Scheme, site: Site, dim: int) -> object:
-    """What tells the parts of a site from those of another: their description where it is plain data, else the layer
-    and its depth, since modules may be anything."""
+    """What tells the parts of a site from those of another: their description where it is plain data, else the layer,
+    an int, since modules may be anything."""
+    inside = site.kind not in ("entry", "exit")
+    if inside and not callable(rule.parts):
+        return None  # the same everywhere
     norm = NormSpec("unit", dim, gains=False, eps=0.0)
-    if site.kind in ("entry", "exit"):
-        found = rule.end_parts(site, norm)
-    else:
-        found = rule.parts(site, norm) if callable(rule.parts) else rule.parts
+    found = rule.parts(site, norm) if inside else rule.end_parts(site, norm)
     plain = all(isinstance(part, (str, int, float, tuple)) for part in found.values())
     return tuple(found.items()) if plain else int(site.layer)

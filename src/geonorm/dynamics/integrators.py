@@ -94,12 +94,13 @@ class Walker:
     def segment(self, stop: float) -> None:
         """From tau to stop under one rule: settles on its sphere first, restores the radii it keeps."""
         self.x = self.flow.settle(self.x, self.tau)
-        kept = self.flow.kept(self.tau, self.x)
         radius = sphere.radius(self.x)
-
-        some = bool(kept.any())
+        kept = self.flow.kept(self.tau, self.x)
+        some, every = bool(kept.any()), bool((kept & (radius > 0)).all())
 
         def restore(x: Tensor) -> Tensor:
+            if every:
+                return x * (radius / torch.linalg.vector_norm(x, dim=-1, keepdim=True))
             return x if not some else torch.where(kept, sphere.safe_divide(radius, sphere.radius(x)) * x, x)
 
         # the rule of this segment, not of its neighbours, also where exp(s) - 1 rounds
@@ -157,10 +158,10 @@ def euler(f: Slope, x: Tensor, s: float, h: float) -> Tensor:
 
 def rk4(f: Slope, x: Tensor, s: float, h: float) -> Tensor:
     a = f(x, s)
-    b = f(x + h / 2 * a, s + h / 2)
-    c = f(x + h / 2 * b, s + h / 2)
-    d = f(x + h * c, s + h)
-    return x + h / 6 * (a + 2 * b + 2 * c + d)
+    b = f(x.add(a, alpha=h / 2), s + h / 2)
+    c = f(x.add(b, alpha=h / 2), s + h / 2)
+    d = f(x.add(c, alpha=h), s + h)
+    return x.add((a + d).add(b + c, alpha=2), alpha=h / 6)
 
 
 NODES = (0.0, 1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)

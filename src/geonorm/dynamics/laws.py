@@ -17,10 +17,12 @@ LEAST_POINTS = 8
 NEAR = 1e-2
 """1 - cos below which tokens count as together: a law of the end is read off there alone."""
 MOST_DRIFT = 0.05
-"""Of the slope over the window, for a law to be stated."""
+"""By what share the rate may still change on the way to its limit, for a law to be stated."""
 PIECES = 4
 STUDENT = 3.182
 """97.5 % point of Student's t with PIECES - 1 = 3 degrees of freedom."""
+SEEN = 2.0
+"""Standard errors from which on a drift is told from noise."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,9 @@ class Law:
     at its end; t = tau + 1.
 
     low, high: 95 % interval of the rate from the slopes of four successive pieces of the window, so that a rate that
-    still drifts shows (the residuals of a smooth curve would claim far too much). r2: of the straight line. drift: by
-    what share the slope changes from the first piece to the last, where it only rises or only falls, else 0. None
-    where there is no law.
+    still drifts shows (the residuals of a smooth curve would claim far too much), and what it drifts to. r2: of the
+    straight line. drift: by what share the rate at infinite time differs from that of the window, if the slope goes on
+    to drift as it does, else 0 (`limit_of`). None where there is no law.
     """
 
     kind: str
@@ -100,15 +102,27 @@ def terminal_law(
     slopes = np.array([-line(a, b)[0] for a, b in pieces])
     half = STUDENT * slopes.std(ddof=1) / PIECES**0.5
     middle = slopes.mean()
-    low, high_end = min(rate, middle - half), max(rate, middle + half)
-    steps = np.diff(slopes)
-    drift = float(abs(slopes[-1] - slopes[0]) / rate) if (steps > 0).all() or (steps < 0).all() else 0.0
+    limit = limit_of(clock, y, rate)
+    low, high_end = min(rate, middle - half, limit), max(rate, middle + half, limit)
+    drift = float(abs(limit / rate - 1))
     return Law(kind, float(rate), float(low), float(high_end), r2, drift=drift, **window)  # type: ignore[arg-type]
+
+
+def limit_of(clock: Any, y: Any, rate: float) -> float:
+    """The rate to which a slope drifts: that of y = a - rate c + k log(1 + c), where a factor (1 + c)^k stands in front
+    of the law. Its slope comes to its limit as 1/c, slower than all that is known of these systems (other modes fade as
+    powers of t or exponentially), so that it is a cautious guess. `rate` where it is not told from that by noise."""
+    columns = np.stack((np.ones_like(clock), -clock, np.log1p(clock)), axis=1)
+    found, *_ = np.linalg.lstsq(columns, y, rcond=None)
+    left = y - columns @ found
+    spread = float((left**2).sum()) / (len(y) - 3) * np.linalg.pinv(columns.T @ columns)[1, 1]
+    return float(found[1]) if abs(found[1] - rate) > SEEN * spread**0.5 else rate
 
 
 def law_at_end(times: Sequence[float], gap: Sequence[float], floor: float = 1e-28) -> Law:
     """terminal_law of what lies below 1 - cos = 0.01, or `early` where the run has not fallen ten times further, has
-    fewer than 8 points there, or its slope still drifts: until then it is a slope of the way to the end."""
+    fewer than 8 points there, or its rate would still change by more than 5 % if it went on to drift as it does: until
+    then it is a slope of the way to the end. What a theory foresees has no part in this."""
     t, g = series(times, gap)
     late = (g < NEAR) & (g > floor)
     if late.sum() < LEAST_POINTS or g[late].min() > NEAR / 10:

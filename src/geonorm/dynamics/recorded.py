@@ -3,15 +3,16 @@
 The velocity of a scheme is a derivative at h = 0, and autograd takes it through operations most of whose results are
 then 0 or 1; on few particles calling them is all that costs. What is recorded is what reaches PyTorch's kernels,
 behind autograd, and it is shortened on the way: a tensor of one repeated number that does not depend on the inputs is
-that number, an operation that changes nothing is left out, one that was done before is not done again. What remains
-gives the same numbers, but for the sign of a zero, and a NaN where a zero met an infinity.
+that number, an operation that changes nothing is left out, one that was done before is not done again, and guards are
+left out behind which another stands. What remains gives the same numbers, but for the sign of a zero, and a NaN where
+a zero met an infinity.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import getitem
+from operator import call, getitem
 from typing import Any
 
 import torch
@@ -31,11 +32,9 @@ LEVEL = set(
 )
 """Operations that make one number of tensors of one number each."""
 SPREAD = set("add sub mul div where eq ne lt le gt ge minimum maximum addcmul pow".split())
-"""Operations that take one number in place of a tensor of it, as long as others have the shape of the result."""
+"""Operations number by number that take one in place of a tensor of it, if others have the shape of the result."""
 ALONE = set("neg abs sqrt rsqrt reciprocal cos sin tan atan tanh exp log clamp clamp_min clamp_max".split())
 """Operations on each number of one tensor."""
-GUARDED = {"div", "sqrt", "rsqrt", "reciprocal", "log", "pow"}
-"""Operations in front of which stands a guard against 0."""
 SAME = {"expand", "clone", "_to_copy"}
 """Operations that leave the numbers as they are, where shape and dtype stay."""
 
@@ -51,23 +50,33 @@ class Level:
     value: float
 
 
-@dataclass(frozen=True)
-class Columns:
-    """A tensor put together along its last axis from columns, each known by itself: in the plane of x and u most are 0
-    or stay what they were."""
-
-    parts: tuple[Node | Level, ...]
+Known = Node | Level
 
 
-Known = Node | Level | Columns
-
-
-def record(function: Callable[..., Sequence[Tensor | None]], *inputs: Tensor) -> GraphModule:
+def record(function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> GraphModule:
     """The function as a graph of its inputs that returns a tuple, for tensors of their shapes, dtypes and device and of
     any values. No gradients. Raises Unrecordable for a function whose operations depend on values."""
-    recorder = Recorder(inputs)
+    recorder = Recorder()
+    recorder.take(inputs)
     with recorder:
         found = function(*inputs)
+    return recorder.finish(found)
+
+
+def record_around(function: Callable[..., Sequence[Tensor]], answer: Tensor, *inputs: Tensor) -> GraphModule:
+    """As `record`, of a function that asks another one in between, once: function(ask, *inputs) with ask(y) a tensor
+    like `answer`. Its graph takes that other function in place of `ask` and calls it, whatever it does."""
+    recorder, answer = Recorder(), answer.detach().clone()  # a tensor of its own, also where it is an input
+    other = recorder.graph.placeholder("ask")
+
+    def ask(y: Tensor) -> Tensor:
+        asked = recorder.graph.call_function(call, (other, recorder.spell(recorder.of(y), y, False)))
+        recorder.learn(answer, asked)
+        return answer
+
+    recorder.take(inputs)
+    with recorder:
+        found = function(ask, *inputs)
     return recorder.finish(found)
 
 
@@ -75,7 +84,7 @@ class Recorder(TorchDispatchMode):
     """Writes down what is done while it is entered. A tensor is known by where it lies in memory, because autograd
     hands what it has kept on as a new object; all are kept alive, so that none takes another's place."""
 
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.graph, self.root = Graph(), torch.nn.Module()
         self.alive: list[Tensor] = []
@@ -83,6 +92,8 @@ class Recorder(TorchDispatchMode):
         self.done: dict[object, Node] = {}
         self.like: dict[Node, Tensor] = {}
         self.value: dict[Node, float] = {}
+
+    def take(self, inputs: Sequence[Tensor]) -> None:
         for number, tensor in enumerate(inputs):
             self.learn(tensor, self.graph.placeholder(f"x{number}"))
 
@@ -114,11 +125,11 @@ class Recorder(TorchDispatchMode):
             item = Level(each.reshape(-1)[0].item()) if level else self.call(getitem, [whole, number], {}, each)
             self.learn(each, item)
 
-    def look(self, args: Any) -> tuple[list[Any], list[Node | Columns]]:
+    def look(self, args: Any) -> tuple[list[Any], list[Node]]:
         """The arguments as they are known, and those among them that are not numbers."""
         a = [list(map(self.of, v)) if isinstance(v, (list, tuple)) else self.of(v) for v in args]
         tensors = [v for each in a for v in (each if isinstance(each, list) else [each])]
-        return a, [v for v in tensors if isinstance(v, (Node, Columns))]
+        return a, [v for v in tensors if isinstance(v, Node)]
 
     def of(self, value: Any) -> Any:
         """What is known of an argument."""
@@ -130,45 +141,10 @@ class Recorder(TorchDispatchMode):
         return Level(value.item()) if found is None else found
 
     def shorten(self, func: Any, args: Any, kwargs: Any, out: Tensor) -> Known:
-        """What an operation comes to: a number, columns, something that is known, or its node."""
+        """What an operation comes to: a number, something that is known, or its node."""
         a, nodes = self.look(args)
-        if name_of(func) in NEW or (name_of(func) in LEVEL and not nodes):
-            return Level(out.reshape(-1)[0].item())
-        found = self.by_column(func, a, args, kwargs, out)
-        return self.reduce(func, a, args, kwargs, out) if found is None else found
-
-    def by_column(self, func: Any, a: list[Any], args: Any, kwargs: Any, out: Tensor) -> Known | None:
-        """An operation on columns, column by column; None for one that has none, or is of the whole."""
-        name, last = name_of(func), out.dim() - 1
-        match name, a:
-            case "cat", [list() as parts, dim] if dim in (-1, last) and all(piece.shape[-1] == 1 for piece in args[0]):
-                return Columns(tuple(parts))
-            case "expand", [Node() as x, _] if (*out.shape[:-1], 1) == tuple(args[0].shape) and out.shape[-1] == 2:
-                return Columns((x, x))
-            case "slice", [Columns(parts), int(dim), int(first), int()] if dim in (-1, last) and out.shape[-1] == 1:
-                return parts[first]
-            case "sum", [Columns(parts), [dim], True] if dim in (-1, last):
-                total: Known = parts[0]
-                for part in parts[1:]:
-                    total = self.reduce(torch.ops.aten.add.Tensor, [total, part], [out, out], {}, out)
-                return total
-        whole = [v for v in a if isinstance(v, Columns)]
-        narrow = all(given.shape[-1:] in ((), (1,)) for v, given in zip(a, args, strict=True) if isinstance(v, Node))
-        if not whole or not narrow or name not in SPREAD | ALONE:
-            return None
-        found = []
-        for i in range(len(whole[0].parts)):
-            of_column = [v.parts[i] if isinstance(v, Columns) else v for v in a]
-            given = [
-                v[..., i : i + 1] if isinstance(v, Tensor) and v.shape[-1:] != (1,) and v.dim() else v for v in args
-            ]
-            found.append(self.reduce(func, of_column, given, kwargs, out[..., i : i + 1]))
-        return Columns(tuple(found))  # type: ignore[arg-type]
-
-    def reduce(self, func: Any, a: list[Any], args: Any, kwargs: Any, out: Tensor) -> Known:
-        """The same of arguments that are known; `args` are tensors like them."""
-        name, nodes = name_of(func), [v for v in a if isinstance(v, Node)]
-        if name in SPREAD | ALONE and not nodes and not any(isinstance(v, Columns) for v in a):
+        name = name_of(func)
+        if name in NEW or (name in LEVEL | SPREAD | ALONE and not nodes):
             return Level(out.reshape(-1)[0].item())
         found = None if kwargs.get("alpha", 1) != 1 else self.simple(name, a, out)
         if isinstance(found, Level):
@@ -177,9 +153,26 @@ class Recorder(TorchDispatchMode):
             if self.like[found].shape == out.shape:
                 return found
             return self.call(torch.ops.aten.expand.default, [found, list(out.shape)], {}, out)
-        shapes = [self.like[node].shape for node in nodes]
-        single = name in SPREAD and torch.broadcast_shapes(*shapes) == out.shape
+        single = False
+        if name in SPREAD:
+            small = [self.narrow(v) for v in a]
+            a = small if self.reach(small, out) else a
+            single = self.reach(a, out)
         return self.call(func, [self.spell(v, given, single) for v, given in zip(a, args, strict=True)], kwargs, out)
+
+    def narrow(self, value: Any) -> Any:
+        """What broadcasting makes of less: the tensor that was expanded, or given leading axes of 1."""
+        if isinstance(value, Node) and value.meta.get("name") in ("expand", "view"):
+            source, shape = value.args[0], self.like[value].shape
+            if isinstance(source, Node):
+                added = len(shape) - self.like[source].dim()
+                if value.meta["name"] == "expand" or shape == (*(1,) * added, *self.like[source].shape):
+                    return self.narrow(source)
+        return value
+
+    def reach(self, a: list[Any], out: Tensor) -> bool:
+        """Whether the shapes of what is no number among these make that of the result."""
+        return torch.broadcast_shapes(*(self.like[v].shape for v in a if isinstance(v, Node))) == out.shape
 
     def simple(self, name: str, a: list[Any], out: Tensor) -> Node | Level | None:
         """What an operation comes to by algebra, up to its shape and dtype; None for no such thing."""
@@ -207,30 +200,32 @@ class Recorder(TorchDispatchMode):
     def unguard(self, zero: Node, value: float, guarded: Node, out: Tensor) -> Node | None:
         """where(zero, value, f(where(zero, 1, s))) is where(zero, value, f(s)): a gradient asked for the guard. And
         where(s == 0, 0, sqrt(s)) is sqrt(s)."""
-        if guarded.meta.get("name") not in GUARDED:
-            return None
-        given = [self.behind(zero, v) for v in guarded.args]
-        free = self.call(guarded.meta["func"], given, guarded.kwargs, self.like[guarded])
-        if free.meta["name"] == "sqrt" and value == 0 and zero.meta.get("name") == "eq" and zero.args == (given[0], 0):
+        free = self.behind(zero, guarded, {})
+        of_root = free.meta.get("name") == "sqrt" and zero.meta.get("name") == "eq"
+        if of_root and value == 0 and zero.args == (free.args[0], 0):
             return free
-        return (
-            None
-            if free is guarded
-            else self.call(torch.ops.aten.where.self, [zero, self.spell(Level(value), out, True), free], {}, out)
-        )
+        if free is guarded:
+            return None
+        return self.call(torch.ops.aten.where.self, [zero, self.spell(Level(value), out, True), free], {}, out)
 
-    def behind(self, zero: Node, value: Any) -> Any:
-        """s of where(zero, 1, s), and anything else as it is."""
-        guard = isinstance(value, Node) and value.meta.get("name") == "where" and value.args[0] is zero
-        return value.args[2] if guard and self.like[value.args[2]].shape == self.like[value].shape else value
+    def behind(self, zero: Node, node: Any, done: dict[Node, Any]) -> Any:
+        """The same where `zero` is false, without guards against it: of operations number by number alone."""
+        name = node.meta.get("name") if isinstance(node, Node) else None
+        if name not in SPREAD | ALONE:
+            return node
+        if node not in done:
+            if name == "where" and node.args[0] is zero and self.reach([node.args[2]], self.like[node]):
+                done[node] = self.behind(zero, node.args[2], done)
+            else:
+                given = [self.behind(zero, v, done) for v in node.args]
+                same = all(a is b for a, b in zip(given, node.args, strict=True))
+                done[node] = node if same else self.call(node.meta["func"], given, node.kwargs, self.like[node])
+        return done[node]
 
     def spell(self, value: Any, given: Any, single: bool) -> Any:
         """An argument as the graph has it: one number, or a tensor of it where the shape counts."""
         if isinstance(value, list):
             return [self.spell(v, g, single) for v, g in zip(value, given, strict=True)]
-        if isinstance(value, Columns):
-            pieces = [self.spell(part, given[..., :1], False) for part in value.parts]
-            return self.call(torch.ops.aten.cat.default, [pieces, -1], {}, given)
         if not isinstance(value, Level):
             return value
         shape = () if single else given.shape
@@ -257,9 +252,8 @@ class Recorder(TorchDispatchMode):
             self.like[node] = out
         return self.done[key]
 
-    def finish(self, found: Sequence[Tensor | None]) -> GraphModule:
-        ends = [None if end is None else self.spell(self.of(end), end, False) for end in found]
-        self.graph.output(tuple(ends))
+    def finish(self, found: Sequence[Tensor]) -> GraphModule:
+        self.graph.output(tuple(self.spell(self.of(end), end, False) for end in found))
         self.graph.eliminate_dead_code()
         return GraphModule(self.root, self.graph)
 

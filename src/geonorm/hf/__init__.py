@@ -14,6 +14,7 @@ except ImportError as error:
 from .apply import Report, apply, restore
 from .card import card
 from .config import GeoNormConfig
+from .convert import Conversion, convert
 from .export import adapt, export
 from .fold import fold
 from .heads import GeoNormForQuestionAnswering, GeoNormForSequenceClassification, GeoNormForTokenClassification
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConstrainCallback",
+    "Conversion",
     "GeoNormConfig",
     "GeoNormForCausalLM",
     "GeoNormForMaskedLM",
@@ -45,6 +47,7 @@ __all__ = [
     "adapt",
     "apply",
     "card",
+    "convert",
     "export",
     "fold",
     "layout_of",

@@ -14,6 +14,7 @@ from ..nn.config import DecoderConfig
 from ..nn.plans import tensor_parallel_plan
 from ..schemes import Scheme, parse, sources_of, stored
 from ..settings import choices, hints
+from .rope import read_rope
 
 NAMES = {f.name: f.name for f in fields(DecoderConfig)} | {
     "width": "hidden_size",
@@ -26,6 +27,9 @@ NAMES = {f.name: f.name for f in fields(DecoderConfig)} | {
     "eps": "norm_eps",
     "tied": "tie_word_embeddings",
     "rotary": "partial_rotary_factor",
+    "rope_scaling": "rotary_scaling",
+    "attn_dropout": "attention_dropout",
+    "window": "sliding_window",
     "causal": "is_causal",
 }
 """Fields of DecoderConfig, and what transformers calls them."""
@@ -41,16 +45,16 @@ THEIRS = set(
 DEFAULTS = {f.name: f.default for f in fields(DecoderConfig)}
 WORDS = {name: ", ".join(choices(hints(DecoderConfig)[name])) for name in ("mlp", "init")}
 """What fields of DecoderConfig may say."""
-ROPE = {"rope_theta": "rope_theta", "rotary": "partial_rotary_factor"}
-"""Fields of DecoderConfig, and what rope_parameters call them."""
+SLIDING = "sliding_attention"
+FULL = "full_attention"
 GATED = ("silu", "swish")
 PLAIN = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
 """Words of transformers for what `mlp` says; gated MLPs of other activations are not built."""
 
 
-def read_llama(keys: dict[str, Any]) -> dict[str, Any]:
+def read_llama(keys: dict[str, Any], context: int) -> dict[str, Any]:
     """Takes out of `keys` those that Llama's configuration has and ours has not, and returns the fields of
-    DecoderConfig that they mean. ConfigError for what this model cannot do."""
+    DecoderConfig that they mean in a model of that context. ConfigError for what this model cannot do."""
     found: dict[str, Any] = {}
     for key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"):
         if key in keys:
@@ -66,18 +70,20 @@ def read_llama(keys: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError("attention_bias and mlp_bias are one here: bias=True puts biases on both")
     if biases:
         found["bias"] = any(biases.values())
-    if keys.pop("attention_dropout", 0.0):
-        raise ConfigError("attention_dropout is not built: leave it out, or 0")
     if keys.pop("pretraining_tp", 1) != 1:
         raise ConfigError("pretraining_tp is not built: leave it out, or 1")
     if "initializer_range" in keys:
         raise ConfigError(f"initializer_range {keys['initializer_range']} is answered by init: one of {WORDS['init']}")
-    rope = {**(keys.pop("rope_scaling", None) or {}), **(keys.pop("rope_parameters", None) or {})}
-    if (kind := rope.pop("rope_type", rope.pop("type", "default"))) not in (None, "default"):
-        raise ConfigError(f"rope_type {kind!r} is not built: rope_theta sets the base of plain rotation")
-    found |= {ours: rope.pop(key) for ours, key in ROPE.items() if key in rope}
+    rope: dict[str, Any] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        given = keys.pop(key, None) or {}
+        if not isinstance(given, dict):
+            raise ConfigError(
+                f"{key} must be a mapping as transformers has it, got {given!r}; a text is rotary_scaling"
+            )
+        rope |= given
     if rope:
-        raise ConfigError(unknown("key of rope_parameters", next(iter(rope)), ["rope_type", *ROPE.values()]))
+        found |= read_rope(rope, context)
     return found
 
 
@@ -98,6 +104,11 @@ def add_fields(namespace: dict[str, Any]) -> None:
 
 
 ShapeFields: Any = new_class("ShapeFields", (PreTrainedConfig,), exec_body=add_fields)
+
+
+def layer_types(shape: DecoderConfig) -> list[str]:
+    """How transformers calls what the blocks of a decoder attend to."""
+    return [SLIDING if shape.window_of(layer) else FULL for layer in range(shape.layers)]
 
 
 class GeoNormConfig(ShapeFields):
@@ -131,7 +142,7 @@ class GeoNormConfig(ShapeFields):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for key, value in read_llama(kwargs).items():
+        for key, value in read_llama(kwargs, self.max_position_embeddings).items():
             theirs, standard = NAMES[key], DEFAULTS[key]
             if (own := getattr(self, theirs)) not in (standard, value):
                 raise ConfigError(f"{theirs} {own!r} and what a key of another family says, {value!r}, differ")
@@ -168,6 +179,14 @@ class GeoNormConfig(ShapeFields):
         block to whoever loads it."""
         known = THEIRS.union(f.name for f in fields(self))
         return {key: value for key, value in super().to_dict().items() if key in known}
+
+    @property
+    def layer_types(self) -> list[str]:
+        """What transformers' caches and masks ask where some blocks have a window and some have none; elsewhere there
+        is no such attribute, and `sliding_window` says all."""
+        if self.full_every is None:
+            raise AttributeError("layer_types: all layers are alike")
+        return layer_types(self.shape())
 
     def shape(self) -> DecoderConfig:
         """The shape of the network, in our own words."""

@@ -20,7 +20,14 @@ from .config import GeoNormConfig
 
 
 def eager(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, **unused: Any
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **unused: Any,
 ) -> tuple[Tensor, Tensor]:
     """Attention step by step: (batch, tokens, heads, head_dim) and the weights (batch, heads, tokens, keys)."""
     groups = q.shape[1] // k.shape[1]
@@ -28,7 +35,7 @@ def eager(
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     scores = q @ k.transpose(-1, -2) * scaling
     weights = torch.softmax(scores if mask is None else scores + mask, -1, dtype=upcast(scores[:0]).dtype).to(q.dtype)
-    return (weights @ v).transpose(1, 2).contiguous(), weights
+    return (nn.functional.dropout(weights, dropout) @ v).transpose(1, 2).contiguous(), weights
 
 
 class Attend(nn.Module):
@@ -65,6 +72,10 @@ class GeoNormAttention(SelfAttention):
         of `cache` there is the paged one of continuous batching, which the attention function itself fills."""
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.inner.layer_idx)
+        if self.training and self.dropout:
+            more["dropout"] = self.dropout
+        if self.window is not None:  # the mask says it too; some functions have none
+            more["sliding_window"] = self.window
         out: Tensor = self.inner(q, k, v, mask, **more)[0]
         # some functions join the heads; that of vLLM, whose batch is one text, leaves out the batch too
         return out if out.dim() == 4 else out.reshape(q.shape[0], q.shape[2], -1, self.head_dim)

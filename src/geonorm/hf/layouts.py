@@ -17,7 +17,8 @@ from ..nn.config import DecoderConfig
 from ..nn.plans import FEED_FORWARD
 from ..schemes import Placement, parse
 from ..sites.anatomy import FAMILIES, Stack, anatomy
-from .config import NAMES
+from .config import FULL, NAMES, SLIDING, layer_types
+from .rope import ROPE, read_rope
 
 GATED = {"swiglu": "silu"}
 PLAIN = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -52,10 +53,12 @@ class Layout:
     """Whether a head can be of another width than width / heads."""
     rotary: bool = False
     """Whether a part of each head can be rotated."""
+    windows: tuple[str, ...] = ()
+    """How they say that tokens see the nearest ones alone; nothing where they cannot."""
     bias: tuple[str, ...] = ()
     """Their switches for biases of linear layers."""
     dropout: tuple[str, ...] = ()
-    """Their rates of dropout where those are not 0 of themselves: 0 in an export, for there is none here."""
+    """Their rates of other dropout than attention's where those are not 0 of themselves: 0 in an export."""
     scaled: bool = False
     """Whether they multiply the embedding by sqrt(width)."""
     transposed: bool = False
@@ -136,6 +139,10 @@ class Layout:
             found.append(f"head_width={config.head_dim}, not {usual:g}")
         if config.rotary != 1 and not self.rotary:
             found.append(f"rotary={config.rotary:g}, not 1")
+        if config.window is not None and not self.windows:
+            found.append(f"window={config.window}, not None")
+        elif config.full_every is not None and "layer_types" not in self.windows:
+            found.append(f"full_every={config.full_every}, not None")
         return found + ([f"mlp={config.mlp}, not {' or '.join(self.mlp)}"] if config.mlp not in self.mlp else [])
 
 
@@ -143,6 +150,7 @@ def join_names(names: str, at: str) -> str:
     return " ".join(f"{at}.{name}" for name in names.split())
 
 
+WINDOW, BY_LAYER = ("sliding_window",), ("layer_types",)
 QKV = "q k v"
 ATTENTION = {name: f"{name}_proj" for name in "qkvo"}
 HEAD_NORMS = {f"norms.{name}": f"{name}_norm" for name in "qk"}
@@ -150,8 +158,9 @@ LLAMA = ATTENTION | {name: f"{name}_proj" for name in ("gate", "up", "down")}
 GPT2 = {QKV: "c_attn", "o": "c_proj", "up": "c_fc", "down": "c_proj"}
 NEOX = {QKV: "query_key_value", "o": "dense", "up": "dense_h_to_4h", "down": "dense_4h_to_h"}
 OLD_NAMES: dict[str, Any] = {
-    "fields": {"hidden": "n_inner", "eps": "layer_norm_epsilon", "mlp": "activation_function", "kv_heads": None},
-    "base": "transformer", "positions": "wpe", "dropout": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    "fields": {"hidden": "n_inner", "eps": "layer_norm_epsilon", "mlp": "activation_function", "kv_heads": None,
+               "attn_dropout": "attn_pdrop"},
+    "base": "transformer", "positions": "wpe", "dropout": ("resid_pdrop", "embd_pdrop"),
 }  # fmt: skip
 NEOX_NAMES: dict[str, Any] = {
     "fields": {"eps": "layer_norm_eps", "kv_heads": None}, "mlp": PLAIN, "kv_heads": "all", "bias": ("attention_bias",),
@@ -160,14 +169,14 @@ NEOX_NAMES: dict[str, Any] = {
 
 LAYOUTS = (
     Layout("llama", LLAMA, head_width=True, bias=("attention_bias", "mlp_bias")),
-    Layout("mistral", LLAMA, head_width=True, settings={"sliding_window": None}),
-    Layout("qwen2", LLAMA, head_width=True, settings={"use_sliding_window": False}),
-    Layout(
+    Layout("mistral", LLAMA, head_width=True, windows=WINDOW),
+    Layout("qwen2", LLAMA, head_width=True, windows=(*WINDOW, *BY_LAYER, "use_sliding_window")),
+    Layout(  # of scaled rotations it has longrope alone
         "phi3", {QKV: "qkv_proj", "o": "o_proj", "gate up": "gate_up_proj", "down": "down_proj"},
-        settings={"sliding_window": None}, rotary=True,
+        shape={"rope_scaling": None}, windows=WINDOW, rotary=True,
     ),
     Layout(
-        "qwen3", HEAD_NORMS | LLAMA, shape={"qk_norm": "head"}, settings={"use_sliding_window": False},
+        "qwen3", HEAD_NORMS | LLAMA, shape={"qk_norm": "head"}, windows=(*WINDOW, *BY_LAYER, "use_sliding_window"),
         head_width=True, bias=("attention_bias",),
     ),
     Layout(
@@ -179,9 +188,8 @@ LAYOUTS = (
         "gemma2", LLAMA, fields={"mlp": "hidden_activation"}, bias=("attention_bias",),
         settings={
             "attn_logit_softcapping": None, "final_logit_softcapping": None, "use_bidirectional_attention": None,
-            "layer_types": "full_attention",
         },
-        head_width=True, scaled=True,
+        head_width=True, scaled=True, windows=(*WINDOW, *BY_LAYER),
     ),
     Layout(
         "gpt2", GPT2, mlp={"gelu": "gelu", "gelu_tanh": "gelu_new"}, kv_heads="all", transposed=True,
@@ -197,7 +205,7 @@ LAYOUTS = (
     Layout("gpt_neox", NEOX, settings={"use_parallel_residual": False}, **NEOX_NAMES),
     Layout("gpt_neox", NEOX, settings={"use_parallel_residual": True}, **NEOX_NAMES),
     Layout(
-        "starcoder2", ATTENTION | {"up": "c_fc", "down": "c_proj"}, mlp=PLAIN, settings={"sliding_window": None},
+        "starcoder2", ATTENTION | {"up": "c_fc", "down": "c_proj"}, mlp=PLAIN, windows=WINDOW,
         fields={"eps": "norm_epsilon"}, bias=("use_bias",),
     ),
     Layout(
@@ -216,13 +224,13 @@ MISSING = {
     "bert": "attention to both sides", "bloom": "ALiBi", "cohere": "rotation of neighbours",
     "deepseek_v3": "experts", "gemma": "a gated GELU", "gemma3_text": "a gated GELU", "gpt_neo": "unscaled attention",
     "gpt_oss": "experts", "gptj": "rotation of neighbours", "mamba": "a recurrence", "mixtral": "experts",
-    "mpt": "ALiBi", "olmo3": "attention in windows", "olmoe": "experts", "opt": "a ReLU",
+    "mpt": "ALiBi", "olmo3": "another rotation in windows", "olmoe": "experts", "opt": "a ReLU",
     "phi": "a bias of its head", "qwen2_moe": "experts", "qwen3_moe": "experts", "roberta": "attention to both sides",
     "t5": "an encoder", "vit": "an encoder",
 }  # fmt: skip
 """What well-known architectures have and our decoder does not."""
 
-SHARED = ("vocab_size", "width", "hidden", "layers", "heads", "kv_heads", "context", "tied", "eps")
+SHARED = ("vocab_size", "width", "hidden", "layers", "heads", "kv_heads", "context", "tied", "eps", "attn_dropout")
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
@@ -291,9 +299,8 @@ def find_unequal(theirs: Any, layout: Layout) -> tuple[str, Any, Any] | None:
     """The first setting that has no equal: its name, its value, the one value that has."""
     for name, wanted in layout.settings.items():
         value = getattr(theirs, name, None)
-        values = set(value) if isinstance(value, list) else {value}
-        if values != {wanted} and not (wanted in (None, False) and values <= {None, False}):
-            return name, ", ".join(map(str, values)), wanted
+        if value != wanted and not (wanted in (None, False) and value in (None, False)):
+            return name, value, wanted
     return None
 
 
@@ -311,13 +318,11 @@ def shape_of(theirs: Any, layout: Layout) -> DecoderConfig:
         refuse(layout.called("mlp"), activation, " or ".join(layout.mlp.values()))
     width, heads = theirs.hidden_size, theirs.num_attention_heads
     if fixed["positions"] == "rope":
-        rope = theirs.rope_parameters
-        if rope.get("rope_type", "default") != "default":
-            refuse("rope_parameters", rope, "rope_type default")
-        fixed["rope_theta"] = float(rope["rope_theta"])
-        fixed["rotary"] = float(rope.get("partial_rotary_factor", 1.0))
+        rope = {"rotary": 1.0, **read_rope(theirs.rope_parameters, theirs.max_position_embeddings)}
+        fixed |= {name: float(value) if name in ROPE else value for name, value in rope.items()}
         if fixed["rotary"] != 1 and not layout.rotary:  # it rotates all, whatever its configuration says
             refuse("partial_rotary_factor", fixed["rotary"], 1.0)
+    fixed |= read_windows(theirs, layout)
     head_dim = getattr(theirs, "head_dim", None) or width // heads
     if head_dim * heads != width:
         fixed["head_width"] = head_dim
@@ -331,3 +336,20 @@ def shape_of(theirs: Any, layout: Layout) -> DecoderConfig:
     if layout.kv_heads == "one":
         shape["kv_heads"] = 1
     return DecoderConfig(**{**shape, **fixed, "mlp": SAME[str(activation)], "scheme": layout.schemes[0]})
+
+
+def read_windows(theirs: Any, layout: Layout) -> dict[str, Any]:
+    """The fields of DecoderConfig for their window. ConfigError where blocks with and without one are mixed in another
+    way than every n-th without."""
+    window, layers = getattr(theirs, "sliding_window", None), theirs.num_hidden_layers
+    kinds = getattr(theirs, "layer_types", None) or [SLIDING] * layers
+    if not layout.windows or window is None or set(kinds) == {FULL}:
+        return {}
+    every = kinds.index(FULL) + 1 if FULL in kinds else None
+    found = DecoderConfig(layers=layers, window=window, full_every=every)
+    if kinds != layer_types(found):
+        raise ConfigError(
+            f"{layout.model_type} with layer_types={', '.join(kinds)} has no equal here, only with {FULL} in all, "
+            "in none, or in every n-th"
+        )
+    return {"window": window, "full_every": every}

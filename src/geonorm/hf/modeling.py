@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import DynamicCache
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
 from transformers.modeling_utils import slice_logits_to_keep
@@ -25,7 +25,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..elsewhere import allow_within
 from ..errors import ConfigError
-from ..nn.attention import rope
+from ..nn.attention import rotary_of
 from ..nn.decoder import Transform, slot_on_logits
 from ..nn.roles import base_std, linear, undrawn
 from ..nn.trunk import End
@@ -33,7 +33,7 @@ from ..nn.values import Handing, token_tables
 from ..norms import NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site, state_of
-from .config import GeoNormConfig
+from .config import SLIDING, GeoNormConfig, layer_types
 from .layers import LAYERS, Attend, View
 from .older import ReadsOlder
 
@@ -132,8 +132,8 @@ class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
     @torch.no_grad()
     def save_pretrained(self, *args: Any, **settings: Any) -> None:
         """As transformers does it; warns where weights are further from their constraint than half precision explains,
-        as after training without it."""
-        for scheme, role, weight in self.constrained():
+        as after training without it. Quantised weights are as near as they can be."""
+        for scheme, role, weight in () if getattr(self, "is_quantized", False) else self.constrained():
             if type(scheme).constrain is not Scheme.constrain and not weight.is_meta:
                 kept = weight.clone()
                 scheme.constrain({role: [kept]})
@@ -170,7 +170,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
         self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers), norm)
         self.one_stream = state_of(self.entry.scheme) == "one stream"
-        self.rotary_dim, self.rope_theta = c.rotary_dim, c.rope_theta if c.positions == "rope" else None
+        self.rotary, self.layer_types = rotary_of(c), layer_types(c)
         self.gradient_checkpointing = False
         for module in self.modules():
             if isinstance(module, Attend):
@@ -188,7 +188,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Any = None,
         position_ids: Tensor | None = None,
         past_key_values: Any = None,
         inputs_embeds: Tensor | None = None,
@@ -205,32 +205,37 @@ class GeoNormModel(GeoNormPreTrainedModel):
         if position_ids is None:
             past = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = torch.arange(embedded.shape[1], device=embedded.device).unsqueeze(0) + past
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=embedded,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
-        )
-        turns = None
-        if self.rope_theta is not None:
-            turns = rope(position_ids.unsqueeze(1), self.rotary_dim, self.rope_theta)
+        masks = attention_mask  # generate makes those of a static cache itself
+        if not isinstance(masks, dict):
+            masks = {
+                kind: (create_sliding_window_causal_mask if kind == SLIDING else create_causal_mask)(
+                    config=self.config,
+                    inputs_embeds=embedded,
+                    attention_mask=attention_mask,
+                    past_key_values=past_key_values,
+                    position_ids=position_ids,
+                )
+                for kind in dict.fromkeys(self.layer_types)
+            }
+        turns = None if self.rotary is None else self.rotary(position_ids.unsqueeze(1))
         x = upcast(embedded)
         if self.position is not None:
             x = x + self.position(position_ids)
         if self.embed_norm is not None:
             x = self.embed_norm(x)
         x = self.entry(x)
-        kwargs.update(positions=turns, mask=mask, past_key_values=past_key_values)
+        kwargs.update(positions=turns, past_key_values=past_key_values)
         values = Handing(self.values, input_ids)
         if self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states):
             for layer, block in enumerate(self.blocks):
-                x = values.stream(block(x, None, None, values.to(layer), **kwargs))
+                mask = masks[self.layer_types[layer]]
+                x = values.stream(block(x, None, None, values.to(layer), mask=mask, **kwargs))
         else:
             view = View(self.entry)
             seen = view.seen(x)
             for layer, block in enumerate(self.blocks):
-                seen, *out = block(seen, x, view, values.to(layer), **kwargs)
+                mask = masks[self.layer_types[layer]]
+                seen, *out = block(seen, x, view, values.to(layer), mask=mask, **kwargs)
                 x = values.stream(tuple(out) if len(out) > 1 else out[0])
         return BaseModelOutputWithPast(
             last_hidden_state=self.exit(x).to(embedded.dtype), past_key_values=past_key_values

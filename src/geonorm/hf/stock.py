@@ -17,9 +17,10 @@ from transformers import initialization
 
 from ..errors import ConfigError
 from ..nn.config import DecoderConfig
-from .config import GeoNormConfig
+from .config import GeoNormConfig, layer_types
 from .layouts import QKV, SHARED, TOKENS, Layout, join_names, layout_for, layout_of, shape_of
 from .modeling import GeoNormForCausalLM, language_model
+from .rope import write_rope
 
 EMBEDDING = "model.embed_tokens.weight"
 Weights = dict[str, Tensor]
@@ -74,10 +75,13 @@ def stock_config(config: GeoNormConfig, layout: Layout) -> Any:
     settings.update(dict.fromkeys(layout.bias, shape.bias), **dict.fromkeys(layout.dropout, 0.0), **layout.settings)
     settings[layout.called("mlp") or ""] = layout.mlp[shape.mlp]
     if layout.positions is None:
-        partial = {"partial_rotary_factor": shape.rotary} if layout.rotary else {}
-        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": shape.rope_theta, **partial}
-    if "layer_types" in layout.settings:
-        settings["layer_types"] = [layout.settings["layer_types"]] * shape.layers
+        settings["rope_parameters"] = write_rope(shape, layout.rotary)
+    windows = {
+        "sliding_window": shape.window,
+        "use_sliding_window": shape.window is not None,
+        "layer_types": layer_types(shape),
+    }
+    settings.update({name: windows[name] for name in layout.windows})
     if layout.scaled:
         settings["query_pre_attn_scalar"] = shape.head_dim
     if layout.head_width:

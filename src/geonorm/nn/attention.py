@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,19 +12,31 @@ from torch import Tensor, nn
 
 from ..norms import RMSNorm, transformed
 from ..schemes import Scheme, Site
-from .config import TrunkConfig
+from .config import DecoderConfig, TrunkConfig
 from .roles import linear
+from .rope_scaling import RopeScaling, plain
 from .values import mix_of
 
 Rope = tuple[Tensor, Tensor]
 
 
-def rope(positions: Tensor, dim: int, theta: float) -> Rope:
-    """(cos, sin) of shape (..., tokens, dim / 2) in fp32 for integer positions (..., tokens), dim of a head rotated."""
+def rope(positions: Tensor, dim: int, theta: float, scaling: RopeScaling | None = None, context: int = 0) -> Rope:
+    """(cos, sin) of shape (..., tokens, dim / 2) in fp32 for integer positions (..., tokens), dim of a head rotated.
+    scaling: the rule for long texts, which may ask for the model's context."""
     exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
-    # 1 / theta^e and not theta^-e: to the last bit what transformers computes
-    angles = positions.float().unsqueeze(-1) * (1.0 / theta**exponents)
-    return angles.cos(), angles.sin()
+    if scaling is None:
+        angles = positions.float().unsqueeze(-1) * plain(theta, exponents)
+        return angles.cos(), angles.sin()
+    angles = positions.float().unsqueeze(-1) * scaling.frequencies(exponents, theta, context, positions.max() + 1)
+    return angles.cos() * scaling.sharpness(), angles.sin() * scaling.sharpness()
+
+
+def rotary_of(config: DecoderConfig) -> Callable[[Tensor], Rope] | None:
+    """The rotation of a decoder, from positions to their table; None where queries and keys are not rotated."""
+    c = config
+    if c.positions != "rope":
+        return None
+    return partial(rope, dim=c.rotary_dim, theta=c.rope_theta, scaling=c.scaling, context=c.context)
 
 
 def rotate(x: Tensor, positions: Rope) -> Tensor:
@@ -61,6 +75,14 @@ def turn_halves(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     return torch.cat((first, second), dim=-1)
 
 
+def seen_keys(tokens: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """Which keys the last `tokens` of them see, (tokens, keys): themselves and those before, of these the nearest
+    window - 1 where there is a window."""
+    past = keys - tokens
+    mask = torch.ones(tokens, keys, dtype=torch.bool, device=device).tril(past)
+    return mask if window is None else mask.triu(past - window + 1)
+
+
 class LayerCache:
     """Keys and values of the tokens so far for one layer: (batch, kv_heads, room, head_dim), filled from the left."""
 
@@ -96,7 +118,7 @@ class SelfAttention(nn.Module):
         self.gate = linear("q", c.width, c.heads * c.head_dim, c.bias) if c.attn_gate else None
         self.mix = mix_of(c, site)
         self.shows = c.values == "first" and int(site.layer) == 0
-        self.sharper = c.qk_scale**2
+        self.sharper, self.dropout, self.window = c.qk_scale**2, c.attn_dropout, c.window_of(int(site.layer))
         self.norms = nn.ModuleDict()
         if c.qk_norm != "none":
             for name, heads in (("q", c.heads), ("k", c.groups)):
@@ -143,14 +165,19 @@ class SelfAttention(nn.Module):
         """Attention of (batch, heads, tokens, head_dim), fewer heads in k and v for grouped queries, to (batch, tokens,
         heads, head_dim). A cache is for causal models. bias (heads, tokens, keys) is added to the scores; where it is
         given, it says too which keys a token does not see, by -inf."""
-        mask = None if bias is None else bias.unsqueeze(0).to(q.dtype)
+        past = 0
         if cache is not None:
             past = cache.length
             k, v = cache.extend(k, v)
-            if mask is None and past and q.shape[2] > 1:
-                mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(past)
-        causal = self.causal and mask is None and q.shape[2] > 1
+        tokens, keys = q.shape[2], k.shape[2]
+        windowed = self.window is not None and keys > self.window
+        mask = None if bias is None else bias.unsqueeze(0).to(q.dtype)
+        if mask is None and tokens == 1 and windowed:
+            k, v = k[:, :, -self.window :], v[:, :, -self.window :]  # type: ignore[operator]
+        elif mask is None and tokens > 1 and (past or windowed):
+            mask = seen_keys(tokens, keys, self.window, q.device)
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=self.groups != self.heads
-        )
+            q, k, v, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0,
+            is_causal=self.causal and mask is None and tokens > 1, enable_gqa=self.groups != self.heads,
+        )  # fmt: skip
         return out.transpose(1, 2)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from math import inf
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from ..errors import ConfigError, unknown
-from ..settings import Count, NotNegative, Positive, Settings
+from ..settings import Count, NotNegative, Positive, Range, Settings
+from .rope_scaling import RopeScaling, read_scaling
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,13 @@ class TrunkConfig(Settings):
     attn_gate: bool = False
     """Whether what attention found is multiplied by sigmoid(G y) before the output matrix, feature by feature of every
     head; G is one more matrix, treated as that of the queries (arXiv:2505.06708)."""
+    attn_dropout: Annotated[float, Range(0, 0.99)] = 0.0
+    """Share of attention weights that are set to 0 in training; the others are scaled up."""
+    window: Count | None = None
+    """Tokens that a token sees, itself the last of them (sliding window); all before it when not given."""
+    full_every: Count | None = None
+    """Where there is a window: every n-th block has none, as the second of two in Gemma 2; all have it when not
+    given."""
     bias: bool = False
     """Whether linear layers have biases."""
     positions: Literal["rope", "learned", "relative", "none"] = "rope"
@@ -65,6 +73,9 @@ class TrunkConfig(Settings):
     """Base of the rotary position encoding."""
     rotary: float = 1.0
     """Share of each head that is rotated, its first dimensions (GPT-NeoX)."""
+    rope_scaling: str | None = None
+    """How rotation is slowed for texts longer than those of training: linear(factor=2), dynamic(factor=2),
+    yarn(factor=4, original=2048) or llama3(factor=8, original=8192); not at all when not given."""
     causal: bool = True
     """Whether a token sees those before it alone. --objective says so for a run."""
     init: Literal["fan_in", "neox", "gpt2", "zero", "nanochat"] = "fan_in"
@@ -89,6 +100,16 @@ class TrunkConfig(Settings):
             )
         if self.rotary != 1 and self.positions != "rope":
             raise ConfigError(f"model.rotary {self.rotary:g} needs model.positions=rope, not {self.positions}")
+        if (rule := self.scaling) is not None:
+            if self.positions != "rope":
+                raise ConfigError(f"model.rope_scaling {rule} needs model.positions=rope, not {self.positions}")
+            if self.rotary_dim < rule.least:
+                raise ConfigError(f"model.rope_scaling {rule} needs at least {rule.least} rotated dimensions of a head")
+            object.__setattr__(self, "rope_scaling", str(rule))
+        if self.window is not None and not self.causal:
+            raise ConfigError(f"model.window {self.window} needs a model whose tokens see those before them alone")
+        if self.full_every is not None and self.window is None:
+            raise ConfigError(f"model.full_every {self.full_every} needs model.window, which other blocks then have")
         if self.heads % self.groups:
             raise ConfigError(f"model.heads {self.heads} must be a multiple of model.kv_heads {self.kv_heads}")
 
@@ -100,6 +121,15 @@ class TrunkConfig(Settings):
     def rotary_dim(self) -> int:
         """Dimensions of a head that are rotated."""
         return int(self.head_dim * self.rotary)
+
+    def window_of(self, layer: int) -> int | None:
+        """Tokens that a token sees in that block, or None for all."""
+        return None if self.full_every is not None and (layer + 1) % self.full_every == 0 else self.window
+
+    @property
+    def scaling(self) -> RopeScaling | None:
+        """The rule of `rope_scaling`."""
+        return None if self.rope_scaling is None else read_scaling(self.rope_scaling)
 
     @property
     def groups(self) -> int:
@@ -131,7 +161,7 @@ class DecoderConfig(TrunkConfig):
         super().__post_init__()
         if self.encoder_layers is None and self.positions == "relative":
             raise ConfigError("model.positions relative is for encoder-decoders: --objective denoise")
-        for name, only in (("block", "sequential"), ("values", "own"), ("causal", True)):
+        for name, only in (("block", "sequential"), ("values", "own"), ("causal", True), ("window", None)):
             if self.encoder_layers is not None and (value := getattr(self, name)) != only:
                 raise ConfigError(f"model.{name} {value} is not for encoder-decoders, whose blocks know {only} alone")
 
@@ -160,6 +190,8 @@ class VisionConfig(TrunkConfig):
             raise ConfigError("model.causal is for tokens: patches of an image have no order")
         if self.image_size % self.patch:
             raise ConfigError(f"model.image_size {self.image_size} must be a multiple of model.patch {self.patch}")
+        if self.rope_scaling is not None:
+            raise ConfigError("model.rope_scaling is for texts longer than those of training: an image has its size")
         if self.positions == "relative":
             raise ConfigError("model.positions relative is for encoder-decoders; for images choose learned or rope")
         if self.values == "token":

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..norms import NormSpec, upcast
 from ..schemes import Scheme, Site
-from .attention import LayerCache, Rope, rope
+from .attention import LayerCache, Rope, rotary_of
 from .config import DecoderConfig
 from .roles import linear
 from .trunk import End, Trunk, undrawn_table
@@ -64,6 +64,7 @@ class Decoder(Trunk):
 
     def add_front(self, norm: NormSpec) -> None:
         c = self.config
+        self.rotary = rotary_of(c)
         self.embed = undrawn_table("embed", c.vocab_size, c.width)
         self.position = undrawn_table("position", c.context, c.width) if c.positions == "learned" else None
         self.values = token_tables(c, partial(undrawn_table, "values"))
@@ -95,8 +96,7 @@ class Decoder(Trunk):
     def begin(self, ids: Tensor, past: int = 0) -> tuple[Tensor, Tensor, Rope | None]:
         """What enters the stream for ids (batch, tokens) behind `past` others, their positions, the turns of those."""
         positions = torch.arange(past, past + ids.shape[1], device=ids.device)
-        rotary = self.config.positions == "rope"
-        turns = rope(positions, self.config.rotary_dim, self.config.rope_theta) if rotary else None
+        turns = None if self.rotary is None else self.rotary(positions)
         x = self.embed(ids)
         if self.position is not None:
             self.within_context(past + ids.shape[1])

@@ -106,7 +106,9 @@ class CrossAttention(SelfAttention):
 
     def look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Every query sees all of the memory."""
-        return F.scaled_dot_product_attention(q, k, v, enable_gqa=self.groups != self.heads).transpose(1, 2)
+        dropout = self.dropout if self.training else 0.0
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, enable_gqa=self.groups != self.heads)
+        return out.transpose(1, 2)
 
 
 class EncoderAttention(SelfAttention):

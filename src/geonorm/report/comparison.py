@@ -14,7 +14,7 @@ from .checks import limits
 from .classes import class_sections
 from .page import Part, Section, bullets, details, html_table, pairs, plain_text
 from .runs import SavedComparison
-from .tables import COLUMNS, LIMITS, count, headline, summary_line
+from .tables import COLUMNS, LIMITS, count, describe_conversion, headline, summary_line
 from .vega import Chart
 
 PER_RUN = {"scheme", "seed", "lr", "out", "name", "phase"}  # settings that differ between runs by design
@@ -39,6 +39,8 @@ def report_comparison(comparison: SavedComparison, place: Mapping[str, int]) -> 
     shown = [column for column in COLUMNS if any(column.cell(row) != "–" for row in comparison.rows)]
     titles, cells = [column.title for column in shown], [[c.cell(row) for c in shown] for row in comparison.rows]
     limited = limits(comparison)
+    found = [(run.scheme, run.summary.get("conversion")) for run in comparison.runs]
+    converted = [(scheme, f"{scheme}: {describe_conversion(about)}") for scheme, about in found if about]
     sections = [
         Section("Noise and differences", [_charts(noise, NO_LOSS)], "wide"),
         Section("Table", [html_table(titles, cells, place), TABLE_NOTE.format(family=comparison.rows[0]["family"])]),
@@ -53,7 +55,7 @@ def report_comparison(comparison: SavedComparison, place: Mapping[str, int]) -> 
         source=comparison.source,
         title=f"{comparison.source}: {len(comparison.names)} residual schemes compared",
         caption=summary_line(comparison),
-        findings=[(row["scheme"], headline(row)) for row in comparison.rows],
+        findings=[*((row["scheme"], headline(row)) for row in comparison.rows), *converted],
         keys=comparison.keys,
         sections=sections,
         aside=f'<aside class="limits"><strong>{LIMITS}</strong>{bullets(limited)}</aside>' if limited else NO_LIMITS,

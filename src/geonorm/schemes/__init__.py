@@ -14,6 +14,7 @@ from .hypersphere import NGPT, AnGPT
 from .lambdas import Lambdas
 from .learned import GPAS, LayerScale, ReZero
 from .manifold import ManifoldHyper
+from .morph import Morph, settle
 from .nag import NAG
 from .origin import schemes_in, sources_of, stored
 from .parts import Parts, Progress, advance, read_at, reset_parts, write_at
@@ -41,6 +42,7 @@ __all__ = [
     "LayerScale",
     "ManifoldHyper",
     "Mix",
+    "Morph",
     "NormPreserving",
     "Olmo2",
     "Orthogonal",
@@ -68,6 +70,7 @@ __all__ = [
     "register",
     "reset_parts",
     "schemes_in",
+    "settle",
     "sources_of",
     "state_of",
     "stored",

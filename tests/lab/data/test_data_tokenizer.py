@@ -166,6 +166,36 @@ def test_mismatches_are_one_line(bpe, source, tmp_path):
     assert load_tokenizer("byte", source, 512).vocab_size == 257
 
 
+def test_a_tokenizer_of_the_hub_by_name(bpe, source, tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    bpe.save(tmp_path / "tokenizer.json")
+    asked = []
+
+    def download(*what, etag_timeout):
+        asked.append(what)
+        return str(tmp_path / "tokenizer.json")
+
+    monkeypatch.setattr(hub, "hf_hub_download", download)
+    found = load_tokenizer("openai-community/gpt2", source, 300)
+    assert asked == [("openai-community/gpt2", "tokenizer.json")]
+    assert (found.name, found.fingerprint) == ("gpt2", bpe.fingerprint)
+
+
+def test_a_hub_out_of_reach_is_one_line(source, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+
+    def fail(*what, **how):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(hub, "hf_hub_download", fail)
+    with pytest.raises(DataError, match="no tokenizer 'owner/name' here, and the Hugging Face Hub gave none") as caught:
+        load_tokenizer("owner/name", source, 300)
+    assert "check the name and the network" in str(caught.value) and "\n" not in str(caught.value)
+    for path in ("owner/name.json", "./owner/name", "/owner/name", "runs/owner/name"):  # the Hub is not asked
+        with pytest.raises(DataError, match="give byte, bpe or the path of a tokenizer"):
+            load_tokenizer(path, source, 300)
+
+
 def test_missing_library_names_the_extra(source, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     with pytest.raises(DataError, match=r"pip install 'geonorm\[train\]'"):

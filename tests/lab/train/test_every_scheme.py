@@ -6,6 +6,7 @@ that take other paths through the code, in both layouts of a block where the lay
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -154,7 +155,7 @@ def test_traces_say_what_they_must(scheme: str, block: str) -> None:
         assert unknown <= {"clamped", "rotation", "grad_norm", "grad_w1", "grad_w2", "speed"}, row
         assert ("speed" in unknown) == (not residual.scheme.planar or row["scheme"] == "rezero")  # a = 0 turns nothing
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
-        assert ("clamped" in unknown) == ("geonorm" not in row["scheme"])
+        assert ("clamped" in unknown) == ("geonorm" not in row["scheme"].replace("morph", "geonorm"))
         if residual.scheme.planar:
             assert row["off_plane"] < 1e-6, row
         assert row["radius"] > 0 and (row["step_norm"] > 1e-3 or row["scheme"] in ("rezero", "prores"))
@@ -206,6 +207,21 @@ def test_resumed_is_uninterrupted_bit_for_bit(scheme: str, run: Runs, tmp_path: 
     start = load_file(whole / "checkpoints" / "step-2" / "model.safetensors")
     end = load_file(whole / "checkpoints" / f"step-{STEPS}" / "model.safetensors")
     assert not [key for key in start if not key.endswith("layer") and torch.equal(start[key], end[key])], "not trained"
+
+
+def test_dropout_goes_on_where_it_stood(run: Runs, tmp_path: Path) -> None:
+    """Its draws are part of a checkpoint."""
+    settings = run.settings("geonorm", tmp_path / "run")
+    settings = dataclasses.replace(settings, model=Model(**SHAPE, attn_dropout=0.3, window=8))
+    train(settings, say=lambda line: None)
+    end = tmp_path / "run" / "checkpoints" / f"step-{STEPS}"
+    whole = load_file(end.rename(tmp_path / "whole") / "model.safetensors")
+    (tmp_path / "run" / "summary.json").unlink()
+    train(settings, say=lambda line: None)
+    again = load_file(end / "model.safetensors")
+    assert all(torch.equal(value, again[name]) for name, value in whole.items())
+    without = load_file(run("geonorm") / "checkpoints" / f"step-{STEPS}" / "model.safetensors")
+    assert not all(torch.equal(value, again[name]) for name, value in without.items())
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Text to token ids and back: bytes, an own byte-level BPE, or any ``tokenizer.json``."""
+"""Text to token ids and back: bytes, an own byte-level BPE, or any ``tokenizer.json``, the Hub's too."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ SENTINEL = "<extra_id_{}>"
 END_NAMES = (END, "<|end_of_text|>", "<|end|>", "<eos>", "</s>", "[SEP]", "<|im_end|>", "<|eot_id|>")
 BPE_FORMAT = 1  # raise it whenever the training below changes
 BPE_CHARACTERS = 16_000_000  # of train text that the own BPE is trained on
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+(?<!\.json)(?<!\.gz)(?<!\.xz)")
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 TokenIds = NDArray[np.unsignedinteger[Any]]
 
@@ -142,7 +143,8 @@ class FileTokenizer(Tokenizer):
 def load_tokenizer(
     spec: str, source: Source, vocab_size: int, cache: Path | None = None, mask: bool = False, sentinels: int = 0
 ) -> Tokenizer:
-    """Load ``byte``, ``bpe`` (trained on the train text of `source`, cached) or a ``tokenizer.json``.
+    """Load ``byte``, ``bpe`` (trained on the train text of `source`, cached), a ``tokenizer.json``, or ``owner/name``:
+    that of a model on the Hugging Face Hub, where there is a network or it was loaded before.
 
     `vocab_size` is the model's: ``bpe`` fills it exactly, the others must not exceed it (`DataError`). A file
     may be compressed (``.gz``, ``.xz``). mask: with a mask token, which ``bpe`` has among its ids and the others get
@@ -164,7 +166,9 @@ def load_tokenizer(
                 (temporary / "tokenizer.json").write_text(text, encoding="utf-8")
         tokenizer = parse_tokenizer(path, f"bpe-{vocab_size}", read_bytes(path).decode(errors="replace"))
     else:
-        tokenizer = read_tokenizer(Path(os.path.expanduser(spec)))
+        path = Path(os.path.expanduser(spec))
+        on_hub = HUB_NAME.fullmatch(spec) and not path.exists()
+        tokenizer = read_hub(spec) if on_hub else read_tokenizer(path)
     if mask and tokenizer.mask is None:
         tokenizer = add_special(tokenizer, [MASK], "mask")
     if len(tokenizer.sentinels) < sentinels:
@@ -190,6 +194,19 @@ def read_tokenizer(path: Path) -> Tokenizer:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not a tokenizer.json (no valid JSON): give the file of a fast tokenizer") from error
     return ByteTokenizer() if is_byte else parse_tokenizer(path, path.name.split(".")[0], text)
+
+
+def read_hub(name: str) -> Tokenizer:
+    """The tokenizer.json of a model on the Hub, from the Hub's own cache where it is there."""
+    hub = import_extra("huggingface_hub", f"'{name}' is no file; a tokenizer of the Hugging Face Hub", "hf")
+    try:
+        path = Path(hub.hf_hub_download(name, "tokenizer.json", etag_timeout=5))
+    except Exception as error:  # the library raises a dozen kinds for network, names and permissions
+        raise DataError(
+            f"no tokenizer '{name}' here, and the Hugging Face Hub gave none ({type(error).__name__}: "
+            f"{cause(error)[:160]}): check the name and the network, or give the path of a tokenizer.json"
+        ) from error
+    return parse_tokenizer(path, name.partition("/")[2], read_bytes(path).decode(errors="replace"))
 
 
 def parse_tokenizer(path: Path, name: str, text: str) -> FileTokenizer:

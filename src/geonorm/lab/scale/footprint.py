@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ...nn.attention import SelfAttention, rope
+from ...nn.attention import SelfAttention
 from ...nn.decoder import Decoder
 from ...residual import Residual
 
@@ -127,8 +127,7 @@ def footprint(model: Decoder, batch: int, conditions: Conditions) -> list[Piece]
     keys: list[str] = []
     with FakeTensorMode():
         ids = torch.zeros(batch, shape.context, dtype=torch.long)
-        rotary = shape.positions == "rope"
-        turns = rope(torch.arange(shape.context), shape.rotary_dim, shape.rope_theta) if rotary else None
+        turns = None if model.rotary is None else model.rotary(torch.arange(shape.context))
         start = entry(model)
         first = run_part(start, ids, {}, c, set())
         with torch.no_grad(), c.precision():
@@ -136,7 +135,8 @@ def footprint(model: Decoder, batch: int, conditions: Conditions) -> list[Piece]
         for block in model.blocks:
             # blocks that do the same with tensors of the same shapes are counted once
             schemes = [str(module.scheme) for module in block.modules() if isinstance(module, Residual)]
-            keys.append(repr((schemes, [(name, tuple(p.shape)) for name, p in block.named_parameters()])))
+            windows = [module.window for module in block.modules() if isinstance(module, SelfAttention)]
+            keys.append(repr((schemes, windows, [(name, tuple(p.shape)) for name, p in block.named_parameters()])))
             if keys[-1] not in pieces:
                 cast = set(dict(block.named_parameters()))
                 values = shape_of_values(block, batch, shape.context)

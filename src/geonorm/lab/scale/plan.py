@@ -104,9 +104,12 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
 
 def flops_per_token(model: Decoder) -> int:
     """Forward and backward: 6 per parameter of a matrix that multiplies, and 6 layers context (heads head_dim) for
-    the scores and values of causal attention, of which half are computed; twice that where a token sees all."""
+    the scores and values of causal attention, of which half are computed; twice that where a token sees all, and in
+    blocks with a window, which is a mask over all."""
     shape = model.config
-    attention = shape.layers * shape.context * shape.heads * shape.head_dim * (1 if shape.causal else 2)
+    windows = [shape.window_of(layer) or shape.context for layer in range(shape.layers)]
+    halves = sum(1 if shape.causal and window >= shape.context else 2 for window in windows)
+    attention = halves * shape.context * shape.heads * shape.head_dim
     rows = {"position", "values"} | (
         set() if shape.tied else {"embed"}
     )  # looked up; a tied embedding multiplies as the head

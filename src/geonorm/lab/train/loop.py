@@ -55,10 +55,11 @@ class Interrupted(Exception):
 
 
 def train(
-    config: TrainConfig, say: Say = print, loggers: Sequence[Logger] = (), shown: Unwatched | None = None
-) -> dict[str, Any]:
+    config: TrainConfig, say: Say = print, loggers: Sequence[Logger] = (), shown: Unwatched | None = None,
+    kind: Callable[..., Loop] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Runs, resumes or extends one run in config.out and returns its summary; under torchrun, this rank's part of it.
-    `loggers` get its numbers besides those of --log.to, `shown` how far it is, both on the first rank.
+    `loggers` get its numbers besides those of --log.to, `shown` how far it is, on the first; `kind` makes the loop.
 
     Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
     kept) and Interrupted after a signal (all saved): on every rank alike."""
@@ -69,7 +70,7 @@ def train(
     with join_world(device, config.guard.stuck) as world, ExitStack() as opened:
         say = stop_unheard(say, stopped) if world.first else lambda line: None
         setup = resolve(config, world)
-        loop = Loop(setup, world.in_turn(lambda: load_data(config, world)), device, say, world)
+        loop = (kind or Loop)(setup, world.in_turn(lambda: load_data(config, world)), device, say, world)
         provenance = Provenance.of(config, loop.text.sha256, loop.text.fingerprint, [config.scheme])
         silent, longer = RunFolder(Path(config.out), writes=False), world.together(lambda: find_extension(config))
         but = LONGER if longer else VOLATILE
@@ -104,7 +105,7 @@ class Loop:
         self.batches, self.validation = text.batches(c, shape), text.validation(c, shape, device, world)
         torch.manual_seed(c.seed)
         with torch.device(built_on := parallel.build_device(kind, world)):
-            model = build(shape)
+            model = self.build(shape)
         self.model = parallel.distribute(model, c.runtime, device if built_on.type == "cpu" else built_on)
         self.spread = parallel.Spread(self.model, c.runtime, world, device, kind, c.steps)
         torch.manual_seed(c.seed + world.rank)
@@ -125,6 +126,9 @@ class Loop:
         self.begun = time.monotonic()  # less what earlier processes of the run took
         self.pending: list[dict[str, Any]] = []  # rows since the losses were last read
         self.dog = world.dog
+
+    def build(self, shape: Any) -> Any:
+        return build(shape)
 
     def run(
         self, run: RunFolder, provenance: Provenance, stopped: list[float], more: Sequence[Logger], shown: Unwatched

@@ -1,0 +1,30 @@
+"""Settings of the verbs that the command line alone has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+from ..settings import Settings
+
+
+@dataclass(frozen=True)
+class SchemesConfig(Settings):
+    """Equation, source and fields of every residual scheme, or of one."""
+
+    words = ("name",)
+    examples = ("geonorm schemes geonorm", "geonorm schemes geonorm --out figures")
+
+    name: str | None = None
+    """A scheme; a list of all when not given."""
+    json: bool = False
+    """All that is known, for programs."""
+    markdown: bool = False
+    """The generated part of docs/schemes.md."""
+    out: str | None = None
+    """Directory for a picture of how it moves a token, NAME.svg; of every scheme when none is named."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.markdown and (self.json or self.name or self.out):
+            raise ConfigError("--markdown is of all schemes and goes alone")

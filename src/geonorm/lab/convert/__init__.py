@@ -1,0 +1,1 @@
+"""Conversion of trained Pre-Norm models to other schemes: `geonorm convert`."""

@@ -1,0 +1,158 @@
+"""RoPE for texts longer than those of training: which rotations are slowed, and by how much.
+
+A rule is a small configuration and its text, `yarn(factor=4, original=2048)`. The frequencies are, operation for
+operation, those of transformers, so that what was trained there goes on here. No torch here, only methods of tensors:
+the command line reads this file.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from math import ceil, floor, log, pi
+from typing import Annotated, Any
+
+from ..errors import ConfigError, unknown
+from ..settings import Count, Positive, Range, Settings, from_dict
+
+Factor = Annotated[float, Range(1)]
+
+
+@dataclass(frozen=True)
+class RopeScaling(Settings):
+    """factor: how many times longer than `original` texts may be; original: tokens of a training sequence, the model's
+    context when not given."""
+
+    prefix = "model.rope_scaling."
+    least = 2
+    """Rotated dimensions of a head that it needs."""
+
+    factor: Factor
+
+    def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
+        """Radians a token of each pair of dimensions, shape and dtype of `exponents`, which are 0, 2/dim, 4/dim, ...
+
+        context: the model's; length: tokens so far, a tensor of one whole number."""
+        raise NotImplementedError
+
+    def sharpness(self) -> float:
+        """Factor on cos and sin, so on queries and keys."""
+        return 1.0
+
+    def __str__(self) -> str:
+        """The text that `read_scaling` reads."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        words = (f"{name}={str(v).lower() if isinstance(v, bool) else f'{v:.15g}'}" for name, v in given.items())
+        return f"{name_of(self)}({', '.join(words)})"
+
+
+@dataclass(frozen=True)
+class Linear(RopeScaling):
+    """Every rotation `factor` times slower: position interpolation (arXiv:2306.15595)."""
+
+    def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
+        return plain(theta, exponents) / self.factor
+
+
+@dataclass(frozen=True)
+class Dynamic(RopeScaling):
+    """A larger base, the longer the text beyond the model's context: "dynamic NTK". With a cache, keys keep the
+    rotation of the length at which they were computed, as in transformers."""
+
+    least = 4
+
+    def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
+        dim = 2 * len(exponents)
+        stretch = self.factor * length.clamp(min=context) / context - (self.factor - 1)
+        return plain(theta * stretch ** (dim / (dim - 2)), exponents)
+
+
+@dataclass(frozen=True)
+class Yarn(RopeScaling):
+    """Slow rotations are interpolated, fast ones kept, with a ramp between, and attention is sharpened
+    (arXiv:2309.00071)."""
+
+    original: Count | None = None
+    beta_fast: Positive = 32.0
+    """Turns in `original` tokens from which on a rotation is kept."""
+    beta_slow: Positive = 1.0
+    """Turns up to which it is slowed by the whole factor."""
+    attention_factor: Positive | None = None
+    """Factor on queries and keys; 0.1 ln(factor) + 1 when not given."""
+    truncate: bool = True
+    """Whether the ends of the ramp are whole numbers of pairs."""
+
+    def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
+        dim, powers = 2 * len(exponents), theta**exponents
+
+        def pair_at(turns: float) -> float:
+            """The pair that turns so often in `original` tokens."""
+            return dim * log((self.original or context) / (turns * 2 * pi)) / (2 * log(theta))
+
+        low, high = pair_at(self.beta_fast), pair_at(self.beta_slow)
+        low, high = (floor(low), ceil(high)) if self.truncate else (low, high)
+        low, high = max(low, 0), min(high, dim - 1)
+        numbers = exponents.new_ones(dim // 2).cumsum(0) - 1
+        kept = 1 - ((numbers - low) / (high + 0.001 * (low == high) - low)).clamp(0, 1)
+        return 1.0 / (self.factor * powers) * (1 - kept) + 1.0 / powers * kept
+
+    def sharpness(self) -> float:
+        return 0.1 * log(self.factor) + 1.0 if self.attention_factor is None else self.attention_factor
+
+
+@dataclass(frozen=True)
+class Llama3(RopeScaling):
+    """Llama 3.1's: rotations slower than `low_freq_factor` turns in `original` tokens are slowed by the whole factor,
+    those faster than `high_freq_factor` turns kept."""
+
+    original: Count | None = None
+    low_freq_factor: Positive = 1.0
+    high_freq_factor: Positive = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ConfigError(
+                f"{self.prefix}high_freq_factor must be above low_freq_factor {self.low_freq_factor:g}, got "
+                f"{self.high_freq_factor:g}"
+            )
+
+    def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
+        original, low, high = self.original or context, self.low_freq_factor, self.high_freq_factor
+        kept = plain(theta, exponents)
+        wavelength = 2 * pi / kept
+        slowed = (kept / self.factor).where(wavelength > original / low, kept)
+        share = (original / wavelength - low) / (high - low)
+        between = ~(wavelength < original / high) * ~(wavelength > original / low)
+        return ((1 - share) * slowed / self.factor + share * slowed).where(between, slowed)
+
+
+KINDS: dict[str, type[RopeScaling]] = {"linear": Linear, "dynamic": Dynamic, "yarn": Yarn, "llama3": Llama3}
+
+
+def plain(theta: Any, exponents: Any) -> Any:
+    """Frequencies without a rule: 1 / theta^e and not theta^-e, to the last bit what transformers computes."""
+    return 1.0 / theta**exponents
+
+
+def name_of(rule: RopeScaling) -> str:
+    return next(name for name, kind in KINDS.items() if type(rule) is kind)
+
+
+def read_scaling(text: str) -> RopeScaling:
+    """The rule of a text. ConfigError names what cannot be read, and the nearest rule or field."""
+    match = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", text)
+    parts = [part.split("=") for part in match[2].split(",") if part.strip()] if match else []
+    if match is None or any(len(part) != 2 for part in parts):
+        raise ConfigError(f"cannot read model.rope_scaling {text!r}: write it as yarn(factor=4, original=2048)")
+    return make_scaling(match[1], {key.strip(): value.strip() for key, value in parts})
+
+
+def make_scaling(kind: str, values: dict[str, Any]) -> RopeScaling:
+    """The rule of that name with those fields, as a person may have typed them."""
+    if kind not in KINDS:
+        raise ConfigError(unknown("model.rope_scaling", kind, KINDS))
+    if "factor" not in values:
+        raise ConfigError(f"model.rope_scaling {kind} needs a factor: {kind}(factor=4)")
+    rule: RopeScaling = from_dict(KINDS[kind], values, RopeScaling.prefix, typed=True)
+    return rule

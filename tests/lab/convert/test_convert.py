@@ -1,0 +1,247 @@
+"""`geonorm convert`: what a run and a model of transformers become, what it costs, how it is stopped and undone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from geonorm import report
+from geonorm.cli.main import main
+from geonorm.lab.convert import convert as work
+from geonorm.lab.convert.fit import divide_state, fit
+from geonorm.lab.data.tokenizer import BYTE_JSON
+from geonorm.lab.open import open_run
+from geonorm.nn import Decoder, DecoderConfig
+
+pytest.importorskip("transformers")
+
+QUICK = ["--runtime.tensorboard", "false", "--evaluation.tokens", 1024, "--evaluation.trace_tokens", 0]
+SHAPE = (
+    "--model.layers 2 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16 --model.vocab_size 257 "
+    "--tokens.tokenizer byte --runtime.device cpu --scheme pre(entry=embedding)"
+).split()
+TOKENS = 16 * 4 * 10
+"""Ten steps."""
+
+
+@pytest.fixture(scope="module")
+def source(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run under Pre-Norm of 40 steps: it has learned a little."""
+    out = tmp_path_factory.mktemp("source") / "pre"
+    assert main([*map(str, ["train", *SHAPE, *QUICK, "--data", text, "--steps", 40, "--out", out])]) == 0
+    return out
+
+
+@pytest.fixture
+def convert(call: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """geonorm convert MODEL --to geonorm, ten steps, without drawing."""
+    monkeypatch.setattr(report, "build", lambda dirs, out: out)
+
+    def run(model: Path, out: Path, *options: Any) -> Any:
+        given = {str(word) for word in options}
+        base = ["--to", "geonorm", "--tokens", TOKENS, *QUICK]
+        pairs = zip(base[::2], base[1::2], strict=True)
+        return call("convert", model, *(w for pair in pairs if pair[0] not in given for w in pair), "--out", out,
+                    *options)  # fmt: skip
+
+    return run
+
+
+def about(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return found
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def state(run: Path, kind: str) -> dict[str, torch.Tensor]:
+    (newest,) = (run / "checkpoints").glob("step-*") if kind == "only" else sorted((run / "checkpoints").glob("*"))[-1:]
+    return {**load_file(newest / "model.safetensors"), **load_file(newest / "optimizer.safetensors")}
+
+
+def test_the_gradual_way_begins_with_the_loss_that_was(source: Path, convert: Any, call: Any, tmp_path: Path) -> None:
+    before, out = contents(source), tmp_path / "out"
+    done = convert(source, out, "--course", "layers")
+    assert done.status == 0, done.err
+    found = about(out)
+    conversion = found["conversion"]
+    assert conversion["loss_at_start"] == conversion["loss_before"] and conversion["tokens"] == TOKENS
+    assert found["scheme"] == "geonorm" and found["steps"] == 10 and conversion["source"] == "pre(entry=embedding)"
+    assert f"loss {conversion['loss_before']:.4f} before" in done.out and "to undo, remove" in done.out
+    answer = json.loads(call("eval", out, "--data", open_run(out).config.data).out)
+    assert answer["scheme"] == "geonorm" and answer["loss"] == pytest.approx(found["val_loss"], abs=1e-6)
+    assert call("generate", out, "--tokens", 3).status == 0
+    assert call("export", out, "--to", tmp_path / "folder").status == 0
+    assert contents(source) == before and not (out / "way").exists()
+    again = convert(source, out, "--course", "layers")
+    assert again.status == 0 and "is already finished" in again.out
+
+
+def test_the_optimizer_goes_on_from_where_it_was(source: Path, convert: Any, tmp_path: Path) -> None:
+    assert convert(source, tmp_path / "out", "--way", "abrupt", "--lr", 0).status == 0
+    (old,), (new,) = ((run / "checkpoints").glob("step-[14]0") for run in (source, tmp_path / "out"))
+    states = [load_file(folder / "optimizer.safetensors") for folder in (old, new)]
+    names = [name for name in states[1] if name.endswith(".step")]
+    assert names and all(states[0][name] == 40 and states[1][name] == 50 for name in names)
+    weights = [load_file(folder / "model.safetensors") for folder in (old, new)]
+    assert not any(".input." in name for name in weights[1])  # geonorm reads the stream as it is
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1] if "layer" not in name)
+
+
+def test_stopped_and_resumed_it_is_the_same(source: Path, convert: Any, after: Any, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert convert(source, whole).status == 0
+    with after(4):
+        stopped = convert(source, parts)
+    assert stopped.status == 130 and stopped.err.endswith("the same command goes on from there\n")
+    other = convert(source, parts, "--distill", 0.5)
+    assert other.status == 2 and "holds a conversion with distill 0.0, not 0.5; choose another --out" in other.err
+    resumed = convert(source, parts)
+    assert resumed.status == 0 and "at step 4 of 10" in resumed.out
+    assert all(torch.equal(a, b) for a, b in zip(state(whole, "only").values(), state(parts, "only").values(),
+                                                 strict=True))  # fmt: skip
+    assert about(whole)["conversion"]["loss_after"] == about(parts)["conversion"]["loss_after"]
+
+
+def test_killed_while_the_result_is_written_it_is_written_anew(
+    source: Path, convert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "write_json", killed)
+        assert convert(source, tmp_path / "out").status == 130
+    assert not (tmp_path / "out" / "summary.json").exists()
+    assert convert(source, tmp_path / "out").status == 0
+    assert about(tmp_path / "out")["conversion"]["loss_after"] == pytest.approx(about(tmp_path / "out")["val_loss"])
+    assert open_run(tmp_path / "out").model.config.scheme == "geonorm"
+
+
+def test_only_distilled_it_begins_with_no_loss(source: Path, convert: Any, tmp_path: Path) -> None:
+    """At the first step the model on the gradual way is the one that it learns from."""
+    assert convert(source, tmp_path / "out", "--distill", 1).status == 0
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert abs(rows[0]["loss"]) < 1e-6 < rows[1]["loss"] < 1
+    assert about(tmp_path / "out")["conversion"]["loss_after"] > 1  # that of the text
+
+
+def test_fitted_it_begins_nearer_than_abruptly() -> None:
+    shape: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "vocab_size": 31, "context": 12}
+    ids = torch.arange(48).view(4, 12) % 31
+    for target, least in (("geonorm(entry=embedding)", 0.7), ("deepnorm", 0.5), ("pre(input=raw)", 0.7)):
+        torch.manual_seed(0)
+        original = Decoder(DecoderConfig("pre(entry=embedding)", norm="layer", bias=True, **shape))
+        with torch.no_grad():
+            for p in original.parameters():
+                p.add_(0.1 * torch.randn_like(p))
+        model = Decoder(DecoderConfig(target, norm="layer", bias=True, **shape))
+        own = original.state_dict()
+        model.load_state_dict({name: own.get(name, value) for name, value in model.state_dict().items()})
+        names = model.state_dict().keys()
+        with torch.no_grad():
+            wanted, before = original(ids), model(ids)
+            factors = fit(model, original, ids)
+            far = (model(ids) - wanted).norm() / (before - wanted).norm()
+        assert far < least, (target, far)
+        assert model.state_dict().keys() == names and len(factors) >= 2 * 7
+
+
+def test_what_an_optimizer_remembers_follows_the_weights() -> None:
+    """One step of Adam from a gradient, then the weight times f: its memory is that of the gradient over f."""
+    memories = []
+    for factor in (1.0, 4.0):
+        weight = torch.nn.Parameter(torch.ones(2, 3))
+        optimizer = torch.optim.AdamW([weight], lr=1e-2)
+        weight.grad = torch.arange(6.0).view(2, 3) / (1.0 if factor == 1.0 else 4.0)
+        optimizer.step()
+        if factor == 1.0:
+            divide_state([optimizer], [(weight, torch.full((3,), 4.0))])
+        memories.append(optimizer.state[weight])
+    for name in ("exp_avg", "exp_avg_sq"):
+        torch.testing.assert_close(memories[0][name], memories[1][name])
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    """A tiny random Llama on the disk, as a stranger has it."""
+    import transformers
+    from tokenizers import Tokenizer
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=257,
+        max_position_embeddings=16, bos_token_id=256, eos_token_id=256,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    end = "<|endoftext|>"
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(BYTE_JSON), eos_token=end)
+    tokenizer.save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+@pytest.mark.parametrize("way", ["gradual", "match"])
+def test_a_llama_from_the_disk(
+    way: str, llama: Path, convert: Any, call: Any, text: Path, after: Any, tmp_path: Path
+) -> None:
+    out, options = tmp_path / "out", ["--data", text, "--way", way, "--lr", 1e-2]
+    before = contents(llama)
+    with after(6):
+        assert convert(llama, out, *options).status == 130
+    done = convert(llama, out, *options)
+    assert done.status == 0 and "at step 6 of 10" in done.out, done.err
+    conversion = about(out)["conversion"]
+    assert (conversion["loss_at_start"] == conversion["loss_before"]) == (way == "gradual")
+    assert conversion["loss_after"] < conversion["loss_before"] and contents(llama) == before
+    assert json.loads((out / "config.json").read_text())["scheme"] == "geonorm"
+    answer = json.loads(call("eval", out, "--data", text, "--tokens", 100).out)
+    assert answer["scheme"] == "geonorm" and answer["loss"] < conversion["loss_before"]
+    assert call("generate", out, "--prompt", "the", "--tokens", 3).status == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--to", "geonrom"], "unknown scheme 'geonrom': did you mean 'geonorm'?"),
+        (["--to", "hyper"], "no gradual way leads from pre(entry=embedding) (one stream) to hyper"),
+        (["--to", "ngpt"], "it constrains weights"),
+        (["--way", "sudden"], "--way takes gradual or match or abrupt, got 'sudden'"),
+        (["--tokens", 0], "tokens must be at least 1"),
+        (["--share", 0], "share must be between 1e-06 and 1, got 0"),
+        (["--data", "nowhere.txt"], "no file, folder or corpus 'nowhere.txt'"),
+        (["--context", 8], "--context is for Hugging Face models"),
+        (["--evaluation.tasks", "copa"], "convert asks no tasks"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    options: list[Any], said: str, source: Path, convert: Any, tmp_path: Path
+) -> None:
+    refused = convert(source, tmp_path / "out", *options)
+    assert refused.status == 2 and said in refused.err and len(refused.err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_that_do_not_fit_are_one_line(
+    source: Path, llama: Path, convert: Any, train: Any, text: Path, tmp_path: Path
+) -> None:
+    assert train(tmp_path / "post", "--scheme", "post", "--steps", 1).status == 0
+    assert "is not Pre-Norm but post" in convert(tmp_path / "post", tmp_path / "out").err
+    assert "there is no run and no model folder" in convert(Path("./nowhere"), tmp_path / "out").err
+    assert "--data is missing" in convert(llama, tmp_path / "out").err
+    used = convert(source, source)
+    assert used.status == 2 and "is not empty and holds no conversion; choose another --out" in used.err
+    content = json.loads((llama / "tokenizer.json").read_text())
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 257, "content": "<more>"})
+    (llama / "tokenizer.json").write_text(json.dumps(content))
+    strange = convert(llama, tmp_path / "out", "--data", text)
+    assert strange.status == 2 and "has 258 ids, its model 257: they do not belong together" in strange.err
+    assert not (tmp_path / "out").exists()
