@@ -252,6 +252,8 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
     is_causal: bool
 
     def __init__(self, config: GeoNormConfig) -> None:
+        if config.encoder_layers is not None:
+            raise ConfigError(f"encoder_layers {config.encoder_layers}: encoder-decoders have no adapter here yet")
         if config.is_causal != self.is_causal:
             sides, auto = ("one side", "CausalLM") if config.is_causal else ("both sides", "MaskedLM")
             raise ConfigError(
