@@ -71,7 +71,7 @@ class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
         after its children. Buffers too: from_pretrained leaves garbage in what no file held."""
         if isinstance(module, Residual):
             module.layer.fill_(module.index)  # a file that was put together from others does not move it
-            site = Site(module.index, module.kind, module.depth)
+            site = module.place()
             for part in module.branch.modules():
                 if isinstance(part, nn.Linear) and hasattr(part, "role"):
                     self.draw(part, module.scheme, site)
@@ -246,6 +246,8 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
     is_causal: bool
 
     def __init__(self, config: GeoNormConfig) -> None:
+        if config.encoder_layers is not None:
+            raise ConfigError(f"encoder_layers {config.encoder_layers}: encoder-decoders have no adapter here yet")
         if config.is_causal != self.is_causal:
             sides, auto = ("one side", "CausalLM") if config.is_causal else ("both sides", "MaskedLM")
             raise ConfigError(

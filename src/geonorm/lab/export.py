@@ -26,6 +26,8 @@ def export_run(options: ExportConfig) -> list[str]:
     if isinstance(run, OpenedImages):
         return export_images(run, options, record)
     shape = run.model.config
+    if shape.encoder_layers is not None:
+        raise ConfigError("export has no encoder-decoder yet: it writes decoders and encoders")
     model_type = architecture(shape, options.layout)
     text = hf.card(shape, to_dict(run.config), *record, model_type, options.remote_code)
     export(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text,
