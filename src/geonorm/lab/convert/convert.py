@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import CheckpointError
-from ...nn.decoder import IGNORED
+from ...nn.trunk import IGNORED
 from ...progress import Unwatched
 from ...settings import to_dict
 from ..runs.run import RunFolder, first_difference, read_object, write_json

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ...hf.block import Affine, Gain, norm_in
 from ...hf.match import regress, scale
-from ...nn.decoder import Decoder, End
+from ...nn.decoder import Decoder
+from ...nn.trunk import End
 from ...residual import Residual
 from ...schemes import Site, read_at, write_at
 from ...sites.watch import ModelSite, sites_of, stream_of, tensor_of, watch, watch_calls

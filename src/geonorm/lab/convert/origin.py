@@ -18,13 +18,14 @@ from ...nn.config import DecoderConfig
 from ...nn.decoder import Decoder
 from ...schemes import Morph, Pre, Scheme, Site, parse, settle, stored
 from ...settings import to_dict
-from ..config import Model, TrainConfig
+from ..config import TrainConfig
 from ..open import Opened, open_model, open_run, read_run_settings
 from ..runs.provenance import FILE, FOLDER, read_sources
 from ..runs.run import write_atomic
 from ..scale.checkpoint import Saver, read_and_verify, restore_optimizers, saved_steps
 from ..scale.storage import kind_of, read_state, read_tensors
 from ..scale.world import ALONE
+from ..shapes import Model
 from ..tasks.use import Scorer, first_token, window
 from ..train.loop import Loop
 from .config import ConvertConfig
