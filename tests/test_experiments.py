@@ -72,6 +72,19 @@ def test_every_run_of_015_is_a_command(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_every_run_of_014_is_a_command() -> None:
+    grid = plan_of("014-beyond-decoders")({})
+    assert len(grid) == 6 * 3
+    for name, words in grid.items():
+        if name.endswith("lr0.002-seed0"):
+            config = read(TrainCommand, "geonorm train", list(words)).run()
+            shape = config.shape(config.scheme)
+            assert (shape.layers, shape.width, shape.context, config.data) == (36, 48, 17, "vision")
+    best = {n: {"lr": float(n.rpartition("-lr")[2].partition("-")[0]), "status": "finished"} for n in grid}
+    known = {n: {**row, "val_loss": 2 + abs(row["lr"] - 2e-3)} for n, row in best.items()}
+    assert len(plan_of("014-beyond-decoders")(known)) == 6 * 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", ["plain-mhc-", "zero-nag-", "modern-geonorm-", "neox-geonorm"])
 def test_a_run_of_016_trains_at_tiny_size(cell: str, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ class Residual(nn.Module):
         self.scheme = parse(scheme).resolve(site)
         self.width = self.scheme.width(dim)
         self.index, self.kind, self.depth = int(site.layer), site.kind, site.depth
+        self.sublayers = site.sublayers
         self.own = Parts(self.scheme, site, NormSpec(norm, dim, gains, eps, norm_bias))
         # a tensor, so that all layers share one compiled graph; persistent, so that it survives loading and to_empty
         self.register_buffer("layer", torch.tensor(self.index))
@@ -86,9 +87,13 @@ class Residual(nn.Module):
         """Where this stands, with the layer as a 0-d tensor in the precision of the maths on x where a compiler or a
         transform looks on, else as a number: converting the tensor costs as much as adding two tokens."""
         if plain():
-            return Site(self.index, self.kind, self.depth)
+            return self.place()
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        return Site(self.layer.to(dtype), self.kind, self.depth)
+        return Site(self.layer.to(dtype), self.kind, self.depth, self.sublayers)
+
+    def place(self) -> Site:
+        """Where this stands, with plain integers."""
+        return Site(self.index, self.kind, self.depth, self.sublayers)
 
     def forward(self, x: Tensor, *, reading: Reading | None = None, then: Residual | None = None, **kwargs: Any) -> Any:
         """The stream after the site, x like x. `reading` is what the residual before this one handed over; with `then`,

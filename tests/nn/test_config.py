@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from geonorm.errors import ConfigError
-from geonorm.nn import PRESETS, Decoder, DecoderConfig, preset
+from geonorm.nn import PRESETS, DecoderConfig, preset
+from geonorm.nn.config import GATED
+from geonorm.nn.models import build
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,9 @@ from geonorm.nn import PRESETS, Decoder, DecoderConfig, preset
         ("125m", 120e6, 165e6),  # untied: the head counts too
         ("paper-125m", 120e6, 165e6),
         ("bert-base", 109e6, 110e6),
+        ("nano-t5", 1.85e6, 2.15e6),  # two stacks
+        ("t5-base", 245e6, 250e6),
+        ("t5-large", 780e6, 785e6),
         ("modern-d12", 280e6, 290e6),  # six tables of 25M
         ("350m", 350e6, 410e6),
         ("1.3b", 1.3e9, 1.45e9),
@@ -33,20 +38,24 @@ from geonorm.nn import PRESETS, Decoder, DecoderConfig, preset
 def test_parameter_counts_of_presets(name: str, low: float, high: float, scheme: str) -> None:
     config = preset(name, scheme=scheme)
     with torch.device("meta"):
-        model = Decoder(config)
+        model = build(config)
     assert all(p.is_meta for p in model.parameters()), "a model on the meta device must cost no memory"
     assert low < model.parameter_count() < high
-    c, mats = config, 3 if config.mlp == "swiglu" else 2
+    c, mats = config, 3 if config.mlp in GATED else 2
     rows = (1 if c.tied else 2) * c.vocab_size + (c.context if c.positions == "learned" else 0)
     block = 2 * c.width * c.width + 2 * c.width * c.groups * c.head_dim + mats * c.width * c.hidden
     before_head = c.width * c.width if c.transform else 0
     before_head += (c.layers + 1) // 2 * c.vocab_size * c.groups * c.head_dim if c.values == "token" else 0
+    if c.encoder_layers:  # as many blocks again, and cross-attention in the decoder's
+        before_head += c.encoder_layers * block + c.layers * 4 * c.width * c.width
     assert model.matmul_parameter_count() == rows * c.width + c.layers * block + before_head
 
 
 def test_every_preset_is_in_the_table_above() -> None:
     causal = ["nano", "nano-gpt2", "modern", "mini", "125m", "paper-125m", "modern-d12", "350m", "1.3b", "7b", "70b"]
-    assert [name for name, shape in PRESETS.items() if shape.causal] == causal
+    two = ["nano-t5", "t5-base", "t5-large"]
+    assert [name for name, shape in PRESETS.items() if shape.encoder_layers] == two
+    assert [name for name, shape in PRESETS.items() if shape.causal and name not in two] == causal
     assert [name for name, shape in PRESETS.items() if not shape.causal] == ["nano-bert", "bert-base"]
     assert PRESETS["nano"] == DecoderConfig()
 
@@ -103,7 +112,7 @@ def test_unknown_names_point_to_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown field of model 'layer': did you mean 'layers'"):
         preset("nano", layer=3)
     with pytest.raises(ConfigError, match="unknown scheme 'geonrom'"):
-        Decoder(preset("nano", scheme="geonrom"))
+        build(preset("nano", scheme="geonrom"))
 
 
 @pytest.mark.parametrize("changes", [{"mlp": "swigul"}, {"qk_norm": "heads"}, {"norm": "rsm"}, {"positions": "learnt"}])

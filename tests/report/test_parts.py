@@ -116,7 +116,8 @@ def test_gap_pairs_the_seeds(make_run: MakeRun) -> None:
 def test_profiles_take_the_last_evaluation_and_leave_nulls_out(make_run: MakeRun) -> None:
     run = read_run(make_run("pre"))
     radius = series.profile([run], "radius")
-    assert list(map(tuple, series.all_sites([radius]))) == [(layer, k) for layer in range(4) for k in ("attn", "mlp")]
+    places = [site[:2] for site in series.all_sites([radius])]
+    assert places == [(layer, k) for layer in range(4) for k in ("attn", "mlp")]
     assert radius[series.SiteKey(0, "attn")][0] == pytest.approx(11.3)
     last = [row["radius"] for row in run.trace if (row["step"], row["layer"], row["kind"]) == (400, 3, "mlp")]
     assert radius[series.SiteKey(3, "mlp")] == (last[0],) * 3

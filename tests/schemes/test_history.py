@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from geonorm import Decoder, DecoderConfig, Residual, Site, parse
+from geonorm import Decoder, DecoderConfig, Site, parse
 from geonorm.errors import ConfigError
 from geonorm.schemes import read_at, write_at
 
@@ -66,8 +66,8 @@ def test_one_residual_a_block_counts_blocks_alone() -> None:
     scheme = parse("attnres(blocks=2)")
     assert [scheme.place(Site(layer, "parallel", 4)) for layer in range(4)] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     assert [scheme.place(site) for site in SITES] == [(1, 0), (1, 1), (1, 1), (2, 0), (2, 1), (2, 1)]
-    with pytest.raises(ConfigError, match="cross-attention is a third"):
-        Residual(torch.nn.Identity(), "attnres", Site(0, "cross", 2), 8)
+    three = [Site(layer, kind, 2, 3) for layer in range(2) for kind in ("attn", "cross", "mlp")]
+    assert [scheme.place(site) for site in three] == [(1, 0), (1, 1), (1, 1), (2, 0), (2, 1), (2, 1)]
 
 
 @pytest.mark.parametrize("mix", ["sinkhorn", "permutation", "identity"])

@@ -79,4 +79,4 @@ def test_what_a_site_leaves_is_what_the_next_one_reads_also_around_cross_attenti
         handle.remove()
     kinds = ("attn", "cross", "mlp")
     for (kind, _), (_, following) in pairwise(zip(kinds, reads, strict=True)):
-        assert sites["decoder", Site(0, kind, 2)].after is handed[following]
+        assert sites["decoder", Site(0, kind, 2, 3)].after is handed[following]

@@ -33,6 +33,7 @@ def replace_sites(model: Any, scheme: Scheme, matched: bool) -> set[int]:
     for stack, base in stacks_of(model):
         blocks = blocks_of(model, stack, base)
         depth, dim = len(blocks), int(model.config.hidden_size)
+        count = max(2, len(stack.sublayers))
         made: Any = None
         like = next(p for block in blocks for p in block.parameters() if p.is_floating_point())
         last = None if stack.exit is None else model.get_submodule(join_path(base, stack.exit))
@@ -42,7 +43,7 @@ def replace_sites(model: Any, scheme: Scheme, matched: bool) -> set[int]:
             made = made or type(type(block).__name__, (AppliedBlock, type(block)), {"__module__": __name__})
             sites = nn.ModuleDict()
             for sublayer in stack.sublayers:
-                site = Site(layer, sublayer.kind, depth)
+                site = Site(layer, sublayer.kind, depth, count)
                 residual: Any = site_of(block, sublayer, stack, scheme, site, dim, matched)
                 heirs = [norm_in(residual.own, role) for role in sublayer.norms.values()]
                 heirs += [chain.gains for chain in residual.branch.chains]
@@ -51,8 +52,8 @@ def replace_sites(model: Any, scheme: Scheme, matched: bool) -> set[int]:
             check_complete(block, sites, stack)
             call = call_of(block, stack)
             block._modules, block.call, block.__class__ = {"residuals": sites, "entry": None, "exit": None}, call, made
-        entry = End(scheme, Site(0, "entry", depth), spec).to(device=like.device, dtype=like.dtype)
-        exit = Exit(scheme, Site(depth - 1, "exit", depth), spec, like.dtype).to(like.device)
+        entry = End(scheme, Site(0, "entry", depth, count), spec).to(device=like.device, dtype=like.dtype)
+        exit = Exit(scheme, Site(depth - 1, "exit", depth, count), spec, like.dtype).to(like.device)
         exit.own.to(like.dtype)
         blocks[0].entry = entry
         target = norm_in(exit.own, "norm")

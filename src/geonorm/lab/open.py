@@ -21,7 +21,7 @@ from ..probes import load
 from ..schemes import parse, stored
 from .config import TrainConfig
 from .data import NO_TEXT, Tokenizer, load_tokenizer
-from .data.objectives import MaskedTokens
+from .data.objectives import NEXT, MaskedTokens, Objective, pick_objective
 from .runs.provenance import read_parts, read_sources
 from .runs.run import RunFolder, read_rows
 from .runs.statistics import usable
@@ -46,13 +46,19 @@ class Opened:
         """Ids of running text, without tokens that mark its ends."""
         return encode_running(self.tokenizer, text)
 
+    predicts = "masked tokens"
+    """What a model predicts that is not `causal`."""
+
     @property
     def causal(self) -> bool:
-        """Whether it predicts the next token; else masked ones."""
+        """Whether it predicts the next token of a text."""
         return not load.predicts_masked(self.model.config)
 
+    def objective(self, context: int) -> Objective:
+        """What its loss is about, in windows of `context`. ConfigError if its tokenizer lacks what that needs."""
+        return NEXT if self.causal else self.masking()
+
     def masking(self) -> MaskedTokens:
-        """How the text of a model of masked tokens is masked. ConfigError if its tokenizer has no mask token."""
         t = self.tokenizer
         if t.mask_token_id is None:
             raise ConfigError(f"the tokenizer of {self.name} has no mask token")
@@ -76,11 +82,15 @@ class OpenedRun(Opened):
         return [int(i) for i in self.tokenizer.encode([text])[0]]
 
     @property
-    def causal(self) -> bool:
-        return self.model.config.causal
+    def predicts(self) -> str:  # type: ignore[override]
+        return "missing spans" if self.config.objective == "denoise" else "masked tokens"
 
-    def masking(self) -> MaskedTokens:
-        return MaskedTokens.of(self.tokenizer)
+    @property
+    def causal(self) -> bool:
+        return self.config.objective == "causal"
+
+    def objective(self, context: int) -> Objective:
+        return pick_objective(self.config.objective, self.tokenizer, context)
 
     def precision(self) -> AbstractContextManager[Any]:
         return parallel.precision(self.config.runtime, self.device)

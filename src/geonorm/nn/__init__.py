@@ -12,6 +12,7 @@ PUBLIC = {
     "preset": "config",
     "vision_preset": "config",
     "Decoder": "decoder",
+    "EncoderDecoder": "encoder_decoder",
     "VisionTransformer": "vision",
     "generate": "sampling",
 }

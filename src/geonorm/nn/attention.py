@@ -159,19 +159,22 @@ class SelfAttention(nn.Module):
         # a copy, not a view: FSDP hooks what a block returns
         return (result, v.flatten(-2).clone()) if self.shows else result
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | None = None) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | None = None, bias: Tensor | None = None
+    ) -> Tensor:
         """Attention of (batch, heads, tokens, head_dim), fewer heads in k and v for grouped queries, to (batch, tokens,
-        heads, head_dim). A cache is for causal models."""
+        heads, head_dim). A cache is for causal models. bias (heads, tokens, keys) is added to the scores; where it is
+        given, it says too which keys a token does not see, by -inf."""
         past = 0
         if cache is not None:
             past = cache.length
             k, v = cache.extend(k, v)
         tokens, keys = q.shape[2], k.shape[2]
         windowed = self.window is not None and keys > self.window
-        mask = None
-        if tokens == 1 and windowed:
+        mask = None if bias is None else bias.unsqueeze(0).to(q.dtype)
+        if mask is None and tokens == 1 and windowed:
             k, v = k[:, :, -self.window :], v[:, :, -self.window :]  # type: ignore[operator]
-        elif tokens > 1 and (past or windowed):
+        elif mask is None and tokens > 1 and (past or windowed):
             mask = seen_keys(tokens, keys, self.window, q.device)
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0,

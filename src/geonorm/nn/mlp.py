@@ -1,4 +1,4 @@
-"""The position-wise sub-layer: SwiGLU, GELU or ReLU squared."""
+"""The position-wise sub-layer: gated SiLU or GELU, GELU or ReLU squared."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..schemes import Scheme, Site
-from .config import TrunkConfig
+from .config import GATED, TrunkConfig
 from .roles import linear
 
 
 class MLP(nn.Module):
-    """(..., width) to the same: down(silu(gate y) * up y), down(gelu(up y)) or down(relu(up y)^2). Schemes may put
-    modules on up, gate."""
+    """(..., width) to the same: down(f(gate y) * up y) with f SiLU or GELU, down(gelu(up y)) or down(relu(up y)^2).
+    Schemes may put modules on up, gate."""
 
     def __init__(self, config: TrunkConfig, scheme: Scheme, site: Site) -> None:
         super().__init__()
         c = config
         self.up = linear("up", c.width, c.hidden, c.bias)
-        self.gate = linear("gate", c.width, c.hidden, c.bias) if c.mlp == "swiglu" else None
-        self.formula = {"gelu_tanh": "tanh", "relu2": "square"}.get(c.mlp, "none")
+        self.gate = linear("gate", c.width, c.hidden, c.bias) if c.mlp in GATED else None
+        self.formula = {"gelu_tanh": "tanh", "geglu": "tanh", "relu2": "square"}.get(c.mlp, "none")
         self.down = linear("down", c.hidden, c.width, c.bias)
         self.slots = nn.ModuleDict()
         for name in ("up", "gate"):
@@ -33,7 +33,8 @@ class MLP(nn.Module):
         if self.gate is None:
             hidden = F.relu(up).square() if self.formula == "square" else F.gelu(up, approximate=self.formula)
         else:
-            hidden = F.silu(self.slot("gate", self.gate(y))) * up
+            gate = self.slot("gate", self.gate(y))
+            hidden = (F.gelu(gate, approximate="tanh") if self.formula == "tanh" else F.silu(gate)) * up
         out: Tensor = self.down(hidden)
         return out
 

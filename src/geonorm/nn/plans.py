@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .config import TrunkConfig
+from .config import GATED, TrunkConfig
 from .roles import ROLES
 
 ATTENTION = ("q", "k", "v", "o", "gate")
@@ -19,7 +19,7 @@ devices, so that every scheme sees whole rows of the stream and of the update.""
 
 def tensor_parallel_plan(config: TrunkConfig) -> dict[str, str]:
     """Module of a block to how it is cut; norms, scalars and the stream are whole on every device."""
-    gates = {ATTENTION: config.attn_gate, FEED_FORWARD: config.mlp == "swiglu"}
+    gates = {ATTENTION: config.attn_gate, FEED_FORWARD: config.mlp in GATED}
     return {
         f"blocks.*.{place}.{name}": CUTS[ROLES[name].split]
         for place, names in PLACES[config.block].items()

@@ -39,7 +39,10 @@ ROLES = {
     "transform": Role(decay=True, split="rows", hidden=False),
 }
 
-SLOTS = {"attn": ("q", "k", "v", "q_rope", "k_rope"), "mlp": ("up", "gate"), "exit": ("logits",)}
+SLOTS = {
+    "attn": ("q", "k", "v", "q_rope", "k_rope"), "cross": ("q", "k", "v", "q_rope", "k_rope"), "mlp": ("up", "gate"),
+    "exit": ("logits",),
+}  # fmt: skip
 """Where a scheme may put a module inside a branch or the head, by kind of site (`Scheme.slot`)."""
 
 

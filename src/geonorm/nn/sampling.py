@@ -1,4 +1,4 @@
-"""Sampling from a decoder, one token at a time, with a key-value cache."""
+"""Sampling from a decoder, with an encoder or without, one token at a time, with a key-value cache."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from .decoder import Decoder
+from .encoder_decoder import EncoderDecoder
 
 NOT_CAUSAL = "this model attends to both sides of a token (--objective mlm), so it cannot write text"
 
@@ -43,6 +44,34 @@ def generate(
         ids = torch.cat((ids, token), dim=1)
         fresh = token
         yield token
+
+
+@torch.no_grad()
+def generate_answer(
+    model: EncoderDecoder,
+    source: Tensor,
+    start: int,
+    tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    generator: torch.Generator | None = None,
+    cached: bool = True,
+) -> Iterator[Tensor]:
+    """Yields `tokens` ids of shape (batch, 1) of an answer to source ids (batch, length), which begins behind the id
+    `start`. The rest is as in `generate`."""
+    if source.shape[1] == 0:
+        raise ConfigError("the source has no tokens; give at least one")
+    if temperature < 0 or (top_k is not None and top_k < 1):
+        raise ConfigError("temperature must be at least 0 and top_k at least 1")
+    model.eval()
+    cache = model.new_cache(tokens + 1) if cached else None
+    answer = fresh = torch.full_like(source[:, :1], start)
+    for number in range(tokens):
+        known = None if cached and number else source
+        logits = model(known, fresh if cached else answer, cache)[:, -1].float()
+        fresh = sample(logits, temperature, top_k, generator)
+        answer = torch.cat((answer, fresh), dim=1)
+        yield fresh
 
 
 def sample(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:

@@ -133,9 +133,7 @@ class Trunk(nn.Module):
         self.scheme = parse(c.scheme)
         norm = NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
         self.add_front(norm)
-        self.entry = End(self.scheme, Site(0, "entry", c.layers), norm)
-        self.blocks = nn.ModuleList(BLOCKS[c.block](c, self.scheme, layer) for layer in range(c.layers))
-        self.exit = End(self.scheme, Site(c.layers - 1, "exit", c.layers), norm)
+        self.add_stream(norm)
         self.add_head()
         schemes = (self.entry.scheme, self.exit.scheme, *(residual.scheme for _, residual in self.residuals()))
         self.constrained = any(type(scheme).constrain is not Scheme.constrain for scheme in schemes)
@@ -144,6 +142,13 @@ class Trunk(nn.Module):
     def add_front(self, norm: NormSpec) -> None:
         """Makes what turns inputs into vectors."""
         raise NotImplementedError(f"{type(self).__name__} must say what stands in front of the stream")
+
+    def add_stream(self, norm: NormSpec) -> None:
+        """Makes the stream from its entry to its exit."""
+        c = self.config
+        self.entry = End(self.scheme, Site(0, "entry", c.layers), norm)
+        self.blocks = nn.ModuleList(BLOCKS[c.block](c, self.scheme, layer) for layer in range(c.layers))
+        self.exit = End(self.scheme, Site(c.layers - 1, "exit", c.layers), norm)
 
     def add_head(self) -> None:
         """Makes what turns the end of the stream into logits: `head`, and what stands around it."""
@@ -169,12 +174,21 @@ class Trunk(nn.Module):
         """Every residual site from input to output, with plain integers for layers."""
         for module in self.modules():
             if isinstance(module, Residual):
-                yield Site(module.index, module.kind, module.depth), module
+                yield module.place(), module
 
     def loss(self, given: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """Cross entropy in nats of targets, one for each row of logits: of tokens (batch, tokens), of images (batch,);
         computed in fp32; a target of IGNORED is none."""
-        return self.cross_entropy(self(given).flatten(0, -2), targets.flatten(), reduction)
+        return self.cross_entropy(self(*self.reads(given, targets)).flatten(0, -2), targets.flatten(), reduction)
+
+    def reads(self, given: Tensor, targets: Tensor | None = None) -> tuple[Tensor, ...]:
+        """What a forward pass takes of what an objective gives beside targets."""
+        return (given,)
+
+    @property
+    def all_blocks(self) -> list[nn.Module]:
+        """The blocks of all stacks, from input to output."""
+        return list(self.blocks)
 
     @staticmethod
     def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

@@ -21,8 +21,9 @@ Inputs = Mapping[str, Any]
 class Subject:
     """model: our Decoder (or what has `Residual`s in a list called blocks), a Hugging Face model, or any nn.Module.
 
-    Batches are ids (batch, tokens), or the keyword arguments of a forward pass. An encoder-decoder reads the first half
-    of ids and goes on with the second. stacks, sites: as for Capture. The model is put into evaluation mode.
+    Batches are ids (batch, tokens), or the keyword arguments of a forward pass; of a model of ours {"": ids}, with
+    "answer" what a decoder behind an encoder reads, with "labels" what is asked. An encoder-decoder reads the first
+    half of ids and goes on with the second. stacks, sites: as for Capture. The model is put into evaluation mode.
     """
 
     def __init__(self, model: nn.Module, stacks: Sequence[Stack] | None = None, *, sites: bool = True) -> None:
@@ -36,6 +37,11 @@ class Subject:
         return next((p.device for p in self.model.parameters() if p.device.type != "meta"), torch.device("cpu"))
 
     @property
+    def two(self) -> bool:
+        """Whether it is an encoder-decoder of ours."""
+        return self.config is None and len(self.capture.stacks) > 1
+
+    @property
     def masked(self) -> bool:
         """Whether it is asked for labels, of masked tokens or of images, and not for the next token."""
         if self.config is not None:
@@ -46,7 +52,8 @@ class Subject:
         if isinstance(batch, Tensor):
             batch = batch.to(self.device)
             if self.config is None:
-                return {"": batch}
+                half = batch.shape[1] // 2
+                return {"": batch[:, :half], "answer": batch[:, half:]} if self.two else {"": batch}
             if getattr(self.config, "is_encoder_decoder", False):
                 half = batch.shape[1] // 2
                 return {"input_ids": batch[:, :half], "decoder_input_ids": batch[:, half:]}
@@ -58,7 +65,7 @@ class Subject:
         if self.masked:  # a base model takes no labels
             inputs = {name: value for name, value in inputs.items() if name != "labels"}
         if "" in inputs:
-            return self.model(inputs[""])
+            return self.model(*(inputs[name] for name in ("", "answer") if name in inputs))
         model = self.model if head else getattr(self.model, "base_model", self.model)
         caches = {"use_cache": False} if hasattr(self.config, "use_cache") else {}
         return model(**{**caches, **inputs})
@@ -76,6 +83,8 @@ class Subject:
         return tokens
 
     def masks(self, inputs: Inputs) -> dict[str, Tensor | None]:
+        if self.two:
+            return {}
         mask = inputs.get("attention_mask")
         if "decoder_input_ids" in inputs:
             return {"encoder": mask, "decoder": inputs.get("decoder_attention_mask")}
@@ -108,12 +117,12 @@ class Subject:
         is predicted from a token and is one, without padding on either side; of a model of masked tokens every label
         but -100. ConfigError for a model without a head."""
         inputs = self.inputs(batch)
-        ids = inputs.get("decoder_input_ids", inputs.get("input_ids", inputs.get("")))
+        ids = inputs.get("answer", inputs.get("decoder_input_ids", inputs.get("input_ids", inputs.get(""))))
         out = self.run(inputs, head=True)
         logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)
         name = type(self.model).__name__
         predicts = self.config is None or any(part in name for part in ("CausalLM", "LMHead", "ConditionalGeneration"))
-        if logits is not None and self.masked:
+        if logits is not None and (self.masked or ("" in inputs and "labels" in inputs)):
             return masked_predictions(logits, inputs.get("labels"), name)
         if logits is None or ids is None or not predicts:
             raise ConfigError(f"needs a model that predicts the next token: this one is {name}")

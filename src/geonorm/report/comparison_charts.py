@@ -240,20 +240,35 @@ def site_profiles(comparison: SavedComparison, keys: Sequence[str]) -> list[Char
 def _profile(comparison: SavedComparison, measure: Measure) -> list[Chart]:
     measured = {scheme: series.profile(comparison.drawn(scheme), measure.key) for scheme in comparison.names}
     sites = series.all_sites(measured.values())
-    if not sites:
-        return []
+    stacks = list(dict.fromkeys(site.stack for site in sites))
+    return [
+        _profile_of(comparison, measure, measured, [site for site in sites if site.stack == stack],
+                    f": {stack}" if len(stacks) > 1 else "")
+        for stack in stacks
+    ]  # fmt: skip
+
+
+def _profile_of(
+    comparison: SavedComparison,
+    measure: Measure,
+    measured: dict[str, dict[series.SiteKey, tuple[float, float, float]]],
+    sites: list[series.SiteKey],
+    stack: str,
+) -> Chart:
+    """The sites of one stack."""
     predicted = {scheme: series.profile(comparison.drawn(scheme), measure.law) for scheme in comparison.names}
-    values = [value for found in measured.values() for triple in found.values() for value in triple]
-    values += [mean for found in predicted.values() for mean, _, _ in found.values()]
+    values = [value for found in measured.values() for site in sites if site in found for value in found[site]]
+    values += [found[site][0] for found in predicted.values() for site in sites if site in found]
     places = dict(zip(sites, series.spread_evenly([site.layer for site in sites]), strict=True))
     layers = sorted({math.floor(site.layer) for site in sites})
-    x = Axis(layers[0] - 0.25, layers[-1] + 1, title="layer (attention hollow, MLP filled)",
+    kinds = "attention and cross-attention" if any(site.kind == "cross" for site in sites) else "attention"
+    x = Axis(layers[0] - 0.25, layers[-1] + 1, title=f"layer ({kinds} hollow, MLP filled)",
              labels=layers[:: math.ceil(len(layers) / 12)])  # fmt: skip
     y = Axis.around(values, log=series.spans_decades(values), margin=0.08, title=measure.unit)
     note = measure.note + (LOG if y.log else "")
     if any(predicted.values()):
         note += " Marks: measured. Lines: what the scheme's definition predicts to first order."
-    chart = Chart(measure.title, x, y, comparison.looks, note)
+    chart = Chart(measure.title + stack, x, y, comparison.looks, note)
     for scheme, found in measured.items():
         here = {site: found[site] for site in sites if site in found}
         chart.band(scheme, [(places[site], low, high) for site, (_, low, high) in here.items()])
@@ -263,7 +278,7 @@ def _profile(comparison: SavedComparison, measure: Measure) -> list[Chart]:
             seeds = "" if low == high else f" (seeds {figures(low)} to {figures(high)})"
             label = f"{scheme} · layer {site.layer:g} {site.kind}: {figures(mean)}{seeds}"
             chart.mark(scheme, places[site], mean, label, "mark" if site.kind == "mlp" else "hollow")
-    return [chart]
+    return chart
 
 
 MOST_SCHEMES = 6

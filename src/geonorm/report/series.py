@@ -41,6 +41,12 @@ class SiteKey(NamedTuple):
 
     layer: float
     kind: str
+    stack: str = "decoder"
+
+
+def stack_of(record: Record) -> str:
+    """The stack of a row of a trace, which says it where there are two."""
+    return str(record.get("stack", "decoder"))
 
 
 def number(record: Record, key: str) -> float:
@@ -113,11 +119,11 @@ class NormKey(NamedTuple):
     layer: float
     kind: str
     norm: str
+    stack: str = ""
 
     def __str__(self) -> str:
-        return (
-            f"{self.kind} {self.norm}" if self.kind in ("entry", "exit") else f"{self.layer:g} {self.kind} {self.norm}"
-        )
+        layer = "" if self.kind in ("entry", "exit") else f"{self.layer:g} "
+        return f"{self.stack} {layer}{self.kind} {self.norm}".lstrip()
 
 
 def norm_courses(runs: Sequence[Run], measure: str) -> dict[NormKey, Curve]:
@@ -126,10 +132,14 @@ def norm_courses(runs: Sequence[Run], measure: str) -> dict[NormKey, Curve]:
     for run in runs:
         for record in run.norms:
             step = number(record, "step")
-            where = NormKey(number(record, "layer"), str(record.get("kind")), str(record.get("norm")))
+            where = NormKey(
+                number(record, "layer"), str(record.get("kind")), str(record.get("norm")), str(record.get("stack", ""))
+            )
             points.setdefault(where, []).append((step, step * _tokens_per_step(run), number(record, measure)))
     order = ("entry", *KINDS, "exit")
-    places = sorted(points, key=lambda p: (p.kind == "exit", p.kind != "entry", p.layer, order.index(p.kind)))
+    places = sorted(
+        points, key=lambda p: (p.stack == "decoder", p.kind == "exit", p.kind != "entry", p.layer, order.index(p.kind))
+    )
     curves = {where: _summarise(_groups(points[where])) for where in places}
     return {where: curve for where, curve in curves.items() if curve}
 
@@ -154,7 +164,7 @@ def profile(runs: Sequence[Run], measure: str) -> dict[SiteKey, tuple[float, flo
         for record in run.trace:
             value = read_measure(record, measure)
             if number(record, "step") == last and math.isfinite(value):
-                site = SiteKey(number(record, "layer"), str(record.get("kind")))
+                site = SiteKey(number(record, "layer"), str(record.get("kind")), stack_of(record))
                 values.setdefault(site, []).append(value)
     return {site: (float(np.mean(v)), min(v), max(v)) for site, v in values.items()}
 
@@ -168,9 +178,12 @@ def read_measure(record: Record, measure: str) -> float:
 
 
 def all_sites(profiles: Iterable[dict[SiteKey, tuple[float, float, float]]]) -> list[SiteKey]:
-    """Sites in the order in which the stream meets them."""
+    """Sites in the order in which the stream meets them, an encoder's first."""
     sites = {site for found in profiles for site in found}
-    return sorted(sites, key=lambda site: (site.layer, KINDS.index(site.kind) if site.kind in KINDS else 9))
+    return sorted(
+        sites,
+        key=lambda site: (site.stack != "encoder", site.layer, KINDS.index(site.kind) if site.kind in KINDS else 9),
+    )
 
 
 def spread_evenly(layers: Sequence[float]) -> list[float]:

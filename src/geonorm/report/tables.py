@@ -81,7 +81,7 @@ def summary_line(comparison: SavedComparison) -> str:
         f"{si(max(tokens))} tokens per run" if tokens else "tokens unknown",
         count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds",
         f"data {comparison.data}" if comparison.data else "data not named",
-        *asked_for(rows),
+        *asked_for(comparison, rows),
     ]
     return " · ".join(parts)
 
@@ -181,11 +181,13 @@ def fitted_minimum(row: Row) -> str:
     return f"{fit['loss']:.4f}{error} at {fit['lr']:.2g}" + (f" ({fit['problem']})" if fit["problem"] else "")
 
 
-def asked_for(rows: Sequence[Row]) -> list[str]:
+def asked_for(comparison: SavedComparison, rows: Sequence[Row]) -> list[str]:
     """What losses are of, where that is not the next token."""
     told = [row for row in rows if row.get("val_accuracy_mean") is not None]
     if not told:
         return []
+    if any(run.config.get("objective") == "denoise" for run in comparison.runs):
+        return ["losses of missing spans"]
     return ["losses of masked tokens" if any(row["val_bpb_mean"] is not None for row in told) else "losses of images"]
 
 

@@ -34,12 +34,14 @@ class Site:
 
     layer: 0-based block; an int when a model is built, a 0-d tensor in a forward pass, a float for simulated time.
     kind: attn | mlp | cross | parallel, and entry, exit at the ends of the stream. depth: number of blocks L.
-    Raises ConfigError for another kind, no blocks, and an int that is none of theirs.
+    sublayers: residuals of a block, 3 where cross-attention stands between attention and MLP. Of a model of two stacks
+    each counts its own blocks. Raises ConfigError for another kind, no blocks, and an int that is none of theirs.
     """
 
     layer: Any
     kind: str
     depth: int
+    sublayers: int = 2
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -55,6 +57,12 @@ class Site:
     def t(self) -> Any:
         """Depth-time layer + 1, the only one."""
         return self.layer + 1
+
+    @property
+    def number(self) -> Any:
+        """How many sub-layers stand before it in its stack, where those of a block count apart."""
+        within = {"mlp": self.sublayers - 1, "cross": 1}.get(self.kind, 0)
+        return self.sublayers * self.layer + within
 
 
 def add(x: Tensor, u: Tensor, step: Number, h: Number = 1.0) -> Tensor:

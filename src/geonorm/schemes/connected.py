@@ -30,8 +30,7 @@ class Connected(Placement):
 
     def first(self, site: Site) -> int:
         """The stream that a sub-layer reads most at the start: the k-th of the network stream k mod n."""
-        alone = site.kind == "parallel"
-        return (int(site.layer) if alone else 2 * int(site.layer) + (site.kind == "mlp")) % self.n
+        return int(site.layer if site.kind == "parallel" else site.number) % self.n
 
     def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
         start = super().enter(x, p, site)

@@ -88,7 +88,7 @@ class Sandwich(Decayed):
         return norm if self.rescale == "none" else Rescaled(norm)
 
     def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
-        return base * (2 * site.depth) ** -0.5 if role in ("o", "down") else base
+        return base * (site.sublayers * site.depth) ** -0.5 if role in ("o", "down") else base
 
 
 class Rescaled(nn.Module):
@@ -142,10 +142,10 @@ class DeepNorm(Placement):
     parts = {"stream": "norm"}
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        return p.stream(add((2 * site.depth) ** 0.25 * x, u, 1.0, h))
+        return p.stream(add((site.sublayers * site.depth) ** 0.25 * x, u, 1.0, h))
 
     def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
-        return base * (8 * site.depth) ** -0.25 if role in ("v", "o", "up", "gate", "down") else base
+        return base * (4 * site.sublayers * site.depth) ** -0.25 if role in ("v", "o", "up", "gate", "down") else base
 
 
 @register("keel")
@@ -173,7 +173,7 @@ class Keel(Placement):
     parts = {"input": "norm", "stream": "norm"}
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        alpha = self.alpha if isinstance(self.alpha, float) else 2.0 * site.depth
+        alpha = self.alpha if isinstance(self.alpha, float) else float(site.sublayers * site.depth)
         return p.stream(add(alpha * x, u, 1.0, h))
 
 

@@ -50,7 +50,8 @@ class GeoNorm(Placement):
     decay_on: Literal["angle", "update"] = field(default="angle", kw_only=True)
     """angle: decay after the clamp, so the ceiling shrinks with depth; update: v is scaled before the clamp."""
     index: Literal["block", "sublayer"] = field(default="block", kw_only=True)
-    """block: attention and MLP share t = l + 1; sublayer: they count apart, t = 2l + 1, 2l + 2 of 2L."""
+    """block: the sub-layers of a block share t = l + 1; sublayer: they count apart, t = 2l + 1, 2l + 2 of 2L, of three
+    in a block 3l + 1, 3l + 2, 3l + 3 of 3L."""
     input: Literal["raw", "norm"] = field(default="raw", kw_only=True)
     """Whether the sub-layer reads the stream as it is or N of it."""
     update: Literal["raw", "norm", "unit"] = field(default="raw", kw_only=True)
@@ -82,7 +83,7 @@ class GeoNorm(Placement):
         alpha = scalars.pop("step", self.alpha)
         t, depth = site.t, site.depth
         if self.index == "sublayer":
-            t, depth = 2 * site.layer + (2 if site.kind == "mlp" else 1), 2 * depth
+            t, depth = site.number + 1, site.sublayers * depth
         rate = schedule(self.decay, alpha, t, depth)
         power = POWERS[self.retraction] if isinstance(self.retraction, str) else self.retraction
         place = {"angle": "post", "update": "pre"}[self.decay_on]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..norms import NormSpec, upcast
 from ..settings import Count
-from .base import About, Number, Placement, Site, require
+from .base import About, Number, Placement, Site
 from .registry import register
 
 
@@ -45,7 +45,6 @@ class AttentionResiduals(Placement):
         return self.blocks + 1
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
-        require(site.kind != "cross", f"{self} knows two sub-layers a block, and cross-attention is a third")
         if self.place(site) == (1, 0):  # there is the embedding alone to read
             return {"input": "norm"}
         return {"input": "norm", "recall": Recall(norm)}
@@ -59,7 +58,7 @@ class AttentionResiduals(Placement):
         return torch.cat((start, start.new_zeros(*x.shape[:-1], self.blocks, x.shape[-1])), dim=-2)
 
     def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
-        count = 2 * site.depth
+        count = site.sublayers * site.depth
         return super().exit(p.recall(x, 1 + -(-count // self.size(count))), p, site)
 
     def read(self, x: Tensor, p: Any, site: Site) -> Tensor:
@@ -74,8 +73,8 @@ class AttentionResiduals(Placement):
     def place(self, site: Site) -> tuple[Any, Any]:
         """The slot that a site writes to, and whether another site of its block has written there, 0 or 1."""
         alone = site.kind == "parallel"
-        count = site.depth if alone else 2 * site.depth
-        number = site.layer if alone else 2 * site.layer + int(site.kind == "mlp")
+        count = site.depth if alone else site.sublayers * site.depth
+        number = site.layer if alone else site.number
         size = self.size(count)
         return number // size + 1, (number % size != 0) * 1
 

@@ -52,4 +52,4 @@ class Hybrid(Placement):
         return RMSNorm(shape[-1]) if name in ("q", "k", "v") else None
 
     def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
-        return base * (2 * site.depth) ** -0.5 if role in ("o", "down") else base
+        return base * (site.sublayers * site.depth) ** -0.5 if role in ("o", "down") else base

@@ -57,10 +57,10 @@ class NAG(Placement):
     planar = False
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
-        number = 2 * int(site.layer) + (2 if site.kind == "mlp" else 1)
+        number = int(site.number) + 1
         return {
             "input": norm(gains=False),
-            "step": float(schedule(self.decay, self.alpha, number, 2 * site.depth)),
+            "step": float(schedule(self.decay, self.alpha, number, site.sublayers * site.depth)),
             "modulator": Modulator(self.directions, norm.dim, number),
         }
 

@@ -74,9 +74,15 @@ def stacks_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[tuple[S
     if stacks is None:
         config = getattr(model, "config", None)
         ours = not hasattr(config, "stock_type") and any(isinstance(module, Residual) for module in model.modules())
-        own = Stack("decoder", "blocks" if hasattr(model, "blocks") else "", ())
-        stacks = (own,) if ours else anatomy(config)
+        stacks = own_stacks(model) if ours else anatomy(config)
     return list(root_stacks(model, stacks))
+
+
+def own_stacks(model: Any) -> list[Stack]:
+    """Of a model of `Residual`s: its blocks, and before them those of its encoder if there is one."""
+    two = any(f".{name}".endswith(".encoder.blocks") for name, _ in model.named_modules())
+    encoder = [Stack("encoder", "encoder.blocks", ())] if two else []
+    return [*encoder, Stack("decoder", "blocks" if hasattr(model, "blocks") else "", ())]
 
 
 def sites_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[ModelSite]:
@@ -88,15 +94,15 @@ def sites_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[ModelSit
         for layer, block in enumerate(blocks):
             residuals = [module for module in block.modules() if isinstance(module, Residual)]
             for residual in residuals:
-                site = Site(residual.index, residual.kind, residual.depth)
-                found.append(
-                    ModelSite(stack.name, str(residual.scheme), site, residual, residual, ((residual.branch,),))
-                )
+                at = residual.place()
+                found.append(ModelSite(stack.name, str(residual.scheme), at, residual, residual, ((residual.branch,),)))
             for sublayer in () if residuals else stack.sublayers:
-                at = join_path(base, stack.blocks, str(layer))
-                readers = [module_at(block, branch.reader, at) for branch in sublayer.branches]
-                chains = tuple(tuple(module_at(block, p, at) for p in branch.modules) for branch in sublayer.branches)
-                site = Site(layer, sublayer.kind, len(blocks))
+                where = join_path(base, stack.blocks, str(layer))
+                readers = [module_at(block, branch.reader, where) for branch in sublayer.branches]
+                chains = tuple(
+                    tuple(module_at(block, p, where) for p in branch.modules) for branch in sublayer.branches
+                )
+                site = Site(layer, sublayer.kind, len(blocks), max(2, len(stack.sublayers)))
                 found.append(ModelSite(stack.name, sublayer.placement, site, block, readers[0], chains))
     return found
 

@@ -158,7 +158,7 @@ REFUSED = {
         [*MLM, "--evaluation.tasks", "x"],
         "evaluation.tasks need a model of the next token, not --objective mlm",
     ),
-    "another objective": (["--objective", "denoise"], "causal"),
+    "another objective": (["--objective", "denoize"], "causal"),
 }
 
 

@@ -59,8 +59,8 @@ class Batches(Shuffled):
             )
 
     def at(self, step: int, rows: slice | range | None = None) -> Pair:
-        """(inputs, targets) of a step, int64, shape (batch_size, context); targets one token ahead, or as the objective
-        says.
+        """(inputs, targets) of a step, int64, shape (batch_size, context); targets one token ahead, or both as the
+        objective says.
 
         `rows` picks rows of the global batch, for example one rank's; the other rows are not read.
         """

@@ -8,6 +8,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from .store import new_folder, write_errors
 END = "<|endoftext|>"
 MASK = "<|mask|>"
 MASK_NAMES = (MASK, "[MASK]", "<mask>")
+SENTINEL = "<extra_id_{}>"
 END_NAMES = (END, "<|end_of_text|>", "<|end|>", "<eos>", "</s>", "[SEP]", "<|im_end|>", "<|eot_id|>")
 BPE_FORMAT = 1  # raise it whenever the training below changes
 BPE_CHARACTERS = 16_000_000  # of train text that the own BPE is trained on
@@ -35,7 +37,7 @@ class Tokenizer(ABC):
     """What geonorm needs of a tokenizer.
 
     `eos` is the id put after each document; text never encodes to it, not even text that spells its name. `mask` is
-    the id that hides a token, where there is one.
+    the id that hides a token, where there is one; `sentinels` are the ids that stand for spans, in order (T5's names).
     `fingerprint` is the SHA-256 (hex) of the tokenizer's canonical JSON.
     """
 
@@ -43,6 +45,7 @@ class Tokenizer(ABC):
     vocab_size: int
     eos: int
     mask: int | None = None
+    sentinels: tuple[int, ...] = ()
     json: str
 
     @property
@@ -107,6 +110,8 @@ class FileTokenizer(Tokenizer):
             raise DataError(f"{name}: no end-of-document token: add one of {' '.join(END_NAMES)} to the tokenizer")
         self.eos = self._ids[ends[0]]
         self.mask = next((self._ids[token] for token in MASK_NAMES if token in self._ids), None)
+        found = (self._ids.get(SENTINEL.format(number)) for number in count())
+        self.sentinels = tuple(takewhile(lambda token: token is not None, found))
 
     def encode(self, texts: list[str]) -> list[TokenIds]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -136,20 +141,20 @@ class FileTokenizer(Tokenizer):
 
 
 def load_tokenizer(
-    spec: str, source: Source, vocab_size: int, cache: Path | None = None, mask: bool = False
+    spec: str, source: Source, vocab_size: int, cache: Path | None = None, mask: bool = False, sentinels: int = 0
 ) -> Tokenizer:
     """Load ``byte``, ``bpe`` (trained on the train text of `source`, cached), a ``tokenizer.json``, or ``owner/name``:
     that of a model on the Hugging Face Hub, where there is a network or it was loaded before.
 
     `vocab_size` is the model's: ``bpe`` fills it exactly, the others must not exceed it (`DataError`). A file
     may be compressed (``.gz``, ``.xz``). mask: with a mask token, which ``bpe`` has among its ids and the others get
-    behind theirs if they have none.
+    behind theirs if they have none; sentinels: with at least so many, likewise.
     """
     tokenizer: Tokenizer
     if spec == "byte":
         tokenizer = ByteTokenizer()
     elif spec == "bpe":
-        special = [END, MASK] if mask else [END]
+        special = [END, *([MASK] if mask else []), *(SENTINEL.format(number) for number in range(sentinels))]
         told = " ".join([f"bpe {BPE_FORMAT} {source.fingerprint} {vocab_size}", *special[1:]])
         key = hashlib.sha256(told.encode()).hexdigest()
         cache = cache or cache_folder()
@@ -165,7 +170,9 @@ def load_tokenizer(
         on_hub = HUB_NAME.fullmatch(spec) and not path.exists()
         tokenizer = read_hub(spec) if on_hub else read_tokenizer(path)
     if mask and tokenizer.mask is None:
-        tokenizer = add_mask(tokenizer)
+        tokenizer = add_special(tokenizer, [MASK], "mask")
+    if len(tokenizer.sentinels) < sentinels:
+        tokenizer = add_special(tokenizer, [SENTINEL.format(number) for number in range(sentinels)], "sentinels")
     if tokenizer.vocab_size > vocab_size:
         raise DataError(
             f"tokenizer has {tokenizer.vocab_size} ids but the model's vocabulary is {vocab_size}: "
@@ -212,11 +219,11 @@ def parse_tokenizer(path: Path, name: str, text: str) -> FileTokenizer:
         raise DataError(f"{path}: not a tokenizer.json ({reason}): give the file of a fast tokenizer") from error
 
 
-def add_mask(tokenizer: Tokenizer) -> FileTokenizer:
-    """The tokenizer with one id more, behind all others, for the mask token."""
+def add_special(tokenizer: Tokenizer, tokens: list[str], what: str) -> FileTokenizer:
+    """The tokenizer with ids for those tokens that it lacks, behind all others."""
     library: Any = import_extra("tokenizers", "masked language modelling", "train").Tokenizer.from_str(tokenizer.json)
-    library.add_special_tokens([MASK])
-    return FileTokenizer(f"{tokenizer.name}+mask", library.to_str())
+    library.add_special_tokens(tokens)
+    return FileTokenizer(f"{tokenizer.name}+{what}", library.to_str())
 
 
 def train_bpe(source: Source, vocab_size: int, special: list[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...nn.config import DecoderConfig
-from ...nn.decoder import Decoder
+from ...nn.models import build
 from ..compare.compare import begin_study, read_runs, repeat_command, round_rate, slug
 from ..compare.team import Say
 from ..config import Shared, TrainConfig
@@ -74,7 +74,7 @@ def run_config(config: LadderConfig, size: Size, scheme: str, rate: float, seed:
 def count(config: LadderConfig, shape: dict[str, Any]) -> int:
     """Parameters of the baseline at a size, all of them."""
     with torch.device("meta"):
-        return Decoder(replace(config.decoder(config.schemes[0]), **shape)).parameter_count()
+        return build(replace(config.decoder(config.schemes[0]), **shape)).parameter_count()
 
 
 def about(config: TrainConfig) -> dict[str, Any]:

@@ -52,6 +52,8 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
     config, shape, runtime = setup.config, setup.shape, setup.config.runtime
     if not isinstance(shape, DecoderConfig):
         raise ConfigError(f"--dry-run counts models of tokens alone, not --objective {config.objective}")
+    if shape.encoder_layers is not None:
+        raise ConfigError(f"--dry-run counts models of one stack alone, not --objective {config.objective}")
     shard = (runtime.shard_size or ranks) if setup.layout == "fsdp" else 1
     where = Division(setup.layout, shard, ranks // shard)
     micro = config.batch_size // (ranks * runtime.accumulate)

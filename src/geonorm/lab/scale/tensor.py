@@ -36,6 +36,8 @@ def check_shares(config: TrunkConfig, size: int) -> None:
     for name, count in (("heads", config.heads), ("kv_heads", config.groups), ("hidden", config.hidden)):
         if count % size:
             raise ConfigError(f"model.{name} {count} must be a multiple of runtime.tensor_size {size}")
+    if size > 1 and getattr(config, "encoder_layers", None) is not None:
+        raise ConfigError(f"runtime.tensor_size {size} is not for encoder-decoders: use fsdp")
     if size > 1 and config.values != "own":
         raise ConfigError(f"model.values {config.values} needs whole values on every rank: use runtime.tensor_size 1")
 

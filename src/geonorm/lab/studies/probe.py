@@ -33,6 +33,7 @@ from ..config import TrainConfig
 from ..data import Tokenizer, open_source
 from ..data.image_batches import validation_images
 from ..data.images import open_images
+from ..data.objectives import HELD_OUT
 from ..open import Opened, OpenedImages, OpenedRun, encode_running, open_model, read_settings, run_of
 from ..runs import environment
 from ..runs.run import LOCK, finite_or_none
@@ -158,6 +159,8 @@ def probe(
         asked = ask_masked(opened, batches) if opened is not None and losses else None
     else:
         batches = [data] if isinstance(data, (Tensor, Mapping)) else list(data)
+    if opened is not None and isinstance(data, str):
+        batches = list(given_to(opened, batches))
     return measure_model(
         subject, name, batches, asked, gradients=gradients, ablate_blocks=ablate_blocks, logit_lens=logit_lens,
         progress=progress,
@@ -165,15 +168,25 @@ def probe(
 
 
 def ask_masked(opened: Opened, batches: Sequence[Tensor]) -> Sequence[Tensor | Inputs]:
-    """What the loss of a model is measured on: ids, of a model of masked tokens masked, with labels."""
+    """What the loss of a model is measured on: ids, of a model of masked tokens masked, of one of missing spans without
+    them, with labels."""
     if opened.causal:
         return batches
-    masking, found, number = opened.masking(), list[Inputs](), 0
+    objective, found, number = opened.objective(batches[0].shape[1]), list[Inputs](), 0
     for ids in batches:
-        inputs, labels = masking.mask_windows(ids.numpy().copy(), [number + row for row in range(len(ids))])
-        found.append({"" if isinstance(opened, OpenedRun) else "input_ids": inputs, "labels": labels})
+        windows = torch.cat((ids, ids[:, :1]), 1).numpy()  # objectives are handed the token behind a window, too
+        inputs, labels = objective.pairs(windows, [number + row for row in range(len(ids))], HELD_OUT)
+        name = "" if isinstance(opened, OpenedRun) else "input_ids"
+        parts = opened.model.reads(inputs, labels) if isinstance(opened, OpenedRun) else (inputs,)
+        found.append({**dict(zip((name, "answer"), parts, strict=False)), "labels": labels})
         number += len(ids)
     return found
+
+
+def given_to(opened: Opened, batches: Sequence[Tensor]) -> Sequence[Tensor | Inputs]:
+    """What hidden states are measured on: text as it is, but of an encoder-decoder what it was trained on."""
+    two = isinstance(opened, OpenedRun) and opened.model.config.encoder_layers is not None
+    return ask_masked(opened, batches) if two else batches
 
 
 def images_of(
@@ -323,8 +336,8 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
             batches = list(ids.split(config.batch))
             asked = ask_masked(opened, batches) if losses else None
         measured = measure_model(
-            subject, label, batches, asked, gradients=config.gradients, ablate_blocks=config.ablate_blocks,
-            logit_lens=config.logit_lens, progress=progress,
+            subject, label, given_to(opened, batches), asked, gradients=config.gradients,
+            ablate_blocks=config.ablate_blocks, logit_lens=config.logit_lens, progress=progress,
         )  # fmt: skip
         found.append(measured)
         del opened, subject

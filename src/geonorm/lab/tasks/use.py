@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
+from ...nn.encoder_decoder import EncoderDecoder
 from ...nn.sampling import NOT_CAUSAL, generate, sample
 from ...probes.load import predicts_masked
 from ..config import EvalConfig, GenerateConfig
@@ -24,7 +25,6 @@ from ..data import Tokenizer, open_source, tokenize
 from ..data.batches import validation_batches
 from ..data.image_batches import validation_images
 from ..data.images import open_images
-from ..data.objectives import NEXT, Objective
 from ..data.tokenizer import FileTokenizer
 from ..open import Opened, OpenedImages, OpenedRun, open_model
 from ..runs.provenance import read_parts
@@ -33,6 +33,7 @@ from ..studies.simulate import check_writable
 from ..train.evaluate import evaluate_held_out, with_perplexity
 from ..train.images import check_classes, measure_images
 from ..train.validation import EVALUATION_BATCH
+from .fill import fill
 from .tasks import Tasks, adapt_decoder, listener
 
 WINDOW = 2048
@@ -52,7 +53,7 @@ def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
     if isinstance(opened, OpenedImages):
         return evaluate_images(opened, c)
     if tasks is not None and not opened.causal:
-        raise ConfigError(f"{opened.name} predicts masked tokens: --tasks need a model of the next token")
+        raise ConfigError(f"{opened.name} predicts {opened.predicts}: --tasks need a model of the next token")
     context = window(opened, c.context)
     result: dict[str, Any]
     if isinstance(opened, OpenedRun):
@@ -141,12 +142,14 @@ def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None) -
     # the fingerprint holds the share to hold out exactly where the text has no held-out part of its own
     whole = not seen and source.fingerprint != open_source(data, validation_fraction=0.5).fingerprint
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
-    objective: Objective = NEXT if opened.causal else opened.masking()
+    objective = opened.objective(context)
     batches = validation_batches(ids, max(1, EVALUATION_BATCH // context), context, tokens, objective)
     scorer = opened.model if ours else Scorer(opened.model, first_token(opened.tokenizer))
     with opened.precision():
         result = with_perplexity(
-            evaluate_held_out(scorer, batches, text.token_bytes, opened.device, accuracy=not opened.causal)
+            evaluate_held_out(
+                scorer, batches, text.token_bytes, opened.device, accuracy=objective.accuracy, spans=objective.spans
+            )
         )
     return {"data": data, "part": "all" if whole else "held-out", "data_sha256": text.sha256, **result}
 
@@ -167,6 +170,10 @@ class Scorer(nn.Module):
         super().__init__()
         self.model, self.begin = model, begin
 
+    def reads(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        """As of a model of ours."""
+        return (ids,)
+
     def forward(self, ids: Tensor) -> Tensor:
         """Logits of the tokens of windows (rows, tokens)."""
         count = ids.shape[1]
@@ -186,6 +193,9 @@ def generate_text(config: GenerateConfig) -> Iterator[str]:
     opened = open_model(c.run, device, scheme=c.scheme)
     if isinstance(opened, OpenedImages):
         raise ConfigError(f"{opened.name} tells classes of images apart, so it cannot write text")
+    if isinstance(opened, OpenedRun) and isinstance(opened.model, EncoderDecoder):
+        yield from fill(opened, c)
+        return
     if not opened.causal:
         raise ConfigError(NOT_CAUSAL)
     ids, ends, writer, read = (of_run if isinstance(opened, OpenedRun) else of_transformers)(opened, c.prompt)

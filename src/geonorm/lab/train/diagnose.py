@@ -8,7 +8,6 @@ from torch.distributed.tensor import DTensor
 
 from ...nn.trunk import Trunk
 from ...probes.measures import SiteMoments
-from ...schemes import Site
 from ...sites.watch import ModelSite, watch
 
 LARGE = 1e4
@@ -20,34 +19,42 @@ def all_finite(parameter: Tensor) -> bool:
     return bool(torch.isfinite(whole).all())
 
 
+def name_place(model: Trunk, place: ModelSite) -> str:
+    """A site in words, with its stack where there are two."""
+    stack = f"{place.stack} " if hasattr(model, "encoder") else ""
+    return f"{stack}layer {place.site.layer} {place.site.kind}"
+
+
 @torch.no_grad()
-def diagnose(model: Trunk, ids: Tensor, step: int, what: str = "loss is not finite") -> str:
+def diagnose(
+    model: Trunk, ids: Tensor, step: int, what: str = "loss is not finite", targets: Tensor | None = None
+) -> str:
     """One line: what went wrong, the step, the first site that overflows or spikes on the batch ids, the clamp rate,
     the smallest |x|."""
     broken = [name for name, p in model.named_parameters() if not all_finite(p)]
-    moments: list[tuple[Site, SiteMoments]] = []
+    moments: list[tuple[ModelSite, SiteMoments]] = []
     clamped: list[float] = []
 
     def look(place: ModelSite, x: Tensor, u: Tensor, after: Tensor) -> None:
         residual = place.residual
         assert residual is not None
-        moments.append((place.site, SiteMoments.of(x, u, after)))
+        moments.append((place, SiteMoments.of(x, u, after)))
         met = residual.scheme.clamped(x, u, residual.own(), residual.site(x))
         if met is not None:
             clamped.append(met.double().mean().item())
 
     with watch(model, look):
-        model(ids)
+        model(*model.reads(ids, targets))
     parts = [f"{what} at step {step}"]
     if broken:
         parts.append(f"{len(broken)} parameters are not finite, first {broken[0]}")
-    first = next((site for site, m in moments if not m.finite), None)
+    first = next((place for place, m in moments if not m.finite), None)
     if first is not None:
-        parts.append(f"first site to overflow: layer {first.layer} {first.kind}")
+        parts.append(f"first site to overflow: {name_place(model, first)}")
     else:
-        site, largest = max(moments, key=lambda pair: pair[1].largest_update)
+        place, largest = max(moments, key=lambda pair: pair[1].largest_update)
         word = "spike" if largest.largest_update > LARGE else "largest update"
-        parts.append(f"{word} at layer {site.layer} {site.kind}: |u| = {largest.largest_update:.3g}")
+        parts.append(f"{word} at {name_place(model, place)}: |u| = {largest.largest_update:.3g}")
     if clamped:
         parts.append(f"clamp rate {sum(clamped) / len(clamped):.1%}")
     parts.append(f"smallest |x| = {min(m.smallest_radius for _, m in moments):.3g}")

@@ -13,7 +13,7 @@ from ...nn.trunk import Trunk
 from ..config import Recipe, TrainConfig
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
 from ..data.batches import Batches, validation_batches
-from ..data.objectives import Objective, pick_objective
+from ..data.objectives import Objective, count_spans, pick_objective
 from ..scale.world import ALONE, World
 from ..tasks.examination import Examination
 from .validation import Validation
@@ -61,9 +61,10 @@ def load_text(config: Recipe, world: World = ALONE) -> Text:
     shape = config.decoder("pre")
     cache = Path(config.tokens.cache) if config.tokens.cache else None
     source = open_source(config.data)
-    tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache, mask=not shape.causal)
+    spans = 0 if shape.encoder_layers is None else count_spans(shape.context)[1]
+    tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache, not shape.causal, spans)
     moved = lambda *_: world.dog.at(0, "preparing the data")  # noqa: E731 the other ranks wait
     tokens = tokenize(source, tokenizer, cache, progress=moved)
     Batches(tokens.train, config.batch_size, shape.context, seed=0)
     next(validation_batches(tokens.validation, 1, shape.context))
-    return Text(tokens, tokenizer, pick_objective(config.objective, tokenizer))
+    return Text(tokens, tokenizer, pick_objective(config.objective, tokenizer, shape.context))

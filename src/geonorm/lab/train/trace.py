@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ... import sphere
-from ...nn.trunk import Trunk
+from ...nn.trunk import End, Trunk
 from ...norms import Derf, DyT, GatedNorm, LayerNorm, RMSNorm, UnitNorm, upcast
 from ...probes import NormMeasure, SiteMeasure
 from ...probes.measures import mean, wide
 from ...residual import Residual
 from ...schemes import Scheme, Site, read_at, write_at
 from ...sites.watch import Gradients as Gradients
-from ...sites.watch import ModelSite, gradient_norms, sites_of, watch, watch_calls
+from ...sites.watch import ModelSite, gradient_norms, sites_of, stacks_of, watch, watch_calls
 from ..scale.tensor import group_alike, local_part, sum_over_ranks
 
 CENTRED: dict[type, bool | None] = {
@@ -36,8 +36,9 @@ class Trace(NamedTuple):
 
 
 @torch.no_grad()
-def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients) -> Trace:
-    """One row per site and one per norm for ids (batch, tokens), in the columns of `probes` but for its quantiles.
+def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients, targets: Tensor | None = None) -> Trace:
+    """One row per site and one per norm for ids (batch, tokens), in the columns of `probes` but for its quantiles; of a
+    model of two stacks also `stack`. targets: as an objective gives them with the ids, where a model needs to know.
 
     Of a site also: what the definition predicts (`predict_step`), which tokens are clamped, the rotation by the site's
     own norm, and the gradient norms of the branch's weights at this step (as `read_gradients`). Norms are those of
@@ -45,6 +46,7 @@ def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients) -> Trace:
     """
     sites: list[dict[str, Any]] = []
     norms: dict[nn.Module, dict[str, Any]] = {}
+    two = len(stacks_of(model)) > 1
 
     def look(place: ModelSite, x: Tensor, u: Tensor, after: Tensor) -> None:
         residual = place.residual
@@ -56,7 +58,7 @@ def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients) -> Trace:
         own = [norms[module]["rotation"] for module in residual.own.children() if module in norms]
         sites.append(
             {
-                **about(step, place.scheme, place.site),
+                **about(step, place.scheme, place.site, place.stack if two else None),
                 **without_quantiles(measure.row(), "ratio_p99"),
                 **tangential_quantiles("ratio", before, behind - before),
                 **tangential_quantiles("proposal", before, wide(u)),
@@ -73,35 +75,43 @@ def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients) -> Trace:
     def look_at_norm(norm: nn.Module, x: Tensor, y: Tensor) -> None:
         if norm in norms:  # `predict_step` runs it once more, and some schemes use a norm twice
             return
-        site, scheme, name = found[norm]
+        site, scheme, name, stack = found[norm]
         measure = NormMeasure(CENTRED[type(norm)])
         measure.update(wide(x), wide(y), getattr(norm, "weight", None), getattr(norm, "bias", None))
-        norms[norm] = {**about(step, str(scheme), site), "norm": name, **without_quantiles(measure.row())}
+        norms[norm] = {**about(step, str(scheme), site, stack), "norm": name, **without_quantiles(measure.row())}
 
     was_training = model.training
     model.eval()
     try:
         with watch(model, look), watch_calls({norm: norm for norm in found}, look_at_norm):
-            model(ids)
+            model(*model.reads(ids, targets))
     finally:
         model.train(was_training)
     return Trace(sites, list(norms.values()))
 
 
-def about(step: int, scheme: str, site: Site) -> dict[str, Any]:
-    return {"step": step, "scheme": scheme, "layer": site.layer, "kind": site.kind, "t": site.t}
+def about(step: int, scheme: str, site: Site, stack: str | None = None) -> dict[str, Any]:
+    """stack: of a model that has two."""
+    where = {} if stack is None else {"stack": stack}
+    return {"step": step, **where, "scheme": scheme, "layer": site.layer, "kind": site.kind, "t": site.t}
 
 
-def stream_norms(model: Trunk) -> dict[nn.Module, tuple[Site, Scheme, str]]:
-    """Every norm of the stream that is measured: its site, its scheme, its name there."""
-    ends = [(end.site, end.scheme, end.own) for end in (model.entry, model.exit)]
-    inside = [(site, residual.scheme, residual.own) for site, residual in model.residuals()]
+def stream_norms(model: Trunk) -> dict[nn.Module, tuple[Site, Scheme, str, str | None]]:
+    """Every norm of the stream that is measured: its site, its scheme, its name there, its stack where there are
+    two."""
+    encoder = getattr(model, "encoder", None)
+    stacks: list[tuple[str | None, Any]] = [("encoder", encoder), ("decoder", model)] if encoder else [(None, model)]
     return {
-        module: (site, scheme, name)
-        for site, scheme, own in (ends[0], *inside, ends[1])
-        for name, module in own.named_modules()
+        module: (place.site if isinstance(place, End) else place.place(), place.scheme, name, stack)
+        for stack, stream in stacks
+        for place in (stream.entry, *residuals_of(stream.blocks), stream.exit)
+        for name, module in place.own.named_modules()
         if type(module) in CENTRED
     }
+
+
+def residuals_of(blocks: nn.ModuleList) -> list[Residual]:
+    return [module for module in blocks.modules() if isinstance(module, Residual)]
 
 
 def without_quantiles(row: dict[str, Any], *but: str) -> dict[str, Any]:

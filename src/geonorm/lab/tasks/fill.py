@@ -1,0 +1,61 @@
+"""Missing spans of a text, filled in by an encoder-decoder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+
+from ...errors import ConfigError
+from ...nn.encoder_decoder import EncoderDecoder
+from ...nn.sampling import generate_answer
+from ..config import GenerateConfig
+from ..data.tokenizer import SENTINEL
+from ..open import OpenedRun
+
+MARK = re.compile(SENTINEL.format(r"\d+"))
+
+
+def fill(opened: OpenedRun, config: GenerateConfig) -> Iterator[str]:
+    """The prompt with something in the place of each mark, <extra_id_0> and so on in whatever order: piece by piece
+    when the whole answer is there. A span that the model does not come to stays empty. ConfigError for a prompt without
+    marks, or with more than the run was trained with."""
+    c, tokenizer, model = config, opened.tokenizer, opened.model
+    assert isinstance(model, EncoderDecoder)
+    pieces, known = MARK.split(c.prompt), tokenizer.sentinels
+    count = len(pieces) - 1
+    if not 0 < count <= len(known):
+        raise ConfigError(
+            f"this model fills in missing spans (--objective denoise): mark 1 to {len(known)} of them in --prompt with "
+            f"{SENTINEL.format(0)}, got {count}"
+        )
+    source: list[int] = []
+    for piece, behind in zip(pieces, [*known[:count], tokenizer.eos], strict=True):
+        source += [*opened.encode(piece), behind]
+    generator = torch.Generator(opened.device).manual_seed(c.seed)
+    given = torch.tensor([source], device=opened.device)
+    answer: list[int] = []
+    for token in generate_answer(model, given, tokenizer.eos, c.tokens, c.temperature, c.top_k, generator):
+        if int(token) == tokenizer.eos:
+            break
+        answer.append(int(token))
+    spans = read_spans(answer, known)
+    for piece, mark in zip(pieces, [*known[:count], None], strict=True):
+        yield piece
+        if mark in spans:
+            yield tokenizer.decode(spans[mark])
+
+
+def read_spans(answer: list[int], sentinels: tuple[int, ...]) -> dict[int | None, list[int]]:
+    """What follows each sentinel of an answer, the first time that it stands there; what stands before all is left
+    out."""
+    spans: dict[int | None, list[int]] = {}
+    current: list[int] = []
+    for token in answer:
+        if token in sentinels:
+            current = []
+            spans.setdefault(token, current)
+        else:
+            current.append(token)
+    return spans
