@@ -12,6 +12,7 @@ import pytest
 from geonorm.cli.arguments import read
 from geonorm.cli.main import main
 from geonorm.lab.config import TrainCommand
+from geonorm.lab.convert.config import ConvertConfig
 from geonorm.schemes import parse
 
 ROOT = Path(__file__).parents[1] / "experiments"
@@ -64,6 +65,24 @@ def test_every_run_of_014_is_a_command() -> None:
     best = {n: {"lr": float(n.rpartition("-lr")[2].partition("-")[0]), "status": "finished"} for n in grid}
     known = {n: {**row, "val_loss": 2 + abs(row["lr"] - 2e-3)} for n, row in best.items()}
     assert len(plan_of("014-beyond-decoders")(known)) == 6 * 5
+
+
+def test_every_run_of_015_is_a_command(tmp_path: Path) -> None:
+    """Of every way a command; conversions spend as many tokens as the runs from scratch."""
+    grid = runpy.run_path(str(ROOT / "015-conversion" / "runs.py"))["plan"](tmp_path)
+    assert len(grid) == 2 * 6 * 3
+    seen = {}
+    for name, (verb, *words) in grid.items():
+        if name.endswith("seed0"):
+            seen[name] = read({"convert": ConvertConfig, "train": TrainCommand}[verb], f"geonorm {verb}", words)
+    tokens = {int(c.tokens) if isinstance(c, ConvertConfig) else c.steps * c.batch_size * 128 for c in seen.values()}
+    assert tokens == {4000 * 256}
+    assert {(c.way, c.course) for c in seen.values() if isinstance(c, ConvertConfig)} == {
+        ("abrupt", "global"), ("match", "global"), ("gradual", "global"), ("gradual", "layers"),
+    }  # fmt: skip
+    assert {name: c.to for name, c in seen.items() if "baseline" in name} == {
+        "raw-baseline-seed0": "pre(entry=embedding)", "sphere-baseline-seed0": "pre",
+    }  # fmt: skip
 
 
 @pytest.mark.slow
