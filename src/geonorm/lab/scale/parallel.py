@@ -120,7 +120,7 @@ class Spread:
             tensor.cut(model, mesh["tensor"])
         if mesh is not None and kind == "fsdp":
             shard(model, runtime, mesh)
-        if model.head.weight.is_meta:
+        if next(model.parameters()).is_meta:
             draw_weights(model, device)
         self.parameters = list(model.parameters())  # once: the walk through a small model costs as much as the clipping
         self.uncut = [p for p in self.parameters if p.dim() == 0] if kind == "fsdp" else []
