@@ -12,6 +12,7 @@ import pytest
 from geonorm.cli.arguments import read
 from geonorm.cli.main import main
 from geonorm.lab.config import TrainCommand
+from geonorm.lab.convert.config import ConvertConfig
 from geonorm.schemes import parse
 
 ROOT = Path(__file__).parents[1] / "experiments"
@@ -51,6 +52,37 @@ def test_016_extends_rates_and_then_asks_for_seeds() -> None:
     seeded = plan(known(first, 6e-3))
     assert len(seeded) == 26 * 5 and sum("lr0.006-seed2" in name for name in seeded) == 26
     assert all(words[words.index("--seed") + 1] == name.rpartition("seed")[2] for name, words in seeded.items())
+
+
+def test_every_run_of_015_is_a_command(tmp_path: Path) -> None:
+    """Of every way a command; conversions spend as many tokens as the runs from scratch."""
+    grid = runpy.run_path(str(ROOT / "015-conversion" / "runs.py"))["plan"](tmp_path)
+    assert len(grid) == 2 * 6 * 3
+    seen = {}
+    for name, (verb, *words) in grid.items():
+        if name.endswith("seed0"):
+            seen[name] = read({"convert": ConvertConfig, "train": TrainCommand}[verb], f"geonorm {verb}", words)
+    tokens = {int(c.tokens) if isinstance(c, ConvertConfig) else c.steps * c.batch_size * 128 for c in seen.values()}
+    assert tokens == {4000 * 256}
+    assert {(c.way, c.course) for c in seen.values() if isinstance(c, ConvertConfig)} == {
+        ("abrupt", "global"), ("match", "global"), ("gradual", "global"), ("gradual", "layers"),
+    }  # fmt: skip
+    assert {name: c.to for name, c in seen.items() if "baseline" in name} == {
+        "raw-baseline-seed0": "pre(entry=embedding)", "sphere-baseline-seed0": "pre",
+    }  # fmt: skip
+
+
+def test_every_run_of_014_is_a_command() -> None:
+    grid = plan_of("014-beyond-decoders")({})
+    assert len(grid) == 6 * 3
+    for name, words in grid.items():
+        if name.endswith("lr0.002-seed0"):
+            config = read(TrainCommand, "geonorm train", list(words)).run()
+            shape = config.shape(config.scheme)
+            assert (shape.layers, shape.width, shape.context, config.data) == (36, 48, 17, "vision")
+    best = {n: {"lr": float(n.rpartition("-lr")[2].partition("-")[0]), "status": "finished"} for n in grid}
+    known = {n: {**row, "val_loss": 2 + abs(row["lr"] - 2e-3)} for n, row in best.items()}
+    assert len(plan_of("014-beyond-decoders")(known)) == 6 * 5
 
 
 @pytest.mark.slow

@@ -173,7 +173,16 @@ def test_half_precision_from_a_folder_is_half_precision_of_the_model(
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers' own
-@pytest.mark.parametrize("fields", [{}, {"positions": "learned"}, {"block": "parallel"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"positions": "learned"},
+        {"block": "parallel"},
+        {"sliding_window": 4},
+        {"sliding_window": 4, "full_every": 2},
+    ],
+)
 @pytest.mark.parametrize("scheme", ["geonorm", "ngpt", "siamese"])
 def test_continuous_batching_is_generation(scheme: str, fields: dict[str, Any], build: Any) -> None:
     """Requests of different length in one pass over one paged cache, which the attention function fills."""

@@ -109,9 +109,22 @@ def test_torchao(scheme: str, recipe: Run) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("scheme", ["pre", "geonorm"])
 def test_bitsandbytes(scheme: str, recipe: Run) -> None:
+    """The model is the one whose weights are those that the 4 bits stand for."""
     small = recipe("Quantised", scheme, "bitsandbytes", block=1)["small"].eval()
-    ids = drawn(2, 20)
-    assert 0 < error(small(ids).logits, stored()(ids).logits) < 0.15
+    import bitsandbytes
+
+    whole, ids = stored(), drawn(2, 20)
+    wanted, cut = whole(ids).logits, 0
+    for name, module in small.named_modules():
+        if isinstance(module, bitsandbytes.nn.Linear4bit):
+            weight = module.weight
+            whole.get_submodule(name).weight.copy_(
+                bitsandbytes.functional.dequantize_4bit(weight.data, weight.quant_state)
+            )
+            cut += 1
+    found = small(ids).logits
+    assert cut == 14 and error(found, wanted) > 0.01
+    torch.testing.assert_close(found, whole(ids).logits, rtol=1e-4, atol=1e-4)
     assert small.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False).shape == (2, 24)
 
 

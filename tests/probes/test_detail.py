@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import sqrt
 from typing import Any
 
@@ -88,7 +89,7 @@ def watched(run: Callable[[], Any], mask: Tensor | None = None) -> list[tuple[Te
     return found
 
 
-@pytest.mark.parametrize("mask", ["causal", "none", "bool", "added"])
+@pytest.mark.parametrize("mask", ["causal", "none", "bool", "added", "window"])
 @pytest.mark.parametrize("size", [1 << 24, 600])
 def test_attention_to_the_first_token_is_that_of_the_weights(
     mask: str, size: int, monkeypatch: pytest.MonkeyPatch
@@ -97,8 +98,9 @@ def test_attention_to_the_first_token_is_that_of_the_weights(
     monkeypatch.setattr("geonorm.probes.attention.SCORES", size)
     q, k, v = draw(2, 4, 9, 8), draw(2, 2, 9, 8, seed=1), draw(2, 2, 9, 8, seed=2)
     allowed = torch.ones(9, 9, dtype=torch.bool) if mask == "none" else torch.ones(9, 9, dtype=torch.bool).tril()
+    allowed = allowed.triu(-3) if mask == "window" else allowed
     added = torch.zeros(9, 9, dtype=torch.float64).masked_fill(~allowed, torch.finfo(torch.float64).min)
-    given = {"bool": allowed[None, None], "added": added[None, None]}.get(mask)
+    given = {"bool": allowed[None, None], "window": allowed, "added": added[None, None]}.get(mask)
     found = watched(
         lambda: F.scaled_dot_product_attention(
             q, k, v, attn_mask=given, is_causal=mask == "causal", scale=0.5, enable_gqa=True
@@ -109,16 +111,18 @@ def test_attention_to_the_first_token_is_that_of_the_weights(
     wanted = weights(scores)[..., 0]
     ((total, seen),) = found
     torch.testing.assert_close(total, wanted.float(), rtol=1e-5, atol=1e-6, check_dtype=False)
-    assert torch.equal(seen, allowed.sum(-1).expand(2, 9))
+    assert torch.equal(seen, (allowed.sum(-1) * allowed[:, 0]).expand(2, 9))
     torch.testing.assert_close(eager[0][0], wanted.float(), check_dtype=False)
     assert torch.equal(eager[0][1], seen)
 
 
-@pytest.mark.parametrize("preference", [0.0, 60.0])
-def test_a_planted_attention_sink_in_a_decoder(preference: float) -> None:
-    """Keys of nothing: attention is even, which is the null. A key of the first token alone: all attention."""
+@pytest.mark.parametrize(("preference", "window"), [(0.0, None), (60.0, None), (0.0, 4)])
+def test_a_planted_attention_sink_in_a_decoder(preference: float, window: int | None) -> None:
+    """Keys of nothing: attention is even, which is the null. A key of the first token alone: all attention. Tokens that
+    do not see the first are not asked."""
     torch.manual_seed(0)
-    model = Decoder(DecoderConfig(layers=2, width=32, heads=4, vocab_size=32, context=16, positions="none", bias=True))
+    shape = DecoderConfig(layers=2, width=32, heads=4, vocab_size=32, context=16, positions="none", bias=True)
+    model = Decoder(replace(shape, window=window))
     ids = torch.randint(1, 32, (3, 12))
     ids[:, 0] = 0
     with torch.no_grad():
@@ -131,7 +135,8 @@ def test_a_planted_attention_sink_in_a_decoder(preference: float) -> None:
     subject = Subject(model)
     subject.measure([ids[:2], ids[2:]])
     row, mlp = subject.capture.rows()[:2]
-    null = sum(1 / i for i in range(2, 13)) / 11
+    seeing = range(2, 1 + (window or 12))
+    null = sum(1 / i for i in seeing) / len(seeing)
     assert row["attn_first_null"] == pytest.approx(null)
     assert row["attn_first"] == pytest.approx(1.0 if preference else null, rel=1e-5)
     assert row["attn_first_head"] == pytest.approx(row["attn_first"], rel=1e-5)

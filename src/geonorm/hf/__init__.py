@@ -15,7 +15,7 @@ from .apply import Report, apply, restore
 from .card import card
 from .config import GeoNormConfig
 from .convert import Conversion, convert
-from .export import adapt, export
+from .export import adapt, export, export_vision
 from .fold import fold
 from .heads import GeoNormForQuestionAnswering, GeoNormForSequenceClassification, GeoNormForTokenClassification
 from .layouts import layout_of
@@ -27,6 +27,13 @@ from .modeling import (
 )
 from .peft import introduce
 from .stock import load_stock, to_stock
+from .vision import (
+    GeoNormForImageClassification,
+    GeoNormVisionConfig,
+    GeoNormVisionModel,
+    GeoNormVisionPreTrainedModel,
+    adapt_vision,
+)
 
 if TYPE_CHECKING:
     from .training import ConstrainCallback, Trainer, parameter_groups
@@ -36,19 +43,25 @@ __all__ = [
     "Conversion",
     "GeoNormConfig",
     "GeoNormForCausalLM",
+    "GeoNormForImageClassification",
     "GeoNormForMaskedLM",
     "GeoNormForQuestionAnswering",
     "GeoNormForSequenceClassification",
     "GeoNormForTokenClassification",
     "GeoNormModel",
     "GeoNormPreTrainedModel",
+    "GeoNormVisionConfig",
+    "GeoNormVisionModel",
+    "GeoNormVisionPreTrainedModel",
     "Report",
     "Trainer",
     "adapt",
+    "adapt_vision",
     "apply",
     "card",
     "convert",
     "export",
+    "export_vision",
     "fold",
     "layout_of",
     "load_stock",
@@ -64,6 +77,9 @@ transformers.AutoModelForMaskedLM.register(GeoNormConfig, GeoNormForMaskedLM, ex
 transformers.AutoModelForSequenceClassification.register(GeoNormConfig, GeoNormForSequenceClassification, exist_ok=True)
 transformers.AutoModelForTokenClassification.register(GeoNormConfig, GeoNormForTokenClassification, exist_ok=True)
 transformers.AutoModelForQuestionAnswering.register(GeoNormConfig, GeoNormForQuestionAnswering, exist_ok=True)
+transformers.AutoConfig.register("geonorm_vision", GeoNormVisionConfig, exist_ok=True)
+transformers.AutoModel.register(GeoNormVisionConfig, GeoNormVisionModel, exist_ok=True)
+transformers.AutoModelForImageClassification.register(GeoNormVisionConfig, GeoNormForImageClassification, exist_ok=True)
 introduce()
 
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..nn.config import DecoderConfig
+from ..nn.config import ModelConfig, VisionConfig
 from ..schemes import parse
 
 POINTS = 12
 """Rows of the loss table."""
+TASKS = {
+    (False, True): ("text-generation", "language model", "token"),
+    (False, False): ("fill-mask", "language model", "masked token"),
+    (True, False): ("image-classification", "vision transformer", "image"),
+}
+"""By whether a model reads images and whether it is causal: the task in transformers, the model, what losses are of."""
 
 
 def card(
-    shape: DecoderConfig,
+    shape: ModelConfig,
     settings: dict[str, Any],
     summary: dict[str, Any],
     environment: dict[str, Any],
@@ -23,18 +29,20 @@ def card(
 ) -> str:
     """Markdown with the header that the hub reads. settings, summary, environment, rows: what the run directory holds
     in config.yaml, summary.json, environment.json and metrics.jsonl; model_type: the architecture of the folder."""
-    scheme, task = parse(shape.scheme), "text-generation" if shape.causal else "fill-mask"
-    predicted = "token" if shape.causal else "masked token"
+    scheme = parse(shape.scheme)
+    task, what, predicted = TASKS[isinstance(shape, VisionConfig), shape.causal]
+    bits, right = summary.get("val_bpb"), summary.get("val_accuracy")
+    measured = f"{number(bits)} bits per byte" if bits is not None else f"an accuracy of {right or 0:.1%}"
     parts = [
         f"---\nlibrary_name: transformers\npipeline_tag: {task}\ntags: [geonorm, residual-scheme]\n"
         "license: other\nlicense_name: not-stated\n---",
-        f"# A {summary['parameters'] / 1e6:.3g}M-parameter language model under the residual scheme `{scheme}`",
+        f"# A {summary['parameters'] / 1e6:.3g}M-parameter {what} under the residual scheme `{scheme}`",
         f"`{scheme.about.equation}`  \n({scheme.about.source})" if scheme.about.equation else "",
-        "## Load it\n\n```python\n" + usage(model_type, remote_code, shape.causal) + "\n```",
+        "## Load it\n\n```python\n" + usage(model_type, remote_code, shape) + "\n```",
         "## How it was trained\n\n" + facts(shape, settings, summary, environment),
         "## Loss\n\n" + loss_table(rows),
         f"Loss in nats per {predicted}; the last value on held-out text is {number(summary['val_loss'])}, which is "
-        f"{number(summary['val_bpb'])} bits per byte. Spikes of the loss: {summary['spikes']}, of the gradient norm: "
+        f"{measured}. Spikes of the loss: {summary['spikes']}, of the gradient norm: "
         f"{summary['grad_spikes']}. One run with one seed: it says nothing about "
         "the noise between seeds.",
         f"## Data and licence\n\nTrained on `{Path(settings['data']).name}` alone. The run states no licence: whoever "
@@ -45,10 +53,16 @@ def card(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def usage(model_type: str, remote_code: bool, causal: bool = True) -> str:
+def usage(model_type: str, remote_code: bool, shape: ModelConfig) -> str:
     first = "" if model_type != "geonorm" or remote_code else "import geonorm.hf  # registers the architecture\n"
     trust = ", trust_remote_code=True" if remote_code else ""
-    if not causal:
+    if isinstance(shape, VisionConfig):
+        return (
+            f"{first}from transformers import pipeline\n\n"
+            'tell = pipeline("image-classification", "FOLDER")\n'
+            'print(tell("image.png"))'
+        )
+    if not shape.causal:
         return (
             f"{first}from transformers import pipeline\n\n"
             f'fill = pipeline("fill-mask", "FOLDER"{trust})\n'
@@ -63,13 +77,20 @@ def usage(model_type: str, remote_code: bool, causal: bool = True) -> str:
     )
 
 
-def facts(shape: DecoderConfig, settings: dict[str, Any], summary: dict[str, Any], environment: dict[str, Any]) -> str:
+def facts(shape: ModelConfig, settings: dict[str, Any], summary: dict[str, Any], environment: dict[str, Any]) -> str:
+    reads = (
+        f"patches of {shape.patch} x {shape.patch} in images of {shape.image_size} x {shape.image_size}, "
+        f"{shape.classes} classes"
+        if isinstance(shape, VisionConfig)
+        else f"vocabulary {shape.vocab_size}{', tied' if shape.tied else ''}, context {shape.context}"
+    )
+    what = "" if isinstance(shape, VisionConfig) else " of its tokens"
     kv = f", {shape.groups} of keys and values" if shape.groups != shape.heads else ""
     table = {
         "shape": f"{shape.layers} layers, width {shape.width}, {shape.heads} heads{kv}, {shape.mlp} MLP of "
-        f"{shape.hidden}, vocabulary {shape.vocab_size}{', tied' if shape.tied else ''}, context {shape.context}",
+        f"{shape.hidden}, {reads}",
         "parameters": f"{summary['parameters']:,}",
-        "data": f"`{Path(settings['data']).name}`, sha256 of its tokens {environment['data_sha256']}",
+        "data": f"`{Path(settings['data']).name}`, sha256{what} {environment['data_sha256']}",
         "tokens seen": f"{summary['tokens']:,} in {summary['steps']:,} steps",
         "seed": summary["seed"],
         "learning rate": f"{summary['lr']:g} ({settings['optim']['name']}, {settings['optim']['schedule']})",

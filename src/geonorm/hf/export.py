@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ from tokenizers import Tokenizer
 
 from ..errors import ConfigError
 from ..nn.decoder import Decoder
+from ..nn.vision import VisionTransformer
 from ..schemes import parse
 from .config import GeoNormConfig
 from .layouts import architecture
 from .modeling import GeoNormForCausalLM, GeoNormForMaskedLM
 from .remote import FILE, auto_map, modeling_source
 from .stock import to_stock
+from .vision import adapt_vision
 
 
 def adapt(decoder: Decoder, **tokens: Any) -> GeoNormForCausalLM | GeoNormForMaskedLM:
@@ -108,15 +112,39 @@ def export(
         model.config.auto_map = auto_map(decoder.config.causal)
     if decoder.config.causal:
         model.generation_config = transformers.GenerationConfig(**{"pad_token_id": end, **tokens})
+    files = {"README.md": card, FILE: source}
+    return put_folder(model, to, files, fast_tokenizer(tokenizer, end, decoder.config.context, mask), shard)
+
+
+def export_vision(model: VisionTransformer, classes: Sequence[str], to: Path, card: str = "") -> Path:
+    """The same for a vision transformer; classes: names of its logits. The folder says how images become pixel_values:
+    the square in the middle, scaled to the model's size, from -1 to 1. ConfigError if it is not empty."""
+    check_target(to)
+    names = [*classes, *(f"class {i}" for i in range(len(classes), model.config.classes))]
+    found = adapt_vision(
+        model, id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)}
+    )  # fmt: skip
+    size = model.config.image_size
+    processor = {
+        "image_processor_type": "CLIPImageProcessor", "do_convert_rgb": True, "do_resize": True,
+        "size": {"shortest_edge": size}, "resample": 2, "do_center_crop": True,
+        "crop_size": {"height": size, "width": size}, "do_rescale": True, "rescale_factor": 1 / 255,
+        "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    }  # fmt: skip
+    return put_folder(found, to, {"README.md": card, "preprocessor_config.json": json.dumps(processor, indent=2)})
+
+
+def put_folder(model: Any, to: Path, files: Mapping[str, str], tokenizer: Any = None, shard: str = "5GB") -> Path:
+    """A model of transformers as a folder, with its tokenizer and other files that have a text: whole or not at all."""
     to.parent.mkdir(parents=True, exist_ok=True)
     aside = to.with_name(f".{to.name}.{os.getpid()}")
     try:
         model.save_pretrained(aside, max_shard_size=shard)
-        fast_tokenizer(tokenizer, end, decoder.config.context, mask).save_pretrained(aside)
-        if remote_code:
-            (aside / FILE).write_text(source, encoding="utf-8")
-        if card:
-            (aside / "README.md").write_text(card, encoding="utf-8")
+        if tokenizer is not None:
+            tokenizer.save_pretrained(aside)
+        for name, text in files.items():
+            if text:
+                (aside / name).write_text(text, encoding="utf-8")
         for file in aside.iterdir():  # safetensors makes its files readable to their owner alone
             file.chmod((aside / "config.json").stat().st_mode)
         if to.exists():

@@ -3,6 +3,7 @@ records of hidden states."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..nn.attention import SelfAttention
 from ..nn.config import TrunkConfig
 from ..nn.trunk import Block, End, ParallelBlock
+from ..nn.values import Handing
 from ..norms import upcast
 from ..schemes import Placement, Scheme, Site
 from .config import GeoNormConfig
@@ -131,3 +133,20 @@ class GeoNormParallelLayer(Layer, ParallelBlock):
 
 
 LAYERS = {"sequential": GeoNormLayer, "parallel": GeoNormParallelLayer}
+
+
+def run_layers(
+    blocks: nn.ModuleList, entry: End, x: Tensor, values: Handing, masks: Sequence[Any], whole: bool, **kwargs: Any
+) -> Tensor:
+    """The stream behind all layers. masks: one for each; whole: the stream is itself the hidden states, or nobody asks
+    for these."""
+    if whole:
+        for layer, block in enumerate(blocks):
+            x = values.stream(block(x, None, None, values.to(layer), mask=masks[layer], **kwargs))
+        return x
+    view = View(entry)
+    seen = view.seen(x)
+    for layer, block in enumerate(blocks):
+        seen, *out = block(seen, x, view, values.to(layer), mask=masks[layer], **kwargs)
+        x = values.stream(tuple(out) if len(out) > 1 else out[0])
+    return x

@@ -34,7 +34,7 @@ from ..norms import NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site, state_of
 from .config import SLIDING, GeoNormConfig, layer_types
-from .layers import LAYERS, Attend, View
+from .layers import LAYERS, Attend, run_layers
 from .older import ReadsOlder
 
 
@@ -75,8 +75,8 @@ class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
             for part in module.branch.modules():
                 if isinstance(part, nn.Linear) and hasattr(part, "role"):
                     self.draw(part, module.scheme, site)
-        elif isinstance(module, nn.Embedding) or getattr(module, "role", None) in ("head", "transform"):
-            end = self.ends()[0 if isinstance(module, nn.Embedding) else 1]
+        elif isinstance(module, nn.Embedding) or getattr(module, "role", None) in ("head", "transform", "patch"):
+            end = self.ends()[getattr(module, "role", None) in ("head", "transform")]
             self.draw(module, end.scheme, end.site)
         elif isinstance(module, nn.Linear) and not hasattr(module, "role"):  # a classifier
             init.normal_(module.weight, 0.0, module.in_features**-0.5)
@@ -104,10 +104,7 @@ class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
 
     def constrained(self) -> Iterator[tuple[Scheme, str, Tensor]]:
         """Every weight that a scheme may put a constraint on: the scheme, the weight's role, the weight."""
-        for residual in (module for module in self.modules() if isinstance(module, Residual)):
-            for part in residual.branch.modules():
-                if isinstance(part, nn.Linear) and hasattr(part, "role"):
-                    yield residual.scheme, str(part.role), part.weight
+        yield from self.constrained_in_blocks()
         embedding: Any = self.get_input_embeddings()
         yield self.ends()[0].scheme, "embed", embedding.weight
         position: Any = getattr(self.base_model, "position", None)
@@ -122,6 +119,12 @@ class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
         tables: Any = getattr(self.base_model, "values", {})
         for table in tables.values():
             yield self.ends()[0].scheme, "values", table.weight
+
+    def constrained_in_blocks(self) -> Iterator[tuple[Scheme, str, Tensor]]:
+        for residual in (module for module in self.modules() if isinstance(module, Residual)):
+            for part in residual.branch.modules():
+                if isinstance(part, nn.Linear) and hasattr(part, "role"):
+                    yield residual.scheme, str(part.role), part.weight
 
     @torch.no_grad()
     def constrain(self) -> None:
@@ -225,18 +228,9 @@ class GeoNormModel(GeoNormPreTrainedModel):
             x = self.embed_norm(x)
         x = self.entry(x)
         kwargs.update(positions=turns, past_key_values=past_key_values)
-        values = Handing(self.values, input_ids)
-        if self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states):
-            for layer, block in enumerate(self.blocks):
-                mask = masks[self.layer_types[layer]]
-                x = values.stream(block(x, None, None, values.to(layer), mask=mask, **kwargs))
-        else:
-            view = View(self.entry)
-            seen = view.seen(x)
-            for layer, block in enumerate(self.blocks):
-                mask = masks[self.layer_types[layer]]
-                seen, *out = block(seen, x, view, values.to(layer), mask=mask, **kwargs)
-                x = values.stream(tuple(out) if len(out) > 1 else out[0])
+        whole = self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        seen = [masks[kind] for kind in self.layer_types]
+        x = run_layers(self.blocks, self.entry, x, Handing(self.values, input_ids), seen, whole, **kwargs)
         return BaseModelOutputWithPast(
             last_hidden_state=self.exit(x).to(embedded.dtype), past_key_values=past_key_values
         )

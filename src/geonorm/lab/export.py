@@ -6,11 +6,12 @@ from pathlib import Path
 
 from .. import hf
 from ..errors import ConfigError
-from ..hf.export import check_target, export
+from ..hf.export import check_target, export, export_vision
 from ..hf.layouts import architecture, check_layout
 from ..settings import to_dict
 from .config import ExportConfig
-from .open import open_run, read_finished, run_of
+from .open import FinishedRun, OpenedImages, open_trained, read_finished, run_of
+from .train.images import read_classes
 
 
 def export_run(options: ExportConfig) -> list[str]:
@@ -21,7 +22,9 @@ def export_run(options: ExportConfig) -> list[str]:
     check_layout(options.layout)
     path = Path(run_of(options.run, options.scheme))
     record = read_finished(path)
-    run = open_run(path)
+    run = open_trained(path)
+    if isinstance(run, OpenedImages):
+        return export_images(run, options, record)
     shape = run.model.config
     if shape.encoder_layers is not None:
         raise ConfigError("export has no encoder-decoder yet: it writes decoders and encoders")
@@ -33,3 +36,14 @@ def export_run(options: ExportConfig) -> list[str]:
     how = f"{str(to)!r}, trust_remote_code=True" if options.remote_code else repr(str(to))
     kind = "CausalLM" if shape.causal else "MaskedLM"
     return [str(to), f"load it: import {ours}transformers; transformers.AutoModelFor{kind}.from_pretrained({how})"]
+
+
+def export_images(run: OpenedImages, options: ExportConfig, record: FinishedRun) -> list[str]:
+    """The same for a run on images."""
+    if options.layout != "geonorm" or options.remote_code:
+        given = "--remote-code" if options.remote_code else f"--layout {options.layout}"
+        raise ConfigError(f"{given} is for models of text: leave it out")
+    text = hf.card(run.model.config, to_dict(run.config), *record)
+    to = export_vision(run.model, read_classes(Path(run.name)), Path(options.to), text)
+    load = f"transformers.AutoModelForImageClassification.from_pretrained({str(to)!r})"
+    return [str(to), f"load it: import geonorm.hf, transformers; {load}"]

@@ -53,11 +53,8 @@ class VisionTransformer(Trunk):
         return self.run_blocks(self.entry(self.embed(images)), turns, Handing(nn.ModuleDict(), None))
 
     def embed(self, images: Tensor) -> Tensor:
-        """Vectors of the patches, row by row, behind that of the class where there is one: (batch, tokens, width)."""
-        x = upcast(self.patch(cut_patches(images, self.config).to(self.patch.weight.dtype)))
-        if self.class_token is not None:
-            x = torch.cat((self.class_token.weight.to(x.dtype).expand(len(x), 1, -1), x), dim=1)
-        return x if self.position is None else x + self.position.weight
+        """What enters the stream: (batch, tokens, width)."""
+        return embed_patches(images, self.config, self.patch, self.class_token, self.position)
 
     def weights(self) -> Iterator[tuple[str, Tensor, Scheme, Site]]:
         yield "patch", self.patch.weight, self.entry.scheme, self.entry.site
@@ -76,6 +73,21 @@ def cut_patches(images: Tensor, config: VisionConfig) -> Tensor:
         raise ConfigError(f"images must be (batch, {', '.join(map(str, wanted))}), got {tuple(images.shape)}")
     cut = images.unflatten(2, (c.side, c.patch)).unflatten(4, (c.side, c.patch))
     return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+def embed_patches(
+    images: Tensor,
+    config: VisionConfig,
+    patch: nn.Linear,
+    class_token: nn.Embedding | None,
+    position: nn.Embedding | None,
+) -> Tensor:
+    """Vectors of the patches, row by row, behind that of the class where there is one, and of their places: (batch,
+    tokens, width) in fp32 or better."""
+    x = upcast(patch(cut_patches(images, config).to(patch.weight.dtype)))
+    if class_token is not None:
+        x = torch.cat((class_token.weight.to(x.dtype).expand(len(x), 1, -1), x), dim=1)
+    return x if position is None else x + position.weight
 
 
 def turns_of_places(config: VisionConfig, device: torch.device) -> Rope:

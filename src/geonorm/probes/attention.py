@@ -19,15 +19,16 @@ SCORES = 1 << 24
 
 
 class FirstTokenMass:
-    """Sums over queries but those at the first token itself, and those of padding: of each head the attention to the
-    first token, and what it would be if a query attended to all keys that it sees alike."""
+    """Sums over queries but those at the first token itself, those that do not see it, and those of padding: of each
+    head the attention to the first token, and what it would be if a query attended to all keys that it sees alike."""
 
     def __init__(self) -> None:
         self.heads: Tensor | float = 0.0
         self.null, self.count = 0.0, 0
 
     def add(self, mass: Tensor, seen: Tensor, counted: Tensor) -> None:
-        """mass (batch, heads, queries) on the first key; seen (batch, queries) keys; counted (batch, queries)."""
+        """mass (batch, heads, queries) on the first key; seen (batch, queries) keys, 0 where the first is none of them;
+        counted (batch, queries)."""
         weight = counted.to(mass.dtype)
         self.heads = self.heads + torch.einsum("bhq,bq->h", mass, weight).double()
         self.null += (weight / seen.clamp(min=1)).sum().item()
@@ -63,9 +64,8 @@ class WatchAttention(TorchFunctionMode):
         if func in (F.softmax, torch.softmax, Tensor.softmax) and isinstance(out, Tensor) and out.dim() == 4:
             scores = args[0] if args else kwargs["input"]
             if out.shape[-1] == out.shape[-2] > 1:
-                seen = (scores > torch.finfo(scores.dtype).min / 2).sum(-1)[:, 0]
                 first = self.first(out.shape[0], out.shape[-1]).to(out.device)
-                self.found(column(out, first).float(), seen)
+                self.found(column(out, first).float(), keys_seen(scores > torch.finfo(scores.dtype).min / 2, first))
         return out
 
     def see_product(
@@ -102,8 +102,14 @@ class WatchAttention(TorchFunctionMode):
                     allowed = allowed & (mask > torch.finfo(mask.dtype).min / 2)
             scores = scores.masked_fill(~allowed, -torch.inf)
             mass[:, :, rows] = (column(scores, first) - scores.logsumexp(-1)).exp().nan_to_num(0.0).float()
-            seen[:, rows] = allowed.expand(scores.shape).sum(-1)[:, 0]
+            seen[:, rows] = keys_seen(allowed.expand(scores.shape), first)
         self.found(mass, seen)
+
+
+def keys_seen(allowed: Tensor, first: Tensor) -> Tensor:
+    """How many keys a query sees, (batch, queries), 0 where key `first` is none of them; allowed (batch, heads,
+    queries, keys) is alike for all heads."""
+    return (allowed.sum(-1) * column(allowed, first))[:, 0]
 
 
 def column(scores: Tensor, first: Tensor) -> Tensor:
@@ -119,7 +125,7 @@ def first_places(mask: Tensor | None, batch: int, keys: int) -> Tensor:
 
 
 def counted_queries(mask: Tensor | None, first: Tensor, seen: Tensor) -> Tensor:
-    """(batch, queries): tokens other than the first of their sequence that see a key."""
+    """(batch, queries): tokens other than the first of their sequence that see it."""
     at = torch.arange(seen.shape[1], device=seen.device)
     counted = (at != first.to(seen.device)[:, None]) & (seen > 0)
     return counted if mask is None or mask.shape != seen.shape else counted & mask.to(seen.device).bool()

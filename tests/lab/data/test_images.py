@@ -201,9 +201,11 @@ def test_other_formats_and_sizes() -> None:
         out = io.BytesIO()
         image.save(out, "PNG")
         assert decode_file(out.getvalue(), "x").shape[2] == 3
-    wide = np.zeros((4, 12, 3), np.uint8)
-    wide[:, 4:8] = 200  # the square in the middle
+    wide = np.zeros((4, 20, 3), np.uint8)
+    wide[:, 7:13] = 200  # the square in the middle and a pixel on either side, which scaling looks at
     assert (fit(wide, 8, "x") == 200).all() and fit(wide, 8, "x").shape == (8, 8, 3)
+    with pytest.raises(DataError, match="x: 201 by 2 pixels are too narrow"):
+        fit(np.zeros((2, 201, 3), np.uint8), 8, "x")
     assert fit(picture(1), 8, "x").shape == (8, 8, 3) and np.array_equal(fit(picture(1), 8, "x"), picture(1))
 
 

@@ -93,6 +93,8 @@ class RunOrigin(Origin):
             raise CheckpointError(f"{path} holds no checkpoint yet; let it train first")
         if c.context is not None:
             raise ConfigError("--context is for Hugging Face models; a run is trained in windows of its own context")
+        if own.objective not in ("causal", "mlm"):
+            raise ConfigError(f"{path} learns to {own.objective}: convert needs a model of tokens in one stack")
         self.source = parse(stored(own.scheme, read_sources(path), str(path)))
         if not isinstance(self.source, Pre):
             raise ConfigError(f"{path} is not Pre-Norm but {self.source}: convert begins with a Pre-Norm model")

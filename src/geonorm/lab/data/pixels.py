@@ -39,16 +39,23 @@ def decode_file(content: bytes, name: str) -> NDArray[np.uint8]:
         raise DataError(f"{name}: cannot be decoded ({' '.join(kind.split())[:120]}): replace or remove it") from error
 
 
+NARROW = 100
+"""How many times longer than wide an image may be."""
+
+
 def fit(pixels: NDArray[np.uint8], size: int, name: str) -> NDArray[np.uint8]:
-    """The largest square in the middle of an image, scaled to (size, size, 3), bilinear; as it is where it fits."""
+    """The middle (size, size, 3) of an image whose shorter side is scaled to that, bilinear; as it is where it fits.
+    DataError for one whose sides differ too much."""
     height, width, _ = pixels.shape
     if (height, width) == (size, size):
         return pixels
-    images = pillow(name)
-    side = min(height, width)
-    left, top = (width - side) // 2, (height - side) // 2
-    square = images.fromarray(pixels[top : top + side, left : left + side])
-    return np.asarray(square.resize((size, size), images.Resampling.BILINEAR))
+    if max(height, width) > NARROW * min(height, width):
+        raise DataError(f"{name}: {width} by {height} pixels are too narrow to be cut to a square: remove it")
+    images, short = pillow(name), min(height, width)
+    scaled = size * width // short, size * height // short
+    image = images.fromarray(pixels).resize(scaled, images.Resampling.BILINEAR)
+    left, top = (scaled[0] - size) // 2, (scaled[1] - size) // 2
+    return np.asarray(image.crop((left, top, left + size, top + size)))
 
 
 def change(pixels: NDArray[np.uint8], pad: int, flip: bool, bits: NDArray[np.uint64]) -> NDArray[np.uint8]:

@@ -73,11 +73,17 @@ def load_images(config: Recipe, world: World = ALONE) -> ImageSet:
     return ImageSet(images)
 
 
-def check_classes(folder: Path, images: LabelledImages) -> None:
-    """DataError where the classes of the images are not those that the run in a folder was trained on."""
+def read_classes(folder: Path) -> list[str]:
+    """Names of the classes of the run in a folder. CheckpointError where it does not hold them."""
     names = read_json(folder / CLASSES) if (folder / CLASSES).exists() else None
     if not isinstance(names, list):
         raise CheckpointError(f"{folder / CLASSES} is missing or unreadable: the run directory is damaged")
+    return [str(name) for name in names]
+
+
+def check_classes(folder: Path, images: LabelledImages) -> None:
+    """DataError where the classes of the images are not those that the run in a folder was trained on."""
+    names = read_classes(folder)
     if names != list(images.classes):
         raise DataError(
             f"{images.name} has classes {shown(images.classes)}, {folder} was trained on {shown(names)}: give images "
