@@ -41,15 +41,14 @@ class Morph(Nested):
     """From one scheme to another while a model trains: `geonorm convert --way gradual` converts with it.
 
     Reads, writes and both ends of the stream go from those of `source` to those of `target` over `steps` optimizer
-    steps, by half a cosine: all together, or block after block with the ends beside the first and the last. At step 0
-    it is the source and from `steps` on the target, bit for bit. It owns the parts of both, those of one name once, so
-    that the weights are those of the source to begin with, and those of the target once `settle` has dropped what
-    only the source had. Steps are counted as under `prores`.
+    steps, by half a cosine (q is step / steps): all together, or block after block with the ends beside the first and
+    the last. At step 0 it is the source and from `steps` on the target, bit for bit. It owns the parts of both, those
+    of one name once, so that the weights are those of the source to begin with, and those of the target once `settle`
+    has dropped what only the source had. Steps are counted as under `prores`.
     """
 
     about = About(
-        equation="from a (source) to b (target): directions along the chord, lengths |a|^(1-s) |b|^s; "
-        "s = (1 - cos(pi q)) / 2, q = step / steps, or that share of block t's turn",
+        equation="from source a to target b: along the chord, |a|^(1-s) |b|^s; s = (1 - cos(pi q)) / 2",
         source="here; the single gate that moves by a cosine is TaperNorm's, arXiv:2602.10408",
         claim="A way to convert a trained model: it claims nothing.",
         checked="its two ends: source and target, bit for bit",

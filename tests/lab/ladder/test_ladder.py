@@ -100,6 +100,7 @@ def test_one_integer_sets_a_size_and_each_part_can_be_said() -> None:
         (["--depth", "4", "4"], "--depth names 4 twice"),
         (["--budgets", "many"], "--budgets takes tokens for each parameter (20) or in all (500k, 4M), got 'many'"),
         (["--budgets", "1", "2"], "several --budgets are cool-downs of one trunk: add --optim.schedule wsd"),
+        (["--objective", "denoise"], "--depth sizes models of tokens in one stack, not those of --objective denoise"),
         (["--budgets", "0.01k"], "make [0] steps of the budgets"),
         (["--rates", "0"], "rates must be positive, got 0"),
         (["--schemes", "gonorm"], "did you mean 'geonorm'?"),
