@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from geonorm.nn import Decoder, decoder, preset
+from geonorm.nn import Decoder, attention, preset
 from geonorm.nn.roles import base_std
 
 CASE = json.loads(Path(__file__).with_name("recorded.json").read_text(encoding="utf-8"))["models"][0]
@@ -66,11 +66,11 @@ def turned(theirs: str, weight: Tensor, model: Decoder) -> Tensor:
 def wide_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
     """RoPE's table in fp64: the fp32 of PyTorch rounds by place in memory."""
 
-    def rope(positions: Tensor, dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    def rope(positions: Tensor, dim: int, theta: float, **_: Any) -> tuple[Tensor, Tensor]:
         angles = positions.double().unsqueeze(-1) / theta ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)
         return angles.cos(), angles.sin()
 
-    monkeypatch.setattr(decoder, "rope", rope)
+    monkeypatch.setattr(attention, "rope", rope)
 
 
 def same_weights() -> Decoder:
