@@ -91,10 +91,10 @@ class Subject:
         return {} if mask is None else {stack.name: mask for stack, _ in self.capture.stacks} or {"": mask}
 
     def size(self, batch: Tensor) -> int:
-        """Tokens of ids, or of images that a model of ours reads."""
-        if self.config is None and batch.is_floating_point():
-            config: Any = self.model.config
-            return len(batch) * int(config.context)
+        """Tokens of ids, or of the images that a vision transformer of ours reads."""
+        shape: Any = getattr(self.model, "config", None)
+        if self.config is None and hasattr(shape, "image_size"):
+            return len(batch) * int(shape.context)
         return batch.numel()
 
     @staticmethod
