@@ -81,7 +81,9 @@ def stock_config(config: GeoNormConfig, layout: Layout) -> Any:
         "use_sliding_window": shape.window is not None,
         "layer_types": layer_types(shape),
     }
-    settings.update({name: windows[name] for name in layout.windows})
+    if shape.window is None and "layer_types" in layout.windows:
+        del windows["sliding_window"]  # Gemma 2 asks for its number where no layer has one, too
+    settings.update({name: windows[name] for name in layout.windows if name in windows})
     if layout.scaled:
         settings["query_pre_attn_scalar"] = shape.head_dim
     if layout.head_width:
