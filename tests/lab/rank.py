@@ -20,14 +20,14 @@ from geonorm.cli.main import main
 from geonorm.lab.resolve import resolve
 from geonorm.lab.scale import checkpoint, parallel
 from geonorm.lab.train import loop as train
-from geonorm.nn import Decoder
+from geonorm.nn.models import build
 from geonorm.settings import from_dict
 
 
 def run(dtype: str, *command: str) -> int:
     """geonorm train, for fp64 with a model in double precision."""
     if dtype == "fp64":
-        train.Decoder = lambda shape: Decoder(shape).double()  # type: ignore
+        train.build = lambda shape: build(shape).double()  # type: ignore
     return main(list(command))
 
 
@@ -49,7 +49,7 @@ def spoilt(bad_rank: str, position: str, *command: str) -> int:
 def stuck(bad_rank: str, step: str, how: str, where: str, *command: str) -> int:
     """geonorm train in which one rank does not come back from reading a batch, or preparing the data: it sleeps, the
     process is stopped, or it is out of memory."""
-    batch, load = train.Loop.batch, train.load_text
+    batch, load = train.Loop.batch, train.load_data
 
     def wait(config: Any, world: Any) -> Any:
         return time.sleep(600) if world.rank == int(bad_rank) else load(config, world)
@@ -66,7 +66,7 @@ def stuck(bad_rank: str, step: str, how: str, where: str, *command: str) -> int:
         return batch(loop, at)
 
     if where == "preparing the data":
-        train.load_text = wait
+        train.load_data = wait
     else:
         train.Loop.batch = stay  # type: ignore
     return main(list(command))

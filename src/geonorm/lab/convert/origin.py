@@ -223,12 +223,7 @@ class Adapted(Scorer):
         return self.model.config
 
     @property
-    def embed(self) -> nn.Module:
-        found: nn.Module = self.model.get_input_embeddings()
-        return found
-
-    @property
-    def blocks(self) -> list[nn.Module]:
+    def all_blocks(self) -> list[nn.Module]:
         from ...sites.anatomy import blocks_of
         from ...sites.watch import stacks_of
 
