@@ -43,7 +43,7 @@ BAD = [
     ("train --optim.betas 0.9", "--optim.betas takes 2 values"),
     ("train --optim.eps -1", "optim.eps must be at least 0"),
     ("train --optim.name lion", "--optim.name takes adamw or muon or sgd, got 'lion'"),
-    ("train --model.mlp relu", "--model.mlp takes swiglu or gelu or gelu_tanh or geglu or relu2, got 'relu'"),
+    ("train --model.mlp relu", "--model.mlp takes swiglu or gelu or gelu_tanh or relu2 or geglu, got 'relu'"),
     ("train --model.width 15", "model.width 15 must be an even multiple of model.heads"),
     ("train --model.layers 0", "model.layers must be at least 1"),
     ("train --runtime.compile maybe", "--runtime.compile takes true or false, got 'maybe'"),
