@@ -31,3 +31,10 @@ def test_each_panel_names_the_series_that_it_has() -> None:
 def test_numbers_of_a_short_logarithmic_axis_are_few(low: float, high: float) -> None:
     axis = Axis.around([low, high], log=True)
     assert 2 <= len(axis.ticks()) <= 8 and all(axis.holds(tick) for tick in axis.ticks())
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_values_that_differ_by_rounding_do_not_fill_an_axis(log: bool) -> None:
+    """A radius that a scheme keeps: the numbers along the axis would all read alike."""
+    axis = Axis.around([11.31370, 11.31371], log=log)
+    assert axis.high - axis.low >= 1 and axis.holds(11.3137)

@@ -14,11 +14,16 @@ from .style import Look, figures, ramp, rate, si, signed
 from .tables import count, paired_difference, spread, summary_line, unfinished
 from .vega import NUMBER, RATE, TOKENS, Axis, Chart, Spec, figure_specs
 
-LOSS = "loss (nats per token)"
 SEEN = "tokens seen"
 LOG = " Logarithmic scale."
 EARLY = 0.15
 """Share of training that may leave the frame."""
+
+
+def nats(comparison: SavedComparison) -> str:
+    """The unit of its losses."""
+    images = any(run.config.get("objective") == "classify" for run in comparison.runs)
+    return "nats per image" if images else "nats per token"
 
 
 def final_loss(comparison: SavedComparison) -> list[Chart]:
@@ -32,7 +37,7 @@ def final_loss(comparison: SavedComparison) -> list[Chart]:
     note = (
         "Each mark is one run at its scheme's best learning rate; the bar is the 95 % interval of the mean over seeds."
     )
-    axis = Axis.around(values, title="final validation " + LOSS)
+    axis = Axis.around(values, title=f"final validation loss ({nats(comparison)})")
     chart = Chart("Noise between seeds", axis, None, comparison.looks, note)
     for row in rows:
         runs = comparison.counted(row["scheme"])
@@ -62,7 +67,7 @@ def differences(comparison: SavedComparison) -> list[Chart]:
     if len(rows) > 1:
         note += f" With {len(rows)} comparisons, expect about {0.05 * len(rows):.2g} to miss 0 by chance alone; "
         note += "the table has p adjusted for that."
-    axis = Axis.around(values, title=f"difference to {comparison.baseline}, nats per token (left of 0 is better)")
+    axis = Axis.around(values, title=f"difference to {comparison.baseline}, {nats(comparison)} (left of 0 is better)")
     chart = Chart("Paired differences", axis, None, comparison.looks, note)
     chart.rule(x=0.0)
     for row in rows:
@@ -88,7 +93,7 @@ def losses(comparison: SavedComparison) -> list[Chart]:
         late = [float(loss) for curve in curves for loss in curve.mean[curve.x >= EARLY * curve.x[-1]]]
         end = max(float(curve.x[-1]) for pair in drawn.values() for curve in pair if curve)
         x = Axis(0.0, end * 1.02, title=unit, form=form)
-        y = Axis(*_window(min(late), max(late), 0.04, 0.05), title=LOSS)
+        y = Axis(*_window(min(late), max(late), 0.04, 0.05), title=f"loss ({nats(comparison)})")
         note = (
             "Validation loss with markers and the range of the seeds, training loss thin. "
             "The start leaves the frame, as may what diverged."
@@ -120,7 +125,7 @@ def gaps(comparison: SavedComparison) -> list[Chart]:
         f"Validation loss less that of {comparison.baseline}, paired by seed; "
         "the band is the 95 % interval at each point."
     )
-    title, unit = "Difference in the course of training", "difference (nats per token)"
+    title, unit = "Difference in the course of training", f"difference ({nats(comparison)})"
     return _courses(comparison, title, unit, drawn, note, "95 %", rules=[0.0], early=EARLY)
 
 
@@ -173,7 +178,7 @@ def learning_rates(comparison: SavedComparison) -> list[Chart]:
     x = Axis.around(tried, log=True, margin=0.08, form=RATE, title="learning rate", labels=labels)
     low = min(found)
     high = min(max(found), low + 4 * max(median(found) - low, 0.02))
-    y = Axis(*_window(low, high, 0.1, 0.01), title="final validation " + LOSS)
+    y = Axis(*_window(low, high, 0.1, 0.01), title=f"final validation loss ({nats(comparison)})")
     note = "Ringed: the rate the scheme is judged at. A cross at the top: some run there did not finish."
     chart = Chart("Learning rates", x, y, comparison.looks, note)
     for row in comparison.rows:

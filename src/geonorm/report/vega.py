@@ -73,9 +73,11 @@ class Axis:
 
     @classmethod
     def around(cls, values: Sequence[float], log: bool = False, margin: float = 0.05, **others: Any) -> Axis:
-        """The axis that holds these values, with a margin at both ends."""
+        """The axis that holds these values, with a margin at both ends. Values that differ by rounding are one."""
         finite = [value for value in values if math.isfinite(value) and (value > 0 or not log)] or [1.0]
         low, high = min(finite), max(finite)
+        if math.isclose(low, high, rel_tol=1e-5):
+            low = high
         if log:
             factor = (high / low) ** margin
             return cls(low / factor, high * factor, True, **others)
