@@ -76,6 +76,14 @@ if "GEONORM_THEIRS" in os.environ:
     for scheme in SCHEMES:
         globals()[f"Test{scheme.capitalize()}"] = case(scheme, set())
 
+    set_any = hf.GeoNormConfig.__setattr__
+
+    def set_what_it_can_have(config: Any, name: str, value: Any) -> None:
+        """Theirs set a window wherever a configuration has the name; ours refuses one for an encoder."""
+        set_any(config, name, value if name != "sliding_window" or config.is_causal else None)
+
+    hf.GeoNormConfig.__setattr__ = set_what_it_can_have  # type: ignore[method-assign, assignment]
+
     class MaskedTester(Tester):
         causal_lm_class = hf.GeoNormForMaskedLM
         is_causal = False
