@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from math import inf, sqrt
 from typing import Any
 
+from programme import settings
+
 from geonorm.lab.runs.rates import find_minimum, fit_parabola
 
 Losses = Mapping[float, float]
@@ -58,3 +60,30 @@ def fit_best(losses: Losses) -> float | None:
     curve = fit_parabola(near, [losses[rate] for rate in near])
     found = find_minimum(curve).lr if curve else None
     return None if found is None else float(f"{found:.2g}")
+
+
+def plan_rows(
+    known: Mapping[str, Mapping[str, Any]], rows: Mapping[str, Sequence[str]], start: Sequence[float], seeds: int
+) -> dict[str, list[str]]:
+    """A plan of rows, by name the arguments of `geonorm train` but for rate and seed: every row at the rates of
+    `start`, then octaves until its best is interior, then seeds at that."""
+    grid: dict[str, list[str]] = {}
+
+    def add(row: str, rate: float, seed: int = 0) -> None:
+        grid[f"{row}-lr{rate:g}-seed{seed}"] = [*rows[row], *settings(lr=f"{rate:g}", seed=seed)]
+
+    for rate in start:
+        for row in rows:
+            add(row, rate)
+    best = {}
+    for row in rows:
+        losses = read_losses([run for name, run in known.items() if name.startswith(f"{row}-lr")])
+        rates = extend(losses, start)
+        for rate in rates:
+            add(row, rate)
+        if set(rates) <= set(losses):
+            best[row] = min(rates, key=losses.__getitem__)
+    for seed in range(1, seeds):
+        for row, rate in best.items():
+            add(row, rate, seed)
+    return grid

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
-from rates import extend, read_losses
+from rates import plan_rows
 
 from geonorm.lab.compare.compare import slug
 
@@ -21,34 +21,16 @@ VISION = settings(
 FAMILIES = {"vision": VISION}
 SMOOTH = "geonorm(retraction=0.5, max_angle=pi)"
 SCHEMES = ("pre", "geonorm", "post", "peri", "deepnorm", SMOOTH)
-"""The paper's rule, and what "The regime of GeoNorm" found best, beside those that it is compared with."""
+"""The paper's rule and the smooth ceiling, beside those that they are compared with."""
 RATES = (2e-3, 1e-3, 4e-3)
 SEEDS = 3
 
 
 def plan(known: Summaries) -> Grid:
-    grid: dict[str, list[str]] = {}
-
-    def add(family: str, scheme: str, rate: float, seed: int = 0) -> str:
-        start = f"{family}-{slug(scheme)}-lr"
-        own = settings(scheme=scheme, lr=f"{rate:g}", seed=seed)
-        grid[f"{start}{rate:g}-seed{seed}"] = [*FAMILIES[family], *own]
-        return start
-
-    rows = [(family, scheme) for family in FAMILIES for scheme in SCHEMES]
-    losses = {}
-    for rate in RATES:
-        for row in rows:
-            start = add(*row, rate)
-            losses[row] = read_losses([run for name, run in known.items() if name.startswith(start)])
-    best = {}
-    for row in rows:  # octaves until the best is interior: beyond it, the largest rate that is stable
-        rates = extend(losses[row], RATES)
-        for rate in rates:
-            add(*row, rate)
-        if set(rates) <= set(losses[row]):
-            best[row] = min(rates, key=losses[row].__getitem__)
-    for seed in range(1, SEEDS):
-        for row, rate in best.items():
-            add(*row, rate, seed)
-    return grid
+    """The largest rate that is stable is beyond the best."""
+    rows = {
+        f"{family}-{slug(scheme)}": [*words, *settings(scheme=scheme)]
+        for family, words in FAMILIES.items()
+        for scheme in SCHEMES
+    }
+    return plan_rows(known, rows, RATES, SEEDS)

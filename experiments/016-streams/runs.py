@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
-from rates import extend, read_losses
+from rates import plan_rows
 
 from geonorm.lab.compare.compare import slug
 
@@ -38,30 +38,11 @@ SEEDS = 3
 
 
 def plan(known: Summaries) -> Grid:
-    grid: dict[str, list[str]] = {}
-
-    def add(cell: str, scheme: str, rate: float, seed: int = 0) -> str:
-        start = f"{cell}-{slug(scheme)}-lr"
-        own = settings(**CELLS[cell][0], scheme=scheme, lr=f"{rate:g}", seed=seed)
-        given = {word for word in own if word.startswith("--")}
-        pairs = zip(COMMON[::2], COMMON[1::2], strict=True)
-        grid[f"{start}{rate:g}-seed{seed}"] = [w for pair in pairs if pair[0] not in given for w in pair] + own
-        return start
-
-    rows = [(cell, scheme) for cell, (_, schemes) in CELLS.items() for scheme in schemes]
-    losses = {}
-    for rate in RATES:
-        for cell, scheme in rows:
-            start = add(cell, scheme, rate)
-            losses[cell, scheme] = read_losses([run for name, run in known.items() if name.startswith(start)])
-    best = {}
-    for row in rows:  # octaves until the best is interior
-        rates = extend(losses[row], RATES)
-        for rate in rates:
-            add(*row, rate)
-        if set(rates) <= set(losses[row]):
-            best[row] = min(rates, key=losses[row].__getitem__)
-    for seed in range(1, SEEDS):
-        for row, rate in best.items():
-            add(*row, rate, seed)
-    return grid
+    rows = {}
+    for cell, (own, schemes) in CELLS.items():
+        for scheme in schemes:
+            words = settings(**own, scheme=scheme)
+            given = {word for word in words if word.startswith("--")}
+            pairs = zip(COMMON[::2], COMMON[1::2], strict=True)
+            rows[f"{cell}-{slug(scheme)}"] = [w for pair in pairs if pair[0] not in given for w in pair] + words
+    return plan_rows(known, rows, RATES, SEEDS)

@@ -73,3 +73,11 @@ def run() -> Callable[[nn.Module], Tensor]:
         return found
 
     return hidden
+
+
+def streams(blocks: nn.ModuleList) -> list[Tensor]:
+    """The stream behind every block, filled in by the next forward pass."""
+    found: list[Tensor] = []
+    for block in blocks:
+        block.register_forward_hook(lambda _, args, out: found.append(out[0] if isinstance(out, tuple) else out))
+    return found

@@ -14,6 +14,8 @@ from geonorm.nn import Decoder, preset
 from geonorm.nn.trunk import IGNORED
 from geonorm.norms import LayerNorm
 
+from .conftest import streams
+
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.usefixtures("stay_wide")
@@ -47,14 +49,6 @@ def pairs(ours: Decoder, theirs: nn.Module) -> list[tuple[Tensor, Tensor, str]]:
     ]
     for mine, their, what in modules:
         found += [(mine.weight, their.weight, what), (mine.bias, their.bias, f"{what}, bias")]
-    return found
-
-
-def streams(blocks: nn.ModuleList) -> list[Tensor]:
-    """The stream behind every block, filled in by the next forward pass."""
-    found: list[Tensor] = []
-    for block in blocks:
-        block.register_forward_hook(lambda _, args, out: found.append(out[0] if isinstance(out, tuple) else out))
     return found
 
 

@@ -15,6 +15,8 @@ from geonorm.nn import Decoder, preset
 from geonorm.nn.encoder_decoder import EncoderDecoder
 from geonorm.norms import RMSNorm
 
+from .conftest import streams
+
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.usefixtures("stay_wide")
@@ -44,14 +46,6 @@ def pairs(ours: EncoderDecoder, theirs: nn.Module) -> Named:
                     branch, module = residual.branch, layer.SelfAttention if kind == "attn" else layer.EncDecAttention
                 for name, other in names:
                     found.append((getattr(branch, name).weight, getattr(module, other).weight, f"{what}, {name}"))
-    return found
-
-
-def streams(blocks: nn.ModuleList) -> list[Tensor]:
-    """The stream behind every block, filled in by the next forward pass."""
-    found: list[Tensor] = []
-    for block in blocks:
-        block.register_forward_hook(lambda _, args, out: found.append(out[0] if isinstance(out, tuple) else out))
     return found
 
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from geonorm.nn import VisionTransformer, vision_preset
 from geonorm.norms import LayerNorm
 
+from .conftest import streams
+
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.usefixtures("stay_wide")
@@ -42,14 +44,6 @@ def pairs(ours: VisionTransformer, theirs: nn.Module) -> list[tuple[Tensor, Tens
     ]
     for mine, their, what in modules:
         found += [(mine.weight, their.weight, what), (mine.bias, their.bias, f"{what}, bias")]
-    return found
-
-
-def streams(blocks: nn.ModuleList) -> list[Tensor]:
-    """The stream behind every block, filled in by the next forward pass."""
-    found: list[Tensor] = []
-    for block in blocks:
-        block.register_forward_hook(lambda _, args, out: found.append(out[0] if isinstance(out, tuple) else out))
     return found
 
 

@@ -31,10 +31,7 @@ def generate(
     """
     if not model.config.causal:
         raise ConfigError(NOT_CAUSAL)
-    if ids.shape[1] == 0:
-        raise ConfigError("the prompt has no tokens; give at least one")
-    if temperature < 0 or (top_k is not None and top_k < 1):
-        raise ConfigError("temperature must be at least 0 and top_k at least 1")
+    check_request("prompt", ids, temperature, top_k)
     model.eval()
     cache = model.new_cache(ids.shape[1] + tokens) if cached else None
     fresh = ids
@@ -59,10 +56,7 @@ def generate_answer(
 ) -> Iterator[Tensor]:
     """Yields `tokens` ids of shape (batch, 1) of an answer to source ids (batch, length), which begins behind the id
     `start`. The rest is as in `generate`."""
-    if source.shape[1] == 0:
-        raise ConfigError("the source has no tokens; give at least one")
-    if temperature < 0 or (top_k is not None and top_k < 1):
-        raise ConfigError("temperature must be at least 0 and top_k at least 1")
+    check_request("source", source, temperature, top_k)
     model.eval()
     cache = model.new_cache(tokens + 1) if cached else None
     answer = fresh = torch.full_like(source[:, :1], start)
@@ -72,6 +66,14 @@ def generate_answer(
         fresh = sample(logits, temperature, top_k, generator)
         answer = torch.cat((answer, fresh), dim=1)
         yield fresh
+
+
+def check_request(what: str, ids: Tensor, temperature: float, top_k: int | None) -> None:
+    """ConfigError where there is nothing to go on from, or no way to sample."""
+    if ids.shape[1] == 0:
+        raise ConfigError(f"the {what} has no tokens; give at least one")
+    if temperature < 0 or (top_k is not None and top_k < 1):
+        raise ConfigError("temperature must be at least 0 and top_k at least 1")
 
 
 def sample(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:

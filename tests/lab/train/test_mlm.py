@@ -77,28 +77,6 @@ def test_measures_are_those_of_masked_tokens_by_hand(models: Path) -> None:
     assert mean == pytest.approx(whole["val_loss"]) and 0 < whole["val_accuracy"] < 1
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_ten_steps_equal_five_and_five(train: Any, losses: Any, after: Any, tmp_path: Path, accumulate: int) -> None:
-    options = [*MLM, "--steps", 10, "--runtime.accumulate", accumulate]
-    assert train(tmp_path / "whole", *options).status == 0
-    with after(5):
-        assert train(tmp_path / "parts", *options).status == 130
-    assert train(tmp_path / "parts", *options).status == 0
-    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
-    weights = [(tmp_path / part / "checkpoints/step-10/model.safetensors").read_bytes() for part in ("whole", "parts")]
-    assert weights[0] == weights[1]
-
-
-def test_accumulated_gradients_are_those_of_the_whole_batch(train: Any, losses: Any, tmp_path: Path) -> None:
-    """Every row has as many masked tokens as any other, so that the mean of means is the mean."""
-    for accumulate in (1, 4):
-        options = [*MLM, "--steps", 3, "--runtime.accumulate", accumulate]
-        assert train(tmp_path / str(accumulate), *options).status == 0
-    one, four = (losses(tmp_path / str(accumulate)) for accumulate in (1, 4))
-    for a, b in zip(one, four, strict=True):
-        assert a[2] == pytest.approx(b[2], rel=1e-5) and a[4] == pytest.approx(b[4], rel=1e-4)
-
-
 @pytest.mark.parametrize("scheme", names())
 def test_every_scheme_trains(scheme: str, train: Any, tmp_path: Path) -> None:
     done = train(tmp_path / "run", *MLM, "--steps", 2, "--scheme", scheme, "--model.layers", 2)

@@ -15,13 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, ConfigError
 from ...nn.trunk import IGNORED
+from ...output import launched
 from ...progress import Unwatched
 from ...settings import to_dict
 from ..runs.run import RunFolder, first_difference, read_object, write_json
 from ..scale import parallel
 from ..scale.checkpoint import load_newest
+from ..scale.world import on_all_ranks
 from ..train.loop import Loop, Say, train
 from .config import ConvertConfig
 from .origin import Origin, find_origin
@@ -71,6 +73,8 @@ class Converting(Loop):
 
 def convert(config: ConvertConfig, say: Say = print, shown: Unwatched | None = None) -> dict[str, Any]:
     """Converts, or goes on with a conversion, and returns the content of OUT/summary.json. Raises as `train` does."""
+    if launched():
+        raise on_all_ranks(ConfigError("convert runs on one rank: start it without torchrun"))
     out = Path(config.out)
     way, summary = out / "way", read_object(out / "summary.json")
     check_out(config, out, way, summary)
