@@ -145,6 +145,10 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }  # fmt: skip
+LONGROPE = {
+    "rope_type": "longrope", "original_max_position_embeddings": 16,
+    "short_factor": [1.0, 1.0299999713897705, 1.1, 1.5], "long_factor": [1.5, 2.0, 7.25, 30.0],
+}  # fmt: skip
 
 
 @torch.no_grad()
@@ -155,12 +159,15 @@ LLAMA3 = {
         ("llama", {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}),
         *[(model_type, YARN) for model_type in ("qwen2", "qwen3", "olmo2", "falcon", "starcoder2")],
         *[(model_type, LINEAR) for model_type in ("gpt_neox in part", "stablelm")],
+        *[(model_type, LONGROPE) for model_type in ("llama", "phi3")],
+        ("phi3", {**LONGROPE, "original_max_position_embeddings": 64, "attention_factor": 1.25}),
     ],
 )
 def test_scaled_rotation_goes_over_and_back(model_type: str, rule: dict[str, Any], tmp_path: Path) -> None:
     """Texts as long as the context and longer; the rule is in the stock configuration again."""
     rope = {**rule, "rope_theta": 1e4, **({"partial_rotary_factor": 0.25} if model_type.endswith("part") else {})}
-    theirs = stock(model_type, rope_parameters=rope, max_position_embeddings=64).double()
+    more = {name: rope[name] for name in ("original_max_position_embeddings",) if model_type == "phi3"}
+    theirs = stock(model_type, rope_parameters=rope, max_position_embeddings=64, **more).double()
     theirs.save_pretrained(tmp_path / "theirs")
     ours = hf.load_stock(tmp_path / "theirs")
     hf.to_stock(ours, model_type.split(" ")[0]).save_pretrained(tmp_path / "again")
@@ -179,6 +186,8 @@ def test_scaled_rotation_goes_over_and_back(model_type: str, rule: dict[str, Any
         "pad_token_id": 0,
     }
     assert torch.equal(ours.generate(**prompt), theirs.generate(**prompt))
+    hf.apply(theirs, ours.config.scheme)
+    close(theirs(long).logits, expected)
 
 
 @torch.no_grad()
@@ -249,16 +258,9 @@ def test_what_has_no_equal_is_refused(fields: dict[str, Any], said: str, build: 
             "qwen2 with layer_types=full_attention, sliding_attention has no equal here",
         ),
         (
-            "phi3",
-            {
-                "rope_parameters": {
-                    "rope_type": "longrope",
-                    "rope_theta": 1e4,
-                    "long_factor": [1.0] * 4,
-                    "short_factor": [1.0] * 4,
-                },
-            },
-            "unknown model.rope_scaling 'longrope'",
+            "llama",
+            {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}},
+            "unknown model.rope_scaling 'proportional'",
         ),
         (
             "llama",

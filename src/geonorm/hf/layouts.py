@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig
 from ..nn.plans import FEED_FORWARD
+from ..nn.rope_scaling import KINDS, name_of
 from ..schemes import Placement, parse
 from ..sites.anatomy import FAMILIES, Stack, anatomy
 from .config import FULL, NAMES, SLIDING, layer_types
@@ -53,6 +54,8 @@ class Layout:
     """Whether a head can be of another width than width / heads."""
     rotary: bool = False
     """Whether a part of each head can be rotated."""
+    scalings: tuple[str, ...] = tuple(KINDS)
+    """The kinds of scaled rotation that it has."""
     windows: tuple[str, ...] = ()
     """How they say that tokens see the nearest ones alone; nothing where they cannot."""
     bias: tuple[str, ...] = ()
@@ -139,6 +142,8 @@ class Layout:
             found.append(f"head_width={config.head_dim}, not {usual:g}")
         if config.rotary != 1 and not self.rotary:
             found.append(f"rotary={config.rotary:g}, not 1")
+        if (rule := config.scaling) is not None and name_of(rule) not in self.scalings:
+            found.append(f"rope_scaling={rule}, not None or {' or '.join(self.scalings)}")
         if config.window is not None and not self.windows:
             found.append(f"window={config.window}, not None")
         elif config.full_every is not None and "layer_types" not in self.windows:
@@ -171,9 +176,9 @@ LAYOUTS = (
     Layout("llama", LLAMA, head_width=True, bias=("attention_bias", "mlp_bias")),
     Layout("mistral", LLAMA, head_width=True, windows=WINDOW),
     Layout("qwen2", LLAMA, head_width=True, windows=(*WINDOW, *BY_LAYER, "use_sliding_window")),
-    Layout(  # of scaled rotations it has longrope alone
+    Layout(
         "phi3", {QKV: "qkv_proj", "o": "o_proj", "gate up": "gate_up_proj", "down": "down_proj"},
-        shape={"rope_scaling": None}, windows=WINDOW, rotary=True,
+        windows=WINDOW, rotary=True, scalings=("longrope",),
     ),
     Layout(
         "qwen3", HEAD_NORMS | LLAMA, shape={"qk_norm": "head"}, windows=(*WINDOW, *BY_LAYER, "use_sliding_window"),

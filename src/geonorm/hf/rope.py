@@ -27,6 +27,8 @@ def read_rope(parameters: dict[str, Any], context: int) -> dict[str, Any]:
         return found
     if ORIGINAL in rope:
         rope["original"] = rope.pop(ORIGINAL)
+    if kind == "longrope":
+        rope.setdefault("factor", max(1.0, context / rope.setdefault("original", context)))
     if kind == "yarn":
         rope.setdefault("factor", context / rope.get("original", context))
         scales = rope.pop("mscale", None), rope.pop("mscale_all_dim", None)
