@@ -111,6 +111,7 @@ def test_text_and_rule_are_one(text: str) -> None:
             "longrope(factor=4, short_factor=1, long_factor=1, original=1)",
             "model.rope_scaling.original must be at least 2, got 1",
         ),
+        ("yarn(factor=2, windows=false)", "needs model.window: it leaves blocks with a window alone"),
         ("yarn(factor=1 2)", "--model.rope-scaling.factor takes"),
         ("yarn(original=64)", "model.rope_scaling yarn needs a factor: yarn(factor=4)"),
         ("linear(factor=0.5)", "model.rope_scaling.factor must be at least 1, got 0.5"),
@@ -175,3 +176,17 @@ def test_longrope_changes_over_at_its_length() -> None:
     cache = model.new_cache(17)
     model(short, cache)  # by hand a cache keeps what is in it, as in transformers
     assert not torch.allclose(model(sequence[:, 16:], cache)[:, -1], model(sequence)[:, -1], atol=1e-4)
+
+
+@torch.no_grad()
+def test_blocks_with_a_window_may_turn_as_without_the_rule() -> None:
+    """With a cache too; where every block has a window the rule then moves nothing."""
+    text, shape = "yarn(factor=4, windows=false)", {"window": 20}
+    model, sequence = decoder(rope_scaling=text, full_every=2, **shape).eval(), ids(tokens=40)
+    whole = model(sequence)
+    cache = model.new_cache(40)
+    parts = [model(part, cache) for part in sequence.split([5, 30, 1, 4], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
+    for other in (None, "yarn(factor=4)"):
+        assert not torch.allclose(decoder(rope_scaling=other, full_every=2, **shape).eval()(sequence), whole, atol=1e-4)
+    assert torch.equal(*(decoder(rope_scaling=rule, **shape).eval()(sequence) for rule in (text, None)))

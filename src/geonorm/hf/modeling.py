@@ -33,9 +33,10 @@ from ..nn.values import Handing, token_tables
 from ..norms import NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site, state_of
-from .config import SLIDING, GeoNormConfig, layer_types
+from .config import GeoNormConfig, layer_types
 from .layers import LAYERS, Attend, run_layers
 from .older import ReadsOlder
+from .rope import SLIDING
 
 
 class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):

@@ -105,6 +105,8 @@ class TrunkConfig(Settings):
             if self.positions != "rope":
                 raise ConfigError(f"model.rope_scaling {rule} needs model.positions=rope, not {self.positions}")
             rule.fit(self.rotary_dim)
+            if not rule.windows and self.window is None:
+                raise ConfigError(f"model.rope_scaling {rule} needs model.window: it leaves blocks with a window alone")
             object.__setattr__(self, "rope_scaling", str(rule))
         if self.window is not None and not self.causal:
             raise ConfigError(f"model.window {self.window} needs a model whose tokens see those before them alone")

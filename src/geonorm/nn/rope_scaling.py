@@ -8,7 +8,7 @@ the command line reads this file.
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from math import ceil, floor, log, pi, sqrt
 from typing import Annotated, Any
 
@@ -28,6 +28,8 @@ class RopeScaling(Settings):
     """Rotated dimensions of a head that it needs."""
 
     factor: Factor
+    windows: bool = field(default=True, kw_only=True)
+    """Whether blocks that see a window alone are slowed, too (OLMo 3: not)."""
 
     def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
         """Radians a token of each pair of dimensions, shape and dtype of `exponents`, which are 0, 2/dim, 4/dim, ...
