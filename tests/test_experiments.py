@@ -85,6 +85,27 @@ def test_every_run_of_015_is_a_command(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_the_table_of_015_says_what_each_way_reached() -> None:
+    """Two seeds of a source: abrupt ends 0.1 above its baseline, global 0.1 below it after 3/4 of its way there."""
+    own = runpy.run_path(str(ROOT / "015-conversion" / "runs.py"))
+
+    def row(end: float, begin: float, status: str = "finished") -> dict[str, Any]:
+        course = [[2000, begin + (end - begin) / 2], [4000, end]]
+        return {"status": status, "val_loss": end, "conversion": {"loss_at_start": begin}, "course": course}
+
+    rows = {}
+    for seed, noise in enumerate((0.0, 0.01)):
+        rows[f"raw-baseline-seed{seed}"] = row(3.0 + noise, 3.2)
+        rows[f"raw-abrupt-seed{seed}"] = row(3.1 + 2 * noise, 5.0)
+        rows[f"raw-global-seed{seed}"] = row(2.9 + noise, 3.3 + noise)
+        rows[f"raw-match-seed{seed}"] = row(9.0, 9.0, "diverged")
+    text = own["tabulate"](rows)
+    assert "| raw | abrupt | 2 | 5.0000 | 3.1100 | +0.1050 [+0.0415, +0.1685] | never |" in text
+    assert "| raw | global | 2 | 3.3050 | 2.9050 | -0.1000 [-0.1000, -0.1000] | 0.77M |" in text
+    assert "| raw | baseline | 2 | 3.2000 | 3.0050 | – | – |" in text and "match" not in text
+    assert "| raw | global | abrupt | -0.2050 [-0.2685, -0.1415] |" in text and "| raw | global | baseline |" in text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", ["plain-mhc-", "zero-nag-", "modern-geonorm-", "neox-geonorm"])
 def test_a_run_of_016_trains_at_tiny_size(cell: str, tmp_path: Path) -> None:

@@ -34,8 +34,10 @@ def generate(
     check_request("prompt", ids, temperature, top_k)
     model.eval()
     cache = model.new_cache(ids.shape[1] + tokens) if cached else None
-    fresh = ids
+    fresh, rule = ids, model.config.scaling
     for _ in range(tokens):
+        if cache and rule and rule.renews(past := cache[0].length, past + fresh.shape[1]):
+            cache, fresh = model.new_cache(cache[0].room), ids
         logits = model(fresh if cached else ids, cache)[:, -1].float()
         token = sample(logits, temperature, top_k, generator)
         ids = torch.cat((ids, token), dim=1)
