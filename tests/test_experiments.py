@@ -139,6 +139,33 @@ def test_tables_and_figures_of_014(tmp_path: Path) -> None:
     assert "Loss of masked tokens" in drawn[0] and "Gradient over depth" in drawn[1]
 
 
+def test_differences_at_equal_rates_are_paired_and_moderated(tmp_path: Path) -> None:
+    """Two pairs at one rate, two at another, one at a third; a seed without a twin is in no pair. Equal spreads are
+    pooled: sd 0.01 with two degrees of freedom, t = 4.303."""
+    losses = {
+        "pre": {(1e-3, 0): 3.0, (1e-3, 1): 3.1, (2e-3, 0): 3.2, (2e-3, 1): 3.2, (4e-3, 0): 3.4, (4e-3, 1): 9.0},
+        "geonorm": {(1e-3, 0): 3.1, (1e-3, 1): 3.2 + 0.02**0.5 / 10, (2e-3, 0): 3.0, (2e-3, 1): 3.0 + 0.02**0.5 / 10,
+                    (4e-3, 0): 3.4, (8e-3, 0): 1.0},
+    }  # fmt: skip
+    runs = [
+        {"run": f"books-{s}-lr{lr:g}-seed{n}", "scheme": s, "lr": lr, "seed": n, "val_loss": loss, "status": "finished"}
+        for s, found in losses.items()
+        for (lr, n), loss in found.items()
+    ]
+    made = runpy.run_path(str(ROOT / "curves.py"))
+    gaps = {gap.lr: gap for gap in made["compare_at_rates"](runs, "pre")}
+    half = 0.02**0.5 / 20
+    assert {lr: gap.mean for lr, gap in gaps.items()} == pytest.approx({1e-3: 0.1 + half, 2e-3: -0.2 + half, 4e-3: 0})
+    assert gaps[1e-3].high - gaps[1e-3].mean == pytest.approx(4.3027 * 0.01 / 2**0.5, rel=1e-3)
+    assert gaps[4e-3].high == pytest.approx(4.3027 * 0.01, rel=1e-3) and list(gaps[4e-3].pairs) == [0]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
+    made["main"](tmp_path, "pre", "geonorm")
+    assert "| `geonorm` | 8e-3 | 1 | 1.0000 | – |" in (tmp_path / "rates.md").read_text()
+    assert "at the same rate" in (tmp_path / "figures" / "rates.svg").read_text()
+    with pytest.raises(SystemExit, match="no runs of post"):
+        made["main"](tmp_path, "pre", "post")
+
+
 def test_every_run_of_015_is_a_command(tmp_path: Path) -> None:
     """Of every way a command; conversions spend as many tokens as the runs from scratch."""
     grid = runpy.run_path(str(ROOT / "015-conversion" / "runs.py"))["plan"](tmp_path)
