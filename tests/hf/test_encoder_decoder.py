@@ -175,6 +175,20 @@ def test_a_vocabulary_that_grows() -> None:
         assert (model.lm_head.weight is model.get_input_embeddings().weight) == tied
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT's own
+def test_lora_finds_queries_and_values_of_all_attentions() -> None:
+    peft = pytest.importorskip("peft")
+    (source, answer), model = texts(), adapt_both(build(), **TOKENS)
+    before = model(input_ids=source, decoder_input_ids=answer).logits
+    tuned = peft.get_peft_model(model, peft.LoraConfig(r=2, task_type="SEQ_2_SEQ_LM", init_lora_weights=False))
+    found = [name for name, module in tuned.named_modules() if hasattr(module, "lora_A")]
+    assert len(found) == 2 * (3 + 2 + 2) and sum(".cross." in name for name in found) == 4
+    after = tuned(input_ids=source, decoder_input_ids=answer).logits
+    assert not torch.allclose(after, before, atol=1e-3)
+    merged = tuned.merge_and_unload()(input_ids=source, decoder_input_ids=answer).logits
+    torch.testing.assert_close(merged, after, rtol=1e-4, atol=1e-4)
+
+
 def test_half_precision_and_positions_of_packed_answers() -> None:
     model, (source, answer) = adapt_both(build(**LAYOUTS["T5"]), **TOKENS).bfloat16(), texts()
     for implementation in ("sdpa", "eager"):
