@@ -11,14 +11,17 @@ import torch
 
 from geonorm.cli.main import main
 from geonorm.errors import ConfigError
+from geonorm.lab.data import NO_TEXT, load_tokenizer
 from geonorm.lab.open import open_run
 from geonorm.nn import preset
 from geonorm.nn.encoder_decoder import EncoderDecoder
 
+tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 
 from geonorm import hf  # noqa: E402
 from geonorm.hf.encoder_decoder import adapt_both  # noqa: E402
+from geonorm.hf.export import fast_tokenizer  # noqa: E402
 
 from .fresh import WITHOUT, python  # noqa: E402
 
@@ -104,6 +107,20 @@ def test_its_tokenizer_reads_marks_and_closes_texts(run: Path, folder: Path) -> 
     found = model.generate(**{k: batch[k] for k in ("input_ids", "attention_mask")}, max_new_tokens=3)
     alone = model.generate(theirs("the cat", return_tensors="pt").input_ids, max_new_tokens=3)
     assert found[0, : alone.shape[1]].tolist() == alone[0].tolist() and found[0, 0] == end
+
+
+def test_what_a_tokenizer_puts_around_texts_gives_way_to_the_end() -> None:
+    for around in (
+        None,
+        {"single": "<|endoftext|> $A <extra_id_0>", "special_tokens": [("<|endoftext|>", 256), ("<extra_id_0>", 257)]},
+    ):
+        byte = load_tokenizer("byte", NO_TEXT, 263, sentinels=6)
+        raw = tokenizers.Tokenizer.from_str(byte.json)
+        if around is not None:
+            raw.post_processor = tokenizers.processors.TemplateProcessing(**around)
+        theirs = fast_tokenizer(raw.to_str(), byte.eos, 32, sentinels=byte.sentinels)
+        ids = [97, 32, 258, 32, 98, 256]
+        assert theirs("a <extra_id_1> b").input_ids == ids and theirs.decode(ids) == "a <extra_id_1> b<|endoftext|>"
 
 
 def test_as_t5(run: Path, t5: Path) -> None:

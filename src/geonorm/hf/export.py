@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer
-from tokenizers.processors import Sequence as Sequenced
 from tokenizers.processors import TemplateProcessing
 
 from ..errors import ConfigError
@@ -69,9 +68,10 @@ def fast_tokenizer(text: str, end: int, context: int, mask: int | None = None, s
     tokenizer = Tokenizer.from_str(text)
     token = tokenizer.id_to_token(end)
     if sentinels:
-        close = TemplateProcessing(single=f"$A {token}", pair=f"$A {token} $B {token}", special_tokens=[(token, end)])
-        before = tokenizer.post_processor
-        tokenizer.post_processor = close if before is None else Sequenced([before, close])
+        # in the place of what a published tokenizer puts around a text, which was never seen in training
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"$A {token}", pair=f"$A {token} $B {token}", special_tokens=[(token, end)]
+        )
     alone = mask is None and not sentinels
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
