@@ -31,8 +31,11 @@ from typing import Any
 Summaries = dict[str, dict[str, Any]]
 Grid = Mapping[str, Sequence[str]]
 Plan = Callable[[Summaries], Grid]
-TRACED = ("step", "layer", "kind", "clamped", "proposal_p05", "proposal_p50", "proposal_p95", "radius", "angle")
-"""What is kept of a trace."""
+TRACED = (
+    "step", "stack", "layer", "kind", "clamped", "proposal_p05", "proposal_p50", "proposal_p95", "radius", "angle",
+    "grad_norm",
+)  # fmt: skip
+"""What is kept of a trace; an experiment whose traces.csv has begun with fewer columns goes on with those."""
 MEAN = 500
 """Steps whose mean training loss is kept."""
 
@@ -113,7 +116,8 @@ def keep(experiment: Path, out: Path) -> None:
     rows = list(csv.reader(traces.open(encoding="utf-8"))) if traces.exists() else [["run", *TRACED]]
     rows = [row for row in rows if row[0] not in fresh]
     for name in fresh:
-        rows += ([name, *(show(site.get(key)) for key in TRACED)] for site in read_lines(out / name / "trace.jsonl"))
+        sites = read_lines(out / name / "trace.jsonl")
+        rows += ([name, *(show(site.get(key)) for key in rows[0][1:])] for site in sites)
     with traces.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([rows[0], *sorted(rows[1:], key=lambda row: row[0])])
     seen: list[dict[str, Any]] = []

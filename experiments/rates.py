@@ -1,5 +1,5 @@
 """What a plan asks for next where a scheme's best learning rate is to be found: octaves until the best is interior,
-half octaves about it, then seeds at the rate of the fitted minimum."""
+half octaves about it, seeds at the rate of the fitted minimum, octaves up to the first that is not stable."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from programme import settings
 from geonorm.lab.runs.rates import find_minimum, fit_parabola
 
 Losses = Mapping[float, float]
+STABLE = 1.1
+"""A rate is stable where a run ends within this many times the loss at its scheme's best rate."""
 
 
 def tidy(rate: float) -> float:
@@ -62,11 +64,31 @@ def fit_best(losses: Losses) -> float | None:
     return None if found is None else float(f"{found:.2g}")
 
 
+def largest_stable(losses: Losses) -> tuple[float | None, bool]:
+    """The highest rate up to which, from the best on, all are stable, and whether the next one is known not to be; None
+    where all runs diverged."""
+    rates = sorted(losses)
+    best = min(rates, key=losses.__getitem__)
+    if losses[best] == inf:
+        return None, True
+    found = best
+    for rate in rates[rates.index(best) :]:
+        if losses[rate] > STABLE * losses[best]:
+            return found, True
+        found = rate
+    return found, False
+
+
 def plan_rows(
-    known: Mapping[str, Mapping[str, Any]], rows: Mapping[str, Sequence[str]], start: Sequence[float], seeds: int
+    known: Mapping[str, Mapping[str, Any]],
+    rows: Mapping[str, Sequence[str]],
+    start: Sequence[float],
+    seeds: int,
+    climb: int = 0,
 ) -> dict[str, list[str]]:
     """A plan of rows, by name the arguments of `geonorm train` but for rate and seed: every row at the rates of
-    `start`, then octaves until its best is interior, then seeds at that."""
+    `start`, then octaves until its best is interior, then seeds at that, then octaves beyond all until one is not
+    stable, `climb` at most."""
     grid: dict[str, list[str]] = {}
 
     def add(row: str, rate: float, seed: int = 0) -> None:
@@ -75,15 +97,23 @@ def plan_rows(
     for rate in start:
         for row in rows:
             add(row, rate)
-    best = {}
+    best, found = {}, {}
     for row in rows:
         losses = read_losses([run for name, run in known.items() if name.startswith(f"{row}-lr")])
         rates = extend(losses, start)
         for rate in rates:
             add(row, rate)
         if set(rates) <= set(losses):
-            best[row] = min(rates, key=losses.__getitem__)
+            best[row], found[row] = min(losses, key=losses.__getitem__), (max(rates), losses)
     for seed in range(1, seeds):
         for row, rate in best.items():
             add(row, rate, seed)
+    for row, (highest, losses) in found.items():
+        for octave in range(1, climb + 1):
+            rate = tidy(highest * 2**octave)
+            if largest_stable({lower: loss for lower, loss in losses.items() if lower < rate})[1]:
+                break
+            add(row, rate)
+            if rate not in losses:
+                break
     return grid

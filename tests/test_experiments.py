@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -56,15 +57,113 @@ def test_016_extends_rates_and_then_asks_for_seeds() -> None:
 
 def test_every_run_of_014_is_a_command() -> None:
     grid = plan_of("014-beyond-decoders")({})
-    assert len(grid) == 6 * 3
-    for name, words in grid.items():
-        if name.endswith("lr0.002-seed0"):
-            config = read(TrainCommand, "geonorm train", list(words)).run()
-            shape = config.shape(config.scheme)
-            assert (shape.layers, shape.width, shape.context, config.data) == (36, 48, 17, "vision")
-    best = {n: {"lr": float(n.rpartition("-lr")[2].partition("-")[0]), "status": "finished"} for n in grid}
-    known = {n: {**row, "val_loss": 2 + abs(row["lr"] - 2e-3)} for n, row in best.items()}
-    assert len(plan_of("014-beyond-decoders")(known)) == 6 * 5
+    assert len(grid) == 3 * 6 * 3
+    first = {name.partition("-")[0]: list(words) for name, words in reversed(grid.items())}
+    configs = {name: read(TrainCommand, "geonorm train", words).run() for name, words in first.items()}
+    shapes = {name: config.shape(config.scheme) for name, config in configs.items()}
+    vision = shapes["vision"]
+    assert (vision.layers, vision.width, vision.context, configs["vision"].data) == (36, 48, 17, "vision")
+    assert {shapes[name].width for name in ("mlm", "denoise")} == {64}
+    assert {name: config.objective for name, config in configs.items()} == {
+        "vision": "classify", "mlm": "mlm", "denoise": "denoise",
+    }  # fmt: skip
+    for words in grid.values():
+        parse(words[words.index("--scheme") + 1])
+
+
+def test_014_asks_for_seeds_and_climbs_where_rates_stay_stable() -> None:
+    """Vision with the best at the middle rate: two seeds more at it, then one octave beyond the highest rate, another
+    if that is stable, and none behind one that is not."""
+    plan = plan_of("014-beyond-decoders")
+
+    def known(grid: Mapping[str, Any], unstable: float) -> dict[str, Any]:
+        found = {}
+        for name in grid:
+            lr = float(name.rpartition("-lr")[2].partition("-seed")[0])
+            middle = 2e-3 if name.startswith("vision") else 4e-3
+            loss = 9.0 if lr >= unstable else 2 + abs(lr - middle)
+            found[name] = {"lr": lr, "status": "finished", "val_loss": loss}
+        return found
+
+    first = plan({})
+    again = plan(known(first, 1.0))
+    assert len(again) == len(first) + 18 * 2 + 6 and sum("lr0.008-" in name for name in again if name[0] == "v") == 6
+    assert [name.partition("-")[0] for name in again] == ["vision"] * 36 + ["mlm"] * 30 + ["denoise"] * 30
+    assert sum("lr0.016-" in name for name in plan(known(again, 1.0))) == 6
+    assert not any("lr0.016-" in name for name in plan(known(again, 8e-3)))
+
+
+def test_rates_of_a_scheme_that_never_trained_are_not_climbed() -> None:
+    stable = runpy.run_path(str(ROOT / "014-beyond-decoders" / "table.py"))["largest_stable"]
+    inf = float("inf")
+    assert stable({1e-3: 2.5, 2e-3: 2.0, 4e-3: 2.19}) == (4e-3, False)
+    assert stable({1e-3: 9.0, 2e-3: 2.0, 4e-3: 2.21, 8e-3: 2.1}) == (2e-3, True)
+    assert stable({2e-3: 2.0, 4e-3: inf}) == (2e-3, True)
+    assert stable({2e-3: inf, 4e-3: inf}) == (None, True)
+
+
+def test_tables_and_figures_of_014(tmp_path: Path) -> None:
+    """On planted results: accuracy with its spread, differences paired by seed, the largest stable rate; the figures
+    have a line for each scheme."""
+    rows = []
+    for family, worse in (("vision", 0.1), ("mlm", 0.0)):
+        for scheme, plus in (("geonorm", worse), ("pre", 0.0)):  # `pre` is the baseline wherever it stands
+            for lr, seed in ((1e-3, 0), (2e-3, 0), (2e-3, 1), (2e-3, 2), (4e-3, 0)):
+                lost = scheme == "geonorm" and lr == 4e-3
+                rows.append(
+                    {
+                        "run": f"{family}-{scheme}-lr{lr:g}-seed{seed}", "scheme": scheme, "lr": lr, "seed": seed,
+                        "status": "diverged" if lost else "finished",
+                        "val_loss": None if lost else 2 + abs(lr - 2e-3) * 200 + plus + 0.01 * seed,
+                        "val_accuracy": None if lost else 0.40 - plus / 2 + 0.01 * seed,
+                    }
+                )  # fmt: skip
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    head = "run,step,stack,layer,kind,angle,grad_norm\n"
+    trace = [
+        f"vision-{scheme}-lr0.002-seed0,{step},,{layer},{kind},0.{layer + 1},{step}\n"
+        for scheme in ("pre", "geonorm") for step in (1, 2) for layer in range(3) for kind in ("attn", "mlp")
+    ]  # fmt: skip
+    (tmp_path / "traces.csv").write_text(head + "".join(trace))
+    made = runpy.run_path(str(ROOT / "014-beyond-decoders" / "table.py"))
+    made["main"](tmp_path)
+    vision, mlm = (tmp_path / "table.md").read_text().split("## mlm")
+    base, row = [line.split(" | ") for line in vision.splitlines() if line.startswith(("| pre", "| geonorm"))]
+    assert base[0] == "| pre" and base[2] == "2.0100 ± 0.0100"
+    assert base[6:10] == ["41.0% ± 1.0", "–", "2e-3 interior", "2e-3"]
+    assert row[3].startswith("+0.10") and row[6:8] == ["36.0% ± 1.0", "−5.0 (−5.0 to −5.0)"]
+    assert row[9] == "2e-3" and row[10].startswith("1 diverged")
+    assert "| denoise" not in mlm and "36.0%" not in mlm
+    drawn = [(tmp_path / "figures" / f"{name}.svg").read_text() for name in ("rates", "depth")]
+    assert all("geonorm" in text and "pre" in text for text in drawn)
+    assert "Loss of masked tokens" in drawn[0] and "Gradient over depth" in drawn[1]
+
+
+def test_differences_at_equal_rates_are_paired_and_moderated(tmp_path: Path) -> None:
+    """Two pairs at one rate, two at another, one at a third; a seed without a twin is in no pair. Equal spreads are
+    pooled: sd 0.01 with two degrees of freedom, t = 4.303."""
+    losses = {
+        "pre": {(1e-3, 0): 3.0, (1e-3, 1): 3.1, (2e-3, 0): 3.2, (2e-3, 1): 3.2, (4e-3, 0): 3.4, (4e-3, 1): 9.0},
+        "geonorm": {(1e-3, 0): 3.1, (1e-3, 1): 3.2 + 0.02**0.5 / 10, (2e-3, 0): 3.0, (2e-3, 1): 3.0 + 0.02**0.5 / 10,
+                    (4e-3, 0): 3.4, (8e-3, 0): 1.0},
+    }  # fmt: skip
+    runs = [
+        {"run": f"books-{s}-lr{lr:g}-seed{n}", "scheme": s, "lr": lr, "seed": n, "val_loss": loss, "status": "finished"}
+        for s, found in losses.items()
+        for (lr, n), loss in found.items()
+    ]
+    made = runpy.run_path(str(ROOT / "curves.py"))
+    gaps = {gap.lr: gap for gap in made["compare_at_rates"](runs, "pre")}
+    half = 0.02**0.5 / 20
+    assert {lr: gap.mean for lr, gap in gaps.items()} == pytest.approx({1e-3: 0.1 + half, 2e-3: -0.2 + half, 4e-3: 0})
+    assert gaps[1e-3].high - gaps[1e-3].mean == pytest.approx(4.3027 * 0.01 / 2**0.5, rel=1e-3)
+    assert gaps[4e-3].high == pytest.approx(4.3027 * 0.01, rel=1e-3) and list(gaps[4e-3].pairs) == [0]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
+    made["main"](tmp_path, "pre", "geonorm")
+    assert "| `geonorm` | 8e-3 | 1 | 1.0000 | – |" in (tmp_path / "rates.md").read_text()
+    assert "at the same rate" in (tmp_path / "figures" / "rates.svg").read_text()
+    with pytest.raises(SystemExit, match="no runs of post"):
+        made["main"](tmp_path, "pre", "post")
 
 
 def test_every_run_of_015_is_a_command(tmp_path: Path) -> None:
@@ -83,6 +182,27 @@ def test_every_run_of_015_is_a_command(tmp_path: Path) -> None:
     assert {name: c.to for name, c in seen.items() if "baseline" in name} == {
         "raw-baseline-seed0": "pre(entry=embedding)", "sphere-baseline-seed0": "pre",
     }  # fmt: skip
+
+
+def test_the_table_of_015_says_what_each_way_reached() -> None:
+    """Two seeds of a source: abrupt ends 0.1 above its baseline, global 0.1 below it after 3/4 of its way there."""
+    own = runpy.run_path(str(ROOT / "015-conversion" / "runs.py"))
+
+    def row(end: float, begin: float, status: str = "finished") -> dict[str, Any]:
+        course = [[2000, begin + (end - begin) / 2], [4000, end]]
+        return {"status": status, "val_loss": end, "conversion": {"loss_at_start": begin}, "course": course}
+
+    rows = {}
+    for seed, noise in enumerate((0.0, 0.01)):
+        rows[f"raw-baseline-seed{seed}"] = row(3.0 + noise, 3.2)
+        rows[f"raw-abrupt-seed{seed}"] = row(3.1 + 2 * noise, 5.0)
+        rows[f"raw-global-seed{seed}"] = row(2.9 + noise, 3.3 + noise)
+        rows[f"raw-match-seed{seed}"] = row(9.0, 9.0, "diverged")
+    text = own["tabulate"](rows)
+    assert "| raw | abrupt | 2 | 5.0000 | 3.1100 | +0.1050 [+0.0415, +0.1685] | never |" in text
+    assert "| raw | global | 2 | 3.3050 | 2.9050 | -0.1000 [-0.1000, -0.1000] | 0.77M |" in text
+    assert "| raw | baseline | 2 | 3.2000 | 3.0050 | – | – |" in text and "match" not in text
+    assert "| raw | global | abrupt | -0.2050 [-0.2685, -0.1415] |" in text and "| raw | global | baseline |" in text
 
 
 @pytest.mark.slow

@@ -21,7 +21,6 @@ def stand_in() -> None:
     put("distributed_testing_utils", lambda: {**dict.fromkeys(CPU, lambda: "cpu"), **dict.fromkeys(RANKS)})
     put("exporters.test_export", lambda: {"ExportTesterMixin": type("ExportTesterMixin", (), {})})
     put("generation.test_utils", lambda: {"GenerationTesterMixin": type("GenerationTesterMixin", (), {})})
-    put("utils.test_configuration_utils", lambda: {"config_common_kwargs": {}})
     put("causal_lm_tester", lambda: {"CausalLMModelTester": Sizes, "CausalLMModelTest": common_tests()})
 
 

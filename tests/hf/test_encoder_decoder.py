@@ -98,6 +98,19 @@ def test_one_token_at_a_time_is_the_whole_answer(scheme: str) -> None:
     )
 
 
+def test_a_rotation_that_changes_over_begins_the_cache_anew() -> None:
+    own = build(rope_scaling="longrope(factor=4, short_factor=1 1, long_factor=3 9, original=4)")
+    model, (source, _) = adapt_both(own, decoder_start_token_id=1, eos_token_id=60, pad_token_id=0), texts()
+    cached, slow = (
+        torch.cat(list(generate_answer(own, source, 1, 8, temperature=0, cached=cached)), 1) for cached in (True, False)
+    )
+    assert torch.equal(cached, slow)
+    written = model.generate(source, max_new_tokens=8, do_sample=False)
+    assert torch.equal(written, model.generate(source, max_new_tokens=8, do_sample=False, use_cache=False))
+    ended = [*cached[0].tolist(), 60].index(60)
+    assert written[0, 1 : 1 + ended].tolist() == cached[0, :ended].tolist()
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("layout", ["T5", "rotary"])

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.loss.loss_utils import ForMaskedLMLoss
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
@@ -31,7 +30,7 @@ from ..norms import NormSpec, upcast
 from ..schemes import Scheme, Site, state_of
 from .config import GeoNormConfig
 from .layers import Attend, GeoNormCrossLayer, GeoNormEncoderLayer, run_layers
-from .modeling import GeoNormLanguageModel, GeoNormPreTrainedModel
+from .modeling import GeoNormGenerationMixin, GeoNormLanguageModel, GeoNormPreTrainedModel
 
 
 class GeoNormEncoderDecoderConfig(GeoNormConfig):
@@ -306,7 +305,9 @@ class GeoNormEncoderDecoderModel(GeoNormEncoderDecoderPreTrainedModel):
         )
 
 
-class GeoNormForConditionalGeneration(GeoNormLanguageModel, GeoNormEncoderDecoderPreTrainedModel, GenerationMixin):
+class GeoNormForConditionalGeneration(
+    GeoNormLanguageModel, GeoNormEncoderDecoderPreTrainedModel, GeoNormGenerationMixin
+):
     """The language model that reads a source and writes an answer to it."""
 
     config: GeoNormEncoderDecoderConfig

@@ -33,9 +33,10 @@ from ..nn.values import Handing, token_tables
 from ..norms import NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site, state_of
-from .config import SLIDING, GeoNormConfig, layer_types
+from .config import GeoNormConfig, layer_types
 from .layers import LAYERS, Attend, run_layers
 from .older import ReadsOlder
+from .rope import SLIDING
 
 
 class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
@@ -293,7 +294,20 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
         return embedding
 
 
-class GeoNormForCausalLM(GeoNormLanguageModel, GenerationMixin):
+class GeoNormGenerationMixin(GenerationMixin):
+    """What writes a text, or an answer, with a cache."""
+
+    config: Any
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any) -> Any:
+        """As transformers does it; where a rotation for long texts turns all tokens anew, so are keys and values."""
+        rule, past = self.config.shape().scaling, past_key_values.get_seq_length() if past_key_values is not None else 0
+        if past and rule is not None and rule.renews(past, input_ids.shape[1]):
+            past_key_values = kwargs["next_sequence_length"] = None
+        return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
+
+
+class GeoNormForCausalLM(GeoNormLanguageModel, GeoNormGenerationMixin):
     """The language model that predicts the next token, and writes."""
 
     is_causal = True

@@ -21,7 +21,7 @@ from .config import GeoNormConfig, layer_types
 from .encoder_decoder import GeoNormForConditionalGeneration
 from .layouts import QKV, SHARED, TOKENS, Layout, architecture, join_names, layout_for, layout_of, shape_of
 from .modeling import GeoNormForCausalLM, language_model
-from .rope import write_rope
+from .rope import ORIGINAL, write_by_window, write_rope
 from .t5 import to_t5
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -80,7 +80,10 @@ def stock_config(config: GeoNormConfig, layout: Layout) -> Any:
     settings.update(dict.fromkeys(layout.bias, shape.bias), **dict.fromkeys(layout.dropout, 0.0), **layout.settings)
     settings[layout.called("mlp") or ""] = layout.mlp[shape.mlp]
     if layout.positions is None:
-        settings["rope_parameters"] = write_rope(shape, layout.rotary)
+        write = write_by_window if layout.by_window else write_rope
+        settings["rope_parameters"] = rope = write(shape, layout.rotary)
+        if ORIGINAL in rope and hasattr(transformers.CONFIG_MAPPING[layout.model_type], ORIGINAL):
+            settings[ORIGINAL] = rope[ORIGINAL]  # Phi-3 believes this one
     windows = {
         "sliding_window": shape.window,
         "use_sliding_window": shape.window is not None,

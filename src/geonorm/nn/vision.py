@@ -42,19 +42,19 @@ class VisionTransformer(Trunk):
         return [self.patch, self.head]
 
     def forward(self, images: Tensor) -> Tensor:
-        c = self.config
-        y = pool(self.exit(self.through(images)), c)
+        x, turns = self.begin(images)
+        return self.predict(self.run_blocks(self.entry(x), turns, Handing(nn.ModuleDict(), None)))
+
+    def begin(self, images: Tensor) -> tuple[Tensor, Rope | None]:
+        """What enters the stream, (batch, tokens, width), and the turns of its places."""
+        turns = turns_of_places(self.config, images.device) if self.config.positions == "rope" else None
+        return embed_patches(images, self.config, self.patch, self.class_token, self.position), turns
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (batch, classes) of the end of the stream."""
+        y = pool(self.exit(x), self.config)
         logits: Tensor = self.head(y.to(self.head.weight.dtype))
         return logits if self.logits_slot is None else self.logits_slot(logits)
-
-    def through(self, images: Tensor) -> Tensor:
-        """The stream behind the blocks, (batch, tokens, width)."""
-        turns = turns_of_places(self.config, images.device) if self.config.positions == "rope" else None
-        return self.run_blocks(self.entry(self.embed(images)), turns, Handing(nn.ModuleDict(), None))
-
-    def embed(self, images: Tensor) -> Tensor:
-        """What enters the stream: (batch, tokens, width)."""
-        return embed_patches(images, self.config, self.patch, self.class_token, self.position)
 
     def weights(self) -> Iterator[tuple[str, Tensor, Scheme, Site]]:
         yield "patch", self.patch.weight, self.entry.scheme, self.entry.site

@@ -17,8 +17,9 @@ from geonorm.lab.config import Model, Optim, Runtime, TrainCommand, TrainConfig
 from geonorm.lab.scale import parallel
 from geonorm.lab.scale.plan import flops_per_token, plan
 from geonorm.lab.train import optim
-from geonorm.nn.config import DecoderConfig
+from geonorm.nn.config import DecoderConfig, VisionConfig, vision_preset
 from geonorm.nn.decoder import Decoder
+from geonorm.nn.models import build
 from geonorm.schemes import names
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
@@ -28,15 +29,18 @@ CPU = torch.device("cpu")
 def held_at_most(config: TrainConfig) -> int:
     """Bytes of live tensors at the peak of a training step, by the records of PyTorch's own allocator: what is held
     before the step, and the highest sum of what is taken and given back in it."""
-    model = parallel.distribute(Decoder(config.decoder(config.scheme)), config.runtime, CPU)
+    model = parallel.distribute(build(config.shape(config.scheme)), config.runtime, CPU)
     optimizers = optim.build_optimizers(model, config.optim, 1e-4)
     rows = config.batch_size // config.runtime.accumulate
 
     def step() -> None:
-        ids = torch.zeros(config.batch_size, model.config.context, dtype=torch.long)
-        for part in ids.split(rows):
+        given = targets = torch.zeros(config.batch_size, model.config.context, dtype=torch.long)
+        if isinstance(shape := model.config, VisionConfig):
+            given = torch.zeros(config.batch_size, shape.channels, shape.image_size, shape.image_size)
+            targets = torch.zeros(config.batch_size, dtype=torch.long)
+        for part, asked in zip(given.split(rows), targets.split(rows), strict=True):
             with parallel.precision(config.runtime, CPU):
-                loss = model.loss(part, part)
+                loss = model.loss(part, asked)
             loss.backward()
             del loss
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -73,6 +77,9 @@ PEAKS: list[Any] = [
     {"preset": "nano-gpt2"},
     {"preset": "modern", "scheme": "lambdas"},
     {"model": Model(values="first"), "runtime": Runtime(recompute=True)},
+    {"objective": "classify", "preset": "nano-vit"},
+    {"objective": "classify", "model": Model(pool="mean", positions="rope"), "runtime": Runtime(accumulate=2)},
+    {"objective": "classify", "preset": "nano-vit", "scheme": "pre", "runtime": Runtime(recompute=True)},
     *(pytest.param({"scheme": PARTS.get(scheme, scheme)}, marks=pytest.mark.slow) for scheme in names()),
 ]
 
@@ -134,6 +141,23 @@ def test_flops_are_those_that_the_operators_do(tied: bool) -> None:
         model.loss(ids, ids).backward()
     counted = {str(op): n for op, n in counter.get_flop_counts()["Global"].items() if "attention" not in str(op)}
     assert 256 * (planned - 6 * 2 * 128 * 128) == sum(counted.values())
+
+
+@pytest.mark.parametrize("pool", ["token", "mean"])
+def test_flops_of_images_are_those_that_the_operators_do(pool: str) -> None:
+    """The patches see no gradient of the pixels, and an image is a whole number of tokens only together."""
+    shape = vision_preset("nano-vit", scheme="pre", layers=2, pool=pool)
+    with torch.device("meta"):
+        planned = flops_per_token(build(shape))
+    model, images = build(shape), torch.zeros(2, 3, 32, 32)
+    with FlopCounterMode(display=False) as counter:
+        model.loss(images, torch.zeros(2, dtype=torch.long)).backward()
+    counted = {str(op): n for op, n in counter.get_flop_counts()["Global"].items() if "attention" not in str(op)}
+    pixels = 2 * 2 * 64 * 48 * 128  # the gradient of what is given, which nobody asks for
+    attention = 6 * 2 * 2 * shape.context * 128
+    assert 2 * shape.context * (planned - attention) == pytest.approx(
+        sum(counted.values()) + pixels, abs=4 * shape.context
+    )
 
 
 def test_largest_batch_is_the_largest() -> None:

@@ -232,7 +232,6 @@ REFUSED = {
     "patches that do not fit": (["--model.patch", 3], "must be a multiple of model.patch 3"),
     "changes of text": (["--objective", "causal", "--preset", "nano", "--images.pad", 1], "leave them out"),
     "another preset": (["--objective", "causal"], "preset nano-vit reads images: it needs --objective classify"),
-    "a plan": (["--dry-run"], "--dry-run counts models of tokens alone"),
 }
 
 
@@ -244,6 +243,13 @@ def test_what_is_refused_writes_nothing(
     found = classify(tmp_path / "run", "--steps", 2, *given)
     assert found.status == 2 and words[1] in found.err and found.err.count("\n") == 1, found.err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_of_images(classify: Any, tmp_path: Path) -> None:
+    """It needs none of them; tokens are patches and the one in front."""
+    found = classify(tmp_path / "run", "--steps", 2, "--data", "nowhere", "--dry-run")
+    assert found.status == 0 and "7 classes" in found.out and not (tmp_path / "run").exists(), found.err
+    assert "images of 8 pixels in patches of 4" in found.out
 
 
 def test_a_damaged_image_is_named_when_it_is_met(call: Any, tmp_path: Path) -> None:

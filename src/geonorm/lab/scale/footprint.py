@@ -22,9 +22,13 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ...nn.attention import SelfAttention
+from ...nn.attention import Rope, SelfAttention
+from ...nn.config import VisionConfig
 from ...nn.decoder import Decoder
+from ...nn.vision import VisionTransformer, turns_of_places
 from ...residual import Residual
+
+Model = Decoder | VisionTransformer
 
 
 @dataclass(frozen=True)
@@ -82,31 +86,36 @@ class Live(TorchDispatchMode):
         self.now -= size
 
 
-def without(model: Decoder, **others: nn.Module | None) -> Decoder:
-    """The same decoder, its modules shared, with others in the place of some."""
+def without(model: Model, **others: nn.Module | None) -> Model:
+    """The same model, its modules shared, with others in the place of some."""
     shell = copy(model)
     shell._modules = {**model._modules, **others}
     return shell
 
 
-def entry(model: Decoder) -> nn.Module:
-    """What stands before the blocks: from ids to the stream."""
-    head = nn.Identity()
-    head.register_buffer("weight", torch.empty(0))
-    return without(model, blocks=nn.ModuleList(), exit=nn.Identity(), transform=None, head=head, logits_slot=None)
+class Front(nn.Module):
+    """What stands before the blocks: from ids or images to the stream."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = without(model, blocks=None, exit=None, transform=None, head=None, logits_slot=None)
+
+    def forward(self, given: Tensor) -> Tensor:
+        out: Tensor = self.model.entry(self.model.begin(given)[0])
+        return out
 
 
 class Head(nn.Module):
     """What follows the blocks: exit, head and cross entropy, on the stream."""
 
-    def __init__(self, model: Decoder, targets: Tensor) -> None:
+    def __init__(self, model: Model, targets: Tensor) -> None:
         super().__init__()
-        start = {"embed": nn.Identity(), "position": None, "embed_norm": None, "entry": nn.Identity()}
-        self.model = without(model, **start, blocks=nn.ModuleList())
+        start = ("embed", "position", "embed_norm", "values", "patch", "class_token", "entry", "blocks")
+        self.model = without(model, **dict.fromkeys(start))
         self.targets = targets
 
     def forward(self, stream: Tensor) -> Tensor:
-        return self.model.loss(stream, self.targets)
+        return self.model.cross_entropy(self.model.predict(stream).flatten(0, -2), self.targets.flatten())
 
 
 @dataclass(frozen=True)
@@ -119,19 +128,18 @@ class Conditions:
     adding: bool
 
 
-def footprint(model: Decoder, batch: int, conditions: Conditions) -> list[Piece]:
-    """The pieces of a model on the meta device in order, entry, blocks, head, for a micro-batch of `batch` sequences.
-    Embedding, entry and exit see their weights in fp32."""
+def footprint(model: Model, batch: int, conditions: Conditions) -> list[Piece]:
+    """The pieces of a model on the meta device in order, entry, blocks, head, for a micro-batch of `batch` sequences or
+    images. Embedding or patches, entry and exit see their weights in fp32."""
     c, shape = conditions, model.config
     pieces: dict[str, Piece] = {}
     keys: list[str] = []
     with FakeTensorMode():
-        ids = torch.zeros(batch, shape.context, dtype=torch.long)
-        turns = None if model.rotary is None else model.rotary(torch.arange(shape.context))
-        start = entry(model)
-        first = run_part(start, ids, {}, c, set())
+        given, targets, turns = feed(model, batch)
+        start = Front(model)
+        first = run_part(start, given, {}, c, set())
         with torch.no_grad(), c.precision():
-            stream = functional_call(start, stand_ins(start, c, set()), (ids,))
+            stream = functional_call(start, stand_ins(start, c, set()), (given,))
         for block in model.blocks:
             # blocks that do the same with tensors of the same shapes are counted once
             schemes = [str(module.scheme) for module in block.modules() if isinstance(module, Residual)]
@@ -141,10 +149,22 @@ def footprint(model: Decoder, batch: int, conditions: Conditions) -> list[Piece]
                 cast = set(dict(block.named_parameters()))
                 values = shape_of_values(block, batch, shape.context)
                 pieces[keys[-1]] = run_part(block, stream, {"positions": turns}, c, cast, values)
-        head = Head(model, ids)
-        cast = {name for name, p in head.named_parameters() if p is model.head.weight and not shape.tied}
+        head = Head(model, targets)
+        cast = {name for name, p in head.named_parameters() if p is model.head.weight and model.ends()}
         last = run_part(head, stream, {}, c, cast)
     return [first, *(pieces[key] for key in keys), last]
+
+
+def feed(model: Model, batch: int) -> tuple[Tensor, Tensor, Rope | None]:
+    """What a model is given, its targets, and the turns of its positions."""
+    shape = model.config
+    if isinstance(shape, VisionConfig):
+        images = torch.zeros(batch, shape.channels, shape.image_size, shape.image_size)
+        turns = turns_of_places(shape, images.device) if shape.positions == "rope" else None
+        return images, torch.zeros(batch, dtype=torch.long), turns
+    ids = torch.zeros(batch, shape.context, dtype=torch.long)
+    assert isinstance(model, Decoder)
+    return ids, ids, None if model.rotary is None else model.rotary(torch.arange(shape.context))
 
 
 def stand_ins(module: nn.Module, conditions: Conditions, cast: set[str]) -> dict[str, Tensor]:
@@ -178,7 +198,7 @@ def run_part(
     gradients = [tensor.grad for tensor in tensors.values() if tensor.grad is not None]
     with Live([given, *tensors.values(), *gradients, *(t for t in tree_leaves(others) if t is not None)]) as live:
         # the stream is made here, so that it lives as long as the pass keeps it and no longer
-        entering = given.detach().requires_grad_() * 1.0 if given.is_floating_point() else given
+        entering = given if isinstance(module, Front) else given.detach().requires_grad_() * 1.0
         if values is not None:
             others = {**others, "values": torch.empty(values, requires_grad=True) * 1.0}
         stream = live.now

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from ...errors import ConfigError
-from ...nn.config import DecoderConfig
-from ...nn.decoder import Decoder
+from ...nn.config import DecoderConfig, ModelConfig, VisionConfig
+from ...nn.models import build
 from ...nn.roles import ROLES
 from ...settings import to_dict
 from ..compare.clusters import Machine
 from ..config import Runtime, TrainConfig
 from ..resolve import resolve
-from .footprint import Conditions, Piece, footprint
+from .footprint import Conditions, Model, Piece, footprint
 from .world import World
 
 FP32, BF16 = 4, 2
@@ -50,15 +50,13 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
         raise ConfigError(f"a plan does not count tensor parallelism; leave out --runtime.tensor_size {tensor_size}")
     setup = resolve(config, World(size=ranks))
     config, shape, runtime = setup.config, setup.shape, setup.config.runtime
-    if not isinstance(shape, DecoderConfig):
-        raise ConfigError(f"--dry-run counts models of tokens alone, not --objective {config.objective}")
-    if shape.encoder_layers is not None:
+    if isinstance(shape, DecoderConfig) and shape.encoder_layers is not None:
         raise ConfigError(f"--dry-run counts models of one stack alone, not --objective {config.objective}")
     shard = (runtime.shard_size or ranks) if setup.layout == "fsdp" else 1
     where = Division(setup.layout, shard, ranks // shard)
     micro = config.batch_size // (ranks * runtime.accumulate)
     with torch.device("meta"):
-        model = Decoder(shape)
+        model = build(shape)
     operations = flops_per_token(model)
     tokens = config.batch_size * shape.context
     memory = Memory(model, config, where)
@@ -102,25 +100,31 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
     }
 
 
-def flops_per_token(model: Decoder) -> int:
-    """Forward and backward: 6 per parameter of a matrix that multiplies, and 6 layers context (heads head_dim) for
-    the scores and values of causal attention, of which half are computed; twice that where a token sees all, and in
-    blocks with a window, which is a mask over all."""
+def flops_per_token(model: Model) -> int:
+    """Forward and backward: 6 per parameter of a matrix and vector that it multiplies, and 6 layers context (heads
+    head_dim) for the scores and values of causal attention, of which half are computed; twice that where a token sees
+    all, and in blocks with a window, which is a mask over all."""
     shape = model.config
     windows = [shape.window_of(layer) or shape.context for layer in range(shape.layers)]
     halves = sum(1 if shape.causal and window >= shape.context else 2 for window in windows)
-    attention = halves * shape.context * shape.heads * shape.head_dim
-    rows = {"position", "values"} | (
-        set() if shape.tied else {"embed"}
-    )  # looked up; a tied embedding multiplies as the head
-    looked_up = sum(weight.numel() for role, weight, _, _ in model.weights() if role in rows)
-    return 6 * (model.matmul_parameter_count() - looked_up + attention)
+    attention = halves * shape.context**2 * shape.heads * shape.head_dim
+    rows = rows_outside(shape)
+    matrices = sum(weight.numel() * rows.get(role, shape.context) for role, weight, _, _ in model.weights())
+    return 6 * (matrices + attention) // shape.context
+
+
+def rows_outside(shape: ModelConfig) -> dict[str, int]:
+    """Of matrices outside the blocks by role: how many vectors of a sequence they multiply, where that is not each."""
+    looked_up = dict.fromkeys(("position", "values", "class_token"), 0)
+    if isinstance(shape, VisionConfig):
+        return looked_up | {"patch": shape.side**2, "head": 1}
+    return looked_up | ({} if shape.tied else {"embed": 0})  # a tied embedding multiplies as the head
 
 
 class Memory:
     """Bytes that a rank holds in a step, for any number of sequences in a pass."""
 
-    def __init__(self, model: Decoder, config: TrainConfig, where: Division) -> None:
+    def __init__(self, model: Model, config: TrainConfig, where: Division) -> None:
         self.where, self.runtime = where, config.runtime
         self.adding = where.kind == "ddp" or (where.kind == "none" and config.runtime.accumulate > 1)
         half = config.runtime.dtype == "bf16"
@@ -234,7 +238,7 @@ def table(found: dict[str, Any]) -> str:
         (
             "model",
             f"{found['settings']['scheme']}; {shape['layers']} layers, width {shape['width']}, {shape['heads']} heads, "
-            f"hidden {shape['hidden']}, vocabulary {shape['vocab_size']}, context {shape['context']}",
+            f"hidden {shape['hidden']}, {describe_input(shape)}",
         ),
         ("parameters", f"{found['parameters']:,} ({found['matmul_parameters']:,} in matrices)"),
         (
@@ -270,6 +274,12 @@ def table(found: dict[str, Any]) -> str:
         ),
     ]
     return "\n".join(f"{name:<22} {text}".rstrip() for name, text in rows)
+
+
+def describe_input(shape: dict[str, Any]) -> str:
+    if "image_size" in shape:
+        return f"images of {shape['image_size']} pixels in patches of {shape['patch']}, {shape['classes']} classes"
+    return f"vocabulary {shape['vocab_size']}, context {shape['context']}"
 
 
 def binary(count: int) -> str:
