@@ -238,17 +238,16 @@ class GeoNormModel(GeoNormPreTrainedModel):
 
 
 class GeoNormLanguageModel(GeoNormPreTrainedModel):
-    """`GeoNormModel`, head, and the scheme's scale on the logits where it has one: what both language models are."""
+    """`GeoNormModel`, head, and the scheme's scale on the logits where it has one: what all language models are."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
     _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
     _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
+    body: type[GeoNormPreTrainedModel] = GeoNormModel
     is_causal: bool
 
     def __init__(self, config: GeoNormConfig) -> None:
-        if config.encoder_layers is not None:
-            raise ConfigError(f"encoder_layers {config.encoder_layers}: encoder-decoders have no adapter here yet")
         if config.is_causal != self.is_causal:
             sides, auto = ("one side", "CausalLM") if config.is_causal else ("both sides", "MaskedLM")
             raise ConfigError(
@@ -256,7 +255,7 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
                 f"AutoModelFor{auto}"
             )
         super().__init__(config)
-        self.model = GeoNormModel(config)
+        self.model: Any = self.body(config)
         self.transform = Transform(config.shape()) if config.transform else None
         self.lm_head = linear("head", config.hidden_size, config.vocab_size, bias=config.transform)
         self.logits_slot = self.slot_on_logits()
@@ -264,11 +263,12 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        return self.model.blocks
+        found: nn.ModuleList = self.model.blocks
+        return found
 
     def slot_on_logits(self) -> nn.Module | None:
         c = self.config
-        return slot_on_logits(self.model.exit, c.vocab_size, c.hidden_size, c.soft_cap)
+        return slot_on_logits(self.ends()[1], c.vocab_size, c.hidden_size, c.soft_cap)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of last hidden states (..., width): (..., vocab_size)."""
@@ -294,10 +294,10 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
         return embedding
 
 
-class GeoNormForCausalLM(GeoNormLanguageModel, GenerationMixin):
-    """The language model that predicts the next token, and writes."""
+class GeoNormGenerationMixin(GenerationMixin):
+    """What writes a text, or an answer, with a cache."""
 
-    is_causal = True
+    config: Any
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any) -> Any:
         """As transformers does it; where a rotation for long texts turns all tokens anew, so are keys and values."""
@@ -305,6 +305,12 @@ class GeoNormForCausalLM(GeoNormLanguageModel, GenerationMixin):
         if rule is not None and cache is not None and rule.renews(cache.get_seq_length(), input_ids.shape[1]):
             past_key_values = kwargs["next_sequence_length"] = None
         return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
+
+
+class GeoNormForCausalLM(GeoNormLanguageModel, GeoNormGenerationMixin):
+    """The language model that predicts the next token, and writes."""
+
+    is_causal = True
 
     @can_return_tuple
     def forward(

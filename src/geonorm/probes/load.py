@@ -87,15 +87,28 @@ def model_class(config: Any) -> Any:
     """The class that the weights were saved from, or, where transformers does not have it, what stands for its kind."""
     transformers = hugging_face()
     names = getattr(config, "architectures", None) or ()
-    causal = any("CausalLM" in name for name in names)
-    masked = transformers.AutoModelForMaskedLM if predicts_masked(config) else transformers.AutoModel
-    other = transformers.AutoModelForCausalLM if causal else masked
+    known = any("CausalLM" in name for name in names) or predicts_masked(config) or predicts_spans(config)
+    other = language_class(config) if known else transformers.AutoModel
     return next((getattr(transformers, name) for name in names if hasattr(transformers, name)), other)
+
+
+def language_class(config: Any) -> Any:
+    """What predicts tokens: masked ones or missing spans if the weights do, else the next."""
+    transformers = hugging_face()
+    if predicts_spans(config):
+        return transformers.AutoModelForSeq2SeqLM
+    return transformers.AutoModelForMaskedLM if predicts_masked(config) else transformers.AutoModelForCausalLM
 
 
 def predicts_masked(config: Any) -> bool:
     """Whether the weights are those of a model of masked tokens."""
     return any("MaskedLM" in name for name in getattr(config, "architectures", None) or ())
+
+
+def predicts_spans(config: Any) -> bool:
+    """Whether the weights are those of an encoder-decoder that writes, as T5's: asked for missing spans."""
+    both = getattr(config, "is_encoder_decoder", False)
+    return both and any("ConditionalGeneration" in name for name in getattr(config, "architectures", None) or ())
 
 
 def load_model(
@@ -117,9 +130,7 @@ def load_model(
             f"{no_model(name, causal)}: there are no safetensors weights; pickled ones are not read: convert them first"
         )
     wanted = "auto" if dtype == "auto" else getattr(torch, dtype)
-    auto = hugging_face()
-    language = auto.AutoModelForMaskedLM if predicts_masked(config) else auto.AutoModelForCausalLM
-    kind = language if causal else model_class(config)
+    kind = language_class(config) if causal else model_class(config)
     with one_line(name, no_model(name, causal)):
         model = with_weights(
             kind, name, config=config, dtype=wanted, revision=revision, trust_remote_code=trust_remote_code
