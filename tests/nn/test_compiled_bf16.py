@@ -36,7 +36,11 @@ CASES = [
     "prores(geonorm)",
     "modern",
 ]
-COMPILED = ["geonorm", "mhc"]
+COMPILED = [
+    "pre", "post", "peri", "sandwich", "olmo2", "deepnorm", "keel", "lns", "sqrt", "mix", "first", "per_kind",
+    "geonorm", "mhc", "prores(geonorm)",
+]  # fmt: skip
+"""Those that have been run compiled; the others are checked eagerly alone."""
 IDS = torch.arange(32).view(2, 16) * 7 % 61
 
 
@@ -113,7 +117,7 @@ def test_eager_is_as_near_as_bf16_allows(case: str) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize("case", COMPILED)
 def test_compiled_is_as_near_as_bf16_allows(case: str) -> None:
-    """One graph for all blocks. That takes a core minutes for each scheme: the others are checked eagerly alone."""
+    """One graph for all blocks."""
     check(case, compiled=True)
 
 
