@@ -18,7 +18,7 @@ RECIPE = settings(
     checkpoint__every=500, checkpoint__keep=4, runtime__compile="true", runtime__tensorboard="false",
 )  # fmt: skip
 """1.02M tokens at one width; 65,536 held-out tokens spread over the five books, for the whole of them would take a
-third as long as the training at 36 blocks. The weights of every evaluation stay: the use of blocks is probed in them."""
+third as long as the training at 36 blocks. The weights of every evaluation stay: the use of blocks is probed there."""
 LAYERS = (36, 12, 4)
 DECAYS = ("geonorm", "geonorm(decay=sqrt)", "geonorm(decay=0.75)")
 OTHERS = ("lns", "keel", "deepnorm", "pre(entry=embedding)", "geonorm(entry=embedding)")
