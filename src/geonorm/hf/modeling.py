@@ -174,7 +174,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
         self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers), norm)
         self.one_stream = state_of(self.entry.scheme) == "one stream"
-        self.rotary, self.layer_types = rotary_of(c), layer_types(c)
+        self.rotary, self.scaling, self.layer_types = rotary_of(c), c.scaling, layer_types(c)
         self.gradient_checkpointing = False
         for module in self.modules():
             if isinstance(module, Attend):
@@ -301,8 +301,8 @@ class GeoNormGenerationMixin(GenerationMixin):
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any) -> Any:
         """As transformers does it; where a rotation for long texts turns all tokens anew, so are keys and values."""
-        rule, past = self.config.shape().scaling, past_key_values.get_seq_length() if past_key_values is not None else 0
-        if past and rule is not None and rule.renews(past, input_ids.shape[1]):
+        rule, cache = self.model.scaling, past_key_values
+        if rule is not None and cache is not None and rule.renews(cache.get_seq_length(), input_ids.shape[1]):
             past_key_values = kwargs["next_sequence_length"] = None
         return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
 

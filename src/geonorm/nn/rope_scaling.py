@@ -160,7 +160,7 @@ class LongRope(RopeScaling):
         return usual if self.attention_factor is None else self.attention_factor
 
     def renews(self, past: int, tokens: int) -> bool:
-        return past <= self.original < tokens
+        return 0 < past <= self.original < tokens
 
     def fit(self, dim: int) -> None:
         super().fit(dim)
