@@ -244,6 +244,7 @@ class GeoNormEncoderDecoderModel(GeoNormEncoderDecoderPreTrainedModel):
     def __init__(self, config: GeoNormEncoderDecoderConfig) -> None:
         super().__init__(config)
         self.encoder, self.decoder = GeoNormEncoder(config), GeoNormCrossDecoder(config)
+        self.scaling = config.shape().scaling
         self.post_init()
 
     def ends(self) -> tuple[End, End]:
