@@ -41,9 +41,9 @@ class GeoNormEncoderDecoderConfig(GeoNormConfig):
     """
 
     model_type = "geonorm_encoder_decoder"
-    base_model_tp_plan: ClassVar[dict[str, str]] = {}
-    base_model_pp_plan: ClassVar[dict[str, Any]] = {}
-    base_model_fsdp_plan: ClassVar[dict[Any, str]] = {}
+    base_model_tp_plan: ClassVar[Any] = None
+    base_model_pp_plan: ClassVar[Any] = None
+    base_model_fsdp_plan: ClassVar[Any] = None
 
     is_encoder_decoder: bool = True
     decoder_start_token_id: int | None = None
@@ -244,6 +244,7 @@ class GeoNormEncoderDecoderModel(GeoNormEncoderDecoderPreTrainedModel):
     def __init__(self, config: GeoNormEncoderDecoderConfig) -> None:
         super().__init__(config)
         self.encoder, self.decoder = GeoNormEncoder(config), GeoNormCrossDecoder(config)
+        self.scaling = config.shape().scaling
         self.post_init()
 
     def ends(self) -> tuple[End, End]:

@@ -297,8 +297,6 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
 class GeoNormGenerationMixin(GenerationMixin):
     """What writes a text, or an answer, with a cache."""
 
-    config: Any
-
     def prepare_inputs_for_generation(self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any) -> Any:
         """As transformers does it; where a rotation for long texts turns all tokens anew, so are keys and values."""
         rule, cache = self.model.scaling, past_key_values
