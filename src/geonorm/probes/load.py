@@ -14,6 +14,8 @@ from safetensors import SafetensorError
 from ..errors import CheckpointError, ConfigError, GeonormError, cause, near_folder
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+IMAGES = "ForImageClassification"
+"""How the class of a model of images ends."""
 PATIENCE = 5.0
 """Seconds in which the hub must answer whether it has a model."""
 
@@ -87,15 +89,23 @@ def model_class(config: Any) -> Any:
     """The class that the weights were saved from, or, where transformers does not have it, what stands for its kind."""
     transformers = hugging_face()
     names = getattr(config, "architectures", None) or ()
-    causal = any("CausalLM" in name for name in names)
-    masked = transformers.AutoModelForMaskedLM if predicts_masked(config) else transformers.AutoModel
-    other = transformers.AutoModelForCausalLM if causal else masked
+    tasks = {
+        "CausalLM": transformers.AutoModelForCausalLM,
+        "MaskedLM": transformers.AutoModelForMaskedLM,
+        IMAGES: transformers.AutoModelForImageClassification,
+    }
+    other = next((kind for task, kind in tasks.items() if any(task in name for name in names)), transformers.AutoModel)
     return next((getattr(transformers, name) for name in names if hasattr(transformers, name)), other)
 
 
 def predicts_masked(config: Any) -> bool:
     """Whether the weights are those of a model of masked tokens."""
     return any("MaskedLM" in name for name in getattr(config, "architectures", None) or ())
+
+
+def tells_images(config: Any) -> bool:
+    """Whether the weights are those of a model that tells classes of images apart."""
+    return any(IMAGES in name for name in getattr(config, "architectures", None) or ())
 
 
 def load_model(
@@ -119,7 +129,7 @@ def load_model(
     wanted = "auto" if dtype == "auto" else getattr(torch, dtype)
     auto = hugging_face()
     language = auto.AutoModelForMaskedLM if predicts_masked(config) else auto.AutoModelForCausalLM
-    kind = language if causal else model_class(config)
+    kind = language if causal and not tells_images(config) else model_class(config)
     with one_line(name, no_model(name, causal)):
         model = with_weights(
             kind, name, config=config, dtype=wanted, revision=revision, trust_remote_code=trust_remote_code
@@ -144,6 +154,14 @@ def load_model_tokenizer(name: str, *, revision: str | None = None, trust_remote
     """The tokenizer beside a model. ConfigError where there is none."""
     with one_line(name, f"no tokenizer in {name} that can be read; geonorm probe takes another with --tokenizer"):
         return hugging_face().AutoTokenizer.from_pretrained(
+            name, revision=revision, trust_remote_code=trust_remote_code
+        )
+
+
+def load_processor(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """What makes pixels of images beside a model. ConfigError where there is none."""
+    with one_line(name, f"no preprocessor_config.json in {name} that can be read: how it reads images is not known"):
+        return hugging_face().AutoImageProcessor.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code
         )
 
