@@ -139,6 +139,33 @@ def test_tables_and_figures_of_014(tmp_path: Path) -> None:
     assert "Loss of masked tokens" in drawn[0] and "Gradient over depth" in drawn[1]
 
 
+def test_differences_at_equal_rates_are_paired_and_moderated(tmp_path: Path) -> None:
+    """Two pairs at one rate, two at another, one at a third; a seed without a twin is in no pair. Equal spreads are
+    pooled: sd 0.01 with two degrees of freedom, t = 4.303."""
+    losses = {
+        "pre": {(1e-3, 0): 3.0, (1e-3, 1): 3.1, (2e-3, 0): 3.2, (2e-3, 1): 3.2, (4e-3, 0): 3.4, (4e-3, 1): 9.0},
+        "geonorm": {(1e-3, 0): 3.1, (1e-3, 1): 3.2 + 0.02**0.5 / 10, (2e-3, 0): 3.0, (2e-3, 1): 3.0 + 0.02**0.5 / 10,
+                    (4e-3, 0): 3.4, (8e-3, 0): 1.0},
+    }  # fmt: skip
+    runs = [
+        {"run": f"books-{s}-lr{lr:g}-seed{n}", "scheme": s, "lr": lr, "seed": n, "val_loss": loss, "status": "finished"}
+        for s, found in losses.items()
+        for (lr, n), loss in found.items()
+    ]
+    made = runpy.run_path(str(ROOT / "curves.py"))
+    gaps = {gap.lr: gap for gap in made["compare_at_rates"](runs, "pre")}
+    half = 0.02**0.5 / 20
+    assert {lr: gap.mean for lr, gap in gaps.items()} == pytest.approx({1e-3: 0.1 + half, 2e-3: -0.2 + half, 4e-3: 0})
+    assert gaps[1e-3].high - gaps[1e-3].mean == pytest.approx(4.3027 * 0.01 / 2**0.5, rel=1e-3)
+    assert gaps[4e-3].high == pytest.approx(4.3027 * 0.01, rel=1e-3) and list(gaps[4e-3].pairs) == [0]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
+    made["main"](tmp_path, "pre", "geonorm")
+    assert "| `geonorm` | 8e-3 | 1 | 1.0000 | – |" in (tmp_path / "rates.md").read_text()
+    assert "at the same rate" in (tmp_path / "figures" / "rates.svg").read_text()
+    with pytest.raises(SystemExit, match="no runs of post"):
+        made["main"](tmp_path, "pre", "post")
+
+
 def test_every_run_of_015_is_a_command(tmp_path: Path) -> None:
     """Of every way a command; conversions spend as many tokens as the runs from scratch."""
     grid = runpy.run_path(str(ROOT / "015-conversion" / "runs.py"))["plan"](tmp_path)
@@ -155,6 +182,27 @@ def test_every_run_of_015_is_a_command(tmp_path: Path) -> None:
     assert {name: c.to for name, c in seen.items() if "baseline" in name} == {
         "raw-baseline-seed0": "pre(entry=embedding)", "sphere-baseline-seed0": "pre",
     }  # fmt: skip
+
+
+def test_the_table_of_015_says_what_each_way_reached() -> None:
+    """Two seeds of a source: abrupt ends 0.1 above its baseline, global 0.1 below it after 3/4 of its way there."""
+    own = runpy.run_path(str(ROOT / "015-conversion" / "runs.py"))
+
+    def row(end: float, begin: float, status: str = "finished") -> dict[str, Any]:
+        course = [[2000, begin + (end - begin) / 2], [4000, end]]
+        return {"status": status, "val_loss": end, "conversion": {"loss_at_start": begin}, "course": course}
+
+    rows = {}
+    for seed, noise in enumerate((0.0, 0.01)):
+        rows[f"raw-baseline-seed{seed}"] = row(3.0 + noise, 3.2)
+        rows[f"raw-abrupt-seed{seed}"] = row(3.1 + 2 * noise, 5.0)
+        rows[f"raw-global-seed{seed}"] = row(2.9 + noise, 3.3 + noise)
+        rows[f"raw-match-seed{seed}"] = row(9.0, 9.0, "diverged")
+    text = own["tabulate"](rows)
+    assert "| raw | abrupt | 2 | 5.0000 | 3.1100 | +0.1050 [+0.0415, +0.1685] | never |" in text
+    assert "| raw | global | 2 | 3.3050 | 2.9050 | -0.1000 [-0.1000, -0.1000] | 0.77M |" in text
+    assert "| raw | baseline | 2 | 3.2000 | 3.0050 | – | – |" in text and "match" not in text
+    assert "| raw | global | abrupt | -0.2050 [-0.2685, -0.1415] |" in text and "| raw | global | baseline |" in text
 
 
 @pytest.mark.slow

@@ -149,25 +149,31 @@ def table(rows: list[Facts]) -> str:
 
 
 def draw(rows: list[Facts]) -> None:
-    """Lengths over sub-layers, of streams that grow, with both limits through their ends."""
+    """Lengths over sub-layers, of streams that grow, with both limits through their ends: a chart for each depth."""
     rows = [row for row in rows if row["growth"]["all"]["order"] is not None]
-    shown = {row["scheme"] + (f", {row['lr']:g}" if row["state"] == "trained" else ", drawn"): row for row in rows}
-    last = max(len(row["radius"]) for row in rows) - 1
-    y = Axis.around([r for row in rows for r in row["radius"]], log=True, title="|x|, logarithmic")
-    x = Axis(-0.3, last + 0.3, title="sub-layers passed", labels=range(last + 1))
-    note = "Through the ends, dotted: |x|² grows evenly (sqrt); thin: |x| does (linear)."
-    chart = Chart("Length of the stream", x, y, looks(list(shown)), note, width=560, height=300)
-    for name, row in shown.items():
-        radii = row["radius"]
-        chart.line(name, list(enumerate(radii)))
-        for place, r in enumerate(radii):
-            chart.mark(name, place, r, f"{name} · {place}: {r:.3g}")
-        for order, kind in ((2, "dotted"), (1, "thin")):
-            first, end = radii[0] ** order, radii[-1] ** order
-            points = [(s / 10, (first + (end - first) * s / 10 / last) ** (1 / order)) for s in range(10 * last + 1)]
-            chart.line(name, points, kind)
-    about = "experiment 017 · 0.33M parameters · 4 layers · books · one seed"
-    save_figures({"trained": figure([chart], about)}, HERE / "figures")
+    charts = []
+    for last in sorted({len(row["radius"]) - 1 for row in rows}):
+        own = [row for row in rows if len(row["radius"]) - 1 == last]
+        shown = {row["scheme"] + (f", {row['lr']:g}" if row["state"] == "trained" else ", drawn"): row for row in own}
+        y = Axis.around([r for row in own for r in row["radius"]], log=True, title="|x|, logarithmic")
+        x = Axis(-0.3, last + 0.3, title="sub-layers passed", labels=range(0, last + 1, max(1, last // 8)))
+        note = "Through the ends, dotted: |x|² grows evenly (sqrt); thin: |x| does (linear)."
+        title = f"Length of the stream, {last // 2} blocks"
+        chart = Chart(title, x, y, looks(list(shown)), note, width=560, height=300, own_legend=True)
+        for name, row in shown.items():
+            radii = row["radius"]
+            chart.line(name, list(enumerate(radii)))
+            for place, r in enumerate(radii):
+                chart.mark(name, place, r, f"{name} · {place}: {r:.3g}")
+            for order, kind in ((2, "dotted"), (1, "thin")):
+                first, end = radii[0] ** order, radii[-1] ** order
+                points = [
+                    (s / 10, (first + (end - first) * s / 10 / last) ** (1 / order)) for s in range(10 * last + 1)
+                ]
+                chart.line(name, points, kind)
+        charts.append(chart)
+    about = "experiments 017 (4 blocks) and 012 · width 64 · books · one seed"
+    save_figures({"trained": figure(charts, about, columns=1)}, HERE / "figures")
 
 
 def main(data: str, folders: list[Path]) -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from curves import draw_losses
 from rates import largest_stable, read_losses
 
 from geonorm.lab.runs.statistics import Interval, Row, aggregate, paired_interval, usable
@@ -91,25 +91,6 @@ def tabulate(runs: Runs) -> list[str]:
     return markdown_lines(HEAD, cells)
 
 
-def draw(name: str, runs: Runs) -> Chart:
-    """Loss against rate: the mean over seeds, and every run."""
-    told, unit = FAMILIES[name]
-    ends = [run for run in runs if usable(run)]
-    schemes = list(dict.fromkeys(run["scheme"] for run in runs))
-    # what does not learn would press what does into a line
-    high = 1.5 * min(run["val_loss"] for run in ends)
-    y = Axis.around([run["val_loss"] for run in ends if run["val_loss"] <= high], title=f"loss ({unit})")
-    x = Axis.around([run["lr"] for run in runs], log=True, title="highest learning rate", form="~e")
-    chart = Chart(f"Loss of {told}", x, y, looks(schemes), "Lines: means over seeds. Marks: runs.", own_legend=True)
-    for scheme in schemes:
-        own = [run for run in ends if run["scheme"] == scheme]
-        means = read_losses([run for run in runs if run["scheme"] == scheme])
-        chart.line(scheme, [(lr, loss if loss < math.inf else math.nan) for lr, loss in means.items()])
-        for run in own:
-            chart.mark(scheme, run["lr"], run["val_loss"], f"seed {run['seed']}: {run['val_loss']:.4f}")
-    return chart
-
-
 def draw_depth(runs: Runs, rows: Sequence[Mapping[str, str]]) -> list[Chart]:
     """What stands over depth, one line a scheme: its first seed at the best rate, the last step of the trace."""
     best = {row["scheme"]: row["lr"] for row in aggregate(runs) if row["n"]}
@@ -148,7 +129,11 @@ def main(experiment: Path) -> None:
     print(experiment / "table.md")
     (experiment / "figures").mkdir(exist_ok=True)
     drawn = {
-        "rates": [draw(name, runs) for name, runs in families.items() if any(map(usable, runs))],
+        "rates": [
+            draw_losses(f"Loss of {FAMILIES[name][0]}", FAMILIES[name][1], runs)
+            for name, runs in families.items()
+            if any(map(usable, runs))
+        ],
         "depth": draw_depth(families.get("vision", []), read_traces(experiment)),
     }
     for name, charts in drawn.items():

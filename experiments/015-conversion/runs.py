@@ -3,6 +3,7 @@
     python experiments/015-conversion/runs.py run SOURCES OUT      converts and trains what is missing, under OUT
     python experiments/015-conversion/runs.py keep SOURCES OUT     adds what has finished to results.jsonl
     python experiments/015-conversion/runs.py figure               results.jsonl as figures/course.svg
+    python experiments/015-conversion/runs.py table                results.jsonl as table.md
 
 SOURCES is the folder of the runs of experiment 017. Stopped at any moment, the same command goes on. Started twice, two
 are made at a time.
@@ -13,7 +14,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -34,6 +38,8 @@ WAYS = {
     "baseline": settings(way="abrupt"),
 }
 """baseline: Pre-Norm trained on for as many tokens, what any way is compared with."""
+CONVERTED = ("abrupt", "match", "global", "layers")
+BESIDE = ("baseline", "scratch")
 RATE, STEPS, SEEDS = 1.8e-3, 4000, 3
 BATCH = 2 * 128
 MEASURED = settings(
@@ -89,50 +95,152 @@ def carry_out(sources: Path, out: Path) -> int:
 
 
 def keep(out: Path) -> None:
-    """Adds what has finished to results.jsonl, each with the course of its validation loss."""
+    """Adds what has finished to results.jsonl, each with the course of its loss on a part of the validation text."""
     known = read_kept(HERE)
     for name, row in read_finished(out).items():
         metrics = {each["step"]: each for each in read_lines(out / name / "metrics.jsonl")}
-        known[name] = {
-            "run": name,
-            **row,
-            "course": [[s, r["val_loss"]] for s, r in metrics.items() if "val_loss" in r],
-        }
+        course = [[s, r.get("val_loss_part", r["val_loss"])] for s, r in metrics.items() if "val_loss" in r]
+        known[name] = {"run": name, **row, "course": course}
     text = "".join(json.dumps(known[name]) + "\n" for name in sorted(known))
     (HERE / "results.jsonl").write_text(text, encoding="utf-8")
     print(f"{len(known)} on record")
 
 
-def figure() -> None:
-    """Validation loss against tokens, a line for each result; a conversion's begins with the loss before its first
-    step."""
-    from geonorm.report.vega import Figure
+Cells = dict[tuple[str, str], dict[str, dict[str, Any]]]
 
-    rows: list[dict[str, Any]] = []
-    for name, row in read_kept(HERE).items():
+
+def sort_results(rows: Mapping[str, dict[str, Any]]) -> Cells:
+    """By source and way, then by seed, what came to its end."""
+    cells: Cells = {}
+    for name, row in sorted(rows.items()):
         start, way, seed = name.split("-")
-        begin = row.get("conversion", {}).get("loss_at_start")
-        course = [*([[0, begin]] if begin is not None else []), *row["course"]]
-        rows += [{"start": start, "way": way, "seed": seed, "Mtokens": s * BATCH / 1e6, "loss": v} for s, v in course]
-    spec = {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "data": {"values": rows},
-        "mark": {"type": "line", "clip": True},
-        "encoding": {
-            "x": {"field": "Mtokens", "type": "quantitative", "title": "million tokens"},
-            "y": {"field": "loss", "type": "quantitative", "title": "validation loss", "scale": {"zero": False}},
-            "color": {"field": "way", "type": "nominal"},
-            "detail": {"field": "seed"},
-            "column": {"field": "start", "type": "nominal"},
-        },
-    }
+        if row["status"] == "finished":
+            cells.setdefault((start, way), {})[seed] = row
+    return cells
+
+
+def course_of(row: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Million tokens and the loss behind them; a conversion's begins before its first step."""
+    begin = row.get("conversion", {}).get("loss_at_start")
+    return [*([(0.0, begin)] if begin is not None else []), *((s * BATCH / 1e6, loss) for s, loss in row["course"])]
+
+
+def draw_course(start: str, cells: Cells) -> Any:
+    """A line for each result of a source. The first moments of what begins far away lie above the frame."""
+    from geonorm.report.style import looks
+    from geonorm.report.vega import Axis, Chart
+
+    lines = [(way, course_of(row)) for way in (*CONVERTED, *BESIDE) for row in cells.get((start, way), {}).values()]
+    near = [loss for way, line in lines for _, loss in line[1 if way != "scratch" else -1 :]]
+    chart = Chart(
+        f"From {read_scheme(start)} to {TARGETS[start]}",
+        Axis.around([tokens for _, line in lines for tokens, _ in line], title="million tokens"),
+        Axis.around(near, title="validation loss (nats per token)"), looks([*CONVERTED, *BESIDE]),
+        "A line a seed, on a part of the validation text. Where a way begins above the frame is in table.md.",
+    )  # fmt: skip
+    for way, line in lines:
+        chart.line(way, line)
+    return chart
+
+
+def figure() -> None:
+    """Validation loss against tokens, source beside source."""
+    from geonorm.report.vega import Figure
+    from geonorm.report.vega import figure as side_by_side
+
+    cells = sort_results(read_kept(HERE))
+    charts = [draw_course(start, cells) for start in SOURCES if any(place[0] == start for place in cells)]
     (HERE / "figures").mkdir(exist_ok=True)
-    print(Figure(spec).save(HERE / "figures" / "course.svg"))
+    print(Figure(side_by_side(charts, HERE.name)).save(HERE / "figures" / "course.svg"))
+
+
+def differ(cells: Cells, start: str, way: str, other: str) -> Any:
+    """Loss of a way less that of the other on the whole validation text, paired by seed, with its interval."""
+    from geonorm.lab.runs.statistics import paired_interval
+
+    own, theirs = cells.get((start, way), {}), cells.get((start, other), {})
+    return paired_interval([own[seed]["val_loss"] - theirs[seed]["val_loss"] for seed in own if seed in theirs])
+
+
+def reach(line: Sequence[tuple[float, float]], loss: float) -> float | None:
+    """Million tokens after which a course is at a loss, straight between its points; None where it never is."""
+    if line[0][1] <= loss:
+        return line[0][0]
+    for (before, high), (after, low) in pairwise(line):
+        if low <= loss:
+            return before + (after - before) * (high - loss) / (high - low)
+    return None
+
+
+def show_reached(cells: Cells, start: str, way: str) -> str:
+    """Tokens until a way is where the baseline of its seed ends, on the part of the text that courses are about."""
+    ends = {seed: row["course"][-1][1] for seed, row in cells.get((start, "baseline"), {}).items()}
+    found = [reach(course_of(row), ends[seed]) for seed, row in cells[start, way].items() if seed in ends]
+    there = [tokens for tokens in found if tokens is not None]
+    if not there:
+        return "never" if found else "–"
+    return f"{mean(there):.2f}M" + (f" ({len(there)} of {len(found)})" if len(there) < len(found) else "")
+
+
+def show_interval(found: Any) -> str:
+    if found.n < 2:
+        return f"{found.mean:+.4f}" if found.n else "–"
+    return f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+
+
+def tabulate(rows: Mapping[str, dict[str, Any]]) -> str:
+    """table.md: what each way costs and reaches, and the family that was registered."""
+    from geonorm.lab.runs.significance import holm
+
+    cells = sort_results(rows)
+    lines = [
+        "Losses in nats per token, means over seeds: at the start on a part of the validation text, after on all of "
+        "it. Differences are paired by seed, with 95 % intervals.",
+        "",
+        "| source | way | n | at the start | after | less baseline | tokens to the baseline's last loss |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for start in SOURCES:
+        for way in (*CONVERTED, *BESIDE):
+            if (own := cells.get((start, way))) is None:
+                continue
+            starts = [row["conversion"]["loss_at_start"] for row in own.values() if "conversion" in row]
+            beside = ["–", "–"]
+            if way != "baseline":
+                beside = [show_interval(differ(cells, start, way, "baseline")), show_reached(cells, start, way)]
+            after = mean(row["val_loss"] for row in own.values())
+            known = [start, way, str(len(own)), f"{mean(starts):.4f}" if starts else "–", f"{after:.4f}", *beside]
+            lines.append(f"| {' | '.join(known)} |")
+    family = []
+    for start in SOURCES:
+        family += [(start, way, "abrupt", differ(cells, start, way, "abrupt")) for way in CONVERTED[1:]]
+        ended = {
+            way: mean(r["val_loss"] for r in cells[start, way].values()) for way in CONVERTED if (start, way) in cells
+        }
+        if ended:
+            best = min(ended, key=lambda way: ended[way])
+            family.append((start, best, "baseline", differ(cells, start, best, "baseline")))
+    adjusted = holm([found.p for *_, found in family])
+    lines += [
+        "",
+        "The registered family:",
+        "",
+        "| source | way | less | difference | p (Holm) |",
+        "|---|---|---|---|---|",
+    ]
+    for (start, way, other, found), p in zip(family, adjusted, strict=True):
+        if found.n:
+            shown = "–" if p is None else f"{p:.2g}"
+            lines.append(f"| {start} | {way} | {other} | {show_interval(found)} | {shown} |")
+    return "\n".join(lines) + "\n"
 
 
 def main(verb: str, *where: str) -> int:
     if verb == "figure":
         figure()
+    elif verb == "table":
+        (HERE / "table.md").write_text(tabulate(read_kept(HERE)), encoding="utf-8")
+        print(HERE / "table.md")
     elif verb == "keep":
         keep(Path(where[1]))
     else:
@@ -141,6 +249,6 @@ def main(verb: str, *where: str) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != {"run": 4, "keep": 4, "figure": 2}.get(sys.argv[1] if len(sys.argv) > 1 else ""):
+    if len(sys.argv) != {"run": 4, "keep": 4, "figure": 2, "table": 2}.get(sys.argv[1] if len(sys.argv) > 1 else ""):
         sys.exit(__doc__)
     sys.exit(main(*sys.argv[1:]))

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("parameterized")
 
-THEIRS = {"ngpt": {"resize_embeddings_untied", "resize_tokens_embeddings"}}
+THEIRS = {name: {"resize_embeddings_untied", "resize_tokens_embeddings"} for name in ("ngpt", "bothngpt")}
 """Tests that fail for reasons that are theirs (docs/parity.md), by scheme."""
 
 
@@ -34,7 +34,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.net
-@pytest.mark.parametrize("scheme", ["geonorm", "ngpt", "hyper", "masked", "visionGeonorm"])
+@pytest.mark.parametrize(
+    "scheme", ["geonorm", "ngpt", "hyper", "masked", "bothgeonorm", "bothngpt", "bothhyper", "visionGeonorm"]
+)
 def test_common_tests_of_transformers(scheme: str, source: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.md"
     words = [str(source), "--table", str(table), "-k", f"Test{scheme[0].upper()}{scheme[1:]}"]

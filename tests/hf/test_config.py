@@ -103,7 +103,11 @@ def test_rope_parameters_become_a_rule(given: dict[str, Any], text: str, tmp_pat
     [
         ({"hidden_act": "gelu"}, "of those only silu is built; mlp='gelu' is that without a gate"),
         ({"hidden_act": "tanh"}, "mlp is one of swiglu, gelu, gelu_tanh, relu2"),
-        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "unknown model.rope_scaling 'longrope'"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
+            "longrope needs short_factor: longrope(factor=4, ",
+        ),
+        ({"rope_parameters": {"rope_type": "proportional"}}, "unknown model.rope_scaling 'proportional'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "model.rope_scaling linear needs a factor"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "fast": 1}}, "'model.rope_scaling.fast'"),
         ({"rope_scaling": "yarn(factor=2)"}, "rope_scaling must be a mapping as transformers has it"),

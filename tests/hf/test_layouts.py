@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ THEIRS: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 8},
     "olmo": {"clip_qkv": None},
     "olmo2": {},
+    "olmo3": {"layer_types": ["full_attention"] * 2},
     "gemma2": {
         "head_dim": 8, "query_pre_attn_scalar": 8, "hidden_activation": "silu", "attn_logit_softcapping": None,
         "final_logit_softcapping": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": False,
@@ -94,7 +96,7 @@ def close(a: Any, b: Any) -> None:
 
 def stock(model_type: str, **settings: Any) -> Any:
     """A tiny model of transformers with random weights, gains and biases included."""
-    given = {**SIZE, **THEIRS[model_type], **settings, "bos_token_id": 1, "eos_token_id": 2}
+    given = {**SIZE, **THEIRS[model_type.split(" of long")[0]], **settings, "bos_token_id": 1, "eos_token_id": 2}
     given = {name: value for name, value in given.items() if value is not None or name not in OLD}
     config = transformers.AutoConfig.for_model(model_type.split(" ")[0], **given, pad_token_id=None)
     torch.manual_seed(0)
@@ -145,6 +147,11 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }  # fmt: skip
+LONG_OLMO3 = {"layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 64}
+LONGROPE = {
+    "rope_type": "longrope", "original_max_position_embeddings": 16,
+    "short_factor": [1.0, 1.0299999713897705, 1.1, 1.5], "long_factor": [1.5, 2.0, 7.25, 30.0],
+}  # fmt: skip
 
 
 @torch.no_grad()
@@ -155,12 +162,15 @@ LLAMA3 = {
         ("llama", {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}),
         *[(model_type, YARN) for model_type in ("qwen2", "qwen3", "olmo2", "falcon", "starcoder2")],
         *[(model_type, LINEAR) for model_type in ("gpt_neox in part", "stablelm")],
+        *[(model_type, LONGROPE) for model_type in ("llama", "phi3")],
+        ("phi3", {**LONGROPE, "original_max_position_embeddings": 64, "attention_factor": 1.25}),
     ],
 )
 def test_scaled_rotation_goes_over_and_back(model_type: str, rule: dict[str, Any], tmp_path: Path) -> None:
     """Texts as long as the context and longer; the rule is in the stock configuration again."""
     rope = {**rule, "rope_theta": 1e4, **({"partial_rotary_factor": 0.25} if model_type.endswith("part") else {})}
-    theirs = stock(model_type, rope_parameters=rope, max_position_embeddings=64).double()
+    more = {name: rope[name] for name in ("original_max_position_embeddings",) if model_type == "phi3"}
+    theirs = stock(model_type, rope_parameters=rope, max_position_embeddings=64, **more).double()
     theirs.save_pretrained(tmp_path / "theirs")
     ours = hf.load_stock(tmp_path / "theirs")
     hf.to_stock(ours, model_type.split(" ")[0]).save_pretrained(tmp_path / "again")
@@ -179,6 +189,8 @@ def test_scaled_rotation_goes_over_and_back(model_type: str, rule: dict[str, Any
         "pad_token_id": 0,
     }
     assert torch.equal(ours.generate(**prompt), theirs.generate(**prompt))
+    hf.apply(theirs, ours.config.scheme)
+    close(theirs(long).logits, expected)
 
 
 @torch.no_grad()
@@ -190,13 +202,21 @@ def test_scaled_rotation_goes_over_and_back(model_type: str, rule: dict[str, Any
         ("phi3", {}, None),
         ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}, None),
         ("gemma2", {"layer_types": ["sliding_attention", "full_attention"]}, 2),
+        ("olmo3", {"layer_types": ["sliding_attention", "full_attention"]}, 2),
+        ("olmo3", {"layer_types": ["sliding_attention"] * 2}, None),
+        ("olmo3 of long texts", {**LONG_OLMO3, "rope_parameters": {"full_attention": YARN}}, 2),
+        (
+            "olmo3 of long texts",
+            {**LONG_OLMO3, "rope_parameters": {"full_attention": YARN, "sliding_attention": YARN}},
+            2,
+        ),
     ],
 )
 def test_windows_go_over_and_back(model_type: str, settings: dict[str, Any], every: int | None, tmp_path: Path) -> None:
-    theirs = stock(model_type, sliding_window=5, attention_dropout=0.25, **settings)
+    theirs = stock(model_type, sliding_window=5, attention_dropout=0.25, **deepcopy(settings))
     theirs.save_pretrained(tmp_path / "theirs")
     ours = hf.load_stock(tmp_path / "theirs")
-    shape = ours.config.shape()
+    shape, model_type = ours.config.shape(), theirs.config.model_type
     assert (shape.window, shape.full_every, shape.attn_dropout) == (5, every, 0.25)
     again = hf.to_stock(ours, model_type)
     long = torch.randint(61, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -204,6 +224,11 @@ def test_windows_go_over_and_back(model_type: str, settings: dict[str, Any], eve
     close(ours(long).logits, expected)
     close(again(long).logits, expected)
     assert again.config.sliding_window == 5 and again.config.attention_dropout == 0.25
+    kinds = set(settings.get("layer_types", ())) if model_type == "olmo3" else ()
+    for kind in kinds:  # what has the rule, and what has not
+        given = settings.get("rope_parameters", {}).get(kind, {"rope_type": "default"})
+        assert given.items() <= again.config.rope_parameters[kind].items()
+        assert again.config.rope_parameters[kind]["rope_type"] == given["rope_type"]
     prompt = {"input_ids": long[:, :3], "max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     assert torch.equal(ours.generate(**prompt), theirs.generate(**prompt))
 
@@ -249,16 +274,9 @@ def test_what_has_no_equal_is_refused(fields: dict[str, Any], said: str, build: 
             "qwen2 with layer_types=full_attention, sliding_attention has no equal here",
         ),
         (
-            "phi3",
-            {
-                "rope_parameters": {
-                    "rope_type": "longrope",
-                    "rope_theta": 1e4,
-                    "long_factor": [1.0] * 4,
-                    "short_factor": [1.0] * 4,
-                },
-            },
-            "unknown model.rope_scaling 'longrope'",
+            "llama",
+            {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}},
+            "unknown model.rope_scaling 'proportional'",
         ),
         (
             "llama",
@@ -266,6 +284,14 @@ def test_what_has_no_equal_is_refused(fields: dict[str, Any], said: str, build: 
             "llama with partial_rotary_factor=0.5 has no equal here, only with partial_rotary_factor=1.0",
         ),
         ("olmo", {"clip_qkv": 1.0}, "olmo with clip_qkv=1.0 has no equal here"),
+        (
+            "olmo3",
+            {
+                "layer_types": ["sliding_attention", "full_attention"],
+                "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}},
+            },
+            "rope_parameters with sliding_attention=",
+        ),
         ("gemma2", {"attn_logit_softcapping": 50.0}, "gemma2 with attn_logit_softcapping=50.0"),
         ("gemma2", {"query_pre_attn_scalar": 16}, "gemma2 with query_pre_attn_scalar=16"),
         ("gemma2", {"tie_word_embeddings": True}, "gemma2 with tie_word_embeddings=True"),
@@ -310,6 +336,8 @@ def test_an_architecture_by_name(build: Any, ids: Any) -> None:
         hf.to_stock(build("pre", sliding_window=4), "llama")
     with pytest.raises(ConfigError, match=r"mistral has no equal for model.full_every=2, not None"):
         hf.to_stock(build("pre", sliding_window=4, full_every=2), "mistral")
+    with pytest.raises(ConfigError, match=r"mistral has no equal for model.rope_scaling=.*, not the same in windows"):
+        hf.to_stock(build("pre", sliding_window=4, rotary_scaling="linear(factor=2, windows=false)"), "mistral")
     biased = build("pre(entry=embedding)", bias=True)
     with pytest.raises(
         ConfigError, match=r"qwen2 has no bias at model\.layers\.0\.self_attn\.o_proj, and that of .* is not 0"

@@ -15,7 +15,16 @@ from geonorm.nn.rope_scaling import KINDS, read_scaling
 
 from .tiny import TINY, decoder, ids
 
-RULES = {
+SHORT, LONG = ([1 + pair * slower for pair in range(16)] for slower in (0.0625, 2.125))
+
+
+def words(numbers: list[float]) -> str:
+    return " ".join(f"{number:g}" for number in numbers)
+
+
+FACTORS = f"short_factor={words(SHORT)}, long_factor={words(LONG)}"
+
+RULES: dict[str, dict[str, Any]] = {
     "linear(factor=2.5)": {},
     "dynamic(factor=2)": {},
     "yarn(factor=4, original=64)": {"original_max_position_embeddings": 64},
@@ -29,6 +38,12 @@ RULES = {
     },
     "llama3(factor=3, original=128, low_freq_factor=2, high_freq_factor=16)": {
         "original_max_position_embeddings": 128, "low_freq_factor": 2.0, "high_freq_factor": 16.0,
+    },
+    f"longrope(factor=4, {FACTORS}, original=64)": {
+        "short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 64,
+    },
+    f"longrope(factor=1, {FACTORS}, original=300, attention_factor=1.25)": {
+        "short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 300, "attention_factor": 1.25,
     },
 }  # fmt: skip
 """Rules, and what transformers calls their fields beside the factor. The model's context is 256."""
@@ -72,7 +87,32 @@ def test_text_and_rule_are_one(text: str) -> None:
         ("yarn(4)", "cannot read model.rope_scaling 'yarn(4)'"),
         ("yarn(factor=4", "cannot read model.rope_scaling"),
         ("yarm(factor=4)", "unknown model.rope_scaling 'yarm': did you mean 'yarn'?"),
-        ("longrope(factor=4)", "unknown model.rope_scaling 'longrope'"),
+        (
+            "longrope(factor=4)",
+            "longrope needs short_factor: longrope(factor=4, short_factor=1 1.1, long_factor=1.5 8, original=2048)",
+        ),
+        (
+            "longrope(factor=4, short_factor=1 2, long_factor=1 2, original=64)",
+            "short_factor has 2 numbers, and a head has 16 pairs of",
+        ),
+        (
+            f"longrope(factor=4, short_factor={words(SHORT)}, long_factor=3, original=64)",
+            "long_factor has 1 numbers, and a head has 16",
+        ),
+        (
+            "longrope(factor=4, short_factor=1 0, long_factor=1 2, original=64)",
+            "model.rope_scaling.short_factor must be positive, got 0",
+        ),
+        (
+            "longrope(factor=4, short_factor=1 two, long_factor=1 2, original=64)",
+            "--model.rope-scaling.short-factor takes",
+        ),
+        (
+            "longrope(factor=4, short_factor=1, long_factor=1, original=1)",
+            "model.rope_scaling.original must be at least 2, got 1",
+        ),
+        ("yarn(factor=2, windows=false)", "needs model.window: it leaves blocks with a window alone"),
+        ("yarn(factor=1 2)", "--model.rope-scaling.factor takes"),
         ("yarn(original=64)", "model.rope_scaling yarn needs a factor: yarn(factor=4)"),
         ("linear(factor=0.5)", "model.rope_scaling.factor must be at least 1, got 0.5"),
         ("linear(factor=two)", "--model.rope-scaling.factor takes a number"),
@@ -102,8 +142,7 @@ def test_a_model_that_rotates_nothing_to_scale(fields: dict[str, Any], said: str
 @torch.no_grad()
 @pytest.mark.parametrize("text", [text for text in RULES if not text.startswith("dynamic")])
 def test_decoding_with_a_cache_is_the_whole_sequence_beyond_the_context(text: str) -> None:
-    model = decoder(rope_scaling=text).eval()
-    plain = decoder().eval()
+    model, plain = (decoder(rope_scaling=rule, head_width=32).eval() for rule in (text, None))
     sequence = ids(tokens=3 * TINY.context)
     cache = model.new_cache(3 * TINY.context)
     parts = [model(part, cache) for part in sequence.split([5, 30, 1, 12], dim=1)]
@@ -120,3 +159,34 @@ def test_dynamic_is_plain_up_to_the_context() -> None:
     turn = rotary_of(model.config)
     assert turn is not None and turn(torch.arange(17))[0][1, 1] > turn(torch.arange(16))[0][1, 1]  # slower than before
     assert len(list(generate(model, short, 4, temperature=0.0))) == 4
+
+
+@torch.no_grad()
+def test_longrope_changes_over_at_its_length() -> None:
+    """Behind `original` tokens all turn by the other set, those in a cache, too."""
+    text = "longrope(factor=3, short_factor=1 1 1 1, long_factor=2 3 4 5, original=16, attention_factor=1)"
+    model, sequence = decoder(rope_scaling=text).eval(), ids(tokens=17)
+    short = sequence[:, :16]
+    torch.testing.assert_close(model(short), decoder().eval()(short), rtol=1e-5, atol=1e-6)
+    turn = rotary_of(model.config)
+    assert turn is not None and turn(torch.arange(17))[0][1, 0] > turn(torch.arange(16))[0][1, 0]
+    for tokens in (15, 16, 17):
+        found, slow = (list(generate(model, sequence[:, :tokens], 4, 0.0, cached=cached)) for cached in (True, False))
+        assert torch.equal(torch.cat(found), torch.cat(slow))
+    cache = model.new_cache(17)
+    model(short, cache)  # by hand a cache keeps what is in it, as in transformers
+    assert not torch.allclose(model(sequence[:, 16:], cache)[:, -1], model(sequence)[:, -1], atol=1e-4)
+
+
+@torch.no_grad()
+def test_blocks_with_a_window_may_turn_as_without_the_rule() -> None:
+    """With a cache too; where every block has a window the rule then moves nothing."""
+    text, shape = "yarn(factor=4, windows=false)", {"window": 20}
+    model, sequence = decoder(rope_scaling=text, full_every=2, **shape).eval(), ids(tokens=40)
+    whole = model(sequence)
+    cache = model.new_cache(40)
+    parts = [model(part, cache) for part in sequence.split([5, 30, 1, 4], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
+    for other in (None, "yarn(factor=4)"):
+        assert not torch.allclose(decoder(rope_scaling=other, full_every=2, **shape).eval()(sequence), whole, atol=1e-4)
+    assert torch.equal(*(decoder(rope_scaling=rule, **shape).eval()(sequence) for rule in (text, None)))

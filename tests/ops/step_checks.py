@@ -193,6 +193,23 @@ def check_autocast(device: str) -> None:
     assert dx.isfinite().all() and dw.ne(0).any()
 
 
+def check_a_step_that_grows(device: str) -> None:
+    """A share of the angle is a decay that the kernel reads from memory."""
+    residual = Residual(torch.nn.Identity(), "prores(geonorm, steps=3)", Site(1, "mlp", 4), 64).to(device)
+    for steps in range(0, 8, 2):  # six steps until the second block makes whole ones
+        residual.own.get_buffer("progress.done").fill_(steps)
+        x, u, grad = sample(6, 64, device)
+        angles = residual.scheme.angles(residual.own(), residual.site(x))
+        assert angles is not None and isinstance(angles.post, torch.Tensor)
+        found = run(x, u, grad, angles)
+        inputs = [t.double().requires_grad_() for t in (x, u)]
+        h = torch.tensor(min(steps / 6, 1.0), dtype=torch.float64, device=device)
+        true = geodesic_step(*inputs, AngleMap(post=0.5), h)
+        compare(found, (true, *torch.autograd.grad(true, inputs, grad.double())))
+        with torch.no_grad():
+            assert row_error(geodesic_step(x, u, angles, backend="triton"), true) < 1e-5
+
+
 @triton.jit
 def far_kernel(base, out, length):
     tl.store(out, line(base, 4, length, 0).to(tl.int64) - base.to(tl.int64))

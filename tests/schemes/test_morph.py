@@ -79,14 +79,14 @@ def test_settled_it_is_the_target_and_nothing_else() -> None:
 
 
 def test_by_layers_each_block_has_its_turn() -> None:
-    """Of 4 blocks over 8 steps, block 2 moves in steps 4 to 6: half a cosine, so half of the way after 5."""
+    """Of 4 blocks over 12 steps, block 2 moves in steps 6 to 9 by half a cosine: a quarter of the way after a third."""
     shares = []
-    residual = Residual(torch.nn.Identity(), "morph(steps=8, course=layers)", Site(2, "mlp", 4), DIM)
+    residual = Residual(torch.nn.Identity(), "morph(steps=12, course=layers)", Site(2, "mlp", 4), DIM)
     x = torch.ones(1, DIM)
-    for _ in range(9):
+    for _ in range(13):
         shares.append(residual.scheme.share(x, residual.own(), residual.site(x)).item())
         advance(residual)
-    assert shares == pytest.approx([0, 0, 0, 0, 0, 0.5, 1, 1, 1], abs=1e-7)
+    assert shares == pytest.approx([0] * 7 + [0.25, 0.75] + [1] * 4, abs=1e-6)
 
 
 def test_between_two_vectors_directions_and_lengths_are_between() -> None:

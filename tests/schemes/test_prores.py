@@ -10,7 +10,9 @@ import torch
 
 from geonorm import Decoder, DecoderConfig, Residual, Site, parse
 from geonorm.errors import ConfigError
+from geonorm.ops import geodesic_step
 from geonorm.schemes import advance, read_at, write_at
+from geonorm.schemes.base import normalise_update
 
 from .textbook import DEPTH, DIM, EPS, SITES, Bend, perturbed, placed, same, stream, written
 
@@ -59,6 +61,39 @@ def test_of_geonorm_it_is_the_angle_that_grows() -> None:
         advance(residual)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    ["", "alpha=0.5, decay=sqrt", "decay_on=update, alpha=3", "update=unit", "update=norm, input=norm",
+     "retraction=cayley, max_angle=3", "index=sublayer, decay=linear"],
+)  # fmt: skip
+def test_a_share_of_an_angle_takes_the_fast_path(fields: str) -> None:
+    """Stream and gradients are those of the slow twin, h on the definition; updates far above and below the ceiling."""
+    generator = torch.Generator().manual_seed(0)
+    for site in (Site(0, "attn", DEPTH), Site(2, "mlp", DEPTH)):
+        scheme, own = placed(f"prores(geonorm({fields}), steps=3)", site)
+        for steps in (0, 2, 5, 9):
+            own.get_buffer("progress.done").fill_(steps)
+            p = own()
+            angles = scheme.angles(p, site)
+            assert angles is not None
+            x, u, grad = torch.randn(3, 6, DIM, generator=generator, dtype=torch.float64)
+            u = (u * torch.tensor([0.0, 0.01, 0.3, 0.9, 3.0, 100.0])[:, None]).requires_grad_()
+            x.requires_grad_()
+            slow = write_at(scheme, x, u, p, site)
+            fast = geodesic_step(x, normalise_update(u, p), angles)
+            torch.testing.assert_close(fast, slow, rtol=1e-11, atol=1e-12)
+            found, wanted = (torch.autograd.grad(out, (x, u), grad) for out in (fast, slow))
+            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("fields", ["alpha=2", "learn=gain", "learn=step", "after=norm"])
+def test_where_the_decay_can_meet_the_ceiling_it_takes_the_slow_one(fields: str) -> None:
+    """There h on the angle is no h on what is clamped last."""
+    site = Site(0, "attn", DEPTH)
+    scheme, own = placed(f"prores(geonorm({fields}), steps=3)", site)
+    assert scheme.angles(own(), site) is None
+
+
 def test_it_combines_and_is_combined() -> None:
     both = [parse("mix(prores(pre), post)"), parse("prores(mix(pre, post), steps=3)"), parse("prores(prores(pre))")]
     assert [str(rule.resolve(Site(0, "attn", 4))) for rule in both] == [
@@ -101,6 +136,7 @@ def test_the_count_is_saved_with_the_model() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.11 asks for it
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*:DeprecationWarning")  # torch makes an instance
 def test_compiled_code_sees_the_count_grow_and_is_compiled_once() -> None:
     torch.compiler.reset()
     graphs = []

@@ -10,12 +10,19 @@ from ..schemes import parse
 
 POINTS = 12
 """Rows of the loss table."""
-TASKS = {
-    (False, True): ("text-generation", "language model", "token"),
-    (False, False): ("fill-mask", "language model", "masked token"),
-    (True, False): ("image-classification", "vision transformer", "image"),
-}
-"""By whether a model reads images and whether it is causal: the task in transformers, the model, what losses are of."""
+
+
+def task_of(shape: ModelConfig) -> tuple[str, str, str]:
+    """The task by the hub's name, the model, what its losses are of."""
+    if isinstance(shape, VisionConfig):
+        return "image-classification", "vision transformer", "image"
+    if shape.encoder_layers is not None:  # a name of its own, text2text-generation, is gone from hub and transformers
+        return "text-generation", "encoder-decoder", "token of the missing spans, their marks and the end"
+    return (
+        ("text-generation", "language model", "token")
+        if shape.causal
+        else ("fill-mask", "language model", "masked token")
+    )
 
 
 def card(
@@ -30,7 +37,7 @@ def card(
     """Markdown with the header that the hub reads. settings, summary, environment, rows: what the run directory holds
     in config.yaml, summary.json, environment.json and metrics.jsonl; model_type: the architecture of the folder."""
     scheme = parse(shape.scheme)
-    task, what, predicted = TASKS[isinstance(shape, VisionConfig), shape.causal]
+    task, what, predicted = task_of(shape)
     bits, right = summary.get("val_bpb"), summary.get("val_accuracy")
     measured = f"{number(bits)} bits per byte" if bits is not None else f"an accuracy of {right or 0:.1%}"
     parts = [
@@ -68,6 +75,14 @@ def usage(model_type: str, remote_code: bool, shape: ModelConfig) -> str:
             f'fill = pipeline("fill-mask", "FOLDER"{trust})\n'
             'print(fill(f"Once upon a {fill.tokenizer.mask_token}"))'
         )
+    if shape.encoder_layers is not None:
+        return (
+            f"{first}from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
+            f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})\n'
+            f'model = AutoModelForSeq2SeqLM.from_pretrained("FOLDER"{trust})\n'
+            'ids = tokenizer("Once upon a <extra_id_0> there was", return_tensors="pt").input_ids\n'
+            "print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))"
+        )
     return (
         f"{first}from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})\n'
@@ -85,6 +100,8 @@ def facts(shape: ModelConfig, settings: dict[str, Any], summary: dict[str, Any],
         else f"vocabulary {shape.vocab_size}{', tied' if shape.tied else ''}, context {shape.context}"
     )
     what = "" if isinstance(shape, VisionConfig) else " of its tokens"
+    if (encoder := getattr(shape, "encoder_layers", None)) is not None:
+        reads += f", {encoder} layers of an encoder in front"
     kv = f", {shape.groups} of keys and values" if shape.groups != shape.heads else ""
     table = {
         "shape": f"{shape.layers} layers, width {shape.width}, {shape.heads} heads{kv}, {shape.mlp} MLP of "

@@ -15,7 +15,7 @@ from ..nn.config import DecoderConfig, TrunkConfig
 from ..nn.plans import tensor_parallel_plan
 from ..schemes import Scheme, parse, sources_of, stored
 from ..settings import choices, hints
-from .rope import read_rope
+from .rope import FULL, SLIDING, read_rope
 
 NAMES = {f.name: f.name for f in fields(DecoderConfig)} | {
     "width": "hidden_size",
@@ -46,8 +46,6 @@ THEIRS = set(
 DEFAULTS = {f.name: f.default for f in fields(DecoderConfig)}
 WORDS = {name: ", ".join(choices(hints(DecoderConfig)[name])) for name in ("mlp", "init")}
 """What fields of DecoderConfig may say."""
-SLIDING = "sliding_attention"
-FULL = "full_attention"
 GATED = ("silu", "swish")
 PLAIN = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
 """Words of transformers for what `mlp` says; gated MLPs of other activations are not built."""
@@ -178,6 +176,11 @@ class GeoNormConfig(UnderScheme, ShapeFields):
         for key in kwargs:
             if key not in THEIRS | set(GenerationConfig._get_default_generation_params()):
                 raise ConfigError(unknown("key of GeoNormConfig", key, [f.name for f in fields(self)]))
+        if self.encoder_layers is not None and not self.is_encoder_decoder:
+            raise ConfigError(
+                f"encoder_layers {self.encoder_layers} makes an encoder-decoder: use GeoNormEncoderDecoderConfig, and "
+                "AutoModelForSeq2SeqLM"
+            )
         with suppress(UntrustedCode):  # text of a folder: whoever builds the model says whether its code may run
             self.rule()
         if self.num_key_value_heads is None:  # type: ignore[has-type]

@@ -12,12 +12,15 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from ..errors import ConfigError
 from ..nn.decoder import Decoder
+from ..nn.encoder_decoder import EncoderDecoder
 from ..nn.vision import VisionTransformer
 from ..schemes import parse
 from .config import GeoNormConfig
+from .encoder_decoder import GeoNormForConditionalGeneration, adapt_both
 from .layouts import architecture
 from .modeling import GeoNormForCausalLM, GeoNormForMaskedLM
 from .remote import FILE, auto_map, modeling_source
@@ -25,8 +28,10 @@ from .stock import to_stock
 from .vision import adapt_vision
 
 
-def adapt(decoder: Decoder, **tokens: Any) -> GeoNormForCausalLM | GeoNormForMaskedLM:
+def adapt(decoder: Decoder, **tokens: Any) -> GeoNormForCausalLM | GeoNormForMaskedLM | GeoNormForConditionalGeneration:
     """The decoder as a transformers model, sharing its weights; tokens: bos_token_id, eos_token_id, pad_token_id."""
+    if isinstance(decoder, EncoderDecoder):
+        return adapt_both(decoder, **tokens)
     config = GeoNormConfig.of(decoder.config, dtype=decoder.embed.weight.dtype, **tokens)
     with torch.device("meta"):
         model = (GeoNormForCausalLM if decoder.config.causal else GeoNormForMaskedLM)(config)
@@ -54,18 +59,28 @@ def padding(tokenizer: Tokenizer, end: int) -> int:
     return next((i for i in found if i is not None), end)
 
 
-def fast_tokenizer(text: str, end: int, context: int, mask: int | None = None) -> Any:
+def fast_tokenizer(text: str, end: int, context: int, mask: int | None = None, sentinels: Sequence[int] = ()) -> Any:
     """A tokenizer.json as a fast tokenizer of transformers. The token `end` begins texts too: it stands before every
     text in training, and a beginning of another name, which some tokenizers have, was never seen there. mask: the mask
-    token of a model that sees both sides; its texts stand at the left, where its positions begin."""
+    token of a model that sees both sides; its texts stand at the left, where its positions begin. sentinels: tokens in
+    the place of missing spans of an encoder-decoder; text that spells them means them, texts close with `end` and
+    stand at the left."""
     tokenizer = Tokenizer.from_str(text)
     token = tokenizer.id_to_token(end)
+    if sentinels:
+        # in the place of what a published tokenizer puts around a text, which was never seen in training
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"$A {token}", pair=f"$A {token} $B {token}", special_tokens=[(token, end)]
+        )
+    alone = mask is None and not sentinels
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=token,
         eos_token=token,
         pad_token=tokenizer.id_to_token(padding(tokenizer, end)),
-        **({"padding_side": "left"} if mask is None else {"mask_token": tokenizer.id_to_token(mask)}),
+        **({"padding_side": "left"} if alone else {}),
+        **({} if mask is None else {"mask_token": tokenizer.id_to_token(mask)}),
+        **({"extra_special_tokens": [tokenizer.id_to_token(i) for i in sentinels]} if sentinels else {}),
         model_max_length=context,
         clean_up_tokenization_spaces=False,
     )
@@ -87,10 +102,12 @@ def export(
     card: str = "",
     shard: str = "5GB",
     mask: int | None = None,
+    sentinels: Sequence[int] = (),
 ) -> Path:
     """Writes the folder and returns it; it appears whole or not at all.
 
-    tokenizer: a tokenizer.json as text; end: the id that ends a document; mask: that of an encoder's mask token.
+    tokenizer: a tokenizer.json as text; end: the id that ends a document; mask: that of an encoder's mask token;
+    sentinels: those of an encoder-decoder's missing spans.
     layout: geonorm, an architecture of transformers such as gpt2, or stock, which is the first of those that the
     decoder equals. remote_code: the folder brings its modeling file, for `trust_remote_code=True` where geonorm is not
     installed. card: text of README.md. shard: the size of the largest weight file. ConfigError if the folder is not
@@ -100,20 +117,21 @@ def export(
     model_type = architecture(decoder.config, layout)
     if model_type != "geonorm" and remote_code:
         raise ConfigError(f"--layout {layout} loads without --remote-code: leave one of them out")
-    source = modeling_source(parse(decoder.config.scheme)) if remote_code else ""
+    both = isinstance(decoder, EncoderDecoder)
+    source = modeling_source(parse(decoder.config.scheme), both) if remote_code else ""
     pad = padding(Tokenizer.from_str(tokenizer), end)
-    tokens = {"bos_token_id": end, "eos_token_id": end}
-    if pad < decoder.config.vocab_size and (pad != end or model_type == "geonorm"):
+    tokens = {"bos_token_id": end, "eos_token_id": end} | ({"decoder_start_token_id": end} if both else {})
+    if pad < decoder.config.vocab_size and (pad != end or model_type in ("geonorm", "t5")):
         tokens["pad_token_id"] = pad  # a stock embedding never learns its row of padding: not that of the end
     model: Any = adapt(decoder, **tokens)
     if model_type != "geonorm":
         model = to_stock(model, model_type)
     if remote_code:
-        model.config.auto_map = auto_map(decoder.config.causal)
+        model.config.auto_map = auto_map(decoder.config)
     if decoder.config.causal:
         model.generation_config = transformers.GenerationConfig(**{"pad_token_id": end, **tokens})
     files = {"README.md": card, FILE: source}
-    return put_folder(model, to, files, fast_tokenizer(tokenizer, end, decoder.config.context, mask), shard)
+    return put_folder(model, to, files, fast_tokenizer(tokenizer, end, decoder.config.context, mask, sentinels), shard)
 
 
 def export_vision(model: VisionTransformer, classes: Sequence[str], to: Path, card: str = "") -> Path:

@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..nn.attention import SelfAttention
 from ..nn.config import TrunkConfig
+from ..nn.encoder_decoder import CrossAttention, CrossBlock, EncoderBlock
 from ..nn.trunk import Block, End, ParallelBlock
 from ..nn.values import Handing
 from ..norms import upcast
@@ -74,13 +75,50 @@ class GeoNormAttention(SelfAttention):
         of `cache` there is the paged one of continuous batching, which the attention function itself fills."""
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.inner.layer_idx)
-        if self.training and self.dropout:
-            more["dropout"] = self.dropout
         if self.window is not None:  # the mask says it too; some functions have none
             more["sliding_window"] = self.window
-        out: Tensor = self.inner(q, k, v, mask, **more)[0]
-        # some functions join the heads; that of vLLM, whose batch is one text, leaves out the batch too
-        return out if out.dim() == 4 else out.reshape(q.shape[0], q.shape[2], -1, self.head_dim)
+        return look(self, q, k, v, mask, **more)
+
+
+def look(attention: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **more: Any) -> Tensor:
+    """What an attention finds, (batch, tokens, heads, head_dim), by the function that its `inner` calls."""
+    if attention.training and attention.dropout:
+        more["dropout"] = attention.dropout
+    out: Tensor = attention.inner(q, k, v, mask, **more)[0]
+    # some functions join the heads; that of vLLM, whose batch is one text, leaves out the batch too
+    return out if out.dim() == 4 else out.reshape(q.shape[0], q.shape[2], -1, attention.head_dim)
+
+
+class GeoNormEncoderAttention(GeoNormAttention):
+    """That of an encoder in front of a decoder: every token sees all others, whatever the shape of both says."""
+
+    def __init__(self, config: TrunkConfig, scheme: Scheme, site: Site) -> None:
+        super().__init__(config, scheme, site)
+        self.causal = self.inner.is_causal = False
+
+
+class GeoNormCrossAttention(CrossAttention):
+    """The decoder's view of the encoder's output, whose keys and values are made once where there is a cache."""
+
+    def __init__(self, config: TrunkConfig, scheme: Scheme, site: Site) -> None:
+        super().__init__(config, scheme, site)
+        self.inner = Attend(int(site.layer), self.heads // self.groups, self.head_dim, causal=False)
+
+    def keys_and_values(self, dtype: torch.dtype, memory: Tensor | None, kept: Any) -> tuple[Tensor, Tensor]:
+        """kept: transformers' EncoderDecoderCache."""
+        layer = self.inner.layer_idx
+        if kept is not None and kept.is_updated.get(layer):
+            found = kept.cross_attention_cache.layers[layer]
+            return found.keys, found.values
+        k, v = super().keys_and_values(dtype, memory, None)
+        if kept is None:
+            return k, v
+        kept.is_updated[layer] = True
+        k, v = kept.cross_attention_cache.update(k, v, layer)
+        return k, v
+
+    def look(self, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, **more: Any) -> Tensor:
+        return look(self, q, k, v, mask, **more)
 
 
 class View:
@@ -106,7 +144,8 @@ class View:
 
 class Layer(GradientCheckpointingLayer):
     """In front of a block: where hidden states are asked for and the stream is of another shape, it takes and returns
-    both, the hidden state first, which is what transformers records."""
+    both, the hidden state first, which is what transformers records. By position what may have a gradient, for
+    reentrant checkpointing."""
 
     def forward(
         self,
@@ -114,9 +153,13 @@ class Layer(GradientCheckpointingLayer):
         stream: Tensor | None = None,
         view: View | None = None,
         values: Tensor | None = None,
+        mask: Any = None,
+        memory: Tensor | None = None,
         **attention: Any,
     ) -> Any:
-        attention["values"] = values  # by position here: what has a gradient under reentrant checkpointing
+        attention.update(values=values, mask=mask)
+        if memory is not None:
+            attention["memory"] = memory
         if stream is None or view is None:
             return super().forward(x, **attention)
         out = super().forward(view.through(x, stream), **attention)
@@ -132,21 +175,56 @@ class GeoNormParallelLayer(Layer, ParallelBlock):
     attention = GeoNormAttention
 
 
+class GeoNormEncoderLayer(Layer, EncoderBlock):
+    attention = GeoNormEncoderAttention  # type: ignore[assignment]
+
+
+class Crossing(CrossBlock):
+    """The block of a decoder behind an encoder with masks and cache of transformers."""
+
+    attention = GeoNormAttention
+    cross_attention = GeoNormCrossAttention
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, memory: Tensor, across: Any = None, past_key_values: Any = None, **attention: Any
+    ) -> Tensor:
+        """across: the mask of the memory; past_key_values: an EncoderDecoderCache."""
+        own = None if past_key_values is None else past_key_values.self_attention_cache
+        x, reading = self.attn(x, then=self.cross, past_key_values=own, **attention)
+        for name in ("positions", "values"):
+            attention.pop(name, None)
+        attention.update(mask=across, is_causal=False, memory=memory, kept=past_key_values)
+        x, reading = self.cross(x, reading=reading, then=self.mlp, **attention)
+        out: Tensor = self.mlp(x, reading=reading)
+        return out
+
+
+class GeoNormCrossLayer(Layer, Crossing):  # type: ignore[misc]
+    """What `Layer` hands on is what `Crossing` takes."""
+
+
 LAYERS = {"sequential": GeoNormLayer, "parallel": GeoNormParallelLayer}
 
 
 def run_layers(
-    blocks: nn.ModuleList, entry: End, x: Tensor, values: Handing, masks: Sequence[Any], whole: bool, **kwargs: Any
+    blocks: nn.ModuleList,
+    entry: End,
+    x: Tensor,
+    values: Handing,
+    masks: Sequence[Any],
+    whole: bool,
+    memory: Tensor | None = None,
+    **kwargs: Any,
 ) -> Tensor:
     """The stream behind all layers. masks: one for each; whole: the stream is itself the hidden states, or nobody asks
-    for these."""
+    for these; memory: the output of an encoder that they attend to."""
     if whole:
         for layer, block in enumerate(blocks):
-            x = values.stream(block(x, None, None, values.to(layer), mask=masks[layer], **kwargs))
+            x = values.stream(block(x, None, None, values.to(layer), masks[layer], memory, **kwargs))
         return x
     view = View(entry)
     seen = view.seen(x)
     for layer, block in enumerate(blocks):
-        seen, *out = block(seen, x, view, values.to(layer), mask=masks[layer], **kwargs)
+        seen, *out = block(seen, x, view, values.to(layer), masks[layer], memory, **kwargs)
         x = values.stream(tuple(out) if len(out) > 1 else out[0])
     return x

@@ -15,10 +15,12 @@ from typing import Any
 from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig
 from ..nn.plans import FEED_FORWARD
+from ..nn.rope_scaling import KINDS, name_of
 from ..schemes import Placement, parse
 from ..sites.anatomy import FAMILIES, Stack, anatomy
-from .config import FULL, NAMES, SLIDING, layer_types
-from .rope import ROPE, read_rope
+from .config import NAMES, layer_types
+from .rope import FULL, ROPE, SLIDING, read_by_window, read_rope
+from .t5 import check_t5
 
 GATED = {"swiglu": "silu"}
 PLAIN = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -53,8 +55,12 @@ class Layout:
     """Whether a head can be of another width than width / heads."""
     rotary: bool = False
     """Whether a part of each head can be rotated."""
+    scalings: tuple[str, ...] = tuple(KINDS)
+    """The kinds of scaled rotation that it has."""
     windows: tuple[str, ...] = ()
     """How they say that tokens see the nearest ones alone; nothing where they cannot."""
+    by_window: bool = False
+    """Whether they say apart how blocks with a window turn, and how those without."""
     bias: tuple[str, ...] = ()
     """Their switches for biases of linear layers."""
     dropout: tuple[str, ...] = ()
@@ -139,6 +145,10 @@ class Layout:
             found.append(f"head_width={config.head_dim}, not {usual:g}")
         if config.rotary != 1 and not self.rotary:
             found.append(f"rotary={config.rotary:g}, not 1")
+        if (rule := config.scaling) is not None and name_of(rule) not in self.scalings:
+            found.append(f"rope_scaling={rule}, not None or {' or '.join(self.scalings)}")
+        elif rule is not None and not (rule.windows or self.by_window):
+            found.append(f"rope_scaling={rule}, not the same in windows")
         if config.window is not None and not self.windows:
             found.append(f"window={config.window}, not None")
         elif config.full_every is not None and "layer_types" not in self.windows:
@@ -171,9 +181,9 @@ LAYOUTS = (
     Layout("llama", LLAMA, head_width=True, bias=("attention_bias", "mlp_bias")),
     Layout("mistral", LLAMA, head_width=True, windows=WINDOW),
     Layout("qwen2", LLAMA, head_width=True, windows=(*WINDOW, *BY_LAYER, "use_sliding_window")),
-    Layout(  # of scaled rotations it has longrope alone
+    Layout(
         "phi3", {QKV: "qkv_proj", "o": "o_proj", "gate up": "gate_up_proj", "down": "down_proj"},
-        shape={"rope_scaling": None}, windows=WINDOW, rotary=True,
+        windows=WINDOW, rotary=True, scalings=("longrope",),
     ),
     Layout(
         "qwen3", HEAD_NORMS | LLAMA, shape={"qk_norm": "head"}, windows=(*WINDOW, *BY_LAYER, "use_sliding_window"),
@@ -184,6 +194,10 @@ LAYOUTS = (
         bias=("attention_bias",),
     ),
     Layout("olmo2", HEAD_NORMS | LLAMA, shape={"qk_norm": "full"}, head_width=True, bias=("attention_bias",)),
+    Layout(
+        "olmo3", HEAD_NORMS | LLAMA, shape={"qk_norm": "full"}, head_width=True, bias=("attention_bias",),
+        windows=(*WINDOW, *BY_LAYER), by_window=True,
+    ),
     Layout(
         "gemma2", LLAMA, fields={"mlp": "hidden_activation"}, bias=("attention_bias",),
         settings={
@@ -224,7 +238,7 @@ MISSING = {
     "bert": "attention to both sides", "bloom": "ALiBi", "cohere": "rotation of neighbours",
     "deepseek_v3": "experts", "gemma": "a gated GELU", "gemma3_text": "a gated GELU", "gpt_neo": "unscaled attention",
     "gpt_oss": "experts", "gptj": "rotation of neighbours", "mamba": "a recurrence", "mixtral": "experts",
-    "mpt": "ALiBi", "olmo3": "another rotation in windows", "olmoe": "experts", "opt": "a ReLU",
+    "mpt": "ALiBi", "olmoe": "experts", "opt": "a ReLU",
     "phi": "a bias of its head", "qwen2_moe": "experts", "qwen3_moe": "experts", "roberta": "attention to both sides",
     "t5": "an encoder", "vit": "an encoder",
 }  # fmt: skip
@@ -277,7 +291,7 @@ def layout_of(config: DecoderConfig, model_type: str | None = None) -> Layout:
 
 def check_layout(layout: str) -> None:
     """ConfigError for a --layout that does not exist."""
-    if layout not in (valid := {"geonorm", "stock", *(each.model_type for each in LAYOUTS)}):
+    if layout not in (valid := {"geonorm", "stock", "t5", *(each.model_type for each in LAYOUTS)}):
         raise ConfigError(unknown("layout", layout, valid))
 
 
@@ -286,6 +300,11 @@ def architecture(config: DecoderConfig, layout: str) -> str:
     check_layout(layout)
     if layout == "geonorm":
         return layout
+    if config.encoder_layers is not None:
+        if layout not in ("stock", "t5"):
+            raise ConfigError(f"{layout} is no encoder-decoder: use --layout geonorm, or t5")
+        check_t5(config)
+        return "t5"
     return layout_of(config, None if layout == "stock" else layout).model_type
 
 
@@ -318,7 +337,11 @@ def shape_of(theirs: Any, layout: Layout) -> DecoderConfig:
         refuse(layout.called("mlp"), activation, " or ".join(layout.mlp.values()))
     width, heads = theirs.hidden_size, theirs.num_attention_heads
     if fixed["positions"] == "rope":
-        rope = {"rotary": 1.0, **read_rope(theirs.rope_parameters, theirs.max_position_embeddings)}
+        given = theirs.rope_parameters, theirs.max_position_embeddings
+        rope = {
+            "rotary": 1.0,
+            **(read_by_window(*given, theirs.layer_types) if layout.by_window else read_rope(*given)),
+        }
         fixed |= {name: float(value) if name in ROPE else value for name, value in rope.items()}
         if fixed["rotary"] != 1 and not layout.rotary:  # it rotates all, whatever its configuration says
             refuse("partial_rotary_factor", fixed["rotary"], 1.0)

@@ -33,9 +33,10 @@ from ..nn.values import Handing, token_tables
 from ..norms import NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site, state_of
-from .config import SLIDING, GeoNormConfig, layer_types
+from .config import GeoNormConfig, layer_types
 from .layers import LAYERS, Attend, run_layers
 from .older import ReadsOlder
+from .rope import SLIDING
 
 
 class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
@@ -173,7 +174,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
         self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers), norm)
         self.one_stream = state_of(self.entry.scheme) == "one stream"
-        self.rotary, self.layer_types = rotary_of(c), layer_types(c)
+        self.rotary, self.scaling, self.layer_types = rotary_of(c), c.scaling, layer_types(c)
         self.gradient_checkpointing = False
         for module in self.modules():
             if isinstance(module, Attend):
@@ -237,17 +238,16 @@ class GeoNormModel(GeoNormPreTrainedModel):
 
 
 class GeoNormLanguageModel(GeoNormPreTrainedModel):
-    """`GeoNormModel`, head, and the scheme's scale on the logits where it has one: what both language models are."""
+    """`GeoNormModel`, head, and the scheme's scale on the logits where it has one: what all language models are."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
     _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # noqa: RUF012
     _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
+    body: type[GeoNormPreTrainedModel] = GeoNormModel
     is_causal: bool
 
     def __init__(self, config: GeoNormConfig) -> None:
-        if config.encoder_layers is not None:
-            raise ConfigError(f"encoder_layers {config.encoder_layers}: encoder-decoders have no adapter here yet")
         if config.is_causal != self.is_causal:
             sides, auto = ("one side", "CausalLM") if config.is_causal else ("both sides", "MaskedLM")
             raise ConfigError(
@@ -255,7 +255,7 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
                 f"AutoModelFor{auto}"
             )
         super().__init__(config)
-        self.model = GeoNormModel(config)
+        self.model: Any = self.body(config)
         self.transform = Transform(config.shape()) if config.transform else None
         self.lm_head = linear("head", config.hidden_size, config.vocab_size, bias=config.transform)
         self.logits_slot = self.slot_on_logits()
@@ -263,11 +263,12 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        return self.model.blocks
+        found: nn.ModuleList = self.model.blocks
+        return found
 
     def slot_on_logits(self) -> nn.Module | None:
         c = self.config
-        return slot_on_logits(self.model.exit, c.vocab_size, c.hidden_size, c.soft_cap)
+        return slot_on_logits(self.ends()[1], c.vocab_size, c.hidden_size, c.soft_cap)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of last hidden states (..., width): (..., vocab_size)."""
@@ -293,7 +294,20 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
         return embedding
 
 
-class GeoNormForCausalLM(GeoNormLanguageModel, GenerationMixin):
+class GeoNormGenerationMixin(GenerationMixin):
+    """What writes a text, or an answer, with a cache."""
+
+    config: Any
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any) -> Any:
+        """As transformers does it; where a rotation for long texts turns all tokens anew, so are keys and values."""
+        rule, cache = self.model.scaling, past_key_values
+        if rule is not None and cache is not None and rule.renews(cache.get_seq_length(), input_ids.shape[1]):
+            past_key_values = kwargs["next_sequence_length"] = None
+        return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
+
+
+class GeoNormForCausalLM(GeoNormLanguageModel, GeoNormGenerationMixin):
     """The language model that predicts the next token, and writes."""
 
     is_causal = True

@@ -14,6 +14,8 @@ from ..errors import ConfigError
 from ..sites.anatomy import blocks_of, join_path
 from ..sites.watch import stacks_of
 
+KINDS = ("geonorm", "geonorm_encoder_decoder")
+"""Our models of text, by `config.model_type`."""
 OURS = ("q", "k", "v", "o", "up", "gate", "down")
 """What the matrices of a block are called here."""
 CALLED = {
@@ -44,9 +46,10 @@ def introduce() -> None:
 
 
 def enter(tables: Any) -> None:
-    tables.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.setdefault("geonorm", TARGETS)
-    tables.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING.setdefault("geonorm", [*KEYS_AND_VALUES, *DOWN])
-    tables.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING.setdefault("geonorm", DOWN)
+    for kind in KINDS:
+        tables.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.setdefault(kind, TARGETS)
+        tables.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING.setdefault(kind, [*KEYS_AND_VALUES, *DOWN])
+        tables.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING.setdefault(kind, DOWN)
 
 
 def teach(tuners: Any) -> None:
@@ -58,7 +61,7 @@ def teach(tuners: Any) -> None:
     @wraps(inject)
     def translated(tuner: Any, model: Any, adapter_name: str, *args: Any, **settings: Any) -> Any:
         kind = getattr(getattr(model, "config", None), "model_type", None)
-        if kind == "geonorm":
+        if kind in KINDS:
             config = tuner.peft_config[adapter_name]
             for field in ("target_modules", "exclude_modules", "feedforward_modules"):
                 if isinstance(names := getattr(config, field, None), (list, set, tuple)):

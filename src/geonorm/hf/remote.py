@@ -20,6 +20,7 @@ from pathlib import Path
 
 from .. import PUBLIC, __version__, elsewhere
 from ..errors import ConfigError
+from ..nn.config import DecoderConfig
 from ..schemes import GeoNorm, Scheme, schemes_in
 from ..schemes.registry import name_of
 from .names import Use, defined, free_names, is_text
@@ -30,6 +31,10 @@ KINDS = {
     "ForSequenceClassification": "hf.heads", "ForTokenClassification": "hf.heads", "ForQuestionAnswering": "hf.heads",
 }  # fmt: skip
 """What of ours an Auto class may ask for, and where it is."""
+BOTH = {
+    "Config": "EncoderDecoderConfig", "Model": "EncoderDecoderModel", "ModelForSeq2SeqLM": "ForConditionalGeneration"
+}  # fmt: skip
+"""The same of an encoder-decoder: Auto classes, and ours."""
 FILE = "modeling_geonorm.py"
 LAYERS = "errors settings decay elsewhere sphere norms ops schemes theirs residual nn hf".split()
 """Parts of the package from the bottom up: the order in which the file reads, where definitions leave a choice; theirs
@@ -224,17 +229,18 @@ class Bundle:
         return "\n".join(parts)
 
 
-def auto_map(causal: bool) -> dict[str, str]:
+def auto_map(shape: DecoderConfig) -> dict[str, str]:
     """The `auto_map` of config.json: which class of the file an Auto class takes, of the language models the one that
     there is."""
-    other = "ForMaskedLM" if causal else "ForCausalLM"
-    named = {kind: kind if kind in ("Config", "Model") else f"Model{kind}" for kind in KINDS if kind != other}
-    return {f"Auto{auto}": f"{FILE.removesuffix('.py')}.GeoNorm{kind}" for kind, auto in named.items()}
+    other = "ForMaskedLM" if shape.causal else "ForCausalLM"
+    named = {kind if kind in ("Config", "Model") else f"Model{kind}": kind for kind in KINDS if kind != other}
+    named = named if shape.encoder_layers is None else BOTH
+    return {f"Auto{auto}": f"{FILE.removesuffix('.py')}.GeoNorm{kind}" for auto, kind in named.items()}
 
 
-def modeling_source(scheme: Scheme) -> str:
-    """The text of the modeling file for models under a scheme. ConfigError for a scheme from elsewhere that it cannot
-    carry."""
+def modeling_source(scheme: Scheme, both: bool = False) -> str:
+    """The text of the modeling file for models under a scheme; both: for encoder-decoders. ConfigError for a scheme
+    from elsewhere that it cannot carry."""
     roots: list[Place] = []
     theirs: dict[str, Module] = {}
     names: dict[str, Place] = {}
@@ -246,7 +252,8 @@ def modeling_source(scheme: Scheme) -> str:
             module = read_theirs(kind)
             theirs[module.name] = module
             names[name_of(kind)] = module.name, kind.__name__
-    roots += [(home, f"GeoNorm{kind}") for kind, home in KINDS.items()]
+    homes = dict.fromkeys(BOTH.values(), "hf.encoder_decoder") if both else KINDS
+    roots += [(home, f"GeoNorm{kind}") for kind, home in homes.items()]
     about = textwrap.dedent(f"""\
         Models under the residual scheme {scheme}, in one file that needs torch and transformers alone.
 

@@ -18,19 +18,24 @@ from transformers import initialization
 from ..errors import ConfigError
 from ..nn.config import DecoderConfig
 from .config import GeoNormConfig, layer_types
-from .layouts import QKV, SHARED, TOKENS, Layout, join_names, layout_for, layout_of, shape_of
+from .encoder_decoder import GeoNormForConditionalGeneration
+from .layouts import QKV, SHARED, TOKENS, Layout, architecture, join_names, layout_for, layout_of, shape_of
 from .modeling import GeoNormForCausalLM, language_model
-from .rope import write_rope
+from .rope import ORIGINAL, write_by_window, write_rope
+from .t5 import to_t5
 
 EMBEDDING = "model.embed_tokens.weight"
 Weights = dict[str, Tensor]
 
 
 @torch.no_grad()
-def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
+def to_stock(model: GeoNormForCausalLM | GeoNormForConditionalGeneration, model_type: str | None = None) -> Any:
     """The same function as a model of transformers: of that architecture, or of the first that is equal. Memory is
     shared where a weight is the same there. Where the stream enters as N(embedding), the rows of the embedding are
-    normalised once and for all. ConfigError if no architecture is equal."""
+    normalised once and for all. An encoder-decoder is written as T5. ConfigError if no architecture is equal."""
+    if isinstance(model, GeoNormForConditionalGeneration):
+        architecture(model.config.shape(), model_type or "stock")
+        return to_t5(model)
     config = language_model(model).config.shape()
     layout = layout_of(config, model_type)
     with initialization.no_init_weights():
@@ -75,7 +80,10 @@ def stock_config(config: GeoNormConfig, layout: Layout) -> Any:
     settings.update(dict.fromkeys(layout.bias, shape.bias), **dict.fromkeys(layout.dropout, 0.0), **layout.settings)
     settings[layout.called("mlp") or ""] = layout.mlp[shape.mlp]
     if layout.positions is None:
-        settings["rope_parameters"] = write_rope(shape, layout.rotary)
+        write = write_by_window if layout.by_window else write_rope
+        settings["rope_parameters"] = rope = write(shape, layout.rotary)
+        if ORIGINAL in rope and hasattr(transformers.CONFIG_MAPPING[layout.model_type], ORIGINAL):
+            settings[ORIGINAL] = rope[ORIGINAL]  # Phi-3 believes this one
     windows = {
         "sliding_window": shape.window,
         "use_sliding_window": shape.window is not None,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import elsewhere
-from ..errors import CheckpointError, ConfigError, near_folder
+from ..errors import CheckpointError, ConfigError, DataError, near_folder
 from ..nn.decoder import Decoder
 from ..nn.models import build
 from ..nn.vision import VisionTransformer
@@ -22,12 +22,15 @@ from ..schemes import parse, stored
 from .config import TrainConfig
 from .data import NO_TEXT, Tokenizer, load_tokenizer
 from .data.objectives import NEXT, MaskedTokens, Objective, pick_objective
+from .data.tokenizer import FileTokenizer
 from .runs.provenance import read_parts, read_sources
 from .runs.run import RunFolder, read_rows
 from .runs.statistics import usable
 from .scale import checkpoint, parallel
 
 CPU = torch.device("cpu")
+ENDLESS = 10**9
+"""As many tokens are what a tokenizer of transformers says that was never told how many there may be."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +49,52 @@ class Opened:
         """Ids of running text, without tokens that mark its ends."""
         return encode_running(self.tokenizer, text)
 
-    predicts = "masked tokens"
-    """What a model predicts that is not `causal`."""
+    @property
+    def predicts(self) -> str:
+        """What a model predicts that is not `causal`."""
+        return "missing spans" if self.two else "masked tokens"
 
     @property
     def causal(self) -> bool:
         """Whether it predicts the next token of a text."""
-        return not load.predicts_masked(self.model.config)
+        return not self.two and not load.predicts_masked(self.model.config)
+
+    @property
+    def two(self) -> bool:
+        """Whether it is an encoder-decoder that writes."""
+        return load.predicts_spans(self.model.config)
+
+    @property
+    def reader(self) -> Tokenizer:
+        """Its tokenizer, as that of a run. DataError where it is no fast one."""
+        if not getattr(self.tokenizer, "is_fast", False):
+            raise DataError(
+                f"{self.name} has no fast tokenizer: its bytes per token are not known, so use --tasks only"
+            )
+        return FileTokenizer(self.name, self.tokenizer.backend_tokenizer.to_str(), self.tokenizer.eos_token)
 
     def objective(self, context: int) -> Objective:
-        """What its loss is about, in windows of `context`. ConfigError if its tokenizer lacks what that needs."""
+        """What its loss is about, in windows of `context`. GeonormError if its tokenizer lacks what that needs."""
+        if self.two:
+            return pick_objective("denoise", self.reader, context)
         return NEXT if self.causal else self.masking()
+
+    def split(self, given: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What an objective gives beside targets, as arguments of a forward pass; an encoder-decoder begins its answer
+        with a token of its own."""
+        if not self.two:
+            return {"input_ids": given}
+        source, answer = given[:, : -targets.shape[1]], given[:, -targets.shape[1] :].clone()
+        answer[:, 0] = self.start
+        return {"input_ids": source, "decoder_input_ids": answer}
+
+    @property
+    def start(self) -> int:
+        """The token that an encoder-decoder reads before its answer. ConfigError where it does not say."""
+        for config in (self.model.config, self.model.generation_config):
+            if (start := getattr(config, "decoder_start_token_id", None)) is not None:
+                return int(start)
+        raise ConfigError(f"{self.name} does not say with which token its decoder begins (decoder_start_token_id)")
 
     def masking(self) -> MaskedTokens:
         t = self.tokenizer
@@ -82,12 +120,19 @@ class OpenedRun(Opened):
         return [int(i) for i in self.tokenizer.encode([text])[0]]
 
     @property
-    def predicts(self) -> str:  # type: ignore[override]
-        return "missing spans" if self.config.objective == "denoise" else "masked tokens"
-
-    @property
     def causal(self) -> bool:
         return self.config.objective == "causal"
+
+    @property
+    def two(self) -> bool:
+        return self.config.objective == "denoise"
+
+    @property
+    def reader(self) -> Tokenizer:
+        return self.tokenizer
+
+    def split(self, given: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+        return dict(zip(("", "answer"), self.model.reads(given, targets), strict=False))
 
     def objective(self, context: int) -> Objective:
         return pick_objective(self.config.objective, self.tokenizer, context)
@@ -159,7 +204,10 @@ def open_model(
     model = build(name) if build else load.load_model(name, settings, device, dtype, causal=causal, **hub)
     if images:
         return OpenedClassifier(name, model, None, None, device, own)
-    return Opened(name, model, own, load.context_of(settings), device)
+    context = load.context_of(settings)
+    if context is None and load.predicts_spans(settings):  # T5 has no end of positions, but was trained up to here
+        context = own.model_max_length if own.model_max_length < ENDLESS else None
+    return Opened(name, model, own, context, device)
 
 
 def read_settings(

@@ -17,18 +17,20 @@ from .roles import linear
 from .rope_scaling import RopeScaling, plain
 from .values import mix_of
 
-Rope = tuple[Tensor, Tensor]
+Rope = tuple[Tensor, ...]
+"""(cos, sin); behind them those for blocks with a window, where these turn otherwise."""
 
 
 def rope(positions: Tensor, dim: int, theta: float, scaling: RopeScaling | None = None, context: int = 0) -> Rope:
     """(cos, sin) of shape (..., tokens, dim / 2) in fp32 for integer positions (..., tokens), dim of a head rotated.
-    scaling: the rule for long texts, which may ask for the model's context."""
+    scaling: the rule for long texts, which may ask for the model's context; blocks with a window may go without it."""
     exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
     if scaling is None:
         angles = positions.float().unsqueeze(-1) * plain(theta, exponents)
         return angles.cos(), angles.sin()
     angles = positions.float().unsqueeze(-1) * scaling.frequencies(exponents, theta, context, positions.max() + 1)
-    return angles.cos() * scaling.sharpness(), angles.sin() * scaling.sharpness()
+    table = angles.cos() * scaling.sharpness(), angles.sin() * scaling.sharpness()
+    return table if scaling.windows else (*table, *rope(positions, dim, theta))
 
 
 def rotary_of(config: DecoderConfig) -> Callable[[Tensor], Rope] | None:
@@ -144,7 +146,9 @@ class SelfAttention(nn.Module):
 
     def turn(self, name: str, y: Tensor, positions: Rope | None) -> Tensor:
         """RoPE, if there is one, and the slot behind it; returns (batch, heads, tokens, head_dim)."""
-        y = y.transpose(1, 2) if positions is None else rotate(y.transpose(1, 2), positions)
+        y = y.transpose(1, 2)
+        if positions is not None:
+            y = rotate(y, positions[:2] if self.window is None else positions[-2:])
         return self.slots[name](y.transpose(1, 2)).transpose(1, 2) if name in self.slotted else y
 
     def forward(self, y: Tensor, positions: Rope | None, values: Tensor | None = None, **context: Any) -> Any:

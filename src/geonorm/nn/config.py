@@ -75,7 +75,8 @@ class TrunkConfig(Settings):
     """Share of each head that is rotated, its first dimensions (GPT-NeoX)."""
     rope_scaling: str | None = None
     """How rotation is slowed for texts longer than those of training: linear(factor=2), dynamic(factor=2),
-    yarn(factor=4, original=2048) or llama3(factor=8, original=8192); not at all when not given."""
+    yarn(factor=4, original=2048), llama3(factor=8, original=8192) or longrope(factor=4, short_factor=1 ...,
+    long_factor=2 ..., original=4096) with a number a rotary pair; not at all when not given."""
     causal: bool = True
     """Whether a token sees those before it alone. --objective says so for a run."""
     init: Literal["fan_in", "neox", "gpt2", "zero", "nanochat"] = "fan_in"
@@ -103,8 +104,9 @@ class TrunkConfig(Settings):
         if (rule := self.scaling) is not None:
             if self.positions != "rope":
                 raise ConfigError(f"model.rope_scaling {rule} needs model.positions=rope, not {self.positions}")
-            if self.rotary_dim < rule.least:
-                raise ConfigError(f"model.rope_scaling {rule} needs at least {rule.least} rotated dimensions of a head")
+            rule.fit(self.rotary_dim)
+            if not rule.windows and self.window is None:
+                raise ConfigError(f"model.rope_scaling {rule} needs model.window: it leaves blocks with a window alone")
             object.__setattr__(self, "rope_scaling", str(rule))
         if self.window is not None and not self.causal:
             raise ConfigError(f"model.window {self.window} needs a model whose tokens see those before them alone")

@@ -26,8 +26,10 @@ from .decoder import Decoder
 from .mlp import MLP
 from .trunk import Block, End, under
 
-BUCKETS, FURTHEST = 32, 128
-"""Kinds of distance that relative positions tell apart, and the distance from which on all are one (T5's numbers)."""
+BUCKETS = 32
+"""Kinds of distance that relative positions tell apart (T5's number)."""
+FURTHEST = 128
+"""The distance from which on all are one (T5's number)."""
 
 
 class RelativePositions(Scalars):

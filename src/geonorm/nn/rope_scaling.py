@@ -8,8 +8,8 @@ the command line reads this file.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
-from math import ceil, floor, log, pi
+from dataclasses import MISSING, dataclass, field, fields
+from math import ceil, floor, log, pi, sqrt
 from typing import Annotated, Any
 
 from ..errors import ConfigError, unknown
@@ -28,6 +28,8 @@ class RopeScaling(Settings):
     """Rotated dimensions of a head that it needs."""
 
     factor: Factor
+    windows: bool = field(default=True, kw_only=True)
+    """Whether blocks that see a window alone are slowed, too (OLMo 3: not)."""
 
     def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
         """Radians a token of each pair of dimensions, shape and dtype of `exponents`, which are 0, 2/dim, 4/dim, ...
@@ -39,11 +41,20 @@ class RopeScaling(Settings):
         """Factor on cos and sin, so on queries and keys."""
         return 1.0
 
+    def renews(self, past: int, tokens: int) -> bool:
+        """Whether a text grown from `past` to `tokens` tokens turns all of them by other frequencies, so that a cache
+        of those is begun anew."""
+        return False
+
+    def fit(self, dim: int) -> None:
+        """ConfigError where a head has not the rotated dimensions that the rule is for."""
+        if dim < self.least:
+            raise ConfigError(f"model.rope_scaling {self} needs at least {self.least} rotated dimensions of a head")
+
     def __str__(self) -> str:
         """The text that `read_scaling` reads."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        words = (f"{name}={str(v).lower() if isinstance(v, bool) else f'{v:.15g}'}" for name, v in given.items())
-        return f"{name_of(self)}({', '.join(words)})"
+        return f"{name_of(self)}({', '.join(f'{name}={write_value(value)}' for name, value in given.items())})"
 
 
 @dataclass(frozen=True)
@@ -127,12 +138,56 @@ class Llama3(RopeScaling):
         return ((1 - share) * slowed / self.factor + share * slowed).where(between, slowed)
 
 
-KINDS: dict[str, type[RopeScaling]] = {"linear": Linear, "dynamic": Dynamic, "yarn": Yarn, "llama3": Llama3}
+@dataclass(frozen=True)
+class LongRope(RopeScaling):
+    """Every rotation slowed by a number of its own, found by search, of which there are two sets: one for texts up to
+    `original` tokens, one for longer ones, with which Phi-3's go on (arXiv:2402.13753)."""
+
+    short_factor: list[Positive]
+    """How many times slower each pair of dimensions turns in texts up to `original` tokens."""
+    long_factor: list[Positive]
+    """The same in longer ones."""
+    original: Annotated[int, Range(2)]
+    attention_factor: Positive | None = None
+    """Factor on queries and keys; sqrt(1 + ln(factor) / ln(original)) when not given."""
+
+    def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
+        short, long = exponents.new_tensor(self.short_factor), exponents.new_tensor(self.long_factor)
+        return 1.0 / (long.where(length > self.original, short) * theta**exponents)
+
+    def sharpness(self) -> float:
+        usual = sqrt(1 + log(self.factor) / log(self.original))
+        return usual if self.attention_factor is None else self.attention_factor
+
+    def renews(self, past: int, tokens: int) -> bool:
+        return 0 < past <= self.original < tokens
+
+    def fit(self, dim: int) -> None:
+        super().fit(dim)
+        for name in ("short_factor", "long_factor"):
+            if (given := len(getattr(self, name))) != dim // 2:
+                raise ConfigError(
+                    f"{self.prefix}{name} has {given} numbers, and a head has {dim // 2} pairs of rotated dimensions"
+                )
+
+
+KINDS: dict[str, type[RopeScaling]] = {
+    "linear": Linear, "dynamic": Dynamic, "yarn": Yarn, "llama3": Llama3, "longrope": LongRope,
+}  # fmt: skip
+EXAMPLE = {"factor": "4", "short_factor": "1 1.1", "long_factor": "1.5 8", "original": "2048"}
+"""Fields that have to be given, as a person writes them."""
 
 
 def plain(theta: Any, exponents: Any) -> Any:
     """Frequencies without a rule: 1 / theta^e and not theta^-e, to the last bit what transformers computes."""
     return 1.0 / theta**exponents
+
+
+def write_value(value: Any) -> str:
+    """A field as `read_scaling` reads it: numbers of a list with blanks between."""
+    if isinstance(value, list):
+        return " ".join(map(write_value, value))
+    return str(value).lower() if isinstance(value, bool) else f"{value:.15g}"
 
 
 def name_of(rule: RopeScaling) -> str:
@@ -145,14 +200,19 @@ def read_scaling(text: str) -> RopeScaling:
     parts = [part.split("=") for part in match[2].split(",") if part.strip()] if match else []
     if match is None or any(len(part) != 2 for part in parts):
         raise ConfigError(f"cannot read model.rope_scaling {text!r}: write it as yarn(factor=4, original=2048)")
-    return make_scaling(match[1], {key.strip(): value.strip() for key, value in parts})
+    values = {key.strip(): value.split() for key, value in parts}
+    return make_scaling(match[1], {key: value if len(value) > 1 else "".join(value) for key, value in values.items()})
 
 
 def make_scaling(kind: str, values: dict[str, Any]) -> RopeScaling:
     """The rule of that name with those fields, as a person may have typed them."""
     if kind not in KINDS:
         raise ConfigError(unknown("model.rope_scaling", kind, KINDS))
-    if "factor" not in values:
-        raise ConfigError(f"model.rope_scaling {kind} needs a factor: {kind}(factor=4)")
+    due = [f.name for f in fields(KINDS[kind]) if f.default is MISSING]
+    for name in due:
+        if name not in values:
+            example = ", ".join(f"{each}={EXAMPLE[each]}" for each in due)
+            article = "a " if name == "factor" else ""
+            raise ConfigError(f"model.rope_scaling {kind} needs {article}{name}: {kind}({example})")
     rule: RopeScaling = from_dict(KINDS[kind], values, RopeScaling.prefix, typed=True)
     return rule

@@ -34,8 +34,10 @@ def generate(
     check_request("prompt", ids, temperature, top_k)
     model.eval()
     cache = model.new_cache(ids.shape[1] + tokens) if cached else None
-    fresh = ids
+    fresh, rule = ids, model.config.scaling
     for _ in range(tokens):
+        if cache and rule and rule.renews(past := cache[0].length, past + fresh.shape[1]):
+            cache, fresh = model.new_cache(cache[0].room), ids
         logits = model(fresh if cached else ids, cache)[:, -1].float()
         token = sample(logits, temperature, top_k, generator)
         ids = torch.cat((ids, token), dim=1)
@@ -60,8 +62,11 @@ def generate_answer(
     model.eval()
     cache = model.new_cache(tokens + 1) if cached else None
     answer = fresh = torch.full_like(source[:, :1], start)
-    for number in range(tokens):
-        known = None if cached and number else source
+    rule = model.config.scaling
+    for _ in range(tokens):
+        if cache and rule and rule.renews(past := cache[0].length, past + fresh.shape[1]):
+            cache, fresh = model.new_cache(tokens + 1), answer
+        known = None if cache and cache[0].length else source
         logits = model(known, fresh if cached else answer, cache)[:, -1].float()
         fresh = sample(logits, temperature, top_k, generator)
         answer = torch.cat((answer, fresh), dim=1)

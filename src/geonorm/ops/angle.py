@@ -7,7 +7,7 @@ R is the angle of the retraction. The decay of a scheme stands in `post` (after 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import atan, inf, pi
 
 import torch
@@ -32,6 +32,9 @@ class AngleMap:
     bias: float | Tensor = 0.0
     max_angle: float = pi / 4
     power: float = inf
+    below: bool = False
+    """Whether what post is multiplied with is at most max_angle and post at most 1, so that the last minimum never
+    binds."""
 
     def __call__(self, ratio: Tensor) -> Tensor:
         """Angle in radians for ratio >= 0 of any shape: plain differentiable PyTorch, the definition."""
@@ -45,6 +48,11 @@ class AngleMap:
         turn = self.pre * ratio
         return turn if self.power == inf else self.power * torch.atan(turn / self.power)
 
+    def share(self, h: float | Tensor) -> AngleMap | None:
+        """The map whose angle is h times that of this one, for h from 0 to 1: the same with h post, where the last
+        minimum never binds; else None."""
+        return replace(self, post=h * self.post) if self.below else None
+
     def level(self) -> AngleMap:
         """The map whose angle is that of ratio 1 for every token. At ratio 0, where no direction is, it is softened as
         the bias is: x' = x there, and d angle / d ratio is 1 / BIAS_SOFTNESS of the angle, large but finite."""
@@ -53,7 +61,9 @@ class AngleMap:
         else:
             turn = self.pre if self.power == inf else self.power * atan(self.pre / self.power)
             held = min(turn, self.max_angle)
-        return AngleMap(post=self.post, gain=0.0, bias=self.gain * held + self.bias, max_angle=self.max_angle)
+        return AngleMap(
+            post=self.post, gain=0.0, bias=self.gain * held + self.bias, max_angle=self.max_angle, below=self.below
+        )
 
     def clamped(self, ratio: Tensor) -> Tensor:
         """Whether either minimum binds, boolean, same shape as ratio."""

@@ -89,13 +89,20 @@ def model_class(config: Any) -> Any:
     """The class that the weights were saved from, or, where transformers does not have it, what stands for its kind."""
     transformers = hugging_face()
     names = getattr(config, "architectures", None) or ()
-    tasks = {
-        "CausalLM": transformers.AutoModelForCausalLM,
-        "MaskedLM": transformers.AutoModelForMaskedLM,
-        IMAGES: transformers.AutoModelForImageClassification,
-    }
-    other = next((kind for task, kind in tasks.items() if any(task in name for name in names)), transformers.AutoModel)
+    causal = any("CausalLM" in name for name in names)
+    known = causal or predicts_masked(config) or predicts_spans(config) or tells_images(config)
+    other = task_class(config) if known else transformers.AutoModel
     return next((getattr(transformers, name) for name in names if hasattr(transformers, name)), other)
+
+
+def task_class(config: Any) -> Any:
+    """What tells classes of images, masked tokens or missing spans if the weights do, else the next token."""
+    transformers = hugging_face()
+    if tells_images(config):
+        return transformers.AutoModelForImageClassification
+    if predicts_spans(config):
+        return transformers.AutoModelForSeq2SeqLM
+    return transformers.AutoModelForMaskedLM if predicts_masked(config) else transformers.AutoModelForCausalLM
 
 
 def predicts_masked(config: Any) -> bool:
@@ -106,6 +113,12 @@ def predicts_masked(config: Any) -> bool:
 def tells_images(config: Any) -> bool:
     """Whether the weights are those of a model that tells classes of images apart."""
     return any(IMAGES in name for name in getattr(config, "architectures", None) or ())
+
+
+def predicts_spans(config: Any) -> bool:
+    """Whether the weights are those of an encoder-decoder that writes, as T5's: asked for missing spans."""
+    both = getattr(config, "is_encoder_decoder", False)
+    return both and any("ConditionalGeneration" in name for name in getattr(config, "architectures", None) or ())
 
 
 def load_model(
@@ -127,9 +140,7 @@ def load_model(
             f"{no_model(name, causal)}: there are no safetensors weights; pickled ones are not read: convert them first"
         )
     wanted = "auto" if dtype == "auto" else getattr(torch, dtype)
-    auto = hugging_face()
-    language = auto.AutoModelForMaskedLM if predicts_masked(config) else auto.AutoModelForCausalLM
-    kind = language if causal and not tells_images(config) else model_class(config)
+    kind = task_class(config) if causal else model_class(config)
     with one_line(name, no_model(name, causal)):
         model = with_weights(
             kind, name, config=config, dtype=wanted, revision=revision, trust_remote_code=trust_remote_code

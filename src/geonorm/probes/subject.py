@@ -62,7 +62,7 @@ class Subject:
 
     def run(self, inputs: Mapping[str, Any], *, head: bool) -> Any:
         """A forward pass; without the head where that is not needed, which saves logits."""
-        if self.masked:  # a base model takes no labels
+        if self.masked or "decoder_input_ids" in inputs:  # a base model takes no labels
             inputs = {name: value for name, value in inputs.items() if name != "labels"}
         if "" in inputs:
             return self.model(*(inputs[name] for name in ("", "answer") if name in inputs))
@@ -123,7 +123,8 @@ class Subject:
         logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)
         name = type(self.model).__name__
         predicts = self.config is None or any(part in name for part in ("CausalLM", "LMHead", "ConditionalGeneration"))
-        if logits is not None and (self.masked or ("" in inputs and "labels" in inputs)):
+        asked = "labels" in inputs and ("" in inputs or "decoder_input_ids" in inputs)
+        if logits is not None and (self.masked or asked):
             return masked_predictions(logits, inputs.get("labels"), name)
         if logits is None or ids is None or not predicts:
             raise ConfigError(f"needs a model that predicts the next token: this one is {name}")

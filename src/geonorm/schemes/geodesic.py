@@ -87,7 +87,8 @@ class GeoNorm(Placement):
         rate = schedule(self.decay, alpha, t, depth)
         power = POWERS[self.retraction] if isinstance(self.retraction, str) else self.retraction
         place = {"angle": "post", "update": "pre"}[self.decay_on]
-        angles = AngleMap(max_angle=self.max_angle, power=power, **{place: rate}, **scalars)
+        below = self.learn == "none" and (self.alpha <= 1 or self.decay_on == "update")  # no decay is above alpha
+        angles = AngleMap(max_angle=self.max_angle, power=power, below=below, **{place: rate}, **scalars)
         return angles.level() if self.update == "unit" else angles
 
     def clamped(self, x: Tensor, u: Tensor, p: Any, site: Site) -> Tensor | None:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..norms import NormSpec, upcast
+from ..ops import AngleMap
 from ..settings import Count
 from .base import About, Number, Scheme, Site
 from .combine import Nested
@@ -61,9 +63,21 @@ class ProRes(Nested):
         return read_at(self.scheme, x, p, site)
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0, carry: Any = None) -> Tensor:
-        share = (p.progress.done.to(upcast(x).dtype) / (self.steps * site.t)).clamp(max=1.0)
+        share = self.share(p, site, upcast(x).dtype)
         carried = (carry,) if self.scheme.carries else ()
         return self.scheme.write(x, u, p, site, h * share, *carried)
+
+    def share(self, p: Any, site: Site, dtype: torch.dtype) -> Tensor:
+        """How much of its step the site makes by now, of one number."""
+        share: Tensor = (p.progress.done.to(dtype) / (self.steps * site.t)).clamp(max=1.0)
+        return share
+
+    def angles(self, p: Any, site: Site) -> AngleMap | None:
+        """A share of an angle is another angle map, where the scheme inside is one whose last minimum never binds."""
+        inside = self.scheme.angles(p, site)
+        if inside is None:
+            return None
+        return inside.share(self.share(p, site, site.t.dtype if isinstance(site.t, Tensor) else torch.float64))
 
     def clamped(self, x: Tensor, u: Tensor, p: Any, site: Site) -> Tensor | None:
         return self.scheme.clamped(x, u, p, site)

@@ -127,6 +127,63 @@ def test_killed_while_the_result_is_written_it_is_written_anew(
     assert open_run(tmp_path / "out").model.config.scheme == "geonorm"
 
 
+@pytest.fixture
+def struck(convert: Any, ranks: Any) -> Any:
+    """struck(signal, where, model, out): what geonorm convert says that the signal meets there, in its own process."""
+
+    def run(name: str, where: str, model: Path, out: Path, *options: Any) -> Any:
+        command = ("convert", model, "--to", "geonorm", "--tokens", TOKENS, *QUICK, *options, "--out", out)
+        return ranks("struck", 1, name, where, *map(str, command)).wait()[0]
+
+    return run
+
+
+EVERY = ["--checkpoint.every", 3]
+
+
+def result(out: Path) -> tuple[Any, ...]:
+    """What must be the same, bit for bit."""
+    found = about(out)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    tensors = {str(file.relative_to(out)): load_file(file) for file in sorted(out.rglob("*.safetensors"))}
+    bits = {(name, key): tensor.numpy().tobytes() for name, file in tensors.items() for key, tensor in file.items()}
+    return bits, [(row["step"], row["loss"]) for row in rows], found["val_loss"], found["conversion"]
+
+
+@pytest.fixture(scope="module")
+def wanted(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """The result of a conversion that nothing met."""
+    out = tmp_path_factory.mktemp("whole") / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "build", lambda dirs, out: out)
+        words = ["convert", source, "--to", "geonorm", "--tokens", TOKENS, *QUICK, *EVERY, "--out", out]
+        assert main([str(word) for word in words]) == 0
+    return result(out)
+
+
+def test_killed_anywhere_it_goes_on_to_the_same_result(
+    source: Path, wanted: Any, convert: Any, struck: Any, tmp_path: Path
+) -> None:
+    """In the middle a save of step 6 is there at the most, of step 3 at the least."""
+    for where in ("beginning", "step", "summary", "removal"):
+        out = tmp_path / where
+        assert struck("SIGKILL", where, source, out, *EVERY).status == -9
+        assert (out / "summary.json").exists() == (where == "removal")
+        done = convert(source, out, *EVERY)
+        assert done.status == 0 and ("at step" in done.out) == (where == "step"), (where, done)
+        assert result(out) == wanted and not (out / "way").exists(), where
+
+
+def test_interrupted_before_its_first_step_and_behind_its_last_it_goes_on(
+    source: Path, wanted: Any, convert: Any, struck: Any, tmp_path: Path
+) -> None:
+    for where in ("beginning", "removal"):
+        stopped = struck("SIGINT", where, source, tmp_path / where, *EVERY)
+        assert stopped.status == 130 and len(stopped.err.splitlines()) == 1, (where, stopped)
+        assert convert(source, tmp_path / where, *EVERY).status == 0
+        assert result(tmp_path / where) == wanted and not (tmp_path / where / "way").exists(), where
+
+
 def test_only_distilled_it_begins_with_no_loss(source: Path, convert: Any, tmp_path: Path) -> None:
     """At the first step the model on the gradual way is the one that it learns from."""
     assert convert(source, tmp_path / "out", "--distill", 1).status == 0
@@ -206,6 +263,14 @@ def test_a_llama_from_the_disk(
     answer = json.loads(call("eval", out, "--data", text, "--tokens", 100).out)
     assert answer["scheme"] == "geonorm" and answer["loss"] < conversion["loss_before"]
     assert call("generate", out, "--prompt", "the", "--tokens", 3).status == 0
+
+
+def test_a_llama_that_is_killed(llama: Path, convert: Any, struck: Any, text: Path, tmp_path: Path) -> None:
+    options, whole, parts = ["--data", text, *EVERY], tmp_path / "whole", tmp_path / "parts"
+    assert convert(llama, whole, *options).status == 0
+    assert struck("SIGKILL", "step", llama, parts, *options).status == -9
+    done = convert(llama, parts, *options)
+    assert done.status == 0 and "at step" in done.out and result(parts) == result(whole)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from ..config import TrainConfig
 from ..data import Tokenizer, open_source
 from ..data.images import open_images
 from ..data.objectives import HELD_OUT
-from ..open import Opened, OpenedClassifier, OpenedImages, OpenedRun, encode_running, open_model, read_settings, run_of
+from ..open import Opened, OpenedClassifier, OpenedImages, encode_running, open_model, read_settings, run_of
 from ..runs import environment
 from ..runs.run import LOCK, finite_or_none
 from ..train.classifiers import ask
@@ -168,24 +168,21 @@ def probe(
 
 def ask_masked(opened: Opened, batches: Sequence[Tensor]) -> Sequence[Tensor | Inputs]:
     """What the loss of a model is measured on: ids, of a model of masked tokens masked, of one of missing spans without
-    them, with labels."""
-    if opened.causal:
+    them, with labels; ids too of an encoder-decoder whose tokenizer has no marks for spans."""
+    if opened.causal or (opened.two and not opened.reader.sentinels):
         return batches
     objective, found, number = opened.objective(batches[0].shape[1]), list[Inputs](), 0
     for ids in batches:
         windows = torch.cat((ids, ids[:, :1]), 1).numpy()  # objectives are handed the token behind a window, too
         inputs, labels = objective.pairs(windows, [number + row for row in range(len(ids))], HELD_OUT)
-        name = "" if isinstance(opened, OpenedRun) else "input_ids"
-        parts = opened.model.reads(inputs, labels) if isinstance(opened, OpenedRun) else (inputs,)
-        found.append({**dict(zip((name, "answer"), parts, strict=False)), "labels": labels})
+        found.append({**opened.split(inputs, labels), "labels": labels})
         number += len(ids)
     return found
 
 
 def given_to(opened: Opened, batches: Sequence[Tensor]) -> Sequence[Tensor | Inputs]:
     """What hidden states are measured on: text as it is, but of an encoder-decoder what it was trained on."""
-    two = isinstance(opened, OpenedRun) and opened.model.config.encoder_layers is not None
-    return ask_masked(opened, batches) if two else batches
+    return ask_masked(opened, batches) if opened.two else batches
 
 
 def images_of(

@@ -17,14 +17,12 @@ from torch import Tensor, nn
 
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
-from ...nn.encoder_decoder import EncoderDecoder
 from ...nn.sampling import NOT_CAUSAL, generate, sample
 from ...probes.load import predicts_masked
 from ..config import EvalConfig, GenerateConfig
 from ..data import Tokenizer, open_source, tokenize
 from ..data.batches import validation_batches
 from ..data.images import open_images
-from ..data.tokenizer import FileTokenizer
 from ..open import Opened, OpenedClassifier, OpenedImages, OpenedRun, open_model
 from ..runs.provenance import read_parts
 from ..runs.run import finite_or_none
@@ -124,23 +122,19 @@ def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None) -
     """Loss, perplexity and bits per byte in windows of the model's context, of masked tokens accuracy too: on the
     held-out part where the text comes with one or is what the run was trained on, else on all of it."""
     source = open_source(data)
-    ours, tokenizer = isinstance(opened, OpenedRun), opened.tokenizer
+    ours = isinstance(opened, OpenedRun)
     known: list[dict[str, Any]] = []
     if ours:
         with suppress(CheckpointError):  # a run that does not say what it was trained on
             known = read_parts(Path(opened.name))
-    elif getattr(tokenizer, "is_fast", False):
-        tokenizer = FileTokenizer(opened.name, tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token)
-    else:
-        raise DataError(f"{opened.name} has no fast tokenizer: its bytes per token are not known, so use --tasks only")
-    text = tokenize(source, tokenizer)
+    text = tokenize(source, opened.reader)
     seen = bool(known) and text.sha256 == known[-1].get("data_sha256")
     # the fingerprint holds the share to hold out exactly where the text has no held-out part of its own
     whole = not seen and source.fingerprint != open_source(data, validation_fraction=0.5).fingerprint
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
     objective = opened.objective(context)
     batches = validation_batches(ids, max(1, EVALUATION_BATCH // context), context, tokens, objective)
-    scorer = opened.model if ours else Scorer(opened.model, first_token(opened.tokenizer))
+    scorer = opened.model if ours else scorer_of(opened)
     with opened.precision():
         result = with_perplexity(
             evaluate_held_out(
@@ -180,7 +174,28 @@ class Scorer(nn.Module):
         return logits
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        return F.cross_entropy(self(ids).flatten(0, 1), targets.flatten(), reduction=reduction)
+        logits = self(*self.reads(ids, targets))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
+
+
+class AnswerScorer(Scorer):
+    """The same of an encoder-decoder: what it is asked for is an answer to a source."""
+
+    def __init__(self, opened: Opened) -> None:
+        super().__init__(opened.model, None)
+        self.opened = opened
+
+    def reads(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.opened.split(ids, targets).values())
+
+    def forward(self, ids: Tensor, answer: Tensor) -> Tensor:  # type: ignore[override]
+        logits: Tensor = self.model(input_ids=ids, decoder_input_ids=answer, use_cache=False).logits.float()
+        return logits
+
+
+def scorer_of(opened: Opened) -> Scorer:
+    """What measures a Hugging Face model."""
+    return AnswerScorer(opened) if opened.two else Scorer(opened.model, first_token(opened.tokenizer))
 
 
 def generate_text(config: GenerateConfig) -> Iterator[str]:
@@ -189,7 +204,7 @@ def generate_text(config: GenerateConfig) -> Iterator[str]:
     opened = open_model(c.run, device, scheme=c.scheme)
     if isinstance(opened, OpenedImages | OpenedClassifier):
         raise ConfigError(f"{opened.name} tells classes of images apart, so it cannot write text")
-    if isinstance(opened, OpenedRun) and isinstance(opened.model, EncoderDecoder):
+    if opened.two:
         yield from fill(opened, c)
         return
     if not opened.causal:

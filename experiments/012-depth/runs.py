@@ -1,0 +1,41 @@
+"""Which runs experiment 012 wants (experiments/programme.py trains them)."""
+
+from __future__ import annotations
+
+import sys
+from math import log, sqrt
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from programme import Grid, Summaries, settings
+from rates import plan_rows
+
+from geonorm.lab.compare.compare import slug
+
+RECIPE = settings(
+    preset="nano", model__width=64, model__hidden=256, model__mlp="gelu", data="books", batch_size=4, steps=2000,
+    evaluation__every=500, evaluation__whole="false", evaluation__tokens=65536, evaluation__trace_tokens=2048,
+    checkpoint__every=500, checkpoint__keep=4, runtime__compile="true", runtime__tensorboard="false",
+)  # fmt: skip
+"""1.02M tokens at one width; 65,536 held-out tokens spread over the five books, for the whole of them would take a
+third as long as the training at 36 blocks. The weights of every evaluation stay: the use of blocks is probed in them."""
+LAYERS = (36, 12, 4)
+DECAYS = ("geonorm", "geonorm(decay=sqrt)", "geonorm(decay=0.75)")
+OTHERS = ("lns", "keel", "deepnorm", "pre(entry=embedding)", "geonorm(entry=embedding)")
+RATES = (4e-3, 2e-3, 8e-3)
+SEEDS = 2
+
+
+def equal_angles(layers: int) -> str:
+    """GeoNorm with one angle for all blocks, whose sum of squares is that of decay=sqrt, to a thousandth."""
+    return f"geonorm(decay=constant, alpha={sqrt((log(layers) + 0.58) / layers):.3f})"
+
+
+def plan(known: Summaries) -> Grid:
+    rows = {
+        f"{layers}-{slug(scheme)}": [*RECIPE, *settings(model__layers=layers, scheme=scheme)]
+        for schemes in (("pre", *DECAYS), None, OTHERS)
+        for layers in LAYERS
+        for scheme in schemes or (equal_angles(layers),)
+    }
+    return plan_rows(known, rows, RATES, SEEDS)

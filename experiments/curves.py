@@ -1,0 +1,145 @@
+"""Loss against rate in the runs of an experiment, and differences at equal rates, from its results.jsonl.
+
+    python experiments/curves.py experiments/017-paper-recipe BASELINE SCHEME [SCHEME ...]
+
+figures/rates.svg: the validation loss of each scheme at every rate, and its difference to BASELINE, paired by seed;
+rates.md: the same numbers. A scheme's runs are those named by data, scheme and rate alone. Intervals (95 %) are of the
+mean difference under variances that the spreads of all differences moderate (Smyth 2004), so that a pair alone has
+one too, on the strength of the others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent))
+from rates import read_losses
+
+from geonorm.lab.compare.compare import slug
+from geonorm.lab.runs.significance import Estimate, contrast, fit_prior, moderate
+from geonorm.lab.runs.statistics import paired_interval, usable
+from geonorm.report.columns import markdown_lines
+from geonorm.report.style import looks, rate, signed
+from geonorm.report.vega import Axis, Chart, Figure, figure
+
+Runs = Sequence[Mapping[str, Any]]
+RATE, ZERO = "highest learning rate", Estimate(0.0, 0.0, math.inf)
+
+
+class Gap(NamedTuple):
+    """A scheme's loss less the baseline's at one rate: mean, interval, and the pairs' differences by seed."""
+
+    scheme: str
+    lr: float
+    mean: float
+    low: float | None
+    high: float | None
+    pairs: Mapping[int, float]
+
+
+def draw_losses(title: str, unit: str, runs: Runs) -> Chart:
+    """Loss against rate: the mean over seeds, and every run. Losses above 1.5 times the lowest are left out: what
+    does not learn would press what does into a line."""
+    ends = [run for run in runs if usable(run)]
+    schemes = list(dict.fromkeys(run["scheme"] for run in runs))
+    high = 1.5 * min(run["val_loss"] for run in ends)
+    y = Axis.around([run["val_loss"] for run in ends if run["val_loss"] <= high], title=f"loss ({unit})")
+    x = Axis.around([run["lr"] for run in runs], log=True, title=RATE, form="~e")
+    chart = Chart(title, x, y, looks(schemes), "Lines: means over seeds. Marks: runs.", own_legend=True)
+    for scheme in schemes:
+        means = read_losses([run for run in runs if run["scheme"] == scheme])
+        chart.line(scheme, [(lr, loss if loss < math.inf else math.nan) for lr, loss in means.items()])
+        for run in ends:
+            if run["scheme"] == scheme:
+                chart.mark(scheme, run["lr"], run["val_loss"], f"seed {run['seed']}: {run['val_loss']:.4f}")
+    return chart
+
+
+def compare_at_rates(runs: Runs, baseline: str) -> list[Gap]:
+    """Every scheme's differences to the baseline, rate by rate, of seeds that both have."""
+    losses: dict[tuple[str, float], dict[int, float]] = {}
+    for run in filter(usable, runs):
+        losses.setdefault((run["scheme"], run["lr"]), {})[run["seed"]] = run["val_loss"]
+    pairs: dict[tuple[str, float], dict[int, float]] = {}
+    for (scheme, lr), own in losses.items():
+        base = losses.get((baseline, lr), {})
+        shared = {seed: own[seed] - base[seed] for seed in sorted(own) if seed in base}
+        if shared and scheme != baseline:
+            pairs[scheme, lr] = shared
+    found = {key: paired_interval(list(own.values())) for key, own in pairs.items()}
+    known = {key: each.std for key, each in found.items() if each.std is not None}
+    prior = fit_prior([std**2 for std in known.values()], [len(pairs[key]) - 1 for key in known])
+    gaps = []
+    for (scheme, lr), own in sorted(pairs.items()):
+        each = found[scheme, lr]
+        low, high = each.low, each.high
+        if prior:
+            variance, df = moderate((each.std or 0.0) ** 2, len(own) - 1, prior)
+            _, low, high, *_ = contrast(Estimate(each.mean, variance / len(own), df), ZERO)
+        gaps.append(Gap(scheme, lr, each.mean, low, high, own))
+    return gaps
+
+
+def draw_gaps(gaps: Sequence[Gap], baseline: str, unit: str) -> Chart:
+    ends = [end for gap in gaps for end in (gap.low, gap.high, *gap.pairs.values()) if end is not None]
+    schemes = list(dict.fromkeys(gap.scheme for gap in gaps))
+    chart = Chart(
+        f"Less that of {baseline} at the same rate", Axis.around([gap.lr for gap in gaps], log=True, title=RATE,
+        form="~e"), Axis.around([*ends, 0.0], title=f"difference ({unit})"), looks(schemes),
+        "Means over pairs with 95 % intervals. Marks: pairs of one seed.", own_legend=True,
+    )  # fmt: skip
+    chart.rule(y=0.0)
+    for scheme in schemes:
+        own = [gap for gap in gaps if gap.scheme == scheme]
+        chart.line(scheme, [(gap.lr, gap.mean) for gap in own])
+        for gap in own:
+            if gap.low is not None and gap.high is not None:
+                chart.outline(scheme, [(gap.lr, gap.low), (gap.lr, gap.high)], f"{scheme} {gap.lr}")
+            for seed, pair in gap.pairs.items():
+                chart.mark(scheme, gap.lr, pair, f"seed {seed}: {signed(pair)}")
+    return chart
+
+
+def tabulate(runs: Runs, gaps: Sequence[Gap], baseline: str) -> list[str]:
+    """One line for each scheme and rate."""
+    at = {(gap.scheme, gap.lr): gap for gap in gaps}
+    cells = []
+    for scheme in dict.fromkeys(run["scheme"] for run in runs):
+        for lr in sorted({run["lr"] for run in runs if run["scheme"] == scheme}):
+            own = [run for run in runs if (run["scheme"], run["lr"]) == (scheme, lr)]
+            loss = paired_interval([run["val_loss"] for run in filter(usable, own)])
+            gap = at.get((scheme, lr))
+            ends = "" if gap is None or gap.low is None else f" ({signed(gap.low)} to {signed(gap.high or 0.0)})"
+            spread = "" if loss.std is None else f" ± {loss.std:.4f}"
+            pairs = "–" if gap is None else f"{signed(gap.mean)}{ends}, {len(gap.pairs)}"
+            cells.append([f"`{scheme}`", rate(lr), str(len(own)), f"{loss.mean:.4f}{spread}", pairs])
+    return markdown_lines(["scheme", "rate", "n", "loss", f"less `{baseline}`, paired (95 %), pairs"], cells)
+
+
+def main(experiment: Path, baseline: str, *schemes: str) -> None:
+    lines = (experiment / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    wanted = [baseline, *schemes]
+    named = {f"books-{slug(scheme)}": scheme for scheme in wanted}
+    runs = [run for run in map(json.loads, lines) if run["run"].rpartition("-lr")[0] in named]
+    if missing := set(wanted) - {run["scheme"] for run in runs}:
+        sys.exit(
+            f"{experiment} has no runs of {', '.join(sorted(missing))} on books: name schemes as results.jsonl does"
+        )
+    runs.sort(key=lambda run: wanted.index(run["scheme"]))
+    gaps = compare_at_rates(runs, baseline)
+    (experiment / "rates.md").write_text("\n".join(tabulate(runs, gaps, baseline)) + "\n", encoding="utf-8")
+    unit = "nats per token"
+    charts = [draw_losses("Loss at the end", unit, runs), *([draw_gaps(gaps, baseline, unit)] if gaps else [])]
+    (experiment / "figures").mkdir(exist_ok=True)
+    print(Figure(figure(charts, experiment.name)).save(experiment / "figures" / "rates.svg"))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]), *sys.argv[2:])
