@@ -14,7 +14,7 @@ from geonorm.lab.compare.compare import slug
 COMMON = settings(evaluation__trace_tokens=1024, checkpoint__keep=1, runtime__tensorboard="false")
 VISION = settings(
     objective="classify", preset="nano-vit", data="vision", model__layers=36, model__width=48, model__hidden=192,
-    model__patch=8, batch_size=32, steps=1000, optim__weight_decay=0.05, evaluation__every=500,
+    model__patch=8, batch_size=32, steps=800, optim__weight_decay=0.05, evaluation__every=400,
     evaluation__whole="true",
 )  # fmt: skip
 """36 narrow layers on CIFAR-10, 17 tokens an image, 32 images a step."""

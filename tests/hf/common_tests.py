@@ -103,6 +103,10 @@ if "GEONORM_THEIRS" in os.environ:
         return type("TestMasked", (CausalLMModelTest, unittest.TestCase), body)
 
     TestMasked = masked()
+    from common_vision import vision_case  # type: ignore[import-not-found]
+
+    for scheme in SCHEMES:
+        globals()[f"TestVision{scheme.capitalize()}"] = vision_case(scheme)
 
     class BothTester:
         """A small encoder-decoder, and what is fed to it."""

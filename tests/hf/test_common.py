@@ -34,10 +34,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.net
-@pytest.mark.parametrize("scheme", ["geonorm", "ngpt", "hyper", "masked", "bothgeonorm", "bothngpt", "bothhyper"])
+@pytest.mark.parametrize(
+    "scheme", ["geonorm", "ngpt", "hyper", "masked", "bothgeonorm", "bothngpt", "bothhyper", "visionGeonorm"]
+)
 def test_common_tests_of_transformers(scheme: str, source: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.md"
-    words = [str(source), "--table", str(table), "-k", f"Test{scheme.capitalize()}"]
+    words = [str(source), "--table", str(table), "-k", f"Test{scheme[0].upper()}{scheme[1:]}"]
     driver = str(Path(__file__).with_name("common_tests.py"))
     ran = subprocess.run([sys.executable, driver, *words], capture_output=True, text=True)
     text = table.read_text() if table.is_file() else ran.stdout + ran.stderr

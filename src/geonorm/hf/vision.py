@@ -118,6 +118,9 @@ class GeoNormVisionModel(GeoNormVisionPreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.patch
 
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.patch = value  # type: ignore[assignment]
+
     @merge_with_config_defaults
     @capture_outputs
     def forward(self, pixel_values: Tensor | None = None, **kwargs: Any) -> BaseModelOutput:

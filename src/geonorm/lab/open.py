@@ -156,6 +156,18 @@ class OpenedImages(Opened):
         return parallel.precision(self.config.runtime, self.device)
 
 
+@dataclass(frozen=True)
+class OpenedClassifier(Opened):
+    """A model of transformers that tells classes of images apart; it has no tokenizer."""
+
+    processor: Any
+    """What makes pixels of images."""
+
+    @property
+    def causal(self) -> bool:
+        return False
+
+
 def encode_running(tokenizer: Any, text: str) -> list[int]:
     """Ids of running text by a tokenizer of transformers, without the tokens that mark its ends."""
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
@@ -185,8 +197,13 @@ def open_model(
     settings = read_settings(name, causal=causal, **hub)
     if isinstance(settings, TrainConfig):
         return open_trained(Path(name), device)
-    own = load.load_model_tokenizer(tokenizer or name, **hub)
+    images = load.tells_images(settings)
+    if images and tokenizer is not None:
+        raise ConfigError(f"{name} reads images: it has no tokenizer, leave out --tokenizer")
+    own = load.load_processor(name, **hub) if images else load.load_model_tokenizer(tokenizer or name, **hub)
     model = build(name) if build else load.load_model(name, settings, device, dtype, causal=causal, **hub)
+    if images:
+        return OpenedClassifier(name, model, None, None, device, own)
     context = load.context_of(settings)
     if context is None and load.predicts_spans(settings):  # T5 has no end of positions, but was trained up to here
         context = own.model_max_length if own.model_max_length < ENDLESS else None

@@ -84,7 +84,9 @@ def embed_patches(
 ) -> Tensor:
     """Vectors of the patches, row by row, behind that of the class where there is one, and of their places: (batch,
     tokens, width) in fp32 or better."""
-    x = upcast(patch(cut_patches(images, config).to(patch.weight.dtype)))
+    cut = cut_patches(images, config).to(patch.weight.dtype)
+    # row by row, so that what the layer returns is no view: FSDP warns of one at every start
+    x = upcast(patch(cut.flatten(0, 1)).unflatten(0, cut.shape[:2]))
     if class_token is not None:
         x = torch.cat((class_token.weight.to(x.dtype).expand(len(x), 1, -1), x), dim=1)
     return x if position is None else x + position.weight

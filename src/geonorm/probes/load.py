@@ -14,6 +14,8 @@ from safetensors import SafetensorError
 from ..errors import CheckpointError, ConfigError, GeonormError, cause, near_folder
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+IMAGES = "ForImageClassification"
+"""How the class of a model of images ends."""
 PATIENCE = 5.0
 """Seconds in which the hub must answer whether it has a model."""
 
@@ -87,14 +89,17 @@ def model_class(config: Any) -> Any:
     """The class that the weights were saved from, or, where transformers does not have it, what stands for its kind."""
     transformers = hugging_face()
     names = getattr(config, "architectures", None) or ()
-    known = any("CausalLM" in name for name in names) or predicts_masked(config) or predicts_spans(config)
-    other = language_class(config) if known else transformers.AutoModel
+    causal = any("CausalLM" in name for name in names)
+    known = causal or predicts_masked(config) or predicts_spans(config) or tells_images(config)
+    other = task_class(config) if known else transformers.AutoModel
     return next((getattr(transformers, name) for name in names if hasattr(transformers, name)), other)
 
 
-def language_class(config: Any) -> Any:
-    """What predicts tokens: masked ones or missing spans if the weights do, else the next."""
+def task_class(config: Any) -> Any:
+    """What tells classes of images, masked tokens or missing spans if the weights do, else the next token."""
     transformers = hugging_face()
+    if tells_images(config):
+        return transformers.AutoModelForImageClassification
     if predicts_spans(config):
         return transformers.AutoModelForSeq2SeqLM
     return transformers.AutoModelForMaskedLM if predicts_masked(config) else transformers.AutoModelForCausalLM
@@ -103,6 +108,11 @@ def language_class(config: Any) -> Any:
 def predicts_masked(config: Any) -> bool:
     """Whether the weights are those of a model of masked tokens."""
     return any("MaskedLM" in name for name in getattr(config, "architectures", None) or ())
+
+
+def tells_images(config: Any) -> bool:
+    """Whether the weights are those of a model that tells classes of images apart."""
+    return any(IMAGES in name for name in getattr(config, "architectures", None) or ())
 
 
 def predicts_spans(config: Any) -> bool:
@@ -130,7 +140,7 @@ def load_model(
             f"{no_model(name, causal)}: there are no safetensors weights; pickled ones are not read: convert them first"
         )
     wanted = "auto" if dtype == "auto" else getattr(torch, dtype)
-    kind = language_class(config) if causal else model_class(config)
+    kind = task_class(config) if causal else model_class(config)
     with one_line(name, no_model(name, causal)):
         model = with_weights(
             kind, name, config=config, dtype=wanted, revision=revision, trust_remote_code=trust_remote_code
@@ -155,6 +165,14 @@ def load_model_tokenizer(name: str, *, revision: str | None = None, trust_remote
     """The tokenizer beside a model. ConfigError where there is none."""
     with one_line(name, f"no tokenizer in {name} that can be read; geonorm probe takes another with --tokenizer"):
         return hugging_face().AutoTokenizer.from_pretrained(
+            name, revision=revision, trust_remote_code=trust_remote_code
+        )
+
+
+def load_processor(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """What makes pixels of images beside a model. ConfigError where there is none."""
+    with one_line(name, f"no preprocessor_config.json in {name} that can be read: how it reads images is not known"):
+        return hugging_face().AutoImageProcessor.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code
         )
 

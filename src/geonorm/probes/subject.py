@@ -90,15 +90,16 @@ class Subject:
             return {"encoder": mask, "decoder": inputs.get("decoder_attention_mask")}
         return {} if mask is None else {stack.name: mask for stack, _ in self.capture.stacks} or {"": mask}
 
-    def size(self, batch: Tensor) -> int:
-        """Tokens of ids, or of the images that a vision transformer of ours reads."""
-        shape: Any = getattr(self.model, "config", None)
-        if self.config is None and hasattr(shape, "image_size"):
-            return len(batch) * int(shape.context)
-        return batch.numel()
+    def size(self, batch: Tensor | Inputs) -> int:
+        """Tokens of ids, of the images that a vision transformer of ours reads, or of keyword arguments."""
+        if not isinstance(batch, Tensor):
+            return self.count(batch)
+        each = tokens_of_image(getattr(self.model, "config", None)) if self.config is None else None
+        return batch.numel() if each is None else len(batch) * each
 
-    @staticmethod
-    def count(inputs: Inputs) -> int:
+    def count(self, inputs: Inputs) -> int:
+        if (each := tokens_of_image(self.config)) is not None and "pixel_values" in inputs:
+            return len(inputs["pixel_values"]) * each
         if "attention_mask" in inputs:
             return int(inputs["attention_mask"].sum())
         tokens = inputs.get("input_ids", next(iter(inputs.values())))
@@ -138,6 +139,17 @@ class Subject:
     def blocks(self) -> list[tuple[str, list[nn.Module]]]:
         """(stack, its blocks) in order."""
         return [(stack.name, blocks_of(self.model, stack, base)) for stack, base in self.capture.stacks]
+
+
+def tokens_of_image(config: Any) -> int | None:
+    """Tokens of an image for a model of ours or of transformers, a class token in front of square patches where it is
+    not of ours; None for one that reads none, or does not say."""
+    if hasattr(config, "image_size") and isinstance(context := getattr(config, "context", None), int):
+        return context
+    if getattr(config, "model_type", None) == "geonorm_vision":
+        return int(config.shape().context)
+    size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
+    return (size // patch) ** 2 + 1 if isinstance(size, int) and isinstance(patch, int) else None
 
 
 def masked_predictions(logits: Tensor, labels: Tensor | None, name: str) -> tuple[Tensor, Tensor]:

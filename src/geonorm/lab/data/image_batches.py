@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from ...errors import DataError
 from .batches import Shuffled
-from .images import Images
+from .images import Images, Pixels
 from .objectives import Pair
 from .pixels import change, change_bits, fit, normalise
 
@@ -37,16 +36,21 @@ class ImageBatches(Shuffled):
         return normalise(found), torch.from_numpy(self.images.labels[numbers])
 
 
-def validation_images(images: Images, batch_size: int, size: int, most: int | None = None) -> Iterator[Pair]:
-    """(images, labels) in order, unchanged, at most `batch_size` in a batch. At most `most` images, but at least one,
-    spread evenly over all of them."""
+def validation_images(
+    images: Images, batch_size: int, size: int | Callable[[list[Pixels]], Tensor], most: int | None = None
+) -> Iterator[Pair]:
+    """(images, labels) in order, unchanged, at most `batch_size` in a batch. size: height and width in pixels, or what
+    makes a batch of decoded images of any size. At most `most` images, but at least one, spread evenly over all."""
     total = len(images)
     count = total if most is None else min(total, max(1, most))
     for start in range(0, count, batch_size):
         numbers = [place * total // count for place in range(start, min(start + batch_size, count))]
-        found = [read_fitted(images, number, size) for number in numbers]
-        yield normalise(found), torch.from_numpy(images.labels[numbers])
+        if isinstance(size, int):
+            found = normalise([read_fitted(images, number, size) for number in numbers])
+        else:
+            found = size([images.pixels(number) for number in numbers])
+        yield found, torch.from_numpy(images.labels[numbers])
 
 
-def read_fitted(images: Images, number: int, size: int) -> NDArray[np.uint8]:
+def read_fitted(images: Images, number: int, size: int) -> Pixels:
     return fit(images.pixels(number), size, images.called(number))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
+from ...probes import load
 from ...probes.blockwise import load_one_block
 from ...probes.config import ProbeConfig
 from ...probes.growth import growth
@@ -31,13 +32,12 @@ from ...results import Result, Rows
 from ...sites.anatomy import Stack
 from ..config import TrainConfig
 from ..data import Tokenizer, open_source
-from ..data.image_batches import validation_images
 from ..data.images import open_images
 from ..data.objectives import HELD_OUT
-from ..open import Opened, OpenedImages, encode_running, open_model, read_settings, run_of
+from ..open import Opened, OpenedClassifier, OpenedImages, encode_running, open_model, read_settings, run_of
 from ..runs import environment
 from ..runs.run import LOCK, finite_or_none
-from ..train.images import check_classes
+from ..train.classifiers import ask
 from .simulate import check_writable, save
 
 Told = Callable[[str, float], None]
@@ -149,18 +149,17 @@ def probe(
     batches: Sequence[Any]
     asked: Sequence[Inputs | Tensor] | None = None
     losses = gradients or ablate_blocks or logit_lens
-    if isinstance(opened, OpenedImages) and isinstance(data, str):
+    if isinstance(opened, OpenedImages | OpenedClassifier) and isinstance(data, str):
         batches, asked = images_of(opened, data, tokens, batch, bos)
     elif isinstance(data, str):
         if encode is None:
             raise ConfigError("a model in memory needs its tokenizer to read text: tokenizer=..., or give ids")
         begin = beginning(tokenizer, name) if bos else None
-        batches = list(text(data, encode, tokens, context, vocabulary(subject), begin).split(batch))
-        asked = ask_masked(opened, batches) if opened is not None and losses else None
+        windows = list(text(data, encode, tokens, context, vocabulary(subject), begin).split(batch))
+        asked = ask_masked(opened, windows) if opened is not None and losses else None
+        batches = windows if opened is None else given_to(opened, windows)
     else:
         batches = [data] if isinstance(data, (Tensor, Mapping)) else list(data)
-    if opened is not None and isinstance(data, str):
-        batches = list(given_to(opened, batches))
     return measure_model(
         subject, name, batches, asked, gradients=gradients, ablate_blocks=ablate_blocks, logit_lens=logit_lens,
         progress=progress,
@@ -187,16 +186,19 @@ def given_to(opened: Opened, batches: Sequence[Tensor]) -> Sequence[Tensor | Inp
 
 
 def images_of(
-    opened: OpenedImages, data: str, tokens: int, batch: int, bos: bool = False
-) -> tuple[list[Tensor], list[Inputs]]:
+    opened: OpenedImages | OpenedClassifier, data: str, tokens: int, batch: int, bos: bool = False
+) -> tuple[list[Tensor | Inputs], list[Inputs]]:
     """Held-out images in batches, spread over all of them, as many as make so many tokens; and the same with labels.
-    DataError where their classes are not the run's."""
+    DataError where their classes are not the model's."""
     if bos:
         raise ConfigError("--bos is of text: an image has no token that begins it")
-    images, shape = open_images(data), opened.model.config
-    check_classes(Path(opened.name), images)
-    found = list(validation_images(images.validation, batch, shape.image_size, max(1, tokens // shape.context)))
-    return [given for given, _ in found], [{"": given, "labels": labels} for given, labels in found]
+    images = open_images(data)
+    asked = ask(opened, images)
+    found = list(asked.batches(images.validation, batch, max(1, tokens // asked.tokens)))
+    if isinstance(opened, OpenedImages):
+        return [given for given, _ in found], [{"": given, "labels": labels} for given, labels in found]
+    named = [{"pixel_values": given.to(opened.model.dtype)} for given, _ in found]
+    return list(named), [{**given, "labels": labels} for given, (_, labels) in zip(named, found, strict=True)]
 
 
 def measure_model(
@@ -222,12 +224,13 @@ def measure_model(
     if gradients:
         for row, found in zip(sites, measure_gradients(subject, asked[0]).values(), strict=True):
             row.update(found)
-    sizes = (subject.size(batch) if isinstance(batch, Tensor) else ABLATION_TOKENS for batch in batches)
+    known = (isinstance(batch, Tensor) or "pixel_values" in batch for batch in batches)
+    sizes = (subject.size(batch) if counted else ABLATION_TOKENS for batch, counted in zip(batches, known, strict=True))
     most = next((i for i, size in enumerate(accumulate(sizes), start=1) if size >= ABLATION_TOKENS), len(batches))
     some, loss, ablated = asked[:most], None, list[dict[str, Any]]()
     if ablate_blocks:
         loss, ablated = ablation(subject, some, lambda share: told(f"{name}: without blocks", share))
-    lens = lens_of(subject, windows(some), lambda share: told(f"{name}: lens", share)) if logit_lens else []
+    lens = lens_of(subject, single_windows(some), lambda share: told(f"{name}: lens", share)) if logit_lens else []
     place = itemgetter("stack", "layer", "kind")
     rotations: dict[Any, Any] = {}
     for norm in {row["norm"]: row for row in norms}.values():
@@ -247,7 +250,7 @@ def measure_model(
     return Probe(name, tokens, seconds, about, sites, norms, laws, ablated, loss, growth(sites), layers, lens)
 
 
-def windows(batches: Iterable[Tensor | Inputs]) -> list[Tensor | Inputs]:
+def single_windows(batches: Iterable[Tensor | Inputs]) -> list[Tensor | Inputs]:
     """Ids a window at a time; whatever else a model takes as it came."""
     return [part for batch in batches for part in (batch.split(1) if isinstance(batch, Tensor) else [batch])]
 
@@ -313,7 +316,8 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
     kinds = set[bool]()
     for name in models:  # what can be known to be wrong without loading is known first
         known = read_settings(name, causal=False, revision=config.revision, trust_remote_code=config.trust_remote_code)
-        kinds.add(isinstance(known, TrainConfig) and known.objective == "classify")
+        ours = isinstance(known, TrainConfig)
+        kinds.add(known.objective == "classify" if ours else load.tells_images(known))
     if len(kinds) > 1:
         raise ConfigError("some of these models read images, others text: probe them apart")
     open_images(config.data) if kinds == {True} else open_source(config.data)
@@ -322,18 +326,19 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
         opened = open_probed(name, config)
         subject = Subject(opened.model, config.stacks(), sites=not config.norms_only)
         losses = config.gradients or config.ablate_blocks or config.logit_lens
-        batches: Sequence[Tensor]
+        batches: Sequence[Tensor | Inputs]
         asked: Sequence[Tensor | Inputs] | None
-        if isinstance(opened, OpenedImages):
+        if isinstance(opened, OpenedImages | OpenedClassifier):
             batches, asked = images_of(opened, config.data, config.tokens, config.batch, config.bos)
         else:
             context = min(config.context, opened.context or config.context)
             begin = beginning(opened.tokenizer, name) if config.bos else None
             ids = text(config.data, opened.encode, config.tokens, context, vocabulary(subject), begin)
-            batches = list(ids.split(config.batch))
-            asked = ask_masked(opened, batches) if losses else None
+            windows = list(ids.split(config.batch))
+            asked = ask_masked(opened, windows) if losses else None
+            batches = given_to(opened, windows)
         measured = measure_model(
-            subject, label, given_to(opened, batches), asked, gradients=config.gradients,
+            subject, label, batches, asked, gradients=config.gradients,
             ablate_blocks=config.ablate_blocks, logit_lens=config.logit_lens, progress=progress,
         )  # fmt: skip
         found.append(measured)

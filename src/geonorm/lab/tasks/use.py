@@ -22,14 +22,14 @@ from ...probes.load import predicts_masked
 from ..config import EvalConfig, GenerateConfig
 from ..data import Tokenizer, open_source, tokenize
 from ..data.batches import validation_batches
-from ..data.image_batches import validation_images
 from ..data.images import open_images
-from ..open import Opened, OpenedImages, OpenedRun, open_model
+from ..open import Opened, OpenedClassifier, OpenedImages, OpenedRun, open_model
 from ..runs.provenance import read_parts
 from ..runs.run import finite_or_none
 from ..studies.simulate import check_writable
+from ..train.classifiers import ask
 from ..train.evaluate import evaluate_held_out, with_perplexity
-from ..train.images import check_classes, measure_images
+from ..train.images import measure_images
 from ..train.validation import EVALUATION_BATCH
 from .fill import fill
 from .tasks import Tasks, adapt_decoder, listener
@@ -48,18 +48,12 @@ def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
             raise CheckpointError(f"{out} is not empty and holds no evaluation; choose another --out")
     tasks = Tasks(c.tasks, c.limit) if c.tasks else None
     opened = open_model(c.model, pick_device(c.device), scheme=c.scheme)
-    if isinstance(opened, OpenedImages):
-        return evaluate_images(opened, c)
+    if isinstance(opened, OpenedImages | OpenedClassifier):
+        return {**describe_model(opened), **evaluate_images(opened, c)}
     if tasks is not None and not opened.causal:
         raise ConfigError(f"{opened.name} predicts {opened.predicts}: --tasks need a model of the next token")
     context = window(opened, c.context)
-    result: dict[str, Any]
-    if isinstance(opened, OpenedRun):
-        result = {"run": opened.name, "scheme": opened.config.scheme}
-    else:
-        config = opened.model.config
-        scheme = getattr(config, "scheme", None)
-        result = {"model": opened.name, "model_type": config.model_type, "scheme": scheme}
+    result = describe_model(opened)
     if c.data is not None:
         result.update(evaluate_text(opened, context, c.data, c.tokens))
     if tasks is not None:
@@ -77,31 +71,33 @@ def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
     return result
 
 
-def evaluate_images(opened: OpenedImages, c: EvalConfig) -> dict[str, Any]:
+def describe_model(opened: Opened) -> dict[str, Any]:
+    if isinstance(opened, OpenedRun | OpenedImages):
+        return {"run": opened.name, "scheme": opened.config.scheme}
+    config = opened.model.config
+    return {"model": opened.name, "model_type": config.model_type, "scheme": getattr(config, "scheme", None)}
+
+
+def evaluate_images(opened: OpenedImages | OpenedClassifier, c: EvalConfig) -> dict[str, Any]:
     """Loss in nats per image, top-1 (accuracy) and top-5, and top-1 by class: on the held-out part where the images
     come with one or are what the run was trained on, else on all of them."""
     if c.tasks or c.data is None:
         raise ConfigError(f"{opened.name} tells classes of images apart: --tasks need a model of the next token")
     if c.context is not None:
         raise ConfigError("--context is of text: an image is read whole")
-    folder, shape = Path(opened.name), opened.model.config
     images = open_images(c.data)
-    check_classes(folder, images)
+    asked = ask(opened, images)
     known: list[dict[str, Any]] = []
-    with suppress(CheckpointError):  # a run that does not say what it was trained on
-        known = read_parts(folder)
+    with suppress(CheckpointError):  # a run that does not say what it was trained on, or a model of transformers
+        known = read_parts(Path(opened.name)) if isinstance(opened, OpenedImages) else []
     seen = bool(known) and images.sha256 == known[-1].get("data_sha256")
     parts = [images.validation] if seen or images.own_split else [images.train, images.validation]
-    rows, total = max(1, EVALUATION_BATCH // shape.context), sum(map(len, parts))
-    most = total if c.tokens is None else max(1, c.tokens // shape.context)
-    batches = chain.from_iterable(
-        validation_images(part, rows, shape.image_size, max(1, most * len(part) // total)) for part in parts
-    )
+    rows, total = max(1, EVALUATION_BATCH // asked.tokens), sum(map(len, parts))
+    most = total if c.tokens is None else max(1, c.tokens // asked.tokens)
+    batches = chain.from_iterable(asked.batches(part, rows, max(1, most * len(part) // total)) for part in parts)
     with opened.precision():
-        found = measure_images(opened.model, batches, images.classes, opened.device)
+        found = measure_images(asked.model, batches, asked.classes, opened.device)
     return {
-        "run": opened.name,
-        "scheme": opened.config.scheme,
         "data": c.data,
         "part": "held-out" if len(parts) == 1 else "all",
         "data_sha256": images.sha256,
@@ -206,7 +202,7 @@ def generate_text(config: GenerateConfig) -> Iterator[str]:
     """The prompt and then new text of a run or a Hugging Face model, piece by piece as it is decoded."""
     c, device = config, pick_device(config.device)
     opened = open_model(c.run, device, scheme=c.scheme)
-    if isinstance(opened, OpenedImages):
+    if isinstance(opened, OpenedImages | OpenedClassifier):
         raise ConfigError(f"{opened.name} tells classes of images apart, so it cannot write text")
     if opened.two:
         yield from fill(opened, c)
