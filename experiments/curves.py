@@ -3,9 +3,9 @@
     python experiments/curves.py experiments/017-paper-recipe BASELINE SCHEME [SCHEME ...]
 
 figures/rates.svg: the validation loss of each scheme at every rate, and its difference to BASELINE, paired by seed;
-rates.md: the same numbers. A scheme's runs are those named by data, scheme and rate alone. Intervals (95 %) are of the
-mean difference under variances that the spreads of all differences moderate (Smyth 2004), so that a pair alone has
-one too, on the strength of the others.
+rates.md: the same numbers, and each scheme's fitted minimum. A scheme's runs are those named by data, scheme and rate
+alone. Intervals (95 %) are of the mean difference under variances that the spreads of all differences moderate (Smyth
+2004), so that a pair alone has one too, on the strength of the others.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from rates import read_losses
 
 from geonorm.lab.compare.compare import slug
 from geonorm.lab.runs.significance import Estimate, contrast, fit_prior, moderate
-from geonorm.lab.runs.statistics import paired_interval, usable
+from geonorm.lab.runs.statistics import aggregate, paired_interval, usable
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import looks, rate, signed
+from geonorm.report.tables import fitted_minimum
 from geonorm.report.vega import Axis, Chart, Figure, figure
 
 Runs = Sequence[Mapping[str, Any]]
@@ -121,6 +122,31 @@ def tabulate(runs: Runs, gaps: Sequence[Gap], baseline: str) -> list[str]:
     return markdown_lines(["scheme", "rate", "n", "loss", f"less `{baseline}`, paired (95 %), pairs"], cells)
 
 
+def tabulate_minima(runs: Runs) -> list[str]:
+    """The minimum of a parabola in log rate through all runs of a scheme, where three rates or more are known; of the
+    last weights and of those averaged over the end of training."""
+    cells = []
+    for key, weights in (("val_loss", "last"), ("val_loss_average", "averaged")):
+        known = [dict(run, val_loss=run[key]) for run in runs if run.get(key) is not None]
+        for row in aggregate(known) if known else []:
+            fit = row["fit"]
+            if not fit or fit["loss"] is None:
+                continue
+            ends = "" if fit["lr_low"] is None else f" ({rate(fit['lr_low'])} to {rate(fit['lr_high'])})"
+            apart = "–"
+            if fit["difference"] is not None:
+                low, high = signed(fit["difference_low"]), signed(fit["difference_high"])
+                apart = f"{signed(fit['difference'])} ({low} to {high}), p = {fit['p']:.2g}"
+            found = [
+                f"`{row['scheme']}`",
+                weights,
+                f"{rate(fit['lr'])}{ends}",
+                fitted_minimum(row).partition(" at ")[0],
+            ]
+            cells.append([*found, apart, str(fit["problem"] or "–")])
+    return markdown_lines(["scheme", "weights", "best rate (95 %)", "loss", "difference (95 %)", "problem"], cells)
+
+
 def main(experiment: Path, baseline: str, *schemes: str) -> None:
     lines = (experiment / "results.jsonl").read_text(encoding="utf-8").splitlines()
     wanted = [baseline, *schemes]
@@ -132,7 +158,9 @@ def main(experiment: Path, baseline: str, *schemes: str) -> None:
         )
     runs.sort(key=lambda run: wanted.index(run["scheme"]))
     gaps = compare_at_rates(runs, baseline)
-    (experiment / "rates.md").write_text("\n".join(tabulate(runs, gaps, baseline)) + "\n", encoding="utf-8")
+    (experiment / "rates.md").write_text(
+        "\n".join([*tabulate(runs, gaps, baseline), "", *tabulate_minima(runs)]) + "\n", encoding="utf-8"
+    )
     unit = "nats per token"
     charts = [draw_losses("Loss at the end", unit, runs), *([draw_gaps(gaps, baseline, unit)] if gaps else [])]
     (experiment / "figures").mkdir(exist_ok=True)

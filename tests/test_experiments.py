@@ -160,7 +160,9 @@ def test_differences_at_equal_rates_are_paired_and_moderated(tmp_path: Path) -> 
     assert gaps[4e-3].high == pytest.approx(4.3027 * 0.01, rel=1e-3) and list(gaps[4e-3].pairs) == [0]
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
     made["main"](tmp_path, "pre", "geonorm")
-    assert "| `geonorm` | 8e-3 | 1 | 1.0000 | – |" in (tmp_path / "rates.md").read_text()
+    written = (tmp_path / "rates.md").read_text()
+    assert "| `geonorm` | 8e-3 | 1 | 1.0000 | – |" in written
+    assert "| `pre` | last |" in written and "averaged" not in written  # a parabola has its minimum among three rates
     assert "at the same rate" in (tmp_path / "figures" / "rates.svg").read_text()
     with pytest.raises(SystemExit, match="no runs of post"):
         made["main"](tmp_path, "pre", "post")
