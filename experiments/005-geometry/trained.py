@@ -100,6 +100,11 @@ def step(found: Facts | None) -> str:
     return "–" if not found else f"{-found['exponent']:.2f} ({-found['high']:.2f} to {-found['low']:.2f})"
 
 
+def attention(blocks: list[float]) -> str:
+    """One number a block, or their range where there are many."""
+    return ", ".join(f"{a:.3f}" for a in blocks) if len(blocks) < 9 else f"{min(blocks):.3f} to {max(blocks):.3f}"
+
+
 def about(row: Facts) -> str:
     rate = f"{row['lr']:g}" if row["state"] == "trained" else "–"
     return f"| {row['run'].split('/')[0]} `{row['scheme']}` | {rate} | {row['state']}"
@@ -141,7 +146,7 @@ def table(rows: list[Facts]) -> str:
                 f"{row['cos_ones_before'] / row['cos_null_before']:.2f}"
             )
             + f" | {max(row['first_over_rest']):.2f} | "
-            + f"{', '.join(f'{a:.3f}' for a in row['attn_first'])} ({row['attn_first_null'][0]:.3f}; "
+            + f"{attention(row['attn_first'])} ({row['attn_first_null'][0]:.3f}; "
             + f"{max(row['attn_first_head']):.2f}) | {row['kurtosis'][-1]:.1f} ({row['kurtosis_null'][-1]:.1f}) | "
             + ("–" if not row["clamped"] else f"{mean(row['clamped']):.2f}") + " |"
         )  # fmt: skip
@@ -149,21 +154,20 @@ def table(rows: list[Facts]) -> str:
 
 
 def draw(rows: list[Facts]) -> None:
-    """Lengths over sub-layers, of streams that grow, with both limits through their ends: a chart for each depth."""
-    rows = [row for row in rows if row["growth"]["all"]["order"] is not None]
-    charts = []
+    """Lengths over sub-layers, of streams that grow, with both limits through their ends: a figure for each depth."""
+    rows = [row for row in rows if row["growth"]["all"]["order"] and row["radius"][-1] > 1.6 * row["radius"][0]]
+    drawn = {}
     for last in sorted({len(row["radius"]) - 1 for row in rows}):
         own = [row for row in rows if len(row["radius"]) - 1 == last]
         shown = {row["scheme"] + (f", {row['lr']:g}" if row["state"] == "trained" else ", drawn"): row for row in own}
         y = Axis.around([r for row in own for r in row["radius"]], log=True, title="|x|, logarithmic")
         x = Axis(-0.3, last + 0.3, title="sub-layers passed", labels=range(0, last + 1, max(1, last // 8)))
         note = "Through the ends, dotted: |x|² grows evenly (sqrt); thin: |x| does (linear)."
-        title = f"Length of the stream, {last // 2} blocks"
-        chart = Chart(title, x, y, looks(list(shown)), note, width=560, height=300, own_legend=True)
+        chart = Chart("Length of the stream", x, y, looks(list(shown)), note, width=560, height=300)
         for name, row in shown.items():
             radii = row["radius"]
             chart.line(name, list(enumerate(radii)))
-            for place, r in enumerate(radii):
+            for place, r in list(enumerate(radii))[:: max(1, last // 12)]:
                 chart.mark(name, place, r, f"{name} · {place}: {r:.3g}")
             for order, kind in ((2, "dotted"), (1, "thin")):
                 first, end = radii[0] ** order, radii[-1] ** order
@@ -171,9 +175,9 @@ def draw(rows: list[Facts]) -> None:
                     (s / 10, (first + (end - first) * s / 10 / last) ** (1 / order)) for s in range(10 * last + 1)
                 ]
                 chart.line(name, points, kind)
-        charts.append(chart)
-    about = "experiments 017 (4 blocks) and 012 · width 64 · books · one seed"
-    save_figures({"trained": figure(charts, about, columns=1)}, HERE / "figures")
+        about = f"experiment {'017' if last == 8 else '012'} · {last // 2} blocks of width 64 · books · one seed"
+        drawn["trained" if last == 8 else f"trained-{last // 2}"] = figure([chart], about)
+    save_figures(drawn, HERE / "figures")
 
 
 def main(data: str, folders: list[Path]) -> None:
