@@ -94,6 +94,7 @@ def struck(signal_name: str, where: str, *command: str) -> int:
         return known(first, *rest, **named)
 
     setattr(owner, name, meet)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in the background
     return main(list(command))
 
 
