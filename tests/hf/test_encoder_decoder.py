@@ -77,6 +77,23 @@ def test_it_is_its_model_and_survives_saving(scheme: str, layout: str, tmp_path:
     )
 
 
+def test_an_attention_function_that_asks_the_module_sees_each_side() -> None:
+    """One that leaves `is_causal` out, as functions of one's own may: where no mask says it, the module does."""
+
+    def ask(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: float, **_: Any) -> tuple[Tensor, None]:
+        k, v = (t.repeat_interleave(module.num_key_value_groups, 1) for t in (k, v))
+        causal = module.is_causal and mask is None
+        seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scaling)
+        return seen.transpose(1, 2), None
+
+    transformers.AttentionInterface.register("asks", ask)
+    own, (source, answer) = build(), texts()
+    model = adapt_both(own, **TOKENS)
+    model.set_attn_implementation("asks")
+    out = model(input_ids=source, decoder_input_ids=answer)
+    torch.testing.assert_close(out.logits, own(source, answer), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_one_token_at_a_time_is_the_whole_answer(scheme: str) -> None:
     own = build(scheme, **LAYOUTS["T5"])

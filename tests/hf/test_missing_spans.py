@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from geonorm.cli.main import main
 from geonorm.errors import ConfigError
 from geonorm.lab.data import NO_TEXT, load_tokenizer
-from geonorm.lab.open import open_run
+from geonorm.lab.open import open_model, open_run
 from geonorm.nn import preset
 from geonorm.nn.encoder_decoder import EncoderDecoder
 
@@ -129,6 +130,19 @@ def test_as_t5(run: Path, t5: Path) -> None:
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(t5).eval()
     wanted = open_run(run).model(IDS, IDS[:, 3:])
     torch.testing.assert_close(model(input_ids=IDS, decoder_input_ids=IDS[:, 3:]).logits, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_an_answer_begins_with_the_token_that_the_folder_names(t5: Path, tmp_path: Path) -> None:
+    """Published T5s begin with padding, ours with the end token."""
+    shutil.copytree(t5, tmp_path / "t5")
+    config = json.loads((t5 / "config.json").read_text()) | {"decoder_start_token_id": 7}
+    (tmp_path / "t5" / "config.json").write_text(json.dumps(config))
+    opened = open_model(str(tmp_path / "t5"), torch.device("cpu"))
+    given, targets = torch.arange(20).view(2, 10), torch.zeros(2, 4, dtype=torch.long)
+    parts = opened.split(given, targets)
+    assert parts["input_ids"].tolist() == [[0, 1, 2, 3, 4, 5], [10, 11, 12, 13, 14, 15]]
+    assert parts["decoder_input_ids"].tolist() == [[7, 7, 8, 9], [7, 17, 18, 19]]
+    assert given[0, 6] == 6  # what was given stays as it was
 
 
 @pytest.mark.parametrize("tied", [True, False])
