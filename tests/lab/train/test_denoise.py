@@ -162,7 +162,6 @@ REFUSED = {
     "values of tokens": ([*DENOISE, "--model.values", "token"], "model.values token is not for encoder-decoders"),
     "side by side": ([*DENOISE, "--model.block", "parallel"], "model.block parallel is not for encoder-decoders"),
     "tasks": ([*DENOISE, "--evaluation.tasks", "x"], "need a model of the next token, not --objective denoise"),
-    "a plan": ([*DENOISE, "--dry-run"], "--dry-run counts models of one stack alone, not --objective denoise"),
     "relative positions": (["--model.positions", "relative"], "model.positions relative is for encoder-decoders"),
 }  # fmt: skip
 

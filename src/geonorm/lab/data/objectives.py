@@ -179,6 +179,12 @@ def count_spans(context: int) -> tuple[int, int]:
     return missing, max(1, min(round(missing / SPAN), context - missing))
 
 
+def span_lengths(context: int) -> tuple[int, int]:
+    """Tokens of source and answer of a window, the end token of each included."""
+    missing, spans = count_spans(context)
+    return context - missing + spans + 1, missing + spans + 1
+
+
 def part(total: int, parts: int, bits: NDArray[np.uint64]) -> list[int]:
     """Lengths of at least 1 that sum to `total`: of all ways to do so one, each as likely. bits: `total` of them."""
     borders = np.sort(np.argsort(bits[: total - 1], kind="stable")[: parts - 1]) + 1

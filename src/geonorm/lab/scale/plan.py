@@ -11,20 +11,24 @@ temporaries. Bytes on the wire are those that one rank sends in a ring, which it
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...errors import ConfigError
-from ...nn.config import DecoderConfig, ModelConfig, VisionConfig
+from ...nn.config import ModelConfig, VisionConfig
+from ...nn.encoder_decoder import EncoderDecoder
 from ...nn.models import build
 from ...nn.roles import ROLES
 from ...settings import to_dict
 from ..compare.clusters import Machine
 from ..config import Runtime, TrainConfig
+from ..data.objectives import span_lengths
 from ..resolve import resolve
 from .footprint import Conditions, Model, Piece, footprint
 from .world import World
@@ -50,8 +54,6 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
         raise ConfigError(f"a plan does not count tensor parallelism; leave out --runtime.tensor_size {tensor_size}")
     setup = resolve(config, World(size=ranks))
     config, shape, runtime = setup.config, setup.shape, setup.config.runtime
-    if isinstance(shape, DecoderConfig) and shape.encoder_layers is not None:
-        raise ConfigError(f"--dry-run counts models of one stack alone, not --objective {config.objective}")
     shard = (runtime.shard_size or ranks) if setup.layout == "fsdp" else 1
     where = Division(setup.layout, shard, ranks // shard)
     micro = config.batch_size // (ranks * runtime.accumulate)
@@ -101,16 +103,29 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
 
 
 def flops_per_token(model: Model) -> int:
-    """Forward and backward: 6 per parameter of a matrix and vector that it multiplies, and 6 layers context (heads
-    head_dim) for the scores and values of causal attention, of which half are computed; twice that where a token sees
-    all, and in blocks with a window, which is a mask over all."""
+    """Forward and backward: 6 per parameter of a matrix and vector that it multiplies, and 12 (heads head_dim) per pair
+    of a query and a key whose score is computed. Of an encoder and a decoder, by token of the window of which both see
+    a part."""
     shape = model.config
+    attention = twice_the_pairs(model) * shape.heads * shape.head_dim
+    if isinstance(model, EncoderDecoder):
+        matrices = sum(weight.numel() * rows for weight, rows in rows_of_two_stacks(model))
+    else:
+        other = rows_outside(shape)
+        matrices = sum(weight.numel() * other.get(role, shape.context) for role, weight, _, _ in model.weights())
+    return 6 * (matrices + attention) // shape.context
+
+
+def twice_the_pairs(model: Model) -> int:
+    """Twice the pairs of query and key of a sequence whose scores are computed, in all blocks: of causal attention
+    half, else all, also in blocks with a window, which is a mask over all."""
+    shape = model.config
+    if isinstance(model, EncoderDecoder):
+        source, answer = span_lengths(shape.context)
+        return 2 * source**2 * len(model.encoder.blocks) + (answer**2 + 2 * answer * source) * shape.layers
     windows = [shape.window_of(layer) or shape.context for layer in range(shape.layers)]
     halves = sum(1 if shape.causal and window >= shape.context else 2 for window in windows)
-    attention = halves * shape.context**2 * shape.heads * shape.head_dim
-    rows = rows_outside(shape)
-    matrices = sum(weight.numel() * rows.get(role, shape.context) for role, weight, _, _ in model.weights())
-    return 6 * (matrices + attention) // shape.context
+    return halves * shape.context**2
 
 
 def rows_outside(shape: ModelConfig) -> dict[str, int]:
@@ -119,6 +134,17 @@ def rows_outside(shape: ModelConfig) -> dict[str, int]:
     if isinstance(shape, VisionConfig):
         return looked_up | {"patch": shape.side**2, "head": 1}
     return looked_up | ({} if shape.tied else {"embed": 0})  # a tied embedding multiplies as the head
+
+
+def rows_of_two_stacks(model: EncoderDecoder) -> Iterator[tuple[Tensor, int]]:
+    """Every matrix of an encoder and a decoder, and how many vectors it multiplies: tokens of the source in the encoder
+    and where cross-attention makes keys and values of its output, else of the answer."""
+    source, answer = span_lengths(model.config.context)
+    others = rows_outside(model.config)
+    encoder = {id(parameter) for parameter in model.encoder.parameters()}
+    for role, weight, _, site in model.weights():
+        of_source = id(weight) in encoder or (site.kind == "cross" and role in ("k", "v"))
+        yield weight, others.get(role, source if of_source else answer)
 
 
 class Memory:
@@ -145,7 +171,7 @@ class Memory:
         found = [one.at(batch, two) for one, two in zip(self.one, self.two, strict=True)]
         if recompute is None:
             recompute = self.runtime.recompute
-        return [found[0], *(p.with_recomputation() if recompute else p for p in found[1:-1]), found[-1]]
+        return [piece.with_recomputation() for piece in found] if recompute else found
 
     def parts(self, batch: int) -> dict[str, int]:
         """Bytes by kind; they need not be there at the same moment, see `peak`. `activations` and `weight_copies` (what
@@ -181,7 +207,7 @@ class Memory:
             cached += max(0, cast - fixed.saved)
         for piece in reversed(pieces):
             top = max(top, held + piece.backward + (FP32 * piece.weights if fsdp else 0))
-            held -= piece.saved
+            held += piece.begun - piece.saved
             held += 0 if self.adding else FP32 * piece.weights // self.where.shard
         return top
 
@@ -237,8 +263,8 @@ def table(found: dict[str, Any]) -> str:
     rows = [
         (
             "model",
-            f"{found['settings']['scheme']}; {shape['layers']} layers, width {shape['width']}, {shape['heads']} heads, "
-            f"hidden {shape['hidden']}, {describe_input(shape)}",
+            f"{found['settings']['scheme']}; {describe_depth(shape)} layers, width {shape['width']}, "
+            f"{shape['heads']} heads, hidden {shape['hidden']}, {describe_input(shape)}",
         ),
         ("parameters", f"{found['parameters']:,} ({found['matmul_parameters']:,} in matrices)"),
         (
@@ -274,6 +300,11 @@ def table(found: dict[str, Any]) -> str:
         ),
     ]
     return "\n".join(f"{name:<22} {text}".rstrip() for name, text in rows)
+
+
+def describe_depth(shape: dict[str, Any]) -> str:
+    encoder = shape.get("encoder_layers")
+    return f"{shape['layers']}" if encoder is None else f"{encoder} and {shape['layers']}"
 
 
 def describe_input(shape: dict[str, Any]) -> str:
