@@ -9,6 +9,7 @@ tangential part of what the sub-layer proposes, median over tokens: above the da
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import math
@@ -17,6 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from programme import folder_with
 
 from geonorm.report.style import Look, looks, ramp
 from geonorm.report.vega import Axis, Chart, Figure, figure
@@ -120,4 +124,8 @@ def main(experiment: Path, chosen: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment", type=folder_with("results.jsonl", "traces.csv"), help="folder of an experiment")
+    parser.add_argument("runs", metavar="RUN", nargs="*", help="names of runs; all where none is given")
+    words = parser.parse_args()
+    main(words.experiment, words.runs)

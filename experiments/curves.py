@@ -10,6 +10,7 @@ alone. Intervals (95 %) are of the mean difference under variances that the spre
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
+from programme import folder_with
 from rates import read_losses
 
 from geonorm.lab.compare.compare import slug
@@ -147,15 +149,17 @@ def tabulate_minima(runs: Runs) -> list[str]:
     return markdown_lines(["scheme", "weights", "best rate (95 %)", "loss", "difference (95 %)", "problem"], cells)
 
 
-def main(experiment: Path, baseline: str, *schemes: str) -> None:
+def main(experiment: Path, baseline: str, schemes: Sequence[str]) -> int:
     lines = (experiment / "results.jsonl").read_text(encoding="utf-8").splitlines()
     wanted = [baseline, *schemes]
     named = {f"books-{slug(scheme)}": scheme for scheme in wanted}
     runs = [run for run in map(json.loads, lines) if run["run"].rpartition("-lr")[0] in named]
     if missing := set(wanted) - {run["scheme"] for run in runs}:
-        sys.exit(
-            f"{experiment} has no runs of {', '.join(sorted(missing))} on books: name schemes as results.jsonl does"
+        print(
+            f"{experiment} has no runs of {', '.join(sorted(missing))} on books: name schemes as results.jsonl does",
+            file=sys.stderr,
         )
+        return 2
     runs.sort(key=lambda run: wanted.index(run["scheme"]))
     gaps = compare_at_rates(runs, baseline)
     (experiment / "rates.md").write_text(
@@ -165,9 +169,13 @@ def main(experiment: Path, baseline: str, *schemes: str) -> None:
     charts = [draw_losses("Loss at the end", unit, runs), *([draw_gaps(gaps, baseline, unit)] if gaps else [])]
     (experiment / "figures").mkdir(exist_ok=True)
     print(Figure(figure(charts, experiment.name)).save(experiment / "figures" / "rates.svg"))
+    return 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 4:
-        sys.exit(__doc__)
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment", type=folder_with("results.jsonl"), help="folder with results.jsonl")
+    parser.add_argument("baseline", metavar="BASELINE")
+    parser.add_argument("schemes", metavar="SCHEME", nargs="+")
+    words = parser.parse_args()
+    sys.exit(main(words.experiment, words.baseline, words.schemes))

@@ -15,6 +15,7 @@ not trained again. Started twice, two runs are trained at a time: each takes wha
 
 from __future__ import annotations
 
+import argparse
 import csv
 import fcntl
 import json
@@ -158,13 +159,33 @@ def show(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def main(verb: str, folder: str, where: str | None = None) -> int:
-    experiment, out = Path(folder), Path(where) if where else None
+def folder_with(*files: str) -> Callable[[str], Path]:
+    """Reads a word of the command line as a folder that has all of these files, or refuses it in a line."""
+
+    def read(word: str) -> Path:
+        if missing := [name for name in files if not (Path(word) / name).is_file()]:
+            raise argparse.ArgumentTypeError(f"{word} has no {' and no '.join(missing)}: name an experiment's folder")
+        return Path(word)
+
+    return read
+
+
+def read_words() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=("run", "keep", "list", "table"))
+    parser.add_argument("experiment", type=folder_with("runs.py"), help="folder with a plan, runs.py")
+    parser.add_argument("out", type=Path, nargs="?", metavar="OUT", help="folder of the runs; for a table optional")
+    words = parser.parse_args()
+    if words.out is None and words.verb != "table":
+        parser.error(f"{words.verb} needs OUT, the folder of the runs")
+    return words
+
+
+def main(verb: str, experiment: Path, out: Path | None) -> int:
     if verb == "table":
         print_table(experiment, out)
         return 0
-    if out is None:
-        sys.exit(__doc__)
+    assert out is not None
     plan: Plan = runpy.run_path(str(experiment / "runs.py"))["plan"]
     if verb == "run":
         out.mkdir(parents=True, exist_ok=True)
@@ -179,9 +200,8 @@ def main(verb: str, folder: str, where: str | None = None) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (3, 4) or sys.argv[1] not in ("run", "keep", "list", "table"):
-        sys.exit(__doc__)
+    words = read_words()
     try:
-        sys.exit(main(*sys.argv[1:]))
+        sys.exit(main(words.verb, words.experiment, words.out))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -159,13 +159,12 @@ def test_differences_at_equal_rates_are_paired_and_moderated(tmp_path: Path) -> 
     assert gaps[1e-3].high - gaps[1e-3].mean == pytest.approx(4.3027 * 0.01 / 2**0.5, rel=1e-3)
     assert gaps[4e-3].high == pytest.approx(4.3027 * 0.01, rel=1e-3) and list(gaps[4e-3].pairs) == [0]
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
-    made["main"](tmp_path, "pre", "geonorm")
+    made["main"](tmp_path, "pre", ["geonorm"])
     written = (tmp_path / "rates.md").read_text()
     assert "| `geonorm` | 8e-3 | 1 | 1.0000 | – |" in written
     assert "| `pre` | last |" in written and "averaged" not in written  # a parabola has its minimum among three rates
     assert "at the same rate" in (tmp_path / "figures" / "rates.svg").read_text()
-    with pytest.raises(SystemExit, match="no runs of post"):
-        made["main"](tmp_path, "pre", "post")
+    assert made["main"](tmp_path, "pre", ["post"]) == 2
 
 
 def test_every_run_of_015_is_a_command(tmp_path: Path) -> None:
@@ -184,6 +183,29 @@ def test_every_run_of_015_is_a_command(tmp_path: Path) -> None:
     assert {name: c.to for name, c in seen.items() if "baseline" in name} == {
         "raw-baseline-seed0": "pre(entry=embedding)", "sphere-baseline-seed0": "pre",
     }  # fmt: skip
+
+
+WRONG = {
+    "no experiment": ("programme.py", ["run", "nowhere", "out"], "nowhere has no runs.py"),
+    "no folder of runs": ("programme.py", ["keep", "017-paper-recipe"], "keep needs OUT"),
+    "no results": ("curves.py", ["016-streams", "pre", "geonorm"], "016-streams has no results.jsonl"),
+    "no such scheme": ("curves.py", ["017-paper-recipe", "pre", "nobody"], "has no runs of nobody on books"),
+    "no traces": ("clamp.py", ["003-zoo"], "003-zoo has no traces.csv"),
+    "no sources": ("015-conversion/runs.py", ["run", "nowhere", "out"], "nowhere lacks books-pre"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_words_are_answered_in_a_line(
+    what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script, words, said = WRONG[what]
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.argv", [script, *(str(tmp_path / word) if word == "out" else word for word in words)])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    assert left.value.code == 2 and said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_table_of_015_says_what_each_way_reached() -> None:

@@ -11,6 +11,7 @@ are made at a time.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -235,20 +236,32 @@ def tabulate(rows: Mapping[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(verb: str, *where: str) -> int:
-    if verb == "figure":
+def read_words() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=("run", "keep", "figure", "table"))
+    parser.add_argument("sources", type=Path, nargs="?", metavar="SOURCES", help="folder of the runs of 017")
+    parser.add_argument("out", type=Path, nargs="?", metavar="OUT", help="folder of the conversions")
+    words = parser.parse_args()
+    if words.verb in ("run", "keep") and words.out is None:
+        parser.error(f"{words.verb} needs SOURCES, the folder of the runs of 017, and OUT")
+    missing = [name for name in SOURCES.values() if words.verb == "run" and not (words.sources / name).is_dir()]
+    if missing:
+        parser.error(f"{words.sources} lacks {' and '.join(missing)}: the README says how they are made")
+    return words
+
+
+def main(words: argparse.Namespace) -> int:
+    if words.verb == "figure":
         figure()
-    elif verb == "table":
+    elif words.verb == "table":
         (HERE / "table.md").write_text(tabulate(read_kept(HERE)), encoding="utf-8")
         print(HERE / "table.md")
-    elif verb == "keep":
-        keep(Path(where[1]))
+    elif words.verb == "keep":
+        keep(words.out)
     else:
-        return carry_out(Path(where[0]), Path(where[1]))
+        return carry_out(words.sources, words.out)
     return 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != {"run": 4, "keep": 4, "figure": 2, "table": 2}.get(sys.argv[1] if len(sys.argv) > 1 else ""):
-        sys.exit(__doc__)
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(read_words()))
