@@ -14,7 +14,9 @@ from geonorm.lab.open import open_run
 from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.run import RunFolder, read_rows
 from geonorm.lab.scale.world import ALONE
-from geonorm.lab.train.loop import Loop, load_text, trace
+from geonorm.lab.train import trace
+from geonorm.lab.train.loop import Loop
+from geonorm.lab.train.text import load_text
 from geonorm.nn import Decoder
 
 CPU = torch.device("cpu")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import runpy
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +248,18 @@ def test_a_run_of_016_trains_at_tiny_size(cell: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert main(["train", *kept, *given, "--tokens.tokenizer", "byte", "--out", str(out)]) == 0
     assert (out / "summary.json").exists()
+
+
+def test_scripts_of_experiments_import_what_there_is() -> None:
+    """Most of them run for hours and are read by no other test."""
+    names = [
+        (file, node.module, alias.name)
+        for file in [*ROOT.glob("*.py"), *ROOT.glob("*/*.py")]
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("geonorm")
+        for alias in node.names
+    ]
+    assert len(names) > 50
+    for file, module, name in names:
+        found = importlib.import_module(str(module))
+        assert hasattr(found, name) or (hasattr(found, "__path__") and find_spec(f"{module}.{name}")), (file, name)

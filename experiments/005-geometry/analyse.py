@@ -18,7 +18,8 @@ from uniform import CPU, Loop, facts
 from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.run import RunFolder, read_rows
 from geonorm.lab.scale.world import ALONE
-from geonorm.lab.train.loop import load_text, trace
+from geonorm.lab.train import trace
+from geonorm.lab.train.text import load_text
 from geonorm.probes.schedule import LAWS, implied
 
 Facts = dict[str, Any]

@@ -22,7 +22,8 @@ import torch
 from geonorm.lab.data.batches import validation_batches
 from geonorm.lab.open import open_run
 from geonorm.lab.runs.run import RunFolder, read_rows
-from geonorm.lab.train.loop import load_text, trace
+from geonorm.lab.train import trace
+from geonorm.lab.train.text import load_text
 
 LAST = ("resultant", "concentration", "cos_pair", "effective_rank")
 MEASURES = ("radius_cv", *LAST)
