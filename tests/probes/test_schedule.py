@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from math import exp, pi, sin, sqrt
+from math import exp, log, pi, sin, sqrt
 
+import numpy as np
 import pytest
-from scipy.special import stdtr
+from scipy.special import fdtr, stdtr
 
-from geonorm.probes.schedule import LAWS, fit, implied, student
+from geonorm.probes.schedule import LAWS, LEAST_R2, fit, implied, left_course, student
 from geonorm.report.probe import overview
 
 DEPTH = 12
@@ -64,6 +65,53 @@ def test_between_the_laws_and_in_noise_none_fits() -> None:
     # 5 % of noise leave a constant a constant
     found = fit([(t, 0.3 * exp(draw.gauss(0, 0.05))) for t in range(1, DEPTH + 1)], DEPTH)
     assert found is not None and found["best"] == "constant"
+
+
+DRIFTS = {
+    "1/(t (1 + log t))": lambda t: 1 / (t * (1 + log(t))),
+    "1/(sqrt t (1 + log t))": lambda t: 1 / (sqrt(t) * (1 + log(t))),
+    "(1 + log t)/t": lambda t: (1 + log(t)) / t,
+    "harmonic from t = 4 on": lambda t: 1 / (t + 3),
+}
+
+
+@pytest.mark.parametrize("drift", list(DRIFTS))
+def test_a_power_that_drifts_slowly_is_no_law(drift: str) -> None:
+    """However much of the variance the nearest law explains; at 10 % of scatter, and without any."""
+    depth, draw = 32, random.Random(0)
+    clean = fit([(t, DRIFTS[drift](t)) for t in range(1, depth + 1)], depth)
+    assert clean is not None and (clean["best"], clean["fits"]) == ("none", [])
+    assert max(clean[law]["r2"] for law in LAWS) > LEAST_R2
+    named = [
+        fit([(t, DRIFTS[drift](t) * exp(draw.gauss(0, 0.1))) for t in range(1, depth + 1)], depth) for _ in range(100)
+    ]
+    assert sum(found is not None and found["best"] == "none" for found in named) >= 95
+
+
+def test_what_does_not_drift_is_named_as_often_as_before() -> None:
+    for law in ("harmonic", "sqrt", "linear"):
+        draw, missed = random.Random(0), 0
+        for _ in range(200):
+            found = fit([(t, SHAPES[law](t) * exp(draw.gauss(0, 0.1))) for t in range(1, DEPTH + 1)], DEPTH)
+            assert found is not None and found["best"] in (law, "none")
+            missed += found["best"] == "none" and found[law]["r2"] >= LEAST_R2
+        assert missed <= 0.05 * 200
+
+
+def test_the_course_that_scatter_leaves_is_as_rare_as_it_says() -> None:
+    """The tail of F(2, n - 3), against scipy and against draws."""
+    draw, low = random.Random(0), 0
+    logs = [log(t) for t in range(2, 14)]
+    for _ in range(500):
+        points = [(a, draw.gauss(0, 0.3)) for a in logs]
+        a, b = np.array(points).T
+        left = b - np.polyval(np.polyfit(a, b, 2), a)
+        whole = ((b - b.mean()) ** 2).sum()
+        ratio = (whole - (left**2).sum()) / 2 / ((left**2).sum() / 9)
+        assert left_course(points) == pytest.approx(1 - fdtr(2, 9, ratio), abs=1e-9)
+        low += left_course(points) < 0.05
+    assert 15 <= low <= 36
+    assert left_course([(a, a * a) for a in logs[:5]]) == 1.0
 
 
 def test_the_interval_of_the_power_holds_the_truth_as_often_as_it_says() -> None:

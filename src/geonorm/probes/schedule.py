@@ -9,7 +9,8 @@ spread: root mean square of the logarithm of value / law; alpha_low, alpha_high:
 power: alpha t^-exponent, both numbers fitted, with the 95 % interval low to high of the exponent (Student's t of the
 residuals).
 
-best: the law with the least spread, where it explains LEAST_R2 of the variance or stays within LEAST_SPREAD; else none.
+best: the law with the least spread, where it stays within LEAST_SPREAD, or explains LEAST_R2 of the variance and leaves
+no course over the later depths (`left_course`: steps whose power of t is another one, or drifts); else none.
 fits: the laws whose power of t lies in the interval of the fitted one, however the steps scatter.
 """
 
@@ -26,6 +27,12 @@ LEAST_R2 = 0.9
 """Among powers, harmonic then covers exponents from 0.76 to 1.46 and sqrt those from 0.38 to 0.73."""
 LEAST_SPREAD = 0.1
 """10 %: the bar for steps that hardly change, of which no law explains much."""
+SEEN = 0.05
+"""How rarely scatter alone has such a course for one to count as seen."""
+LEAST_FREE = 3
+"""Degrees of freedom of the scatter about such a course."""
+LEAST_SCATTER = 0.02
+"""What steps are taken to scatter by at least: a sine for its angle is no course."""
 
 
 def fit(points: Iterable[tuple[float, float]], depth: int) -> dict[str, Any] | None:
@@ -44,9 +51,12 @@ def fit(points: Iterable[tuple[float, float]], depth: int) -> dict[str, Any] | N
         laws[name] |= {
             f"alpha_{end}": laws[name]["alpha"] * exp(sign * half) for end, sign in (("low", -1), ("high", 1))
         }
-    best = min(laws, key=lambda name: laws[name]["spread"])
-    fits = laws[best]["spread"] <= LEAST_SPREAD or (laws[best]["r2"] or 0.0) >= LEAST_R2
-    fitted = power([log(t) for t, _ in known], values, total)
+    best = min(LAWS, key=lambda name: float(laws[name]["spread"]))
+    logs = [log(t) for t, _ in known]
+    later = [(log(t), log(value / schedule(best, 1.0, t, depth))) for t, value in known if t > min(known)[0]]
+    explained = (laws[best]["r2"] or 0.0) >= LEAST_R2 and left_course(later) >= SEEN
+    fits = laws[best]["spread"] <= LEAST_SPREAD or explained
+    fitted = power(logs, values, total)
     inside = [name for name, of in POWERS.items() if fitted["low"] <= of <= fitted["high"]]
     return {"best": best if fits else "none", "fits": inside, **laws, "power": fitted}
 
@@ -58,6 +68,37 @@ def power(logs: list[float], values: list[float], total: float) -> dict[str, Any
     rest = [b - slope * a for a, b in zip(logs, values, strict=True)]
     half = student(n - 2) * sqrt(squares(rest) / (n - 2) / width)
     return describe_fit(rest, total) | {"exponent": -slope, "low": -slope - half, "high": -slope + half}
+
+
+def left_course(points: list[tuple[float, float]]) -> float:
+    """How often independent scatter has as much of a slope and a bend over depth as what a law leaves has, (log t, log
+    of value / law): the tail of F with 2 and n - 3 degrees of freedom. 1 with fewer than six points, which say little.
+    """
+    logs, rest = [a for a, _ in points], [b for _, b in points]
+    free = len(points) - 3
+    if free < LEAST_FREE:
+        return 1.0
+    basis: list[list[float]] = []
+    for column in (logs, [a * a for a in logs]):
+        centred = subtract_mean(column)
+        for unit in basis:
+            along = dot(centred, unit)
+            centred = [a - along * b for a, b in zip(centred, unit, strict=True)]
+        size = sqrt(dot(centred, centred))
+        basis.append([a / size for a in centred])
+    whole = subtract_mean(rest)
+    course = sum(dot(whole, unit) ** 2 for unit in basis)
+    scatter = max(squares(rest) - course, free * LEAST_SCATTER**2)
+    return float((1 + course / scatter) ** (-free / 2))
+
+
+def subtract_mean(values: list[float]) -> list[float]:
+    mean = sum(values) / len(values)
+    return [value - mean for value in values]
+
+
+def dot(one: list[float], other: list[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
 
 
 def describe_fit(rest: list[float], total: float) -> dict[str, float | None]:
