@@ -15,7 +15,7 @@ from geonorm.cli.main import main
 from geonorm.dynamics import simulate as simulation
 from geonorm.dynamics.config import SimulateConfig
 from geonorm.errors import ConfigError, GeonormError
-from geonorm.report.simulation import text_lines
+from geonorm.report.simulation import headline, text_lines
 
 # scheme: (kind, exponent, time that shows it), worked out by hand in docs/theory.md
 LAWS: dict[str, tuple[str, float, float]] = {
@@ -95,6 +95,33 @@ def test_predictions_are_of_this_system_or_none() -> None:
         assert row["terminal_law_unpredicted"] and why in row["terminal_law_unpredicted"]
         text = "\n".join(text_lines(found.summary))
         assert f"no prediction of the last law of {row['scheme']}" in text
+
+
+def test_times_of_a_simulation_are_depth_times_wherever_they_are_told() -> None:
+    """t = tau + 1, as in every chart and law: post begins at t = 1."""
+    found = small(schemes=["post"], time=40.0)
+    (row,) = found.summary["schemes"]
+    told = f"{row['collapse_time'] + 1:.4g}"
+    assert f"t = {told}" in "\n".join(text_lines(found.summary)) and f"depth-time {told} " in headline(row)
+    (early,) = small(schemes=["post"], init="cone", delta=1e-6, time=40.0).summary["schemes"]
+    assert early["collapse_time"] == 0 and "depth-time 1 " in headline(early)
+
+
+def test_where_theory_has_no_last_law_it_says_what_becomes_of_the_tokens() -> None:
+    """olmo2 follows t^-2 until it freezes, a linear decay an exponential until its steps end: on the way only."""
+    found = small(schemes=["olmo2", "geonorm(decay=linear)"], beta=0.05, time=300.0, points=40, seeds=1)
+    cold, ends = found.summary["schemes"]
+    assert cold["terminal_law"] == "polynomial" and cold["terminal_law_predicted"] == "none"
+    assert "grows colder" in cold["terminal_law_unpredicted"] and "come to an end" in ends["terminal_law_unpredicted"]
+    assert headline(cold).endswith("falls like t^-1.98 (theory: not for ever)")
+    assert "theory foresees no last law of olmo2: attention grows colder" in "\n".join(text_lines(found.summary))
+    network = {"weights": "network", "per": "layer", "method": "layers", "init": "cone", "delta": 1e-6, "time": 8.0}
+    found = small(schemes=["geonorm", "lns", "peri"], mlp="swiglu", causal=True, tokens=3, dim=8, seeds=1, **network)
+    harmonic, logarithm, apart = found.summary["schemes"]
+    assert "finite sum" in harmonic["terminal_law_unpredicted"]
+    assert "no power of t" in logarithm["terminal_law_unpredicted"]
+    assert apart["terminal_exponent_predicted"] < 0 and apart["terminal_law_unpredicted"] is None
+    assert "t^0.158" in "\n".join(text_lines(found.summary)) and headline(apart).endswith("(theory: t^0.158)")
 
 
 def test_clusters_of_many_tokens_are_counted_among_some(monkeypatch: Any) -> None:

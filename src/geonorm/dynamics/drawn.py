@@ -28,7 +28,7 @@ from ..errors import ConfigError
 from ..schemes import Scheme, Site, read_at, write_at
 from .fields import ACTIVATIONS, Attention
 from .flow import Flow, check_values
-from .theory import NO_LAW, Terminal, grow, read_law
+from .theory import SLOW, Terminal, grow, read_law
 
 NODES = 200
 """Of Gauss and Hermite; an even number keeps clear of the kink of ReLU at 0."""
@@ -170,7 +170,7 @@ class DrawnFlow:
         below 0: tokens move apart. `none` also where it stops: angles whose squares have a finite sum."""
         grown = grow(lambda r, t: self.turn_block(r, t)[-1].after - r, self.turn_through()[-1].after)
         if grown is None:
-            return NO_LAW
+            return SLOW
         return read_law(lambda r, t: -sum(log(turn.relative(averaged)) for turn in self.turn_block(r, t)), *grown)
 
 

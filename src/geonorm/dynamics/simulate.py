@@ -249,13 +249,14 @@ def follow_drawn(config: SimulateConfig, scheme: Scheme, times: list[float], fir
 
 
 def foretell(config: SimulateConfig, scheme: Scheme, start: Tensor) -> tuple[theory.Terminal | None, str | None]:
-    """The law of 1 - cos that theory foresees for these starts, or why it foresees none."""
+    """The law of 1 - cos that theory foresees for these starts, and why where it foresees none."""
     if not scheme.planar:
         return None, scheme.about.lawless or "its step leaves the plane of x and u"
     if config.rope is not None:
         return None, "the laws are of scores that know no positions"
     if is_drawn(config):
-        return DrawnFlow(scheme, config.layers, drawn(config)).find_law(SLOWEST if config.causal else 0.0), None
+        law = DrawnFlow(scheme, config.layers, drawn(config)).find_law(SLOWEST if config.causal else 0.0)
+        return law, law.why or None
     if config.weights != "identity":
         return None, "the laws are those of V = I, and these weights are random"
     if config.mlp is not None:
@@ -272,7 +273,7 @@ def foretell(config: SimulateConfig, scheme: Scheme, start: Tensor) -> tuple[the
     rates = [law.exponent for law in found if law.exponent is not None]
     if rates and config.heads > 1 and max(rates) - min(rates) > 1e-9 * max(rates):
         return None, "radii differ, and heads see directions apart"
-    return theory.Terminal(found[0].kind, sum(rates) / len(rates) if rates else None), None
+    return theory.Terminal(found[0].kind, sum(rates) / len(rates) if rates else None), found[0].why or None
 
 
 def conclude(

@@ -42,6 +42,8 @@ class Terminal:
     kind: str
     exponent: float | None
     """Below 0 where tokens move apart."""
+    why: str = ""
+    """Of `none`: what becomes of the tokens."""
 
     def __str__(self) -> str:
         if self.exponent is None:
@@ -50,7 +52,10 @@ class Terminal:
         return {"polynomial": f"t^{k}", "stretched": f"e^({k} sqrt(t))", "exponential": f"e^({k} t)"}[self.kind]
 
 
-NO_LAW = Terminal("none", None)
+NO_LAW = Terminal("none", None, "their rate is no power of t")
+STILL = Terminal("none", None, "steps come to an end or have a finite sum, and tokens stop on the way")
+COLD = Terminal("none", None, "attention grows colder faster than tokens meet, and leaves each with itself")
+SLOW = Terminal("none", None, "the radius follows no power of t")
 
 
 @dataclass(frozen=True)
@@ -255,14 +260,14 @@ def terminal(
 
     grown = grow(lambda r, t: sublayers * look(r, t)[1], start)
     if grown is None:
-        return NO_LAW
+        return SLOW
     r, power = grown
     law = read_law(rate, r, power)
     if law.exponent is None or law.exponent <= 0:
-        return NO_LAW
+        return law if rate(r, LATE) > 0 else STILL
     colder = 2 * log(frame.read(r * 1.01**power, LATE * 1.01 - 1) / frame.read(r, LATE - 1)) / log(1.01)
     if beta > 0 and law.kind == "polynomial" and law.exponent <= colder + 1e-6:
-        return NO_LAW
+        return COLD
     if layers and law.kind == "exponential":
         whole = float("inf") if unequal else sublayers * frame.whole(r, LATE - 1, causal)
         return Terminal(law.kind, whole) if isfinite(whole) else NO_LAW
@@ -275,7 +280,7 @@ def read_law(rate: Callable[[float, float], float], r: float, power: float) -> T
     below 0 is growth."""
     now, later = rate(r, LATE), rate(r * 1.01**power, LATE * 1.01)
     if now * later <= 0:
-        return NO_LAW
+        return NO_LAW if now or later else STILL
     slope = log(later / now) / log(1.01)
     for kind, expected, exponent in (
         ("polynomial", -1.0, now * LATE),
@@ -284,7 +289,7 @@ def read_law(rate: Callable[[float, float], float], r: float, power: float) -> T
     ):
         if abs(slope - expected) < 1e-3:
             return Terminal(kind, exponent)
-    return NO_LAW
+    return STILL if slope < -1 else NO_LAW
 
 
 def grow(growth: Callable[[float, float], float], r: float) -> tuple[float, float] | None:

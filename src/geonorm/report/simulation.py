@@ -103,8 +103,8 @@ def format_law(kind: str | None, exponent: float | None) -> str:
         return "–"
     if exponent is None:
         return "none"
-    k = f"{exponent:.3g}"
-    return {"polynomial": f"t^-{k}", "stretched": f"e^(-{k} √t)", "exponential": f"e^(-{k} t)"}[kind]
+    k = f"{-exponent:.3g}"
+    return {"polynomial": f"t^{k}", "stretched": f"e^({k} √t)", "exponential": f"e^({k} t)"}[kind]
 
 
 def speeds(summary: Record) -> tuple[list[str], Cells]:
@@ -131,7 +131,7 @@ def velocities(summary: Record) -> tuple[list[str], Cells]:
             f"not at its end (cos {_number(row['cos_pair_final'])})" if early
             else format_law(row["terminal_law"], row["terminal_exponent"]), between,
             format_law(row["terminal_law_predicted"], row["terminal_exponent_predicted"]),
-            "not reached" if row["collapse_time"] is None else f"t = {row['collapse_time']:.4g}",
+            "not reached" if row["collapse_time"] is None else f"t = {row['collapse_time'] + 1:.4g}",
             _number(row["cos_pair_final"]),
         ])  # fmt: skip
     return titles, table
@@ -145,12 +145,16 @@ NOTE = (
 
 
 def explain_unpredicted(summary: Record) -> list[str]:
-    """Why the theory of the last law is silent about some schemes."""
-    reasons: dict[str, list[str]] = {}
+    """Why the theory of the last law is silent about some schemes, and why others have none."""
+    reasons: dict[tuple[bool, str], list[str]] = {}
     for row in summary["schemes"]:
-        if row.get("terminal_law_unpredicted"):
-            reasons.setdefault(row["terminal_law_unpredicted"], []).append(row["scheme"])
-    return [f"no prediction of the last law of {', '.join(names)}: {why}" for why, names in reasons.items()]
+        if why := row.get("terminal_law_unpredicted"):
+            reasons.setdefault((row["terminal_law_predicted"] == "none", why), []).append(row["scheme"])
+    return [
+        f"theory foresees no last law of {', '.join(names)}: {why} (a law measured is one of the way there)" if none
+        else f"no prediction of the last law of {', '.join(names)}: {why}"
+        for (none, why), names in reasons.items()
+    ]  # fmt: skip
 
 
 def text_lines(summary: Record) -> list[str]:
@@ -170,14 +174,18 @@ def markdown(summary: Record) -> str:
 def headline(row: Record) -> str:
     """What was found about this scheme, in one plain sentence."""
     scheme, reached = row["scheme"], row["collapse_time"]
-    when = f"tokens come together (cosine 0.99) at depth-time {reached:.4g}" if reached is not None else (
+    when = f"tokens come together (cosine 0.99) at depth-time {reached + 1:.4g}" if reached is not None else (
         f"tokens do not come together: the mean cosine ends at {_number(row['cos_pair_final'])}"
     )  # fmt: skip
     found, expected = (
         format_law(row[f"terminal_law{end}"], row[f"terminal_exponent{end}"]) for end in ("", "_predicted")
     )
     last = "" if found in ("–", "none") else f"; 1 - cos falls like {found}"
-    return f"{scheme}: {when}{last}" + (f" (theory: {expected})" if expected not in ("–", "none") else "")
+    if expected == "none":
+        said = " (theory: not for ever)" if last else ""
+    else:
+        said = "" if expected == "–" else f" (theory: {expected})"
+    return f"{scheme}: {when}{last}{said}"
 
 
 def _number(value: float | None) -> str:
