@@ -72,6 +72,15 @@ def test_laws_worked_out_by_hand(scheme: str, subs: Any, kind: str, exponent: fl
         assert str(law).startswith("t^0.")
 
 
+@pytest.mark.parametrize(("subs", "power"), [(CAUSAL, 0.75), (GELU, 0.6), (SWIGLU, 0.75)])
+def test_lns_falls_by_powers_of_the_logarithm(subs: Any, power: float) -> None:
+    """r^2 ~ S log t, and 1 - cos is a power of r^2: its rate over that of r^2. Late an MLP that reads N(x)/sqrt t is
+    linear, and a gated one proposes 1/t only."""
+    block = DrawnFlow("lns", 12, subs).turn_block(5.0, 1e6)
+    shrunk = -sum(log(turn.relative()) for turn in block)
+    assert shrunk / (2 * log(block[-1].after / 5.0)) == pytest.approx(power, rel=1e-4)
+
+
 def agrees(logs: list[float], said: float) -> None:
     """Within 5 % and three standard errors of the draws, which have to be small enough to say something."""
     error = torch.tensor(logs).std().item() / sqrt(len(logs))
