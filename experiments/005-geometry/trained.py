@@ -61,6 +61,9 @@ def facts(run: Path, trained: bool, data: str) -> Facts:
     return {
         "run": f"{run.parent.name}/{run.name}",
         "scheme": summary["scheme"],
+        "blocks": model.config.layers,
+        "width": model.config.width,
+        "million_tokens": round(summary["tokens"] / 1e6, 2) if trained else 0.0,
         "lr": summary["lr"],
         "seed": summary["seed"],
         "val_loss": summary["val_loss"] if trained else None,
@@ -107,14 +110,18 @@ def attention(blocks: list[float]) -> str:
 
 def about(row: Facts) -> str:
     rate = f"{row['lr']:g}" if row["state"] == "trained" else "–"
-    return f"| {row['run'].split('/')[0]} `{row['scheme']}` | {rate} | {row['state']}"
+    return f"| {experiment_of(row)} `{row['scheme']}` | {row['blocks']} | {rate} | {row['state']}"
+
+
+def experiment_of(row: Facts) -> str:
+    return str(row["run"].partition("/")[0][:3])
 
 
 def table(rows: list[Facts]) -> str:
     lines = [
-        "| run | rate | state | growth of r | order q of r, all sites | from block 2 on | aligned share | turned: as "
-        "one way, measured, as independent | steps, power of t: attention | MLP |",
-        "|" + "---|" * 10,
+        "| run | blocks | rate | state | growth of r | order q of r, all sites | from block 2 on | aligned share | "
+        "turned: as one way, measured, as independent | steps, power of t: attention | MLP |",
+        "|" + "---|" * 11,
     ]
     for row in rows:
         grown, path = row["growth"]["all"], row["path"]
@@ -127,10 +134,10 @@ def table(rows: list[Facts]) -> str:
         )
     lines += [
         "",
-        "| run | rate | state | spread of \\|x\\| before and after norms, factor (range) | rotation by norms, without "
-        "gain | \\|cos\\| to ones over null | first token's \\|x\\|, largest | attention to it, blocks (null; largest "
-        "head) | kurtosis, last site (null) | clamped |",
-        "|" + "---|" * 10,
+        "| run | blocks | rate | state | spread of \\|x\\| before and after norms, factor (range) | rotation by norms, "
+        "without gain | \\|cos\\| to ones over null | first token's \\|x\\|, largest | attention to it, blocks (null; "
+        "largest head) | kurtosis, last site (null) | clamped |",
+        "|" + "---|" * 11,
     ]
     for row in rows:
         spread = row["norm_spread"]
@@ -154,30 +161,60 @@ def table(rows: list[Facts]) -> str:
 
 
 def draw(rows: list[Facts]) -> None:
-    """Lengths over sub-layers, of streams that grow, with both limits through their ends: a figure for each depth."""
-    rows = [row for row in rows if row["growth"]["all"]["order"] and row["radius"][-1] > 1.6 * row["radius"][0]]
-    drawn = {}
-    for last in sorted({len(row["radius"]) - 1 for row in rows}):
-        own = [row for row in rows if len(row["radius"]) - 1 == last]
-        shown = {row["scheme"] + (f", {row['lr']:g}" if row["state"] == "trained" else ", drawn"): row for row in own}
-        y = Axis.around([r for row in own for r in row["radius"]], log=True, title="|x|, logarithmic")
-        x = Axis(-0.3, last + 0.3, title="sub-layers passed", labels=range(0, last + 1, max(1, last // 8)))
-        note = "Through the ends, dotted: |x|² grows evenly (sqrt); thin: |x| does (linear)."
-        chart = Chart("Length of the stream", x, y, looks(list(shown)), note, width=560, height=300)
-        for name, row in shown.items():
-            radii = row["radius"]
-            chart.line(name, list(enumerate(radii)))
-            for place, r in list(enumerate(radii))[:: max(1, last // 12)]:
-                chart.mark(name, place, r, f"{name} · {place}: {r:.3g}")
-            for order, kind in ((2, "dotted"), (1, "thin")):
-                first, end = radii[0] ** order, radii[-1] ** order
-                points = [
-                    (s / 10, (first + (end - first) * s / 10 / last) ** (1 / order)) for s in range(10 * last + 1)
-                ]
-                chart.line(name, points, kind)
-        about = f"experiment {'017' if last == 8 else '012'} · {last // 2} blocks of width 64 · books · one seed"
-        drawn["trained" if last == 8 else f"trained-{last // 2}"] = figure([chart], about)
+    """Lengths over sub-layers, of streams that grow, with both limits through their ends, for each experiment and
+    depth; and the share of their growth that lies along the stream, over depth."""
+    rows = [row for row in rows if row["growth"]["all"]["aligned"] is not None]
+    drawn = {"aligned": figure([draw_aligned(rows)], "experiment 012 · width 64 · 1.0M tokens of books · one seed")}
+    grown = [row for row in rows if row["growth"]["all"]["order"] and row["radius"][-1] > 1.6 * row["radius"][0]]
+    for number, blocks in sorted({(experiment_of(row), row["blocks"]) for row in grown}):
+        own = [row for row in grown if (experiment_of(row), row["blocks"]) == (number, blocks)]
+        about = f"experiment {number} · {blocks} blocks of width {own[0]['width']} · one seed"
+        drawn[f"trained-{number}-{blocks}"] = figure([draw_lengths(own)], about)
     save_figures(drawn, HERE / "figures")
+    for file in HERE.glob("figures/*.pdf"):
+        file.unlink()  # SVG and PNG are enough
+
+
+def draw_aligned(rows: list[Facts]) -> Chart:
+    """Of the runs of 012 at one rate, with the share that r ~ t would have: 1 - 1/n for n equal steps from 0."""
+    own = [row for row in rows if experiment_of(row) == "012" and (row["state"] == "drawn" or row["lr"] == 0.004)]
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in sorted(own, key=lambda row: (row["state"], row["scheme"], row["blocks"])):
+        name = row["scheme"] + (", drawn" if row["state"] == "drawn" else "")
+        lines.setdefault(name, []).append((row["blocks"], row["growth"]["all"]["aligned"]))
+    limit = "r ~ t"
+    chart = Chart(
+        "Share of the stream's growth that lies along it", Axis(3.6, 40, log=True, title="blocks", labels=(4, 12, 36)),
+        Axis(-0.15, 1.02, title="share of the growth of |x|²"), looks([limit, *lines]),
+        "0: updates at right angles to the stream, as independent layers make them (r ~ sqrt t).",
+        width=420, height=300,
+    )  # fmt: skip
+    chart.rule(y=0.0)
+    chart.line(limit, [(blocks, 1 - 1 / (2 * blocks)) for blocks in range(4, 37)], "dotted")
+    for name, points in lines.items():
+        chart.line(name, points, "thin" if name.endswith("drawn") else "line")
+        for blocks, share in points:
+            chart.mark(name, blocks, share, f"{name} · {blocks} blocks: {share:.2f}")
+    return chart
+
+
+def draw_lengths(rows: list[Facts]) -> Chart:
+    last = 2 * rows[0]["blocks"]
+    shown = {row["scheme"] + (f", {row['lr']:g}" if row["state"] == "trained" else ", drawn"): row for row in rows}
+    y = Axis.around([r for row in rows for r in row["radius"]], log=True, title="|x|, logarithmic")
+    x = Axis(-0.3, last + 0.3, title="sub-layers passed", labels=range(0, last + 1, max(1, last // 8)))
+    note = "Through the ends, dotted: |x|² grows evenly (sqrt); thin: |x| does (linear)."
+    chart = Chart("Length of the stream", x, y, looks(list(shown)), note, width=560, height=300)
+    for name, row in shown.items():
+        radii = row["radius"]
+        chart.line(name, list(enumerate(radii)))
+        for place, r in list(enumerate(radii))[:: max(1, last // 12)]:
+            chart.mark(name, place, r, f"{name} · {place}: {r:.3g}")
+        for order, kind in ((2, "dotted"), (1, "thin")):
+            first, end = radii[0] ** order, radii[-1] ** order
+            points = [(s / 10, (first + (end - first) * s / 10 / last) ** (1 / order)) for s in range(10 * last + 1)]
+            chart.line(name, points, kind)
+    return chart
 
 
 def main(data: str, folders: list[Path]) -> None:
@@ -192,7 +229,8 @@ def main(data: str, folders: list[Path]) -> None:
                 or (summary := RunFolder(run).summary() or {}).get("status") != "finished"
             ):
                 continue
-            drawn = f"{folder.name}, {summary['scheme']}, drawn"  # whatever the learning rate
+            blocks = (config := RunFolder(run).config()).decoder(config.scheme).layers
+            drawn = f"{folder.name}, {summary['scheme']}, {blocks} blocks, drawn"  # whatever the learning rate
             for trained, name in ((False, drawn), (True, f"{folder.name}/{run.name}")):
                 if name not in done:
                     done.add(name)
