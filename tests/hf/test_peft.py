@@ -69,6 +69,39 @@ def test_a_copied_recipe_trains_saves_and_loads(build: Any, ids: Any, tmp_path: 
     torch.testing.assert_close(again(ids).logits, after, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("fields", [{}, {"block": "parallel"}, {"qk_norm": "head"}])
+@pytest.mark.parametrize("targets", [ALL, ["q_proj", "v_proj"], ["q", "v"], None])
+def test_some_layers_alone(build: Any, ids: Any, fields: Any, targets: list[str] | None, tmp_path: Any) -> None:
+    """PEFT takes `layers_to_transform` with lists of names only, and saves what it was told."""
+    if targets == ["q", "v"] and "qk_norm" in fields:
+        pytest.skip("names of norms end so too")
+    recipe = peft.LoraConfig(
+        r=2, target_modules=targets, layers_to_transform=[1], layers_pattern="layers" if targets == ALL else None,
+        init_lora_weights=False, task_type="CAUSAL_LM",
+    )  # fmt: skip
+    tuned = peft.get_peft_model(build("geonorm", **fields), recipe)
+    found = adapted(tuned)
+    assert len(found) == len(targets or ["q", "v"]) and all("blocks.1." in name for name in found)
+    tuned.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(build("geonorm", **fields), tmp_path)
+    assert torch.equal(again(ids).logits, tuned(ids).logits)
+
+
+@pytest.mark.filterwarnings("error:The following")
+@pytest.mark.parametrize("block", ["sequential", "parallel"])
+def test_ranks_of_copied_recipes(build: Any, ids: Any, block: str, tmp_path: Any) -> None:
+    ranks = {"q_proj": 2, "model.layers.1.mlp.down_proj": 3}
+    recipe = peft.LoraConfig(r=4, target_modules=ALL, rank_pattern=ranks, alpha_pattern={"q_proj": 2})
+    tuned = peft.get_peft_model(build("geonorm", block=block), recipe)
+    found = {name.partition(".lora_A")[0]: len(p) for name, p in tuned.named_parameters() if ".lora_A" in name}
+    assert len(found) == 14 and sorted(found.values()) == [2, 2, 3, *[4] * 11]
+    assert all(rank == (2 if name.endswith(".q") else 3) for name, rank in found.items() if rank != 4)
+    assert next(name for name, rank in found.items() if rank == 3).partition("blocks.1.")[2].endswith("down")
+    tuned.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(build("geonorm", block=block), tmp_path)
+    assert torch.equal(again(ids).logits, tuned(ids).logits)
+
+
 def test_what_means_nothing_here_is_named(build: Any) -> None:
     no = r"target_modules w_zero: no such matrix here; those of a block are q k v o"
     with pytest.raises(ConfigError, match=no) as said:
@@ -129,3 +162,15 @@ def test_a_copied_list_on_an_applied_model(kind: str, targets: list[str]) -> Non
     assert len(adapted(tuned)) == 2 * len(targets)
     held = {tuple(p.shape) for name, p in tuned.named_parameters() if "lora_A" in name}
     assert held == ({(8, 32)} if kind == "llama" else {(8, 32), (8, 48)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets"), [("llama", ["q_proj"]), ("llama", ["self_attn.q_proj"]), ("opt", ["fc1", "k_proj"])]
+)
+@pytest.mark.parametrize("layers", [1, [1]])
+def test_some_layers_of_an_applied_model(kind: str, targets: list[str], layers: Any) -> None:
+    model = stock(kind)
+    hf.apply(model, "geonorm")
+    tuned = peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, layers_to_transform=layers))
+    found = adapted(tuned)
+    assert len(found) == len(targets) and all("layers.1." in name for name in found)

@@ -3,6 +3,7 @@ told, and by the names that recipes for Llama, GPT-2 or GPT-NeoX use."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
@@ -27,8 +28,11 @@ CALLED = {
 """What they are called in Llama, Phi-3, OPT, GPT-2 and GPT-NeoX; a matrix there may be several here."""
 ENDS = ("lm_head", "embed_tokens")
 """What has their names here too."""
-TARGETS = r".*\.branch\.(attn\.)?(q|v)"
+TARGETS = ["branch.q", "attn.q", "branch.v", "attn.v"]
 """Queries and values, as PEFT's table has it for most models; "all-linear" for every matrix but the head."""
+BLOCKS = "blocks"
+PARENTS = {name: ("branch", "attn" if name in ("q", "k", "v", "o") else "mlp") for name in OURS}
+"""What they lie in, in blocks in sequence and side by side."""
 KEYS_AND_VALUES = ["branch.k", "branch.v", "attn.k", "attn.v"]
 """Of blocks in sequence and side by side; norms on keys have names that end in k, too."""
 DOWN = ["branch.down", "mlp.down"]
@@ -63,9 +67,15 @@ def teach(tuners: Any) -> None:
         kind = getattr(getattr(model, "config", None), "model_type", None)
         if kind in KINDS:
             config = tuner.peft_config[adapter_name]
+            chosen = chosen_layers(config) is not None
             for field in ("target_modules", "exclude_modules", "feedforward_modules"):
                 if isinstance(names := getattr(config, field, None), (list, set, tuple)):
-                    setattr(config, field, translate(names))
+                    setattr(config, field, translate(names, pattern=not chosen))
+            for field in ("rank_pattern", "alpha_pattern"):
+                if isinstance(given := getattr(config, field, None), dict):
+                    setattr(config, field, translate_keys(given))
+            if chosen and getattr(config, "layers_pattern", None):
+                config.layers_pattern = BLOCKS
         elif kind == "geonorm_applied":
             follow(tuner.peft_config[adapter_name], model)
         return inject(tuner, model, adapter_name, *args, **settings)
@@ -74,10 +84,11 @@ def teach(tuners: Any) -> None:
     tuners.BaseTuner.inject_adapter = translated
 
 
-def translate(names: Collection[str]) -> Any:
+def translate(names: Collection[str], pattern: bool = True) -> Any:
     """A list of names in other families as the pattern that finds the same matrices here, `["q_proj", "v_proj"]` as
-    `.*\\.branch\\.((attn|mlp)\\.)?(q|v)`; one in which no such name is stays what it is. ConfigError for a name beside
-    them that means nothing here."""
+    `.*\\.branch\\.((attn|mlp)\\.)?(q|v)`, or without `pattern` as a list, the only one that PEFT takes together with
+    `layers_to_transform`; one in which no such name is stays what it is. ConfigError for a name beside them that means
+    nothing here."""
     last = {name: name.rpartition(".")[2] for name in names}
     if not any(leaf in CALLED for leaf in last.values()):
         return names
@@ -88,8 +99,21 @@ def translate(names: Collection[str]) -> Any:
         )
     wanted = {name for leaf in last.values() for name in CALLED.get(leaf, (leaf,))}
     inside, ends = [name for name in OURS if name in wanted], [name for name in ENDS if name in wanted]
-    pattern = rf".*\.branch\.((attn|mlp)\.)?({'|'.join(inside)})"
-    return pattern + "".join(rf"|(.*\.)?{name}" for name in ends)
+    if not pattern:
+        return [f"{parent}.{name}" for name in inside for parent in PARENTS[name]] + ends
+    return rf".*\.branch\.((attn|mlp)\.)?({'|'.join(inside)})" + "".join(rf"|(.*\.)?{name}" for name in ends)
+
+
+def translate_keys(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Ranks or alphas by names in other families as ones by patterns of PEFT's that mean the same matrices here."""
+    found = {}
+    for key, value in given.items():
+        names = CALLED.get(key.rpartition(".")[2])
+        plain = names is not None and re.fullmatch(r"[\w.]*", key)
+        layer = re.search(r"(?:^|\.)(\d+)\.", key)
+        place = rf"{BLOCKS}\.{layer[1]}\..*" if layer else ""
+        found[rf"{place}branch\.((attn|mlp)\.)?({'|'.join(names)})" if plain and names else key] = value
+    return found
 
 
 def follow(config: Any, model: Any) -> None:
@@ -102,7 +126,8 @@ def follow(config: Any, model: Any) -> None:
             known = getattr(tables, f"TRANSFORMERS_MODELS_TO_{kind}_{table}_MODULES_MAPPING", {})
             names = known.get(model.config.stock_type)
         if names and not isinstance(names, str):
-            setattr(config, field, find_again(names, stock_paths(model)))
+            found = find_again(names, stock_paths(model))
+            setattr(config, field, found if found == set(names) else in_layers(found, config))
 
 
 def stock_paths(model: Any) -> dict[str, str]:
@@ -130,6 +155,18 @@ def find_again(names: Collection[str], paths: Mapping[str, str]) -> Any:
 
     was = {here for here, before in paths.items() if named(before)}
     return set(names) if was == {here for here in paths if named(here)} else was
+
+
+def in_layers(paths: set[str], config: Any) -> set[str]:
+    """Those in the blocks that an adapter is for; PEFT itself asks that of names alone, not of whole paths."""
+    layers = chosen_layers(config)
+    return {path for path in paths if layers is None or int(path.split(".residuals.")[0].rpartition(".")[2]) in layers}
+
+
+def chosen_layers(config: Any) -> list[int] | None:
+    """The blocks that an adapter is for; None: all of them."""
+    layers = getattr(config, "layers_to_transform", None)
+    return [layers] if isinstance(layers, int) else layers or None
 
 
 class Introduction(MetaPathFinder):
