@@ -176,9 +176,14 @@ def test_a_tokenizer_of_the_hub_by_name(bpe, source, tmp_path, monkeypatch):
         return str(tmp_path / "tokenizer.json")
 
     monkeypatch.setattr(hub, "hf_hub_download", download)
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *what: None)
+    monkeypatch.setattr(hub.HfApi, "model_info", lambda api, name, timeout: None)
     found = load_tokenizer("openai-community/gpt2", source, 300)
     assert asked == [("openai-community/gpt2", "tokenizer.json")]
     assert (found.name, found.fingerprint) == ("gpt2", bpe.fingerprint)
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *what: str(tmp_path / "tokenizer.json"))
+    monkeypatch.setattr(hub.HfApi, "model_info", None)  # what is here already needs no network
+    assert load_tokenizer("openai-community/gpt2", source, 300).fingerprint == bpe.fingerprint and len(asked) == 1
 
 
 def test_a_hub_out_of_reach_is_one_line(source, monkeypatch):
@@ -187,7 +192,8 @@ def test_a_hub_out_of_reach_is_one_line(source, monkeypatch):
     def fail(*what, **how):
         raise ConnectionError("no route\nto host")
 
-    monkeypatch.setattr(hub, "hf_hub_download", fail)
+    monkeypatch.setattr(hub.HfApi, "model_info", fail)
+    monkeypatch.setattr(hub, "hf_hub_download", None)  # which would go on trying
     with pytest.raises(DataError, match="no tokenizer 'owner/name' here, and the Hugging Face Hub gave none") as caught:
         load_tokenizer("owner/name", source, 300)
     assert "check the name and the network" in str(caught.value) and "\n" not in str(caught.value)

@@ -29,6 +29,7 @@ END_NAMES = (END, "<|end_of_text|>", "<|end|>", "<eos>", "</s>", "[SEP]", "<|im_
 BPE_FORMAT = 1  # raise it whenever the training below changes
 BPE_CHARACTERS = 16_000_000  # of train text that the own BPE is trained on
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+(?<!\.json)(?<!\.gz)(?<!\.xz)")
+PATIENCE = 5  # seconds that the Hub has to answer
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 TokenIds = NDArray[np.unsignedinteger[Any]]
 
@@ -200,7 +201,11 @@ def read_hub(name: str) -> Tokenizer:
     """The tokenizer.json of a model on the Hub, from the Hub's own cache where it is there."""
     hub = import_extra("huggingface_hub", f"'{name}' is no file; a tokenizer of the Hugging Face Hub", "hf")
     try:
-        path = Path(hub.hf_hub_download(name, "tokenizer.json", etag_timeout=5))
+        found = hub.try_to_load_from_cache(name, "tokenizer.json")
+        if not isinstance(found, str):
+            hub.HfApi().model_info(name, timeout=PATIENCE)  # a download tries a Hub out of reach for half a minute
+            found = hub.hf_hub_download(name, "tokenizer.json", etag_timeout=PATIENCE)
+        path = Path(found)
     except Exception as error:  # the library raises a dozen kinds for network, names and permissions
         raise DataError(
             f"no tokenizer '{name}' here, and the Hugging Face Hub gave none ({type(error).__name__}: "
