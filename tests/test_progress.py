@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable
 
 import pytest
 
+from geonorm.output import columns
 from geonorm.progress import NAME, Bars, Pace, Unwatched, shorten, show_progress, span
 
 
@@ -31,6 +33,13 @@ def test_long_names_keep_both_ends() -> None:
     assert shorten("pre-lr0.005-seed0") == "pre-lr0.005-seed0"
     name = shorten("geonorm-decay-sqrt-max_angle-pi-8-ab12cd-lr0.005-seed11")
     assert len(name) == NAME and name.startswith("geonorm") and name.endswith("seed11") and "…" in name
+
+
+def test_lines_are_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert columns(100) == 100  # a file
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert (columns(100), columns(60)) == (80, 60)
 
 
 def test_rows_fit_80_columns() -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import suppress
 from io import TextIOWrapper
+from shutil import get_terminal_size
 
 from .errors import ConfigError
 
@@ -41,6 +42,11 @@ def complain(line: str) -> None:
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
     with suppress(OSError):
         print(shown, file=sys.stderr, flush=True)
+
+
+def columns(most: int) -> int:
+    """How wide lines on stdout may be: as a terminal is, at most `most`, which a file has."""
+    return min(most, max(40, get_terminal_size((most, 24)).columns)) if sys.stdout.isatty() else most
 
 
 def launched() -> bool:

@@ -151,10 +151,13 @@ def test_sentences_say_what_was_and_was_not_found() -> None:
     assert tiny["seeds_needed"] == SEED_CAP + 1 and "more than 1000 seeds" in headline(tiny)
 
 
-def test_terminal_lines_fit_100_columns() -> None:
-    lines = text_lines(rows([3.0, 3.1, 3.2], [2.99, 3.11, 3.17], "geonorm(decay=sqrt, max_angle=pi/8, " + "x" * 90))
-    assert max(map(len, lines)) <= 100
+@pytest.mark.parametrize("width", [100, 80])
+def test_terminal_lines_are_no_wider_than_the_terminal(width: int) -> None:
+    found = rows([3.0, 3.1, 3.2], [2.99, 3.11, 3.17], "geonorm(decay=sqrt, max_angle=pi/8, " + "x" * 90)
+    lines = text_lines(found, ["only one learning rate was tried, and more words than a narrow terminal has"], width)
+    assert max(map(len, lines)) <= width
     assert "geonorm(decay" in lines[3] and any("not resolved" in line for line in lines)
+    assert ("p, Holm" in lines[0]) is (width == 100) and "difference (95 %)" in lines[0]
 
 
 def test_markdown_cells_cannot_break_the_table() -> None:

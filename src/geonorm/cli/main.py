@@ -130,9 +130,10 @@ def compare(config: CompareConfig) -> int:
     from ..report import checks, grid, runs, tables
 
     def table(out: Path, results: dict[str, Any]) -> list[str]:
+        width = output.columns(tables.WIDTH)
         if config.grid:
-            return grid.text_lines(grid.load(out))
-        return tables.text_lines(results["schemes"], checks.limits(runs.load([out])))
+            return grid.text_lines(grid.load(out), width)
+        return tables.text_lines(results["schemes"], checks.limits(runs.load([out])), width)
 
     return study(config, lab.compare, table)
 

@@ -17,6 +17,13 @@ def align(table: Sequence[Sequence[str]], numbers: bool = True) -> list[str]:
     return lines
 
 
+def fit(table: Sequence[Sequence[str]], width: int) -> list[list[str]]:
+    """The table with its first column cut so that aligned lines are no wider."""
+    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+    room = max(6, width - sum(widths[1:]) - 2 * (len(widths) - 1))
+    return [[first if len(first) <= room else first[: room - 1] + "…", *row] for first, *row in table]
+
+
 def markdown_lines(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A table for a README, of which no text can break out of its cell."""
     escapes = str.maketrans({"\\": "\\\\", "|": "\\|", "<": "&lt;", "\n": " "})

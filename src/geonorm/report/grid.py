@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from html import escape
 from itertools import product
 from pathlib import Path
+from textwrap import wrap
 
-from .columns import align
+from .columns import align, fit
 from .page import Cells, Part, Section, html_table
 from .runs import Record, repeat_elsewhere
 from .source import SavedTables
 from .style import figures
-from .tables import count, endings, learning_rate, paired_difference, spread, unfinished
+from .tables import WIDTH, count, endings, learning_rate, paired_difference, spread, unfinished
 from .vega import NUMBER, Axis, Chart, figure_specs
 from .whole import read_whole, refuse_damaged
 
@@ -143,11 +144,14 @@ def table(found: SavedGrid) -> tuple[list[str], Cells]:
     return titles, cells
 
 
-def text_lines(found: SavedGrid) -> list[str]:
-    """The table and a sentence per scheme, for a terminal."""
-    titles, cells = table(found)
-    lines = align([titles[:-1], *(row[:-1] for row in cells)])
-    return [*lines, "", *(headline(found, curve) for curve in found.shown)]
+def text_lines(found: SavedGrid, width: int = WIDTH) -> list[str]:
+    """The table, whose settings go by their last names where these differ, and a sentence per scheme."""
+    (scheme, *titles, _), cells = table(found)
+    last = [name.rpartition(".")[2] for name in titles]
+    heads = last if len(set(last)) == len(last) else titles
+    lines = align(fit([[scheme, *heads], *(row[:-1] for row in cells)], width))
+    said = (wrap(headline(found, curve), width, subsequent_indent="  ") for curve in found.shown)
+    return [*lines, "", *(line for text in said for line in text)]
 
 
 def report_grid(found: SavedGrid, place: Mapping[str, int]) -> Part:

@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 from ..lab.runs.statistics import SEED_CAP, Row, significant
-from .columns import align, markdown_lines
+from .columns import align, fit, markdown_lines
 from .runs import SavedComparison
 from .style import memory, rate, si, signed
 
@@ -93,19 +93,17 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "", *(f"- {headline(row)}" for row in rows)]) + "\n"
 
 
-def text_lines(rows: Sequence[Row], limits: Sequence[str] = ()) -> list[str]:
-    """Lines of at most 100 columns: the table, one sentence per scheme, and what limits them, as on the page."""
-    columns = [column for column in COLUMNS if column.terminal]
+def text_lines(rows: Sequence[Row], limits: Sequence[str] = (), width: int = WIDTH) -> list[str]:
+    """Lines of at most that width: the table, one sentence per scheme, and what limits them, as on the page. In narrow
+    ones a column that the page has too is left out."""
+    columns = [column for column in COLUMNS if column.terminal and (width >= WIDTH or column.title != "p, Holm")]
     table = [[column.title for column in columns], *([column.cell(row) for column in columns] for row in rows)]
-    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
-    room = max(6, WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1))
-    short = (first if len(first) <= room else first[: room - 1] + "…" for first, *_ in table)
-    lines = align([[first, *row[1:]] for first, row in zip(short, table, strict=True)])
+    lines = align(fit(table, width))
     lines.insert(1, "-" * max(map(len, lines)))
     said = [headline(row) for row in rows]
     if limits:
         said += ["", f"{LIMITS}:", *(f"- {limit}" for limit in limits)]
-    return [*lines, "", *(line for text in said for line in wrap(text, WIDTH, subsequent_indent="  ") or [""])]
+    return [*lines, "", *(line for text in said for line in wrap(text, width, subsequent_indent="  ") or [""])]
 
 
 def count(n: int, noun: str) -> str:

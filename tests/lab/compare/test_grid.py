@@ -68,7 +68,8 @@ def test_words_and_empty_values_stand_on_a_grid_too() -> None:
         (["model.vocab_size=300,400"], {}, "cannot change model.vocab_size"),
         (["runtime.parallel=none,ddp"], {}, "changes no number"),
         (["log.project=a,b"], {}, "changes no number"),
-        (["seed=1,2"], {}, "unknown setting of --grid 'seed'"),
+        (["seed=1,2"], {}, "--grid cannot hold seed: every cell has those that --seeds names"),
+        (["optim.lr=1,2"], {}, "--grid cannot hold optim.lr: every cell has those that --lrs names"),
         (["model.width=64,128", "steps=10,20"], {"max_runs": 23}, "--grid makes 24 runs, more than --max-runs 23"),
     ],
 )
@@ -104,6 +105,7 @@ def test_from_end_to_end(processes: Any, call: Any, tiny: list[str], tmp_path: P
     second = call("compare", *tiny, *fast, *grid)
     assert second.status == 0 and "4 of 8 runs are finished already" in second.out, second
     assert "grid: 4 cells x 2 schemes, 8 runs (--max-runs 200)" in second.out
+    assert "scheme   weight_decay  alpha  n" in second.out  # settings by their last names
     results = json.loads((out / "results.json").read_text())
     assert len(results["runs"]) == 8 and len(results["schemes"]) == 8
     losses = {(run["scheme"], *run["cell"]): run["val_loss"] for run in results["runs"]}

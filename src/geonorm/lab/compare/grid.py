@@ -28,6 +28,10 @@ FIXED = ("data", "objective", "tokens.tokenizer", "tokens.cache", "model.vocab_s
 """What all runs of a comparison have in common: the text, and what is learned of it."""
 
 
+BY_ITSELF = {"lr": "--lrs", "lrs": "--lrs", "seed": "--seeds", "seeds": "--seeds", "scheme": "--schemes"}
+"""What options of the comparison say."""
+
+
 def make_cells(config: CompareConfig) -> list[CompareConfig]:
     """The comparisons that a grid is made of, schemes as they write themselves; without a grid the comparison alone.
     ConfigError, in one line, for what is no setting, has no such field, or makes more runs than --max-runs."""
@@ -60,6 +64,8 @@ def read_values(name: str, text: str) -> list[str]:
     """The values of a setting as they were typed."""
     known = options(Recipe)
     if name not in known and not name.startswith(OWN):
+        if option := BY_ITSELF.get(name.rpartition(".")[2]):
+            raise ConfigError(f"--grid cannot hold {name}: every cell has those that {option} names")
         listed = [*known, f"{OWN}FIELD"]
         raise ConfigError(unknown("setting of --grid", name, listed).split(" (valid:")[0] + " (see --help-all)")
     if name in FIXED:

@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ...output import columns
+from ...progress import NAME, shorten
 from ...settings import to_dict
 from ..config import Grid, TrainConfig
 from ..runs.run import RunFolder, write_atomic
@@ -20,6 +22,8 @@ from ..train.loop import Interrupted
 from ..train.signals import stop_unheard
 
 Say = Callable[[str], None]
+LONGEST = 1000
+"""Characters of a line where nobody watches: names of runs are whole."""
 
 
 KINDS = {"local": ("local", "Local"), "ray": ("on_ray", "OnRay"), "slurm": ("slurm", "OnSlurm")}
@@ -74,7 +78,8 @@ class Team:
         """One line on a run that has ended, and on how far the others are."""
         summary, name = outcome(config), Path(config.out).name
         if summary["status"] == "finished":
-            self.say(f"{name}: val_loss {summary['val_loss']:.4f}, {summary['wall_seconds']:.0f} s{place}")
+            said = f": val_loss {summary['val_loss']:.4f}, {summary['wall_seconds']:.0f} s{place}"
+            self.say(shorten(name, max(NAME, columns(LONGEST) - len(said))) + said)
         else:
             self.say(f"{name}: {summary['status']}: {last_line(self.log(config))}")
 
