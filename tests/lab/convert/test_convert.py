@@ -256,6 +256,7 @@ def test_a_llama_from_the_disk(
         assert convert(llama, out, *options).status == 130
     done = convert(llama, out, *options)
     assert done.status == 0 and "at step 6 of 10" in done.out, done.err
+    assert f"pre(entry=embedding) to geonorm, {way}: " in done.out and "nano" not in done.out
     conversion = about(out)["conversion"]
     assert (conversion["loss_at_start"] == conversion["loss_before"]) == (way == "gradual")
     assert conversion["loss_after"] < conversion["loss_before"] and contents(llama) == before

@@ -47,6 +47,12 @@ class Converting(Loop):
     def build(self, shape: Any) -> Any:
         return self.origin.build(self, shape)
 
+    def header(self) -> list[str]:
+        """The scheme of the run on its way is no name that was asked for, and a model folder has no preset."""
+        origin, runtime, size = self.origin, self.config.runtime, self.model.parameter_count()
+        way = f"{origin.source} to {origin.target}, {origin.config.way}"
+        return [f"{way}: {size:,} parameters, {runtime.dtype} on {self.device.type}", *super().header()[1:]]
+
     def resume(self, run: RunFolder) -> bool:
         if super().resume(run):
             return True

@@ -130,12 +130,15 @@ class Loop:
     def build(self, shape: Any) -> Any:
         return build(shape)
 
+    def header(self) -> list[str]:
+        return describe(self.config, self.setup.shape, self.model.parameter_count(), self.device)
+
     def run(
         self, run: RunFolder, provenance: Provenance, stopped: list[float], more: Sequence[Logger], shown: Unwatched
     ) -> dict[str, Any]:
         """From the newest checkpoint to the end; `stopped` takes the times of signals to stop."""
         c = self.config
-        for line in describe(c, self.setup.shape, self.model.parameter_count(), self.device):
+        for line in self.header():
             self.say(line)
         if departures := self.setup.departures:
             self.say(f"own recipe of {c.scheme}: {', '.join(f'{key} {value:g}' for key, value in departures.items())}")
