@@ -81,7 +81,7 @@ def test_gguf(scheme: str, recipe: Run, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("scheme", ["pre", "geonorm"])
+@pytest.mark.parametrize("scheme", ["pre", "geonorm", "hyper"])
 def test_onnx(scheme: str, recipe: Run) -> None:
     session = recipe("ONNX", scheme, "onnx", "onnxscript", "onnxruntime")["session"]
     for shape in ((2, 9), (3, 17)):
@@ -90,7 +90,7 @@ def test_onnx(scheme: str, recipe: Run) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("scheme", ["pre", "geonorm"])
+@pytest.mark.parametrize("scheme", ["pre", "geonorm", "hyper"])
 def test_torch_export(scheme: str, recipe: Run) -> None:
     names = recipe("torch.export", scheme)
     torch.testing.assert_close(names["logits"], stored()(names["ids"]).logits)
