@@ -36,6 +36,7 @@ def adapted(model: Any) -> list[str]:
         (["self_attn.q_proj", "mlp.down_proj"], {"q", "down"}),
         (["c_attn", "c_fc"], {"q", "k", "v", "up", "gate"}),
         (["query_key_value", "dense", "dense_4h_to_h"], {"q", "k", "v", "o", "down"}),
+        (["query", "value"], {"q", "v"}),
         (["branch.q"], {"q"}),
     ],
 )
@@ -100,6 +101,27 @@ def test_ranks_of_copied_recipes(build: Any, ids: Any, block: str, tmp_path: Any
     tuned.save_pretrained(tmp_path)
     again = peft.PeftModel.from_pretrained(build("geonorm", block=block), tmp_path)
     assert torch.equal(again(ids).logits, tuned(ids).logits)
+
+
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.filterwarnings("ignore:`save_projection`:UserWarning")
+def test_tuners_that_look_for_matrices_at_once(build: Any, ids: Any, applied: bool, tmp_path: Any) -> None:
+    """VeRA counts rows and columns before it puts anything in."""
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        model = stock("opt") if applied else build("geonorm")
+        if applied:
+            hf.apply(model, "geonorm")
+        return model.eval()
+
+    targets = ["k_proj", "fc1"] if applied else ["q_proj", "v_proj"]
+    recipe = peft.VeraConfig(r=2, target_modules=targets)
+    tuned = peft.get_peft_model(made(), recipe)
+    assert sum("vera_lambda_d" in name for name, _ in tuned.named_parameters()) == 4
+    tuned.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(made(), tmp_path)
+    torch.testing.assert_close(again(ids).logits, tuned(ids).logits)
 
 
 def test_what_means_nothing_here_is_named(build: Any) -> None:

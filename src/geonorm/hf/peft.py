@@ -23,9 +23,10 @@ CALLED = {
     **{f"{name}_proj": (name,) for name in OURS},
     "qkv_proj": ("q", "k", "v"), "gate_up_proj": ("gate", "up"), "out_proj": ("o",), "fc1": ("up", "gate"),
     "fc2": ("down",), "c_attn": ("q", "k", "v"), "c_fc": ("up", "gate"), "c_proj": ("o", "down"),
+    "query": ("q",), "key": ("k",), "value": ("v",),
     "query_key_value": ("q", "k", "v"), "dense": ("o",), "dense_h_to_4h": ("up", "gate"), "dense_4h_to_h": ("down",),
 }  # fmt: skip
-"""What they are called in Llama, Phi-3, OPT, GPT-2 and GPT-NeoX; a matrix there may be several here."""
+"""What they are called in Llama, Phi-3, OPT, GPT-2, BERT and GPT-NeoX; a matrix there may be several here."""
 ENDS = ("lm_head", "embed_tokens")
 """What has their names here too."""
 TARGETS = ["branch.q", "attn.q", "branch.v", "attn.v"]
@@ -57,31 +58,42 @@ def enter(tables: Any) -> None:
 
 
 def teach(tuners: Any) -> None:
-    """Makes every tuner translate what it is asked for before it looks for it."""
-    inject = tuners.BaseTuner.inject_adapter
+    """Makes every tuner translate what it is asked for before it looks for it: when it is made, for some look for
+    matrices then, and when another adapter is put in."""
+    begin, inject = tuners.BaseTuner.__init__, tuners.BaseTuner.inject_adapter
     if hasattr(inject, "taught"):
         return
 
+    @wraps(begin)
+    def begun(tuner: Any, model: Any, peft_config: Any, adapter_name: str, *args: Any, **settings: Any) -> None:
+        adapt(peft_config[adapter_name] if isinstance(peft_config, dict) else peft_config, model)
+        begin(tuner, model, peft_config, adapter_name, *args, **settings)
+
     @wraps(inject)
-    def translated(tuner: Any, model: Any, adapter_name: str, *args: Any, **settings: Any) -> Any:
-        kind = getattr(getattr(model, "config", None), "model_type", None)
-        if kind in KINDS:
-            config = tuner.peft_config[adapter_name]
-            chosen = chosen_layers(config) is not None
-            for field in ("target_modules", "exclude_modules", "feedforward_modules"):
-                if isinstance(names := getattr(config, field, None), (list, set, tuple)):
-                    setattr(config, field, translate(names, pattern=not chosen))
-            for field in ("rank_pattern", "alpha_pattern"):
-                if isinstance(given := getattr(config, field, None), dict):
-                    setattr(config, field, translate_keys(given))
-            if chosen and getattr(config, "layers_pattern", None):
-                config.layers_pattern = BLOCKS
-        elif kind == "geonorm_applied":
-            follow(tuner.peft_config[adapter_name], model)
+    def injected(tuner: Any, model: Any, adapter_name: str, *args: Any, **settings: Any) -> Any:
+        adapt(tuner.peft_config[adapter_name], model)
         return inject(tuner, model, adapter_name, *args, **settings)
 
-    translated.taught = True  # type: ignore[attr-defined]
-    tuners.BaseTuner.inject_adapter = translated
+    injected.taught = True  # type: ignore[attr-defined]
+    tuners.BaseTuner.__init__, tuners.BaseTuner.inject_adapter = begun, injected
+
+
+def adapt(config: Any, model: Any) -> None:
+    """Puts names that mean matrices of this model in the place of those that an adapter's settings have; twice is as
+    good as once."""
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    if kind in KINDS:
+        chosen = chosen_layers(config) is not None
+        for field in ("target_modules", "exclude_modules", "feedforward_modules"):
+            if isinstance(names := getattr(config, field, None), (list, set, tuple)):
+                setattr(config, field, translate(names, pattern=not chosen))
+        for field in ("rank_pattern", "alpha_pattern"):
+            if isinstance(given := getattr(config, field, None), dict):
+                setattr(config, field, translate_keys(given))
+        if chosen and getattr(config, "layers_pattern", None):
+            config.layers_pattern = BLOCKS
+    elif kind == "geonorm_applied":
+        follow(config, model)
 
 
 def translate(names: Collection[str], pattern: bool = True) -> Any:
@@ -125,8 +137,8 @@ def follow(config: Any, model: Any) -> None:
         if names is None:
             known = getattr(tables, f"TRANSFORMERS_MODELS_TO_{kind}_{table}_MODULES_MAPPING", {})
             names = known.get(model.config.stock_type)
-        if names and not isinstance(names, str):
-            found = find_again(names, stock_paths(model))
+        if names and not isinstance(names, str) and not set(names) <= set(paths := stock_paths(model)):
+            found = find_again(names, paths)
             setattr(config, field, found if found == set(names) else in_layers(found, config))
 
 
