@@ -4,6 +4,7 @@
 # Before a release:
 #   make test-slow     the slow tests, about half an hour of one core; ARGS=tests/golden takes some of them
 #   make test-oldest   the tests on the oldest versions that pyproject.toml allows, in an environment of its own
+#   make test-ways     recipes of other tools and trackers, with the packages that docs/ways-out.md names, likewise
 #   make planted       plants errors one at a time and says which test finds each, half an hour of one core
 # PYTHON picks the interpreter (3.11 to 3.13), VENV the environment's folder, PINS the versions, ARGS is passed on.
 
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: compare test test-slow test-oldest planted check lint types clean
+.PHONY: compare test test-slow test-oldest test-ways planted check lint types clean
 
 compare: $(VENV)/.train
 	$(BIN)/geonorm compare $(ARGS)
@@ -32,6 +33,13 @@ planted: $(VENV)/.test
 
 test-oldest:
 	$(MAKE) VENV=.venv-oldest PINS=constraints-oldest.txt EXTRAS=train,hf,test test
+
+# without pins: trackers ask for versions of their own; the page's lines are what is installed
+test-ways:
+	$(MAKE) VENV=.venv-ways EXTRAS=train,hf,test .venv-ways/.test
+	.venv-ways/bin/python -m pip install --quiet -e ".[wandb,trackio,mlflow]"
+	sed -n 's/^pip install \([^#]*\).*/\1/p' docs/ways-out.md | xargs .venv-ways/bin/python -m pip install --quiet
+	.venv-ways/bin/python -m pytest -m "slow or not slow" -rs tests/hf/test_ways_out.py tests/lab/runs/test_loggers.py
 
 check: lint types
 
@@ -54,4 +62,4 @@ $(VENV)/.test: pyproject.toml $(PINS) | $(BIN)/python
 	touch $@ $(VENV)/.train
 
 clean:
-	rm -rf $(VENV) .venv-oldest runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-ways runs .pytest_cache .mypy_cache .ruff_cache

@@ -18,6 +18,7 @@ from geonorm.lab.convert.fit import divide_state, fit
 from geonorm.lab.data.tokenizer import BYTE_JSON
 from geonorm.lab.open import open_run
 from geonorm.nn import Decoder, DecoderConfig
+from geonorm.report.runs import load
 
 pytest.importorskip("transformers")
 
@@ -261,6 +262,8 @@ def test_a_llama_from_the_disk(
     assert (conversion["loss_at_start"] == conversion["loss_before"]) == (way == "gradual")
     assert conversion["loss_after"] < conversion["loss_before"] and contents(llama) == before
     assert json.loads((out / "config.json").read_text())["scheme"] == "geonorm"
+    saved = load(out)
+    assert (saved.depth, saved.data) == (2, text.name)
     answer = json.loads(call("eval", out, "--data", text, "--tokens", 100).out)
     assert answer["scheme"] == "geonorm" and answer["loss"] < conversion["loss_before"]
     assert call("generate", out, "--prompt", "the", "--tokens", 3).status == 0

@@ -99,6 +99,7 @@ def convert(config: ConvertConfig, say: Say = print, shown: Unwatched | None = N
             "from": str(Path(origin.name).resolve() if Path(origin.name).exists() else origin.name),
             "source": str(origin.source),
             "settings": asked(config),
+            "layers": len(loop.model.all_blocks),
             "tokens": ended["tokens"],
             "loss_before": begun.get("loss_before"),
             "loss_at_start": begun.get("loss_at_start"),
