@@ -36,11 +36,6 @@ CASES = [
     "prores(geonorm)",
     "modern",
 ]
-COMPILED = [
-    "pre", "post", "peri", "sandwich", "olmo2", "deepnorm", "keel", "lns", "sqrt", "mix", "first", "per_kind",
-    "geonorm", "mhc", "prores(geonorm)",
-]  # fmt: skip
-"""Those that have been run compiled; the others are checked eagerly alone."""
 IDS = torch.arange(32).view(2, 16) * 7 % 61
 
 
@@ -115,7 +110,7 @@ def test_eager_is_as_near_as_bf16_allows(case: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.parametrize("case", COMPILED)
+@pytest.mark.parametrize("case", CASES)
 def test_compiled_is_as_near_as_bf16_allows(case: str) -> None:
     """One graph for all blocks."""
     check(case, compiled=True)
