@@ -226,10 +226,12 @@ def test_the_table_of_015_says_what_each_way_reached() -> None:
         rows[f"raw-global-seed{seed}"] = row(2.9 + noise, 3.3 + noise)
         rows[f"raw-match-seed{seed}"] = row(9.0, 9.0, "diverged")
     text = own["tabulate"](rows)
-    assert "| raw | abrupt | 2 | 5.0000 | 3.1100 | +0.1050 [+0.0415, +0.1685] | never |" in text
-    assert "| raw | global | 2 | 3.3050 | 2.9050 | -0.1000 [-0.1000, -0.1000] | 0.77M |" in text
-    assert "| raw | baseline | 2 | 3.2000 | 3.0050 | – | – |" in text and "match" not in text
+    assert "| raw | abrupt | 2 | 5.0000 | 3.1100 | 3.1100 | +0.1050 [+0.0415, +0.1685] | never |" in text
+    assert "| raw | global | 2 | 3.3050 | 2.9050 | 2.9050 | -0.1000 [-0.1000, -0.1000] | 0.77M |" in text
+    assert "| raw | baseline | 2 | 3.2000 | 3.0050 | 3.0050 | – | – |" in text and "match" not in text
     assert "| raw | global | abrupt | -0.2050 [-0.2685, -0.1415] |" in text and "| raw | global | baseline |" in text
+    away_and_back = [(0.0, 2.9), (0.5, 3.3), (1.0, 2.9)]
+    assert own["reach"](away_and_back, 3.0) == pytest.approx(0.875) and own["reach"](away_and_back, 2.8) is None
 
 
 @pytest.mark.slow

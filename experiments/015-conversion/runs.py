@@ -16,7 +16,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -164,13 +163,15 @@ def differ(cells: Cells, start: str, way: str, other: str) -> Any:
 
 
 def reach(line: Sequence[tuple[float, float]], loss: float) -> float | None:
-    """Million tokens after which a course is at a loss, straight between its points; None where it never is."""
-    if line[0][1] <= loss:
+    """Million tokens from which on a course is at a loss or below it, straight between its points; None where it ends
+    above. A gradual way begins at the loss of its source and leaves it: what it comes back to counts."""
+    above = [place for place, (_, found) in enumerate(line) if found > loss]
+    if not above:
         return line[0][0]
-    for (before, high), (after, low) in pairwise(line):
-        if low <= loss:
-            return before + (after - before) * (high - loss) / (high - low)
-    return None
+    if above[-1] == len(line) - 1:
+        return None
+    (before, high), (after, low) = line[above[-1]], line[above[-1] + 1]
+    return before + (after - before) * (high - loss) / (high - low)
 
 
 def show_reached(cells: Cells, start: str, way: str) -> str:
@@ -195,11 +196,11 @@ def tabulate(rows: Mapping[str, dict[str, Any]]) -> str:
 
     cells = sort_results(rows)
     lines = [
-        "Losses in nats per token, means over seeds: at the start on a part of the validation text, after on all of "
-        "it. Differences are paired by seed, with 95 % intervals.",
+        "Losses in nats per token, means over seeds: at the start and after on a part of the validation text, after on "
+        "all of it. Differences are of these, paired by seed, with 95 % intervals.",
         "",
-        "| source | way | n | at the start | after | less baseline | tokens to the baseline's last loss |",
-        "|---|---|---|---|---|---|---|",
+        "| source | way | n | at the start | after, part | after | less baseline | tokens to the baseline's end |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for start in SOURCES:
         for way in (*CONVERTED, *BESIDE):
@@ -210,7 +211,9 @@ def tabulate(rows: Mapping[str, dict[str, Any]]) -> str:
             if way != "baseline":
                 beside = [show_interval(differ(cells, start, way, "baseline")), show_reached(cells, start, way)]
             after = mean(row["val_loss"] for row in own.values())
-            known = [start, way, str(len(own)), f"{mean(starts):.4f}" if starts else "–", f"{after:.4f}", *beside]
+            part = mean(row["course"][-1][1] for row in own.values())
+            begun = f"{mean(starts):.4f}" if starts else "–"
+            known = [start, way, str(len(own)), begun, f"{part:.4f}", f"{after:.4f}", *beside]
             lines.append(f"| {' | '.join(known)} |")
     family = []
     for start in SOURCES:
