@@ -62,6 +62,32 @@ def test_between_and_beyond_the_laws_none_fits() -> None:
         assert found["order"] == pytest.approx(order, abs=0.2)
 
 
+DRIFTS = {"s/(1 + log s)": lambda s: s / (1 + log(s)), "sqrt s (1 + log s)": lambda s: sqrt(s) * (1 + log(s))}
+
+
+def drifting(drift: str, noise: float, draw: random.Random) -> list[float]:
+    length, width, found = DRIFTS[drift], sqrt(log(1 + noise**2)), [1.0]
+    for s in range(1, SITES + 1):
+        found.append(found[-1] + (length(s + 1) - length(s)) * exp(draw.gauss(-(width**2) / 2, width)))
+    return found
+
+
+@pytest.mark.parametrize("drift", list(DRIFTS))
+def test_a_power_that_drifts_slowly_is_no_law(drift: str) -> None:
+    clean = fit_growth(drifting(drift, 0.0, random.Random(0)))
+    assert clean is not None and clean["best"] == "none"
+    draw = random.Random(0)
+    named = [fit_growth(drifting(drift, 0.1, draw)) for _ in range(100)]
+    assert sum(found is not None and found["best"] == "none" for found in named) >= 90
+
+
+def test_what_does_not_drift_is_named_in_nineteen_of_twenty() -> None:
+    """The null of that test, at scatter where the interval alone always names the law; an order near to one, less."""
+    for law, order, least in [*((law, of, 0.92) for law, of in ORDERS.items()), ("linear", 1.05, 0.85)]:
+        found = [fit_growth(stream(order, noise=0.1, seed=seed)) for seed in range(200)]
+        assert sum(each is not None and each["best"] == law for each in found) >= least * 200
+
+
 def test_noise_is_undecided_and_a_sphere_is_constant() -> None:
     draw = random.Random(0)
     found = fit_growth([*(exp(draw.gauss(0, 0.5)) for _ in range(12)), 4.0])

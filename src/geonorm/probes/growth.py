@@ -7,8 +7,10 @@ So the order of a stream is the one at which the increments of r^order from site
 squares), and its 95 % interval holds those orders at which the trend is within Student's t of none: a test turned
 round, which asks of the increments only that they scatter alike at the true order.
 
-best: the law whose order lies in the interval, or within SAME of it, if it is one alone and its curve explains the
-lengths (`schedule`'s LEAST_R2 or LEAST_SPREAD, of logarithms); "undecided" where several do; "none" where none does;
+best: the law whose order lies in the interval, or within SAME of it, if it is one alone, its curve explains the
+lengths (`schedule`'s LEAST_R2 or LEAST_SPREAD, of logarithms), and the increments of its r^order have no slope and no
+bend over the logarithm of depth (`left_course`, the test of the laws of steps; from six increments on): a power that
+drifts is no law, though on the whole it be near to one. "undecided" where several orders do; "none" where none does;
 "constant" where the stream is no longer at its end than LEAST_GROWTH above its start. Error rates on planted streams:
 docs/probe.md.
 
@@ -23,7 +25,7 @@ from itertools import pairwise
 from math import exp, isfinite, log, sqrt
 from typing import Any
 
-from .schedule import LEAST_R2, LEAST_SPREAD, describe_fit, student
+from .schedule import LEAST_R2, LEAST_SPREAD, SEEN, describe_fit, left_course, student
 
 Law = dict[str, Any]
 ORDERS = {"sqrt": 2.0, "linear": 1.0, "exponential": 0.0}
@@ -57,8 +59,9 @@ def fit_growth(radii: Sequence[float]) -> Law | None:
     low, high = (border(lambda q: abs(trend(logs, q)) <= most, order, end) for end in (LOWEST, HIGHEST))
     fits = [name for name, of in ORDERS.items() if low - SAME <= of <= high + SAME]
     best = "none" if not fits else fits[0] if len(fits) == 1 else "undecided"
-    if best in laws and laws[best]["spread"] > LEAST_SPREAD and (laws[best]["r2"] or 0.0) < LEAST_R2:
-        best = "none"  # the curve is not the stream's, however it scatters
+    if best in laws:
+        curve = laws[best]["spread"] <= LEAST_SPREAD or (laws[best]["r2"] or 0.0) >= LEAST_R2
+        best = best if curve and drift(logs, ORDERS[best]) >= SEEN else "none"
     return found | {
         "best": best,
         "fits": fits,
@@ -112,6 +115,13 @@ def trend(logs: Sequence[float], order: float) -> float:
     slope = sum(place * step for place, step in zip(places, steps, strict=True)) / width
     rest = sum((step - mean - slope * place) ** 2 for place, step in zip(places, steps, strict=True))
     return slope / max(sqrt(rest / (n - 2) / width), 1e-12 * abs(mean), 1e-300)
+
+
+def drift(logs: Sequence[float], order: float) -> float:
+    """How often even scatter has as much of a slope and a bend as the increments of r^order (`left_course`)."""
+    steps = [b - a for a, b in pairwise(power(logs, order))]
+    mean = sum(steps) / len(steps)
+    return left_course([(log(place), step / mean) for place, step in enumerate(steps, 1)])
 
 
 def describe_curve(logs: Sequence[float], order: float) -> Law:

@@ -32,7 +32,7 @@ SEEN = 0.05
 LEAST_FREE = 3
 """Degrees of freedom of the scatter about such a course."""
 LEAST_SCATTER = 0.02
-"""What steps are taken to scatter by at least: a sine for its angle is no course."""
+"""What steps are taken to scatter by at least, relative: a sine for its angle is no course."""
 
 
 def fit(points: Iterable[tuple[float, float]], depth: int) -> dict[str, Any] | None:
@@ -72,7 +72,8 @@ def power(logs: list[float], values: list[float], total: float) -> dict[str, Any
 
 def left_course(points: list[tuple[float, float]]) -> float:
     """How often independent scatter has as much of a slope and a bend over depth as what a law leaves has, (log t, log
-    of value / law): the tail of F with 2 and n - 3 degrees of freedom. 1 with fewer than six points, which say little.
+    of value / law, or value over mean): the tail of F with 2 and n - 3 degrees of freedom. 1 with fewer than six
+    points, which say little.
     """
     logs, rest = [a for a, _ in points], [b for _, b in points]
     free = len(points) - 3
