@@ -264,6 +264,28 @@ def test_the_clamped_share_of_a_run_of_ours(angle: str, share: float) -> None:
     assert [row["clamped"] for row in plain.capture.rows()] == [None, None]
 
 
+@pytest.mark.parametrize("batch", [3, 1])
+def test_half_of_the_tokens_are_clamped_by_construction(batch: int) -> None:
+    """MLPs answer tokens with a positive first entry by a long update and all others by none."""
+    torch.manual_seed(0)
+    model = Decoder(
+        DecoderConfig("geonorm", layers=2, width=32, heads=4, vocab_size=32, context=16, mlp="gelu", positions="none")
+    )
+    with torch.no_grad():
+        model.embed.weight[:, 0] = torch.tensor([4.0, -4.0]).repeat(16)  # by the parity of the token
+        for block in model.blocks:
+            block.attn.branch.o.weight.zero_(), block.mlp.branch.up.weight.zero_(), block.mlp.branch.down.weight.zero_()
+            block.mlp.branch.up.weight[:, 0] = 100.0
+            block.mlp.branch.down.weight[1] = 1.0
+    ids = torch.arange(36).reshape(3, 12) % 32
+    subject = Subject(model)
+    subject.measure(list(ids.split(batch)))
+    assert [row["clamped"] for row in subject.capture.rows()] == [0.0, 0.5, 0.0, 0.5]
+    subject = Subject(model)
+    subject.measure([torch.tensor([[0, 2, 4, 1], [1, 3, 5, 7]])])
+    assert [row["clamped"] for row in subject.capture.rows()] == [0.0, 0.375, 0.0, 0.375]
+
+
 def test_spread_before_and_after_norms_is_pooled() -> None:
     """Geometric means; a norm behind which all lengths are one has no factor."""
     row = {"kind": "attn", "norm_before": 10.0, "norm_after": 5.0}

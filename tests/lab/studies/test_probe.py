@@ -275,6 +275,37 @@ def test_windows_begin_with_the_token_that_begins_a_text(folder: Path, tmp_path:
     assert lab.beginning(marked, "m") == marked.bos_token_id
 
 
+@pytest.mark.parametrize("bos", [False, True])
+def test_a_sink_that_only_the_beginning_of_a_text_shows(folder: Path, bos: bool) -> None:
+    """The token that begins a text is 100 times as long as the rest and takes all attention; windows that begin
+    anywhere in a text do not have it."""
+    marked = tokenizer()
+    marked.add_special_tokens({"bos_token": "<s>"})
+    torch.manual_seed(0)
+    shape = geonorm.DecoderConfig(
+        "pre(entry=embedding)", layers=2, width=32, heads=4, vocab_size=257, context=16, positions="none",
+        bias=True,
+    )  # fmt: skip
+    model = geonorm.Decoder(shape)
+    sign = torch.nn.functional.one_hot(torch.tensor(0), 32).float()
+    with torch.no_grad():
+        model.embed.weight[:, 0] = 0
+        model.embed.weight.div_(model.embed.weight.norm(dim=-1, keepdim=True))
+        model.embed.weight[marked.bos_token_id] = 100 * sign
+        attention = model.blocks[0].attn.branch
+        for weight in (attention.q.weight, attention.k.weight):
+            weight.zero_()
+        attention.k.weight[:, 0] = 60.0
+        attention.q.bias.fill_(1.0)
+    data = str(folder.parent / "text.txt")
+    found = geonorm.probe(model, data, tokenizer=marked, tokens=128, context=16, bos=bos)
+    row = found.sites[0]
+    assert row["radius_first"] == pytest.approx(100 if bos else 1, rel=1e-4)
+    assert row["radius_rest"] == pytest.approx(1, rel=1e-4)
+    assert row["attn_first"] == pytest.approx(1 if bos else row["attn_first_null"], rel=1e-4)
+    assert (row["top_dims"][0] == 0) == bos
+
+
 def test_a_probe_with_its_lens_and_layers(folder: Path, tmp_path: Path) -> None:
     """What is new on disk, in the summary and on the page; without the option an older lens goes."""
     words = [folder, "--data", folder.parent / "text.txt", "--tokens", 256, "--context", 32, "--out", tmp_path / "out"]
