@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from html import unescape
 from itertools import pairwise
 from pathlib import Path
@@ -79,6 +81,44 @@ def test_an_older_folder_has_its_pictures(found: Any, tmp_path: Path) -> None:
         (place / "particles.json").write_text(json.dumps(old))
         page = report.build(place, tmp_path / "page.html").read_text(encoding="utf-8")
     assert "data-frames" not in page and "Tokens on the sphere" in page
+
+
+MOVES = """<script>addEventListener("load", () => {
+  Element.prototype.setPointerCapture = () => {};  // of a pointer that is not there
+  const globe = document.querySelector(".spheres"), slider = globe.querySelector("input"), seen = [];
+  const look = () => seen.push([globe.querySelector("output").textContent,
+    [...globe.querySelectorAll("figure")].map(figure => [...figure.querySelectorAll("[data-tip]")].map(
+      mark => mark.getAttribute("transform")).join(";"))]);
+  const point = (kind, x, y) => globe.querySelector("svg").dispatchEvent(
+    new PointerEvent(kind, {clientX: x, clientY: y, pointerId: 1, bubbles: true}));
+  look();
+  slider.value = 0; slider.dispatchEvent(new Event("input")); look();
+  point("pointermove", 40, 40); look();
+  point("pointerdown", 40, 40); point("pointermove", 90, 60); point("pointerup", 90, 60); look();
+  point("pointermove", 10, 10); look();
+  document.body.innerHTML = "<pre id='seen'></pre>";
+  document.body.firstChild.textContent = JSON.stringify(seen);
+});</script>"""
+
+
+def test_the_slider_and_a_drag_move_every_sphere_in_a_browser(found: Any, tmp_path: Path) -> None:
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("needs a browser")
+    page = re.sub(r"<meta[^>]*Content-Security-Policy[^>]*>", "", page_of(found, tmp_path))
+    (tmp_path / "moved.html").write_text(page.replace("</body>", MOVES + "</body>"), encoding="utf-8")
+    words = [chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+             "--dump-dom", (tmp_path / "moved.html").as_uri()]  # fmt: skip
+    try:
+        shown = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True).stdout
+    except (subprocess.SubprocessError, OSError) as error:
+        pytest.skip(f"the browser does not start: {error}")
+    (text,) = re.findall(r'<pre id="seen">(.*?)</pre>', shown, re.S)
+    middle, start, hovered, dragged, released = json.loads(unescape(text))
+    assert start[0] == "1.00" and middle[0] != start[0]
+    assert all(a != b for a, b in zip(middle[1], start[1], strict=True)) and start[1][0] == start[1][1]
+    assert hovered == start and released == dragged and dragged[0] == start[0]
+    assert all(a != b for a, b in zip(dragged[1], start[1], strict=True)) and dragged[1][0] == dragged[1][1]
 
 
 def test_points_are_packed_to_five_digits() -> None:
