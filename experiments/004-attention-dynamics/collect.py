@@ -21,6 +21,8 @@ HERE = Path(__file__).parent
 NAMES = ("equiangular", "kaiming-per-layer", "kaiming-per-run", "post-d3")
 WINDOW = (40, 129)
 """t = layer + 1 of the slopes in log t."""
+IN_T = ("post", "mix")
+"""Schemes whose clock is t until tokens agree to rounding, so that their slope is against t."""
 FEWEST = 4
 """Points that a slope needs."""
 
@@ -33,8 +35,8 @@ def slope(xs: list[float], ys: list[float]) -> float:
 
 def slopes(trace: SavedSimulation) -> list[dict[str, Any]]:
     """Per scheme, mean over seeds and every seed: slopes of log(1 - cos) and log r against log t over WINDOW; where
-    1 - cos has reached rounding before, and the law is exponential, the slope of log(1 - cos) against t between mean
-    cosine 0.99 and rounding. None where there are too few points."""
+    1 - cos of a scheme IN_T has reached rounding before, the slope of log(1 - cos) against t between mean cosine 0.99
+    and rounding. None where there are too few points."""
     floor, found = ROUNDING[trace.summary["dtype"]], []
     for summary in trace.summary["schemes"]:
         rows = trace.rows[summary["scheme"]]
@@ -44,7 +46,7 @@ def slopes(trace: SavedSimulation) -> list[dict[str, Any]]:
         row = {"scheme": summary["scheme"], "points": [len(of_seed) for of_seed in clear]}
         row |= measured("gap_log_t", clear, "gap", log) | measured("radius_log_t", late, "radius", log)
         row |= measured("gap_t", [], "gap", float)
-        if row["gap_log_t"] is None and summary["terminal_law"] == "exponential":
+        if row["gap_log_t"] is None and summary["scheme"] in IN_T:
             falling = [[each for each in of_seed if floor < each["gap"] < COLLAPSED] for of_seed in seeds]
             row |= measured("gap_t", falling, "gap", float)
         found.append(row)
@@ -62,7 +64,7 @@ def measured(name: str, seeds: list[list[dict[str, Any]]], key: str, scale: Any)
 def merging(trace: SavedSimulation) -> list[dict[str, Any]]:
     """Measured times at which the number of clusters of the first scheme and seed is another than before."""
     kept: list[dict[str, Any]] = []
-    for row in (row for row in trace.rows[trace.schemes[0]] if row["seed"] == 0):
+    for row in (row for row in trace.rows[trace.names[0]] if row["seed"] == 0):
         if not kept or row["clusters"] != kept[-1]["clusters"]:
             kept.append({"time": row["time"], "clusters": row["clusters"], "cos_pair": row["cos_pair"]})
     return kept
