@@ -1,5 +1,6 @@
 """What a finished run says about the uniform vector: the cosine before each norm beside its null, from initialisation
-to the last step, and how much of what its weights learned lies along the vector of ones."""
+to the last step, the length of the stream there, and how much of what its weights learned lies along the vector of
+ones."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from geonorm.nn import Decoder
 
 CPU = torch.device("cpu")
 NULLS = ("cos_null_before", "cos_null_low_before", "cos_null_high_before")
+KEPT = ("cos_ones_before", "cos_ones_after", *NULLS, "norm_before")
 WRITERS = {"embed": -1, "position": -1, "o": 0, "down": 0}
 """Weights whose values are added to the stream, and the dimension that is the stream's."""
 
@@ -38,12 +40,13 @@ def at_start(path: Path) -> list[dict[str, Any]]:
 
 
 def course(path: Path) -> dict[int, dict[str, float]]:
-    """By step: |cos| to ones, its null with the 5th and 95th percentile of random directions, mean over deep norms."""
+    """By step: |cos| to ones, its null with the 5th and 95th percentile of random directions, and |x| before the norm,
+    mean over deep norms."""
     rows = at_start(path) + list(read_rows(path / "norms.jsonl"))
     found = {}
     for step in sorted({row["step"] for row in rows}):
         here = deep([row for row in rows if row["step"] == step])
-        found[step] = {key: mean(row[key] for row in here) for key in ("cos_ones_before", "cos_ones_after", *NULLS)}
+        found[step] = {key: mean(row[key] for row in here) for key in KEPT}
     return found
 
 
@@ -82,7 +85,7 @@ def facts(path: Path) -> dict[str, Any] | None:
         "course": course(path),
         "learned_share": learned_shares(path),
         "norms": [
-            {key: row[key] for key in ("layer", "kind", "norm", "cos_ones_before", "cos_ones_after", *NULLS)}
+            {key: row[key] for key in ("layer", "kind", "norm", *KEPT)}
             for row in read_rows(path / "norms.jsonl")
             if row["step"] == summary["steps"]
         ],

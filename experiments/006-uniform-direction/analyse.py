@@ -35,6 +35,13 @@ def ratio(run: Facts) -> float:
     return mean(row["cos_ones_before"] for row in rows) / mean(row["cos_null_before"] for row in rows)
 
 
+def shrunk(run: Facts) -> float:
+    """The stream's length before norms as drawn over that at the last step: the ratio to the null of a component that
+    stays what it was while the rest grows."""
+    course = run["course"]
+    return float(course["0"]["norm_before"] / course[max(course, key=int)]["norm_before"])
+
+
 def outside(runs: list[Facts]) -> tuple[int, int, int]:
     """(below, above, all): deep norms of all runs under the 5th and over the 95th percentile of random directions."""
     rows = [row for run in runs for row in deep(run["norms"])]
@@ -50,9 +57,10 @@ def signed(values: tuple[float, float | None, float | None]) -> str:
 def table(grouped: dict[str, list[Facts]]) -> str:
     lines = [
         "| model | n | \\|cos\\| to ones, mean ± sd of seeds | null: random directions (5 to 95 %) | ratio to null "
-        "| against its end, paired (95 %) | norms below / above the null's band | learned along ones: embed, o, down "
+        "| r0/r_end | ratio over it | against its end, paired (95 %) | norms below / above the null's band "
+        "| learned along ones: embed, o, down "
         "| validation loss |",
-        "|" + "---|" * 9,
+        "|" + "---|" * 11,
     ]
     for name, runs in grouped.items():
         end, _, factor = name.partition("-")
@@ -68,12 +76,14 @@ def table(grouped: dict[str, list[Facts]]) -> str:
         shares = " ".join(f"{mean(run['learned_share'][role] for run in runs):.2f}" for role in ("embed", "o", "down"))
         losses = [run["val_loss"] for run in runs]
         spread = [f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "" for values, digits in
-                  ((cosines, 3), ([ratio(run) for run in runs], 2), (losses, 3))]  # fmt: skip
+                  ((cosines, 3), ([ratio(run) for run in runs], 2), ([shrunk(run) for run in runs], 2),
+                   ([ratio(run) / shrunk(run) for run in runs], 2), (losses, 3))]  # fmt: skip
         lines.append(
             f"| {f'… with {WORDS[factor]}' if factor else f'**{ENDS[name]}**'} (`{name}`) | {len(runs)} "
             f"| {mean(cosines):.3f}{spread[0]} | {nulls[0]:.3f} ({nulls[1]:.3f} to {nulls[2]:.3f}) "
-            f"| {mean(ratio(run) for run in runs):.2f}{spread[1]} | {versus} | {below} / {above} of {count} "
-            f"| {shares} | {mean(losses):.3f}{spread[2]} |"
+            f"| {mean(ratio(run) for run in runs):.2f}{spread[1]} | {mean(shrunk(run) for run in runs):.2f}{spread[2]} "
+            f"| {mean(ratio(run) / shrunk(run) for run in runs):.2f}{spread[3]} | {versus} "
+            f"| {below} / {above} of {count} | {shares} | {mean(losses):.3f}{spread[4]} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -88,7 +98,7 @@ def figure(grouped: dict[str, list[Facts]], folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(style):
-        page = Figure(figsize=(9.6, 4.6))
+        page = Figure(figsize=(9.6, 4.6), layout="constrained")
         left, right = page.subplots(1, 2, gridspec_kw={"width_ratios": [1.5, 1]})
         some = [row for runs in grouped.values() for run in runs for row in deep(run["norms"])]
         band = [mean(row[f"cos_null_{end}_before"] / row["cos_null_before"] for row in some) for end in ("low", "high")]
