@@ -1,5 +1,5 @@
 """What a plan asks for next where a scheme's best learning rate is to be found: octaves until the best is interior,
-half octaves about it, seeds at the rate of the fitted minimum, octaves up to the first that is not stable."""
+half octaves about it, seeds at the best rate, octaves up to the first that is not stable."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from math import inf, sqrt
 from typing import Any
 
 from programme import settings
-
-from geonorm.lab.runs.rates import find_minimum, fit_parabola
 
 Losses = Mapping[float, float]
 STABLE = 1.1
@@ -49,19 +47,6 @@ def refine(losses: Losses, octaves: Sequence[float]) -> list[float]:
         return []
     best = min(octaves, key=losses.__getitem__)
     return [tidy(best / sqrt(2)), tidy(best * sqrt(2))]
-
-
-def fit_best(losses: Losses) -> float | None:
-    """The rate of the minimum of a parabola in log(rate) through the best rate and two neighbours on either side; None
-    where there are fewer than four finite losses, or no minimum among them."""
-    rates = [rate for rate, loss in losses.items() if loss < inf]
-    if len(rates) < 4:
-        return None
-    best = rates.index(min(rates, key=losses.__getitem__))
-    near = rates[max(0, best - 2) : best + 3]
-    curve = fit_parabola(near, [losses[rate] for rate in near])
-    found = find_minimum(curve).lr if curve else None
-    return None if found is None else float(f"{found:.2g}")
 
 
 def largest_stable(losses: Losses) -> tuple[float | None, bool]:
