@@ -165,7 +165,11 @@ def test_differences_at_equal_rates_are_paired_and_moderated(tmp_path: Path) -> 
     made["main"](tmp_path, "pre", ["geonorm"])
     written = (tmp_path / "rates.md").read_text()
     assert "| `geonorm` | 8e-3 | 1 | 1.0000 | – |" in written
-    assert "| `pre` | last |" in written and "averaged" not in written  # a parabola has its minimum among three rates
+    assert "| `geonorm` | last | 8e-3 | 1.0000 | −2.000, 1 |" in written
+    assert "| `pre` | last | 1e-3 | 3.0000, 3.1000 | – |" in written
+    assert (
+        "| `pre` | last |" in written.rpartition("parabolas")[2] and "averaged" not in written
+    )  # a parabola has its minimum among three rates
     assert "at the same rate" in (tmp_path / "figures" / "rates.svg").read_text()
     assert made["main"](tmp_path, "pre", ["post"]) == 2
 
