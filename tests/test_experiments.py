@@ -238,6 +238,18 @@ def test_the_table_of_015_says_what_each_way_reached() -> None:
     assert own["reach"](away_and_back, 3.0) == pytest.approx(0.875) and own["reach"](away_and_back, 2.8) is None
 
 
+def test_015_keeps_names_of_sources_and_no_paths(tmp_path: Path) -> None:
+    own = runpy.run_path(str(ROOT / "015-conversion" / "runs.py"))
+    own["keep"].__globals__["HERE"] = tmp_path
+    run = tmp_path / "out" / "raw-abrupt-seed0"
+    run.mkdir(parents=True)
+    conversion = {"from": "/home/me/017/books", "settings": {"model": "/home/me/017/books", "to": "geonorm"}}
+    (run / "summary.json").write_text(json.dumps({"status": "finished", "val_loss": 3.5, "conversion": conversion}))
+    own["keep"](tmp_path / "out")
+    (row,) = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
+    assert row["conversion"] == {"from": "books", "settings": {"model": "books", "to": "geonorm"}}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", ["plain-mhc-", "zero-nag-", "modern-geonorm-", "neox-geonorm"])
 def test_a_run_of_016_trains_at_tiny_size(cell: str, tmp_path: Path) -> None:

@@ -100,6 +100,11 @@ def keep(out: Path) -> None:
     for name, row in read_finished(out).items():
         metrics = {each["step"]: each for each in read_lines(out / name / "metrics.jsonl")}
         course = [[s, r.get("val_loss_part", r["val_loss"])] for s, r in metrics.items() if "val_loss" in r]
+        if "conversion" in row:  # sources by their names in 017, wherever they lay
+            found = row["conversion"]
+            found["from"], found["settings"]["model"] = (
+                Path(path).name for path in (found["from"], found["settings"]["model"])
+            )
         known[name] = {"run": name, **row, "course": course}
     text = "".join(json.dumps(known[name]) + "\n" for name in sorted(known))
     (HERE / "results.jsonl").write_text(text, encoding="utf-8")

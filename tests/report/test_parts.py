@@ -267,3 +267,11 @@ def test_words_for_p_holm_moderation_and_fits() -> None:
     assert fitted_minimum(alone | {"fit": fit}) == "3.1000 ± 0.0040 at 0.0061" and fitted_minimum(alone) == "–"
     outside = fit | {"loss": None, "problem": "the minimum lies above the highest, 0.012"}
     assert fitted_minimum(alone | {"fit": outside}) == "the minimum lies above the highest, 0.012"
+
+
+def test_an_outline_alone_is_not_in_the_legend() -> None:
+    """The ring around a sphere is no series."""
+    chart = Chart("A sphere", Axis(0, 1), Axis(0, 1), looks(["ring", "pre"]))
+    chart.outline("ring", [(0.0, 0.0), (1.0, 1.0)], "ring")
+    chart.mark("pre", 0.5, 0.5, "pre")
+    assert chart.shown == ["pre"]

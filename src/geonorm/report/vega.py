@@ -180,8 +180,8 @@ class Chart:
 
     @property
     def shown(self) -> list[str]:
-        """The series that have data."""
-        drawn = {row["s"] for rows in self.rows.values() for row in rows}
+        """The series that have data, of which an outline alone is none."""
+        drawn = {row["s"] for kind, rows in self.rows.items() if kind != "outline" for row in rows}
         return [series for series in self.looks if series in drawn]
 
     def spec(self, legend: bool = True) -> Spec:
