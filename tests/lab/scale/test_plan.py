@@ -89,6 +89,7 @@ PEAKS: list[Any] = [
     {"objective": "denoise", "preset": "nano-t5", "runtime": Runtime(recompute=True)},
     {"objective": "denoise", "scheme": "pre", "batch_size": 16, "runtime": Runtime(accumulate=2)},
     {"objective": "denoise", "scheme": "deepnorm", "runtime": Runtime(dtype="bf16")},
+    {"objective": "denoise", "scheme": "pre", "batch_size": 64, "model": Model(layers=1, encoder_layers=1, hidden=16)},
     *(pytest.param({"scheme": PARTS.get(scheme, scheme)}, marks=pytest.mark.slow) for scheme in names()),
 ]
 

@@ -60,12 +60,12 @@ class Piece:
         again = self.saved - self.stream + self.backward
         return replace(self, saved=self.stream, backward=again) if self.block else self
 
-    def at(self, batch: int, double: Piece) -> Piece:
-        """The same for any batch, when this is for one sequence and `double` for two: bytes are linear in the batch."""
+    def at(self, batch: int, size: int, double: Piece) -> Piece:
+        """The same for any batch on the line through this, for `size` sequences, and `double`, for twice as many."""
 
         def line(name: str) -> int:
             one, two = getattr(self, name), getattr(double, name)
-            return int(one + (batch - 1) * (two - one))
+            return int(one + (batch - size) * (two - one) / size)
 
         stream, saved, forward, backward, begun = map(line, ("stream", "saved", "forward", "backward", "begun"))
         return replace(self, stream=stream, saved=saved, forward=forward, backward=backward, begun=begun)

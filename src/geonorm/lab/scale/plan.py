@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +34,8 @@ from .footprint import Conditions, Model, Piece, footprint
 from .world import World
 
 FP32, BF16 = 4, 2
+MANY = 64
+"""Sequences of a pass in which logits and activations outweigh what does not grow with them."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +161,9 @@ class Memory:
             (lambda: torch.autocast("cpu", torch.bfloat16)) if half else nullcontext,
             self.adding,
         )
-        # bytes are linear in the number of sequences, so that two sizes give all
-        self.one, self.two = (footprint(model, batch, conditions) for batch in (1, 2))
+        # bytes at any moment are linear in the number of sequences, the most of a pass is a maximum of such lines: that
+        # of few sequences, where gradients of weights are most, and that of many
+        self.lines = {size: [footprint(model, n * size, conditions) for n in (1, 2)] for size in (1, MANY)}
         count = model.parameter_count()
         orthogonal = [w.numel() for role, w, _, _ in model.weights() if ROLES[role].hidden]
         momenta = 2 * count - (sum(orthogonal) if config.optim.name == "muon" else 0)
@@ -168,7 +171,13 @@ class Memory:
         self.optimizer = FP32 * momenta // where.shard
 
     def pieces(self, batch: int, recompute: bool | None = None) -> list[Piece]:
-        found = [one.at(batch, two) for one, two in zip(self.one, self.two, strict=True)]
+        few, many = (
+            [one.at(batch, size, two) for one, two in zip(*both, strict=True)] for size, both in self.lines.items()
+        )
+        found = [
+            replace(a, forward=max(a.forward, b.forward), backward=max(a.backward, b.backward))
+            for a, b in zip(few, many, strict=True)
+        ]
         if recompute is None:
             recompute = self.runtime.recompute
         return [piece.with_recomputation() for piece in found] if recompute else found
