@@ -30,8 +30,8 @@ class ProbeConfig(Settings):
     """Most tokens to read."""
     context: Annotated[int, Range(2)] = 512
     """Tokens of a window; less where the model has less."""
-    batch: Count = 8
-    """Windows of a forward pass."""
+    batch: Count | None = None
+    """Windows of a forward pass, or images; not given, 8 windows, or images that are 4096 tokens together."""
     gradients: bool = False
     """Also the gradient norm of every site's weights, of one batch."""
     ablate_blocks: bool = False

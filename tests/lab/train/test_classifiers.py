@@ -14,7 +14,11 @@ from PIL import Image
 from geonorm.cli.main import main
 from geonorm.lab.data.images import open_images
 from geonorm.lab.data.pixels import normalise
+from geonorm.lab.open import OpenedImages
 from geonorm.lab.runs.run import read_rows
+from geonorm.lab.studies import probe as probing
+from geonorm.lab.studies.probe import images_of, open_probed
+from geonorm.probes.config import ProbeConfig
 
 transformers = pytest.importorskip("transformers")
 
@@ -116,6 +120,18 @@ def test_probes_of_a_run_its_export_and_a_vit(
     assert [model["tokens"] for model in models] == [150] * 3
     assert models[1]["loss"] == pytest.approx(models[0]["loss"], rel=1e-4) and models[2]["loss"] > 0
     assert all(row["grad_norm"] > 0 for row in rows[vit.name])
+
+
+def test_a_pass_over_images_is_filled(run: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_probed(str(run), ProbeConfig([str(run)], device="cpu"))
+    assert isinstance(opened, OpenedImages)
+
+    def sizes(batch: int | None) -> list[int]:
+        return [len(asked["labels"]) for asked in images_of(opened, str(images), 150, batch)[1]]
+
+    assert sizes(None) == [15] and sizes(4) == [4, 4, 4, 3]
+    monkeypatch.setattr(probing, "IMAGE_TOKENS", 59)  # ten tokens an image
+    assert sizes(None) == [5, 5, 5]
 
 
 def test_what_is_refused_is_one_line(call: Any, export: Path, vit: Path, images: Path, tmp_path: Path) -> None:

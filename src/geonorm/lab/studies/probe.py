@@ -43,6 +43,8 @@ from .simulate import check_writable, save
 Told = Callable[[str, float], None]
 ABLATION_TOKENS = 4096
 """The depth use and the logit lens are measured on the first batches that have as many."""
+WINDOWS, IMAGE_TOKENS = 8, 4096
+"""Of a forward pass, where nobody says. An image has few tokens: eight of them cost much the same as hundreds."""
 OPTIONAL = {"ablation.jsonl": "ablation", "layers.jsonl": "layers", "lens.jsonl": "lens"}
 """Files that are there only where something was measured for them, and what they hold of a Probe."""
 
@@ -109,7 +111,7 @@ def probe(
     tokenizer: Any = None,
     tokens: int = 32768,
     context: int = 512,
-    batch: int = 8,
+    batch: int | None = None,
     gradients: bool = False,
     ablate_blocks: bool = False,
     logit_lens: bool = False,
@@ -155,7 +157,7 @@ def probe(
         if encode is None:
             raise ConfigError("a model in memory needs its tokenizer to read text: tokenizer=..., or give ids")
         begin = beginning(tokenizer, name) if bos else None
-        windows = list(text(data, encode, tokens, context, vocabulary(subject), begin).split(batch))
+        windows = list(text(data, encode, tokens, context, vocabulary(subject), begin).split(batch or WINDOWS))
         asked = ask_masked(opened, windows) if opened is not None and losses else None
         batches = windows if opened is None else given_to(opened, windows)
     else:
@@ -186,7 +188,7 @@ def given_to(opened: Opened, batches: Sequence[Tensor]) -> Sequence[Tensor | Inp
 
 
 def images_of(
-    opened: OpenedImages | OpenedClassifier, data: str, tokens: int, batch: int, bos: bool = False
+    opened: OpenedImages | OpenedClassifier, data: str, tokens: int, batch: int | None, bos: bool = False
 ) -> tuple[list[Tensor | Inputs], list[Inputs]]:
     """Held-out images in batches, spread over all of them, as many as make so many tokens; and the same with labels.
     DataError where their classes are not the model's."""
@@ -194,6 +196,7 @@ def images_of(
         raise ConfigError("--bos is of text: an image has no token that begins it")
     images = open_images(data)
     asked = ask(opened, images)
+    batch = batch or max(1, IMAGE_TOKENS // asked.tokens)
     found = list(asked.batches(images.validation, batch, max(1, tokens // asked.tokens)))
     if isinstance(opened, OpenedImages):
         return [given for given, _ in found], [{"": given, "labels": labels} for given, labels in found]
@@ -334,7 +337,7 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
             context = min(config.context, opened.context or config.context)
             begin = beginning(opened.tokenizer, name) if config.bos else None
             ids = text(config.data, opened.encode, config.tokens, context, vocabulary(subject), begin)
-            windows = list(ids.split(config.batch))
+            windows = list(ids.split(config.batch or WINDOWS))
             asked = ask_masked(opened, windows) if losses else None
             batches = given_to(opened, windows)
         measured = measure_model(
