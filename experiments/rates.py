@@ -12,6 +12,8 @@ from programme import settings
 Losses = Mapping[float, float]
 STABLE = 1.1
 """A rate is stable where a run ends within this many times the loss at its scheme's best rate."""
+LEARNED = 0.95
+"""A scheme that ends above this share of the loss of guessing at every rate has none that is stable."""
 
 
 def tidy(rate: float) -> float:
@@ -49,12 +51,12 @@ def refine(losses: Losses, octaves: Sequence[float]) -> list[float]:
     return [tidy(best / sqrt(2)), tidy(best * sqrt(2))]
 
 
-def largest_stable(losses: Losses) -> tuple[float | None, bool]:
+def largest_stable(losses: Losses, guessing: float = inf) -> tuple[float | None, bool]:
     """The highest rate up to which, from the best on, all are stable, and whether the next one is known not to be; None
-    where all runs diverged."""
+    where all runs diverged or learned nothing. guessing: the loss of a model that knows nothing."""
     rates = sorted(losses)
     best = min(rates, key=losses.__getitem__)
-    if losses[best] == inf:
+    if losses[best] == inf or losses[best] > LEARNED * guessing:
         return None, True
     found = best
     for rate in rates[rates.index(best) :]:
@@ -70,6 +72,7 @@ def plan_rows(
     start: Sequence[float],
     seeds: int,
     climb: int = 0,
+    guessing: float = inf,
 ) -> dict[str, list[str]]:
     """A plan of rows, by name the arguments of `geonorm train` but for rate and seed: every row at the rates of
     `start`, then octaves until its best is interior, then seeds at that, then octaves beyond all until one is not
@@ -96,7 +99,7 @@ def plan_rows(
     for row, (highest, losses) in found.items():
         for octave in range(1, climb + 1):
             rate = tidy(highest * 2**octave)
-            if largest_stable({lower: loss for lower, loss in losses.items() if lower < rate})[1]:
+            if largest_stable({lower: loss for lower, loss in losses.items() if lower < rate}, guessing)[1]:
                 break
             add(row, rate)
             if rate not in losses:

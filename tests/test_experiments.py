@@ -103,6 +103,8 @@ def test_rates_of_a_scheme_that_never_trained_are_not_climbed() -> None:
     assert stable({1e-3: 9.0, 2e-3: 2.0, 4e-3: 2.21, 8e-3: 2.1}) == (2e-3, True)
     assert stable({2e-3: 2.0, 4e-3: inf}) == (2e-3, True)
     assert stable({2e-3: inf, 4e-3: inf}) == (None, True)
+    assert stable({1e-3: 2.2, 2e-3: 2.3}, 2.3) == (None, True)  # what knows nothing is not stable
+    assert stable({1e-3: 2.1, 2e-3: 2.3}, 2.3) == (2e-3, False)
 
 
 def test_tables_and_figures_of_014(tmp_path: Path) -> None:
@@ -198,6 +200,7 @@ WRONG = {
     "no results": ("curves.py", ["016-streams", "pre", "geonorm"], "016-streams has no results.jsonl"),
     "no such scheme": ("curves.py", ["017-paper-recipe", "pre", "nobody"], "has no runs of nobody on books"),
     "no traces": ("clamp.py", ["003-zoo"], "003-zoo has no traces.csv"),
+    "none of the runs": ("014-beyond-decoders/geometry.py", ["nowhere"], "nowhere holds none of the runs"),
     "no sources": ("015-conversion/runs.py", ["run", "nowhere", "out"], "nowhere lacks books-pre"),
 }
 

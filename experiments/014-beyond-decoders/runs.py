@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import inf, log
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -26,12 +27,12 @@ END = {"evaluation__whole": "false", "evaluation__tokens": 262144}
 MLM = settings(objective="mlm", steps=1500, evaluation__every=1500, **END)
 DENOISE = settings(objective="denoise", steps=1000, evaluation__every=1000, **END)
 FAMILIES = {
-    "vision": ([*VISION, *COMMON], (2e-3, 1e-3, 4e-3), 3),
-    "mlm": ([*TEXT, *MLM, *COMMON], (4e-3, 2e-3, 8e-3), 0),
-    "denoise": ([*TEXT, *DENOISE, *COMMON], (4e-3, 2e-3, 8e-3), 0),
+    "vision": ([*VISION, *COMMON], (2e-3, 1e-3, 4e-3), 3, log(10)),
+    "mlm": ([*TEXT, *MLM, *COMMON], (4e-3, 2e-3, 8e-3), 0, inf),
+    "denoise": ([*TEXT, *DENOISE, *COMMON], (4e-3, 2e-3, 8e-3), 0, inf),
 }
-"""Settings of a family, the rates that it begins with, and the octaves beyond them that are tried at most for its
-largest stable rate."""
+"""Settings of a family, the rates that it begins with, the octaves beyond them that are tried at most for its
+largest stable rate, and the loss of guessing, where a scheme may come no further."""
 SMOOTH = "geonorm(retraction=0.5, max_angle=pi)"
 SCHEMES = ("pre", "geonorm", "post", "peri", "deepnorm", SMOOTH)
 """The paper's rule and the smooth ceiling, beside those that they are compared with."""
@@ -41,7 +42,7 @@ SEEDS = 3
 def plan(known: Summaries) -> Grid:
     """One family after the other."""
     grid: dict[str, list[str]] = {}
-    for family, (words, rates, climb) in FAMILIES.items():
+    for family, (words, rates, climb, guessing) in FAMILIES.items():
         rows = {f"{family}-{slug(scheme)}": [*words, *settings(scheme=scheme)] for scheme in SCHEMES}
-        grid |= plan_rows(known, rows, rates, SEEDS, climb)
+        grid |= plan_rows(known, rows, rates, SEEDS, climb, guessing)
     return grid

@@ -13,6 +13,7 @@ import csv
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from math import inf, log
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,11 @@ from geonorm.report.vega import Axis, Chart, Figure, figure
 Runs = Sequence[Mapping[str, Any]]
 BASELINE = "pre"
 FAMILIES = {
-    "vision": ("images", "nats per image"),
-    "mlm": ("masked tokens", "nats per masked token"),
-    "denoise": ("missing spans", "nats per target"),
+    "vision": ("images", "nats per image", log(10)),
+    "mlm": ("masked tokens", "nats per masked token", inf),
+    "denoise": ("missing spans", "nats per target", inf),
 }
-"""By the beginning of a run's name: what is to be told, and the unit of its loss."""
+"""By the beginning of a run's name: what is to be told, the unit of its loss, and that of guessing, as in runs.py."""
 DEPTH = {
     "grad_norm": ("Gradient over depth", "length of the gradient of a block's weights", True),
     "angle": ("Step over depth", "angle (radians)", False),
@@ -65,13 +66,13 @@ def percent(found: Interval) -> str:
     return signed(100 * found.mean, 1) + ends
 
 
-def describe_stable(runs: Runs) -> str:
-    found, bounded = largest_stable(read_losses(runs))
+def describe_stable(runs: Runs, guessing: float) -> str:
+    found, bounded = largest_stable(read_losses(runs), guessing)
     return "none" if found is None else rate(found) if bounded else f"{rate(found)} or more"
 
 
-def tabulate(runs: Runs) -> list[str]:
-    """A family's table in lines of Markdown."""
+def tabulate(runs: Runs, guessing: float = inf) -> list[str]:
+    """A family's table in lines of Markdown. guessing: the loss of a model that knows nothing."""
     rows = aggregate(runs, BASELINE if any(run["scheme"] == BASELINE for run in runs) else None)
     base = accuracies(runs, rows[0])
     cells = []
@@ -84,7 +85,7 @@ def tabulate(runs: Runs) -> list[str]:
             [
                 row["scheme"], str(row["n"]), spread(row), paired_difference(row), chances(row),
                 moderated_difference(row), told, percent(paired_interval(apart)) if apart and row != rows[0] else "–",
-                learning_rate(row), describe_stable([run for run in runs if run["scheme"] == row["scheme"]]),
+                learning_rate(row), describe_stable([run for run in runs if run["scheme"] == row["scheme"]], guessing),
                 endings(row) or "0",
             ]
         )  # fmt: skip
@@ -99,7 +100,7 @@ def draw_depth(runs: Runs, rows: Sequence[Mapping[str, str]]) -> list[Chart]:
         if run["lr"] == best[run["scheme"]]:
             chosen.setdefault(run["scheme"], run["run"])
     charts = []
-    for key, (title, unit, log) in DEPTH.items():
+    for key, (title, unit, logarithmic) in DEPTH.items():
         lines = {}
         for scheme, name in chosen.items():
             own = [row for row in rows if (row["run"], row["kind"]) == (name, "mlp") and row[key]]
@@ -108,7 +109,7 @@ def draw_depth(runs: Runs, rows: Sequence[Mapping[str, str]]) -> list[Chart]:
         points = [point for line in lines.values() for point in line]
         if not points:
             continue
-        y = Axis.around([value for _, value in points], log=log, title=unit)
+        y = Axis.around([value for _, value in points], log=logarithmic, title=unit)
         x = Axis.around([block for block, _ in points], title="block")
         chart = Chart(title, x, y, looks(list(chosen)), "MLP of each block, after the last step.", own_legend=True)
         for scheme, line in lines.items():
@@ -124,7 +125,7 @@ def read_traces(experiment: Path) -> list[dict[str, str]]:
 
 def main(experiment: Path) -> None:
     families = read_families(experiment)
-    parts = [f"## {name}\n\n" + "\n".join(tabulate(runs)) + "\n" for name, runs in families.items()]
+    parts = [f"## {name}\n\n" + "\n".join(tabulate(runs, FAMILIES[name][2])) + "\n" for name, runs in families.items()]
     (experiment / "table.md").write_text("\n".join(parts), encoding="utf-8")
     print(experiment / "table.md")
     (experiment / "figures").mkdir(exist_ok=True)
