@@ -82,8 +82,8 @@ def weights(scores: Tensor) -> Tensor:
     return scores.softmax(-1)
 
 
-def watched(run: Callable[[], Any], mask: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
-    found: list[tuple[Tensor, Tensor]] = []
+def watched(run: Callable[[], Any], mask: Tensor | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
     with WatchAttention(lambda *one: found.append(one), lambda batch, keys: first_places(mask, batch, keys)):
         run()
     return found
@@ -109,11 +109,13 @@ def test_attention_to_the_first_token_is_that_of_the_weights(
     scores = q @ k.repeat_interleave(2, 1).mT * 0.5 + added * (mask != "none")
     eager = watched(lambda: F.softmax(scores, dim=-1))
     wanted = weights(scores)[..., 0]
-    ((total, seen),) = found
+    ((total, seen, peak),) = found
     torch.testing.assert_close(total, wanted.float(), rtol=1e-5, atol=1e-6, check_dtype=False)
     assert torch.equal(seen, (allowed.sum(-1) * allowed[:, 0]).expand(2, 9))
     torch.testing.assert_close(eager[0][0], wanted.float(), check_dtype=False)
     assert torch.equal(eager[0][1], seen)
+    for each in (peak, eager[0][2]):
+        torch.testing.assert_close(each, scores.amax(-1).float(), check_dtype=False)
 
 
 @pytest.mark.parametrize(("preference", "window"), [(0.0, None), (60.0, None), (0.0, 4)])
@@ -140,7 +142,8 @@ def test_a_planted_attention_sink_in_a_decoder(preference: float, window: int | 
     assert row["attn_first_null"] == pytest.approx(null)
     assert row["attn_first"] == pytest.approx(1.0 if preference else null, rel=1e-5)
     assert row["attn_first_head"] == pytest.approx(row["attn_first"], rel=1e-5)
-    assert mlp["attn_first"] is None and mlp["attn_first_null"] is None
+    assert row["attn_logit"] == pytest.approx(preference * (32 * 8) ** 0.5, rel=1e-4)  # one-hot of length sqrt(32)
+    assert mlp["attn_first"] is None and mlp["attn_first_null"] is None and mlp["attn_logit"] is None
 
 
 def test_every_family_has_its_attention_seen(family: str, tiny_model: Tiny) -> None:
@@ -167,7 +170,7 @@ def test_padding_takes_no_part_in_the_attention_to_the_first_token(side: str, ti
     places = (mask[None].long().cumsum(1) - 1).clamp(min=0)
     padded.measure([{"input_ids": ids, "attention_mask": mask[None].long(), "position_ids": places}])
     for one, other in zip(alone.capture.rows(), padded.capture.rows(), strict=True):
-        for key in ("attn_first", "attn_first_null", "radius_first", "radius_rest", "kurtosis"):
+        for key in ("attn_first", "attn_first_null", "attn_logit", "radius_first", "radius_rest", "kurtosis"):
             assert one[key] == (None if other[key] is None else pytest.approx(other[key], rel=1e-4)), key
         assert (one["attn_first"] is None) == (one["kind"] == "mlp")
 

@@ -1,4 +1,5 @@
-"""How much of its attention each site gives to the first token of a sequence: the attention sink (arXiv:2309.17453).
+"""How much of its attention each site gives to the first token of a sequence, the attention sink (arXiv:2309.17453),
+and its largest score, which grows where training becomes unstable (arXiv:2302.05442).
 
 Seen where attention is computed, whatever the model: in torch's scaled_dot_product_attention, whose weights are found
 again a few queries at a time, and in a softmax over scores (batch, heads, queries, keys). Other kernels are not seen.
@@ -6,6 +7,7 @@ again a few queries at a time, and in a softmax over scores (batch, heads, queri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,41 +20,47 @@ SCORES = 1 << 24
 """Scores that are held at a time."""
 
 
-class FirstTokenMass:
-    """Sums over queries but those at the first token itself, those that do not see it, and those of padding: of each
-    head the attention to the first token, and what it would be if a query attended to all keys that it sees alike."""
+class AttentionMeasure:
+    """Over queries but those at the first token itself, those that do not see it, and those of padding: of each head
+    the attention to the first token, what it would be if a query attended to all keys that it sees alike, and the
+    largest score."""
 
     def __init__(self) -> None:
         self.heads: Tensor | float = 0.0
         self.null, self.count = 0.0, 0
+        self.logit = -math.inf
 
-    def add(self, mass: Tensor, seen: Tensor, counted: Tensor) -> None:
+    def add(self, mass: Tensor, seen: Tensor, peak: Tensor, counted: Tensor) -> None:
         """mass (batch, heads, queries) on the first key; seen (batch, queries) keys, 0 where the first is none of them;
-        counted (batch, queries)."""
+        peak (batch, heads, queries), the largest score of each; counted (batch, queries)."""
+        if counted.any():
+            self.logit = max(self.logit, peak.amax(1)[counted].max().item())
         weight = counted.to(mass.dtype)
         self.heads = self.heads + torch.einsum("bhq,bq->h", mass, weight).double()
         self.null += (weight / seen.clamp(min=1)).sum().item()
         self.count += int(counted.sum())
 
     def row(self) -> dict[str, float | None]:
-        """attn_first: mean over heads; attn_first_head: the largest of a head; attn_first_null: without preference."""
+        """attn_first: mean over heads; attn_first_head: the largest of a head; attn_first_null: without preference;
+        attn_logit: the largest scaled product of a query and a key that it sees."""
         if not isinstance(self.heads, Tensor) or not self.count:
-            return {"attn_first": None, "attn_first_head": None, "attn_first_null": None}
+            return dict.fromkeys(("attn_first", "attn_first_head", "attn_first_null", "attn_logit"))
         each = self.heads / self.count
         return {
             "attn_first": each.mean().item(),
             "attn_first_head": each.max().item(),
             "attn_first_null": self.null / self.count,
+            "attn_logit": self.logit,
         }
 
 
 class WatchAttention(TorchFunctionMode):
-    """Calls found(mass, seen), as FirstTokenMass.add has them, for every attention of tokens to themselves inside.
+    """Calls found(mass, seen, peak), as AttentionMeasure.add has them, for attention of tokens to themselves inside.
 
     first(batch, keys): index of the first token of each sequence, (batch,).
     """
 
-    def __init__(self, found: Callable[[Tensor, Tensor], None], first: Callable[[int, int], Tensor]) -> None:
+    def __init__(self, found: Callable[[Tensor, Tensor, Tensor], None], first: Callable[[int, int], Tensor]) -> None:
         super().__init__()
         self.found, self.first = found, first
 
@@ -65,7 +73,8 @@ class WatchAttention(TorchFunctionMode):
             scores = args[0] if args else kwargs["input"]
             if out.shape[-1] == out.shape[-2] > 1:
                 first = self.first(out.shape[0], out.shape[-1]).to(out.device)
-                self.found(column(out, first).float(), keys_seen(scores > torch.finfo(scores.dtype).min / 2, first))
+                seen = keys_seen(scores > torch.finfo(scores.dtype).min / 2, first)
+                self.found(column(out, first).float(), seen, scores.amax(-1).float())
         return out
 
     def see_product(
@@ -87,7 +96,7 @@ class WatchAttention(TorchFunctionMode):
         at = torch.arange(queries, device=query.device)
         key = key.float().repeat_interleave(heads // key.shape[1], dim=1) if key.shape[1] != heads else key.float()
         size = max(1, SCORES // (batch * heads * queries))
-        mass = torch.empty(batch, heads, queries, device=query.device)
+        mass, peak = (torch.empty(batch, heads, queries, device=query.device) for _ in range(2))
         seen = torch.empty(batch, queries, dtype=torch.int64, device=query.device)
         for start in range(0, queries, size):
             rows = slice(start, start + size)
@@ -102,8 +111,9 @@ class WatchAttention(TorchFunctionMode):
                     allowed = allowed & (mask > torch.finfo(mask.dtype).min / 2)
             scores = scores.masked_fill(~allowed, -torch.inf)
             mass[:, :, rows] = (column(scores, first) - scores.logsumexp(-1)).exp().nan_to_num(0.0).float()
+            peak[:, :, rows] = scores.amax(-1)
             seen[:, rows] = keys_seen(allowed.expand(scores.shape), first)
-        self.found(mass, seen)
+        self.found(mass, seen, peak)
 
 
 def keys_seen(allowed: Tensor, first: Tensor) -> Tensor:

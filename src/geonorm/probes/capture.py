@@ -13,7 +13,7 @@ from ..errors import ConfigError
 from ..sites.anatomy import BY_HAND, Stack, blocks_of, join_path
 from ..sites.watch import ModelSite, module_at, sites_of, stacks_of, watch, watch_calls
 from .accumulate import NormMeasure, SiteMeasure, flat
-from .attention import FirstTokenMass, WatchAttention, counted_queries, first_places
+from .attention import AttentionMeasure, WatchAttention, counted_queries, first_places
 from .detail import SiteDetail
 from .layers import likeness
 from .norms import NormFacts, channels_first, examine, norms_of
@@ -80,7 +80,7 @@ class SiteRecord:
     """All that is measured of one site beside its SiteMeasure."""
 
     def __init__(self) -> None:
-        self.detail, self.attention = SiteDetail(), FirstTokenMass()
+        self.detail, self.attention = SiteDetail(), AttentionMeasure()
         self.clamped, self.tokens = 0.0, 0
         self.end = Sample(SAMPLE)
         """Of the stream behind the site: the same tokens as the measure's sample in front of it."""
@@ -104,7 +104,7 @@ class Capture:
         self.sites = {place: SiteMeasure() for place in (sites_of(model, stacks) if sites else ())}
         self.records = {place: SiteRecord() for place in self.sites}
         self.last = {place.stack: place for place in self.sites}
-        self.attended: list[tuple[Tensor, Tensor]] = []
+        self.attended: list[tuple[Tensor, Tensor, Tensor]] = []
         """What `WatchAttention` has found since the last site."""
         self.norms: dict[str, WatchedNorm] = {}
         self.masks: Masks = {}
@@ -170,9 +170,9 @@ class Capture:
             record.clamped, record.tokens = record.clamped + chosen.sum().item(), record.tokens + chosen.numel()
         if tokens and self.last[place.stack] is place:
             record.end.update(flat(after, mask))
-        for mass, seen in self.attended if place.site.kind in ("attn", "parallel") else ():
+        for mass, seen, peak in self.attended if place.site.kind in ("attn", "parallel") else ():
             counted = counted_queries(given, first_places(given, *seen.shape), seen)
-            record.attention.add(mass, seen, counted)
+            record.attention.add(mass, seen, peak, counted)
         self.attended.clear()
 
     def see_norm(self, name: str, x: Tensor, y: Tensor) -> None:

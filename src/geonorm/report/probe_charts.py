@@ -77,15 +77,23 @@ def stream_length(found: Geometry) -> list[Chart]:
     return over_depth(found, "Length of the stream", "|x|", lines, lambda name: found.sites.get(name, []), note, True)
 
 
+def attending(found: Geometry, key: str) -> Callable[[str], list[Row]]:
+    """By model, the sites whose attention was seen."""
+    return lambda name: [row for row in found.sites.get(name, []) if row.get(key) is not None]
+
+
 def attention_sink(found: Geometry) -> list[Chart]:
     """Attention to the first token, with the head that gives most, and what even attention would give."""
-
-    def attending(name: str) -> list[Row]:
-        return [row for row in found.sites.get(name, []) if row.get("attn_first") is not None]
-
     lines = [Line("attn_first"), Line("attn_first_head", kind="thin"), Line("attn_first_null", kind="dotted")]
     note = "Mean over heads; thin: the head that gives most; dotted: even attention to all that is seen."
-    return over_depth(found, "Attention to the first token", "share of attention", lines, attending, note)
+    seen = attending(found, "attn_first")
+    return over_depth(found, "Attention to the first token", "share of attention", lines, seen, note)
+
+
+def attention_scores(found: Geometry) -> list[Chart]:
+    """The largest score of a query and a key: where it grows, attention becomes one-hot and training unstable."""
+    note, seen = "The largest of all heads and tokens read.", attending(found, "attn_logit")
+    return over_depth(found, "Largest attention score", "q·k / √d", [Line("attn_logit")], seen, note)
 
 
 def layer_likeness(found: Geometry) -> list[Chart]:
@@ -237,6 +245,7 @@ FIGURES: dict[str, tuple[str, tuple[Callable[[Geometry], list[Chart]], ...]]] = 
         ),
     ),
     "first_token": ("The first token", (attention_sink,)),
+    "attention": ("Attention scores", (attention_scores,)),
     "layers": ("Likeness of depths", (layer_likeness,)),
     "lens": ("Logit lens", (lens,)),
     "clamped": ("Tokens at the ceiling", (sites("Clamped tokens", "clamped", "share of tokens", False, ""),)),
