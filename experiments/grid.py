@@ -8,17 +8,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from programme import Grid
+
 from geonorm.cli.main import main
-
-Grid = Mapping[str, Sequence[str]]
-
-
-def settings(**values: object) -> list[str]:
-    """--model.norm layer of model__norm="layer"."""
-    return [word for key, value in values.items() for word in (f"--{key.replace('__', '.')}", str(value))]
 
 
 def train(grid: Grid, out: str, *words: str) -> int:

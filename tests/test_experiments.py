@@ -58,6 +58,22 @@ def test_016_extends_rates_and_then_asks_for_seeds() -> None:
     assert all(words[words.index("--seed") + 1] == name.rpartition("seed")[2] for name, words in seeded.items())
 
 
+def test_every_run_of_011_is_a_command() -> None:
+    """Two decades with and without warm-up, three widths at multiples of the best rate, then a second seed."""
+    plan = plan_of("011-rate")
+    first = plan({})
+    assert len(first) == 2 * 2 * 8 * 6
+    lrs = {name: float(name.rpartition("-lr")[2].partition("-seed")[0]) for name in first}
+    again = plan({n: {"lr": lr, "status": "finished", "val_loss": 3 + abs(lr - 4e-3)} for n, lr in lrs.items()})
+    assert len(again) == len(first) + 2 * 4 * 3 + 4 * 2  # at width 64 the best rate itself is there
+    wide = {name: list(words) for name, words in again.items() if not name.startswith("64")}
+    assert {name.split("-lr")[1] for name in wide} == {f"{rate}-seed0" for rate in ("0.004", "0.04", "0.12")}
+    some = [*list(first.items())[:: len(first) // 6], *list(wide.items())[:2]]
+    configs = [read(TrainCommand, "geonorm train", list(words)).run() for _, words in some]
+    assert {c.optim.warmup for c in configs} == {0.1, 0.0} and {c.steps * c.batch_size for c in configs} == {8000}
+    assert {c.decoder(c.scheme).head_dim for c in configs} == {16}
+
+
 def test_every_run_of_014_is_a_command() -> None:
     grid = plan_of("014-beyond-decoders")({})
     assert len(grid) == 3 * 6 * 3

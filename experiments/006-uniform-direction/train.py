@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from grid import Grid, settings, train
+from grid import train
+from programme import Grid, settings
 
 COMMON: dict[str, object] = {
     "preset": "nano",
