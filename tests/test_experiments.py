@@ -17,6 +17,7 @@ from geonorm.cli.arguments import read
 from geonorm.cli.main import main
 from geonorm.lab.config import TrainCommand
 from geonorm.lab.convert.config import ConvertConfig
+from geonorm.lab.data import open_source
 from geonorm.schemes import parse
 
 ROOT = Path(__file__).parents[1] / "experiments"
@@ -208,6 +209,26 @@ def test_every_run_of_015_is_a_command(tmp_path: Path) -> None:
     assert {name: c.to for name, c in seen.items() if "baseline" in name} == {
         "raw-baseline-seed0": "pre(entry=embedding)", "sphere-baseline-seed0": "pre",
     }  # fmt: skip
+
+
+def test_every_run_of_018_is_a_command_on_text_that_can_be_predicted_in_part(tmp_path: Path) -> None:
+    grid = plan_of("018-norms")({})
+    assert len(grid) == 3 * 3 * 4 * 2 * 3
+    configs = [read(TrainCommand, "geonorm train", list(words)).run() for words in list(grid.values())[:72:5]]
+    assert {c.data.rpartition("/")[2] for c in configs} == {"books", "copy", "addition"}
+    assert {(s.width, s.heads) for s in (c.decoder(c.scheme) for c in configs)} == {(4, 1), (16, 2), (64, 4)}
+    made = runpy.run_path(str(ROOT / "018-norms" / "tasks.py"))
+    made["LINES"].update(train=(2, 50), validation=(1, 20))
+    made["main"](tmp_path)
+    for task in made["TASKS"]:
+        parts = [open_source(str(tmp_path / task)).documents(part) for part in ("train", "validation")]
+        (first, second), (held,) = map(list, parts)
+        lines = (first + second + held).splitlines()
+        assert len(lines) == 120 and first != second
+        if task == "copy":
+            assert all(word == again and len(word) == 15 for word, again in (line.split(">") for line in lines))
+        else:
+            assert all((int(line[:2]) + int(line[3:5]) - int(line[6:])) % 97 == 0 for line in lines)
 
 
 WRONG = {
