@@ -24,7 +24,7 @@ TEXT = settings(preset="nano", data="books", model__width=64, model__hidden=172,
 """The decoder of the other experiments, seeing both sides, or two stacks of it: 8 windows of 128 tokens a step."""
 END = {"evaluation__whole": "false", "evaluation__tokens": 262144}
 """A quarter of the held-out text, spread over all of it, once: the whole would take a fifth of a run."""
-MLM = settings(objective="mlm", steps=1500, evaluation__every=1500, **END)
+MLM = settings(objective="mlm", steps=1000, evaluation__every=1000, **END)
 DENOISE = settings(objective="denoise", steps=1000, evaluation__every=1000, **END)
 FAMILIES = {
     "vision": ([*VISION, *COMMON], (2e-3, 1e-3, 4e-3), 3, log(10)),
