@@ -77,7 +77,7 @@ def test_every_run_of_011_is_a_command() -> None:
 
 def test_every_run_of_014_is_a_command() -> None:
     grid = plan_of("014-beyond-decoders")({})
-    assert len(grid) == 3 * 6 * 3
+    assert len(grid) == (3 * 6 + 1) * 3
     first = {name.partition("-")[0]: list(words) for name, words in reversed(grid.items())}
     configs = {name: read(TrainCommand, "geonorm train", words).run() for name, words in first.items()}
     shapes = {name: config.shape(config.scheme) for name, config in configs.items()}
@@ -107,9 +107,10 @@ def test_014_asks_for_seeds_and_climbs_where_rates_stay_stable() -> None:
 
     first = plan({})
     again = plan(known(first, 1.0))
-    assert len(again) == len(first) + 18 * 2 + 6 and sum("lr0.008-" in name for name in again if name[0] == "v") == 6
-    assert [name.partition("-")[0] for name in again] == ["vision"] * 36 + ["mlm"] * 30 + ["denoise"] * 30
-    assert sum("lr0.016-" in name for name in plan(known(again, 1.0))) == 6
+    assert len(again) == len(first) + 19 * 2 + 7 and sum("lr0.008-" in name for name in again if name[0] == "v") == 7
+    families = ["vision"] * 36 + ["mlm"] * 30 + ["denoise"] * 30 + ["vision"] * 6
+    assert [name.partition("-")[0] for name in again] == families
+    assert sum("lr0.016-" in name for name in plan(known(again, 1.0))) == 7
     assert not any("lr0.016-" in name for name in plan(known(again, 8e-3)))
 
 
