@@ -133,7 +133,7 @@ def draw_use(rows: Sequence[Facts]) -> Chart:
 
 
 def best_runs(experiment: Path) -> list[tuple[str, str]]:
-    """Family and name of every finished run at the best rate of its scheme, by seed, text first: 36 layers take long."""
+    """Family and name of every finished run at the best rate of its scheme, by seed, text first."""
     found = []
     for family, runs in read_families(experiment).items():
         best = {row["scheme"]: row["lr"] for row in aggregate(runs) if row["n"]}
