@@ -2,9 +2,9 @@
 
     python experiments/014-beyond-decoders/geometry.py OUT
 
-Probes what results.jsonl has at the best rate of each scheme and OUT, the folder of the runs, holds, on held-out data.
-Writes geometry.jsonl (a line a stack of a run), geometry.md (means over seeds) and figures/use.* beside itself; what
-geometry.jsonl has already is not probed again.
+Probes on held-out data the runs of OUT, the folder of them, that results.jsonl has at the best rate of each scheme, and
+of encoder-decoders at every rate. Writes geometry.jsonl (a line a stack of a run), geometry.md (means over seeds) and
+figures/use.svg beside itself; what geometry.jsonl has already is not probed again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import geonorm
 from geonorm.lab.runs.run import RunFolder
 from geonorm.lab.runs.statistics import aggregate, usable
 from geonorm.report.columns import markdown_lines
-from geonorm.report.style import looks
-from geonorm.report.vega import Axis, Chart, figure, save_figures
+from geonorm.report.style import looks, rate
+from geonorm.report.vega import Axis, Chart, Figure, figure
 
 HERE = Path(__file__).parent
-TOKENS = 8192
+TOKENS, TINY = 8192, 1e-30
 Facts = dict[str, Any]
 Sites = Sequence[Mapping[str, Any]]
 COLUMNS: dict[str, Callable[[Facts], float | None]] = {
@@ -41,14 +41,16 @@ COLUMNS: dict[str, Callable[[Facts], float | None]] = {
     "cos of two tokens, first site": lambda row: row["pair"][0],
     "last ": lambda row: row["pair"][-1],
     "gradient, last third over first": lambda row: row["gradient"],
-    "depth use: second half": lambda row: row["late"],
+    "a block is worth, first half": lambda row: fmean(row["use"][: len(row["use"]) // 2]),
+    "second half": lambda row: fmean(row["use"][len(row["use"]) // 2 :]),
 }
-"""Of a stack, by heading."""
+"""Of a stack, by heading: angles in degrees, blocks in nats."""
 
 
 def facts(run: Path, family: str) -> list[Facts]:
     """A row for each stack of a run."""
-    found = geonorm.probe(str(run), RunFolder(run).config().data, tokens=TOKENS, gradients=True, ablate_blocks=True)
+    config = RunFolder(run).config()
+    found = geonorm.probe(str(run), config.data, tokens=TOKENS, gradients=True, ablate_blocks=True)
     rows = []
     for stack in dict.fromkeys(site["stack"] for site in found.sites):
         sites = [site for site in found.sites if site["stack"] == stack]
@@ -58,13 +60,14 @@ def facts(run: Path, family: str) -> list[Facts]:
         use = [row["increase"] for row in sorted(single, key=lambda row: int(row["first"]))]
         rows.append(
             {
-                "run": run.name, "family": family, "stack": stack, "scheme": sites[0]["scheme"], "loss": found.loss,
+                "run": run.name, "family": family, "stack": stack, "scheme": config.scheme, "lr": config.lr,
+                "loss": found.loss,
                 "angle": by_block(sites, "angle", fmean), "pair": [site["cos_pair"] for site in sites],
                 "ones": fmean(site["cos_ones"] for site in behind) / fmean(site["cos_null"] for site in behind),
                 "turned": average(norm["rotation"] for norm in norms),
                 "turned_plain": average(norm["rotation_plain"] for norm in norms),
                 "gradient": compare_thirds(by_block(sites, "grad_norm", geometric)),
-                "use": use, "late": sum(use[len(use) // 2 :]) / sum(use),
+                "use": use,
             }
         )  # fmt: skip
     return rows
@@ -78,7 +81,7 @@ def by_block(sites: Sites, key: str, mean: Callable[[list[float]], float]) -> li
 
 
 def geometric(values: Iterable[float]) -> float:
-    return exp(fmean(map(log, values)))
+    return exp(fmean(log(max(value, TINY)) for value in values))
 
 
 def compare_thirds(blocks: Sequence[float]) -> float:
@@ -93,19 +96,19 @@ def average(values: Iterable[float | None]) -> float | None:
 
 
 def tabulate(rows: Sequence[Facts]) -> str:
-    """Means over seeds, with their standard deviation; one table a family."""
+    """Means over seeds, with their standard deviation, by scheme and rate; one table a family."""
     parts = []
     for family in FAMILIES:
-        groups: dict[tuple[str, str], list[Facts]] = {}
+        groups: dict[tuple[str, float, str], list[Facts]] = {}
         for row in rows:
             if row["family"] == family:
-                groups.setdefault((row["scheme"], row["stack"]), []).append(row)
+                groups.setdefault((row["scheme"], row["lr"], row["stack"]), []).append(row)
         cells = [
-            [scheme, stack, str(len(own)), *(spread([read(row) for row in own]) for read in COLUMNS.values())]
-            for (scheme, stack), own in groups.items()
+            [scheme, rate(lr), stack, str(len(own)), *(spread([read(row) for row in own]) for read in COLUMNS.values())]
+            for (scheme, lr, stack), own in groups.items()
         ]
         if cells:
-            lines = markdown_lines(("scheme", "stack", "n", *(name.strip() for name in COLUMNS)), cells)
+            lines = markdown_lines(("scheme", "rate", "stack", "n", *(name.strip() for name in COLUMNS)), cells)
             parts.append(f"## {family}\n\n" + "\n".join(lines) + "\n")
     return "\n".join(parts)
 
@@ -132,20 +135,22 @@ def draw_use(rows: Sequence[Facts]) -> Chart:
     return chart
 
 
-def best_runs(experiment: Path) -> list[tuple[str, str]]:
-    """Family and name of every finished run at the best rate of its scheme, by seed, text first."""
+def wanted_runs(experiment: Path) -> list[tuple[str, str]]:
+    """Family and name of finished runs, text first: at the best rate of a scheme, and of two stacks the first seed at
+    any."""
     found = []
     for family, runs in read_families(experiment).items():
         best = {row["scheme"]: row["lr"] for row in aggregate(runs) if row["n"]}
-        own = [run for run in runs if usable(run) and run["lr"] == best[run["scheme"]]]
-        found += [(int(run["seed"]), family, str(run["run"])) for run in own]
-    return [(family, name) for _, family, name in sorted(found, key=lambda row: (row[0], row[1] == "vision"))]
+        for run in filter(usable, runs):
+            if run["lr"] == best[run["scheme"]] or (family == "denoise" and run["seed"] == 0):
+                found.append((family == "vision", int(run["seed"]), family, str(run["run"])))
+    return [(family, name) for *_, family, name in sorted(found, key=lambda row: row[:2])]
 
 
 def main(out: Path) -> None:
     known = HERE / "geometry.jsonl"
     rows = [json.loads(line) for line in known.read_text(encoding="utf-8").splitlines()] if known.exists() else []
-    wanted = best_runs(HERE)
+    wanted = wanted_runs(HERE)
     rows = [row for row in rows if (row["family"], row["run"]) in wanted]
     done = {row["run"] for row in rows}
     for family, name in wanted:
@@ -153,19 +158,18 @@ def main(out: Path) -> None:
             rows += facts(out / name, family)
             known.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
             print(name, flush=True)
-    order = [name for _, name in wanted]
-    rows.sort(key=lambda row: (list(FAMILIES).index(row["family"]), order.index(row["run"])))
+    schemes = list(dict.fromkeys(run["scheme"] for runs in read_families(HERE).values() for run in runs))
+    rows.sort(key=lambda row: (list(FAMILIES).index(row["family"]), schemes.index(row["scheme"]), row["lr"]))
     (HERE / "geometry.md").write_text(tabulate(rows), encoding="utf-8")
     seen = [row for row in rows if row["family"] == "vision"]
     if seen:
-        save_figures({"use": figure([draw_use(seen)], HERE.name)}, HERE / "figures")
-        (HERE / "figures/use.pdf").unlink(missing_ok=True)  # SVG and PNG are enough
+        Figure(figure([draw_use(seen)], HERE.name)).save(HERE / "figures" / "use.svg")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT", help="folder of the runs")
     out: Path = parser.parse_args().out
-    if not any((out / name / "summary.json").exists() for _, name in best_runs(HERE)):
+    if not any((out / name / "summary.json").exists() for _, name in wanted_runs(HERE)):
         parser.error(f"{out} holds none of the runs at the best rates: train them with experiments/programme.py")
     main(out)
