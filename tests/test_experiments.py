@@ -77,15 +77,15 @@ def test_every_run_of_011_is_a_command() -> None:
 
 def test_every_run_of_014_is_a_command() -> None:
     grid = plan_of("014-beyond-decoders")({})
-    assert len(grid) == (3 * 6 + 1) * 3
+    assert len(grid) == (4 * 6 + 1) * 3
     first = {name.partition("-")[0]: list(words) for name, words in reversed(grid.items())}
     configs = {name: read(TrainCommand, "geonorm train", words).run() for name, words in first.items()}
     shapes = {name: config.shape(config.scheme) for name, config in configs.items()}
     vision = shapes["vision"]
     assert (vision.layers, vision.width, vision.context, configs["vision"].data) == (36, 48, 17, "vision")
-    assert {shapes[name].width for name in ("mlm", "denoise")} == {64}
+    assert {shapes[name].width for name in ("mlm", "denoise", "long")} == {64}
     assert {name: config.objective for name, config in configs.items()} == {
-        "vision": "classify", "mlm": "mlm", "denoise": "denoise",
+        "vision": "classify", "mlm": "mlm", "denoise": "denoise", "long": "mlm",
     }  # fmt: skip
     for words in grid.values():
         parse(words[words.index("--scheme") + 1])
@@ -107,8 +107,8 @@ def test_014_asks_for_seeds_and_climbs_where_rates_stay_stable() -> None:
 
     first = plan({})
     again = plan(known(first, 1.0))
-    assert len(again) == len(first) + 19 * 2 + 7 and sum("lr0.008-" in name for name in again if name[0] == "v") == 7
-    families = ["vision"] * 36 + ["mlm"] * 30 + ["denoise"] * 30 + ["vision"] * 6
+    assert len(again) == len(first) + 25 * 2 + 7 and sum("lr0.008-" in name for name in again if name[0] == "v") == 7
+    families = ["vision"] * 36 + ["mlm"] * 30 + ["denoise"] * 30 + ["long"] * 30 + ["vision"] * 6
     assert [name.partition("-")[0] for name in again] == families
     assert sum("lr0.016-" in name for name in plan(known(again, 1.0))) == 7
     assert not any("lr0.016-" in name for name in plan(known(again, 8e-3)))

@@ -26,11 +26,14 @@ TEXT = settings(preset="nano", data="books", model__width=64, model__hidden=172,
 END = {"evaluation__whole": "false", "evaluation__tokens": 262144}
 """A quarter of the held-out text, spread over all of it, once: the whole would take a fifth of a run."""
 MLM = settings(objective="mlm", steps=1000, evaluation__every=1000, **END)
+LONG = settings(objective="mlm", steps=4000, evaluation__every=1000, **END)
+"""For of those of 1,000 steps most have only begun to read what stands beside a mask."""
 DENOISE = settings(objective="denoise", steps=1000, evaluation__every=1000, **END)
 FAMILIES = {
     "vision": ([*VISION, *COMMON], (2e-3, 1e-3, 4e-3), 3, log(10)),
     "mlm": ([*TEXT, *MLM, *COMMON], (4e-3, 2e-3, 8e-3), 0, inf),
     "denoise": ([*TEXT, *DENOISE, *COMMON], (4e-3, 2e-3, 8e-3), 0, inf),
+    "long": ([*TEXT, *LONG, *COMMON], (4e-3, 2e-3, 8e-3), 0, inf),
 }
 """Settings of a family, the rates that it begins with, the octaves beyond them that are tried at most for its
 largest stable rate, and the loss of guessing, where a scheme may come no further."""

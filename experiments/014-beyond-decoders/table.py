@@ -33,6 +33,7 @@ FAMILIES = {
     "vision": ("images", "nats per image", log(10)),
     "mlm": ("masked tokens", "nats per masked token", inf),
     "denoise": ("missing spans", "nats per target", inf),
+    "long": ("masked tokens, four times as long", "nats per masked token", inf),
 }
 """By the beginning of a run's name: what is to be told, the unit of its loss, and that of guessing, as in runs.py."""
 DEPTH = {
