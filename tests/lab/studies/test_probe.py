@@ -83,7 +83,7 @@ def test_a_directory_is_probed_and_the_page_made_again(
     assert summary["kind"] == "probe" and summary["models"][0]["tokens"] == 400
     assert set(summary["models"][0]["schedule"]["decoder"]) == {"attn", "mlp", "all"}
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert page.count('<svg class="chart"') == 22 and "<table>" in page
+    assert page.count('<svg class="chart"') == 23 and "<table>" in page
     assert cli.main(["report", str(out), "--out", str(tmp_path / "again.html")]) == 0
     assert (tmp_path / "again.html").read_text(encoding="utf-8") == page
 
