@@ -27,6 +27,12 @@ TIMES = {"seconds", "tokens_per_second", "wall_seconds", "peak_memory_bytes"}
 SAMPLED = ("null", "principal")
 """Of columns that are estimated from a sample of the tokens: other draws than then, and a converged direction."""
 
+UNDRIVEN = {"hyper": "blocks.0.attn.own.connection.mix"}
+"""Weights of a read whose gradient is 0 in theory: all streams are alike there, and a norm undoes the length of their
+sum. Adam makes steps of its rounding, so that they and the length before that norm are another machine's."""
+STEPS = 4 * 0.005
+"""The furthest that Adam goes in what is trained again."""
+
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -92,12 +98,16 @@ def test_a_run_goes_on_from_its_checkpoint(name: str, kept: Path, first_windows:
     assert main(["train", "--config", f"runs/{name}/config.yaml"]) == 0
     for file, old in files.items():
         for new, row in zip(rows(run / file), old, strict=True):
-            same = {key: value for key, value in row.items() if not any(word in key for word in SAMPLED)}
+            free = SAMPLED
+            if name in UNDRIVEN and file == "norms.jsonl" and (row["layer"], row["kind"]) == (0, "attn"):
+                free = (*SAMPLED, "norm_before")
+            same = {key: value for key, value in row.items() if not any(word in key for word in free)}
             assert_contains(new, same, f"{file}, step {row['step']}")
     after = load_file(last / "model.safetensors")
     assert after.keys() == before.keys()
     for key, weight in before.items():
-        torch.testing.assert_close(after[key].reshape(weight.shape), weight, rtol=1e-4, atol=1e-6, msg=key)
+        atol = STEPS if name in UNDRIVEN and key.startswith(UNDRIVEN[name]) else 1e-6
+        torch.testing.assert_close(after[key].reshape(weight.shape), weight, rtol=1e-4, atol=atol, msg=key)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
