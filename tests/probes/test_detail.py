@@ -14,7 +14,7 @@ from torch import Tensor
 
 from geonorm import Decoder, DecoderConfig
 from geonorm.probes.accumulate import SiteMeasure
-from geonorm.probes.attention import WatchAttention, first_places
+from geonorm.probes.attention import AttentionMeasure, WatchAttention, counted_queries, first_places
 from geonorm.probes.capture import Capture
 from geonorm.probes.detail import SiteDetail
 from geonorm.probes.layers import likeness
@@ -116,6 +116,15 @@ def test_attention_to_the_first_token_is_that_of_the_weights(
     assert torch.equal(eager[0][1], seen)
     for each in (peak, eager[0][2]):
         torch.testing.assert_close(each, scores.amax(-1).float(), check_dtype=False)
+
+
+def test_the_largest_score_is_of_every_token_that_is_none_of_padding() -> None:
+    """In a window the largest may be of a query that no longer sees the first token."""
+    measure = AttentionMeasure()
+    mass, peak = torch.zeros(1, 2, 4), torch.tensor([[[1.0, 2.0, 7.0, 9.0], [0.0, 3.0, 4.0, 5.0]]])
+    seen, real = torch.tensor([[1, 2, 0, 0]]), torch.tensor([[1, 1, 1, 0]])
+    measure.add(mass, seen, peak, counted_queries(real, torch.tensor([0]), seen), real)
+    assert measure.row()["attn_logit"] == 7.0
 
 
 @pytest.mark.parametrize(("preference", "window"), [(0.0, None), (60.0, None), (0.0, 4)])

@@ -22,19 +22,21 @@ SCORES = 1 << 24
 
 class AttentionMeasure:
     """Over queries but those at the first token itself, those that do not see it, and those of padding: of each head
-    the attention to the first token, what it would be if a query attended to all keys that it sees alike, and the
-    largest score."""
+    the attention to the first token, and what it would be if a query attended to all keys that it sees alike. Over all
+    queries but those of padding: the largest score."""
 
     def __init__(self) -> None:
         self.heads: Tensor | float = 0.0
         self.null, self.count = 0.0, 0
         self.logit = -math.inf
 
-    def add(self, mass: Tensor, seen: Tensor, peak: Tensor, counted: Tensor) -> None:
+    def add(self, mass: Tensor, seen: Tensor, peak: Tensor, counted: Tensor, real: Tensor | None = None) -> None:
         """mass (batch, heads, queries) on the first key; seen (batch, queries) keys, 0 where the first is none of them;
-        peak (batch, heads, queries), the largest score of each; counted (batch, queries)."""
-        if counted.any():
-            self.logit = max(self.logit, peak.amax(1)[counted].max().item())
+        peak (batch, heads, queries), the largest score of each; counted, real (batch, queries): False is padding."""
+        peaks = peak.amax(1)
+        peaks = peaks if real is None or real.shape != peaks.shape else peaks[real.to(peaks.device).bool()]
+        if peaks.numel():
+            self.logit = max(self.logit, peaks.max().item())
         weight = counted.to(mass.dtype)
         self.heads = self.heads + torch.einsum("bhq,bq->h", mass, weight).double()
         self.null += (weight / seen.clamp(min=1)).sum().item()

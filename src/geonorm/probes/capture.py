@@ -172,7 +172,7 @@ class Capture:
             record.end.update(flat(after, mask))
         for mass, seen, peak in self.attended if place.site.kind in ("attn", "parallel") else ():
             counted = counted_queries(given, first_places(given, *seen.shape), seen)
-            record.attention.add(mass, seen, peak, counted)
+            record.attention.add(mass, seen, peak, counted, given)
         self.attended.clear()
 
     def see_norm(self, name: str, x: Tensor, y: Tensor) -> None:

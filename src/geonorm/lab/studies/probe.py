@@ -134,8 +134,8 @@ def probe(
     sites=False any module with LayerNorm or RMSNorm. data: text as for --data (a model in memory needs `tokenizer`, a
     transformers one), ids, keyword arguments (attention_mask marks padding), or several of these. stacks: sites by hand
     (anatomy.Stack.by_hand). bos: windows of text begin with the token that begins a text. scheme: with a comparison's
-    folder, its best finished run of that scheme. A model in memory stays on its device. Raises ConfigError or DataError
-    with one line.
+    folder, its best finished run of that scheme. batch: windows of a pass, 8, or images, as many as are 4,096 tokens. A
+    model in memory stays on its device. Raises ConfigError or DataError with one line.
     """
     encode: Callable[[str], list[int]] | None = None
     opened: Opened | None = None
