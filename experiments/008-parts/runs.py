@@ -14,8 +14,8 @@ from geonorm.lab.compare.compare import slug
 LAYERS = 12
 COMMON = settings(
     preset="nano", model__width=64, model__hidden=172, model__layers=LAYERS, model__gains="false", data="books",
-    batch_size=4, steps=4000, evaluation__every=800, evaluation__whole="true", evaluation__trace_tokens=2048,
-    checkpoint__keep=1, runtime__tensorboard="false",
+    batch_size=4, steps=4000, evaluation__every=2000, evaluation__whole="false", evaluation__tokens=262144,
+    evaluation__trace_tokens=2048, checkpoint__keep=1, runtime__tensorboard="false",
 )  # fmt: skip
 WRITES = {
     "add": "pre(input=raw, {decay}, max_step={step})",

@@ -13,9 +13,11 @@ from geonorm.lab.compare.compare import slug
 
 COMMON = settings(
     model__width=64, model__hidden=172, data="books", batch_size=4, steps=4000,
-    evaluation__every=800, evaluation__whole="true", evaluation__average=0.1, evaluation__trace_tokens=2048,
-    checkpoint__keep=1, runtime__tensorboard="false",
+    evaluation__every=2000, evaluation__whole="false", evaluation__tokens=262144, evaluation__average=0.1,
+    evaluation__trace_tokens=2048, checkpoint__keep=1, runtime__tensorboard="false",
 )  # fmt: skip
+"""Validation on a quarter of the held-out text, spread over all of it: the whole, with the averaged weights once more,
+would take a fifth of a run."""
 SPHERE = ("geonorm", "geonorm(update=unit)", "nag", "ngpt")
 """Those that are crossed with output matrices that start at 0: some divide by the length of the update."""
 STREAMS = ("lambdas", "gpas", "mhc", "mhc(mix=identity)", "attnres(blocks=4)", "prores(steps=100)")
