@@ -2,7 +2,8 @@
 
 An experiment is a file runs.py beside its README with a function `plan(known)`: from the summaries that are there, by
 name of run, to the runs that are wanted, {name: arguments of `geonorm train`}, the most wanted first. So a plan may
-look at results: extend the rates of a scheme until its best is interior, then ask for seeds there.
+look at results: extend the rates of a scheme until its best is interior, then ask for seeds there. A run that branches
+from another of the plan says its name: it waits for that one, and begins anew where its folder is gone.
 
     python experiments/programme.py run  experiments/017-paper-recipe OUT      trains what is missing, under OUT
     python experiments/programme.py keep experiments/017-paper-recipe OUT      adds what has finished to the experiment
@@ -77,20 +78,36 @@ def in_use(folder: Path) -> bool:
     return False
 
 
+def trunk_of(words: Sequence[str]) -> str | None:
+    """The run that these words branch from."""
+    return words[words.index("--branch") + 1] if "--branch" in words else None
+
+
+def place(words: Sequence[str], out: Path) -> list[str]:
+    """The words of a run under OUT: --branch names a folder there, and goes where that is not."""
+    if (trunk := trunk_of(words)) is None:
+        return list(words)
+    at = words.index("--branch")
+    there = ["--branch", str(out / trunk)] if (out / trunk / "config.yaml").is_file() else []
+    return [*words[:at], *there, *words[at + 2 :]]
+
+
 def carry_out(experiment: Path, plan: Plan, out: Path) -> int:
     """Trains what the plan wants and nobody has: 0, 1 if a run failed, 130 if it was interrupted."""
     failed: set[str] = set()
     while True:
         known = read_kept(experiment) | read_finished(out)
         missing = {name: words for name, words in plan(known).items() if name not in known and name not in failed}
-        name = next((name for name in missing if not in_use(out / name)), None)
+        free = (name for name, words in missing.items() if trunk_of(words) not in missing)
+        name = next((name for name in free if not in_use(out / name)), None)
         if name is None and missing:
             time.sleep(20)  # the other process is at it, and what it finds may ask for more
             continue
         if name is None:
             return 1 if failed else 0
-        print(f"[{len(known)} known, {len(missing)} missing] geonorm train {shlex.join(missing[name])}", flush=True)
-        command = [sys.executable, "-m", "geonorm", "train", *missing[name], "--out", str(out / name)]
+        words = place(missing[name], out)
+        print(f"[{len(known)} known, {len(missing)} missing] geonorm train {shlex.join(words)}", flush=True)
+        command = [sys.executable, "-m", "geonorm", "train", *words, "--out", str(out / name)]
         status = subprocess.run(command, check=False).returncode
         if status in (130, -2, -15):
             return 130

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import lzma
 import runpy
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -57,6 +58,79 @@ def test_016_extends_rates_and_then_asks_for_seeds() -> None:
     seeded = plan(known(first, 6e-3))
     assert len(seeded) == 26 * 5 and sum("lr0.006-seed2" in name for name in seeded) == 26
     assert all(words[words.index("--seed") + 1] == name.rpartition("seed")[2] for name, words in seeded.items())
+
+
+def test_every_run_of_009_is_a_command_and_branches_from_one_before() -> None:
+    """Nine schemes on books at five budgets, four on LaTeX at three, four at two lengths; three rates of each. A budget
+    whose best rate is the highest asks for an octave there, and no other budget does."""
+    plan = plan_of("009-tokens")
+    first = plan({})
+    assert len(first) == 3 * (9 * 5 + 4 * 3 + 2 * 4)
+    order = list(first)
+    for name, words in first.items():
+        if "--branch" in words:
+            trunk = words[words.index("--branch") + 1]
+            assert order.index(trunk) < order.index(name)
+            own, other = (w[w.index("--lr") :] for w in (words[: words.index("--branch")], first[trunk]))
+            assert own == other[: len(own)]
+    some = [list(words) for name, words in first.items() if "-geonorm-" in name and "lr0.003" in name]
+    configs = [read(TrainCommand, "geonorm train", words).run() for words in some]
+    assert {c.decoder(c.scheme).context * c.batch_size for c in configs} == {512}
+    assert {c.steps for c in configs} == {2000, 4000, 8000, 16000, 32000} and {c.optim.schedule for c in configs} == {
+        "wsd"
+    }
+
+    def known(name: str) -> dict[str, Any]:
+        lr = float(name.rpartition("-lr")[2].partition("-seed")[0])
+        return {"lr": lr, "status": "finished", "val_loss": 3 - lr if "-1M-" in name else 3 + abs(lr - 3e-3)}
+
+    again = plan({name: known(name) for name in first})
+    fresh = [name for name in again if name not in first]
+    assert {name.partition("-lr")[2] for name in fresh if "seed0" in name} == {"0.012-seed0"}
+    assert all("-1M-" in name for name in fresh if "seed0" in name) and sum("seed0" in name for name in fresh) == 13
+    assert sum("-16M-lr0.003-seed1" in name for name in fresh) == 9 and not any(
+        "0.0015-seed1" in name for name in fresh
+    )
+
+
+def test_latex_is_split_by_work(tmp_path: Path) -> None:
+    """No work is in both parts, and what is held out is a twentieth at most."""
+    own = runpy.run_path(str(ROOT / "009-tokens" / "works.py"))
+    documents = [{"source": f"a/{n % 40}:file{n}", "text": f"work {n % 40} " * 10} for n in range(200)]
+    for part, some in (("train", documents[5:]), ("validation", documents[:5])):
+        with lzma.open(tmp_path / f"{part}.jsonl.xz", "wt") as file:
+            file.writelines(json.dumps(document) + "\n" for document in some)
+    own["main"](tmp_path, tmp_path / "out")
+    found = {part: set(open_source(str(tmp_path / "out")).documents(part)) for part in ("train", "validation")}
+    works = {part: {text.split()[1] for text in texts} for part, texts in found.items()}
+    assert not works["train"] & works["validation"] and len(works["train"] | works["validation"]) == 40
+    assert len(works["validation"]) == 2
+
+
+def test_a_branch_waits_for_its_trunk_and_does_without_one_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a trunk on record alone there is no folder: its branch is trained from the first step."""
+    own = runpy.run_path(str(ROOT / "programme.py"))
+    done: list[list[str]] = []
+
+    def trains(command: list[str], check: bool) -> Any:
+        out = Path(command[-1])
+        done.append(command[4:-2])
+        out.mkdir(parents=True)
+        (out / "config.yaml").touch()
+        (out / "summary.json").write_text(json.dumps({"status": "finished", "val_loss": 1.0}))
+        return type("Done", (), {"returncode": 0})
+
+    monkeypatch.setattr("subprocess.run", trains)
+    (tmp_path / "results.jsonl").write_text(json.dumps({"run": "kept", "val_loss": 1.0}) + "\n")
+    grid = {
+        "long": ["--steps", "4", "--branch", "short"],
+        "short": ["--steps", "2"],
+        "longer": ["--steps", "9", "--branch", "kept"],
+    }
+    assert own["carry_out"](tmp_path, lambda known: grid, tmp_path / "out") == 0
+    assert done == [["--steps", "2"], ["--steps", "4", "--branch", str(tmp_path / "out" / "short")], ["--steps", "9"]]
 
 
 def test_every_run_of_011_is_a_command() -> None:

@@ -1,0 +1,84 @@
+"""Which runs experiment 009 wants (experiments/programme.py trains them)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from programme import Grid, Summaries, settings
+from rates import extend, plan_rows, read_losses
+
+from geonorm.lab.compare.compare import slug
+
+COMMON = settings(
+    preset="nano", model__width=64, model__hidden=172, optim__schedule="wsd", optim__warmup_steps=200,
+    evaluation__whole="false", evaluation__tokens=262144, evaluation__trace_tokens=2048, checkpoint__keep=1,
+    runtime__compile="true", runtime__tensorboard="false",
+)  # fmt: skip
+"""One rate until the last fifth of the steps, so that all budgets of a rate and a seed share their trunk."""
+BOOKS = settings(data="books", batch_size=4)
+LATEX = settings(data="runs/latex-by-work", batch_size=4)
+STEPS = {1: 2000, 2: 4000, 4: 8000, 8: 16000, 16: 32000}
+"""Steps of 512 tokens, by million tokens: 3 to 50 for each of 0.33M parameters."""
+SMOOTH = "geonorm(retraction=0.5, max_angle=pi)"
+FOUR = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
+OTHERS = (SMOOTH, "deepnorm", "keel", "peri", "lns")
+RATES = (3e-3, 1.5e-3, 6e-3)
+SEEDS = 2
+LENGTHS = {256: 2, 512: 1}
+"""Sequences a step, by their length: 512 tokens, as in the other runs."""
+
+
+def plan_budgets(known: Summaries, rows: Mapping[str, Sequence[str]], budgets: Sequence[int]) -> Grid:
+    """Every row at every rate and budget, each budget a branch of the next shorter one; octaves at a budget whose best
+    rate is at an end; then, at every rate that is best at some budget, all budgets with another seed."""
+    grid: dict[str, list[str]] = {}
+
+    def add(row: str, rate: float, budget: int, seed: int = 0) -> None:
+        def name(budget: int) -> str:
+            return f"{row}-{budget}M-lr{rate:g}-seed{seed}"
+
+        steps = STEPS[budget]
+        words = [*rows[row], *settings(steps=steps, evaluation__every=steps, lr=f"{rate:g}", seed=seed)]
+        shorter = [other for other in budgets if other < budget and name(other) in grid]
+        grid[name(budget)] = [*words, *(settings(branch=name(shorter[-1])) if shorter else ())]
+
+    for rate in RATES:
+        for row in rows:
+            for budget in budgets:
+                add(row, rate, budget)
+    best: dict[str, set[float]] = {row: set() for row in rows}
+    for row in rows:
+        for budget in budgets:
+            losses = read_losses([run for name, run in known.items() if name.startswith(f"{row}-{budget}M-lr")])
+            rates = extend(losses, RATES)
+            for rate in rates:
+                add(row, rate, budget)
+            if set(rates) <= set(losses):
+                best[row].add(min(losses, key=losses.__getitem__))
+    for seed in range(1, SEEDS):
+        for row, found in best.items():
+            for rate in sorted(found):
+                for budget in budgets:
+                    add(row, rate, budget, seed)
+    return grid
+
+
+def plan(known: Summaries) -> Grid:
+    """Both entries of Pre-Norm and GeoNorm first, then the other schemes, then LaTeX, then longer sequences."""
+
+    def rows(arm: str, words: Sequence[str], schemes: Sequence[str]) -> dict[str, list[str]]:
+        return {f"{arm}-{slug(scheme)}": [*COMMON, *words, *settings(scheme=scheme)] for scheme in schemes}
+
+    budgets = tuple(STEPS)
+    grid = plan_budgets(known, rows("books", BOOKS, FOUR), budgets)
+    grid |= plan_budgets(known, rows("books", BOOKS, OTHERS), budgets)
+    grid |= plan_budgets(known, rows("latex", LATEX, FOUR), budgets[:3])
+    for length, batch in LENGTHS.items():
+        own = settings(
+            data="books", model__context=length, batch_size=batch, steps=STEPS[4], evaluation__every=STEPS[4]
+        )
+        grid |= plan_rows(known, rows(f"length{length}", own, FOUR), RATES, SEEDS)
+    return grid
