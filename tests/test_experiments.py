@@ -19,6 +19,7 @@ from geonorm.cli.main import main
 from geonorm.lab.config import TrainCommand
 from geonorm.lab.convert.config import ConvertConfig
 from geonorm.lab.data import open_source
+from geonorm.nn.models import build
 from geonorm.schemes import parse
 
 ROOT = Path(__file__).parents[1] / "experiments"
@@ -131,6 +132,17 @@ def test_a_branch_waits_for_its_trunk_and_does_without_one_that_is_gone(
     }
     assert own["carry_out"](tmp_path, lambda known: grid, tmp_path / "out") == 0
     assert done == [["--steps", "2"], ["--steps", "4", "--branch", str(tmp_path / "out" / "short")], ["--steps", "9"]]
+
+
+def test_every_run_of_010_is_a_command_of_twenty_tokens_a_parameter() -> None:
+    grid = plan_of("010-size")({})
+    assert len(grid) == 3 * 4 * 3
+    for words in list(grid.values())[::9]:
+        config = read(TrainCommand, "geonorm train", list(words)).run()
+        shape = config.decoder(config.scheme)
+        assert shape.width == 16 * shape.layers == 16 * shape.heads
+        tokens = config.steps * config.batch_size * shape.context
+        assert tokens / build(shape).parameter_count() == pytest.approx(20, rel=0.01)
 
 
 def test_every_run_of_011_is_a_command() -> None:

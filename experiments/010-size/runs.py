@@ -1,0 +1,42 @@
+"""Which runs experiment 010 wants (experiments/programme.py trains them)."""
+
+from __future__ import annotations
+
+import sys
+from math import sqrt
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from programme import Grid, Summaries, settings
+from rates import plan_rows, tidy
+
+from geonorm.lab.compare.compare import slug
+
+COMMON = settings(
+    preset="nano", data="books", optim__warmup_steps=200, evaluation__whole="false", evaluation__tokens=262144,
+    evaluation__trace_tokens=2048, checkpoint__keep=1, checkpoint__minutes=10, runtime__compile="true",
+    runtime__tensorboard="false",
+)  # fmt: skip
+SIZES = {3: (0.182, 4), 4: (0.329, 3), 6: (0.865, 2)}
+"""By depth, which is width / 16: million parameters, and seeds at the best rate."""
+BATCH = 4
+TOKENS = 20
+"""For each parameter, all counted."""
+SCHEMES = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
+RATES = (1.0, 0.5, 2.0)
+"""Multiples of 19 / (width sqrt(steps)), the rule of `geonorm ladder`."""
+
+
+def plan(known: Summaries) -> Grid:
+    """The smallest size first: its rates say where those of the next ones lie."""
+    grid: dict[str, list[str]] = {}
+    for depth, (millions, seeds) in SIZES.items():
+        width = 16 * depth
+        steps = 100 * round(1e4 * millions * TOKENS / (BATCH * 128))
+        size = settings(
+            model__width=width, model__layers=depth, model__heads=depth, model__hidden=43 * depth, batch_size=BATCH,
+            steps=steps, evaluation__every=steps // 4,
+        )  # fmt: skip
+        rows = {f"{depth}-{slug(scheme)}": [*COMMON, *size, *settings(scheme=scheme)] for scheme in SCHEMES}
+        grid |= plan_rows(known, rows, [tidy(19 / (width * sqrt(steps)) * times) for times in RATES], seeds)
+    return grid
