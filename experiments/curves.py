@@ -4,8 +4,9 @@
 
 figures/rates.svg: the validation loss of each scheme at every rate, and its difference to BASELINE, paired by seed;
 rates.md: the same numbers, differences of each at its best rate, and each scheme's fitted minimum. A scheme's runs
-are those named by data, scheme and rate alone. Intervals (95 %) are of the mean difference under variances that the
-spreads of all differences moderate (Smyth 2004), so that a pair alone has one too, on the strength of the others.
+are those named by data, scheme and rate alone. Two intervals (95 %) of a mean difference stand side by side: Student's
+of its own pairs, and the one under variances that the spreads of all differences moderate (Smyth 2004), which a pair
+alone has too, on the strength of the others.
 """
 
 from __future__ import annotations
@@ -34,14 +35,19 @@ Runs = Sequence[Mapping[str, Any]]
 RATE, ZERO = "highest learning rate", Estimate(0.0, 0.0, math.inf)
 
 
+Ends = tuple[float, float] | None
+"""Of an interval."""
+
+
 class Gap(NamedTuple):
-    """A scheme's loss less the baseline's at one rate: mean, interval, and the pairs' differences by seed."""
+    """A scheme's loss less the baseline's at one rate: mean, Student's interval and the moderated one (None where
+    nothing gives one), and the pairs' differences by seed."""
 
     scheme: str
     lr: float
     mean: float
-    low: float | None
-    high: float | None
+    own: Ends
+    moderated: Ends
     pairs: Mapping[int, float]
 
 
@@ -79,30 +85,30 @@ def compare_at_rates(runs: Runs, baseline: str) -> list[Gap]:
     prior = fit_prior([std**2 for std in known.values()], [len(pairs[key]) - 1 for key in known])
     gaps = []
     for (scheme, lr), own in sorted(pairs.items()):
-        each = found[scheme, lr]
-        low, high = each.low, each.high
+        each, moderated = found[scheme, lr], None
         if prior:
             variance, df = moderate((each.std or 0.0) ** 2, len(own) - 1, prior)
-            _, low, high, *_ = contrast(Estimate(each.mean, variance / len(own), df), ZERO)
-        gaps.append(Gap(scheme, lr, each.mean, low, high, own))
+            moderated = contrast(Estimate(each.mean, variance / len(own), df), ZERO)[1:3]
+        ends = None if each.low is None or each.high is None else (each.low, each.high)
+        gaps.append(Gap(scheme, lr, each.mean, ends, moderated, own))
     return gaps
 
 
 def draw_gaps(gaps: Sequence[Gap], baseline: str, unit: str) -> Chart:
-    ends = [end for gap in gaps for end in (gap.low, gap.high, *gap.pairs.values()) if end is not None]
+    ends = [end for gap in gaps for end in (*(gap.moderated or ()), *gap.pairs.values())]
     schemes = list(dict.fromkeys(gap.scheme for gap in gaps))
     chart = Chart(
         f"Less that of {baseline} at the same rate", Axis.around([gap.lr for gap in gaps], log=True, title=RATE,
         form="~e"), Axis.around([*ends, 0.0], title=f"difference ({unit})"), looks(schemes),
-        "Means over pairs with 95 % intervals. Marks: pairs of one seed.", own_legend=True,
+        "Means over pairs with moderated 95 % intervals. Marks: pairs of one seed.", own_legend=True,
     )  # fmt: skip
     chart.rule(y=0.0)
     for scheme in schemes:
         own = [gap for gap in gaps if gap.scheme == scheme]
         chart.line(scheme, [(gap.lr, gap.mean) for gap in own])
         for gap in own:
-            if gap.low is not None and gap.high is not None:
-                chart.outline(scheme, [(gap.lr, gap.low), (gap.lr, gap.high)], f"{scheme} {gap.lr}")
+            if gap.moderated:
+                chart.outline(scheme, [(gap.lr, end) for end in gap.moderated], f"{scheme} {gap.lr}")
             for seed, pair in gap.pairs.items():
                 chart.mark(scheme, gap.lr, pair, f"seed {seed}: {signed(pair)}")
     return chart
@@ -117,11 +123,19 @@ def tabulate(runs: Runs, gaps: Sequence[Gap], baseline: str) -> list[str]:
             own = [run for run in runs if (run["scheme"], run["lr"]) == (scheme, lr)]
             loss = paired_interval([run["val_loss"] for run in filter(usable, own)])
             gap = at.get((scheme, lr))
-            ends = "" if gap is None or gap.low is None else f" ({signed(gap.low)} to {signed(gap.high or 0.0)})"
+            own_ends, moderated = (describe(ends) for ends in ((gap.own, gap.moderated) if gap else (None, None)))
             spread = "" if loss.std is None else f" ± {loss.std:.4f}"
-            pairs = "–" if gap is None else f"{signed(gap.mean)}{ends}, {len(gap.pairs)}"
-            cells.append([f"`{scheme}`", rate(lr), str(len(own)), f"{loss.mean:.4f}{spread}", pairs])
-    return markdown_lines(["scheme", "rate", "n", "loss", f"less `{baseline}`, paired (95 %), pairs"], cells)
+            pairs = "–" if gap is None else f"{signed(gap.mean)}{own_ends}, {len(gap.pairs)}"
+            cells.append(
+                [f"`{scheme}`", rate(lr), str(len(own)), f"{loss.mean:.4f}{spread}", pairs, moderated.strip() or "–"]
+            )
+    return markdown_lines(
+        ["scheme", "rate", "n", "loss", f"less `{baseline}`, paired (95 %), pairs", "moderated (95 %)"], cells
+    )
+
+
+def describe(ends: Ends) -> str:
+    return "" if ends is None else f" ({signed(ends[0])} to {signed(ends[1])})"
 
 
 def tabulate_minima(runs: Runs) -> list[str]:

@@ -265,12 +265,14 @@ def test_differences_at_equal_rates_are_paired_and_moderated(tmp_path: Path) -> 
     gaps = {gap.lr: gap for gap in made["compare_at_rates"](runs, "pre")}
     half = 0.02**0.5 / 20
     assert {lr: gap.mean for lr, gap in gaps.items()} == pytest.approx({1e-3: 0.1 + half, 2e-3: -0.2 + half, 4e-3: 0})
-    assert gaps[1e-3].high - gaps[1e-3].mean == pytest.approx(4.3027 * 0.01 / 2**0.5, rel=1e-3)
-    assert gaps[4e-3].high == pytest.approx(4.3027 * 0.01, rel=1e-3) and list(gaps[4e-3].pairs) == [0]
+    assert gaps[1e-3].moderated[1] - gaps[1e-3].mean == pytest.approx(4.3027 * 0.01 / 2**0.5, rel=1e-3)
+    assert gaps[1e-3].own[1] - gaps[1e-3].mean == pytest.approx(12.706 * 0.01 / 2**0.5, rel=1e-3)
+    assert gaps[4e-3].moderated[1] == pytest.approx(4.3027 * 0.01, rel=1e-3) and list(gaps[4e-3].pairs) == [0]
+    assert gaps[4e-3].own is None
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
     made["main"](tmp_path, "pre", ["geonorm"])
     written = (tmp_path / "rates.md").read_text()
-    assert "| `geonorm` | 8e-3 | 1 | 1.0000 | – |" in written
+    assert "| `geonorm` | 8e-3 | 1 | 1.0000 | – | – |" in written
     assert "| `geonorm` | last | 8e-3 | 1.0000 | −2.000, 1 |" in written
     assert "| `pre` | last | 1e-3 | 3.0000, 3.1000 | – |" in written
     assert (

@@ -150,6 +150,14 @@ def test_tuning_runs_decide_the_rate_and_stay_out_of_the_mean() -> None:
     assert row["lrs"][1e-3] == 2.9 and row["lr_interior"] is True
 
 
+def test_a_rate_is_chosen_among_losses_of_one_length() -> None:
+    """Half as long, 1e-3 is at 3.2, and as long as all finals at 2.8; 2e-3, added later, has a final run alone."""
+    runs = [summary("pre", 0, loss, lr, phase="tune") for lr, loss in [(1e-3, 3.2), (4e-3, 3.3)]]
+    runs += [summary("pre", 0, 2.8, 1e-3), summary("pre", 0, 2.9, 2e-3)]
+    row = aggregate(runs)[0]
+    assert row["lr"] == 1e-3 and row["lr_interior"] is False and row["lrs"] == {1e-3: 2.8, 2e-3: 2.9}
+
+
 def test_tuning_runs_do_not_hide_that_every_final_run_diverged() -> None:
     tune = [summary("pre", 0, 3.0 + lr, lr, phase="tune") for lr in (1e-3, 1e-2)]
     final = [summary("pre", seed, None, status="diverged", phase="final") for seed in range(2)]

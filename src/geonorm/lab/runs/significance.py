@@ -87,12 +87,13 @@ def moderate(variance: float, df: float, prior: Prior) -> tuple[float, float]:
     return (prior.df * prior.variance + df * variance) / both, min(both, prior.total)
 
 
-def contrast(first: Estimate, second: Estimate) -> Contrast:
-    """first - second, the two independent; degrees of freedom after Welch and Satterthwaite."""
+def contrast(first: Estimate, second: Estimate, most: float = math.inf) -> Contrast:
+    """first - second; degrees of freedom after Welch and Satterthwaite, and `most` at most: two estimates that share a
+    pooled variance are not two sources of it."""
     difference, error2 = first.value - second.value, first.error2 + second.error2
     if error2 == 0:
         return Contrast(difference, difference, difference, float(difference == 0), 0.0, math.inf)
-    df = error2**2 / (first.error2**2 / first.df + second.error2**2 / second.df)
+    df = min(most, error2**2 / (first.error2**2 / first.df + second.error2**2 / second.df))
     error = math.sqrt(error2)
     half = float(stdtrit(df, (1 + LEVEL) / 2)) * error
     return Contrast(difference, difference - half, difference + half, two_sided_p(difference, error, df), error, df)

@@ -160,18 +160,17 @@ class Choice(NamedTuple):
 def choose(summaries: Sequence[Summary]) -> Choice:
     """Pick the learning rate of one scheme and the finished runs that enter its mean.
 
-    Runs of phase "tune", where there are any, make the table of learning rates; only the others enter the mean. A
-    rate at which a run diverged comes after every rate at which none did, and ends the grid like any other
-    rate that was tried.
+    Losses of one length decide: those of phase "tune" where every rate with a finished final run has been tuned, else
+    those of the final runs, whose rates then are the grid. Only final runs enter the mean. A rate at which a run
+    diverged comes after every rate at which none did, and ends the grid like any other rate that was tried.
     """
     tune = [run for run in summaries if run.get("phase") == "tune"]
     final = [run for run in summaries if run.get("phase") != "tune"]
-    deciding = tune or final
-    grid = sorted({run.get("lr") for run in summaries}, key=lambda lr: (lr is None, lr))
-    means = {lr: _mean_loss(deciding, lr) for lr in grid}
-    finals = {lr: _mean_loss(final, lr) for lr in grid}
-    lrs = {lr: finals[lr] if means[lr] is None else means[lr] for lr in grid}
-    candidates = [lr for lr in grid if finals[lr] is not None]
+    ended = {run.get("lr") for run in final if usable(run)}
+    tuned = bool(tune) and ended <= {run.get("lr") for run in tune}
+    grid = sorted({run.get("lr") for run in (summaries if tuned else final)}, key=lambda lr: (lr is None, lr))
+    lrs = {lr: _mean_loss(tune if tuned else final, lr) for lr in grid}
+    candidates = [lr for lr in grid if lr in ended]
     if not candidates:
         return Choice(None, lrs, None, [])
 
@@ -232,7 +231,7 @@ def _moderate(rows: list[Row], reference: str, margin: float) -> None:
     base = means[reference]
     for row in rows:
         own = means[row["scheme"]]
-        found = contrast(own, base) if own and base and row["scheme"] != reference else None
+        found = contrast(own, base, prior.total) if prior and own and base and row["scheme"] != reference else None
         p = equal_p(found, margin) if found else None
         numbers = found[:4] if found else (None,) * 4
         row |= zip([f"moderated_{name}" for name in ("difference", "low", "high", "p")], numbers, strict=True)
@@ -259,7 +258,8 @@ def _fit(rows: list[Row], groups: Mapping[str, Sequence[Summary]], reference: st
     base = minima.get(reference)
     for row in rows:
         found = minima.get(row["scheme"])
-        row["fit"] = found and _minimum_row(found, base if row["scheme"] != reference else None)
+        other = base if row["scheme"] != reference else None
+        row["fit"] = found and _minimum_row(found, other, prior.total if prior else math.inf)
 
 
 def _parabola(group: Sequence[Summary]) -> Parabola | None:
@@ -271,10 +271,11 @@ def _parabola(group: Sequence[Summary]) -> Parabola | None:
     return fit_parabola([run["lr"] for run in runs], [run["val_loss"] for run in runs])
 
 
-def _minimum_row(found: Minimum, base: Minimum | None) -> Row:
-    """The minimum as results.json has it; its difference is to the baseline's own minimum."""
+def _minimum_row(found: Minimum, base: Minimum | None, most: float) -> Row:
+    """The minimum as results.json has it; its difference is to the baseline's own minimum, with `most` degrees of
+    freedom at most."""
     loss, other = found.loss, base.loss if base else None
-    found_contrast = contrast(loss, other) if loss and other and loss.df and other.df else None
+    found_contrast = contrast(loss, other, most) if loss and other and loss.df and other.df else None
     difference, low, high, p = found_contrast[:4] if found_contrast else (None,) * 4
     return {
         "lr": found.lr,
