@@ -61,6 +61,35 @@ def test_016_extends_rates_and_then_asks_for_seeds() -> None:
     assert all(words[words.index("--seed") + 1] == name.rpartition("seed")[2] for name, words in seeded.items())
 
 
+def test_tables_and_figures_of_016(tmp_path: Path) -> None:
+    """Planted: `nag` 0.1 above `pre` where outputs are drawn, 0.3 above it where they start at 0; two regimes make one
+    family of p."""
+    rows, traces = [], ["run,step,clamped"]
+    for cell, worse in (("plain", 0.1), ("zero", 0.3)):
+        for scheme, plus in (("nag", worse), ("pre", 0.0)):
+            for lr, seed in ((3e-3, 0), (6e-3, 0), (6e-3, 1), (6e-3, 2), (1.2e-2, 0)):
+                loss = 3 + abs(lr - 6e-3) * 50 + plus * (1 + 0.01 * (seed - 1)) + 0.02 * seed
+                run = f"{cell}-{scheme}-lr{lr:g}-seed{seed}"
+                rows.append(
+                    {"run": run, "scheme": scheme, "lr": lr, "seed": seed, "status": "finished", "val_loss": loss,
+                     "val_loss_average": loss - 0.01}
+                )  # fmt: skip
+                if scheme == "nag":
+                    traces += [f"{run},{step},{share}" for step, share in ((1, 0.1), (2, 0.4), (2, 0.6))]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "traces.csv").write_text("\n".join(traces) + "\n")
+    made = runpy.run_path(str(ROOT / "016-streams" / "table.py"))
+    made["main"](tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    plain = text[text.index("## plain") : text.index("## zero")].splitlines()
+    base, own = (next(line for line in plain if line.startswith(f"| {name} |")).split(" | ") for name in ("pre", "nag"))
+    assert base[2].startswith("3.0200") and own[3].startswith("+0.1000 (") and own[7] == "50%" and base[7] == "–"
+    p, adjusted = map(float, own[4].split(", "))
+    assert adjusted == pytest.approx(2 * p, rel=0.05)  # of equal p, the smaller counts twice
+    assert "| nag | +0.200 (+0.195 to +0.205) |" in text
+    assert (tmp_path / "figures" / "differences.svg").exists() and (tmp_path / "figures" / "rates.svg").exists()
+
+
 def test_every_run_of_009_is_a_command_and_branches_from_one_before() -> None:
     """Nine schemes on books at five budgets, four on LaTeX at three, four at two lengths; three rates of each. A budget
     whose best rate is the highest asks for an octave there, and no other budget does."""
