@@ -22,7 +22,7 @@ import transformers
 from geonorm import hf
 from geonorm.errors import ConfigError
 from geonorm.hf.match import error, regress
-from geonorm.schemes import parse
+from geonorm.schemes import names, parse
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 AUTO = {
@@ -73,6 +73,23 @@ def test_saved_and_loaded(family: str, scheme: str, tiny_model: Tiny, tmp_path: 
         hf.restore(again)
     with pytest.raises(ConfigError, match="already applied"):
         hf.apply(again, "post")
+
+
+@pytest.mark.parametrize(("case", "scheme"), [*(("gpt2", name) for name in names()), ("t5", "lambdas")])
+def test_every_parameter_of_a_scheme_is_loaded_as_it_was_saved(
+    case: str, scheme: str, tiny_model: Tiny, tmp_path: Path
+) -> None:
+    model = copy.deepcopy(tiny_model(case)[0])
+    try:
+        hf.apply(model, scheme)
+    except ConfigError as refused:
+        pytest.skip(str(refused))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path)
+    again = dict(type(model).from_pretrained(tmp_path).named_parameters())
+    assert [name for name, own in model.named_parameters() if not torch.equal(again[name], own)] == []
 
 
 def test_what_is_in_the_folder(tiny_model: Tiny, tmp_path: Path) -> None:

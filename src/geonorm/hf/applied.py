@@ -23,10 +23,11 @@ from ..elsewhere import allow_within
 from ..errors import ConfigError, unknown
 from ..nn.trunk import End
 from ..residual import Residual
-from ..schemes import parse, sources_of
+from ..schemes import parse, reset_parts, sources_of
 from ..sites.anatomy import FAMILIES
 from .block import Affine, Gain, StockBranch
 from .config import from_folder
+from .loading import loaded_kept
 from .older import ReadsOlder
 from .sites import replace_sites
 
@@ -98,10 +99,15 @@ class AppliedModel(ReadsOlder):
             return super().from_pretrained(*args, **settings)  # type: ignore[misc]
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, (Residual, Affine, Gain)):
-            module.reset_parameters()
-        elif isinstance(module, End):
-            module.own.apply(lambda part: getattr(part, "reset_parameters", lambda: None)())
+        """What a file held stays: a module is handed over, too, for a buffer alone that no file holds."""
+        if isinstance(module, Residual):
+            module.layer.fill_(module.index)
+        if isinstance(module, (Residual, End)):
+            with loaded_kept(module.own):
+                reset_parts(module.own)
+        elif isinstance(module, (Affine, Gain)):
+            with loaded_kept(module):
+                module.reset_parameters()
         else:
             super()._init_weights(module)  # type: ignore[misc]
 

@@ -35,6 +35,7 @@ from ..residual import Residual
 from ..schemes import Scheme, Site, state_of
 from .config import GeoNormConfig, layer_types
 from .layers import LAYERS, Attend, run_layers
+from .loading import LOADED, loaded_kept
 from .older import ReadsOlder
 from .rope import SLIDING
 
@@ -82,10 +83,8 @@ class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
         elif isinstance(module, nn.Linear) and not hasattr(module, "role"):  # a classifier
             init.normal_(module.weight, 0.0, module.in_features**-0.5)
         elif not isinstance(module, nn.Linear) and (reset := getattr(module, "reset_parameters", None)):
-            loaded = [(p, p.clone()) for p in module.parameters(recurse=False) if getattr(p, LOADED, False)]
-            reset()
-            for parameter, value in loaded:
-                parameter.copy_(value)
+            with loaded_kept(module):
+                reset()
 
     def draw(self, module: Any, scheme: Scheme, site: Site) -> None:
         """The weights of a linear layer or an embedding, as the scheme at the site begins."""
@@ -149,10 +148,6 @@ class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
                     )
                     break
         super().save_pretrained(*args, **settings)
-
-
-LOADED = "_is_hf_initialized"
-"""How transformers marks a tensor that came from a file."""
 
 
 class GeoNormModel(GeoNormPreTrainedModel):
