@@ -9,7 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from geonorm.nn.config import DecoderConfig
+from geonorm.nn.decoder import Decoder
 from geonorm.probes.subject import Subject, ablation
+from geonorm.sites.watch import ModelSite, watch
+from geonorm.sphere import angle
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 
@@ -41,6 +45,24 @@ def test_padding_is_in_no_angle_and_no_loss(side: str, tiny_model: Tiny) -> None
     places = (mask.cumsum(1) - 1).clamp(min=0)
     padded = {"input_ids": ids, "attention_mask": mask, "position_ids": places}
     close(ablation(subject, [padded]), ablation(subject, apart))
+
+
+@pytest.mark.parametrize("scheme", ["pre", "attnres", "lambdas", "mhc", "polar", "residual_dual"])
+def test_angles_are_of_the_stream_that_measurements_are_about(scheme: str) -> None:
+    torch.manual_seed(0)
+    shape = DecoderConfig(layers=3, width=16, heads=2, hidden=32, vocab_size=50, context=8, scheme=scheme)
+    subject, ids = Subject(Decoder(shape)), torch.randint(50, (2, 8))
+    states: list[torch.Tensor] = []
+
+    def look(_: ModelSite, x: torch.Tensor, __: Any, after: torch.Tensor) -> None:
+        states.extend(residual.scheme.seen(state) for state in (x, after))
+
+    residual = next(residual for _, residual in subject.model.residuals())  # type: ignore[operator]
+    with torch.no_grad(), watch(subject.model, look):
+        subject.model(ids)
+    wanted = [angle(before, after).mean().item() for before, after in zip(states[::4], states[3::4], strict=True)]
+    found = [row["angle"] for row in ablation(subject, [ids])[1] if row["blocks"] == 1]
+    assert found == pytest.approx(wanted, rel=1e-4)
 
 
 def test_fp64_models_have_fp64_losses(tiny_model: Tiny) -> None:

@@ -226,12 +226,14 @@ def ends(
     batches: Sequence[Tensor | Inputs],
     windows: Sequence[tuple[int, int]],
 ) -> dict[tuple[int, int], float]:
-    """Mean angle between the stream before and after each window, over tokens without padding; streams of one batch
-    are held at a time."""
+    """Mean angle between the stream before and after each window, over tokens without padding, as measurements see it;
+    streams of one batch are held at a time."""
     seen: list[Tensor] = []
+    places = {place.site.layer: place for place in subject.capture.sites if place.stack == stack}
 
-    def look(place: int, x: Tensor, after: Tensor) -> None:
-        seen.extend([x, after] if place == len(blocks) - 1 else [x])
+    def look(layer: int, x: Tensor, after: Tensor) -> None:
+        place = places[layer]
+        seen.extend(place.seen(state) for state in ([x, after] if layer == len(blocks) - 1 else [x]))
 
     totals, count = dict.fromkeys(windows, 0.0), 0
     with watch.watch_calls(dict(enumerate(blocks)), look):
