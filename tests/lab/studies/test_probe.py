@@ -248,6 +248,17 @@ def test_python(tiny_model: Tiny, folder: Path) -> None:
         geonorm.probe(model, str(folder.parent / "text.txt"), tokenizer=tokenizer())
 
 
+def test_the_second_half_is_that_of_each_stack() -> None:
+    """Three blocks and two, each worth what its number says: those that count are the last of three and of two."""
+    worth = {"encoder": [1, 2, 4], "decoder": [1, 8]}
+    rows = [
+        {"stack": stack, "first": first, "blocks": 1, "increase": float(increase)}
+        for stack, increases in worth.items()
+        for first, increase in enumerate(increases)
+    ]
+    assert lab.Probe("m", 1, 0.0, ablation=rows).summary()["second_half_share"] == (4 + 8) / 16
+
+
 def test_our_own_run(train: Any, text: Path, tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     assert train(run, "--scheme", "geonorm", "--model.layers", 3, "--steps", 2).status == 0

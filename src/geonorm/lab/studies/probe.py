@@ -7,6 +7,7 @@ summary.json  report.html  figures/
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -98,8 +99,8 @@ class Probe(Result):
         }  # fmt: skip
         if single := [row for row in self.ablation if row["blocks"] == 1]:
             # of the loss that single blocks are worth: near 0, depth is not used
-            total = sum(row["increase"] for row in single)
-            late = sum(row["increase"] for row in single if row["first"] >= len(single) / 2)
+            total, depths = sum(row["increase"] for row in single), Counter(row["stack"] for row in single)
+            late = sum(row["increase"] for row in single if row["first"] >= depths[row["stack"]] / 2)
             found["second_half_share"] = late / total if total > 0 else None
         return found
 
