@@ -168,6 +168,16 @@ def test_one_graph(case: str, tiny_model: Tiny) -> None:
 
 
 @torch.no_grad()
+def test_the_end_of_parallel_blocks_counts_one_residual_each(tiny_model: Tiny) -> None:
+    """GPT-J's: with a slot for each block, the last norm reads the embedding and what each of them wrote."""
+    model, inputs = fresh(tiny_model, "gptj")
+    hf.apply(model, "attnres")
+    read: list[Any] = []
+    model.transformer.ln_f.own["recall"].register_forward_pre_hook(lambda _, given: read.append(given[1]))
+    model(**inputs)
+    assert read == [1 + len(model.transformer.h)]
+
+
 def test_the_stream_is_wide_in_half_precision(tiny_model: Tiny) -> None:
     model, inputs = fresh(tiny_model, "llama")
     model.bfloat16()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,11 @@ def test_one_seed_draws_the_weights_of_the_decoder(scheme: str, build: Any) -> N
     assert all(torch.equal(value, theirs[hf_name(name)]) for name, value in ours.items())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("scheme", ["geonorm", "ngpt", "pre(entry=embedding)"])
+@pytest.mark.parametrize(
+    ("scheme", "layout"), [*product(["geonorm", "ngpt", "pre(entry=embedding)"], LAYOUTS), ("attnres", "parallel")]
+)
 def test_every_layout_is_its_decoder_generates_and_survives_saving(
-    layout: str, scheme: str, build: Any, ids: Any, tmp_path: Path
+    scheme: str, layout: str, build: Any, ids: Any, tmp_path: Path
 ) -> None:
     model = build(scheme, **LAYOUTS[layout])
     decoder = Decoder(model.config.shape()).eval()

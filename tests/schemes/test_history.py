@@ -70,6 +70,17 @@ def test_one_residual_a_block_counts_blocks_alone() -> None:
     assert [scheme.place(site) for site in three] == [(1, 0), (1, 1), (1, 1), (2, 0), (2, 1), (2, 1)]
 
 
+@pytest.mark.parametrize("blocks", [8, 4, 3, 1])
+def test_the_end_of_parallel_blocks_reads_the_slots_that_they_wrote_to(blocks: int) -> None:
+    text = f"attnres(blocks={blocks})"
+    model = Decoder(DecoderConfig(text, 4, 16, 2, hidden=24, vocab_size=11, context=8, block="parallel"))
+    read: list[tuple[Tensor, int]] = []
+    model.exit.own["recall"].register_forward_pre_hook(lambda _, given: read.append(given))
+    model(torch.arange(8).view(1, 8))
+    ((x, slots),) = read
+    assert slots == int((x.abs().amax((0, 1, 3)) > 0).sum()) == 1 + min(blocks, {3: 2}.get(blocks, 4))
+
+
 @pytest.mark.parametrize("mix", ["sinkhorn", "permutation", "identity"])
 @pytest.mark.parametrize("n", [2, 3])
 def test_every_mixing_is_its_equation(mix: str, n: int) -> None:

@@ -165,9 +165,9 @@ class GeoNormModel(GeoNormPreTrainedModel):
             self.position.role = "position"
         self.values = token_tables(c, lambda *shape: undrawn(nn.Embedding, *shape))
         self.embed_norm = norm() if c.embed_norm else None
-        self.entry = End(scheme, Site(0, "entry", c.layers), norm)
+        self.entry = End(scheme, Site(0, "entry", c.layers, c.sublayers), norm)
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
-        self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers), norm)
+        self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers, c.sublayers), norm)
         self.one_stream = state_of(self.entry.scheme) == "one stream"
         self.rotary, self.scaling, self.layer_types = rotary_of(c), c.scaling, layer_types(c)
         self.gradient_checkpointing = False

@@ -52,6 +52,7 @@ def replace_sites(model: Any, scheme: Scheme, matched: bool) -> set[int]:
             check_complete(block, sites, stack)
             call = call_of(block, stack)
             block._modules, block.call, block.__class__ = {"residuals": sites, "entry": None, "exit": None}, call, made
+        count = len(stack.sublayers)  # 1 where sites are parallel
         entry = End(scheme, Site(0, "entry", depth, count), spec).to(device=like.device, dtype=like.dtype)
         exit = Exit(scheme, Site(depth - 1, "exit", depth, count), spec, like.dtype).to(like.device)
         exit.own.to(like.dtype)

@@ -105,9 +105,9 @@ class GeoNormVisionModel(GeoNormVisionPreTrainedModel):
         if c.positions == "learned":
             self.position = undrawn(nn.Embedding, c.context, c.width)
             self.position.role = "position"
-        self.entry = End(scheme, Site(0, "entry", c.layers), norm)
+        self.entry = End(scheme, Site(0, "entry", c.layers, c.sublayers), norm)
         self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
-        self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers), norm)
+        self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers, c.sublayers), norm)
         self.one_stream = state_of(self.entry.scheme) == "one stream"
         self.gradient_checkpointing = False
         for module in self.modules():

@@ -134,6 +134,11 @@ class TrunkConfig(Settings):
         return None if self.rope_scaling is None else read_scaling(self.rope_scaling)
 
     @property
+    def sublayers(self) -> int:
+        """Residuals of a block, as a `Site` at the ends of the stream counts them."""
+        return 1 if self.block == "parallel" else 2
+
+    @property
     def groups(self) -> int:
         """Key and value heads."""
         return self.heads if self.kv_heads is None else self.kv_heads

@@ -146,9 +146,9 @@ class Trunk(nn.Module):
     def add_stream(self, norm: NormSpec) -> None:
         """Makes the stream from its entry to its exit."""
         c = self.config
-        self.entry = End(self.scheme, Site(0, "entry", c.layers), norm)
+        self.entry = End(self.scheme, Site(0, "entry", c.layers, c.sublayers), norm)
         self.blocks = nn.ModuleList(BLOCKS[c.block](c, self.scheme, layer) for layer in range(c.layers))
-        self.exit = End(self.scheme, Site(c.layers - 1, "exit", c.layers), norm)
+        self.exit = End(self.scheme, Site(c.layers - 1, "exit", c.layers, c.sublayers), norm)
 
     def add_head(self) -> None:
         """Makes what turns the end of the stream into logits: `head`, and what stands around it."""

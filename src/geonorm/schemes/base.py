@@ -34,8 +34,9 @@ class Site:
 
     layer: 0-based block; an int when a model is built, a 0-d tensor in a forward pass, a float for simulated time.
     kind: attn | mlp | cross | parallel, and entry, exit at the ends of the stream. depth: number of blocks L.
-    sublayers: residuals of a block, 3 where cross-attention stands between attention and MLP. Of a model of two stacks
-    each counts its own blocks. Raises ConfigError for another kind, no blocks, and an int that is none of theirs.
+    sublayers: residuals of a block, 3 where cross-attention stands between attention and MLP; 1 at the ends of a model
+    of parallel sites, of which each counts as the first of two. Of a model of two stacks each counts its own blocks.
+    Raises ConfigError for another kind, no blocks, and an int that is none of theirs.
     """
 
     layer: Any
