@@ -135,6 +135,23 @@ def test_ranks_take_turns_and_count_each_batch_once() -> None:
     assert found[5] == [(2, "c", False), (4, "e", False)] and found[4][1] == (4, "e", False)
 
 
+def test_an_average_that_begins_anew_forgets_what_it_was() -> None:
+    """NaN of steps that were taken back is not in the mean of those that came in their place."""
+    from geonorm import Decoder, DecoderConfig
+
+    model = Decoder(DecoderConfig("pre", layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=8))
+    average = Average(model, TrainConfig(steps=4, evaluation=Evaluation(average=0.5)))
+    own = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(torch.nan)
+        average.update(3)
+        average.put(own)
+    for step in (3, 4):
+        average.update(step)
+    assert all(torch.equal(mean, own[name]) for name, mean in average.means.items())
+
+
 def test_an_average_keeps_a_constraint() -> None:
     from geonorm import Decoder, DecoderConfig
 

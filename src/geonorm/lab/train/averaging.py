@@ -34,7 +34,10 @@ class Average:
             return
         means = [local_part(mean) for mean in self.means.values()]
         weights = [local_part(p).to(mean.dtype) for p, mean in zip(self.model.parameters(), means, strict=True)]
-        torch._foreach_lerp_(means, weights, 1 / (step - self.first + 1))
+        if step == self.first:  # a mean with weight 0 is not nothing: after a rewind it may hold NaN
+            torch._foreach_copy_(means, weights)
+        else:
+            torch._foreach_lerp_(means, weights, 1 / (step - self.first + 1))
 
     @contextmanager
     def apply(self) -> Iterator[None]:
