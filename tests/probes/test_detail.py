@@ -184,6 +184,22 @@ def test_padding_takes_no_part_in_the_attention_to_the_first_token(side: str, ti
         assert (one["attn_first"] is None) == (one["kind"] == "mlp")
 
 
+def test_padding_of_one_shape_in_both_stacks(tiny_model: Tiny) -> None:
+    """Each stack's attention begins where its own mask does, at other places for the encoder than for the decoder."""
+    model = tiny_model("t5")[0]
+    ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(2))
+    masks = torch.ones(2, 2, 9).long()
+    masks[0, :, :4], masks[1, :, :2] = 0, 0
+    alone, padded = Subject(model), Subject(model)
+    alone.measure([{"input_ids": ids[:, 4:], "decoder_input_ids": ids[:, 2:]}])
+    names = ("input_ids", "decoder_input_ids", "attention_mask", "decoder_attention_mask")
+    padded.measure([dict(zip(names, (ids, ids, *masks), strict=True))])
+    for one, other in zip(alone.capture.rows(), padded.capture.rows(), strict=True):
+        for key in ("attn_first", "attn_first_null", "attn_logit"):
+            assert one[key] == (None if other[key] is None else pytest.approx(other[key], rel=1e-4)), key
+        assert (one["attn_first"] is None) == (one["kind"] != "attn")
+
+
 def test_cka_and_cosine_of_planted_streams() -> None:
     """A rotation and a scale leave CKA at 1 and take the cosine; streams without anything in common have 0 of both,
     even where dimensions outnumber tokens, and where the plain CKA would be near 1."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,6 +109,8 @@ class Capture:
         """What `WatchAttention` has found since the last site."""
         self.norms: dict[str, WatchedNorm] = {}
         self.masks: Masks = {}
+        self.running = ""
+        """The stack whose site runs, or ran last."""
         self.find_norms()
         if not self.sites and (sites or not self.norms):
             wanted = "residual site" if sites else "LayerNorm or RMSNorm"
@@ -150,13 +153,20 @@ class Capture:
         self.masks = masks
         norms = {name: norm.module for name, norm in self.norms.items()}
         attention = WatchAttention(lambda *found: self.attended.append(found), self.first_tokens)
-        with watch(self.model, self.see_site, self.sites), watch_calls(norms, self.see_norm), attention:
+        with ExitStack() as hooks:
+            for home, stack in {place.home: place.stack for place in self.sites}.items():
+                hooks.callback(home.register_forward_pre_hook(partial(self.enter, stack)).remove)
+            hooks.enter_context(watch(self.model, self.see_site, self.sites))
+            hooks.enter_context(watch_calls(norms, self.see_norm))
+            hooks.enter_context(attention)
             yield
 
+    def enter(self, stack: str, *_: Any) -> None:
+        self.running = stack
+
     def first_tokens(self, batch: int, keys: int) -> Tensor:
-        """Where the sequences begin of the stream whose attention has this many keys."""
-        masks = [mask for mask in self.masks.values() if mask is not None and mask.shape == (batch, keys)]
-        return first_places(masks[0] if len(masks) == 1 else None, batch, keys)
+        """Where the sequences begin of the stream whose attention runs."""
+        return first_places(mask_of(self.masks, self.running), batch, keys)
 
     def see_site(self, place: ModelSite, x: Tensor, u: Tensor | None, after: Tensor) -> None:
         record, given = self.records[place], mask_of(self.masks, place.stack)
