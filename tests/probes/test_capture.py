@@ -225,6 +225,18 @@ def test_our_own_models(scheme: str, norm: str) -> None:
         assert all(row["radius_after"] == pytest.approx(row["radius"], rel=1e-6) for row in rows)
 
 
+def test_gated_norms_are_norms_of_no_fixed_gain() -> None:
+    """As many as RMSNorms in their place; what they do beside a gain is not taken for one."""
+    found = {}
+    for norm in ("rms", "gated"):
+        shape = DecoderConfig(scheme="pre", layers=2, width=24, heads=2, vocab_size=31, context=16, norm=norm)
+        found[norm] = captured(Decoder(shape), {"ids": torch.randint(0, 31, (2, 7))})[0].norm_rows()
+    assert [row["norm"] for row in found["gated"]] == [row["norm"] for row in found["rms"]]
+    gated = [row for row in found["gated"] if row["role"] != "entry"]  # that one has no gains, and no gate
+    assert {row["norm_kind"] for row in gated} == {"other"} and all(row["removal"] is None for row in gated)
+    assert all(row["rotation"] is not None for row in gated)
+
+
 def test_by_hand_is_the_table(tiny_model: Tiny) -> None:
     model, inputs = tiny_model("gpt2")
     (stack,) = anatomy(model.config)

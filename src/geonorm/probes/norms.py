@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..norms import Norm
+
 OTHERS = ("batch", "group", "instance", "local", "weight", "spectral", "none")
 """Normalisations that are not over the features of one token."""
 
@@ -36,6 +38,8 @@ def norms_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def is_norm(module: nn.Module) -> bool:
+    if isinstance(module, Norm):
+        return True
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
         return len(module.normalized_shape) == 1
     name = type(module).__name__.lower()
@@ -54,8 +58,9 @@ def channels_first(module: nn.Module) -> bool:
 def examine(module: nn.Module, like: Tensor) -> NormFacts:
     """Asks a norm what it is, with a few small vectors of the last dimension and the dtype and device of `like`.
 
-    Indifferent to a shift of its input: LayerNorm; to its scale alone: RMSNorm; to neither: something else. Small whole
-    numbers, so that bf16 holds shift and scale exactly.
+    Indifferent to a shift of its input: LayerNorm; to its scale alone: RMSNorm; to neither, or with a gate that sees
+    the token, which no gain and bias say: something else. Small whole numbers, so that bf16 holds shift and scale
+    exactly.
     """
     generator = torch.Generator().manual_seed(0)
     dim = like.shape[-1]
@@ -70,7 +75,8 @@ def examine(module: nn.Module, like: Tensor) -> NormFacts:
     plain, shifted, doubled = ask(x), ask(x + 2), ask(2 * x)
     tolerance = 0.02 * plain.abs().max().clamp(min=1e-30)
     scale_free = bool((plain - doubled).abs().max() < tolerance)
-    centred = None if not scale_free else bool((plain - shifted).abs().max() < tolerance)
+    gated = any(p.dim() > 1 for p in module.parameters(recurse=False))
+    centred = None if gated or not scale_free else bool((plain - shifted).abs().max() < tolerance)
     bias = vector(module, "bias", dim)
     gain = vector(module, "weight", dim)
     if gain is not None and centred is not None:
