@@ -161,6 +161,19 @@ def test_padding_is_left_out(tiny_model: Tiny) -> None:
     assert {row["tokens"] for row in padded.rows()} == {14}
 
 
+@pytest.mark.parametrize("scheme", ["attnres", "hyper"])
+def test_padding_of_several_streams(scheme: str) -> None:
+    """Norms that read all streams of a token at once are measured of its streams, and of no padding."""
+    torch.manual_seed(0)
+    model = Decoder(DecoderConfig(scheme=scheme, layers=2, width=24, heads=2, vocab_size=31, context=16))
+    ids, mask = torch.randint(0, 31, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
+    mask[1, 5:] = 0
+    padded = watched(Capture(model), ids, masks={"decoder": mask})
+    apart = watched(watched(Capture(model), ids[:1]), ids[1:, :5])
+    compare(padded.rows(), apart.rows())
+    compare(padded.norm_rows(), apart.norm_rows())
+
+
 def compare(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
     assert some and len(some) == len(others)
     for one, other in zip(some, others, strict=True):

@@ -22,8 +22,8 @@ are dear. A fixed stride would meet the same positions of every window, the firs
 
 
 def flat(x: Tensor, mask: Tensor | None) -> Tensor:
-    """(tokens, dim) without padding; a view where there is none."""
-    return x.detach().reshape(-1, x.shape[-1]) if mask is None else x.detach()[mask]
+    """(tokens, dim) without padding, of several streams one after the other; a view where there is none."""
+    return (x.detach() if mask is None else x.detach()[mask]).reshape(-1, x.shape[-1])
 
 
 def chunks(rows: Tensor) -> Iterator[slice]:
