@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import geonorm
 from geonorm.cli import main as cli
 from geonorm.errors import ConfigError, DataError
+from geonorm.lab.data.objectives import MaskedTokens
 from geonorm.lab.studies import probe as lab
 from geonorm.probes.blockwise import load_one_block
 from geonorm.probes.subject import Subject, ablation, measure_gradients
@@ -284,6 +286,17 @@ def test_windows_begin_with_the_token_that_begins_a_text(folder: Path, tmp_path:
     marked = tokenizer()
     marked.add_special_tokens({"bos_token": "a"})
     assert lab.beginning(marked, "m") == marked.bos_token_id
+
+
+def test_the_beginning_of_a_text_is_never_masked() -> None:
+    opened: Any = SimpleNamespace(
+        causal=False, two=False, objective=lambda _: MaskedTokens(1, 2, 50), split=lambda ids, _: {"input_ids": ids}
+    )
+    text = torch.randint(3, 50, (40, 12), generator=torch.Generator().manual_seed(0))
+    begun = torch.cat((torch.zeros(40, 1).long(), text), 1)
+    (plain,), (found,) = lab.ask_masked(opened, [text]), lab.ask_masked(opened, [begun], bos=True)
+    assert (found["input_ids"][:, 0] == 0).all() and (found["labels"][:, 0] == -100).all()
+    assert all(torch.equal(found[name][:, 1:], plain[name]) for name in ("input_ids", "labels"))
 
 
 @pytest.mark.parametrize("bos", [False, True])

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
+from ...nn.trunk import IGNORED
 from ...probes import load
 from ...probes.blockwise import load_one_block
 from ...probes.config import ProbeConfig
@@ -159,7 +161,7 @@ def probe(
             raise ConfigError("a model in memory needs its tokenizer to read text: tokenizer=..., or give ids")
         begin = beginning(tokenizer, name) if bos else None
         windows = list(text(data, encode, tokens, context, vocabulary(subject), begin).split(batch or WINDOWS))
-        asked = ask_masked(opened, windows) if opened is not None and losses else None
+        asked = ask_masked(opened, windows, bos) if opened is not None and losses else None
         batches = windows if opened is None else given_to(opened, windows)
     else:
         batches = [data] if isinstance(data, (Tensor, Mapping)) else list(data)
@@ -169,15 +171,18 @@ def probe(
     )  # fmt: skip
 
 
-def ask_masked(opened: Opened, batches: Sequence[Tensor]) -> Sequence[Tensor | Inputs]:
+def ask_masked(opened: Opened, batches: Sequence[Tensor], bos: bool = False) -> Sequence[Tensor | Inputs]:
     """What the loss of a model is measured on: ids, of a model of masked tokens masked, of one of missing spans without
-    them, with labels; ids too of an encoder-decoder whose tokenizer has no marks for spans."""
+    them, with labels; ids too of an encoder-decoder whose tokenizer has no marks for spans. bos: windows begin with the
+    token that begins a text, which is never masked (a window with spans begins with what is left)."""
     if opened.causal or (opened.two and not opened.reader.sentinels):
         return batches
     objective, found, number = opened.objective(batches[0].shape[1]), list[Inputs](), 0
+    front = int(bos and not opened.two)
     for ids in batches:
-        windows = torch.cat((ids, ids[:, :1]), 1).numpy()  # objectives are handed the token behind a window, too
+        windows = torch.cat((ids[:, front:], ids[:, :1]), 1).numpy()  # objectives are handed the token behind a window
         inputs, labels = objective.pairs(windows, [number + row for row in range(len(ids))], HELD_OUT)
+        inputs, labels = torch.cat((ids[:, :front], inputs), 1), F.pad(labels, (front, 0), value=IGNORED)
         found.append({**opened.split(inputs, labels), "labels": labels})
         number += len(ids)
     return found
@@ -339,7 +344,7 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
             begin = beginning(opened.tokenizer, name) if config.bos else None
             ids = text(config.data, opened.encode, config.tokens, context, vocabulary(subject), begin)
             windows = list(ids.split(config.batch or WINDOWS))
-            asked = ask_masked(opened, windows) if losses else None
+            asked = ask_masked(opened, windows, config.bos) if losses else None
             batches = given_to(opened, windows)
         measured = measure_model(
             subject, label, batches, asked, gradients=config.gradients,
