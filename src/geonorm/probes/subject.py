@@ -100,10 +100,8 @@ class Subject:
     def count(self, inputs: Inputs) -> int:
         if (each := tokens_of_image(self.config)) is not None and "pixel_values" in inputs:
             return len(inputs["pixel_values"]) * each
-        if "attention_mask" in inputs:
-            return int(inputs["attention_mask"].sum())
-        tokens = inputs.get("input_ids", next(iter(inputs.values())))
-        return int(tokens[..., 0].numel() if tokens.dim() > 2 else tokens.numel())
+        given = [name for name in ("input_ids", "decoder_input_ids", "", "answer") if name in inputs]
+        return sum(tokens_of(inputs, name) for name in given or [next(iter(inputs))])
 
     def loss(self, batch: Tensor | Inputs) -> Tensor:
         """Mean cross-entropy of the next token, or of masked ones, in nats. ConfigError for a model without one."""
@@ -139,6 +137,14 @@ class Subject:
     def blocks(self) -> list[tuple[str, list[nn.Module]]]:
         """(stack, its blocks) in order."""
         return [(stack.name, blocks_of(self.model, stack, base)) for stack, base in self.capture.stacks]
+
+
+def tokens_of(inputs: Inputs, name: str) -> int:
+    """Tokens of ids, or of vectors in their place, without padding."""
+    tokens, mask = inputs[name], inputs.get(f"{'decoder_' * name.startswith('decoder_')}attention_mask")
+    if mask is not None:
+        return int(mask.sum())
+    return int(tokens[..., 0].numel() if tokens.dim() > 2 else tokens.numel())
 
 
 def tokens_of_image(config: Any) -> int | None:

@@ -271,6 +271,15 @@ def test_our_own_run(train: Any, text: Path, tmp_path: Path) -> None:
     assert len(read(out / "ablation.jsonl")) == 3
 
 
+def test_tokens_given_as_arguments_are_those_of_both_stacks(tiny_model: Tiny) -> None:
+    subject, ids, mask = Subject(tiny_model("t5")[0]), torch.ones(2, 6).long(), torch.ones(2, 6).long()
+    mask[0, :2] = 0
+    assert subject.count({"": ids, "answer": ids[:, :4]}) == 12 + 8
+    assert subject.count({"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids[:, :4]}) == 10 + 8
+    assert subject.count({"input_ids": ids, "decoder_input_ids": ids, "decoder_attention_mask": mask}) == 12 + 10
+    assert subject.count({"inputs_embeds": torch.ones(2, 6, 32), "attention_mask": mask}) == 10
+
+
 def test_labels_tell_models_apart() -> None:
     assert lab.short_names(["a/x", "b/y"]) == ["x", "y"]
     assert lab.short_names(["a/x", "b/x", "c/z"]) == ["a/x", "b/x", "z"]
