@@ -214,6 +214,25 @@ def test_fitted_it_begins_nearer_than_abruptly() -> None:
         assert model.state_dict().keys() == names and len(factors) >= 2 * 7
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_folded_it_is_the_model_that_was_fitted(bias: bool) -> None:
+    """With gates of token values, which read what the matrices behind them read."""
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"layers": 3, "width": 16, "heads": 2, "hidden": 24, "vocab_size": 31, "context": 12}
+    shape |= {"values": "token", "norm": "layer", "bias": bias}
+    original, model = (Decoder(DecoderConfig(scheme, **shape)) for scheme in ("pre", "geonorm"))
+    with torch.no_grad():
+        for p in original.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    own, ids, fitted = original.state_dict(), torch.arange(48).view(4, 12) % 31, []
+    model.load_state_dict({name: own.get(name, value) for name, value in model.state_dict().items()})
+    hook = model.register_forward_hook(lambda *call: fitted.append(call[-1]))
+    factors = fit(model, original, ids)
+    hook.remove()
+    assert sum(weight.shape == (2, 12) for weight, _ in factors) == 2
+    torch.testing.assert_close(model(ids), fitted[0], rtol=1e-4, atol=1e-4)
+
+
 def test_what_an_optimizer_remembers_follows_the_weights() -> None:
     """One step of Adam from a gradient, then the weight times f: its memory is that of the gradient over f."""
     memories = []

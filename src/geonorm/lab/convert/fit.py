@@ -2,7 +2,7 @@
 one of its scheme and nothing else.
 
 Gains and biases on what a branch reads are those of the matrices behind, W (g y + b) = (W g) y + W b; a factor on what
-it proposes is one on the matrix that writes.
+it proposes is one on the matrix that writes. The gate of a token's values reads it too, and has no bias.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ...hf.block import Affine, Gain, norm_in
 from ...hf.match import regress, scale
 from ...nn.decoder import Decoder
 from ...nn.trunk import End
+from ...nn.values import TokenValues
 from ...residual import Residual
 from ...schemes import Site, read_at, write_at
 from ...sites.watch import ModelSite, sites_of, stream_of, tensor_of, watch, watch_calls
@@ -72,7 +73,8 @@ class Fit:
     def __init__(self, residual: Residual, reads: Tensor, after: Tensor, bias: bool) -> None:
         self.residual, self.reads, self.after = residual, reads, after
         like = next(residual.branch.parameters())
-        self.gains = Affine(reads.shape[-1], bias).to(like.device)
+        self.gates = [m.gate for m in residual.branch.modules() if isinstance(m, TokenValues)]
+        self.gains = Affine(reads.shape[-1], bias and not self.gates).to(like.device)
         self.gain = Gain().to(like.device)
         self.x: Any = None
 
@@ -111,6 +113,7 @@ class Fit:
                 if linear.bias is not None and self.gains.bias is not None:
                     linear.bias.add_(linear.weight @ self.gains.bias)
                 found.append((linear.weight, self.gains.weight.detach()))
+        found += [(gate, self.gains.weight.detach()[: gate.shape[1]]) for gate in self.gates]
         for weight, factors in found:
             weight.mul_(factors)
         return found
