@@ -16,7 +16,7 @@ from geonorm.cli.main import main
 from geonorm.lab.convert import convert as work
 from geonorm.lab.convert.fit import divide_state, fit
 from geonorm.lab.data.tokenizer import BYTE_JSON
-from geonorm.lab.open import open_run
+from geonorm.lab.open import open_model, open_run
 from geonorm.nn import Decoder, DecoderConfig
 from geonorm.report.runs import load
 
@@ -76,6 +76,9 @@ def test_the_gradual_way_begins_with_the_loss_that_was(source: Path, convert: An
     found = about(out)
     conversion = found["conversion"]
     assert conversion["loss_at_start"] == conversion["loss_before"] and conversion["tokens"] == TOKENS
+    model = open_run(out).model
+    assert found["parameters"] == model.parameter_count()  # on its way it had the norms of the source too
+    assert found["matmul_parameters"] == model.matmul_parameter_count()
     assert found["scheme"] == "geonorm" and found["steps"] == 10 and conversion["source"] == "pre(entry=embedding)"
     assert f"loss {conversion['loss_before']:.4f} before" in done.out and "to undo, remove" in done.out
     answer = json.loads(call("eval", out, "--data", open_run(out).config.data).out)
@@ -281,6 +284,8 @@ def test_a_llama_from_the_disk(
     assert (conversion["loss_at_start"] == conversion["loss_before"]) == (way == "gradual")
     assert conversion["loss_after"] < conversion["loss_before"] and contents(llama) == before
     assert json.loads((out / "config.json").read_text())["scheme"] == "geonorm"
+    model = open_model(str(out), torch.device("cpu")).model
+    assert about(out)["parameters"] == sum(p.numel() for p in model.parameters())
     saved = load(out)
     assert (saved.depth, saved.data) == (2, text.name)
     answer = json.loads(call("eval", out, "--data", text, "--tokens", 100).out)

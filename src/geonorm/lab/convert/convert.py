@@ -107,6 +107,10 @@ def convert(config: ConvertConfig, say: Say = print, shown: Unwatched | None = N
         },
     }
     origin.save(loop, way, out)
+    # on a gradual way it had those of both schemes
+    ended |= {
+        "parameters": loop.model.parameter_count(), "matmul_parameters": loop.model.matmul_parameter_count()
+    }  # fmt: skip
     write_json(out / "summary.json", ended)
     shutil.rmtree(way)
     return ended
