@@ -116,6 +116,26 @@ def test_stopped_and_resumed_it_is_the_same(source: Path, convert: Any, after: A
     assert about(whole)["conversion"]["loss_after"] == about(parts)["conversion"]["loss_after"]
 
 
+def test_norms_that_are_held_are_those_it_begins_with(
+    convert: Any, call: Any, text: Path, after: Any, tmp_path: Path
+) -> None:
+    """Not those of drawn weights, before a stop and behind it."""
+
+    def norms(run: Path) -> list[float]:
+        return [w.norm().item() for role, w, _, _ in open_run(run).model.weights() if role in ("o", "down")]
+
+    held, out = tmp_path / "held", tmp_path / "out"
+    base = ["train", *SHAPE, *QUICK, "--data", text, "--optim.hold_norms", "o", "down"]
+    assert call(*base, "--steps", 4, "--out", held, "--seed", 1).status == 0
+    begun = norms(held)
+    with after(4):
+        assert convert(held, out, "--way", "abrupt", "--lr", 0.05).status == 130
+    assert norms(out / "way") == pytest.approx(begun, rel=1e-5)
+    resumed = convert(held, out, "--way", "abrupt", "--lr", 0.05)
+    assert resumed.status == 0 and "at step 4 of 10" in resumed.out
+    assert norms(out) == pytest.approx(begun, rel=1e-5)
+
+
 def test_killed_while_the_result_is_written_it_is_written_anew(
     source: Path, convert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from ..scale import parallel
 from ..scale.checkpoint import load_newest
 from ..scale.world import on_all_ranks
 from ..train.loop import Loop, Say, train
+from ..train.matrices import HeldNorms
 from .config import ConvertConfig
 from .origin import Origin, find_origin
 
@@ -57,6 +58,7 @@ class Converting(Loop):
         if super().resume(run):
             return True
         self.origin.begin(self)
+        self.held = HeldNorms(self.model, self.config.optim.hold_norms)  # of the weights it begins with
         before, swapped = self.measure(self.origin.original), self.measure(self.model)
         run.write(BEGUN, {"settings": asked(self.origin.config), "loss_before": before, "loss_at_start": swapped})
         self.say(f"{self.origin.name}: loss {before:.4f}, at the start of its way {swapped:.4f}")

@@ -156,11 +156,7 @@ class Loop:
         trunk = optim.trunk_end(c.optim, c.steps) if keeps else None
         self.world.together(lambda: self.open_loggers(run, more))
         self.saver = checkpoint.Saver(run.checkpoints, c.checkpoint.keep, c.checkpoint.best, self.world, trunk)
-        with (
-            stop_signals(launched(), stopped),
-            closing(self.saver),
-            closing(self.loggers),
-        ):
+        with stop_signals(launched(), stopped), closing(self.saver), closing(self.loggers):
             try:
                 self.loop(run, shown, stopped)
             except Diverged as diagnosis:
@@ -328,6 +324,7 @@ class Loop:
             "best": finite_or_none(self.best),
             "passed_over": self.passed_over,
             "guard": self.judge.state(),
+            "held": self.held.squares,
         }
         self.saver.save(self.step, self.model, self.optimizers, progress, self.average.tensors(self.step))
 
@@ -344,6 +341,7 @@ class Loop:
         self.begun = time.monotonic() - state["wall_seconds"]
         self.best = inf if state.get("best") is None else state["best"]
         self.passed_over = state.get("passed_over", 0)
+        self.held.squares = state.get("held", self.held.squares)  # older checkpoints have none
         if "guard" in state:
             self.judge.restore(state["guard"])
         return True
