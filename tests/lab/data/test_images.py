@@ -71,13 +71,31 @@ def test_a_folder_of_classes(tmp_path: Path) -> None:
     assert open_images(str(root), held_out=0.3).sha256 != found.sha256
 
 
-@pytest.mark.parametrize("name", ["val", "test", "validation"])
-def test_a_folder_with_a_part_of_its_own_to_validate_on(tmp_path: Path, name: str) -> None:
-    write_folder(tmp_path / "train", ["a", "b", "c"], 2)
-    write_folder(tmp_path / name, ["c", "a"], 3, first=50)
+@pytest.mark.parametrize(
+    "names", ["train val", "train test", "train validation", "training valid", "Train dev", "train val test"]
+)
+def test_a_folder_with_a_part_of_its_own_to_validate_on(tmp_path: Path, names: str) -> None:
+    train, held_out, *others = names.split()
+    write_folder(tmp_path / train, ["a", "b", "c"], 2)
+    write_folder(tmp_path / held_out, ["c", "a"], 3, first=50)
+    for other in others:
+        write_folder(tmp_path / other, ["b"], 1, first=90)
     found = open_images(str(tmp_path))
     assert len(found.train) == 6 and found.validation.labels.tolist() == [0, 0, 0, 2, 2, 2]
     assert np.array_equal(found.validation.pixels(0), picture(150))
+
+
+@pytest.mark.parametrize("names", ["training", "valid cat", "val test", "train cat"])
+def test_a_part_of_the_data_is_no_class(tmp_path: Path, names: str) -> None:
+    for name in names.split():
+        write_folder(tmp_path / name, ["a", "b"], 2)
+    with pytest.raises(DataError, match=rf"{names.split()[0]} is named like a part of the data, not like a class: put"):
+        open_images(str(tmp_path))
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    """As one of CIFAR-100's is."""
+    assert open_images(str(write_folder(tmp_path, ["bus", "train"], 3))).classes == ("bus", "train")
 
 
 def test_npz_of_jpeg_files(tmp_path: Path) -> None:

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from ...errors import DataError, cause
 from .pixels import decode_file
 from .sources import entries
-from .split import HASH_RANGE, SPLITS
+from .split import HASH_RANGE, HELD_OUT_NAMES, SPLITS, TRAIN_NAMES
 
 FORMAT = 1  # of the fingerprint: raise it whenever the same files would give other images, classes or splits
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
-HELD_OUT_NAMES = ("validation", "val", "test")
+HELD_OUT_FILES = ("val", "test")
+"""What stands in the name of a file to validate on."""
 HELD_OUT = 0.05
 """Share that is held out where the images come without a part for that, by a hash of each one's bytes."""
 SIDE, RECORD = 32, 1 + 3 * 32 * 32
@@ -81,7 +82,8 @@ class LabelledImages:
 def open_images(spec: str, held_out: float = HELD_OUT) -> LabelledImages:
     """Images by a path, or by its place in $GEONORM_DATA:
 
-    a folder of folders, one for each class, or of `train` and `validation` (val, test) with such folders;
+    a folder of folders, one for each class, or of `train` and `validation` (valid, val, dev; test where there is none
+    of these) with such folders;
     an .npz file (`data`: JPEG files one behind the other, uint8; `offsets`: where each begins and the last ends;
     `labels`; `classes`, if they have names), or a folder with one of train and one of validation (val, test);
     the folder of CIFAR-10's binary version, data_batch_*.bin and test_batch.bin, or one such file.
@@ -131,15 +133,26 @@ def read_path(path: Path) -> dict[str, Part]:
                 raise DataError(f"{path}: which of {names} are for training is not clear: one *train*, one *test*")
             return join_parts(path, read(train), read(held_out) if held_out else None)
     folders = [entry for entry in inside if entry.is_dir()]
-    held_out = [folder for folder in folders if folder.name.lower() in HELD_OUT_NAMES]
-    train = [folder for folder in folders if folder.name.lower() == "train"]
-    if not (train and held_out):
-        return {"train": read_classes(path, folders)}
-    return join_parts(path, *(read_classes(place[0], class_folders(place[0])) for place in (train, held_out)))
+    train, held_out = named(folders, TRAIN_NAMES), named(folders, HELD_OUT_NAMES)
+    if train and held_out:
+        return join_parts(path, *(read_classes(found[0], class_folders(found[0])) for found in (train, held_out)))
+    parts = train + held_out
+    if len(parts) > 1 or any(map(class_folders, parts)):  # alone and with images it may be a class: trains, say
+        raise DataError(
+            f"{path}: {parts[0].name} is named like a part of the data, not like a class: put the classes into train "
+            "and validation, or rename it"
+        )
+    return {"train": read_classes(path, folders)}
+
+
+def named(folders: Sequence[Path], names: Sequence[str]) -> list[Path]:
+    """Those with one of the names, in the order of the names."""
+    found = [folder for folder in folders if folder.name.lower() in names]
+    return sorted(found, key=lambda folder: names.index(folder.name.lower()))
 
 
 def is_held_out(name: str) -> bool:
-    return any(word in name.lower() for word in HELD_OUT_NAMES)
+    return any(word in name.lower() for word in HELD_OUT_FILES)
 
 
 def class_folders(path: Path) -> list[Path]:

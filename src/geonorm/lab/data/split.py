@@ -15,6 +15,9 @@ from ...errors import DataError
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, Split] = ("train", "validation")
+TRAIN_NAMES = ("train", "training")
+HELD_OUT_NAMES = ("validation", "valid", "val", "dev", "test")
+"""What a part to validate on may be called: of several in one folder, the first of these is meant."""
 Documents = Callable[[], Iterator[str]]
 HASH_RANGE = 1 << 64
 
