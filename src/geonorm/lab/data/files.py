@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 COMPRESSIONS = (".gz", ".xz", ".bz2", ".zst")
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 PARQUET_SUFFIXES = (".parquet",)
+DATA_SUFFIXES = (*JSON_SUFFIXES, *PARQUET_SUFFIXES, ".txt", ".text", ".csv", ".tsv")
 # What counts as text when a folder is read; a file that is named directly may have any suffix.
 TEXT_SUFFIXES = tuple(
     ".txt .text .md .rst .org .tex .bib .html .xml .csv .tsv .json .yaml .yml .toml "
@@ -51,6 +52,11 @@ def format_of(path: Path) -> str:
 def is_readable_in_folder(path: Path) -> bool:
     """Whether `path` has a suffix that is read when it is found inside a folder."""
     return suffix_of(path) in JSON_SUFFIXES + PARQUET_SUFFIXES + TEXT_SUFFIXES
+
+
+def is_data(path: Path) -> bool:
+    """Whether `path` has a suffix of text that was collected, and none of a program or a document."""
+    return suffix_of(path) in DATA_SUFFIXES
 
 
 def suffix_of(path: Path) -> str:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from ...errors import DataError, cause, nearest
 from . import stdlib
-from .files import format_of, import_extra, is_readable_in_folder, read_documents, sha256_of, text_field
-from .split import SPLITS, Documents, Split, hold_out, hold_out_stream
+from .files import format_of, import_extra, is_data, is_readable_in_folder, read_documents, sha256_of, text_field
+from .split import HELD_OUT_NAMES, SPLITS, TRAIN_NAMES, Documents, Split, hold_out, hold_out_stream
 
 FORMAT = 1  # of the fingerprint: raise it whenever the same files would give other documents or splits
 HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(:[\w.-]+)?")
@@ -26,13 +26,15 @@ class Source:
     """Text with a train and a validation split.
 
     `fingerprint` is the SHA-256 (hex) of the content and of everything that decides the split; `files` are
-    the local files read, empty for a dataset from the Hub.
+    the local files read, empty for a dataset from the Hub; `left_out` are entries of the folder that belong to
+    neither split, such as test text.
     """
 
     name: str
     fingerprint: str
     files: tuple[Path, ...]
     splits: Mapping[Split, Documents] = field(repr=False, compare=False)
+    left_out: tuple[Path, ...] = ()
 
     def documents(self, split: Split) -> Iterator[str]:
         """A fresh lazy iterator over the documents (non-empty strings) of a split."""
@@ -51,6 +53,7 @@ class LocalFiles(NamedTuple):
     name: str
     train: tuple[Path, ...]
     validation: tuple[Path, ...] = ()
+    left_out: tuple[Path, ...] = ()
 
 
 def open_source(spec: str, *, validation: str | None = None, validation_fraction: float = 0.05) -> Source:
@@ -58,8 +61,8 @@ def open_source(spec: str, *, validation: str | None = None, validation_fraction
 
     `validation` names a second source to validate on (its validation split if it has one, else all of it);
     then the first is not split. Otherwise a source without a validation split has `validation_fraction` of it
-    held out. Raises `DataError` where the source does not exist, holds no text, or its first document cannot
-    be read.
+    held out. Raises `DataError` where the source does not exist, holds no text, its first document cannot be read,
+    or its validation files are among the training files, by path or by content.
     """
     if not 0 < validation_fraction < 1:
         raise DataError(f"validation_fraction is {validation_fraction}: give a number between 0 and 1")
@@ -68,7 +71,7 @@ def open_source(spec: str, *, validation: str | None = None, validation_fraction
         if validation is None:
             return open_hub(spec, validation_fraction)
         raise DataError("validation text beside a Hugging Face dataset is not supported: use the dataset's own split")
-    name, train, held_out = parts
+    name, train, held_out, left_out = parts
     if validation is not None:
         other = find_local(validation)
         if other is None:
@@ -78,16 +81,20 @@ def open_source(spec: str, *, validation: str | None = None, validation_fraction
         raise DataError(f"{shared[0]}: is both train and validation text: give another validation source")
     lines = [f"geonorm source {FORMAT}"]
     splits: dict[Split, Documents] = {}
+    sums: dict[Split, list[str]] = {}
     for split, files in zip(SPLITS, (train, held_out), strict=True):
         splits[split] = partial(read_all, files)
         if files and next(splits[split](), None) is None:
             raise DataError(f"{files[0] if len(files) == 1 else name}: empty: give a file with text in it")
-        lines += [f"{split} {format_of(path)} {sha256_of(path)}" for path in files]
+        sums[split] = [sha256_of(path) for path in files]
+        lines += [f"{split} {format_of(path)} {sha256}" for path, sha256 in zip(files, sums[split], strict=True)]
+    if held_out and set(sums["validation"]) <= set(sums["train"]):
+        raise DataError(f"{held_out[0]}: its content is training text too: give another validation source")
     if not held_out:
         lines.append(f"held out {validation_fraction!r}")
         one_text = len(train) == 1 and format_of(train[0]) == "text"
         splits = hold_out(name, splits["train"], validation_fraction, one_text=one_text)
-    return Source(name, hashlib.sha256("\n".join(lines).encode()).hexdigest(), train + held_out, splits)
+    return Source(name, hashlib.sha256("\n".join(lines).encode()).hexdigest(), train + held_out, splits, left_out)
 
 
 def read_all(files: tuple[Path, ...]) -> Iterator[str]:
@@ -125,9 +132,11 @@ def find_local(spec: str) -> LocalFiles | None:
         path = known[spec]
     name = Path(os.path.abspath(path)).name
     if path.is_dir():
-        split = split_folder(path)
-        places = [split[part] for part in SPLITS] if split else [path]
-        return LocalFiles(name, *map(files_at, places))
+        if not (split := split_folder(path)):
+            return LocalFiles(name, files_at(path))
+        train, validation = (tuple(chain.from_iterable(map(files_at, split[part]))) for part in SPLITS)
+        taken = [*split["train"], *split["validation"]]
+        return LocalFiles(name, train, validation, tuple(entry for entry in readable(path) if entry not in taken))
     if not path.is_file():
         raise DataError(f"{path}: not a regular file: give a file or a folder")
     return LocalFiles(name.split(".")[0] or name, (path,))
@@ -144,16 +153,26 @@ def unknown_source(spec: str, path: Path, known: Mapping[str, Path]) -> DataErro
     return DataError(f"no file, folder or corpus '{spec}': {hint}{missing}")
 
 
-def split_folder(folder: Path) -> dict[Split, Path]:
-    """``train.*`` and ``validation.*`` of a folder where it has exactly one of each, else nothing."""
-    found: dict[Split, Path] = {}
-    for path in entries(folder):
-        for split in SPLITS:
-            if path.name.split(".")[0] == split and (path.is_dir() or is_readable_in_folder(path)):
-                if split in found:
-                    return {}
-                found[split] = path
-    return found if len(found) == len(SPLITS) else {}
+def split_folder(folder: Path) -> dict[Split, list[Path]]:
+    """What a folder holds to train and to validate on, by the names of its entries, else nothing: ``train.*`` and
+    ``validation.*``, exactly one of each, or all of one of `TRAIN_NAMES` and one of `HELD_OUT_NAMES`, up to the first
+    dot or dash of their names, as in the Hub's ``train-00000-of-00002.parquet``."""
+    inside = readable(folder)
+    pair = {split: [path for path in inside if path.name.split(".")[0] == split] for split in SPLITS}
+    if all(len(paths) == 1 for paths in pair.values()):
+        return pair
+    named: dict[str, list[Path]] = {}
+    for path in inside:
+        if path.is_dir() or is_data(path):  # a program's train.py and test.py are no parts
+            named.setdefault(re.split("[.-]", path.name)[0], []).append(path)
+    train, held_out = (
+        next((named[name] for name in names if name in named), []) for names in (TRAIN_NAMES, HELD_OUT_NAMES)
+    )
+    return {"train": train, "validation": held_out} if train and held_out else {}
+
+
+def readable(folder: Path) -> list[Path]:
+    return [path for path in entries(folder) if path.is_dir() or is_readable_in_folder(path)]
 
 
 def entries(folder: Path) -> list[Path]:
