@@ -25,8 +25,8 @@ NOTE = (
 )
 LIMITED = "What limits this ladder"
 COMPUTE = (
-    "Compute: 6 x parameters x tokens in FLOP, embeddings that are only looked up left out, and attention's scores "
-    "too. Tokens per parameter: of all, and of all but those embeddings."
+    "Compute: 6 x parameters x tokens in FLOP, tables that are only looked up left out, and attention's scores "
+    "too. Tokens per parameter: of all, and of all but those tables."
 )
 
 

@@ -12,7 +12,9 @@ import yaml
 import geonorm
 from geonorm import report
 from geonorm.errors import ConfigError
+from geonorm.lab.config import TrainConfig
 from geonorm.lab.ladder.config import LadderConfig, Rule
+from geonorm.lab.ladder.ladder import about
 from geonorm.lab.runs.speedup import judge_ladder
 
 BUILD = report.build
@@ -89,6 +91,14 @@ def test_one_integer_sets_a_size_and_each_part_can_be_said() -> None:
     ruled = LadderConfig(rule=Rule(width=8, head=4, batch=2.0)).size("4", count)
     assert (ruled.width, ruled.heads, ruled.lr) == (32, 8, pytest.approx(min(0.012, 19 / (32 * ruled.steps[0] ** 0.5))))
     assert LadderConfig(budgets=["1"]).size("2", count).lr == 0.012  # the highest there is
+
+
+@pytest.mark.parametrize(("name", "tables"), [("nano", 1), ("nano-gpt2", 0.125), ("modern", 3)])
+def test_what_is_looked_up_is_not_computed_with(name: str, tables: float) -> None:
+    """In tables of vocabulary x width: an untied embedding, positions beside a tied one, two of values besides."""
+    config = TrainConfig(preset=name, scheme="pre")
+    shape = config.decoder("pre")
+    assert about(config)["embedding"] == tables * shape.vocab_size * shape.width
 
 
 @pytest.mark.parametrize(

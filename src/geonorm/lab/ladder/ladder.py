@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from ...nn.config import DecoderConfig
+from ...nn.config import ModelConfig
 from ...nn.models import build
 from ..compare.compare import begin_study, read_runs, repeat_command, round_rate, slug
 from ..compare.team import Say
 from ..config import Shared, TrainConfig
 from ..runs.run import write_json
 from ..runs.speedup import judge_ladder
+from ..scale.plan import looked_up
 from .config import LadderConfig, Size
 
 
@@ -73,8 +74,13 @@ def run_config(config: LadderConfig, size: Size, scheme: str, rate: float, seed:
 
 def count(config: LadderConfig, shape: dict[str, Any]) -> int:
     """Parameters of the baseline at a size, all of them."""
+    return outline(replace(config.decoder(config.schemes[0]), **shape)).parameter_count()
+
+
+def outline(shape: ModelConfig) -> Any:
+    """The model of a shape, without storage."""
     with torch.device("meta"):
-        return build(replace(config.decoder(config.schemes[0]), **shape)).parameter_count()
+        return build(shape)
 
 
 def about(config: TrainConfig) -> dict[str, Any]:
@@ -86,10 +92,5 @@ def about(config: TrainConfig) -> dict[str, Any]:
         "width": shape.width,
         "batch_size": config.batch_size,
         "planned_tokens": config.steps * config.batch_size * shape.context,
-        "embedding": embedding(shape),
+        "embedding": looked_up(outline(shape)),
     }
-
-
-def embedding(shape: DecoderConfig) -> int:
-    """Parameters that no token is multiplied by: rows of the embedding are looked up, unless the head shares them."""
-    return 0 if shape.tied else shape.vocab_size * shape.width

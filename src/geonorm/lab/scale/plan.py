@@ -138,6 +138,12 @@ def rows_outside(shape: ModelConfig) -> dict[str, int]:
     return looked_up | ({} if shape.tied else {"embed": 0})  # a tied embedding multiplies as the head
 
 
+def looked_up(model: Model) -> int:
+    """Parameters of tables that multiply nothing: tokens and places look up rows in them."""
+    rows = rows_outside(model.config)
+    return sum(weight.numel() for role, weight, _, _ in model.weights() if rows.get(role) == 0)
+
+
 def rows_of_two_stacks(model: EncoderDecoder) -> Iterator[tuple[Tensor, int]]:
     """Every matrix of an encoder and a decoder, and how many vectors it multiplies: tokens of the source in the encoder
     and where cross-attention makes keys and values of its output, else of the answer."""
