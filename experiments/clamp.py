@@ -109,10 +109,13 @@ def steps(traces: Rows) -> list[float]:
     return [float(row["step"]) for rows in traces.values() for row in rows]
 
 
-def main(experiment: Path, chosen: Sequence[str]) -> None:
+def main(experiment: Path, chosen: Sequence[str]) -> int:
     kept = [json.loads(line) for line in (experiment / "results.jsonl").read_text(encoding="utf-8").splitlines()]
     runs = {run["run"]: run for run in kept if not chosen or run["run"] in chosen}
     traces = {name: rows for name, rows in read_traces(experiment).items() if name in runs}
+    if not traces or not runs.keys() >= set(chosen):
+        print(f"{experiment} has no such runs, or none with a ceiling: name runs as traces.csv does", file=sys.stderr)
+        return 2
     y = Axis.around(
         [float(row["proposal_p50"]) for rows in traces.values() for row in rows], log=True, title="|v| / |x|"
     )
@@ -121,6 +124,7 @@ def main(experiment: Path, chosen: Sequence[str]) -> None:
     (experiment / "figures").mkdir(exist_ok=True)
     for name, charts in {"course": over, "ratio": ratios}.items():
         print(Figure(figure(charts, experiment.name)).save(experiment / "figures" / f"{name}.svg"))
+    return 0
 
 
 if __name__ == "__main__":
@@ -128,4 +132,4 @@ if __name__ == "__main__":
     parser.add_argument("experiment", type=folder_with("results.jsonl", "traces.csv"), help="folder of an experiment")
     parser.add_argument("runs", metavar="RUN", nargs="*", help="names of runs; all where none is given")
     words = parser.parse_args()
-    main(words.experiment, words.runs)
+    sys.exit(main(words.experiment, words.runs))

@@ -12,7 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from programme import folder_with
 
 from geonorm.lab.runs.statistics import aggregate
 from geonorm.report import write_figures
@@ -42,10 +46,12 @@ def write_table(experiment: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("comparison", type=Path, nargs="?")
-    parser.add_argument("experiment", type=Path)
-    arguments = parser.parse_args()
-    if arguments.comparison is None:
-        write_table(arguments.experiment)
+    parser.add_argument("comparison", type=folder_with("results.json", of="a comparison"), nargs="?")
+    parser.add_argument("experiment", type=folder_with("README.md"))
+    words = parser.parse_args()
+    if words.comparison is not None:
+        collect(words.comparison, words.experiment)
+    elif (words.experiment / "results.jsonl").is_file():
+        write_table(words.experiment)
     else:
-        collect(arguments.comparison, arguments.experiment)
+        parser.error(f"{words.experiment} has no results.jsonl: name the folder of a comparison before it")

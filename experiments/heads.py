@@ -7,6 +7,7 @@ Mean over the tokens from the 17th on of 32 windows spread over the validation t
 
 from __future__ import annotations
 
+import argparse
 import csv
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+sys.path.insert(0, str(Path(__file__).parent))
+from programme import folder_with
+
+from geonorm.errors import GeonormError
 from geonorm.lab.data.batches import validation_batches
 from geonorm.lab.open import open_run
 from geonorm.lab.train.text import load_text
@@ -58,10 +63,24 @@ def measure(run: Path) -> Iterator[list[Any]]:
             yield [run.name, block + 1, head + 1, *(f"{share:.3f}" for share in shares)]
 
 
+def table_in_folder(word: str) -> Path:
+    if not word.endswith(".csv") or not Path(word).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{word} is no .csv in a folder that is there: name the table to write first")
+    return Path(word)
+
+
 def main(out: Path, runs: Sequence[Path]) -> None:
+    rows = [row for run in runs for row in measure(run)]
     with out.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([HEAD, *(row for run in runs for row in measure(run))])
+        csv.writer(file, lineterminator="\n").writerows([HEAD, *rows])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [Path(word) for word in sys.argv[2:]])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", metavar="OUT.csv", type=table_in_folder)
+    parser.add_argument("runs", metavar="RUN", type=folder_with("config.yaml", of="a run"), nargs="+")
+    words = parser.parse_args()
+    try:
+        main(words.out, words.runs)
+    except GeonormError as error:
+        parser.error(str(error))

@@ -176,12 +176,12 @@ def show(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def folder_with(*files: str) -> Callable[[str], Path]:
+def folder_with(*files: str, of: str = "an experiment") -> Callable[[str], Path]:
     """Reads a word of the command line as a folder that has all of these files, or refuses it in a line."""
 
     def read(word: str) -> Path:
         if missing := [name for name in files if not (Path(word) / name).is_file()]:
-            raise argparse.ArgumentTypeError(f"{word} has no {' and no '.join(missing)}: name an experiment's folder")
+            raise argparse.ArgumentTypeError(f"{word} has no {' and no '.join(missing)}: name the folder of {of}")
         return Path(word)
 
     return read

@@ -372,6 +372,17 @@ WRONG = {
     "no results": ("curves.py", ["016-streams", "pre", "geonorm"], "016-streams has no results.jsonl"),
     "no such scheme": ("curves.py", ["017-paper-recipe", "pre", "nobody"], "has no runs of nobody on books"),
     "no traces": ("clamp.py", ["003-zoo"], "003-zoo has no traces.csv"),
+    "no run with a ceiling": ("clamp.py", ["017-paper-recipe", "nowhere"], "has no such runs, or none with a ceiling"),
+    "no words": ("heads.py", [], "the following arguments are required: OUT.csv, RUN"),
+    "no table": ("heads.py", ["runs/a", "runs/b"], "runs/a is no .csv in a folder that is there"),
+    "no run": ("heads.py", ["heads.csv", "nowhere"], "nowhere has no config.yaml: name the folder of a run"),
+    "no comparison": (
+        "collect.py",
+        ["nowhere", "001-placement-on-cpu"],
+        "nowhere has no results.json: name the folder",
+    ),
+    "nothing collected": ("collect.py", ["016-streams"], "016-streams has no results.jsonl: name the folder of a comp"),
+    "no experiment's folder": ("collect.py", ["nowhere"], "nowhere has no README.md"),
     "none of the runs": ("014-beyond-decoders/geometry.py", ["nowhere"], "nowhere holds none of the runs"),
     "no sources": ("015-conversion/runs.py", ["run", "nowhere", "out"], "nowhere lacks books-pre"),
 }
@@ -388,6 +399,17 @@ def test_wrong_words_are_answered_in_a_line(
         runpy.run_path(str(ROOT / script), run_name="__main__")
     assert left.value.code == 2 and said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_heads_of_a_run_that_cannot_be_read_leave_no_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.yaml").write_text("scheme: nobody\n")
+    monkeypatch.setattr("sys.argv", ["heads.py", str(tmp_path / "heads.csv"), str(tmp_path)])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(ROOT / "heads.py"), run_name="__main__")
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and "unknown scheme 'nobody'" in said and not (tmp_path / "heads.csv").exists()
 
 
 def test_the_table_of_015_says_what_each_way_reached() -> None:
