@@ -61,35 +61,6 @@ def test_016_extends_rates_and_then_asks_for_seeds() -> None:
     assert all(words[words.index("--seed") + 1] == name.rpartition("seed")[2] for name, words in seeded.items())
 
 
-def test_tables_and_figures_of_016(tmp_path: Path) -> None:
-    """Planted: `nag` 0.1 above `pre` where outputs are drawn, 0.3 above it where they start at 0; two regimes make one
-    family of p."""
-    rows, traces = [], ["run,step,clamped"]
-    for cell, worse in (("plain", 0.1), ("zero", 0.3)):
-        for scheme, plus in (("nag", worse), ("pre", 0.0)):
-            for lr, seed in ((3e-3, 0), (6e-3, 0), (6e-3, 1), (6e-3, 2), (1.2e-2, 0)):
-                loss = 3 + abs(lr - 6e-3) * 50 + plus * (1 + 0.01 * (seed - 1)) + 0.02 * seed
-                run = f"{cell}-{scheme}-lr{lr:g}-seed{seed}"
-                rows.append(
-                    {"run": run, "scheme": scheme, "lr": lr, "seed": seed, "status": "finished", "val_loss": loss,
-                     "val_loss_average": loss - 0.01}
-                )  # fmt: skip
-                if scheme == "nag":
-                    traces += [f"{run},{step},{share}" for step, share in ((1, 0.1), (2, 0.4), (2, 0.6))]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "traces.csv").write_text("\n".join(traces) + "\n")
-    made = runpy.run_path(str(ROOT / "016-streams" / "table.py"))
-    made["main"](tmp_path)
-    text = (tmp_path / "table.md").read_text()
-    plain = text[text.index("## plain") : text.index("## zero")].splitlines()
-    base, own = (next(line for line in plain if line.startswith(f"| {name} |")).split(" | ") for name in ("pre", "nag"))
-    assert base[2].startswith("3.0200") and own[3].startswith("+0.1000 (") and own[7] == "50%" and base[7] == "–"
-    p, adjusted = map(float, own[4].split(", "))
-    assert adjusted == pytest.approx(2 * p, rel=0.05)  # of equal p, the smaller counts twice
-    assert "| nag | +0.200 (+0.195 to +0.205) |" in text
-    assert (tmp_path / "figures" / "differences.svg").exists() and (tmp_path / "figures" / "rates.svg").exists()
-
-
 def test_every_run_of_009_is_a_command_and_branches_from_one_before() -> None:
     """Nine schemes on books at five budgets, four on LaTeX at three, four at two lengths; three rates of each. A budget
     whose best rate is the highest asks for an octave there, and no other budget does."""
@@ -229,88 +200,6 @@ def test_014_asks_for_seeds_and_climbs_where_rates_stay_stable() -> None:
     assert not any("lr0.016-" in name for name in plan(known(again, 8e-3)))
 
 
-def test_rates_of_a_scheme_that_never_trained_are_not_climbed() -> None:
-    stable = runpy.run_path(str(ROOT / "014-beyond-decoders" / "table.py"))["largest_stable"]
-    inf = float("inf")
-    assert stable({1e-3: 2.5, 2e-3: 2.0, 4e-3: 2.19}) == (4e-3, False)
-    assert stable({1e-3: 9.0, 2e-3: 2.0, 4e-3: 2.21, 8e-3: 2.1}) == (2e-3, True)
-    assert stable({2e-3: 2.0, 4e-3: inf}) == (2e-3, True)
-    assert stable({2e-3: inf, 4e-3: inf}) == (None, True)
-    assert stable({1e-3: 2.2, 2e-3: 2.3}, 2.3) == (None, True)  # what knows nothing is not stable
-    assert stable({1e-3: 2.1, 2e-3: 2.3}, 2.3) == (2e-3, False)
-
-
-def test_tables_and_figures_of_014(tmp_path: Path) -> None:
-    """On planted results: accuracy with its spread, differences paired by seed, the largest stable rate; the figures
-    have a line for each scheme."""
-    rows = []
-    for family, worse in (("vision", 0.1), ("mlm", 0.0)):
-        for scheme, plus in (("geonorm", worse), ("pre", 0.0)):  # `pre` is the baseline wherever it stands
-            for lr, seed in ((1e-3, 0), (2e-3, 0), (2e-3, 1), (2e-3, 2), (4e-3, 0)):
-                lost = scheme == "geonorm" and lr == 4e-3
-                rows.append(
-                    {
-                        "run": f"{family}-{scheme}-lr{lr:g}-seed{seed}", "scheme": scheme, "lr": lr, "seed": seed,
-                        "status": "diverged" if lost else "finished",
-                        "val_loss": None if lost else 2 + abs(lr - 2e-3) * 200 + plus + 0.01 * seed,
-                        "val_accuracy": None if lost else 0.40 - plus / 2 + 0.01 * seed,
-                    }
-                )  # fmt: skip
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    head = "run,step,stack,layer,kind,angle,grad_norm\n"
-    trace = [
-        f"vision-{scheme}-lr0.002-seed0,{step},,{layer},{kind},0.{layer + 1},{step}\n"
-        for scheme in ("pre", "geonorm") for step in (1, 2) for layer in range(3) for kind in ("attn", "mlp")
-    ]  # fmt: skip
-    (tmp_path / "traces.csv").write_text(head + "".join(trace))
-    made = runpy.run_path(str(ROOT / "014-beyond-decoders" / "table.py"))
-    made["main"](tmp_path)
-    vision, mlm = (tmp_path / "table.md").read_text().split("## mlm")
-    base, row = [line.split(" | ") for line in vision.splitlines() if line.startswith(("| pre", "| geonorm"))]
-    assert base[0] == "| pre" and base[2] == "2.0100 ± 0.0100"
-    assert base[6:10] == ["41.0% ± 1.0", "–", "2e-3 interior", "2e-3"]
-    assert row[3].startswith("+0.10") and row[6:8] == ["36.0% ± 1.0", "−5.0 (−5.0 to −5.0)"]
-    assert row[9] == "2e-3" and row[10].startswith("1 diverged")
-    assert "| denoise" not in mlm and "36.0%" not in mlm
-    drawn = [(tmp_path / "figures" / f"{name}.svg").read_text() for name in ("rates", "depth")]
-    assert all("geonorm" in text and "pre" in text for text in drawn)
-    assert "Loss of masked tokens" in drawn[0] and "Gradient over depth" in drawn[1]
-
-
-def test_differences_at_equal_rates_are_paired_and_moderated(tmp_path: Path) -> None:
-    """Two pairs at one rate, two at another, one at a third; a seed without a twin is in no pair. Equal spreads are
-    pooled: sd 0.01 with two degrees of freedom, t = 4.303."""
-    losses = {
-        "pre": {(1e-3, 0): 3.0, (1e-3, 1): 3.1, (2e-3, 0): 3.2, (2e-3, 1): 3.2, (4e-3, 0): 3.4, (4e-3, 1): 9.0},
-        "geonorm": {(1e-3, 0): 3.1, (1e-3, 1): 3.2 + 0.02**0.5 / 10, (2e-3, 0): 3.0, (2e-3, 1): 3.0 + 0.02**0.5 / 10,
-                    (4e-3, 0): 3.4, (8e-3, 0): 1.0},
-    }  # fmt: skip
-    runs = [
-        {"run": f"books-{s}-lr{lr:g}-seed{n}", "scheme": s, "lr": lr, "seed": n, "val_loss": loss, "status": "finished"}
-        for s, found in losses.items()
-        for (lr, n), loss in found.items()
-    ]
-    made = runpy.run_path(str(ROOT / "curves.py"))
-    gaps = {gap.lr: gap for gap in made["compare_at_rates"](runs, "pre")}
-    half = 0.02**0.5 / 20
-    assert {lr: gap.mean for lr, gap in gaps.items()} == pytest.approx({1e-3: 0.1 + half, 2e-3: -0.2 + half, 4e-3: 0})
-    assert gaps[1e-3].moderated[1] - gaps[1e-3].mean == pytest.approx(4.3027 * 0.01 / 2**0.5, rel=1e-3)
-    assert gaps[1e-3].own[1] - gaps[1e-3].mean == pytest.approx(12.706 * 0.01 / 2**0.5, rel=1e-3)
-    assert gaps[4e-3].moderated[1] == pytest.approx(4.3027 * 0.01, rel=1e-3) and list(gaps[4e-3].pairs) == [0]
-    assert gaps[4e-3].own is None
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
-    made["main"](tmp_path, "pre", ["geonorm"])
-    written = (tmp_path / "rates.md").read_text()
-    assert "| `geonorm` | 8e-3 | 1 | 1.0000 | – | – |" in written
-    assert "| `geonorm` | last | 8e-3 | 1.0000 | −2.000, 1 |" in written
-    assert "| `pre` | last | 1e-3 | 3.0000, 3.1000 | – |" in written
-    assert (
-        "| `pre` | last |" in written.rpartition("parabolas")[2] and "averaged" not in written
-    )  # a parabola has its minimum among three rates
-    assert "at the same rate" in (tmp_path / "figures" / "rates.svg").read_text()
-    assert made["main"](tmp_path, "pre", ["post"]) == 2
-
-
 def test_every_run_of_015_is_a_command(tmp_path: Path) -> None:
     """Of every way a command; conversions spend as many tokens as the runs from scratch."""
     grid = runpy.run_path(str(ROOT / "015-conversion" / "runs.py"))["plan"](tmp_path)
@@ -327,23 +216,6 @@ def test_every_run_of_015_is_a_command(tmp_path: Path) -> None:
     assert {name: c.to for name, c in seen.items() if "baseline" in name} == {
         "raw-baseline-seed0": "pre(entry=embedding)", "sphere-baseline-seed0": "pre",
     }  # fmt: skip
-
-
-def test_geometry_of_014_is_told_by_scheme_and_rate() -> None:
-    """Planted: gradients that grow tenfold a block, a first block worth 0.3 of four."""
-    own = runpy.run_path(str(ROOT / "014-beyond-decoders" / "geometry.py"))
-    sites = [{"layer": layer, "grad_norm": 10.0**layer} for layer in range(6) for _ in range(2)]
-    blocks = own["by_block"](sites, "grad_norm", own["geometric"])
-    assert blocks == pytest.approx([10.0**layer for layer in range(6)])
-    assert own["compare_thirds"](blocks) == pytest.approx(1e4) and own["geometric"]([0.0, 0.0]) > 0
-    row = {
-        "run": "mlm-pre-lr0.002-seed0", "family": "mlm", "stack": "decoder", "scheme": "pre", "lr": 2e-3, "loss": 5.0,
-        "angle": [0.5236, 0.0349], "pair": [0.1, 0.9], "ones": 0.8, "turned": None, "turned_plain": None,
-        "gradient": 2.0, "use": [0.3, 0.1, 0.0, 0.02],
-    }  # fmt: skip
-    text = own["tabulate"]([row, {**row, "gradient": 4.0}])
-    assert "| pre | 2e-3 | decoder | 2 | 30 ± 0 | 2 ± 0 | – | – | 0.8 ± 0 |" in text
-    assert "| 3 ± 1 | 0.2 ± 0 | 0.01 ± 0 |" in text
 
 
 def test_every_run_of_018_is_a_command_on_text_that_can_be_predicted_in_part(tmp_path: Path) -> None:
@@ -399,52 +271,6 @@ def test_wrong_words_are_answered_in_a_line(
         runpy.run_path(str(ROOT / script), run_name="__main__")
     assert left.value.code == 2 and said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_heads_of_a_run_that_cannot_be_read_leave_no_table(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "config.yaml").write_text("scheme: nobody\n")
-    monkeypatch.setattr("sys.argv", ["heads.py", str(tmp_path / "heads.csv"), str(tmp_path)])
-    with pytest.raises(SystemExit) as left:
-        runpy.run_path(str(ROOT / "heads.py"), run_name="__main__")
-    said = capsys.readouterr().err
-    assert left.value.code == 2 and "unknown scheme 'nobody'" in said and not (tmp_path / "heads.csv").exists()
-
-
-def test_the_table_of_015_says_what_each_way_reached() -> None:
-    """Two seeds of a source: abrupt ends 0.1 above its baseline, global 0.1 below it after 3/4 of its way there."""
-    own = runpy.run_path(str(ROOT / "015-conversion" / "runs.py"))
-
-    def row(end: float, begin: float, status: str = "finished") -> dict[str, Any]:
-        course = [[2000, begin + (end - begin) / 2], [4000, end]]
-        return {"status": status, "val_loss": end, "conversion": {"loss_at_start": begin}, "course": course}
-
-    rows = {}
-    for seed, noise in enumerate((0.0, 0.01)):
-        rows[f"raw-baseline-seed{seed}"] = row(3.0 + noise, 3.2)
-        rows[f"raw-abrupt-seed{seed}"] = row(3.1 + 2 * noise, 5.0)
-        rows[f"raw-global-seed{seed}"] = row(2.9 + noise, 3.3 + noise)
-        rows[f"raw-match-seed{seed}"] = row(9.0, 9.0, "diverged")
-    text = own["tabulate"](rows)
-    assert "| raw | abrupt | 2 | 5.0000 | 3.1100 | 3.1100 | +0.1050 [+0.0415, +0.1685] | never |" in text
-    assert "| raw | global | 2 | 3.3050 | 2.9050 | 2.9050 | -0.1000 [-0.1000, -0.1000] | 0.77M |" in text
-    assert "| raw | baseline | 2 | 3.2000 | 3.0050 | 3.0050 | – | – |" in text and "match" not in text
-    assert "| raw | global | abrupt | -0.2050 [-0.2685, -0.1415] |" in text and "| raw | global | baseline |" in text
-    away_and_back = [(0.0, 2.9), (0.5, 3.3), (1.0, 2.9)]
-    assert own["reach"](away_and_back, 3.0) == pytest.approx(0.875) and own["reach"](away_and_back, 2.8) is None
-
-
-def test_015_keeps_names_of_sources_and_no_paths(tmp_path: Path) -> None:
-    own = runpy.run_path(str(ROOT / "015-conversion" / "runs.py"))
-    own["keep"].__globals__["HERE"] = tmp_path
-    run = tmp_path / "out" / "raw-abrupt-seed0"
-    run.mkdir(parents=True)
-    conversion = {"from": "/home/me/017/books", "settings": {"model": "/home/me/017/books", "to": "geonorm"}}
-    (run / "summary.json").write_text(json.dumps({"status": "finished", "val_loss": 3.5, "conversion": conversion}))
-    own["keep"](tmp_path / "out")
-    (row,) = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
-    assert row["conversion"] == {"from": "books", "settings": {"model": "books", "to": "geonorm"}}
 
 
 @pytest.mark.slow
