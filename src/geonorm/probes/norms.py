@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..norms import Norm
-
 OTHERS = ("batch", "group", "instance", "local", "weight", "spectral", "none")
 """Normalisations that are not over the features of one token."""
 
@@ -38,15 +36,14 @@ def norms_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def is_norm(module: nn.Module) -> bool:
-    if isinstance(module, Norm):
-        return True
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
         return len(module.normalized_shape) == 1
     name = type(module).__name__.lower()
     if "norm" not in name and name not in ("dyt", "derf"):
         return False
-    shapes = [p.dim() for p in module.parameters(recurse=False)]
-    return not any(other in name for other in OTHERS) and not list(module.children()) and max(shapes, default=1) <= 1
+    if any(other in name for other in OTHERS) or list(module.children()):
+        return False
+    return name == "gatednorm" or all(p.dim() <= 1 for p in module.parameters(recurse=False))
 
 
 def channels_first(module: nn.Module) -> bool:
