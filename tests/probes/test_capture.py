@@ -303,6 +303,12 @@ def test_norms_of_any_model() -> None:
         Capture(nn.Linear(2, 2), sites=False)
 
 
+def test_norms_alone_keep_nothing_of_attention() -> None:
+    """What attention finds is handed to sites; where none are measured it would be kept to the end."""
+    model = Decoder(DecoderConfig(layers=1, width=8, heads=2, vocab_size=11, context=4))
+    assert not watched(Capture(model.eval(), sites=False), torch.zeros(1, 4, dtype=torch.long)).attended
+
+
 def test_hooks_are_gone_afterwards_also_after_an_error(tiny_model: Tiny) -> None:
     model, inputs = tiny_model("gpt2")
     capture = Capture(model)

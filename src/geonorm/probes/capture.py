@@ -158,7 +158,8 @@ class Capture:
                 hooks.callback(home.register_forward_pre_hook(partial(self.enter, stack)).remove)
             hooks.enter_context(watch(self.model, self.see_site, self.sites))
             hooks.enter_context(watch_calls(norms, self.see_norm))
-            hooks.enter_context(attention)
+            if self.sites:  # they take what attention has found
+                hooks.enter_context(attention)
             yield
 
     def enter(self, stack: str, *_: Any) -> None:
