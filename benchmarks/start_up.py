@@ -43,7 +43,13 @@ def main() -> None:
     for name, row in result.items():
         print(f"{name:28} {row['median']:.3f} s")
     if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        import torch  # not before the processes that are timed
+
+        from geonorm.lab.runs import environment
+
+        about = environment.collect(torch.device("cpu"), torch.get_num_threads())
+        kept = {"environment": about, "runs": args.runs, "seconds": result}
+        args.out.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":
