@@ -241,7 +241,7 @@ def test_every_run_of_018_is_a_command_on_text_that_can_be_predicted_in_part(tmp
 WRONG = {
     "no experiment": ("programme.py", ["run", "nowhere", "out"], "nowhere has no runs.py"),
     "no folder of runs": ("programme.py", ["keep", "017-paper-recipe"], "keep needs OUT"),
-    "no results": ("curves.py", ["016-streams", "pre", "geonorm"], "016-streams has no results.jsonl"),
+    "no results": ("curves.py", ["018-norms", "pre", "geonorm"], "018-norms has no results.jsonl"),
     "no such scheme": ("curves.py", ["017-paper-recipe", "pre", "nobody"], "has no runs of nobody on books"),
     "no traces": ("clamp.py", ["003-zoo"], "003-zoo has no traces.csv"),
     "no run with a ceiling": ("clamp.py", ["017-paper-recipe", "nowhere"], "has no such runs, or none with a ceiling"),
@@ -253,7 +253,7 @@ WRONG = {
         ["nowhere", "001-placement-on-cpu"],
         "nowhere has no results.json: name the folder",
     ),
-    "nothing collected": ("collect.py", ["016-streams"], "016-streams has no results.jsonl: name the folder of a comp"),
+    "nothing collected": ("collect.py", ["018-norms"], "018-norms has no results.jsonl: name the folder of a comp"),
     "no experiment's folder": ("collect.py", ["nowhere"], "nowhere has no README.md"),
     "none of the runs": ("014-beyond-decoders/geometry.py", ["nowhere"], "nowhere holds none of the runs"),
     "no sources": ("015-conversion/runs.py", ["run", "nowhere", "out"], "nowhere lacks books-pre"),

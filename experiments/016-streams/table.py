@@ -25,7 +25,7 @@ from runs import CELLS, SPHERE
 from geonorm.lab.runs.significance import holm
 from geonorm.lab.runs.statistics import Row, aggregate, paired_interval, usable
 from geonorm.report.columns import markdown_lines
-from geonorm.report.style import looks, signed
+from geonorm.report.style import Look, looks, signed
 from geonorm.report.tables import chances, endings, learning_rate, moderated_difference, paired_difference, spread
 from geonorm.report.vega import Axis, Chart, Figure, figure
 
@@ -112,8 +112,8 @@ def cross(regimes: Mapping[str, Runs], judged: Mapping[str, Sequence[Row]]) -> l
     return markdown_lines(("scheme", "zero less plain (95 %)", "p", "n"), cells) if cells else []
 
 
-def draw_differences(cell: str, runs: Runs, rows: Sequence[Row]) -> Chart | None:
-    """Of a regime's rows, seed by seed, with intervals."""
+def draw_differences(cell: str, runs: Runs, rows: Sequence[Row], shared: Mapping[str, Look]) -> Chart | None:
+    """Of a regime's rows, seed by seed, with intervals; a scheme looks the same in all regimes."""
     base, others = rows[0], [row for row in rows[1:] if row["difference"] is not None]
     if not others:
         return None
@@ -130,7 +130,7 @@ def draw_differences(cell: str, runs: Runs, rows: Sequence[Row]) -> Chart | None
         [0.0, *ends, *(gap for own in dots.values() for gap, _ in own)],
         title=f"difference to {base['scheme']}, nats per token (left of 0 is better)",
     )
-    chart = Chart(f"Regime {cell}", x, None, looks([row["scheme"] for row in others]), "One mark a seed; bars: 95 %.")
+    chart = Chart(f"Regime {cell}", x, None, shared, "One mark a seed; bars: 95 %.")
     chart.rule(x=0.0)
     for row in others:
         spans = (row["difference"], row["difference_low"], row["difference_high"])
@@ -147,8 +147,11 @@ def main(experiment: Path) -> None:
     (experiment / "table.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print(experiment / "table.md")
     (experiment / "figures").mkdir(exist_ok=True)
+    shared = looks(list(dict.fromkeys(row["scheme"] for rows in judged.values() for row in rows)))
     drawn = {
-        "differences": [c for cell, rows in judged.items() if (c := draw_differences(cell, regimes[cell], rows))],
+        "differences": [
+            chart for cell, rows in judged.items() if (chart := draw_differences(cell, regimes[cell], rows, shared))
+        ],
         "rates": [
             draw_losses(f"Regime {cell}", "nats per token", runs) for cell, runs in regimes.items()
             if any(map(usable, runs))
