@@ -14,7 +14,8 @@ from geonorm.lab.compare.compare import slug
 COMMON = settings(
     model__width=64, model__hidden=172, data="books", batch_size=4, steps=4000,
     evaluation__every=2000, evaluation__whole="false", evaluation__tokens=262144, evaluation__average=0.1,
-    evaluation__trace_tokens=2048, checkpoint__keep=1, runtime__tensorboard="false",
+    evaluation__trace_tokens=2048, checkpoint__keep=1, runtime__compile="true",
+    runtime__tensorboard="false",
 )  # fmt: skip
 """Validation on a quarter of the held-out text, spread over all of it: the whole, with the averaged weights once more,
 would take a fifth of a run."""
@@ -25,13 +26,13 @@ PRORES = "prores(geonorm, steps=100)"
 CELLS: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "plain": ({"preset": "nano"}, ("pre", "pre(entry=embedding)", *SPHERE, *STREAMS, PRORES)),
     "zero": ({"preset": "nano", "model__init": "zero"}, ("pre", *SPHERE)),
-    "modern": (
-        {"preset": "modern", "model__hidden": 256},
-        ("lambdas", "pre", "geonorm", "geonorm(update=unit)", PRORES),
-    ),
     "neox": (
         {"preset": "nano", "model__init": "neox"},
         ("pre(entry=embedding)", "geonorm(entry=embedding)", "geonorm(entry=embedding, update=unit)"),
+    ),
+    "modern": (
+        {"preset": "modern", "model__hidden": 256},
+        ("lambdas", "pre", "geonorm", "geonorm(update=unit)", PRORES),
     ),
 }
 """Settings of a regime, and its rows; the first row is what the others are compared with."""
