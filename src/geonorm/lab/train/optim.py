@@ -11,6 +11,7 @@ from ...errors import ConfigError
 from ...nn.roles import ROLES
 from ...nn.trunk import Trunk
 from ..options import Optim
+from .muon import Muon
 
 
 def build_optimizers(model: Trunk, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
@@ -38,7 +39,7 @@ def build_optimizers(model: Trunk, config: Optim, lr: float) -> list[torch.optim
         else torch.optim.AdamW(groups, lr=lr, betas=config.betas, eps=config.eps, fused=True)
     ]
     if hidden:
-        optimizers.append(torch.optim.Muon(hidden, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(Muon(hidden, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
     return optimizers
 
 

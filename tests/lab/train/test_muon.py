@@ -1,0 +1,58 @@
+"""Muon on a CPU: torch's own steps, but for the rounding of its bfloat16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from geonorm.lab.train.muon import Muon, orthogonalize
+
+SHAPES = [(8, 8), (4, 12), (12, 4)]
+
+
+def steps(kind: type[torch.optim.Muon], shape: tuple[int, int], count: int = 3, **more: object) -> torch.Tensor:
+    """The weight after some steps on the same gradients."""
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(shape, generator=draw))
+    settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.5, "adjust_lr_fn": "match_rms_adamw", **more}
+    optimizer = kind([weight], **settings)
+    for _ in range(count):
+        weight.grad = torch.randn(shape, generator=draw)
+        optimizer.step()
+    return weight.detach()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_steps_are_torchs_to_the_rounding_of_bfloat16(shape: tuple[int, int], nesterov: bool) -> None:
+    ours, theirs = (steps(kind, shape, nesterov=nesterov) for kind in (Muon, torch.optim.Muon))
+    assert 0 < (ours - theirs).norm() / theirs.norm() < 0.02
+    assert (steps(Muon, shape, 1) - steps(Muon, shape, 0)).norm() > 0.1
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_singular_values_go_through_the_polynomial_and_vectors_stay(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """The equation on the singular value decomposition: u, v kept, s -> a s + b s^3 + c s^5, five times."""
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    a, b, c = 3.4445, -4.7750, 2.0315
+    u, s, v = torch.linalg.svd(matrix.double(), full_matrices=False)
+    s = s / s.norm()
+    for _ in range(5):
+        s = a * s + b * s**3 + c * s**5
+    found = orthogonalize(matrix, (a, b, c), 5, 1e-7)
+    assert found.dtype == dtype
+    tight = 1e-12 if dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(found.double(), u @ s.diag() @ v, rtol=tight, atol=tight)
+
+
+def test_a_matrix_without_a_gradient_only_decays_and_zero_is_no_division() -> None:
+    weight = torch.nn.Parameter(torch.ones(3, 5))
+    optimizer = Muon([weight], lr=0.1, weight_decay=0.5, adjust_lr_fn="match_rms_adamw")
+    optimizer.step()
+    assert torch.equal(weight.detach(), torch.ones(3, 5))  # no gradient yet: not touched
+    weight.grad = torch.zeros(3, 5)
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.full((3, 5), 0.95))
