@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -14,7 +15,7 @@ from geonorm.lab.compare.compare import slug
 COMMON = settings(
     preset="nano", model__width=64, model__hidden=172, data="books", batch_size=4, steps=4000,
     evaluation__every=400, evaluation__whole="true", evaluation__average=0.1, evaluation__trace_tokens=4096,
-    checkpoint__keep=1, runtime__tensorboard="false",
+    checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false",
 )  # fmt: skip
 CEILINGS = {
     "pi/8": "max_angle=pi/8",
@@ -34,6 +35,8 @@ SETTINGS = {
 }
 """Initialisation, entry, input. On the sphere of radius sqrt(width) the norm of the stream is the stream, but for
 gains, and with that entry raw and norm do not differ."""
+FEWER = ("pi/8", "pi/4", "none", "smooth 0.5")
+"""Ceilings in the other settings, and at 12 layers."""
 RATES = (6e-3, 3e-3, 1.2e-2)
 TELLING = ("fan_in-sphere-raw", "neox-embedding-raw")
 """The ends: clamped from the first steps on, and free at first."""
@@ -51,23 +54,30 @@ def plan(known: Summaries) -> Grid:
         ]
         return start
 
-    def tune(place: str, scheme: str, seeds: int = 1, **extra: object) -> None:
-        """Rates by octaves until the best is interior, each with all seeds."""
-        start = add(place, scheme, RATES[0], **extra)
+    def tune(place: str, scheme: str, seeds: int = 1, rates: Sequence[float] = RATES, **extra: object) -> None:
+        """Rates by octaves until the best is interior; seeds more at that."""
+        start = add(place, scheme, rates[0], **extra)
         losses = read_losses([run for name, run in known.items() if name.startswith(start)])
-        for seed in range(seeds):
-            for rate in extend(losses, RATES):
-                add(place, scheme, tidy(rate), seed, **extra)
+        octaves = extend(losses, rates) if len(rates) > 2 else rates
+        for rate in octaves:
+            add(place, scheme, tidy(rate), **extra)
+        if seeds > 1 and set(octaves) <= set(losses):
+            for seed in range(1, seeds):
+                add(place, scheme, min(losses, key=losses.__getitem__), seed, **extra)
 
-    for place in SETTINGS:
+    for place in TELLING:
         for ceiling in CEILINGS.values():
             tune(place, f"geonorm({SETTINGS[place][1]}, {ceiling})")
-    for place in TELLING:  # is saturation the clamp's doing, or that of weights that grow?
-        tune(place, f"geonorm({SETTINGS[place][1]})", 2, optim__hold_norms=("o", "down"))
+        # is saturation the clamp's doing, or that of weights that grow?
+        tune(place, f"geonorm({SETTINGS[place][1]})", optim__hold_norms=("o", "down"))
+    for place in SETTINGS:
+        for ceiling in FEWER:
+            tune(place, f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})")
     for place in TELLING:
         for ceiling in CEILINGS.values():
-            tune(place, f"geonorm({SETTINGS[place][1]}, {ceiling})", 2)
+            tune(place, f"geonorm({SETTINGS[place][1]}, {ceiling})", seeds=2)
+        tune(place, f"geonorm({SETTINGS[place][1]})", seeds=2, optim__hold_norms=("o", "down"))
     for place in TELLING:
-        for ceiling in ("pi/8", "pi/4", "pi/2", "smooth 0.5"):
-            tune(place, f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})", model__layers=12)
+        for ceiling in FEWER:
+            tune(place, f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})", rates=RATES[:2], model__layers=12)
     return grid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -31,9 +32,12 @@ LENGTHS = {256: 2, 512: 1}
 """Sequences a step, by their length: 512 tokens, as in the other runs."""
 
 
-def plan_budgets(known: Summaries, rows: Mapping[str, Sequence[str]], budgets: Sequence[int]) -> Grid:
+def plan_budgets(
+    known: Summaries, rows: Mapping[str, Sequence[str]], budgets: Sequence[int], seeds: int = SEEDS, tuned: int = 16
+) -> Grid:
     """Every row at every rate and budget, each budget a branch of the next shorter one; octaves at a budget whose best
-    rate is at an end; then, at every rate that is best at some budget, all budgets with another seed."""
+    rate is at an end; then, at every rate that is best at some budget, all budgets with more seeds. Budgets of more
+    than `tuned` million tokens are trained at the rate that is best at the one before."""
     grid: dict[str, list[str]] = {}
 
     def add(row: str, rate: float, budget: int, seed: int = 0) -> None:
@@ -48,19 +52,24 @@ def plan_budgets(known: Summaries, rows: Mapping[str, Sequence[str]], budgets: S
     for rate in RATES:
         for row in rows:
             for budget in budgets:
-                add(row, rate, budget)
-    best: dict[str, set[float]] = {row: set() for row in rows}
-    for row in rows:
-        for budget in budgets:
+                if budget <= tuned:
+                    add(row, rate, budget)
+    best: dict[str, dict[int, float]] = {row: {} for row in rows}
+    for row, found in best.items():
+        for before, budget in pairwise((0, *budgets)):
+            if budget > tuned:
+                if before in found:
+                    add(row, found[before], budget)
+                continue
             losses = read_losses([run for name, run in known.items() if name.startswith(f"{row}-{budget}M-lr")])
             rates = extend(losses, RATES)
             for rate in rates:
                 add(row, rate, budget)
             if set(rates) <= set(losses):
-                best[row].add(min(losses, key=losses.__getitem__))
-    for seed in range(1, SEEDS):
+                found[budget] = min(losses, key=losses.__getitem__)
+    for seed in range(1, seeds):
         for row, found in best.items():
-            for rate in sorted(found):
+            for rate in sorted(set(found.values())):
                 for budget in budgets:
                     add(row, rate, budget, seed)
     return grid
@@ -74,7 +83,7 @@ def plan(known: Summaries) -> Grid:
 
     budgets = tuple(STEPS)
     grid = plan_budgets(known, rows("books", BOOKS, FOUR), budgets)
-    grid |= plan_budgets(known, rows("books", BOOKS, OTHERS), budgets)
+    grid |= plan_budgets(known, rows("books", BOOKS, OTHERS), budgets, seeds=1, tuned=8)
     grid |= plan_budgets(known, rows("latex", LATEX, FOUR), budgets[:3])
     for length, batch in LENGTHS.items():
         own = settings(

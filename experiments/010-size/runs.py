@@ -17,8 +17,8 @@ COMMON = settings(
     evaluation__trace_tokens=2048, checkpoint__keep=1, checkpoint__minutes=10, runtime__compile="true",
     runtime__tensorboard="false",
 )  # fmt: skip
-SIZES = {3: (0.182, 4), 4: (0.329, 3), 6: (0.865, 2)}
-"""By depth, which is width / 16: million parameters, and seeds at the best rate."""
+SIZES = {3: (0.182, 4, 4), 4: (0.329, 3, 4), 6: (0.865, 2, 2)}
+"""By depth, which is width / 16: million parameters, seeds at the best rate, and how many of the schemes."""
 BATCH = 4
 TOKENS = 20
 """For each parameter, all counted."""
@@ -30,13 +30,13 @@ RATES = (1.0, 0.5, 2.0)
 def plan(known: Summaries) -> Grid:
     """The smallest size first: its rates say where those of the next ones lie."""
     grid: dict[str, list[str]] = {}
-    for depth, (millions, seeds) in SIZES.items():
+    for depth, (millions, seeds, count) in SIZES.items():
         width = 16 * depth
         steps = 100 * round(1e4 * millions * TOKENS / (BATCH * 128))
         size = settings(
             model__width=width, model__layers=depth, model__heads=depth, model__hidden=43 * depth, batch_size=BATCH,
             steps=steps, evaluation__every=steps // 4,
         )  # fmt: skip
-        rows = {f"{depth}-{slug(scheme)}": [*COMMON, *size, *settings(scheme=scheme)] for scheme in SCHEMES}
+        rows = {f"{depth}-{slug(scheme)}": [*COMMON, *size, *settings(scheme=scheme)] for scheme in SCHEMES[:count]}
         grid |= plan_rows(known, rows, [tidy(19 / (width * sqrt(steps)) * times) for times in RATES], seeds)
     return grid

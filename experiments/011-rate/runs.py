@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -26,11 +27,12 @@ WIDTHS = {32: 86, 64: 172, 128: 344}
 """Width of the stream, and that of the MLP; heads of 16."""
 WIDE, BEYOND = SCHEMES[:4], (1, 10, 30)
 """At every width: multiples of the scheme's best rate at width 64."""
-SEEDS = 2
+SEEDS = 3
 
 
 def plan(known: Summaries) -> Grid:
-    """Every rate with and without warm-up, then what grows with the width far above the best rate, then a seed more."""
+    """Every rate with and without warm-up, then what grows with the width far above the best rate, then more seeds at
+    the best rates."""
     grid: dict[str, list[str]] = {}
 
     def add(scheme: str, warmup: str, rate: float, seed: int = 0, width: int = 64) -> None:
@@ -38,23 +40,21 @@ def plan(known: Summaries) -> Grid:
         own = settings(scheme=scheme, optim__warmup=WARMUP[warmup], lr=f"{rate:g}", seed=seed)
         grid[f"{width}-{warmup}-{slug(scheme)}-lr{rate:g}-seed{seed}"] = [*COMMON, *shape, *own]
 
-    def losses(scheme: str) -> dict[float, float]:
-        return dict(read_losses([run for name, run in known.items() if name.startswith(f"64-warm-{slug(scheme)}-lr")]))
-
-    def ask_all(seed: int) -> None:
-        for warmup in WARMUP:
-            for rate in RATES:
-                for scheme in SCHEMES:
-                    add(scheme, warmup, rate, seed)
-
-    ask_all(0)
-    for scheme in WIDE:
-        found = losses(scheme)
+    for warmup in WARMUP:
+        for rate in RATES:
+            for scheme in SCHEMES:
+                add(scheme, warmup, rate)
+    best = {}
+    for warmup, scheme in product(WARMUP, SCHEMES):
+        start = f"64-{warmup}-{slug(scheme)}-lr"
+        found = read_losses([r for name, r in known.items() if name.startswith(start) and name.endswith("-seed0")])
         if set(RATES) <= set(found):
-            best = min(RATES, key=found.__getitem__)
-            for width in WIDTHS:
-                for times in BEYOND:
-                    add(scheme, "warm", tidy(best * times), width=width)
+            best[warmup, scheme] = min(RATES, key=found.__getitem__)
+    for scheme in WIDE:
+        if rate := best.get(("warm", scheme)):
+            for width, times in product(WIDTHS, BEYOND):
+                add(scheme, "warm", tidy(rate * times), width=width)
     for seed in range(1, SEEDS):
-        ask_all(seed)
+        for (warmup, scheme), rate in best.items():
+            add(scheme, warmup, rate, seed)
     return grid

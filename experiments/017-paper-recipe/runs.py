@@ -52,7 +52,7 @@ class Wanted:
         self.grid[name] = [*RECIPE, *extra, *settings(scheme=scheme, data=data, lr=f"{rate:g}", seed=seed)]
 
     def losses(self, scheme: str, data: str = "books", gains: bool = True) -> Losses:
-        """Of seed 0, by rate: other seeds are asked for at few rates, and beside one run a mean over three is no peer."""
+        """By rate, of seed 0: the other seeds run at few rates, and beside one run a mean over three is no peer."""
         start = f"{label(scheme, data, gains)}-lr"
         found = [run for name, run in self.known.items() if name.startswith(start) and name.endswith("-seed0")]
         return read_losses(found)
