@@ -38,6 +38,7 @@ TRACED = (
     "grad_norm",
 )  # fmt: skip
 """What is kept of a trace; an experiment whose traces.csv has begun with fewer columns goes on with those."""
+TURNING = ("angle_o", "norm_o", "angle_down", "norm_down")
 MEAN = 500
 """Steps whose mean training loss is kept."""
 
@@ -117,9 +118,9 @@ def carry_out(experiment: Path, plan: Plan, out: Path) -> int:
 
 
 def keep(experiment: Path, out: Path) -> None:
-    """Adds what has finished to results.jsonl and traces.csv. With each run goes the course of its validation loss, and
-    the mean training loss of every 500 steps: runs of one seed see the same batches, so that differences of
-    thousandths show."""
+    """Adds what has finished to results.jsonl and traces.csv. With each run goes the course of its validation loss, the
+    mean training loss of every 500 steps (runs of one seed see the same batches, so that differences of thousandths
+    show), and at every evaluation how far one step turned `o` and `down`, and how long they are."""
     known, fresh = read_kept(experiment), read_finished(out)
     for name, row in fresh.items():
         metrics = {row["step"]: row for row in read_lines(out / name / "metrics.jsonl")}  # of a repeated step the last
@@ -127,7 +128,10 @@ def keep(experiment: Path, out: Path) -> None:
         losses = [row.get("loss") for _, row in sorted(metrics.items())]
         parts = [(end, losses[end - MEAN : end]) for end in range(MEAN, len(losses) + 1, MEAN)]
         train = [[end, round(mean(part), 5)] for end, part in parts if None not in part]
-        known[name] = {"run": name, **row, "course": course, "train": train}
+        turning = [
+            [step, *(float(f"{row[key]:.5g}") for key in TURNING)] for step, row in metrics.items() if TURNING[0] in row
+        ]
+        known[name] = {"run": name, **row, "course": course, "train": train, "turning": turning}
     text = "".join(json.dumps(known[name]) + "\n" for name in sorted(known))
     (experiment / "results.jsonl").write_text(text, encoding="utf-8")
     traces = experiment / "traces.csv"

@@ -188,6 +188,28 @@ def test_a_branch_waits_for_its_trunk_and_does_without_one_that_is_gone(
     assert done == [["--steps", "2"], ["--steps", "4", "--branch", str(tmp_path / "out" / "short")], ["--steps", "9"]]
 
 
+def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
+    """Of a step that was trained twice the later row; every 500 steps their mean loss; the turning of evaluations; and
+    a run that is on record stays as it is when its folder is gone."""
+    own = runpy.run_path(str(ROOT / "programme.py"))
+    run = tmp_path / "out" / "b-lr1-seed0"
+    run.mkdir(parents=True)
+    (run / "summary.json").write_text(json.dumps({"status": "finished", "val_loss": 1.5}))
+    turned = {"angle_o": 0.123456, "norm_o": 2.0, "angle_down": 0.25, "norm_down": 3.0, "val_loss": 1.5}
+    metrics = [{"step": 500, "loss": 9.0, "val_loss": 9.0}]
+    metrics += [{"step": n, "loss": 2.0 if n > 500 else 4.0, **(turned if n == 600 else {})} for n in range(1, 1001)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    (run / "trace.jsonl").write_text(json.dumps({"step": 600, "layer": 0, "kind": "mlp", "clamped": 0.5}) + "\n")
+    (tmp_path / "results.jsonl").write_text(json.dumps({"run": "a", "val_loss": 1.0}) + "\n")
+    own["keep"](tmp_path, tmp_path / "out")
+    first, second = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
+    assert first == {"run": "a", "val_loss": 1.0} and second["run"] == "b-lr1-seed0"
+    assert second["course"] == [[600, 1.5]] and second["train"] == [[500, 4.0], [1000, 2.0]]
+    assert second["turning"] == [[600, 0.12346, 2.0, 0.25, 3.0]]
+    head, line = (tmp_path / "traces.csv").read_text().splitlines()
+    assert head.startswith("run,step,") and line.startswith("b-lr1-seed0,600,,0,mlp,0.5,")
+
+
 def test_every_run_of_010_is_a_command_of_twenty_tokens_a_parameter() -> None:
     grid = plan_of("010-size")({})
     assert len(grid) == (2 * 4 + 2) * 3
