@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import runpy
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,55 @@ def test_tables_and_figures_of_007(tmp_path: Path) -> None:
     assert "| 6e-3 | pi/4, norms held | 100% | 0% | 0% | 1.00 | 0.01 | 3.1000 |" in text
     assert "| 6e-3 | pi/4 | 100% | 100% | 100% | 1.60 | 0.01 | 3.0000 |" in text
     assert all((tmp_path / "figures" / f"{name}.svg").exists() for name in ("differences", "rates", "course"))
+
+
+def test_effects_of_008_are_those_that_were_planted(tmp_path: Path) -> None:
+    """Tangential 0.1 above add, constant 0.2 above harmonic, and 0.04 more for the two together; a ceiling takes 0.03
+    off. Noise of 0.005 between runs, none of it an effect of its own; one run diverged."""
+    sys.modules.pop("runs", None)
+    made = runpy.run_path(str(ROOT / "008-parts" / "effects.py"))
+    draw = random.Random(0)
+    rows = []
+    for write, decay, ceiling, lr, seed in product(
+        made["WRITES"], made["DECAYS"], made["CEILINGS"], made["RATES"], (0, 1)
+    ):
+        both = write == "tangent" and decay == "constant"
+        loss = (
+            3 + 0.1 * (write == "tangent") + 0.2 * (decay == "constant") + 0.04 * both - 0.03 * (ceiling == "ceiling")
+        )
+        lost = (write, decay, lr, seed) == ("add", "sqrt", 3e-3, 1)
+        rows.append(
+            {"run": f"{write}-{decay}-{ceiling}-lr{lr:g}-seed{seed}", "lr": lr,
+             "scheme": made["name_cell"](write, decay, ceiling),
+             "seed": seed, "status": "diverged" if lost else "finished", "grad_spikes": 3,
+             "val_loss": None if lost else loss + draw.gauss(0, 0.005)}
+        )  # fmt: skip
+    rows.append({**rows[0], "scheme": "lns", "val_loss": 3.5})
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made["main"](tmp_path)
+    text = (tmp_path / "effects.md").read_text()
+    assert text.startswith("126 runs of the crossed cells, 2 more that did not finish.")
+    cells = [(cell, run) for cell, run in made["read_cells"](rows) if run["val_loss"] is not None]
+    fit = made["Fit"]([cell for cell, _ in cells], [run["val_loss"] for _, run in cells])
+    expected = {
+        ("write", "tangent"): 0.11,
+        ("write", "geodesic"): 0,
+        ("decay", "constant"): 0.21,
+        ("ceiling", "ceiling"): -0.03,
+    }
+    for (factor, level), value in expected.items():
+        found = fit.effect(factor, level)
+        width = found.high - found.low  # four standard errors
+        assert abs(found.value - value) < width and width < 0.011, (factor, level)
+    together = fit.interaction(("write", "decay"), ("tangent", "constant"))
+    assert together.low < 0.04 < together.high and together.p < 1e-6
+    assert fit.test(("write", "decay")) < 1e-6 and fit.test(("decay", "ceiling")) > 0.01
+    assert (
+        "| write x decay |" in text and "| – | tangent, constant | +0.03" in text and "| `lns` | 3.5000 | – |" in text
+    )
+    assert (tmp_path / "figures" / "cells.svg").exists()
+    with pytest.raises(SystemExit, match="whole cells are missing"):
+        made["Fit"]([cell for cell, _ in cells if cell["decay"] != "linear"], [0.0] * 94)
 
 
 def test_rates_of_a_scheme_that_never_trained_are_not_climbed() -> None:

@@ -1,0 +1,230 @@
+"""Main effects and two-way interactions of 008, from its results.jsonl.
+
+    python experiments/008-parts/effects.py [FOLDER]
+
+Writes effects.md and figures/ into the folder, by default that of the experiment. All cells of {write, decay, ceiling,
+rate} are fitted at once by least squares, with every main effect and every interaction of two of them; what three or
+four of them do together counts as noise, and beside it stands the noise between seeds. An effect is the mean over all
+other factors of one level less that of another, with its interval of 95 %.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from math import isnan, log2, nan, sqrt
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import fdtrc, stdtrit
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+from cells import Runs, read_runs
+from runs import CEILINGS, CONTROLS, DECAYS, RATES, SUMS, WRITES, name_cell
+
+from geonorm.lab.runs.significance import LEVEL, holm, two_sided_p
+from geonorm.lab.runs.statistics import usable
+from geonorm.report.columns import markdown_lines
+from geonorm.report.style import looks, rate, signed
+from geonorm.report.vega import Axis, Chart, Figure, figure
+
+Levels = tuple[Any, ...]
+FACTORS: dict[str, Levels] = {"write": tuple(WRITES), "decay": DECAYS, "ceiling": tuple(CEILINGS), "rate": RATES}
+AGAINST = {"write": "add", "decay": "harmonic", "ceiling": "free", "rate": RATES[0]}
+"""The level that the others are told against."""
+TERMS = [terms for size in (1, 2) for terms in combinations(FACTORS, size)]
+MEASURES = {"loss": "loss (nats per token)", "spikes": "log2(1 + spikes of the gradient)"}
+
+
+class Effect(NamedTuple):
+    """A difference of means with its interval and p."""
+
+    value: float
+    low: float
+    high: float
+    p: float
+
+
+def contrasts(levels: Levels) -> NDArray[np.float64]:
+    """One row a level, which add up to nothing: an effect is told about the mean of all levels."""
+    return np.vstack([np.eye(len(levels) - 1), -np.ones(len(levels) - 1)])
+
+
+def place(factor: str, level: Any) -> NDArray[np.float64]:
+    return np.asarray(contrasts(FACTORS[factor])[FACTORS[factor].index(level)])
+
+
+class Fit:
+    """A measure of runs, {factors: levels} of each and its value, as a sum of TERMS."""
+
+    def __init__(self, cells: Sequence[Mapping[str, Any]], values: Sequence[float]) -> None:
+        self.parts: dict[tuple[str, ...], slice] = {}
+        columns, start = [np.ones((len(cells), 1))], 1
+        for terms in TERMS:
+            own = np.array([self.code({factor: cell[factor] for factor in terms}) for cell in cells])
+            self.parts[terms] = slice(start, start + own.shape[1])
+            start += own.shape[1]
+            columns.append(own)
+        self.design, self.values = np.hstack(columns), np.asarray(values, dtype=float)
+        if np.linalg.matrix_rank(self.design) < start:
+            raise SystemExit("error: whole cells are missing, so that effects cannot be told apart: train them first")
+        self.weights, self.df, self.squares = self.solve(self.design)
+        self.variance = self.squares / self.df
+        self.inverse = np.linalg.inv(self.design.T @ self.design)
+
+    @staticmethod
+    def code(levels: Mapping[str, Any]) -> NDArray[np.float64]:
+        """Of one or two factors at these levels: the product of their contrasts."""
+        found = np.ones(1)
+        for factor, level in levels.items():
+            found = np.outer(found, place(factor, level)).ravel()
+        return found
+
+    def solve(self, design: NDArray[np.float64]) -> tuple[NDArray[np.float64], int, float]:
+        weights, *_ = np.linalg.lstsq(design, self.values, rcond=None)
+        rest = self.values - design @ weights
+        return weights, len(self.values) - design.shape[1], float(rest @ rest)
+
+    def contrast(self, terms: tuple[str, ...], code: NDArray[np.float64]) -> Effect:
+        row = np.zeros(len(self.weights))
+        row[self.parts[terms]] = code
+        value, error = float(row @ self.weights), sqrt(self.variance * float(row @ self.inverse @ row))
+        half = float(stdtrit(self.df, (1 + LEVEL) / 2)) * error
+        return Effect(value, value - half, value + half, two_sided_p(value, error, self.df))
+
+    def effect(self, factor: str, level: Any) -> Effect:
+        """Of a level less the one it is told against."""
+        return self.contrast((factor,), place(factor, level) - place(factor, AGAINST[factor]))
+
+    def interaction(self, pair: tuple[str, ...], levels: Levels) -> Effect:
+        """The effect of the first level where the second is, less the same where what that is told against is."""
+        apart = [
+            place(factor, level) - place(factor, AGAINST[factor]) for factor, level in zip(pair, levels, strict=True)
+        ]
+        return self.contrast(pair, np.outer(*apart).ravel())
+
+    def test(self, terms: tuple[str, ...]) -> float:
+        """p of F for a term as a whole; NaN where the fit leaves rounding alone."""
+        if self.squares <= 1e-20 * float(self.values @ self.values):
+            return nan
+        part = self.parts[terms]
+        left = np.delete(self.design, np.arange(part.start, part.stop), axis=1)
+        more, size = self.solve(left)[2] - self.squares, part.stop - part.start
+        return float(fdtrc(size, self.df, more / size / self.variance))
+
+
+def read_cells(runs: Runs) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
+    """The runs of the crossed cells, with the level of every factor."""
+    names = {
+        name_cell(write, decay, ceiling): {"write": write, "decay": decay, "ceiling": ceiling}
+        for write in WRITES for decay in DECAYS for ceiling in CEILINGS
+    }  # fmt: skip
+    return [({**names[run["scheme"]], "rate": run["lr"]}, run) for run in runs if run["scheme"] in names]
+
+
+def seed_noise(cells: Sequence[tuple[dict[str, Any], Mapping[str, Any]]]) -> tuple[float, int]:
+    """Standard deviation between seeds of one cell and rate, pooled, and its degrees of freedom."""
+    found: dict[tuple[Any, ...], list[float]] = {}
+    for cell, run in cells:
+        found.setdefault(tuple(cell.values()), []).append(run["val_loss"])
+    several = [values for values in found.values() if len(values) > 1]
+    df = sum(len(values) - 1 for values in several)
+    return (sqrt(sum(sum((v - fmean(own)) ** 2 for v in own) for own in several) / df), df) if df else (0.0, 0)
+
+
+def describe(effect: Effect) -> str:
+    return f"{signed(effect.value)} ({signed(effect.low)} to {signed(effect.high)})"
+
+
+def tabulate_effects(fits: Mapping[str, Fit]) -> list[str]:
+    levels = [(f, level) for f, every in FACTORS.items() for level in every if level != AGAINST[f]]
+    adjusted = holm([fits["loss"].effect(f, level).p if f != "rate" else None for f, level in levels])
+    lines = []
+    for (factor, level), p in zip(levels, adjusted, strict=True):
+        shown = (describe(fit.effect(factor, level)) for fit in fits.values())
+        lines.append([factor, f"{level} − {AGAINST[factor]}", *shown, "–" if p is None else f"{p:.2g}"])
+    return markdown_lines(("factor", "effect", *MEASURES.values(), "p, Holm (loss)"), lines)
+
+
+def tabulate_interactions(fits: Mapping[str, Fit]) -> list[str]:
+    """Of every pair of factors the test as a whole, and of the loss its largest difference of differences."""
+    lines = []
+    for pair in (terms for terms in TERMS if len(terms) == 2):
+        others = [[level for level in FACTORS[f] if level != AGAINST[f]] for f in pair]
+        found = {(a, b): fits["loss"].interaction(pair, (a, b)) for a in others[0] for b in others[1]}
+        a, b = max(found, key=lambda levels: abs(found[levels].value))
+        tests = ["–" if isnan(p := fit.test(pair)) else f"{p:.2g}" for fit in fits.values()]
+        lines.append([" x ".join(pair), *tests, f"{a}, {b}", describe(found[a, b])])
+    return markdown_lines(("pair", *(f"p of F, {name}" for name in MEASURES), "largest (loss)", "its size"), lines)
+
+
+def tabulate_beside(runs: Runs) -> list[str]:
+    """What is not crossed: decays at the harmonic's summed step, and the controls. Losses by rate; in brackets less the
+    harmonic of the same write at the same rate."""
+    loss = {(run["scheme"], run["lr"]): run["val_loss"] for run in runs if usable(run) and run["seed"] == 0}
+    rows = [
+        (name_cell(write, decay, "ceiling", equal=True), name_cell(write, "harmonic", "ceiling"))
+        for write in WRITES for decay in DECAYS if decay != "harmonic"
+    ]  # fmt: skip
+    lines = []
+    for scheme, base in [*rows, *((control, "") for control in CONTROLS)]:
+        cells = []
+        for lr in RATES:
+            own, other = loss.get((scheme, lr)), loss.get((base, lr))
+            apart = f" ({signed(own - other)})" if own is not None and other is not None else ""
+            cells.append("–" if own is None else f"{own:.4f}{apart}")
+        lines.append([f"`{scheme}`", *cells])
+    return markdown_lines(("scheme", *map(rate, RATES)), lines)
+
+
+def draw_cells(cells: Sequence[tuple[dict[str, Any], Mapping[str, Any]]], ceiling: str) -> Chart:
+    """Mean loss of every write against the summed step of its decay."""
+    y = Axis.around([run["val_loss"] for _, run in cells], title="loss (nats per token)")
+    x = Axis.around(list(SUMS.values()), log=True, title="summed step, alpha = 1: harmonic, sqrt, linear, constant")
+    chart = Chart(
+        ceiling, x, y, looks(list(WRITES)), "Lines: means over rates and seeds. Marks: runs.", own_legend=True
+    )
+    for write in WRITES:
+        own = [(SUMS[c["decay"]], run) for c, run in cells if (c["write"], c["ceiling"]) == (write, ceiling)]
+        for total in sorted({total for total, _ in own}):
+            for _, run in (pair for pair in own if pair[0] == total):
+                chart.mark(write, total, run["val_loss"], f"{rate(run['lr'])}, seed {run['seed']}")
+        means = {total: fmean(run["val_loss"] for t, run in own if t == total) for total, _ in own}
+        chart.line(write, sorted(means.items()))
+    return chart
+
+
+def main(experiment: Path) -> None:
+    runs = read_runs(experiment)
+    every = read_cells(runs)
+    cells = [(cell, run) for cell, run in every if usable(run)]
+    values = {
+        "loss": [run["val_loss"] for _, run in cells],
+        "spikes": [log2(1 + run["grad_spikes"]) for _, run in cells],
+    }
+    fits = {name: Fit([cell for cell, _ in cells], own) for name, own in values.items()}
+    noise, df = seed_noise(cells)
+    half = fits["loss"].effect("ceiling", "ceiling")
+    left, lost = sqrt(fits["loss"].variance), len(every) - len(cells)
+    text = [
+        f"{len(cells)} runs of the crossed cells, {lost} more that did not finish. Standard deviation of what the "
+        f"terms leave {left:.4f} nats ({fits['loss'].df} degrees of freedom), between seeds {noise:.4f} ({df}). Half "
+        f"of the interval of the ceiling's effect: {(half.high - half.low) / 2:.4f} nats.",
+        "## Main effects", "\n".join(tabulate_effects(fits)),
+        "## Interactions of two", "\n".join(tabulate_interactions(fits)),
+        "## Decays at equal sums, and controls", "\n".join(tabulate_beside(runs)),
+    ]  # fmt: skip
+    (experiment / "effects.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
+    print(experiment / "effects.md")
+    (experiment / "figures").mkdir(exist_ok=True)
+    charts = [draw_cells(cells, ceiling) for ceiling in CEILINGS]
+    print(Figure(figure(charts, experiment.name)).save(experiment / "figures" / "cells.svg"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
