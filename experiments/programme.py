@@ -135,7 +135,7 @@ def keep(experiment: Path, out: Path) -> None:
     text = "".join(json.dumps(known[name]) + "\n" for name in sorted(known))
     (experiment / "results.jsonl").write_text(text, encoding="utf-8")
     traces = experiment / "traces.csv"
-    rows = list(csv.reader(traces.open(encoding="utf-8"))) if traces.exists() else [["run", *TRACED]]
+    rows = list(csv.reader(traces.read_text(encoding="utf-8").splitlines())) if traces.exists() else [["run", *TRACED]]
     rows = [row for row in rows if row[0] not in fresh]
     for name in fresh:
         sites = read_lines(out / name / "trace.jsonl")

@@ -9,6 +9,7 @@ import lzma
 import runpy
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -322,6 +323,7 @@ WRONG = {
     "no traces": ("clamp.py", ["003-zoo"], "003-zoo has no traces.csv"),
     "no run with a ceiling": ("clamp.py", ["017-paper-recipe", "nowhere"], "has no such runs, or none with a ceiling"),
     "no words": ("heads.py", [], "the following arguments are required: OUT.csv, RUN"),
+    "no run that has finished": ("probed.py", ["012-depth", "nowhere"], "nowhere holds no run that has finished"),
     "no table": ("heads.py", ["runs/a", "runs/b"], "runs/a is no .csv in a folder that is there"),
     "no run": ("heads.py", ["heads.csv", "nowhere"], "nowhere has no config.yaml: name the folder of a run"),
     "no comparison": (
@@ -357,14 +359,24 @@ def test_a_run_of_016_trains_at_tiny_size(cell: str, tmp_path: Path) -> None:
     small = {
         "--data": tmp_path / "text.txt", "--steps": 3, "--model.width": 16, "--model.hidden": 16, "--model.layers": 2,
         "--model.context": 16, "--model.vocab_size": 260, "--evaluation.every": 3, "--evaluation.tokens": 256,
-        "--evaluation.trace_tokens": 32,
+        "--evaluation.trace_tokens": 32, "--runtime.compile": "false",
     }  # fmt: skip
     pairs = zip(words[::2], words[1::2], strict=True)
     kept = [word for pair in pairs if pair[0] not in small for word in pair]
     given = [str(word) for pair in small.items() for word in pair]
-    out = tmp_path / "run"
+    out = tmp_path / "runs" / "mine"
     assert main(["train", *kept, *given, "--tokens.tokenizer", "byte", "--out", str(out)]) == 0
     assert (out / "summary.json").exists()
+    (tmp_path / "runs.py").write_text("PROBED = 'mine'\n")
+    probed = runpy.run_path(str(ROOT / "probed.py"))
+    for _ in range(2):  # once and no more
+        probed["main"](tmp_path, tmp_path / "runs")
+        head, *lines = (tmp_path / "probes.csv").read_text().splitlines()
+        assert [line.split(",")[:4] for line in lines] == [
+            ["mine", step, layer, kind]
+            for step in ("3",) for layer, kind in [*product("01", ("attn", "mlp")), ("0", "block"), ("1", "block")]
+        ]  # fmt: skip
+        assert head.endswith(",worth") and float(lines[-1].rpartition(",")[2]) < 1
 
 
 def test_scripts_of_experiments_import_what_there_is() -> None:

@@ -24,6 +24,8 @@ DECAYS = ("geonorm", "geonorm(decay=sqrt)", "geonorm(decay=0.75)")
 OTHERS = ("lns", "keel", "deepnorm", "pre(entry=embedding)", "geonorm(entry=embedding)")
 RATES = (4e-3, 2e-3, 8e-3)
 SEEDS = 2
+PROBED = ""
+"""What probed.py reads, by a part of the name."""
 
 
 def equal_angles(layers: int) -> str:
