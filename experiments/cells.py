@@ -23,7 +23,7 @@ from geonorm.report.tables import chances, endings, learning_rate, moderated_dif
 from geonorm.report.vega import Axis, Chart, Figure, figure
 
 Runs = Sequence[Mapping[str, Any]]
-Cells = Mapping[str, Runs]
+Cells = Mapping[Any, Runs]
 HEAD = (
     "scheme", "n", "loss", "difference (95 %)", "p, Holm", "moderated (95 %)", "averaged weights", "clamped", "rate",
     "not finished",
@@ -43,7 +43,7 @@ def read_clamped(experiment: Path) -> dict[str, dict[int, float]]:
     return {run: {step: fmean(shares) for step, shares in sorted(steps.items())} for run, steps in found.items()}
 
 
-def judge(cells: Cells) -> dict[str, list[Row]]:
+def judge(cells: Cells) -> dict[Any, list[Row]]:
     """Each cell's rows, p adjusted for those of all cells together."""
     rows = {cell: aggregate(runs, runs[0]["scheme"]) for cell, runs in cells.items()}
     every = [row for own in rows.values() for row in own]

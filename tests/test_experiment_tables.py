@@ -125,6 +125,59 @@ def test_effects_of_008_are_those_that_were_planted(tmp_path: Path) -> None:
         made["Fit"]([cell for cell, _ in cells if cell["decay"] != "linear"], [0.0] * 94)
 
 
+def test_tables_of_012_say_what_depth_is_worth(tmp_path: Path) -> None:
+    """Planted: `pre` gains 0.1 by each step of depth, equal angles nothing; blocks are used as t^-2, gradients t^-1."""
+    rows, probes = [], ["run,step,layer,kind,attn_logit,update_norm,angle,grad_norm,worth"]
+    for place, layers in enumerate((4, 12, 36)):
+        equal = {4: "0.701", 12: "0.505", 36: "0.340"}[layers]
+        for scheme, gain in (("pre", 0.1), (f"geonorm(decay=constant, alpha={equal})", 0.0)):
+            for lr, seed in ((2e-3, 0), (4e-3, 0), (4e-3, 1), (8e-3, 0)):
+                loss = 3 - gain * place + abs(lr - 4e-3) * 100 + 0.01 * seed
+                run = f"{layers}-{scheme[:3]}-lr{lr:g}-seed{seed}"
+                rows.append(
+                    {"run": run, "scheme": scheme, "lr": lr, "seed": seed, "status": "finished", "val_loss": loss}
+                )  # fmt: skip
+                for layer in range(layers):
+                    probes.append(f"{run},2000,{layer},mlp,,1,0.1,{1 / (layer + 1)},")
+                    probes.append(f"{run},2000,{layer},block,,,,,{0.5 / (layer + 1) ** 2}")
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "probes.csv").write_text("\n".join(probes) + "\n")
+    made = table_of("012-depth")
+    made["main"](tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    pre, equal = text[text.index("## What depth") :].splitlines()[4:6]
+    assert pre.count(" −0.100 (−0.1") == 2 and equal.count(" 0.000 (−0.0") == 2
+    assert "| 36 blocks | pre | 2000 | 2 | 2.00 | 1.00 |" in text
+    assert "equal angles" in text and "alpha" not in text
+    assert "Loss against depth" in (tmp_path / "figures" / "depth.svg").read_text()
+
+
+def test_tables_of_018_pair_the_norms(tmp_path: Path) -> None:
+    """Planted: LayerNorm 0.04 worse at width 4, half of it in `geonorm`; equal at width 64, but for noise of 0.001."""
+    rows = []
+    for width, scheme, norm in product((4, 64), ("pre", "geonorm"), ("rms", "layer")):
+        worse = (0.04 if scheme == "pre" else 0.02) * (width == 4) * (norm == "layer")
+        for lr, seed in ((4e-3, 0), (8e-3, 0), (8e-3, 1), (8e-3, 2), (1.6e-2, 0)):
+            noise = 0.001 * (seed * (1 if norm == "rms" else 2) - 1)
+            rows.append(
+                {"run": f"copy-{width}-{norm}-{scheme}-lr{lr:g}-seed{seed}", "scheme": scheme, "lr": lr, "seed": seed,
+                 "status": "finished", "val_loss": 2 + abs(lr - 8e-3) * 10 + worse + noise}
+            )  # fmt: skip
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = table_of("018-norms")
+    made["main"](tmp_path)
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    told = {tuple(line.split(" | ")[1:3]): line.split(" | ") for line in lines if line.startswith("| copy")}
+    assert set(told) == set(product(("4", "64"), ("pre", "geonorm")))
+    assert told["4", "pre"][8].startswith("+0.041") and told["4", "geonorm"][8].startswith("+0.021")
+    assert told["64", "pre"][-1] == "yes |" and told["4", "pre"][-1] == "no |" and told["4", "pre"][3] == "3"
+    p, adjusted = map(float, told["4", "pre"][9].split(", "))
+    assert adjusted == pytest.approx(4 * p, rel=0.1)
+    assert "| 4 | 2 of 2 | +0.031 | +0.041 | +0.021 | – | – |" in lines
+    drawn = (tmp_path / "figures" / "differences.svg").read_text()
+    assert "Width 4" in drawn and "Width 64" in drawn
+
+
 def test_rates_of_a_scheme_that_never_trained_are_not_climbed() -> None:
     stable = table_of("014-beyond-decoders")["largest_stable"]
     inf = float("inf")

@@ -1,0 +1,143 @@
+"""The tables and figures of 012, from its results.jsonl, traces.csv and probes.csv.
+
+    python experiments/012-depth/table.py [FOLDER]
+
+Writes table.md and figures/ into the folder, by default that of the experiment: for each depth every scheme at its best
+rate and its difference to `pre`; for each scheme what depth is worth, with intervals under the spread of all rows; and
+how the use of blocks and the gradient of their weights fall over depth, as powers of the block's number.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import log
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+from cells import Runs, at_best, judge, read_runs, write
+from runs import LAYERS, equal_angles
+
+from geonorm.lab.runs.significance import Estimate, contrast, fit_prior, moderate
+from geonorm.lab.runs.statistics import Row
+from geonorm.report.columns import markdown_lines
+from geonorm.report.style import looks, signed
+from geonorm.report.vega import Axis, Chart
+
+BASE, EQUAL = "pre", "geonorm(decay=constant), equal angles"
+Rows = Mapping[str, Sequence[Row]]
+
+
+def read_depths(experiment: Path) -> dict[str, Runs]:
+    """Runs by depth, the shallowest first; the constant angle, a number of its own at each depth, has one name."""
+    found: dict[str, Runs] = {}
+    runs = read_runs(experiment)
+    for layers in sorted(LAYERS):
+        own = [run for run in runs if run["run"].startswith(f"{layers}-")]
+        named = ({**run, "scheme": EQUAL if run["scheme"] == equal_angles(layers) else run["scheme"]} for run in own)
+        ordered = sorted(named, key=lambda run: run["scheme"] != BASE)
+        if ordered and ordered[0]["scheme"] == BASE:
+            found[f"{layers} blocks"] = ordered
+    return found
+
+
+def at_depths(judged: Rows) -> dict[str, dict[str, Row]]:
+    """By scheme, its rows by depth."""
+    found: dict[str, dict[str, Row]] = {}
+    for depth, rows in judged.items():
+        for row in rows:
+            if row["n"]:
+                found.setdefault(row["scheme"], {})[depth] = row
+    return found
+
+
+def tabulate_depth(judged: Rows) -> list[str]:
+    """Of every scheme the change of loss from each depth to the next, each at its best rate."""
+    spreads = [row for rows in judged.values() for row in rows if row["val_loss_std"]]
+    prior = fit_prior([row["val_loss_std"] ** 2 for row in spreads], [row["n"] - 1 for row in spreads])
+    lines = []
+    for scheme, rows in at_depths(judged).items():
+        cells = []
+        for fewer, more in pairwise(judged):
+            if fewer not in rows or more not in rows:
+                cells.append("–")
+                continue
+            gap = signed(rows[more]["val_loss_mean"] - rows[fewer]["val_loss_mean"])
+            if prior:
+                ends = []
+                for row in (rows[more], rows[fewer]):
+                    variance, df = moderate((row["val_loss_std"] or 0.0) ** 2, row["n"] - 1, prior)
+                    ends.append(Estimate(row["val_loss_mean"], variance / row["n"], df))
+                found = contrast(*ends, prior.total)
+                gap += f" ({signed(found.low)} to {signed(found.high)})"
+            cells.append(gap)
+        lines.append([scheme, *cells])
+    return markdown_lines(("scheme", *(f"{a} to {b}" for a, b in pairwise(judged))), lines)
+
+
+def power(values: Mapping[int, float]) -> float | None:
+    """p of value ~ t^-p, a line through the logarithms over the blocks t = 2, 3, ... whose value is above 0."""
+    points = [(log(block + 1), log(value)) for block, value in values.items() if block > 0 and value > 0]
+    return -float(np.polyfit(*zip(*points, strict=True), 1)[0]) if len(points) > 2 else None
+
+
+def tabulate_use(experiment: Path, depths: Mapping[str, Runs], judged: Rows) -> list[str]:
+    """At every step that was probed, of runs at the best rate: powers of the use of a block and of the gradient of its
+    MLP, mean over seeds."""
+    file = experiment / "probes.csv"
+    if not file.exists():
+        return []
+    use: dict[tuple[str, int], dict[str, dict[int, float]]] = {}
+    for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
+        own = use.setdefault((row["run"], int(row["step"])), {"block": {}, "mlp": {}})
+        if row["kind"] in own:
+            own[row["kind"]][int(row["layer"])] = float(row["worth"] if row["kind"] == "block" else row["grad_norm"])
+    lines = []
+    for depth, rows in judged.items():
+        for row in rows:
+            names = {run["run"] for run in at_best(depths[depth], row).values()}
+            for step in sorted({step for name, step in use if name in names}):
+                cells = []
+                for kind in ("block", "mlp"):
+                    powers = [power(found[kind]) for (name, at), found in use.items() if name in names and at == step]
+                    known = [value for value in powers if value is not None]
+                    cells.append(f"{np.mean(known):.2f}" if known else "–")
+                lines.append([depth, row["scheme"], str(step), str(len(names)), *cells])
+    return markdown_lines(("depth", "scheme", "step", "n", "use falls as t^-", "gradient as t^-"), lines)
+
+
+def draw_depth(judged: Rows) -> Chart:
+    """Loss at the best rate against depth."""
+    lines = {
+        scheme: [(float(depth.partition(" ")[0]), row["val_loss_mean"]) for depth, row in rows.items()]
+        for scheme, rows in at_depths(judged).items()
+    }
+    points = [point for line in lines.values() for point in line]
+    chart = Chart(
+        "Loss against depth", Axis.around([x for x, _ in points], log=True, title="blocks"),
+        Axis.around([y for _, y in points], title="loss (nats per token)"), looks(list(lines)),
+        "Each at its best rate; means over seeds.", own_legend=True,
+    )  # fmt: skip
+    for scheme, line in lines.items():
+        chart.line(scheme, line)
+        for x, y in line:
+            chart.mark(scheme, x, y, f"{scheme}, {x:g} blocks: {y:.4f}")
+    return chart
+
+
+def main(experiment: Path) -> None:
+    depths = read_depths(experiment)
+    judged = judge(depths)
+    parts = ["## What depth is worth\n\n" + "\n".join(tabulate_depth(judged))]
+    if used := tabulate_use(experiment, depths, judged):
+        parts.append("## Which blocks are used\n\n" + "\n".join(used))
+    write(experiment, depths, parts, {"depth": [draw_depth(judged)]})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)

@@ -1,0 +1,108 @@
+"""The table and figure of 018, from its results.jsonl.
+
+    python experiments/018-norms/table.py [FOLDER]
+
+Writes table.md and figures/differences.svg into the folder, by default that of the experiment: LayerNorm less RMSNorm
+for each task, width and scheme, each at its best rate, paired by seed, with p adjusted by Holm for all of them; and the
+means over tasks and schemes that were predicted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+from cells import Runs, at_best, judge, read_runs
+from runs import SCHEMES, TASKS, WIDTHS
+
+from geonorm.lab.runs.statistics import Row
+from geonorm.report.columns import markdown_lines
+from geonorm.report.style import looks, signed
+from geonorm.report.tables import chances, learning_rate, moderated_difference, paired_difference, spread
+from geonorm.report.vega import Axis, Chart, Figure, figure
+
+HEAD = (
+    "task", "width", "scheme", "n", "RMSNorm", "rate", "LayerNorm", "rate", "difference (95 %)", "p, Holm",
+    "moderated (95 %)", "equal within 0.01",
+)  # fmt: skip
+Cell = tuple[str, int, str]
+
+
+def read_cells(experiment: Path) -> dict[Cell, Runs]:
+    """Runs by task, width and scheme, those with RMSNorm first; `scheme` is the norm."""
+    runs, found = read_runs(experiment), dict[Cell, Runs]()
+    for task, width, scheme in product(TASKS, WIDTHS, SCHEMES):
+        own = [
+            {**run, "scheme": norm}
+            for norm in ("rms", "layer") for run in runs if run["run"].startswith(f"{task}-{width}-{norm}-{scheme}-lr")
+        ]  # fmt: skip
+        if own and own[0]["scheme"] == "rms":
+            found[task, width, scheme] = own
+    return found
+
+
+def tabulate(pairs: Mapping[Cell, tuple[Row, Row]]) -> list[str]:
+    lines = []
+    for (task, width, scheme), (rms, layer) in pairs.items():
+        equal = "–" if layer["equal"] is None else "yes" if layer["equal"] else "no"
+        lines.append(
+            [
+                task, str(width), scheme, str(layer["n"]), spread(rms), learning_rate(rms), spread(layer),
+                learning_rate(layer), paired_difference(layer), chances(layer), moderated_difference(layer), equal,
+            ]
+        )  # fmt: skip
+    return markdown_lines(HEAD, lines)
+
+
+def tabulate_means(pairs: Mapping[Cell, tuple[Row, Row]]) -> list[str]:
+    """By width, over all tasks: how often LayerNorm is worse, its mean difference over all schemes and of each."""
+    lines = []
+    for width in WIDTHS:
+        gaps = {cell: layer["difference"] for cell, (_, layer) in pairs.items() if cell[1] == width}
+        if gaps:
+            by_scheme = [[gap for (*_, name), gap in gaps.items() if name == scheme] for scheme in SCHEMES]
+            worse = f"{sum(gap > 0 for gap in gaps.values())} of {len(gaps)}"
+            means = (signed(fmean(own)) if own else "–" for own in by_scheme)
+            lines.append([str(width), worse, signed(fmean(gaps.values())), *means])
+    return markdown_lines(("width", "LayerNorm is worse in", "mean difference", *SCHEMES), lines)
+
+
+def draw(width: int, cells: Mapping[Cell, Runs], pairs: Mapping[Cell, tuple[Row, Row]]) -> Chart:
+    own = {f"{cell[0]}, {cell[2]}": (cells[cell], pair) for cell, pair in pairs.items() if cell[1] == width}
+    dots: dict[str, list[tuple[float, str]]] = {}
+    ends: list[float] = [0.0]
+    for name, (runs, (rms, layer)) in own.items():
+        base, other = at_best(runs, rms), at_best(runs, layer)
+        dots[name] = [
+            (other[seed]["val_loss"] - base[seed]["val_loss"], f"seed {seed}") for seed in other if seed in base
+        ]
+        ends += [gap for gap, _ in dots[name]]
+        ends += [layer[key] for key in ("difference_low", "difference_high") if layer[key] is not None]
+    x = Axis.around(ends, title="LayerNorm less RMSNorm, nats per byte")
+    chart = Chart(f"Width {width}", x, None, looks(list(own)), "One mark a seed; bars: 95 %.")
+    chart.rule(x=0.0)
+    for name, (_, (_, layer)) in own.items():
+        spans = (layer["difference"], layer["difference_low"], layer["difference_high"])
+        chart.strip(name, paired_difference(layer), dots[name], spans)
+    return chart
+
+
+def main(experiment: Path) -> None:
+    cells = read_cells(experiment)
+    judged: Mapping[Cell, Sequence[Row]] = judge(cells)
+    pairs = {cell: (rows[0], rows[1]) for cell, rows in judged.items() if len(rows) == 2 and rows[1]["pairs"]}
+    text = ["\n".join(tabulate(pairs)), "\n".join(tabulate_means(pairs))]
+    (experiment / "table.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
+    print(experiment / "table.md")
+    (experiment / "figures").mkdir(exist_ok=True)
+    charts = [draw(width, cells, pairs) for width in WIDTHS if any(cell[1] == width for cell in pairs)]
+    print(Figure(figure(charts, experiment.name)).save(experiment / "figures" / "differences.svg"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
