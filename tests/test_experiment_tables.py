@@ -7,11 +7,14 @@ import random
 import runpy
 import sys
 from itertools import product
+from math import log10
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+PARAMETERS = {"48": 182_000, "64": 329_000, "96": 865_000}
+"""By width, of those of 010."""
 ROOT = Path(__file__).parents[1] / "experiments"
 
 
@@ -176,6 +179,41 @@ def test_tables_of_018_pair_the_norms(tmp_path: Path) -> None:
     assert "| 4 | 2 of 2 | +0.031 | +0.041 | +0.021 | – | – |" in lines
     drawn = (tmp_path / "figures" / "differences.svg").read_text()
     assert "Width 4" in drawn and "Width 64" in drawn
+
+
+@pytest.mark.parametrize("experiment", ["009-tokens", "010-size"])
+def test_trends_are_told_within_a_seed(experiment: str, tmp_path: Path) -> None:
+    """Planted: the loss falls by 0.3 a decade of tokens (or parameters), the scheme's difference by 0.1 with seed 0 and
+    0.2 with seed 1; the rate in the middle is best, and a run that the plan does not have is left out."""
+    plan = runpy.run_path(str(ROOT / experiment / "runs.py"))["plan"]
+    grid = {name: words for name, words in plan({}).items() if "books-" in name or experiment == "010-size"}
+    rows = []
+    for name, words in grid.items():
+        scheme, steps, width = (words[words.index(f"--{key}") + 1] for key in ("scheme", "steps", "model.width"))
+        if "entry=embedding" not in scheme:
+            continue
+        middle = sorted({n.rpartition("-lr")[2] for n in grid if n.rpartition("-lr")[0] == name.rpartition("-lr")[0]},
+                        key=lambda end: float(end.partition("-")[0]))[1]  # fmt: skip
+        decade = log10(int(steps) / 2000 if experiment == "009-tokens" else PARAMETERS[width] / PARAMETERS["48"])
+        for seed in (0, 1) if name.endswith(middle) else (0,):
+            loss = 4 - 0.3 * decade + 0.01 * seed + 0.5 * (not name.endswith(middle))
+            gap = 0.05 - 0.1 * (1 + seed) * decade if scheme.startswith("geonorm") else 0.0
+            rows.append(
+                {"run": f"{name[:-1]}{seed}", "scheme": scheme, "seed": seed,
+                 "lr": float(name.rpartition("-lr")[2].partition("-")[0]), "status": "finished", "val_loss": loss + gap, "parameters": PARAMETERS[width],
+                 "tokens": int(steps) * 512, "tokens_per_second": 1000.0}
+            )  # fmt: skip
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {**rows[0], "run": "x"}]))
+    (tmp_path / "runs.py").write_text(
+        f"import runpy\nglobals().update(runpy.run_path({str(ROOT / experiment / 'runs.py')!r}))"
+    )
+    made = runpy.run_path(str(ROOT / "trends.py"))
+    assert made["main"](tmp_path) == 0
+    text = (tmp_path / "trends.md").read_text()
+    assert "| geonorm(entry=embedding) | " in text and "| 2 | −0.1500 (" in text and "sphere" not in text
+    assert len(list((tmp_path / "figures").glob("trend-*raw-entry.svg"))) == 1
+    (tmp_path / "results.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    assert made["main"](tmp_path) == 2
 
 
 def test_rates_of_a_scheme_that_never_trained_are_not_climbed() -> None:

@@ -26,6 +26,13 @@ STEPS = {1: 2000, 2: 4000, 4: 8000, 8: 16000, 16: 32000}
 SMOOTH = "geonorm(retraction=0.5, max_angle=pi)"
 FOUR = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
 OTHERS = (SMOOTH, "deepnorm", "keel", "peri", "lns")
+LADDERS = {
+    "books, raw entry": ("books-", FOUR[0], FOUR[1:2]),
+    "books, entry on the sphere": ("books-", FOUR[2], (FOUR[3], *OTHERS)),
+    "books, the entry of Pre-Norm": ("books-", FOUR[0], FOUR[2:3]),
+    "latex, raw entry": ("latex-", FOUR[0], FOUR[1:2]),
+    "latex, entry on the sphere": ("latex-", FOUR[2], FOUR[3:]),
+}
 RATES = (3e-3, 1.5e-3, 6e-3)
 SEEDS = 2
 LENGTHS = {256: 2, 512: 1}

@@ -23,6 +23,7 @@ BATCH = 4
 TOKENS = 20
 """For each parameter, all counted."""
 SCHEMES = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
+LADDERS = {"raw entry": ("", SCHEMES[0], SCHEMES[1:2]), "entry on the sphere": ("", SCHEMES[2], SCHEMES[3:])}
 RATES = (1.0, 0.5, 2.0)
 """Multiples of 19 / (width sqrt(steps)), the rule of `geonorm ladder`."""
 

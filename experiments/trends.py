@@ -1,0 +1,82 @@
+"""How differences to a baseline move with tokens or size, in the runs of an experiment.
+
+    python experiments/trends.py experiments/009-tokens
+
+The experiment's runs.py names its ladders, LADDERS = {name: (what names of runs begin with, baseline, schemes)}; each
+is judged as `geonorm ladder` judges its own: every scheme at its best rate for each budget and size, the effective
+speed-up, and slopes of the difference within a seed. Writes trends.md and, for each ladder, figures/trend-NAME.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cells import read_runs
+from programme import Grid, folder_with
+
+from geonorm.cli.arguments import read
+from geonorm.lab.config import TrainCommand
+from geonorm.lab.ladder.ladder import about
+from geonorm.lab.runs.speedup import judge_ladder
+from geonorm.report.columns import markdown_lines
+from geonorm.report.ladder import SavedLadder, tables
+from geonorm.report.ladder_charts import difference, loss
+from geonorm.report.vega import Figure, figure
+
+Ladders = Mapping[str, tuple[str, str, Sequence[str]]]
+
+
+def place_runs(runs: Sequence[Mapping[str, Any]], grid: Grid) -> list[dict[str, Any]]:
+    """The runs that the plan has, each with its size and tokens, which rates and seeds share."""
+    known: dict[str, dict[str, Any]] = {}
+    found = []
+    for run in runs:
+        row = run["run"].rpartition("-lr")[0]
+        if run["run"] in grid and row not in known:
+            known[row] = about(read(TrainCommand, "geonorm train", list(grid[run["run"]])).run())
+        if row in known:
+            found.append({**run, **known[row]})
+    return found
+
+
+def open_ladder(path: Path, runs: Sequence[Mapping[str, Any]], baseline: str, schemes: Sequence[str]) -> SavedLadder:
+    order = [baseline, *(scheme for scheme in schemes if any(run["scheme"] == scheme for run in runs))]
+    own = [run for run in runs if run["scheme"] in order]
+    return SavedLadder(path, {**judge_ladder(own, baseline), "data": path.name}, order)
+
+
+def main(experiment: Path) -> int:
+    made = runpy.run_path(str(experiment / "runs.py"))
+    ladders: Ladders = made["LADDERS"]
+    runs = read_runs(experiment)
+    placed = place_runs(runs, made["plan"]({run["run"]: run for run in runs}))
+    (experiment / "figures").mkdir(exist_ok=True)
+    parts = []
+    for name, (start, baseline, schemes) in ladders.items():
+        own = [run for run in placed if run["run"].startswith(start)]
+        there = {run["scheme"] for run in own}
+        if baseline not in there or not there & set(schemes):
+            continue
+        found = open_ladder(experiment, own, baseline, schemes)
+        parts.append(f"## {name}, less `{baseline}`")
+        parts += ["\n".join([title, "", *markdown_lines(*table)]) for title, table in tables(found).items() if table[1]]
+        drawn = figure([*loss(found), *difference(found)], f"{experiment.name}, {name}")
+        print(Figure(drawn).save(experiment / "figures" / f"trend-{name.replace(' ', '-')}.svg"))
+    if not parts:
+        print(f"{experiment} has no two schemes of one ladder yet: train its runs first", file=sys.stderr)
+        return 2
+    (experiment / "trends.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    print(experiment / "trends.md")
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment", type=folder_with("runs.py", "results.jsonl"), help="folder of an experiment")
+    sys.exit(main(parser.parse_args().experiment))
