@@ -199,9 +199,9 @@ def test_trends_are_told_within_a_seed(experiment: str, tmp_path: Path) -> None:
             loss = 4 - 0.3 * decade + 0.01 * seed + 0.5 * (not name.endswith(middle))
             gap = 0.05 - 0.1 * (1 + seed) * decade if scheme.startswith("geonorm") else 0.0
             rows.append(
-                {"run": f"{name[:-1]}{seed}", "scheme": scheme, "seed": seed,
-                 "lr": float(name.rpartition("-lr")[2].partition("-")[0]), "status": "finished", "val_loss": loss + gap, "parameters": PARAMETERS[width],
-                 "tokens": int(steps) * 512, "tokens_per_second": 1000.0}
+                {"run": f"{name[:-1]}{seed}", "scheme": scheme, "seed": seed, "status": "finished",
+                 "lr": float(name.rpartition("-lr")[2].partition("-")[0]), "val_loss": loss + gap,
+                 "parameters": PARAMETERS[width], "tokens": int(steps) * 512, "tokens_per_second": 1000.0}
             )  # fmt: skip
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {**rows[0], "run": "x"}]))
     (tmp_path / "runs.py").write_text(
