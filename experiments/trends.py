@@ -65,9 +65,13 @@ def main(experiment: Path) -> int:
             continue
         found = open_ladder(experiment, own, baseline, schemes)
         parts.append(f"## {name}, less `{baseline}`")
-        parts += ["\n".join([title, "", *markdown_lines(*table)]) for title, table in tables(found).items() if table[1]]
+        parts += [
+            "\n".join([f"### {title}", "", *markdown_lines(*table)])
+            for title, table in tables(found).items()
+            if table[1]
+        ]
         drawn = figure([*loss(found), *difference(found)], f"{experiment.name}, {name}")
-        print(Figure(drawn).save(experiment / "figures" / f"trend-{name.replace(' ', '-')}.svg"))
+        print(Figure(drawn).save(experiment / "figures" / f"trend-{name.replace(',', '').replace(' ', '-')}.svg"))
     if not parts:
         print(f"{experiment} has no two schemes of one ladder yet: train its runs first", file=sys.stderr)
         return 2

@@ -89,7 +89,8 @@ def plan(known: Summaries) -> Grid:
         return {f"{arm}-{slug(scheme)}": [*COMMON, *words, *settings(scheme=scheme)] for scheme in schemes}
 
     budgets = tuple(STEPS)
-    grid = plan_budgets(known, rows("books", BOOKS, FOUR), budgets)
+    grid = plan_budgets(known, rows("books", BOOKS, FOUR[:2]), budgets, seeds=3)
+    grid |= plan_budgets(known, rows("books", BOOKS, FOUR[2:]), budgets)
     grid |= plan_budgets(known, rows("books", BOOKS, OTHERS), budgets, seeds=1, tuned=8)
     grid |= plan_budgets(known, rows("latex", LATEX, FOUR), budgets[:3])
     for length, batch in LENGTHS.items():
