@@ -216,6 +216,37 @@ def test_trends_are_told_within_a_seed(experiment: str, tmp_path: Path) -> None:
     assert made["main"](tmp_path) == 2
 
 
+def test_tables_of_011(tmp_path: Path) -> None:
+    """Planted: `post` is 0.2 worse without warm-up and stable up to twice its best rate, `pre` bears all rates; the
+    largest score grows with the rate and the width."""
+    rows, probes = [], ["run,step,layer,kind,attn_logit,update_norm,angle,grad_norm,worth"]
+
+    def add(scheme: str, warmup: str, width: int, lr: float, seed: int, loss: float) -> None:
+        run = f"{width}-{warmup}-{scheme}-lr{lr:g}-seed{seed}"
+        rows.append({"run": run, "scheme": scheme, "lr": lr, "seed": seed, "status": "finished", "val_loss": loss,
+                     "spikes": int(lr > 0.1), "grad_spikes": 1})  # fmt: skip
+        probes.append(f"{run},2000,0,attn,{width * lr},{width},0.1,1,")
+        probes.append(f"{run},2000,0,block,,,,,0.1")
+
+    rates = [5e-4 * 2**octave for octave in range(8)]
+    for scheme, warmup, lr in product(("pre", "post"), ("warm", "cold"), rates):
+        worse = 0.2 * (scheme == "post" and warmup == "cold") + 9 * (scheme == "post" and lr > 8e-3)
+        for seed in (0, 1) if lr == 4e-3 else (0,):
+            add(scheme, warmup, 64, lr, seed, 4 + abs(lr - 4e-3) + worse + 0.01 * seed)
+    for width, times in product((32, 128), (1, 10, 30)):
+        add("pre", "warm", width, 4e-3 * times, 0, 4.0)
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "probes.csv").write_text("\n".join(probes) + "\n")
+    made = table_of("011-rate")
+    made["main"](tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    assert "| post | without | 4e-3 | 2 | 4.2050 ± 0.0071 | 8e-3 | 0 | 5 | 5 | 0 |" in text
+    assert "| pre | with warm-up | 4e-3 | 2 | 4.0050 ± 0.0071 | 6.4e-2 or more | 0 | 5 | 5 | 0 |" in text
+    assert "| post | +0.200 (" in text and "| pre | 0.000 (" in text
+    assert "| pre | 32 | 10 x | 1.28 | 32 | 4.000 |" in text and "| pre | 128 | 30 x | 15.4 | 128 | 4.000 |" in text
+    assert "Without" in (tmp_path / "figures" / "rates.svg").read_text()
+
+
 def test_rates_of_a_scheme_that_never_trained_are_not_climbed() -> None:
     stable = table_of("014-beyond-decoders")["largest_stable"]
     inf = float("inf")

@@ -1,0 +1,136 @@
+"""The tables and figure of 011, from its results.jsonl and probes.csv.
+
+    python experiments/011-rate/table.py [FOLDER]
+
+Writes table.md and figures/rates.svg into the folder, by default that of the experiment: for each scheme, with warm-up
+and without, its best rate, the loss there, its largest stable rate and its spikes; what going without warm-up costs;
+and how the largest attention score and the lengths of outputs grow with the width, far above the best rate.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+from cells import Runs, read_runs
+from curves import draw_losses
+from rates import largest_stable, read_losses, tidy
+from runs import BEYOND, SCHEMES, WARMUP, WIDE, WIDTHS
+
+from geonorm.lab.runs.statistics import paired_interval, usable
+from geonorm.report.columns import markdown_lines
+from geonorm.report.style import rate, signed
+from geonorm.report.vega import Figure, figure
+
+LINES = {"warm": "with warm-up", "cold": "without"}
+
+
+def read_arms(experiment: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The runs of width 64 by scheme and warm-up, but for those far above the two decades."""
+    runs = read_runs(experiment)
+    found = {
+        (scheme, warmup): [run for run in runs if run["run"].startswith(f"64-{warmup}-") and run["scheme"] == scheme]
+        for scheme, warmup in product(SCHEMES, WARMUP)
+    }
+    return {arm: own for arm, own in found.items() if any(map(usable, own))}
+
+
+def best_rate(runs: Runs) -> float:
+    """By seed 0, which alone has all rates."""
+    losses = read_losses([run for run in runs if run["seed"] == 0])
+    return min(losses, key=losses.__getitem__)
+
+
+def at(runs: Runs, lr: float) -> dict[int, float]:
+    return {run["seed"]: run["val_loss"] for run in runs if run["lr"] == lr and usable(run)}
+
+
+def tabulate_arms(arms: Mapping[tuple[str, str], Runs]) -> list[str]:
+    lines = []
+    for (scheme, warmup), runs in arms.items():
+        best = best_rate(runs)
+        ends = list(at(runs, best).values())
+        spread = paired_interval(ends)
+        found, bounded = largest_stable(read_losses([run for run in runs if run["seed"] == 0]))
+        stable = "none" if found is None else rate(found) if bounded else f"{rate(found)} or more"
+        below = [run for run in runs if run["lr"] <= best and usable(run)]
+        std = "" if spread.std is None else f" ± {spread.std:.4f}"
+        lines.append(
+            [
+                scheme, LINES[warmup], rate(best), str(spread.n), f"{spread.mean:.4f}{std}", stable,
+                *(str(sum(run[key] for run in below)) for key in ("spikes", "grad_spikes")), str(len(below)),
+                str(sum(run["status"] == "diverged" for run in runs)),
+            ]
+        )  # fmt: skip
+    titles = ("scheme", "", "best rate", "n", "loss there", "largest stable rate", "spikes of the loss up to the best",
+              "of the gradient", "in runs", "diverged at any")  # fmt: skip
+    return markdown_lines(titles, lines)
+
+
+def tabulate_warmup(arms: Mapping[tuple[str, str], Runs]) -> list[str]:
+    """Each at its own best rate, paired by seed."""
+    lines = []
+    for scheme in SCHEMES:
+        if (scheme, "warm") in arms and (scheme, "cold") in arms:
+            warm, cold = (at(runs, best_rate(runs)) for runs in (arms[scheme, "warm"], arms[scheme, "cold"]))
+            gap = paired_interval([cold[seed] - warm[seed] for seed in cold if seed in warm])
+            ends = "" if gap.low is None else f" ({signed(gap.low)} to {signed(gap.high or 0.0)})"
+            lines.append([scheme, signed(gap.mean) + ends, "–" if gap.p is None else f"{gap.p:.2g}", str(gap.n)])
+    return markdown_lines(("scheme", "without less with warm-up (95 %)", "p", "n"), lines)
+
+
+def tabulate_widths(experiment: Path, arms: Mapping[tuple[str, str], Runs]) -> list[str]:
+    """Largest attention score of any site, and the median over sites of the length of what a sub-layer gives, at
+    multiples of the best rate at width 64; with the loss."""
+    file = experiment / "probes.csv"
+    if not file.exists():
+        return []
+    sites: dict[str, list[Mapping[str, str]]] = {}
+    for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
+        if row["kind"] != "block":
+            sites.setdefault(row["run"], []).append(row)
+    runs = {(run["run"].partition("-")[0], run["scheme"], run["lr"]): run for run in read_runs(experiment)
+            if "-warm-" in run["run"] and run["seed"] == 0}  # fmt: skip
+    lines = []
+    for scheme, width, times in product(WIDE, WIDTHS, BEYOND):
+        if (scheme, "warm") not in arms:
+            continue
+        run = runs.get((str(width), scheme, tidy(best_rate(arms[scheme, "warm"]) * times)))
+        own: Sequence[Mapping[str, str]] = sites.get(run["run"], ()) if run else ()
+        if run and own:
+            scores = [float(row["attn_logit"]) for row in own if row["attn_logit"]]
+            lengths = [float(row["update_norm"]) for row in own if row["update_norm"]]
+            loss = f"{run['val_loss']:.3f}" if usable(run) else str(run["status"])
+            cells = [f"{max(scores):.3g}" if scores else "–", f"{median(lengths):.3g}" if lengths else "–", loss]
+            lines.append([scheme, str(width), f"{times} x", *cells])
+    return markdown_lines(("scheme", "width", "best rate", "largest score", "length of outputs", "loss"), lines)
+
+
+def main(experiment: Path) -> None:
+    arms = read_arms(experiment)
+    parts = {
+        "Rates": tabulate_arms(arms),
+        "Without warm-up": tabulate_warmup(arms),
+        "Width": tabulate_widths(experiment, arms),
+    }
+    text = [f"## {title}\n\n" + "\n".join(lines) for title, lines in parts.items() if lines]
+    (experiment / "table.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
+    print(experiment / "table.md")
+    (experiment / "figures").mkdir(exist_ok=True)
+    charts = []
+    for warmup, name in LINES.items():
+        runs = [run for (_, own), found in arms.items() if own == warmup for run in found]
+        if runs:
+            charts.append(draw_losses(name.capitalize(), "nats per token", runs))
+    print(Figure(figure(charts, experiment.name)).save(experiment / "figures" / "rates.svg"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
