@@ -13,6 +13,7 @@ from geonorm.errors import ConfigError
 from geonorm.lab.compare import compare as lab
 from geonorm.lab.compare.grid import curve_of, describe_grid, make_cells
 from geonorm.lab.config import CompareConfig
+from geonorm.lab.options import Optim
 
 BUILD = report.build
 
@@ -47,6 +48,18 @@ def test_words_and_empty_values_stand_on_a_grid_too() -> None:
     cells = make_cells(config("optim.schedule=cosine,wsd", "optim.warmup_steps=null,3", "scheme.decay=sqrt,0.75"))
     assert [cell.optim.warmup_steps for cell in cells[::2]] == [None, 3, None, 3]
     assert cells[0].schemes[1] == "geonorm(decay=sqrt)" and cells[1].schemes[1] == "geonorm(decay=0.75)"
+
+
+def test_a_preset_on_the_grid_does_not_lose_its_optimizer_unseen() -> None:
+    with pytest.raises(ConfigError, match=r"preset=modern comes with muon, .* with adamw: .*\(optim.name=adamw\)"):
+        make_cells(config("preset=nano,modern"))
+    with pytest.raises(ConfigError, match=r"preset=nano comes with adamw, .* with muon"):
+        make_cells(config("preset=nano,modern", preset="modern"))
+    cells = make_cells(config("preset=nano,modern", "optim.name=adamw"))
+    assert [(cell.preset, cell.optim.name) for cell in cells] == [("nano", "adamw"), ("modern", "adamw")]
+    cells = make_cells(config("preset=nano,modern", optim=Optim(name="muon")))
+    assert {cell.optim.name for cell in cells} == {"muon"}
+    assert len(make_cells(config("preset=nano,mini"))) == 2
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from ...nn.config import DecoderConfig
 from ...schemes import parse
 from ...schemes.grammar import set_field
 from ...settings import convert, flag, from_dict, options, to_dict
-from ..config import CompareConfig, Recipe, TrainConfig
+from ..config import TRAINED_WITH, CompareConfig, Recipe, TrainConfig
 from ..runs.run import VOLATILE
 
 OWN = "scheme."
@@ -100,7 +100,19 @@ def make_cell(config: CompareConfig, chosen: Mapping[str, str]) -> CompareConfig
     if cell and len(set(names)) < len(names):
         raise ConfigError(f"two --schemes are the same with {', '.join(cell)}")
     made: CompareConfig = from_dict(CompareConfig, {**tree, "schemes": names, "grid": cell})
+    check_optimizer(config, made, chosen)
     return made
+
+
+def check_optimizer(config: CompareConfig, cell: CompareConfig, chosen: Mapping[str, str]) -> None:
+    """ConfigError for a preset on the grid that comes with another optimizer than the comparison has from its own:
+    whether that one was asked for is not known."""
+    before, own = (TRAINED_WITH.get(preset, "adamw") for preset in (config.preset, cell.preset))
+    if own != before == config.optim.name and "optim.name" not in chosen:
+        raise ConfigError(
+            f"--grid preset={cell.preset} comes with {own}, this comparison with {before}: put the optimizer on the "
+            f"grid, too (optim.name={before})"
+        )
 
 
 def check_same_axes(before: Sequence[str], now: Sequence[str]) -> str | None:
