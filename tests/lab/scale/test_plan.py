@@ -77,6 +77,8 @@ PEAKS: list[Any] = [
     {"runtime": Runtime(dtype="bf16")},
     {"runtime": Runtime(dtype="bf16", recompute=True, accumulate=2)},
     {"optim": Optim(name="muon")},
+    {"optim": Optim(name="sgd")},
+    {"optim": Optim(name="sgd", momentum=0.0)},
     {"batch_size": 1},
     {"batch_size": 16},
     {"preset": "nano-gpt2"},
