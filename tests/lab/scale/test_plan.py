@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from geonorm.cli.arguments import read
 from geonorm.lab.compare.clusters import Machine
 from geonorm.lab.config import Model, Optim, Runtime, TrainCommand, TrainConfig
 from geonorm.lab.data.objectives import span_lengths
+from geonorm.lab.options import Evaluation
 from geonorm.lab.scale import parallel
 from geonorm.lab.scale.plan import flops_per_token, plan
 from geonorm.lab.train import optim
@@ -121,6 +123,13 @@ def test_a_plan_reads_as_written_out_by_hand() -> None:
     assert found["seconds"]["wire"] == pytest.approx(7 * count / 10e9)
     assert found["tokens_per_day"]["in_turn"] * found["seconds"]["step_in_turn"] == pytest.approx(86400 * 64 * 1024)
     assert found["tokens"] == 10 * 64 * 1024 and found["flops"] == found["flops_per_token"] * found["tokens"]
+
+
+def test_averaged_weights_are_held_besides() -> None:
+    config = TrainConfig(batch_size=64, runtime=Runtime(parallel="fsdp"))
+    without, found = (plan(replace(config, evaluation=Evaluation(average=share)), 8) for share in (0.0, 0.1))
+    assert without["memory"]["average"] == 0 and found["memory"]["average"] == found["memory"]["parameters"] > 0
+    assert found["memory_peak"] - without["memory_peak"] == found["memory"]["average"]
 
 
 def test_sharding_divides_what_it_shards() -> None:

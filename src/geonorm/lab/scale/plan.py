@@ -3,9 +3,10 @@
 The model is built on the meta device; what its passes keep is counted on tensors without storage (footprint.py); the
 rest is arithmetic that is written out here. Nothing is written, and no data is read.
 
-Memory of a rank counts the tensors of a training step: weights, gradients, optimizer state, what the forward pass
-keeps, logits, buffers of FSDP. It does not count the CUDA context, NCCL's buffers, fragmentation, evaluations or Muon's
-temporaries. Bytes on the wire are those that one rank sends in a ring, which it receives as well.
+Memory of a rank counts the tensors of a training step: weights, gradients, optimizer state, the mean of weights that
+are averaged, what the forward pass keeps, logits, buffers of FSDP. It does not count the CUDA context, NCCL's buffers,
+fragmentation, evaluations or Muon's temporaries. Bytes on the wire are those that one rank sends in a ring, which it
+receives as well.
 """
 
 from __future__ import annotations
@@ -175,6 +176,7 @@ class Memory:
         momenta = {"muon": 2 * count - orthogonal, "sgd": count if config.optim.momentum else 0}
         self.parameters = FP32 * count // where.shard
         self.optimizer = FP32 * momenta.get(config.optim.name or "adamw", 2 * count) // where.shard
+        self.average = self.parameters if config.evaluation.average else 0
 
     def pieces(self, batch: int, recompute: bool | None = None) -> list[Piece]:
         few, many = (
@@ -198,6 +200,7 @@ class Memory:
             "parameters": self.parameters,
             "gradients": self.parameters,
             "optimizer": self.optimizer,
+            "average": self.average,
             "weight_copies": sum(piece.saved for piece in fixed),
             "activations": sum(p.saved - zero.saved for p, zero in zip(pieces[:-1], fixed[:-1], strict=True)),
             "loss": max(head.forward, head.saved + head.backward),
@@ -210,7 +213,7 @@ class Memory:
         """The most that a step holds at any moment: through the forward pass and back, one piece after the other."""
         pieces = self.pieces(batch, recompute)
         fsdp = self.where.kind == "fsdp"
-        held = self.parameters + self.optimizer + self.gathered_weights(pieces)
+        held = self.parameters + self.optimizer + self.average + self.gathered_weights(pieces)
         # gradients that are added to are there all the time; others appear block by block
         held += self.parameters if self.adding else 0
         # autocast keeps its casts of weights to the end of the forward pass, also those that recomputation makes again
@@ -269,6 +272,7 @@ def table(found: dict[str, Any]) -> str:
     shape = found["model"]
     notes = {
         "parameters": " (fp32: they are the master copies)",
+        "average": " (of the weights, evaluation.average)",
         "weight_copies": " (in the dtype of the pass, with tables of RoPE)",
         "activations": f" ({now} recomputation)",
         "loss": " (logits, their gradient, copies in fp32)",
