@@ -365,9 +365,12 @@ def test_hub_dataset(monkeypatch):
     assert list(source.documents("train")) == DOCUMENTS[:30]
     assert list(source.documents("validation")) == DOCUMENTS[30:]
     assert source.files == ()
+    # `geonorm eval` knows by this that the text has a held-out part of its own
+    assert open_source("owner/name:config", validation_fraction=0.5).fingerprint == source.fingerprint
     fake_hub(monkeypatch, {"train": rows}, sha="newer")
     newer = open_source("owner/name:config")
     assert sorted(both(newer)) == sorted(DOCUMENTS)
+    assert open_source("owner/name:config", validation_fraction=0.5).fingerprint != newer.fingerprint
     assert len({source.fingerprint, newer.fingerprint, open_source("owner/name").fingerprint}) == 3
 
 

@@ -222,7 +222,7 @@ def open_hub(spec: str, fraction: float) -> Source:
 
     own = "validation" in dataset
     splits = {s: partial(read, s) for s in SPLITS} if own else hold_out_stream(partial(read, "train"), fraction)
-    identity = f"geonorm hub 1\n{name}\n{config}\n{revision}\n{field}\n{fraction!r}"
+    identity = f"geonorm hub 1\n{name}\n{config}\n{revision}\n{field}\n{'own split' if own else repr(fraction)}"
     return Source(spec, hashlib.sha256(identity.encode()).hexdigest(), (), splits)
 
 
