@@ -11,11 +11,12 @@ import yaml
 
 import geonorm
 from geonorm import report
-from geonorm.errors import ConfigError
+from geonorm.errors import CheckpointError, ConfigError
 from geonorm.lab.config import TrainConfig
-from geonorm.lab.ladder.config import LadderConfig, Rule
-from geonorm.lab.ladder.ladder import about
+from geonorm.lab.ladder.config import LadderConfig, Rule, Size
+from geonorm.lab.ladder.ladder import about, check_sizes, count, run_config
 from geonorm.lab.runs.speedup import judge_ladder
+from geonorm.settings import to_dict
 
 BUILD = report.build
 WSD = ["--optim.schedule", "wsd"]
@@ -93,6 +94,27 @@ def test_one_integer_sets_a_size_and_each_part_can_be_said() -> None:
     assert LadderConfig(budgets=["1"]).size("2", count).lr == 0.012  # the highest there is
 
 
+def test_a_folder_has_one_size_of_a_depth_and_width(tmp_path: Path) -> None:
+    """Else runs of both would count as budgets of one."""
+
+    def given(*depth: str, **more: Any) -> tuple[LadderConfig, list[Size]]:
+        config = LadderConfig(depth=list(depth), budgets=["100k"], out=str(tmp_path), **more)
+        return config, [config.size(text, lambda shape: count(config, shape)) for text in depth]
+
+    config, (size,) = given("4")
+    run = run_config(config, size, "pre", 1.0, 0, 0)
+    Path(run.out).mkdir(parents=True)
+    for folder, settings in ((tmp_path, config), (Path(run.out), run)):
+        (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(settings)))
+    check_sizes(*given("4", "8"))
+    check_sizes(*given("4:lr=1e-3", rates=[1.0, 2.0]))
+    for other in ("4:hidden=100", "4:heads=2", "4:batch_size=2"):
+        with pytest.raises(CheckpointError, match=r"holds runs of another size d4w64 \(heads 4, hidden 172, batch"):
+            check_sizes(*given(other))
+        with pytest.raises(ConfigError, match=f"--depth {other} is another size d4w64"):
+            check_sizes(*given("4", other))
+
+
 @pytest.mark.parametrize(("name", "tables"), [("nano", 1), ("nano-gpt2", 0.125), ("modern", 3)])
 def test_what_is_looked_up_is_not_computed_with(name: str, tables: float) -> None:
     """In tables of vocabulary x width: an untied embedding, positions beside a tied one, two of values besides."""
@@ -117,6 +139,8 @@ def test_what_is_looked_up_is_not_computed_with(name: str, tables: float) -> Non
         (["--schemes", "pre", "pre"], "--schemes names pre twice"),
         (["--steps", "100"], "unknown option '--steps'"),
         (["--model.layers", "3"], "--model.layers is what --depth sets"),
+        (["--depth", "1:hidden=16", "1:hidden=24"], "--depth 1:hidden=24 is another size d1w16: a ladder has one of"),
+        (["--depth", "1", "1:batch_size=4"], "--depth 1:batch_size=4 is another size d1w16"),
         (["--depth", "1:heads=3"], "model.width 16 must be an even multiple of model.heads 3"),
     ],
 )

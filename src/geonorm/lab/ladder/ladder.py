@@ -8,18 +8,20 @@ scheme, rate and seed are one trunk.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...errors import CheckpointError, ConfigError
 from ...nn.config import ModelConfig
 from ...nn.models import build
-from ..compare.compare import begin_study, read_runs, repeat_command, round_rate, slug
+from ..compare.compare import begin_study, check_directory, read_runs, repeat_command, round_rate, slug
 from ..compare.team import Say
 from ..config import Shared, TrainConfig
-from ..runs.run import write_json
+from ..runs.run import RunFolder, write_json
 from ..runs.speedup import judge_ladder
 from ..scale.plan import looked_up
 from .config import LadderConfig, Size
@@ -31,6 +33,7 @@ def ladder(
     """Runs what is missing and returns the content of results.json; `command` is what repeats it. Raises what a
     comparison raises (compare.compare)."""
     sizes = [config.size(text, lambda shape: count(config, shape)) for text in config.depth]
+    check_sizes(config, sizes)
     samples = [run_config(config, size, scheme, 1.0, 0, 0) for scheme in config.schemes for size in sizes]
     with begin_study(config, samples, say, live) as team:
         for budget in range(len(config.budgets)):
@@ -48,6 +51,26 @@ def ladder(
         results |= judge_ladder(found, team.schemes[0])
         write_json(team.out / "results.json", results)
         return results
+
+
+def check_sizes(config: LadderConfig, sizes: Sequence[Size]) -> None:
+    """ConfigError, CheckpointError for the folder, where two sizes of one depth and width differ in more than the rate:
+    their runs would count as those of one size."""
+    asked: dict[str, Size] = {}
+    for text, size in zip(config.depth, sizes, strict=True):
+        if replace(first := asked.setdefault(size.name, size), lr=size.lr) != size:
+            raise ConfigError(f"--depth {text} is another size {first.name}: a ladder has one of each depth and width")
+    check_directory(out := Path(config.out), config)
+    for settings in sorted(out.glob("runs/*/config.yaml")):
+        run = RunFolder(settings.parent).config()
+        shape = run.decoder(run.scheme)
+        known = asked.get(f"d{shape.layers}w{shape.width}")
+        own = shape.heads, shape.hidden, run.batch_size
+        if known and (own != (known.heads, known.hidden, known.batch_size) or run.steps not in known.steps):
+            raise CheckpointError(
+                f"{out} holds runs of another size {known.name} (heads {own[0]}, hidden {own[1]}, batch_size {own[2]}, "
+                f"steps {run.steps}); choose another --out"
+            )
 
 
 def run_config(config: LadderConfig, size: Size, scheme: str, rate: float, seed: int, budget: int) -> TrainConfig:
