@@ -132,6 +132,13 @@ def test_aggregate_pairs_by_seed() -> None:
     assert geo["spikes"] == 3 and geo["grad_spikes"] == 6 and geo["failed"] == 0
 
 
+def test_a_run_that_finished_without_a_loss_has_diverged_for_the_choice_of_a_rate_too() -> None:
+    runs = [summary("pre", s, 3.0, 1e-3) for s in range(2)]
+    runs += [summary("pre", 0, 2.5, 1e-2), summary("pre", 1, math.nan, 1e-2)]
+    (row,) = aggregate(runs)
+    assert row["lr"] == 1e-3 and row["statuses"] == {"finished": 3, "diverged": 1}
+
+
 def test_aggregate_chooses_each_schemes_best_learning_rate() -> None:
     losses = {1e-4: 3.5, 1e-3: 3.0, 1e-2: 3.2}
     runs = [summary("pre", s, loss, lr) for lr, loss in losses.items() for s in range(2)]

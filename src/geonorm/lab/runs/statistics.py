@@ -175,7 +175,7 @@ def choose(summaries: Sequence[Summary]) -> Choice:
         return Choice(None, lrs, None, [])
 
     def merit(lr: float | None) -> tuple[bool, float]:
-        diverged = any(run.get("status") == "diverged" and run.get("lr") == lr for run in summaries)
+        diverged = any(ending(run) == "diverged" and run.get("lr") == lr for run in summaries)
         loss = lrs[lr]
         return diverged, math.inf if loss is None else loss
 
@@ -264,7 +264,7 @@ def _fit(rows: list[Row], groups: Mapping[str, Sequence[Summary]], reference: st
 
 def _parabola(group: Sequence[Summary]) -> Parabola | None:
     """Through the runs of the longest length, at the rates at which none diverged, tuning runs of that length too."""
-    lost = {run.get("lr") for run in group if run.get("status") == "diverged"}
+    lost = {run.get("lr") for run in group if ending(run) == "diverged"}
     runs = [run for run in group if usable(run) and run.get("lr") and run["lr"] not in lost]
     longest = max((run.get("tokens") or 0 for run in runs), default=0)
     runs = [run for run in runs if (run.get("tokens") or 0) == longest]
