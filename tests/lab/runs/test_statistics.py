@@ -132,6 +132,15 @@ def test_aggregate_pairs_by_seed() -> None:
     assert geo["spikes"] == 3 and geo["grad_spikes"] == 6 and geo["failed"] == 0
 
 
+def test_a_seed_that_was_run_twice_is_one_observation() -> None:
+    runs = [summary(scheme, s, loss + 0.01 * s) for scheme, loss in (("pre", 3.0), ("geo", 2.9)) for s in range(3)]
+    for once, twice in zip(aggregate(runs), aggregate(runs * 2), strict=True):
+        for key in ("n", "val_loss_mean", "val_loss_std", "val_loss_low", "moderated_low", "moderated_p"):
+            assert twice[key] == once[key], key
+    noisy = [summary("pre", s, 3 + (i - 1.2) ** 2 + 0.01 * s, 1e-3 * 2**i) for i in range(4) for s in range(3)]
+    assert aggregate(noisy * 2)[0]["fit"] == aggregate(noisy)[0]["fit"] is not None
+
+
 def test_a_run_that_finished_without_a_loss_has_diverged_for_the_choice_of_a_rate_too() -> None:
     runs = [summary("pre", s, 3.0, 1e-3) for s in range(2)]
     runs += [summary("pre", 0, 2.5, 1e-2), summary("pre", 1, math.nan, 1e-2)]

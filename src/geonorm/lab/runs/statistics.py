@@ -263,12 +263,16 @@ def _fit(rows: list[Row], groups: Mapping[str, Sequence[Summary]], reference: st
 
 
 def _parabola(group: Sequence[Summary]) -> Parabola | None:
-    """Through the runs of the longest length, at the rates at which none diverged, tuning runs of that length too."""
+    """Through the runs of the longest length, at the rates at which none diverged, tuning runs of that length too; a
+    seed that was run twice at a rate counts once, with its mean."""
     lost = {run.get("lr") for run in group if ending(run) == "diverged"}
     runs = [run for run in group if usable(run) and run.get("lr") and run["lr"] not in lost]
     longest = max((run.get("tokens") or 0 for run in runs), default=0)
     runs = [run for run in runs if (run.get("tokens") or 0) == longest]
-    return fit_parabola([run["lr"] for run in runs], [run["val_loss"] for run in runs])
+    losses: dict[Any, list[float]] = {}
+    for run in runs:
+        losses.setdefault((run["lr"], run.get("seed")), []).append(run["val_loss"])
+    return fit_parabola([lr for lr, _ in losses], [float(np.mean(values)) for values in losses.values()])
 
 
 def _minimum_row(found: Minimum, base: Minimum | None, most: float) -> Row:
@@ -294,8 +298,8 @@ def _minimum_row(found: Minimum, base: Minimum | None, most: float) -> Row:
 
 def _row(scheme: str, group: list[Summary], choice: Choice, reference: str, base: list[Summary]) -> Row:
     runs = choice.runs
-    loss = paired_interval([run["val_loss"] for run in runs])
     own, other = _by_seed(runs), _by_seed(base)
+    loss = paired_interval(list(own.values()))
     differences = [own[seed] - other[seed] for seed in own if seed in other]
     difference = paired_interval(differences)
     is_reference = scheme == reference
