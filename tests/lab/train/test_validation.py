@@ -14,11 +14,12 @@ from geonorm.lab.config import TrainConfig
 from geonorm.lab.open import open_run
 from geonorm.lab.options import Evaluation
 from geonorm.lab.runs.run import read_rows
+from geonorm.lab.runs.summary import MORE
 from geonorm.lab.scale.world import World
 from geonorm.lab.train.averaging import Average
 from geonorm.lab.train.evaluate import share_batches
 from geonorm.lab.train.loop import Loop
-from geonorm.lab.train.validation import number_documents
+from geonorm.lab.train.validation import MEASURES, number_documents
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +134,10 @@ def test_ranks_take_turns_and_count_each_batch_once() -> None:
     assert [len(rows) for rows in found] == [2] * 6
     assert sorted(row[:2] for rows in found for row in rows if row[2]) == list(zip(range(5), "abcde", strict=True))
     assert found[5] == [(2, "c", False), (4, "e", False)] and found[4][1] == (4, "e", False)
+
+
+def test_a_summary_keeps_all_that_is_measured_of_averaged_weights() -> None:
+    assert {f"{name}_average" for name in MEASURES} <= set(MORE)
 
 
 def test_an_average_that_begins_anew_forgets_what_it_was() -> None:
