@@ -54,6 +54,15 @@ def test_every_layer_has_parts_of_its_own() -> None:
     assert found == [0, 2, 0]
 
 
+@pytest.mark.parametrize("scheme", ["attnres", "mhc"])
+def test_a_velocity_does_not_depend_on_which_was_asked_for_first(scheme: str) -> None:
+    flows = [Flow(scheme, Attention(beta=2.0), DEPTH) for _ in range(2)]
+    x = flows[0].start(uniform(5, 6, seeds=(4,)))
+    x = x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=F64)
+    flows[0].velocity(x, 0.0)
+    assert torch.equal(flows[0].velocity(x, 0.7), flows[1].velocity(x, 0.7))
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_velocity_is_the_slope_of_the_written_stream(scheme: str) -> None:
     """Against central differences of `write` in its own step size, the update held fixed."""

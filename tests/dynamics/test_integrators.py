@@ -152,6 +152,24 @@ def test_a_collapse_is_followed_down_to_rounding() -> None:
     assert abs(np.log(path[20.0] / path[32.0]) / 24 - 1) < 1e-2
 
 
+@pytest.mark.parametrize("method", ["adaptive", "layers"])
+@pytest.mark.parametrize("blocks", [1, 4, 6])
+def test_slots_keep_what_is_written_to_them(blocks: int, method: str) -> None:
+    """Attention residuals begin with the mean of all slots, which has the direction of Pre-Norm's stream."""
+    x = uniform(5, 4, seeds=(3,))
+    flows = [Flow(scheme, Attention(beta=2.0), 3) for scheme in (f"attnres(blocks={blocks})", "pre")]
+    slots, whole = (end(flow, flow.start(x), 3.0, method=method, step=0.1) for flow in flows)
+    torch.testing.assert_close(slots.sum(-2), whole, rtol=1e-6, atol=1e-6)
+
+
+def test_the_middle_that_is_taken_out_is_the_stream_behind_the_middle_block() -> None:
+    flow = Flow("lambdas", Attention(beta=2.0), 4)
+    x = flow.start(uniform(5, 4, seeds=(3,)))
+    middle, last = (end(flow, x, time) for time in (3.0, 4.0))
+    torch.testing.assert_close(last[..., 2, :], middle[..., 0, :], rtol=1e-4, atol=1e-4)
+    assert (last[..., 0, :] - middle[..., 0, :]).norm() > 0.1
+
+
 def test_euler_with_unit_steps_is_the_network_where_writing_is_linear() -> None:
     flow = Flow("pre", random_attention(5, seed=2), 8)
     x = flow.start(uniform(4, 5))

@@ -56,6 +56,17 @@ def small(**settings: Any) -> Any:
     return geonorm.simulate(**{**base, **settings})
 
 
+@pytest.mark.parametrize("mlp", [None, "gelu"])
+def test_slots_that_nobody_writes_change_nothing(mlp: str | None) -> None:
+    """Attention residuals begin with the mean of all that was written, whose direction is Pre-Norm's stream."""
+    schemes = ["pre", *(f"attnres(blocks={blocks})" for blocks in (2, 5, 12, 20))]
+    found = small(schemes=schemes, mlp=mlp, method="layers", time=6.0, seeds=1)
+    gaps = [[row["gap"] for row in found.trace if row["scheme"] == scheme] for scheme in schemes]
+    assert gaps[0][0] > 2 * gaps[0][-1]
+    for of_scheme in gaps[1:]:
+        assert of_scheme == pytest.approx(gaps[0], rel=1e-12)
+
+
 def test_no_law_is_stated_before_the_end() -> None:
     """A run that has not come together has a slope, not a law."""
     schemes = ["post", "pre", "peri", "geonorm"]

@@ -9,6 +9,7 @@ Time tau starts at 0 and is the layer of the site, so the depth-time of the sche
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -125,6 +126,7 @@ class Flow:
         described = int(site.layer) if here in self.opaque else describe_parts(rule, site, dim)
         if isinstance(described, int):
             self.opaque.add(here)  # to describe modules is to make them: once is enough
+            site = replace(site, layer=float(described))  # whatever time within the layer asks first
         key = (*here, described, like.dtype, like.device)
         if key not in self.cache:
             if len(self.cache) > 64:
@@ -225,7 +227,8 @@ class Flow:
         return [float(layer) for layer in layers[: max(0, self.depth - layers.start)] if changes(layer)]
 
     def kept(self, tau: float, like: Tensor) -> Tensor:
-        """Which streams stay on their sphere, boolean (1,) or (streams, 1): the radial part of the velocity vanishes.
+        """Which streams move on their sphere, boolean (1,) or (streams, 1): the radial part of the velocity vanishes.
+        One that rests may be written to later on.
 
         Found by trying random states and updates, so a scheme from elsewhere needs to say nothing.
         """
@@ -242,12 +245,13 @@ class Flow:
         x = torch.randn(shape, generator=generator, dtype=torch.float64)
         u = torch.randn(32, 3, generator=generator, dtype=torch.float64)
         x = self.settle(x, tau)
-        stays = torch.ones((*shape[1:-1], 1), dtype=torch.bool)
+        stays, moves = torch.ones((*shape[1:-1], 1), dtype=torch.bool), torch.zeros((*shape[1:-1], 1), dtype=torch.bool)
         for kind, _ in self.sublayers:
             rule, site = self.rule(tau, kind)
             velocity = derivative(rule, self.own(rule, site, 3, x), x, u, site)
             stays &= (sphere.dot(x, velocity).abs() < 1e-9).all(0)
-        return stays
+            moves |= (velocity != 0).any(-1, keepdim=True).any(0)
+        return stays & moves
 
 
 def describe_parts(rule: Scheme, site: Site, dim: int) -> object:

@@ -37,6 +37,7 @@ def order_parameter(theta: Tensor) -> Tensor:
 
 def cosine_rate(flow: Flow, x: Tensor, tau: float = 0.0) -> Tensor:
     """d/dtau of the mean cosine, exact from the velocity field, shape (...)."""
+    flow.tokens(x)  # modules of the exit cannot be made inside a transform
     theta, moving = torch.func.jvp(flow.tokens, (x,), (flow.velocity(x, tau),))[:2]
     n = theta.shape[-2]
     # <theta_i', theta_i> = 0, and sum_i over the difference from the mean is accurate near collapse

@@ -45,7 +45,7 @@ class AttentionResiduals(Placement):
         return self.blocks + 1
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
-        if self.place(site) == (1, 0):  # there is the embedding alone to read
+        if self.place(site) == (1, 0):  # there is the embedding alone to read, at whole times
             return {"input": "norm"}
         return {"input": "norm", "recall": Recall(norm)}
 
@@ -63,7 +63,7 @@ class AttentionResiduals(Placement):
 
     def read(self, x: Tensor, p: Any, site: Site) -> Tensor:
         block, begun = self.place(site)
-        return p.input(p.recall(x, block + begun) if hasattr(p, "recall") else x.select(-2, 0))
+        return p.input(p.recall(x, block + begun) if hasattr(p, "recall") else x.sum(-2))
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         block, _ = self.place(site)
