@@ -77,7 +77,7 @@ class Lambdas(Placement):
         last, *kept = x.unbind(-2)
         after = carry + u if isinstance(h, float) and h == 1.0 else last + h * (carry + u - last)
         if self.backout != "none":
-            behind = site.layer == site.depth // 2  # attention's is written over by the MLP's
+            behind = site.layer < site.depth // 2 + 1  # it follows the stream, and stays where the middle block ends
             if isinstance(behind, Tensor):
                 kept[1] = torch.where(behind, after, kept[1])
             elif behind:
