@@ -51,6 +51,22 @@ def test_parts_are_known_by_their_names(
     assert facts.get("left_out", []) == [str(tmp_path / name) for name in left_out]
 
 
+def test_parts_may_lie_in_a_folder_called_data(tmp_path: Path) -> None:
+    """As in a dataset that was cloned from the Hub; nothing deeper, and nothing where the folder itself has parts."""
+    train = [f"data/train-0000{n}-of-00002.jsonl" for n in range(2)]
+    held_out, others = ["data/validation-00000-of-00001.jsonl"], ["README.md", "data/test-00000-of-00001.jsonl"]
+    write(tmp_path / "hub", [*train, *held_out, *others])
+    assert parts(tmp_path / "hub") == [train, held_out]
+    facts: dict[str, Any] = inspect_source(open_source(str(tmp_path / "hub")))
+    assert facts["left_out"] == [str(tmp_path / "hub" / name) for name in others]
+    write(tmp_path / "both", ["train.txt", "valid.txt", *train, *held_out])
+    assert parts(tmp_path / "both") == [["train.txt"], ["valid.txt"]]
+    assert inspect_source(open_source(str(tmp_path / "both")))["left_out"] == [str(tmp_path / "both" / "data")]
+    write(tmp_path / "deep", ["data/data/train.txt", "data/data/valid.txt"])
+    assert open_source(str(tmp_path / "deep")).files == tuple(sorted((tmp_path / "deep/data/data").iterdir()))
+    assert len(parts(tmp_path / "deep")[0]) == 1
+
+
 @pytest.mark.parametrize(
     "names", [["train.py", "test.py", "model.py"], ["train.txt", "more.txt"], ["a.txt", "test.txt", "validation.txt"]]
 )

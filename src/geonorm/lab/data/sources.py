@@ -136,7 +136,9 @@ def find_local(spec: str) -> LocalFiles | None:
             return LocalFiles(name, files_at(path))
         train, validation = (tuple(chain.from_iterable(map(files_at, split[part]))) for part in SPLITS)
         taken = [*split["train"], *split["validation"]]
-        return LocalFiles(name, train, validation, tuple(entry for entry in readable(path) if entry not in taken))
+        places = dict.fromkeys([path, taken[0].parent])
+        left_out = [entry for place in places for entry in readable(place) if entry not in [*taken, *places]]
+        return LocalFiles(name, train, validation, tuple(left_out))
     if not path.is_file():
         raise DataError(f"{path}: not a regular file: give a file or a folder")
     return LocalFiles(name.split(".")[0] or name, (path,))
@@ -154,9 +156,16 @@ def unknown_source(spec: str, path: Path, known: Mapping[str, Path]) -> DataErro
 
 
 def split_folder(folder: Path) -> dict[Split, list[Path]]:
-    """What a folder holds to train and to validate on, by the names of its entries, else nothing: ``train.*`` and
-    ``validation.*``, exactly one of each, or all of one of `TRAIN_NAMES` and one of `HELD_OUT_NAMES`, up to the first
-    dot or dash of their names, as in the Hub's ``train-00000-of-00002.parquet``."""
+    """What a folder holds to train and to validate on, or its folder ``data`` if it has one: there datasets of the Hub
+    have their shards. Else nothing."""
+    below = folder / "data"
+    return split_by_name(folder) or (split_by_name(below) if below.is_dir() else {})
+
+
+def split_by_name(folder: Path) -> dict[Split, list[Path]]:
+    """The parts of a folder by the names of its entries: ``train.*`` and ``validation.*``, exactly one of each, or all
+    of one of `TRAIN_NAMES` and one of `HELD_OUT_NAMES`, up to the first dot or dash of their names, as in the Hub's
+    ``train-00000-of-00002.parquet``. Else nothing."""
     inside = readable(folder)
     pair = {split: [path for path in inside if path.name.split(".")[0] == split] for split in SPLITS}
     if all(len(paths) == 1 for paths in pair.values()):
