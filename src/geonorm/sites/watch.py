@@ -201,7 +201,8 @@ def gradient_norms(
     """Of the gradients that are there: grad_norm of all weights of a branch, and of an MLP grad_w1 and grad_w2.
 
     W2 is the last matrix of the branch, which writes to the stream; W1 are those before it (up and gate), together
-    (Xiong et al., arXiv:2002.04745). length: another way to find it, where the weights lie on several machines.
+    (Xiong et al., arXiv:2002.04745). Of a mixture of experts they are those of all experts, and the router is neither.
+    length: another way to find it, where the weights lie on several machines.
     """
     rows: dict[tuple[str, Site], Mapping[str, float]] = {}
     for place in found:
@@ -209,7 +210,8 @@ def gradient_norms(
         parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
         row = {"grad_norm": length(parameters)}
         if place.site.kind == "mlp":
-            matrices = [p for p in parameters if p.dim() == 2]
+            stacked = [p for p in parameters if p.dim() == 3]  # (experts, out, in)
+            matrices = stacked or [p for p in parameters if p.dim() == 2]
             row |= {"grad_w1": length(matrices[:-1]), "grad_w2": length(matrices[-1:])}
         rows[place.key] = row
     return rows

@@ -198,6 +198,16 @@ def test_gradients_are_those_of_the_loss(case: str, tiny_model: Tiny) -> None:
     assert row["grad_norm"] >= gradient.norm().item() * (1 - 1e-6)
 
 
+@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe"])
+def test_gradients_of_a_mixture_are_those_of_its_experts(case: str, tiny_model: Tiny) -> None:
+    model, inputs = tiny_model(case)
+    *_, row = measure_gradients(Subject(model), inputs).values()
+    experts = model.model.layers[-1].mlp.experts
+    Subject(model).loss(inputs).backward()
+    for name, weight in (("grad_w1", experts.gate_up_proj), ("grad_w2", experts.down_proj)):
+        assert row[name] == pytest.approx(weight.grad.norm().item(), rel=1e-5) and row[name] > 0
+
+
 @pytest.mark.parametrize("case", ["llama", "gpt_neo", "t5"])
 def test_a_block_left_out_is_a_model_without_it(case: str, tiny_model: Tiny) -> None:
     import copy
