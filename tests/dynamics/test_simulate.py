@@ -15,7 +15,7 @@ from geonorm.cli.main import main
 from geonorm.dynamics import simulate as simulation
 from geonorm.dynamics.config import SimulateConfig
 from geonorm.errors import ConfigError, GeonormError
-from geonorm.report.simulation import headline, text_lines
+from geonorm.report.simulation import caption, headline, load, text_lines
 
 # scheme: (kind, exponent, time that shows it), worked out by hand in docs/theory.md
 LAWS: dict[str, tuple[str, float, float]] = {
@@ -325,6 +325,24 @@ def test_an_interrupt_keeps_finished_schemes_and_the_same_command_goes_on(
         assert (tmp_path / name).read_bytes() == (done / name).read_bytes()
     resumed, whole_run = (json.loads((folder / "summary.json").read_text()) for folder in (tmp_path, done))
     assert resumed == {**whole_run, "out": str(tmp_path)}
+
+
+def test_a_mean_over_seeds_is_of_all_seeds() -> None:
+    """A seed whose tokens have come together has no further rows: no mean there is of the others alone."""
+    found = small(schemes=["post"], dim=6, weights="kaiming", init="uniform", time=300.0, points=40)
+    ends = [max(row["time"] for row in found.trace if row["seed"] == seed) for seed in range(2)]
+    assert ends[1] < ends[0] < 300
+    with found.folder() as place:
+        times, gaps = load(place).mean("post", "gap")
+    assert times[-1] == ends[1]
+    last = [row["gap"] for row in found.trace if row["time"] == ends[1]]
+    assert gaps[-1] == pytest.approx(sum(last) / 2)
+
+
+def test_the_caption_says_what_a_layer_has() -> None:
+    plain, whole = small().summary, small(mlp="swiglu", rope=100.0, causal=True).summary
+    assert "MLP" not in caption(plain) and "rotary" not in caption(plain)
+    assert "Q = K = V = I · MLP swiglu · causal · rotary positions · 2 seeds" in caption(whole)
 
 
 def test_pictures_state_their_own_run(done: Path) -> None:

@@ -50,7 +50,7 @@ class SavedSimulation(SavedStudy):
         points = [
             (time, sum(v for v in values if v is not None) / len(values))
             for time, values in by_time.items()
-            if time >= start and None not in values
+            if time >= start and None not in values and len(values) == self.summary["seeds"]
         ]
         return [time for time, _ in points], [value for _, value in points]
 
@@ -88,7 +88,8 @@ def caption(summary: Record) -> str:
     seeds = summary["seeds"]
     parts = [
         f"n = {summary['tokens']} tokens", f"d = {summary['dim']}", f"β = {summary['beta']:.4g}",
-        START[summary["init"]], matrices, *(["causal"] if summary["causal"] else []),
+        START[summary["init"]], matrices, *([f"MLP {summary['mlp']}"] if summary.get("mlp") else []),
+        *(["causal"] if summary["causal"] else []), *(["rotary positions"] if summary.get("rope") else []),
         *([f"{summary['heads']} heads"] if summary["heads"] > 1 else []),
         f"{seeds} seed{'s' if seeds != 1 else ''}", f"T = {summary['time']:g}", f"L = {summary['depth']}",
         f"method {summary['method']}",
