@@ -94,7 +94,7 @@ def scaled(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
     if site.kind == "attn":
         now = p["scale"] * now + p["again"] * start
     after = now + f(norm(now, p["input.weight"]))
-    return torch.stack((after, start, after if site.layer == site.depth // 2 else middle), dim=-2)
+    return torch.stack((after, start, after if site.layer <= site.depth // 2 else middle), dim=-2)
 
 
 def doubly(scores: Tensor, iterations: int = 20) -> Tensor:
@@ -139,11 +139,12 @@ def mean_by_attention(sources: list[Tensor], p: dict[str, Tensor]) -> Tensor:
 
 
 def from_history(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
-    """Eq. 5 and 6: 12 sub-layers in 6 blocks of two, of 8; the first of a block sees the blocks before it."""
+    """Eq. 5 and 6: 12 sub-layers in 6 blocks of two, of 8; the first of a block sees the blocks before it, the first of
+    all what there is, which is the embedding."""
     number = 2 * site.layer + (site.kind == "mlp")
     block = number // 2 + 1
     slots = list(x.unbind(-2))
-    y = mean_by_attention(slots[: block + number % 2], p) if number else slots[0]
+    y = mean_by_attention(slots[: block + number % 2], p) if number else sum(slots)
     u = f(norm(y, p["input.weight"]))
     return torch.stack([v + u if i == block else v for i, v in enumerate(slots)], dim=-2)
 

@@ -45,7 +45,7 @@ class AttentionResiduals(Placement):
         return self.blocks + 1
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
-        if self.place(site) == (1, 0):  # there is the embedding alone to read, at whole times
+        if self.place(site) == (1, 0):  # there is the embedding alone to read; within the layer, what it has written
             return {"input": "norm"}
         return {"input": "norm", "recall": Recall(norm)}
 
