@@ -116,7 +116,9 @@ def write(experiment: Path, cells: Cells, parts: Sequence[str] = (), more: Mappi
     gaps = [draw_differences(cell, cells[cell], rows, shared) for cell, rows in judged.items()]
     drawn = {
         "differences": [chart for chart in gaps if chart],
-        "rates": [draw_losses(cell, "nats per token", runs) for cell, runs in cells.items() if any(map(usable, runs))],
+        "rates": [
+            draw_losses(cell, "nats per token", runs, shared) for cell, runs in cells.items() if any(map(usable, runs))
+        ],
         **more,
     }
     (experiment / "figures").mkdir(exist_ok=True)

@@ -27,7 +27,7 @@ from geonorm.lab.compare.compare import slug
 from geonorm.lab.runs.significance import Estimate, contrast, fit_prior, moderate
 from geonorm.lab.runs.statistics import aggregate, paired_interval, usable
 from geonorm.report.columns import markdown_lines
-from geonorm.report.style import looks, rate, signed
+from geonorm.report.style import Look, looks, rate, signed
 from geonorm.report.tables import fitted_minimum
 from geonorm.report.vega import Axis, Chart, Figure, figure
 
@@ -51,15 +51,17 @@ class Gap(NamedTuple):
     pairs: Mapping[int, float]
 
 
-def draw_losses(title: str, unit: str, runs: Runs) -> Chart:
+def draw_losses(title: str, unit: str, runs: Runs, shared: Mapping[str, Look] | None = None) -> Chart:
     """Loss against rate: the mean over seeds, and every run. Losses above 1.5 times the lowest are left out: what
-    does not learn would press what does into a line."""
+    does not learn would press what does into a line. shared: looks of the schemes of all charts of a figure."""
     ends = [run for run in runs if usable(run)]
     schemes = list(dict.fromkeys(run["scheme"] for run in runs))
     high = 1.5 * min(run["val_loss"] for run in ends)
     y = Axis.around([run["val_loss"] for run in ends if run["val_loss"] <= high], title=f"loss ({unit})")
     x = Axis.around([run["lr"] for run in runs], log=True, title=RATE, form="~e")
-    chart = Chart(title, x, y, looks(schemes), "Lines: means over seeds. Marks: runs.", own_legend=True)
+    chart = Chart(
+        title, x, y, shared or looks(schemes), "Lines: means over seeds. Marks: runs.", own_legend=shared is None
+    )  # fmt: skip
     for scheme in schemes:
         means = read_losses([run for run in runs if run["scheme"] == scheme])
         chart.line(scheme, [(lr, loss if loss < math.inf else math.nan) for lr, loss in means.items()])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape, unescape
 from importlib import import_module
@@ -184,21 +184,23 @@ class Chart:
         drawn = {row["s"] for kind, rows in self.rows.items() if kind != "outline" for row in rows}
         return [series for series in self.looks if series in drawn]
 
-    def spec(self, legend: bool = True) -> Spec:
-        """The chart in Vega-Lite, without title and theme."""
+    def spec(self, legend: bool = True, beside: Collection[str] = ()) -> Spec:
+        """The chart in Vega-Lite, without title and theme. beside: series of other charts that share its legend."""
+        listed = [series for series in self.looks if series in beside or series in self.shown]
         dashed = {"type": "rule", "color": SOFT, "strokeDash": [4, 3], "strokeWidth": 1.2}
         layers: list[Spec] = []
         for rule in self.rules:
             places = {name: channel for name, channel in self._place("s").items() if name in rule}
             layers.append({"data": {"values": [rule]}, "mark": dashed, "encoding": places})
-        layers += [self._layer(kind, self.rows[kind], legend or self.own_legend) for kind in MARKS if kind in self.rows]
+        listed = listed if legend or self.own_legend else []
+        layers += [self._layer(kind, self.rows[kind], listed) for kind in MARKS if kind in self.rows]
         layers += [self._text(row) for row in self.texts]
         height: Any = {"step": 46} if self.y is None else self.height
         return {"width": self.width, "height": height, "layer": layers}
 
-    def _layer(self, kind: str, rows: list[Spec], legend: bool) -> Spec:
+    def _layer(self, kind: str, rows: list[Spec], listed: Sequence[str]) -> Spec:
         names = list(self.looks)
-        key: Any = {"title": None, "values": self.shown, "symbolOpacity": 1} if legend and self.y else None
+        key: Any = {"title": None, "values": listed, "symbolOpacity": 1} if listed and self.y else None
 
         def scale(values: Sequence[Any]) -> Spec:
             return {"field": "s", "type": "nominal", "scale": {"domain": names, "range": list(values)}, "legend": key}
@@ -240,10 +242,10 @@ class Chart:
 
 def figure(charts: Sequence[Chart], caption: str = "", columns: int = 2, title: str = "") -> Spec:
     """Charts side by side as one figure for print: titles, one legend, the caption and what one sees below it."""
-    parts = []
+    parts, beside = [], {series for chart in charts if chart.y for series in chart.shown}
     for chart in charts:
         words = wrap(chart.note, 78 if len(charts) > 1 else 96) if len(charts) < 5 else []
-        parts.append(chart.spec() | {"title": {"text": chart.title, "subtitle": words}})
+        parts.append(chart.spec(beside=beside) | {"title": {"text": chart.title, "subtitle": words}})
     whole: Spec = {"concat": parts, "columns": min(columns, len(parts)), "spacing": 28} if len(parts) > 1 else parts[0]
     if caption and len(parts) > 1:
         whole["title"] = {"text": title or caption, **({"subtitle": caption} if title else {}), "fontSize": 11}
