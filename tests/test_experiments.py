@@ -64,11 +64,11 @@ def test_016_extends_rates_and_then_asks_for_seeds() -> None:
 
 
 def test_every_run_of_007_is_a_command() -> None:
-    """Six ceilings in the telling settings, four in the others, and at 12 layers at two rates; a seed more at the best
+    """Six ceilings in the telling settings; four at two rates in the others, and at 12 layers; a seed more at the best
     rates of the telling ones, at octaves beyond the three where the best is at an end."""
     plan = plan_of("007-clamp")
     first = plan({})
-    assert len(first) == 2 * 6 * 3 + 4 * 4 * 3 + 2 * 3 + 2 * 4 * 2
+    assert len(first) == 2 * 6 * 3 + 4 * 4 * 2 + 2 * 3 + 2 * 4 * 2
     told = [item for item in first.items() if "layers" in item[0] or "hold" in item[0]]
     some = [*list(first.items())[::15], *told[::4]]
     configs = {name: read(TrainCommand, "geonorm train", list(words)).run() for name, words in some}
