@@ -79,6 +79,33 @@ def test_tables_and_figures_of_007(tmp_path: Path) -> None:
     assert all((tmp_path / "figures" / f"{name}.svg").exists() for name in ("differences", "rates", "course"))
 
 
+def test_tables_and_figures_of_019(tmp_path: Path) -> None:
+    """Planted at 1.0M tokens: an entry costs 0.2, GeoNorm 0.1 and 0.05 less with the raw entry; best rates in the
+    middle of three, on a parabola in log rate."""
+    rows = []
+    for scheme, plus in (
+        ("pre", 0.0),
+        ("geonorm", 0.1),
+        ("pre(entry=embedding)", 0.2),
+        ("geonorm(entry=embedding)", 0.25),
+    ):
+        for octave, seed in ((-1, 0), (0, 0), (0, 1), (0, 2), (1, 0)):
+            loss = 3 + plus * (1 + 0.01 * (seed - 1)) + 0.1 * octave**2 + 0.02 * seed
+            name, lr = scheme.replace("(entry=embedding)", "-raw"), 4e-3 * 2.0**octave
+            rows.append(
+                {"run": f"1.0M-{name}-lr{lr:g}-seed{seed}", "scheme": scheme, "lr": lr, "seed": seed,
+                 "status": "finished", "val_loss": loss, "val_loss_average": None}
+            )  # fmt: skip
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table_of("019-again")["main"](tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    assert "| 1.0M tokens | geonorm less pre | +0.100 (" in text
+    assert "| 1.0M tokens | geonorm(entry=embedding) less pre(entry=embedding) | +0.050 (" in text
+    assert "| 1.0M tokens | pre(entry=embedding) less pre | +0.200 (" in text
+    assert "## Fitted minima, 1.0M tokens" in text and "| `geonorm` | last | 4e-3" in text
+    assert (tmp_path / "figures" / "rates.svg").exists()
+
+
 def test_effects_of_008_are_those_that_were_planted(tmp_path: Path) -> None:
     """Tangential 0.1 above add, constant 0.2 above harmonic, and 0.04 more for the two together; a ceiling takes 0.03
     off. Noise of 0.005 between runs, none of it an effect of its own; one run diverged."""

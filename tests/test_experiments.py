@@ -315,6 +315,18 @@ def test_every_run_of_018_is_a_command_on_text_that_can_be_predicted_in_part(tmp
             assert all((int(line[:2]) + int(line[3:5]) - int(line[6:])) % 97 == 0 for line in lines)
 
 
+def test_every_run_of_019_is_a_command_of_the_length_that_001_and_003_had() -> None:
+    """Twelve rows of 001 and six of 003 at three rates; one that is best at the highest goes on by an octave."""
+    plan = plan_of("019-again")
+    first = plan({})
+    assert len(first) == 12 * 3 + 6 * 3
+    configs = [read(TrainCommand, "geonorm train", list(words)).run() for words in list(first.values())[::7]]
+    assert {c.steps * c.batch_size * 128 for c in configs} == {1_003_520, 409_600}
+    assert {c.data for c in configs} == {"books-small"} and all(c.evaluation.whole for c in configs)
+    higher = [name for name in plan(finished(first, lambda lr: 3 - lr)) if name not in first]
+    assert len(higher) == 18 and {name.rpartition("-lr")[2] for name in higher} == {"0.012-seed0", "0.024-seed0"}
+
+
 WRONG = {
     "no experiment": ("programme.py", ["run", "nowhere", "out"], "nowhere has no runs.py"),
     "no folder of runs": ("programme.py", ["keep", "017-paper-recipe"], "keep needs OUT"),
