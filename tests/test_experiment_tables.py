@@ -106,6 +106,39 @@ def test_tables_and_figures_of_019(tmp_path: Path) -> None:
     assert (tmp_path / "figures" / "rates.svg").exists()
 
 
+def test_effects_of_020_are_means_over_rates_under_a_common_spread(tmp_path: Path) -> None:
+    """Planted: input=norm 0.1 below the rule at one rate and 0.02 above it at the other; seeds differ by 0.01 in every
+    pair, so that all spreads agree and are pooled: 3 x 2 degrees of freedom of a variance of 5e-5."""
+    rows, traces = [], ["run,step,clamped"]
+    for scheme, at in (
+        ("geonorm(entry=embedding)", (0.0, 0.0)),
+        ("geonorm(entry=embedding, input=norm)", (-0.1, 0.02)),
+        ("geonorm(entry=embedding, alpha=2)", (0.3, 0.3)),
+        ("geonorm", (0.0, 0.0)),
+    ):
+        for lr, plus in zip((6e-3, 1.2e-2), at, strict=True):
+            for seed in (0, 1):
+                loss = 4 + plus + 0.5 * seed + (0.01 * seed if scheme != "geonorm(entry=embedding)" else 0.0)
+                name = f"{len(rows)}-lr{lr:g}-seed{seed}"
+                rows.append(
+                    {"run": name, "scheme": scheme, "lr": lr, "seed": seed, "status": "finished", "val_loss": loss}
+                )
+                traces += [f"{name},{step},{share}" for step, share in ((1, 1.0), (2, 0.4), (2, 0.6))]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "traces.csv").write_text("\n".join(traces) + "\n")
+    made = table_of("020-fields")
+    made["main"](tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    assert "4.2500 at 6e-3, 4.2500 at 1.2e-2; 50% of the site-tokens clamped" in text
+    assert (
+        "| `input=norm` | −0.095, 2 | +0.025, 2 | −0.035 (" in text and "| `alpha=2` | +0.305, 2 | +0.305, 2 |" in text
+    )
+    effects = {effect.field: effect.found for effect in made["judge"](made["read_pairs"](rows))}
+    assert effects["input=norm"].df == 6 and effects["input=norm"].error == pytest.approx((5e-5 / 4) ** 0.5)
+    assert effects["entry=sphere"].difference == pytest.approx(0.005)
+    assert all((tmp_path / "figures" / f"{name}.svg").exists() for name in ("fields", "rates"))
+
+
 def test_effects_of_008_are_those_that_were_planted(tmp_path: Path) -> None:
     """Tangential 0.1 above add, constant 0.2 above harmonic, and 0.04 more for the two together; a ceiling takes 0.03
     off. Noise of 0.005 between runs, none of it an effect of its own; one run diverged."""

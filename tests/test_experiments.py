@@ -8,6 +8,7 @@ import json
 import lzma
 import runpy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -325,6 +326,17 @@ def test_every_run_of_019_is_a_command_of_the_length_that_001_and_003_had() -> N
     assert {c.data for c in configs} == {"books-small"} and all(c.evaluation.whole for c in configs)
     higher = [name for name in plan(finished(first, lambda lr: 3 - lr)) if name not in first]
     assert len(higher) == 18 and {name.rpartition("-lr")[2] for name in higher} == {"0.012-seed0", "0.024-seed0"}
+
+
+def test_every_run_of_020_is_a_command_that_changes_one_field() -> None:
+    grid = plan_of("020-fields")({})
+    assert len(grid) == 20 * 2 * 2
+    schemes = {parse(words[words.index("--scheme") + 1]) for words in grid.values()}
+    base = parse("geonorm(entry=embedding)")
+    changed = [[f.name for f in fields(base) if getattr(scheme, f.name) != getattr(base, f.name)] for scheme in schemes]
+    assert sorted(map(len, changed)) == [0, *[1] * 19]
+    configs = [read(TrainCommand, "geonorm train", list(words)).run() for words in list(grid.values())[::19]]
+    assert {c.decoder(c.scheme).init for c in configs} == {"neox"} and {c.steps for c in configs} == {4000}
 
 
 WRONG = {

@@ -1,0 +1,148 @@
+"""The table and figures of 020, from its results.jsonl and traces.csv.
+
+    python experiments/020-fields/table.py [FOLDER]
+
+Writes table.md and figures/ into the folder, by default that of the experiment. A field's effect is the mean of its
+differences to the rule without it, of one rate and seed each, over both rates: what it does there, and not a minimum
+over rates. Its error comes from the differences between seeds at one rate, which all fields share as far as their
+spreads agree; p is adjusted by Holm for all fields.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+from cells import Runs, read_clamped, read_runs
+from curves import draw_losses
+from runs import BASE, FIELDS, RATES, with_field
+
+from geonorm.lab.runs.significance import Contrast, Estimate, contrast, fit_prior, holm, moderate
+from geonorm.lab.runs.statistics import usable
+from geonorm.report.columns import markdown_lines
+from geonorm.report.style import looks, rate, signed
+from geonorm.report.vega import Axis, Chart, Figure, figure
+from geonorm.schemes import parse
+
+ZERO = Estimate(0.0, 0.0, float("inf"))
+Pairs = Mapping[float, Mapping[int, float]]
+"""By rate and seed, a loss less that of the rule without the field."""
+
+
+class Effect(NamedTuple):
+    field: str
+    pairs: Pairs
+    found: Contrast | None
+    """None where no field has two seeds at a rate."""
+
+
+def read_pairs(runs: Runs) -> dict[str, Pairs]:
+    """By field."""
+    losses: dict[str, dict[tuple[float, int], float]] = {}
+    for run in filter(usable, runs):
+        losses.setdefault(run["scheme"], {})[run["lr"], run["seed"]] = run["val_loss"]
+    base, found = losses.get(BASE, {}), {}
+    for field in FIELDS:
+        own = losses.get(str(parse(with_field(field))), {})
+        by_rate = {
+            lr: {seed: own[lr, seed] - base[lr, seed] for at, seed in sorted(own) if at == lr and (lr, seed) in base}
+            for lr in sorted(RATES)
+        }
+        if any(by_rate.values()):
+            found[field] = {lr: pairs for lr, pairs in by_rate.items() if pairs}
+    return found
+
+
+def within(pairs: Pairs) -> tuple[float, int]:
+    """Variance of a difference between seeds at one rate, with its degrees of freedom."""
+    squares = sum(sum((gap - fmean(own.values())) ** 2 for gap in own.values()) for own in pairs.values())
+    df = sum(len(own) - 1 for own in pairs.values())
+    return squares / df if df else 0.0, df
+
+
+def judge(fields: Mapping[str, Pairs]) -> list[Effect]:
+    """The mean over rates of each field's mean over seeds."""
+    spreads = {field: within(pairs) for field, pairs in fields.items()}
+    prior = fit_prior([variance for variance, _ in spreads.values()], [df for _, df in spreads.values()])
+    effects = []
+    for field, pairs in fields.items():
+        found = None
+        if prior:
+            variance, df = moderate(*spreads[field], prior)
+            error2 = sum(variance / len(own) for own in pairs.values()) / len(pairs) ** 2
+            value = fmean(fmean(own.values()) for own in pairs.values())
+            found = contrast(Estimate(value, error2, df), ZERO, prior.total)
+        effects.append(Effect(field, pairs, found))
+    return effects
+
+
+def tabulate(effects: Sequence[Effect], shares: Mapping[str, float]) -> list[str]:
+    adjusted = holm([effect.found.p if effect.found else None for effect in effects])
+    lines = []
+    for effect, p in zip(effects, adjusted, strict=True):
+        at = [
+            f"{signed(fmean(own.values()))}, {len(own)}" if (own := effect.pairs.get(lr)) else "–"
+            for lr in sorted(RATES)
+        ]
+        told, chance = "–", "–"
+        if found := effect.found:
+            told = f"{signed(found.difference)} ({signed(found.low)} to {signed(found.high)})"
+            chance = f"{found.p:.2g}, {p:.2g}"
+        share = shares.get(str(parse(with_field(effect.field))))
+        lines.append([f"`{effect.field}`", *at, told, chance, "–" if share is None else f"{share:.0%}"])
+    head = ("field", *(f"{rate(lr)}, pairs" for lr in sorted(RATES)), "both (95 %)", "p, Holm", "clamped")
+    return markdown_lines(head, lines)
+
+
+def share_clamped(runs: Runs, clamped: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
+    """By scheme, of tokens of all sites at the end, mean over its runs."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        if shares := clamped.get(run["run"]):
+            found.setdefault(run["scheme"], []).append(shares[max(shares)])
+    return {scheme: fmean(own) for scheme, own in found.items()}
+
+
+def draw(effects: Sequence[Effect]) -> Chart:
+    """One row a field: its pairs, and its effect with the interval."""
+    ends = [end for effect in effects if effect.found for end in (effect.found.low, effect.found.high)]
+    gaps = [gap for effect in effects for own in effect.pairs.values() for gap in own.values()]
+    x = Axis.around([0.0, *ends, *gaps], title=f"difference to {BASE}, nats per token (left of 0 is better)")
+    chart = Chart(
+        "One field changed", x, None, looks([effect.field for effect in effects]),
+        "One mark a rate and seed; bars: 95 % of the mean over both rates.",
+    )  # fmt: skip
+    chart.rule(x=0.0)
+    for effect in effects:
+        dots = [(gap, f"{rate(lr)}, seed {n}") for lr, own in effect.pairs.items() for n, gap in own.items()]
+        found = effect.found
+        spans = (found.difference, found.low, found.high) if found else (fmean(gap for gap, _ in dots), None, None)
+        chart.strip(effect.field, signed(spans[0]), dots, spans)
+    return chart
+
+
+def main(experiment: Path) -> None:
+    runs: list[dict[str, Any]] = read_runs(experiment)
+    effects = judge(read_pairs(runs))
+    clamped = share_clamped(runs, read_clamped(experiment))
+    base = f"`{BASE}`: " + ", ".join(
+        f"{fmean(own):.4f} at {rate(lr)}"
+        for lr in sorted(RATES)
+        if (own := [run["val_loss"] for run in runs if run["scheme"] == BASE and run["lr"] == lr and usable(run)])
+    )
+    share = f"; {clamped[BASE]:.0%} of the site-tokens clamped at the end" if BASE in clamped else ""
+    lines = [base + share + ".", "", *tabulate(effects, clamped)]
+    (experiment / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(experiment / "table.md")
+    (experiment / "figures").mkdir(exist_ok=True)
+    for name, chart in {"fields": draw(effects), "rates": draw_losses("Loss", "nats per token", runs)}.items():
+        print(Figure(figure([chart], experiment.name)).save(experiment / "figures" / f"{name}.svg"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
