@@ -41,10 +41,10 @@ def finished(grid: Mapping[str, Any], loss: Callable[[float], float]) -> dict[st
 
 def test_every_run_of_016_is_a_command() -> None:
     grid = plan_of("016-streams")({})
-    assert len(grid) == 26 * 3
+    assert len(grid) == 25 * 3
     first = {name: list(words) for name, words in grid.items() if "lr0.006" in name}  # reading all takes a minute
     configs = {name: read(TrainCommand, "geonorm train", words).run() for name, words in first.items()}
-    assert len(configs) == 26
+    assert len(configs) == 25
     shapes = {name: config.decoder(config.scheme) for name, config in configs.items()}
     assert all(parse(config.scheme) for config in configs.values())
     assert {c.optim.name for n, c in configs.items() if n.startswith("modern")} == {"muon"}
@@ -58,9 +58,9 @@ def test_016_extends_rates_and_then_asks_for_seeds() -> None:
     plan = plan_of("016-streams")
     first = plan({})
     wider = plan(finished(first, lambda lr: 3 + abs(lr - 1.2e-2)))
-    assert len(wider) == 26 * 4 and any("lr0.024" in name for name in wider)
+    assert len(wider) == 25 * 4 and any("lr0.024" in name for name in wider)
     seeded = plan(finished(first, lambda lr: 3 + abs(lr - 6e-3)))
-    assert len(seeded) == 26 * 5 and sum("lr0.006-seed2" in name for name in seeded) == 26
+    assert len(seeded) == 25 * 5 and sum("lr0.006-seed2" in name for name in seeded) == 25
     assert all(words[words.index("--seed") + 1] == name.rpartition("seed")[2] for name, words in seeded.items())
 
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from geonorm import Decoder, DecoderConfig, names
 from geonorm.errors import ConfigError
 from geonorm.nn import preset
-from geonorm.nn.roles import ROLES, base_std
+from geonorm.nn.roles import ROLES, base_std, check_start
+from geonorm.schemes import advance, parse
 
 from .tiny import TINY, decoder, ids
 
@@ -113,6 +114,31 @@ def test_weights_name_every_matrix_once() -> None:
     assert handed == [*roles, "values"] and set(handed) == set(ROLES) - {"patch", "class_token"}
     named = {id(w) for _, w, _, _ in model.weights()}
     assert {id(p) for p in model.parameters() if p.dim() == 2} == named
+
+
+@pytest.mark.parametrize("scheme", [*names(), "geonorm(update=unit)", "mix(ngpt, pre, share=0.5)", "prores(ngpt)"])
+def test_outputs_that_begin_at_zero_learn_or_are_refused(scheme: str) -> None:
+    """nGPT keeps a matrix of zeros at zero, and ReZero's scalar and matrices wait for each other: in both nothing but
+    embedding and head would ever be trained."""
+    shape = DecoderConfig(width=16, hidden=16, layers=2, heads=2, vocab_size=32, context=8, scheme=scheme, init="zero")
+    torch.manual_seed(0)
+    if "ngpt" in scheme.replace("angpt", "") or scheme == "rezero":
+        with pytest.raises(ConfigError, match="output matrices that begin at 0 would stay there"):
+            Decoder(shape)
+        with pytest.raises(ConfigError, match="such as fan_in"):
+            check_start(parse(scheme), shape)
+        return
+    check_start(parse(scheme), shape)
+    model, ids = Decoder(shape), torch.randint(32, (2, 9))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(2):
+        advance(model)  # a step that is warmed up is 0 at first
+        model.loss(ids[:, :-1], ids[:, 1:]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.constrain()
+    still = [name for name, p in model.named_parameters() if name.endswith(("o.weight", "down.weight")) and not p.any()]
+    assert not still
 
 
 def test_biases_start_at_zero_and_reset_restores_everything() -> None:

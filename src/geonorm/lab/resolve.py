@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..nn.config import ModelConfig
+from ..nn.roles import check_start
 from ..schemes import Scheme, parse
 from .config import TrainConfig
 from .scale import tensor
@@ -31,6 +32,7 @@ class Resolved:
 def resolve(config: TrainConfig, world: World | None = None) -> Resolved:
     """ConfigError for a scheme or model that does not exist, or does not fit the ranks of a world."""
     scheme, shape = parse(config.scheme), config.shape(config.scheme)
+    check_start(scheme, shape)
     departures = dict(scheme.recipe()) if config.recipe == "own" else {}
     kind = ""
     if world is not None:

@@ -92,3 +92,12 @@ def draw_weight(weight: Tensor, role: str, scheme: Scheme, site: Site, config: T
     weight.normal_(0.0, scheme.init_std(role, fan_in, fan_out, site, base_std(role, fan_in, config)))
     scheme.constrain({role: [weight]})
     return weight
+
+
+def check_start(scheme: Scheme, config: TrunkConfig) -> None:
+    """ConfigError where the scheme cannot begin with the output matrices that `config.init` draws: said before a model
+    is built, which would say so too."""
+    for layer in range(config.layers):
+        for kind, role in (("attn", "o"), ("mlp", "down")):
+            site = Site(layer, kind if config.block == "sequential" else "parallel", config.layers)
+            scheme.resolve(site).init_std(role, 1, 1, site, base_std(role, 1, config))

@@ -73,6 +73,17 @@ def add(x: Tensor, u: Tensor, step: Number, h: Number = 1.0) -> Tensor:
     return x + (h * step) * u
 
 
+def drawn(scheme: Scheme, role: str, base: float, why: str) -> float:
+    """The standard deviation `base`; ConfigError where that of an output matrix is 0 and the scheme would leave it
+    there for ever. why: what the scheme does to such a matrix, said of `it`."""
+    if base == 0 and role in ("o", "down"):
+        raise ConfigError(
+            f"under {scheme} output matrices that begin at 0 would stay there: it {why}; choose another model.init, "
+            "such as fan_in"
+        )
+    return base
+
+
 def normalise_update(u: Tensor, p: Any) -> Tensor:
     """u through the part called output, if there is one."""
     norm = getattr(p, "output", None)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..decay import Schedule, schedule
 from ..norms import NormSpec
 from ..settings import TINIEST, Range
-from .base import About, Number, Placement, Site
+from .base import About, Number, Placement, Site, drawn
 from .registry import register
 from .scales import Scale, Scaled, Times, UnitQuery
 
@@ -99,6 +99,10 @@ class NGPT(Interpolated):
         if name == "logits" and self.head == "scaled":
             return Scaled(Scale(shape, 1.0, dim**-0.5))
         return super().slot(name, shape, dim, site)
+
+    def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
+        """Raises ConfigError for output matrices that begin at 0."""
+        return drawn(self, role, base, "keeps them on the sphere, where 0 has no gradient")
 
     def project(self, role: str, weight: Tensor) -> None:
         weight.copy_(F.normalize(weight, dim=0 if role in ("o", "down", "patch") else -1))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..norms import NormSpec
 from ..settings import Positive
-from .base import About, Number, Placement, Site, add
+from .base import About, Number, Placement, Site, add, drawn
 from .registry import register
 from .scales import Scale
 
@@ -39,6 +39,10 @@ class ReZero(Placement):
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         return {"alpha": Scale((1,), self.alpha)}
+
+    def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:
+        """Raises ConfigError for output matrices that begin at 0 behind a scalar that does so too."""
+        return base if self.alpha else drawn(self, role, base, "multiplies them by 0 at first, so that neither learns")
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         return x + h * p.alpha() * u
