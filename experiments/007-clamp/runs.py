@@ -14,7 +14,7 @@ from geonorm.lab.compare.compare import slug
 
 COMMON = settings(
     preset="nano", model__width=64, model__hidden=172, data="books", batch_size=4, steps=4000,
-    evaluation__every=400, evaluation__whole="true", evaluation__average=0.1, evaluation__trace_tokens=4096,
+    evaluation__every=1000, evaluation__whole="true", evaluation__average=0.1, evaluation__trace_tokens=4096,
     checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false",
 )  # fmt: skip
 CEILINGS = {
