@@ -53,6 +53,22 @@ def test_tables_and_figures_of_016(tmp_path: Path) -> None:
     assert (tmp_path / "figures" / "differences.svg").exists() and (tmp_path / "figures" / "rates.svg").exists()
 
 
+def test_a_unit_tangent_is_told_by_regime_and_over_those_with_adamw() -> None:
+    """Planted less GeoNorm: -0.02 and -0.04 with 0.01 between two seeds of each, and +0.5 under Muon, which is not in
+    the mean: -0.03, and of a variance of 5e-5 and two seeds twice an error of 0.0035."""
+    made = table_of("016-streams")
+    losses = {}
+    for cell, gap in (("plain", -0.02), ("zero", -0.04), ("modern", 0.5)):
+        unit, plain, base = made["UNIT"][cell]
+        losses[cell, unit] = {0: 3 + gap - 0.005, 1: 3.3 + gap + 0.005}
+        losses[cell, plain] = losses[cell, base] = {0: 3.0, 1: 3.3, 2: 3.1}
+    told = made["tell_unit"](losses)
+    assert "| zero | geonorm | −0.040 (−0.104 to +0.024) | 0.079 | 2 |" in told
+    mean = next(line for line in told if line.startswith("| all 2 with AdamW | geonorm |"))
+    low, high = -0.03 - 4.303 * 0.00354, -0.03 + 4.303 * 0.00354
+    assert mean.split(" | ")[2] == f"−0.030 (−{-low:.3f} to −{-high:.3f})"
+
+
 def test_tables_and_figures_of_007(tmp_path: Path) -> None:
     """Planted: pi/8 0.2 above pi/4 with two seeds; an octave costs 0.3 below the best rate and 0.1 above it; held, no
     token of the second half is clamped, and `o` stays as long as it was."""

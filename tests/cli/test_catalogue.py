@@ -34,7 +34,7 @@ def test_an_entry_is_complete_and_its_defaults_parse(name: str) -> None:
     described = ["name", "title", "equation", "source", "claim", "checked", "streams", "planar", "fields"]
     assert list(about) == [*described, "initial_scalars", "initial_std", "motion", "theory", "own_recipe"]
     assert about["claim"] and about["checked"], "say what is reported and what the definition was compared with"
-    assert about["title"] and len(about["title"]) < 200
+    assert about["title"].endswith(".") and len(about["title"]) < 200
     assert about["equation"] and ("arXiv:" in about["source"] or "github.com/" in about["source"])
     assert list(about["fields"]) == [f.name for f in fields(parse(name))]
     written = ", ".join(f"{key}={field['default']}" for key, field in about["fields"].items())

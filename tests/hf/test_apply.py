@@ -274,6 +274,8 @@ def test_refusals(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         (applied, "geonorm", "post is already applied"),
         (tiny_model("gemma3")[0], "geonorm", "give it the text model alone"),
         (model, "ngpt", "modules inside a branch or head"),
+        (model, "prores(pre)", "for models trained from the start: its steps begin at 0"),
+        (model, "mix(angpt, pre, share=0.5)", "modules inside a branch or head"),
         (model, "geonom", "did you mean 'geonorm'"),
     ]:
         with pytest.raises(ConfigError, match=said) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from geonorm.report.path_chart import CIRCLE, UPDATE, draw_paths
+from geonorm.report.path_chart import CIRCLE, START, UPDATE, draw_paths
 
 OUT = [(1.0, 0.0), (1.5, 0.5)]
 
@@ -15,7 +15,9 @@ def series(spec: dict[str, Any]) -> set[str]:
 
 def test_blocks_that_are_alike_are_one_chart_and_others_stand_side_by_side() -> None:
     same = draw_paths("own", "x + u", {1: [(1.0, OUT, False)], 4: [(1.0, OUT, False)]}, 1.0)
-    assert same["title"]["text"] == "own: every block" and series(same) == {"|u| = 1 |x|", CIRCLE, UPDATE}
+    assert same["title"]["text"] == "own: every block" and series(same) == {"|u| = 1 |x|", START, CIRCLE, UPDATE}
+    near = draw_paths("own", "", {1: [(1.0, OUT, False)], 4: [(1.0, [(1.0, 0.0), (1.5, 0.50001)], False)]}, 1.0)
+    assert near["title"]["text"] == "own: every block"
     other = draw_paths("own", "x + u", {1: [(1.0, OUT, False)], 4: [(1.0, OUT[::-1], False)]}, 1.0)
     assert [part["title"]["text"] for part in other["concat"]] == ["own: block 1 of 12", "own: block 4 of 12"]
 

@@ -151,3 +151,13 @@ def test_compiled_code_sees_it_move_and_is_compiled_once() -> None:
         first = first or len(graphs)
     assert len(graphs) == first
     torch.compiler.reset()
+
+
+def test_no_token_is_at_the_ceiling_of_the_target_before_the_way_begins() -> None:
+    residual = Residual(torch.nn.Linear(8, 8), "morph(pre, geonorm, steps=4)", Site(0, "mlp", 2), dim=8)
+    x, u = torch.ones(1, 8), torch.tensor([[3.0, -3.0] * 4])
+    seen = []
+    for _ in range(2):
+        seen.append(residual.scheme.clamped(x, u, residual.own(), residual.site(x)))
+        advance(residual)
+    assert [bool(found) for found in seen] == [False, True]

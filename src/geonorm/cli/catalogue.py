@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import fields
 from math import isfinite
 from typing import Any
@@ -34,7 +35,7 @@ def look_up(name: str) -> dict[str, Any]:
     cls = type(scheme)
     return {
         "name": name,
-        "title": (cls.__doc__ or "").strip().partition("\n")[0],
+        "title": first_sentence(cls.__doc__ or ""),
         "equation": scheme.about.equation,
         "source": scheme.about.source,
         "claim": scheme.about.claim,
@@ -55,6 +56,10 @@ def look_up(name: str) -> dict[str, Any]:
         "theory": predict(scheme),
         "own_recipe": scheme.recipe(),
     }
+
+
+def first_sentence(text: str) -> str:
+    return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
 
 
 def field_values(cls: type[Scheme], name: str) -> str:
@@ -168,6 +173,7 @@ def describe_scheme(name: str) -> str:
     lines.append("  fields:")
     lines += [f"    {key} = {field['default']}    {field['values']}" for key, field in about["fields"].items()]
     lines += [f"  {title}: {text}" for title, text in more.items() if text]
+    lines.append(f"  how it moves a token, as a picture: geonorm schemes {shlex.quote(name)} --out FOLDER")
     return "\n".join(lines)
 
 

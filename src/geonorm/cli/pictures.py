@@ -8,7 +8,7 @@ from ..dynamics.paths import ANGLE, follow_write
 from ..lab.compare.compare import slug
 from ..lab.studies.simulate import check_writable
 from ..report.path_chart import draw_paths
-from ..report.vega import Figure
+from ..report.vega import Figure, Spec
 from ..schemes import names, parse
 
 BLOCKS = (1, 4)
@@ -17,11 +17,18 @@ BLOCKS = (1, 4)
 def draw_schemes(name: str | None, folder: Path) -> list[Path]:
     """Writes a picture of the scheme, or of each, into the folder: the paths of a token in blocks 1 and 4. Returns the
     files. Raises ConfigError for a scheme that there is not, CheckpointError if nothing can be written."""
-    drawn = {}
-    for each in [name] if name else names():
-        scheme = parse(each)
-        blocks = {t: follow_write(scheme, t) for t in BLOCKS}
-        drawn[slug(each)] = draw_paths(each, scheme.about.equation, blocks, ANGLE)
+    drawn = {slug(each): draw(each) for each in ([name] if name else names())}
     check_writable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return [Figure(spec).save(folder / f"{stem}.svg") for stem, spec in drawn.items()]
+
+
+def draw(name: str) -> Spec:
+    """The picture of a scheme: one whose step is 0 at first is drawn with another initial value or later in training,
+    and says so."""
+    scheme = parse(name)
+    if scheme.about.shown and scheme == type(scheme)():
+        name, scheme = scheme.about.shown, parse(scheme.about.shown)
+    made = round(scheme.about.moment * getattr(scheme, "steps", 0))
+    blocks = {t: follow_write(scheme, t, made=made) for t in BLOCKS}
+    return draw_paths(f"{name}, step {made:,}" if made else name, scheme.about.equation, blocks, ANGLE)

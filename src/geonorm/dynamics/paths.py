@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..norms import NormSpec
-from ..schemes import Parts, Scheme, Site, parse, read_at, write_at
+from ..schemes import Parts, Scheme, Site, advance, parse, read_at, write_at
 
 LENGTHS = (0.25, 0.5, 1.0, 2.0)
 """Of updates, |u| / |x|."""
@@ -28,10 +28,11 @@ class Path(NamedTuple):
     clamped: bool
 
 
-def follow_write(scheme: str | Scheme, t: int, lengths: Sequence[float] = LENGTHS) -> list[Path]:
+def follow_write(scheme: str | Scheme, t: int, lengths: Sequence[float] = LENGTHS, made: int = 0) -> list[Path]:
     """The path of a token for each length |u| / |x| of the update, which stands at 60 degrees to it, at the attention
     of block t (from 1 on) of 12, with the scheme's initial values; fp64. Of several streams it follows the one that
-    measurements are about. Raises ConfigError for another t."""
+    measurements are about; of a scheme that changes over training it is drawn when `made` optimizer steps are made.
+    Raises ConfigError for another t."""
     rule = parse(scheme)
     first, site = Site(0, "entry", DEPTH), Site(t - 1, "attn", DEPTH)
     # orthogonal, and their components sum to 0: a scheme may take the mean out
@@ -40,10 +41,10 @@ def follow_write(scheme: str | Scheme, t: int, lengths: Sequence[float] = LENGTH
     sizes = torch.tensor(lengths, dtype=torch.float64).unsqueeze(-1)
     with torch.no_grad():
         entry, part = rule.resolve(first), rule.resolve(site)
-        x = entry.enter(along.expand(len(lengths), DIM), own_parts(entry, first)(), first)
+        x = entry.enter(along.expand(len(lengths), DIM), own_parts(entry, first, made)(), first)
         radius = part.seen(x)[0] @ along / DIM  # in lengths of the embedding; nGPT's stream is shorter, for one
         u = sizes * radius * (cos(ANGLE) * along + sin(ANGLE) * across)
-        p = own_parts(part, site)()
+        p = own_parts(part, site, made)()
         _, carry = read_at(part, x, p, site)
         met = part.clamped(x, u, p, site)
         steps = torch.linspace(0.0, 1.0, POINTS, dtype=torch.float64).tolist()
@@ -56,5 +57,7 @@ def follow_write(scheme: str | Scheme, t: int, lengths: Sequence[float] = LENGTH
     ]
 
 
-def own_parts(scheme: Scheme, site: Site) -> Parts:
-    return Parts(scheme, site, NormSpec("rms", DIM, gains=False, eps=0.0)).double()
+def own_parts(scheme: Scheme, site: Site, made: int) -> Parts:
+    own = Parts(scheme, site, NormSpec("rms", DIM, gains=False, eps=0.0)).double()
+    advance(own, made)
+    return own

@@ -204,8 +204,10 @@ def check_scheme(model: Any, scheme: Scheme) -> None:
             for layer in range(depth):
                 site = Site(layer, kind, depth)
                 part = scheme.resolve(site)
+                if part.about.fresh:
+                    raise ConfigError(f"{scheme} is for models trained from the start: {part.about.fresh}")
                 wanted = [name for name in names if part.slot(name, (1, 8), 8, site) is not None]
-                if wanted or type(part).constrain is not Scheme.constrain:
+                if wanted or part.constrains:
                     inside = (
                         f"modules inside a branch or head ({', '.join(wanted)})" if wanted else "constraints on weights"
                     )

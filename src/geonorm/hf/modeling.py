@@ -137,7 +137,7 @@ class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
         """As transformers does it; warns where weights are further from their constraint than half precision explains,
         as after training without it. Quantised weights are as near as they can be."""
         for scheme, role, weight in () if getattr(self, "is_quantized", False) else self.constrained():
-            if type(scheme).constrain is not Scheme.constrain and not weight.is_meta:
+            if scheme.constrains and not weight.is_meta:
                 kept = weight.clone()
                 scheme.constrain({role: [kept]})
                 if (kept - weight).norm() > 0.01 * weight.norm():

@@ -136,7 +136,7 @@ class Trunk(nn.Module):
         self.add_stream(norm)
         self.add_head()
         schemes = (self.entry.scheme, self.exit.scheme, *(residual.scheme for _, residual in self.residuals()))
-        self.constrained = any(type(scheme).constrain is not Scheme.constrain for scheme in schemes)
+        self.constrained = any(scheme.constrains for scheme in schemes)
         self.reset_parameters()
 
     def add_front(self, norm: NormSpec) -> None:

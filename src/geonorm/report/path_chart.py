@@ -9,7 +9,11 @@ from .style import GREYS, Look, ramp
 from .vega import Axis, Chart, Spec, figure
 
 Points = Sequence[tuple[float, float]]
-CIRCLE, UPDATE = "|x'| = |x|", "towards x + u"
+START, CIRCLE, UPDATE = "x", "|x'| = |x|", "towards x + u"
+BAR, DOTS = "M-1.6,-.12H1.6V.12H-1.6Z", "M-1.6,-.15h.6v.3h-.6ZM-.3,-.15h.6v.3h-.6ZM1,-.15h.6v.3h-.6Z"
+"""A line and a dotted one, as shapes of a legend."""
+FIXED = {START: "circle", CIRCLE: BAR, UPDATE: DOTS}
+"""What every chart has beside its paths, with its shape in the legend."""
 MARGIN = 0.15
 
 
@@ -17,8 +21,9 @@ def draw_paths(
     name: str, equation: str, blocks: Mapping[int, Sequence[tuple[float, Points, bool]]], angle: float
 ) -> Spec:
     """A chart for each block t: its paths, each of an update (|u| / |x|, points from x to x' in lengths of x, whether
-    the token met a ceiling), beside the line x + u at `angle` to x and the sphere of x."""
-    same = len({repr([points for _, points, _ in paths]) for paths in blocks.values()}) == 1
+    the token met a ceiling), beside the line x + u at `angle` to x and the sphere of x. Blocks that are alike to three
+    decimals are one chart."""
+    same = len({ends_of(paths) for paths in blocks.values()}) == 1
     shown = dict(list(blocks.items())[:1]) if same else blocks
     ends = [place for paths in shown.values() for _, points, _ in paths for place in (points[0], points[-1])]
     low = min(0.0, *(value for place in ends for value in place)) - MARGIN
@@ -26,20 +31,26 @@ def draw_paths(
     charts = []
     for t, paths in shown.items():
         names = [f"|u| = {length:g} |x|" for length, _, _ in paths]
-        grey = Look(GREYS[2][0], GREYS[2][1], "", "circle")
+        greys = {name: Look(*GREYS[2], "", shape) for name, shape in FIXED.items()}
         x, y = (Axis(low, low + span, title=f"{way}, in lengths of x") for way in ("along x", "across x"))
         title = f"{name}: every block" if same else f"{name}: block {t} of 12"
-        looks = {**ramp(names), CIRCLE: grey, UPDATE: grey}
+        looks = {**ramp(names), **greys}
         chart = Chart(title, x, y, looks, width=300, height=300, own_legend=True)
         chart.note = f"{equation}. Lines: from x to x' as the step grows from 0 to 1; hollow: at the ceiling."
         start = paths[0][1][0]
         arc = [pi / 2 * i / 32 for i in range(33)]
-        chart.outline(CIRCLE, [(start[0] * cos(a), start[0] * sin(a)) for a in arc], "circle")
+        chart.outline(CIRCLE, [(start[0] * cos(a), start[0] * sin(a)) for a in arc], "circle", kind="thin")
         chart.outline(UPDATE, [start, (start[0] + span * cos(angle), span * sin(angle))], "update", kind="dotted")
         for series, (_, points, clamped) in zip(names, paths, strict=True):
             chart.outline(series, points, series, kind="path")
             at = f"{series}: x' = ({points[-1][0]:.3f}, {points[-1][1]:.3f})"
             chart.mark(series, *points[-1], at, kind="hollow" if clamped else "mark")
-        chart.mark(CIRCLE, *start, "x", kind="best")
+        chart.mark(START, *start, "x", kind="best")
         charts.append(chart)
     return figure(charts)
+
+
+def ends_of(paths: Sequence[tuple[float, Points, bool]]) -> str:
+    """Where paths begin and end, to three decimals, and whether at a ceiling, as a text that can be compared."""
+    places = [(*points[0], *points[-1]) for _, points, _ in paths]
+    return " ".join(f"{value:.3f}" for place in places for value in place) + str([bound for *_, bound in paths])

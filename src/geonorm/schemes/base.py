@@ -106,6 +106,12 @@ class About:
     """Why there is no law (rho, tau), where the step leaves span{x, u} or knows more than x and u."""
     state: str = ""
     """What a token is between two blocks, where that is neither (..., dim) nor (..., streams, dim)."""
+    fresh: str = ""
+    """Why it is for models that are trained from the start alone."""
+    shown: str = ""
+    """The scheme that is drawn in place of one without fields, where that stands still at first."""
+    moment: float = 0.0
+    """When it is drawn, of a scheme that changes over training: optimizer steps that are made, over its `steps`."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +207,11 @@ class Scheme:
 
     def constrain(self, weights_by_role: Mapping[str, list[Tensor]]) -> None:
         """Projects weights in place, at initialisation and after each optimizer step, under no_grad."""
+
+    @property
+    def constrains(self) -> bool:
+        """Whether `constrain` does anything."""
+        return type(self).constrain is not Scheme.constrain
 
     def recipe(self) -> dict[str, float]:
         """Departures from the shared recipe that the scheme's paper asks for: weight_decay, warmup, lr, clip."""

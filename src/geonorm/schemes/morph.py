@@ -53,6 +53,7 @@ class Morph(Nested):
         claim="A way to convert a trained model: it claims nothing.",
         checked="its two ends: source and target, bit for bit",
         lawless="its rule changes over training: the law is that of the source at first, at the end that of the target",
+        moment=0.5,
     )
     carries = True
     planar = False
@@ -79,7 +80,7 @@ class Morph(Nested):
         rule = replace(self, source=self.source.resolve(site), target=self.target.resolve(site))
         for part in rule.inside():
             require(
-                type(part).constrain is Scheme.constrain,
+                not (part.constrains or part.about.fresh),
                 f"no gradual way leads from or to {part}: it constrains weights or changes over training itself",
             )
         return rule
@@ -137,8 +138,9 @@ class Morph(Nested):
         return blend(a, b, self.share(x, p, site)).to(a.dtype)
 
     def clamped(self, x: Tensor, u: Tensor, p: Any, site: Site) -> Tensor | None:
-        """Those that meet the ceiling of the target."""
-        return self.target.clamped(x, u, p.progress.of_target(p), site)
+        """Those that meet the ceiling of the target, from the first step of the way on."""
+        found = self.target.clamped(x, u, p.progress.of_target(p), site)
+        return None if found is None else found & (self.share(x, p, site) > 0)
 
     def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
         for part in self.inside():

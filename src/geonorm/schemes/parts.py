@@ -84,12 +84,12 @@ def reset_parts(own: nn.Module) -> None:
             reset()
 
 
-def advance(model: nn.Module) -> None:
-    """One optimizer step more, for schemes that change over training (`prores`): to be called after each. What it
-    counts is saved with the model."""
+def advance(model: nn.Module, steps: int = 1) -> None:
+    """One optimizer step more (or `steps`), for schemes that change over training (`prores`): to be called after each.
+    What it counts is saved with the model."""
     for module in model.modules():
         if isinstance(module, Progress):
-            module.done += 1
+            module.done += steps
 
 
 class Progress(nn.Module):

@@ -38,6 +38,8 @@ class ProRes(Nested):
         "9.94.",
         checked="official code run (dandingsky/ProRes 5253e0d) around pre, post, deepnorm and sandwich, bit for bit",
         lawless="its step grows over training: at the end the law is that of the scheme inside",
+        fresh="its steps begin at 0 and grow with those of the optimizer",
+        moment=2.0,
     )
     planar = False
 
@@ -90,6 +92,10 @@ class ProRes(Nested):
 
     def constrain(self, weights_by_role: Mapping[str, list[Tensor]]) -> None:
         self.scheme.constrain(weights_by_role)
+
+    @property
+    def constrains(self) -> bool:
+        return self.scheme.constrains
 
     def recipe(self) -> dict[str, float]:
         return self.scheme.recipe()
