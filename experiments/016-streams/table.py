@@ -4,58 +4,107 @@
 
 Writes table.md and figures/ into the folder, by default that of the experiment: for each regime every row at its best
 rate, its difference to the regime's baseline paired by seed, with p adjusted by Holm for the rows of all regimes; what
-output matrices that start at 0 change of each scheme on the sphere; the differences as a figure, and loss against rate.
+output matrices that start at 0 change of each scheme on the sphere; what a unit tangent changes of GeoNorm; the
+differences as a figure, and loss against rate.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
+from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from cells import Cells, Runs, at_best, judge, read_runs, write
 from runs import CELLS, SPHERE
 
+from geonorm.lab.runs.significance import Estimate, contrast
 from geonorm.lab.runs.statistics import Row, paired_interval
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import signed
+
+UNIT = {
+    "plain": ("geonorm(update=unit)", "geonorm", "pre"),
+    "zero": ("geonorm(update=unit)", "geonorm", "pre"),
+    "neox": ("geonorm(entry=embedding, update=unit)", "geonorm(entry=embedding)", "pre(entry=embedding)"),
+    "modern": ("geonorm(update=unit)", "geonorm", "lambdas"),
+}
+"""By regime: GeoNorm with a unit tangent, without, the baseline."""
+Losses = Mapping[tuple[str, str], Mapping[int, float]]
+"""By regime and scheme, then by seed, at the best rate."""
 
 
 def read_regimes(experiment: Path) -> dict[str, Runs]:
     """Runs by regime, its baseline first."""
     runs, found = read_runs(experiment), {}
     for cell, (_, schemes) in CELLS.items():
-        own = [run for run in runs if run["run"].startswith(f"{cell}-")]
+        own = [run for run in runs if run["run"].startswith(f"{cell}-") and run["scheme"] in schemes]
         found[cell] = sorted(own, key=lambda run: run["scheme"] != schemes[0])
     return {cell: own for cell, own in found.items() if own and own[0]["scheme"] == CELLS[cell][1][0]}
 
 
-def cross(regimes: Cells, judged: Mapping[str, Sequence[Row]]) -> list[str]:
+def losses_of(regimes: Cells, judged: Mapping[str, Sequence[Row]]) -> Losses:
+    return {
+        (cell, row["scheme"]): {seed: run["val_loss"] for seed, run in at_best(regimes[cell], row).items()}
+        for cell, rows in judged.items()
+        for row in rows
+    }
+
+
+def gaps(losses: Losses, cell: str, first: str, second: str) -> dict[int, float]:
+    """By seed, the loss of the first scheme less that of the second."""
+    own, other = losses.get((cell, first), {}), losses.get((cell, second), {})
+    return {seed: own[seed] - other[seed] for seed in sorted(own.keys() & other.keys())}
+
+
+def describe(values: Sequence[float]) -> list[str]:
+    """Mean with Student's interval, p, n."""
+    gap = paired_interval(values)
+    ends = "" if gap.low is None or gap.high is None else f" ({signed(gap.low)} to {signed(gap.high)})"
+    return [signed(gap.mean) + ends, "–" if gap.p is None else f"{gap.p:.2g}", str(gap.n)]
+
+
+def cross(losses: Losses) -> list[str]:
     """Of each scheme on the sphere: its difference to `pre` where outputs start at 0, less the same where they are
     drawn, paired by seed."""
-    losses: dict[tuple[str, str], dict[int, float]] = {}
-    for cell in ("zero", "plain"):
-        for row in judged.get(cell, ()):
-            losses[cell, row["scheme"]] = {n: run["val_loss"] for n, run in at_best(regimes[cell], row).items()}
     lines = []
     for scheme in SPHERE:
-        four = [losses.get((cell, name), {}) for cell in ("zero", "plain") for name in (scheme, "pre")]
-        seeds = sorted(set.intersection(*map(set, four)))
-        if seeds:
-            zero, zero_base, plain, base = ([each[seed] for seed in seeds] for each in four)
-            gap = paired_interval([a - b - c + d for a, b, c, d in zip(zero, zero_base, plain, base, strict=True)])
-            ends = "" if gap.low is None else f" ({signed(gap.low)} to {signed(gap.high or 0.0)})"
-            lines.append([scheme, signed(gap.mean) + ends, "–" if gap.p is None else f"{gap.p:.2g}", str(gap.n)])
+        zero, plain = (gaps(losses, cell, scheme, "pre") for cell in ("zero", "plain"))
+        if seeds := zero.keys() & plain.keys():
+            lines.append([scheme, *describe([zero[seed] - plain[seed] for seed in sorted(seeds)])])
     return markdown_lines(("scheme", "zero less plain (95 %)", "p", "n"), lines) if lines else []
+
+
+def tell_unit(losses: Losses) -> list[str]:
+    """GeoNorm with a unit tangent less GeoNorm and less the baseline, by regime; then the mean of the regimes with
+    AdamW, whose error comes from the differences between seeds within them."""
+    lines = []
+    for name, second in (("geonorm", 1), ("the baseline", 2)):
+        found = {}
+        for cell, schemes in UNIT.items():
+            if own := list(gaps(losses, cell, schemes[0], schemes[second]).values()):
+                found[cell] = own
+                lines.append([cell, name, *describe(own)])
+        adamw = [own for cell, own in found.items() if cell != "modern" and len(own) > 1]
+        if len(adamw) < 2:
+            continue
+        squares = sum(sum((gap - fmean(own)) ** 2 for gap in own) for own in adamw)
+        df = sum(len(own) - 1 for own in adamw)
+        error2 = sum(squares / df / len(own) for own in adamw) / len(adamw) ** 2
+        mean = contrast(Estimate(fmean(map(fmean, adamw)), error2, df), Estimate(0.0, 0.0, inf))
+        ends = f"{signed(mean.difference)} ({signed(mean.low)} to {signed(mean.high)})"
+        lines.append([f"all {len(adamw)} with AdamW", name, ends, f"{mean.p:.2g}", str(sum(map(len, adamw)))])
+    return markdown_lines(("regime", "unit tangent less", "nats per token (95 %)", "p", "n"), lines) if lines else []
 
 
 def main(experiment: Path) -> None:
     regimes = read_regimes(experiment)
-    crossed = cross(regimes, judge(regimes))
-    parts = ["## Outputs that start at 0\n\n" + "\n".join(crossed)] if crossed else []
-    write(experiment, regimes, parts)
+    losses = losses_of(regimes, judge(regimes))
+    parts = {"Outputs that start at 0": cross(losses), "A unit tangent": tell_unit(losses)}
+    write(experiment, regimes, [f"## {title}\n\n" + "\n".join(lines) for title, lines in parts.items() if lines])
 
 
 if __name__ == "__main__":
