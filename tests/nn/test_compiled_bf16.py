@@ -28,6 +28,8 @@ FILE = Path(__file__).with_name("deep.json")
 DEPTH, LESS = 24, {"olmo2": 4, "siamese": 2, "per_kind": 4}
 COARSER = 2.0**16
 """Unit roundoff of bf16 over that of fp32."""
+NORMS = ("derf", "gated")
+"""Inside `pre`."""
 CASES = [
     *names(),
     "geonorm(update=unit)",
@@ -35,6 +37,7 @@ CASES = [
     "mhc(mix=identity)",
     "prores(geonorm)",
     "modern",
+    *NORMS,
 ]
 IDS = torch.arange(32).view(2, 16) * 7 % 61
 
@@ -47,7 +50,8 @@ def build(case: str) -> Decoder:
     """A narrow model with weights drawn in fp32; what starts at 0 is drawn small, so that blocks do something."""
     torch.manual_seed(0)
     shape = {"layers": depth_of(case), "width": 32, "heads": 2, "hidden": 48, "vocab_size": 61, "context": 16}
-    model = Decoder(preset("modern", **shape) if case == "modern" else DecoderConfig(case, **shape))
+    named = {"scheme": "pre", "norm": case} if case in NORMS else {"scheme": case}
+    model = Decoder(preset("modern", **shape) if case == "modern" else DecoderConfig(**named, **shape))
     with torch.no_grad():
         for p in model.parameters():
             if p.dim() == 2 and not p.any():

@@ -48,7 +48,7 @@ class NAG(Placement):
     """How the initial step falls with the number of the sub-layer, which counts attention and MLP apart."""
     alpha: Positive = field(default=1.0, kw_only=True)
     """Initial step of the first sub-layer: the tangent of its angle."""
-    directions: Annotated[int, Range(1)] = field(default=32, kw_only=True)
+    directions: Annotated[int, Range(1, 4096)] = field(default=32, kw_only=True)
     """Directions w_c that the gate looks for."""
     beta: Positive = field(default=1.0, kw_only=True)
     """Sharpness of the gate."""
