@@ -34,8 +34,12 @@ def read_runs(experiment: Path) -> list[dict[str, Any]]:
     return list(map(json.loads, (experiment / "results.jsonl").read_text(encoding="utf-8").splitlines()))
 
 
+Clamped = Mapping[str, Mapping[int, float]]
+"""By run and step, the share of clamped tokens, mean over sites."""
+
+
 def read_clamped(experiment: Path) -> dict[str, dict[int, float]]:
-    """By run and step, the share of clamped tokens, mean over sites; of schemes with a ceiling alone."""
+    """Of schemes with a ceiling alone."""
     file, found = experiment / "traces.csv", dict[str, dict[int, list[float]]]()
     for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()) if file.exists() else ():
         if row["clamped"]:
@@ -58,13 +62,13 @@ def at_best(runs: Runs, row: Row) -> dict[int, Mapping[str, Any]]:
     return {run["seed"]: run for run in own if usable(run)}
 
 
-def clamped_at_end(runs: Mapping[int, Mapping[str, Any]], clamped: Mapping[str, Mapping[int, float]]) -> str:
+def clamped_at_end(runs: Mapping[int, Mapping[str, Any]], clamped: Clamped) -> str:
     """Of tokens of all sites, mean over seeds; a dash for schemes without a ceiling."""
     known = [clamped[run["run"]] for run in runs.values() if run["run"] in clamped]
     return f"{fmean(shares[max(shares)] for shares in known):.0%}" if known else "–"
 
 
-def tabulate(runs: Runs, rows: Sequence[Row], clamped: Mapping[str, Mapping[int, float]]) -> list[str]:
+def tabulate(runs: Runs, rows: Sequence[Row], clamped: Clamped) -> list[str]:
     """A cell's table in lines of Markdown."""
     lines = []
     for row in rows:
@@ -106,9 +110,16 @@ def draw_differences(cell: str, runs: Runs, rows: Sequence[Row], shared: Mapping
     return chart
 
 
-def write(experiment: Path, cells: Cells, parts: Sequence[str] = (), more: Mapping[str, Sequence[Chart]] = {}) -> None:
-    """table.md: a table for each cell, then these parts. figures/: differences, loss against rate, and these."""
-    judged, clamped = judge(cells), read_clamped(experiment)
+def write(
+    experiment: Path,
+    cells: Cells,
+    parts: Sequence[str] = (),
+    more: Mapping[str, Sequence[Chart]] = {},
+    clamped: Clamped | None = None,
+) -> None:
+    """table.md: a table for each cell, then these parts. figures/: differences, loss against rate, and these. clamped:
+    where runs of another experiment are among them."""
+    judged, clamped = judge(cells), read_clamped(experiment) if clamped is None else clamped
     tables = [f"## {cell}\n\n" + "\n".join(tabulate(cells[cell], rows, clamped)) for cell, rows in judged.items()]
     (experiment / "table.md").write_text("\n\n".join([*tables, *parts]) + "\n", encoding="utf-8")
     print(experiment / "table.md")

@@ -8,7 +8,7 @@ import json
 import lzma
 import runpy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -337,6 +337,17 @@ def test_every_run_of_020_is_a_command_that_changes_one_field() -> None:
     assert sorted(map(len, changed)) == [0, *[1] * 19]
     configs = [read(TrainCommand, "geonorm train", list(words)).run() for words in list(grid.values())[::19]]
     assert {c.decoder(c.scheme).init for c in configs} == {"neox"} and {c.steps for c in configs} == {4000}
+
+
+def test_every_run_of_013_is_a_command_of_the_regime_that_it_shares_with_016() -> None:
+    grid = plan_of("013-candidate")({})
+    assert len(grid) == (8 + 4) * 3
+    schemes = {parse(words[words.index("--scheme") + 1]) for words in grid.values()}
+    assert sum(getattr(scheme, "update", "raw") == "unit" for scheme in schemes) == 8 and len(schemes) == 12
+    words = next(iter(grid.values()))
+    other = next(list(w) for n, w in plan_of("016-streams")({}).items() if n.startswith("plain-geonorm-lr0.006"))
+    one, two = (read(TrainCommand, "geonorm train", list(each)).run() for each in (words, other))
+    assert replace(one, scheme="pre") == replace(two, scheme="pre")
 
 
 WRONG = {

@@ -70,13 +70,13 @@ def plan(known: Summaries) -> Grid:
             tune(place, f"geonorm({SETTINGS[place][1]}, {ceiling})")
         # is saturation the clamp's doing, or that of weights that grow?
         tune(place, f"geonorm({SETTINGS[place][1]})", optim__hold_norms=("o", "down"))
-    for place in SETTINGS:
-        for ceiling in FEWER:
-            tune(place, f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})", rates=RATES[:2])
     for place in TELLING:
         for ceiling in CEILINGS.values():
             tune(place, f"geonorm({SETTINGS[place][1]}, {ceiling})", seeds=2)
         tune(place, f"geonorm({SETTINGS[place][1]})", seeds=2, optim__hold_norms=("o", "down"))
+    for place in SETTINGS:
+        for ceiling in FEWER:
+            tune(place, f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})", rates=RATES[:2])
     for place in TELLING:
         for ceiling in FEWER:
             tune(place, f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})", rates=RATES[:2], model__layers=12)
