@@ -73,10 +73,13 @@ def test_tables_and_figures_of_007(tmp_path: Path) -> None:
     """Planted: pi/8 0.2 above pi/4 with two seeds; an octave costs 0.3 below the best rate and 0.1 above it; held, no
     token of the second half is clamped, and `o` stays as long as it was."""
     rows, traces = [], ["run,step,clamped"]
-    for words, kind, plus in (("max_angle=pi/4", "", 0.0), ("max_angle=pi/8", "", 0.2), ("", "-hold_norms", 0.1)):
+    for words, kind, plus in (
+        ("max_angle=pi/4", "", 0.0), ("max_angle=pi/8", "", 0.2), ("", "-hold_norms", 0.1),
+        ("max_angle=pi", "", 0.3), ("retraction=0.5, max_angle=pi", "", 0.4),
+    ):  # fmt: skip
         scheme = f"geonorm({', '.join(filter(None, ('entry=sphere', words)))})"
         for lr, seed, more in ((3e-3, 0, 0.3), (6e-3, 0, 0.0), (6e-3, 1, 0.01), (1.2e-2, 0, 0.1)):
-            run = f"fan_in-sphere-raw-{words or 'geonorm'}{kind}-lr{lr:g}-seed{seed}"
+            run = f"fan_in-sphere-raw-{words.replace(', ', '-') or 'geonorm'}{kind}-lr{lr:g}-seed{seed}"
             grown = [[400, 1e-2, 5.0, 1e-2, 5.0], [4000, 2e-3, 5.0 if kind else 8.0, 1e-3, 6.0]]
             rows.append(
                 {"run": run, "scheme": scheme, "lr": lr, "seed": seed, "status": "finished", "turning": grown,
@@ -90,6 +93,7 @@ def test_tables_and_figures_of_007(tmp_path: Path) -> None:
     text = (tmp_path / "table.md").read_text()
     assert "## fan_in, sphere, raw, 4 layers" in text and "| pi/8 | 2 | 3.2150 ± 0.0212 | +0.210 (" in text
     assert "| fan_in, sphere, raw, 4 layers | pi/4 | 3.3000 | 3.0000 | 3.1000 | +0.200 |" in text
+    assert "| none | 2 | 3.3" in text and "| smooth 0.5 | 2 | 3.4" in text
     assert "| 6e-3 | pi/4, norms held | 100% | 0% | 0% | 1.00 | 0.01 | 3.1000 |" in text
     assert "| 6e-3 | pi/4 | 100% | 100% | 100% | 1.60 | 0.01 | 3.0000 |" in text
     assert all((tmp_path / "figures" / f"{name}.svg").exists() for name in ("differences", "rates", "course"))

@@ -29,11 +29,12 @@ BASE, HELD = "pi/4", "pi/4, norms held"
 Shares = Mapping[str, Mapping[int, float]]
 
 
-def label(run: Mapping[str, Any]) -> str:
-    """The ceiling of a run."""
+def label(run: Mapping[str, Any], place: str) -> str:
+    """The ceiling of a run in that setting."""
     if "-hold_norms-" in run["run"]:
         return HELD
-    return next(name for name, words in CEILINGS.items() if run["scheme"].endswith(f", {words})"))
+    fields = SETTINGS[place][1]
+    return next(name for name, words in CEILINGS.items() if run["scheme"] == f"geonorm({fields}, {words})")
 
 
 def read_settings(experiment: Path) -> dict[str, Runs]:
@@ -43,7 +44,7 @@ def read_settings(experiment: Path) -> dict[str, Runs]:
     for place in SETTINGS:
         for layers, mark in ((4, False), (12, True)):
             own = [run for run in runs if run["run"].startswith(f"{place}-") and ("-layers-" in run["run"]) == mark]
-            named = sorted(({**run, "scheme": label(run)} for run in own), key=lambda run: run["scheme"] != BASE)
+            named = sorted(({**run, "scheme": label(run, place)} for run in own), key=lambda run: run["scheme"] != BASE)
             if named and named[0]["scheme"] == BASE:
                 found[f"{place.replace('-', ', ')}, {layers} layers"] = named
     return found
