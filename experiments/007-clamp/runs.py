@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
@@ -42,19 +43,23 @@ TELLING = ("fan_in-sphere-raw", "neox-embedding-raw")
 """The ends: clamped from the first steps on, and free at first."""
 
 
+HELD = {"-hold_norms": ("o", "down"), "-hold_norms-all": ("v", "o", "up", "gate", "down")}
+"""By the mark in a run's name, the matrices that are put back to their initial norm after each step: those that write
+to the stream; and all whose scale a clamped token's loss does not see."""
+
+
 def plan(known: Summaries) -> Grid:
     grid: dict[str, list[str]] = {}
 
-    def add(place: str, scheme: str, rate: float, seed: int = 0, **extra: object) -> str:
-        kind = "".join(f"-{key.split('__')[1]}" for key in extra)
-        start = f"{place}-{slug(scheme)}{kind}-lr"
+    def add(place: str, scheme: str, rate: float, seed: int = 0, mark: str = "", **extra: object) -> str:
+        start = f"{place}-{slug(scheme)}{mark}-lr"
         grid[f"{start}{rate:g}-seed{seed}"] = [
             *COMMON,
             *settings(model__init=SETTINGS[place][0], scheme=scheme, lr=f"{rate:g}", seed=seed, **extra),
         ]
         return start
 
-    def tune(place: str, scheme: str, seeds: int = 1, rates: Sequence[float] = RATES, **extra: object) -> None:
+    def tune(place: str, scheme: str, seeds: int = 1, rates: Sequence[float] = RATES, **extra: Any) -> None:
         """Rates by octaves until the best is interior; seeds more at that."""
         start = add(place, scheme, rates[0], **extra)
         losses = read_losses([run for name, run in known.items() if name.startswith(start)])
@@ -69,15 +74,21 @@ def plan(known: Summaries) -> Grid:
         for ceiling in CEILINGS.values():
             tune(place, f"geonorm({SETTINGS[place][1]}, {ceiling})")
         # is saturation the clamp's doing, or that of weights that grow?
-        tune(place, f"geonorm({SETTINGS[place][1]})", optim__hold_norms=("o", "down"))
+        for mark, roles in HELD.items():
+            tune(place, f"geonorm({SETTINGS[place][1]})", mark=mark, optim__hold_norms=roles)
     for place in TELLING:
         for ceiling in CEILINGS.values():
             tune(place, f"geonorm({SETTINGS[place][1]}, {ceiling})", seeds=2)
-        tune(place, f"geonorm({SETTINGS[place][1]})", seeds=2, optim__hold_norms=("o", "down"))
     for place in SETTINGS:
         for ceiling in FEWER:
             tune(place, f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})", rates=RATES[:2])
     for place in TELLING:
         for ceiling in FEWER:
-            tune(place, f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})", rates=RATES[:2], model__layers=12)
+            tune(
+                place,
+                f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})",
+                rates=RATES[:2],
+                mark="-layers",
+                model__layers=12,
+            )
     return grid

@@ -19,20 +19,23 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from cells import Cells, Runs, read_clamped, read_runs, write
 from rates import read_losses
-from runs import CEILINGS, RATES, SETTINGS
+from runs import CEILINGS, HELD, RATES, SETTINGS
 
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import looks, rate, signed
 from geonorm.report.vega import Axis, Chart
 
-BASE, HELD = "pi/4", "pi/4, norms held"
+BASE = "pi/4"
+NAMES = {"-hold_norms": "pi/4, norms held", "-hold_norms-all": "pi/4, all norms held"}
+"""Of runs with norms held, by the mark in their names."""
 Shares = Mapping[str, Mapping[int, float]]
 
 
 def label(run: Mapping[str, Any], place: str) -> str:
     """The ceiling of a run in that setting."""
-    if "-hold_norms-" in run["run"]:
-        return HELD
+    for mark in HELD:
+        if f"{mark}-lr" in run["run"]:
+            return NAMES[mark]
     fields = SETTINGS[place][1]
     return next(name for name, words in CEILINGS.items() if run["scheme"] == f"geonorm({fields}, {words})")
 
@@ -69,9 +72,13 @@ def tabulate_held(settings: Cells, clamped: Shares) -> list[str]:
     how often as long `o` is at the end as at the first evaluation, and its angle per step half-way."""
     lines = []
     for setting, runs in settings.items():
-        if HELD not in {run["scheme"] for run in runs}:
+        if not {run["scheme"] for run in runs} & set(NAMES.values()):
             continue
-        own = [run for run in runs if run["scheme"] in (BASE, HELD) and run["seed"] == 0 and run["run"] in clamped]
+        own = [
+            run
+            for run in runs
+            if run["scheme"] in (BASE, *NAMES.values()) and run["seed"] == 0 and run["run"] in clamped
+        ]
         for run in sorted(own, key=lambda run: (run["lr"], run["scheme"])):
             shares = list(clamped[run["run"]].values())
             picked = [shares[0], shares[(len(shares) - 1) // 2], shares[-1]]
@@ -99,9 +106,9 @@ def draw_course(setting: str, runs: Runs, clamped: Shares) -> Chart | None:
     """The clamped share over training, held and free."""
     own = {
         f"{rate(run['lr'])} {run['scheme']}": clamped[run["run"]]
-        for run in runs if run["scheme"] in (BASE, HELD) and run["seed"] == 0 and run["run"] in clamped
+        for run in runs if run["scheme"] in (BASE, *NAMES.values()) and run["seed"] == 0 and run["run"] in clamped
     }  # fmt: skip
-    if HELD not in {run["scheme"] for run in runs} or not own:
+    if not own or not {run["scheme"] for run in runs} & set(NAMES.values()):
         return None
     x = Axis.around([step for shares in own.values() for step in shares], title="optimizer step")
     chart = Chart(
