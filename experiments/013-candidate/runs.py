@@ -19,10 +19,12 @@ COMMON = settings(
 """The regime `plain` of 016, of which it takes the rows KNOWN."""
 KNOWN = ("pre", "pre(entry=embedding)", "geonorm", "geonorm(update=unit)", "nag")
 VARIANTS = (
-    "decay=sqrt", "decay=0.75", "alpha=0.5", "max_angle=pi", "alpha=2, max_angle=pi/2", "learn=step",
-    "decay=sqrt, learn=step", "decay=sqrt, index=sublayer",
+    "decay=sqrt", "decay=0.75", "alpha=0.5", "max_angle=pi", "alpha=2, max_angle=pi/2",
+    "alpha=pi/4, max_angle=pi, learn=step", "alpha=pi/4, max_angle=pi, decay=sqrt, learn=step",
+    "decay=sqrt, index=sublayer",
 )  # fmt: skip
-"""Of GeoNorm with a unit tangent, which turns a token of block t by alpha decay(t) min(1, max_angle)."""
+"""Of GeoNorm with a unit tangent, which turns a token of block t by alpha decay(t) min(1, max_angle), pi/4 / t without
+fields. Learned steps begin there, too, with room above: at the ceiling a step has no gradient."""
 RIVALS = ("peri", "deepnorm", "keel", "lns")
 RATES = (6e-3, 3e-3, 1.2e-2)
 SEEDS = 2
