@@ -43,7 +43,8 @@ def name_cell(write: str, decay: str, ceiling: str, equal: bool = False) -> str:
 
 
 def plan(known: Summaries) -> Grid:
-    """Every cell at both rates with the controls, decays at equal sums, then a second seed for half of the cells."""
+    """Every cell at both rates with the controls; at the higher, decays at equal sums, and a second seed for a quarter
+    of the cells."""
     grid: dict[str, list[str]] = {}
 
     def add(scheme: str, rate: float, seed: int = 0) -> None:
@@ -56,11 +57,9 @@ def plan(known: Summaries) -> Grid:
             add(name_cell(*cell), rate)
         for scheme in CONTROLS:
             add(scheme, rate)
-    for rate in RATES:  # at the harmonic's summed step, with the ceiling
-        for write, decay in product(WRITES, DECAYS):
-            if decay != "harmonic":
-                add(name_cell(write, decay, "ceiling", equal=True), rate)
-    for cell in cells:  # the noise, by half of them
-        if cell[1] in ("constant", "harmonic"):
-            add(name_cell(*cell), RATES[1], 1)
+    for write, decay in product(WRITES, DECAYS):  # at the harmonic's summed step, with the ceiling
+        if decay != "harmonic":
+            add(name_cell(write, decay, "ceiling", equal=True), RATES[1])
+    for write, decay in product(WRITES, ("constant", "harmonic")):  # the noise
+        add(name_cell(write, decay, "ceiling"), RATES[1], 1)
     return grid

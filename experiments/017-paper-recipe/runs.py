@@ -80,7 +80,7 @@ def plan(known: Summaries) -> Grid:
     for rate in OCTAVES[:2]:  # the sign at the paper's rate and at half of it, first of all
         for scheme in CELLS:
             wanted.add(scheme, rate)
-    best = {scheme: rate for scheme in CELLS for rate in tune(wanted, scheme, half=True)}
+    best = {scheme: rate for scheme in CELLS for rate in tune(wanted, scheme, half=scheme in CELLS[:2])}
     for seed in range(5):
         for scheme, rate in best.items():
             if seed < SEEDS[scheme]:
@@ -93,18 +93,17 @@ def plan(known: Summaries) -> Grid:
         for rate in tune(wanted, scheme, OCTAVES[:2]):
             for seed in range(3):
                 wanted.add(scheme, rate, seed)
-    add_parts(wanted, 0)
+    add_parts(wanted)
     for scheme in CELLS[:2]:
         for rate in tune(wanted, scheme, OCTAVES[:2], data="latex"):
             for seed in range(3):
                 wanted.add(scheme, rate, seed, data="latex")
-    add_parts(wanted, 1)
     return wanted.grid
 
 
-def add_parts(wanted: Wanted, seed: int) -> None:
+def add_parts(wanted: Wanted) -> None:
     """At the two rates between which the sign turns: what is compared has one rate."""
     for gains, schemes in ((False, PARTS["no gains"]), (True, PARTS["gains"])):
         for scheme in schemes:
             for rate in OCTAVES[:2]:
-                wanted.add(scheme, rate, seed, gains=gains)
+                wanted.add(scheme, rate, gains=gains)
