@@ -28,7 +28,8 @@ OCTAVES = (PAPER, PAPER / 2, PAPER / 4)
 SMOOTH = "geonorm(entry=embedding, retraction=0.5, max_angle=pi)"
 CELLS = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
 SEEDS = dict(zip(CELLS, (5, 5, 3, 3), strict=True))
-OTHERS = (SMOOTH, *(f"{name}(entry=embedding)" for name in ("peri", "post", "deepnorm", "sandwich")))
+UNIT = "geonorm(entry=embedding, update=unit)"
+OTHERS = (UNIT, SMOOTH, *(f"{name}(entry=embedding)" for name in ("peri", "post", "deepnorm", "sandwich")))
 PARTS = {
     "no gains": ("pre(entry=embedding)", "geonorm(entry=embedding)", "geonorm(entry=embedding, input=norm)"),
     "gains": ("pre(entry=embedding, input=raw)", "geonorm(entry=embedding, input=norm)"),
@@ -78,7 +79,7 @@ def tune(wanted: Wanted, scheme: str, start: tuple[float, ...] = OCTAVES, half: 
 def plan(known: Summaries) -> Grid:
     wanted = Wanted(known)
     for rate in OCTAVES[:2]:  # the sign at the paper's rate and at half of it, first of all
-        for scheme in CELLS:
+        for scheme in (*CELLS, UNIT):
             wanted.add(scheme, rate)
     best = {scheme: rate for scheme in CELLS for rate in tune(wanted, scheme, half=scheme in CELLS[:2])}
     for seed in range(5):
