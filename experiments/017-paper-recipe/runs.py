@@ -81,6 +81,8 @@ def plan(known: Summaries) -> Grid:
     for rate in OCTAVES[:2]:  # the sign at the paper's rate and at half of it, first of all
         for scheme in (*CELLS, UNIT):
             wanted.add(scheme, rate)
+    for seed in range(1, 3):
+        wanted.add(UNIT, OCTAVES[1], seed)
     best = {scheme: rate for scheme in CELLS for rate in tune(wanted, scheme, half=scheme in CELLS[:2])}
     for seed in range(5):
         for scheme, rate in best.items():
