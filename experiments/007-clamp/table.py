@@ -102,21 +102,23 @@ def tabulate_held(settings: Cells, clamped: Shares) -> list[str]:
     return markdown_lines(titles, lines) if lines else []
 
 
-def draw_course(setting: str, runs: Runs, clamped: Shares) -> Chart | None:
-    """The clamped share over training, held and free."""
-    own = {
-        f"{rate(run['lr'])} {run['scheme']}": clamped[run["run"]]
-        for run in runs if run["scheme"] in (BASE, *NAMES.values()) and run["seed"] == 0 and run["run"] in clamped
-    }  # fmt: skip
-    if not own or not {run["scheme"] for run in runs} & set(NAMES.values()):
-        return None
-    x = Axis.around([step for shares in own.values() for step in shares], title="optimizer step")
-    chart = Chart(
-        setting, x, Axis(0, 1, title="clamped share of site-tokens"), looks(list(own)), "Seed 0.", own_legend=True
-    )
-    for name, shares in own.items():
-        chart.line(name, list(shares.items()))
-    return chart
+def draw_courses(setting: str, runs: Runs, clamped: Shares) -> list[Chart]:
+    """The clamped share over training, held and free: a chart for each rate."""
+    kinds, shared = (BASE, *NAMES.values()), looks([BASE, *NAMES.values()])
+    own = [run for run in runs if run["scheme"] in kinds and run["seed"] == 0 and run["run"] in clamped]
+    charts = []
+    for lr in sorted({run["lr"] for run in own}):
+        lines = {run["scheme"]: clamped[run["run"]] for run in own if run["lr"] == lr}
+        if len(lines) < 2:
+            continue
+        x = Axis.around([step for shares in lines.values() for step in shares], title="optimizer step")
+        y = Axis(0, 1, title="clamped share of site-tokens")
+        chart = Chart(f"{setting}, {rate(lr)}", x, y, shared, "Seed 0.", height=160)
+        for name in kinds:
+            if name in lines:
+                chart.line(name, list(lines[name].items()))
+        charts.append(chart)
+    return charts
 
 
 def main(experiment: Path) -> None:
@@ -124,7 +126,7 @@ def main(experiment: Path) -> None:
     parts = ["## By rate\n\nSeed 0.\n\n" + "\n".join(tabulate_rates(settings))]
     if held := tabulate_held(settings, clamped):
         parts.append("## Norms held\n\n" + "\n".join(held))
-    courses = [chart for setting, runs in settings.items() if (chart := draw_course(setting, runs, clamped))]
+    courses = [chart for setting, runs in settings.items() for chart in draw_courses(setting, runs, clamped)]
     write(experiment, settings, parts, {"course": courses})
 
 
