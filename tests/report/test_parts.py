@@ -19,7 +19,7 @@ from geonorm.report.checks import limits
 from geonorm.report.runs import load, read_run
 from geonorm.report.style import COLOURS, figures, looks, memory, rate, si, signed
 from geonorm.report.tables import LIMITS, fitted_minimum, headline, markdown, text_lines, verdict
-from geonorm.report.vega import Axis, Chart
+from geonorm.report.vega import Axis, Chart, figure
 
 MakeRun = Callable[..., Path]
 
@@ -267,6 +267,19 @@ def test_words_for_p_holm_moderation_and_fits() -> None:
     assert fitted_minimum(alone | {"fit": fit}) == "3.1000 ± 0.0040 at 0.0061" and fitted_minimum(alone) == "–"
     outside = fit | {"loss": None, "problem": "the minimum lies above the highest, 0.012"}
     assert fitted_minimum(alone | {"fit": outside}) == "the minimum lies above the highest, 0.012"
+
+
+def test_a_series_looks_the_same_in_all_charts_of_a_figure_and_like_no_other() -> None:
+    """Vega has one scale of colours for all charts, that of the first: a series that is not in it took another's."""
+    charts = []
+    for names in (["pre", "a"], ["b", "a"]):
+        chart = Chart("", Axis(0, 1), Axis(0, 1), looks(names))
+        for name in names:
+            chart.line(name, [(0.0, 0.0), (1.0, 1.0)])
+        charts.append(chart)
+    scales = [part["layer"][0]["encoding"]["color"]["scale"] for part in figure(charts)["concat"]]
+    assert scales[0] == scales[1] and scales[0]["domain"] == ["pre", "a", "b"]
+    assert len(set(scales[0]["range"])) == 3 and looks(["pre", "a"])["a"].light == looks(["b", "a"])["b"].light
 
 
 def test_an_outline_alone_is_not_in_the_legend() -> None:

@@ -7,7 +7,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape, unescape
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,7 @@ from textwrap import wrap
 from typing import Any
 
 from ..errors import GeonormError, unknown
-from .style import COLOURS, GREYS, Look
+from .style import COLOURS, GREYS, Look, looks
 
 Spec = dict[str, Any]
 PAPER, TEXT, SOFT, GRID = (light for light, _ in GREYS)
@@ -243,7 +243,9 @@ class Chart:
 def figure(charts: Sequence[Chart], caption: str = "", columns: int = 2, title: str = "") -> Spec:
     """Charts side by side as one figure for print: titles, one legend, the caption and what one sees below it."""
     parts, beside = [], {series for chart in charts if chart.y for series in chart.shown}
+    shared = share_looks([chart.looks for chart in charts])
     for chart in charts:
+        chart = replace(chart, looks=shared)
         words = wrap(chart.note, 78 if len(charts) > 1 else 96) if len(charts) < 5 else []
         parts.append(chart.spec(beside=beside) | {"title": {"text": chart.title, "subtitle": words}})
     whole: Spec = {"concat": parts, "columns": min(columns, len(parts)), "spacing": 28} if len(parts) > 1 else parts[0]
@@ -252,6 +254,17 @@ def figure(charts: Sequence[Chart], caption: str = "", columns: int = 2, title: 
     elif caption:
         whole["title"]["subtitle"] = [*wrap(caption, 96), *whole["title"]["subtitle"]]
     return whole | {"config": CONFIG}
+
+
+def share_looks(each: Sequence[Mapping[str, Look]]) -> Mapping[str, Look]:
+    """One look for each series of all charts: their own, or others where two series would look alike. Charts of one
+    figure have one scale of colours, which would else be that of the first."""
+    found: dict[str, Look] = {}
+    for own in each:
+        for series, look in own.items():
+            found.setdefault(series, look)
+    apart = len({(look.light, look.dash) for look in found.values()}) == len(found)
+    return found if apart or all(own == found for own in each) else looks(list(found))
 
 
 def figure_specs(drawn: Mapping[str, Sequence[Chart]], caption: str, columns: int = 2) -> dict[str, Spec]:
