@@ -1,27 +1,16 @@
-"""What experiments make of their results: tables, figures, differences, on planted numbers."""
+"""What experiments make of their results: tables and figures, on planted numbers."""
 
 from __future__ import annotations
 
 import json
-import random
 import runpy
-import sys
 from itertools import product
-from math import log10
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-PARAMETERS = {"48": 182_000, "64": 329_000, "96": 865_000}
-"""By width, of those of 010."""
-ROOT = Path(__file__).parents[1] / "experiments"
-
-
-def table_of(experiment: str) -> dict[str, Any]:
-    """What its table.py defines, which imports the plan beside it by a name that other experiments have too."""
-    sys.modules.pop("runs", None)
-    return runpy.run_path(str(ROOT / experiment / "table.py"))
+from .made import ROOT, table_of
 
 
 def test_tables_and_figures_of_016(tmp_path: Path) -> None:
@@ -51,22 +40,6 @@ def test_tables_and_figures_of_016(tmp_path: Path) -> None:
     assert adjusted == pytest.approx(2 * p, rel=0.05)  # of equal p, the smaller counts twice
     assert "| nag | +0.200 (+0.195 to +0.205) |" in text
     assert (tmp_path / "figures" / "differences.svg").exists() and (tmp_path / "figures" / "rates.svg").exists()
-
-
-def test_a_unit_tangent_is_told_by_regime_and_over_those_with_adamw() -> None:
-    """Planted less GeoNorm: -0.02 and -0.04 with 0.01 between two seeds of each, and +0.5 under Muon, which is not in
-    the mean: -0.03, and of a variance of 5e-5 and two seeds twice an error of 0.0035."""
-    made = table_of("016-streams")
-    losses = {}
-    for cell, gap in (("plain", -0.02), ("zero", -0.04), ("modern", 0.5)):
-        unit, plain, base = made["UNIT"][cell]
-        losses[cell, unit] = {0: 3 + gap - 0.005, 1: 3.3 + gap + 0.005}
-        losses[cell, plain] = losses[cell, base] = {0: 3.0, 1: 3.3, 2: 3.1}
-    told = made["tell_unit"](losses)
-    assert "| zero | geonorm | −0.040 (−0.104 to +0.024) | 0.079 | 2 |" in told
-    mean = next(line for line in told if line.startswith("| all 2 with AdamW | geonorm |"))
-    low, high = -0.03 - 4.303 * 0.00354, -0.03 + 4.303 * 0.00354
-    assert mean.split(" | ")[2] == f"−0.030 (−{-low:.3f} to −{-high:.3f})"
 
 
 def test_tables_and_figures_of_007(tmp_path: Path) -> None:
@@ -126,116 +99,6 @@ def test_tables_and_figures_of_019(tmp_path: Path) -> None:
     assert (tmp_path / "figures" / "rates.svg").exists()
 
 
-def test_the_candidate_of_013_is_the_lowest_variant_by_the_seeds_that_all_have(tmp_path: Path) -> None:
-    """Planted: `nag` of 016 is lowest by a third seed, which a variant here has not got; by the first two it is not."""
-    other = tmp_path / "016"
-    other.mkdir()
-    rows: dict[Path, list[dict[str, Any]]] = {tmp_path: [], other: []}
-    for scheme, place, losses in (
-        ("pre", "plain-pre", (3.7, 3.71, 3.72)),
-        ("nag", "plain-nag", (3.69, 3.70, 3.0)),
-        ("mhc", "plain-mhc", (1.0, 1.0, 1.0)),
-        ("geonorm(decay=sqrt, update=unit)", "select-sqrt", (3.68, 3.69)),
-        ("keel", "select-keel", (3.60, 3.61)),
-    ):
-        for seed, loss in enumerate(losses):
-            row = {"run": f"{place}-lr0.006-seed{seed}", "scheme": scheme, "lr": 6e-3, "seed": seed}
-            rows[other if place.startswith("plain") else tmp_path].append(
-                row | {"status": "finished", "val_loss": loss}
-            )
-    for folder, own in rows.items():
-        (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
-    table_of("013-candidate")["main"](tmp_path, other)
-    text = (tmp_path / "table.md").read_text()
-    candidates = text[text.index("## Candidates") :].splitlines()[4:]
-    assert candidates == [
-        "| geonorm(decay=sqrt, update=unit) | 3.6850 | 3.6800, 3.6900 |", "| nag | 3.6950 | 3.6900, 3.7000 |",
-    ]  # fmt: skip
-    assert "| keel | 2 |" in text and "mhc" not in text
-
-
-def test_effects_of_020_are_means_over_rates_under_a_common_spread(tmp_path: Path) -> None:
-    """Planted: input=norm 0.1 below the rule at one rate and 0.02 above it at the other; seeds differ by 0.01 in every
-    pair, so that all spreads agree and are pooled: 3 x 2 degrees of freedom of a variance of 5e-5."""
-    rows, traces = [], ["run,step,clamped"]
-    for scheme, at in (
-        ("geonorm(entry=embedding)", (0.0, 0.0)),
-        ("geonorm(entry=embedding, input=norm)", (-0.1, 0.02)),
-        ("geonorm(entry=embedding, alpha=2)", (0.3, 0.3)),
-        ("geonorm", (0.0, 0.0)),
-    ):
-        for lr, plus in zip((6e-3, 1.2e-2), at, strict=True):
-            for seed in (0, 1):
-                loss = 4 + plus + 0.5 * seed + (0.01 * seed if scheme != "geonorm(entry=embedding)" else 0.0)
-                name = f"{len(rows)}-lr{lr:g}-seed{seed}"
-                rows.append(
-                    {"run": name, "scheme": scheme, "lr": lr, "seed": seed, "status": "finished", "val_loss": loss}
-                )
-                traces += [f"{name},{step},{share}" for step, share in ((1, 1.0), (2, 0.4), (2, 0.6))]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "traces.csv").write_text("\n".join(traces) + "\n")
-    made = table_of("020-fields")
-    made["main"](tmp_path)
-    text = (tmp_path / "table.md").read_text()
-    assert "4.2500 at 6e-3, 4.2500 at 1.2e-2; 50% of the site-tokens clamped" in text
-    assert (
-        "| `input=norm` | −0.095, 2 | +0.025, 2 | −0.035 (" in text and "| `alpha=2` | +0.305, 2 | +0.305, 2 |" in text
-    )
-    effects = {effect.field: effect.found for effect in made["judge"](made["read_pairs"](rows))}
-    assert effects["input=norm"].df == 6 and effects["input=norm"].error == pytest.approx((5e-5 / 4) ** 0.5)
-    assert effects["entry=sphere"].difference == pytest.approx(0.005)
-    assert all((tmp_path / "figures" / f"{name}.svg").exists() for name in ("fields", "rates"))
-
-
-def test_effects_of_008_are_those_that_were_planted(tmp_path: Path) -> None:
-    """Tangential 0.1 above add, constant 0.2 above harmonic, and 0.04 more for the two together; a ceiling takes 0.03
-    off. Noise of 0.005 between runs, none of it an effect of its own; one run diverged."""
-    sys.modules.pop("runs", None)
-    made = runpy.run_path(str(ROOT / "008-parts" / "effects.py"))
-    draw = random.Random(0)
-    rows = []
-    for write, decay, ceiling, lr, seed in product(
-        made["WRITES"], made["DECAYS"], made["CEILINGS"], made["RATES"], (0, 1)
-    ):
-        both = write == "tangent" and decay == "constant"
-        loss = (
-            3 + 0.1 * (write == "tangent") + 0.2 * (decay == "constant") + 0.04 * both - 0.03 * (ceiling == "ceiling")
-        )
-        lost = (write, decay, lr, seed) == ("add", "sqrt", 3e-3, 1)
-        rows.append(
-            {"run": f"{write}-{decay}-{ceiling}-lr{lr:g}-seed{seed}", "lr": lr,
-             "scheme": made["name_cell"](write, decay, ceiling),
-             "seed": seed, "status": "diverged" if lost else "finished", "grad_spikes": 3,
-             "val_loss": None if lost else loss + draw.gauss(0, 0.005)}
-        )  # fmt: skip
-    rows.append({**rows[0], "scheme": "lns", "val_loss": 3.5})
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made["main"](tmp_path)
-    text = (tmp_path / "effects.md").read_text()
-    assert text.startswith("126 runs of the crossed cells, 2 more that did not finish.")
-    cells = [(cell, run) for cell, run in made["read_cells"](rows) if run["val_loss"] is not None]
-    fit = made["Fit"]([cell for cell, _ in cells], [run["val_loss"] for _, run in cells])
-    expected = {
-        ("write", "tangent"): 0.11,
-        ("write", "geodesic"): 0,
-        ("decay", "constant"): 0.21,
-        ("ceiling", "ceiling"): -0.03,
-    }
-    for (factor, level), value in expected.items():
-        found = fit.effect(factor, level)
-        width = found.high - found.low  # four standard errors
-        assert abs(found.value - value) < width and width < 0.011, (factor, level)
-    together = fit.interaction(("write", "decay"), ("tangent", "constant"))
-    assert together.low < 0.04 < together.high and together.p < 1e-6
-    assert fit.test(("write", "decay")) < 1e-6 and fit.test(("decay", "ceiling")) > 0.01
-    assert (
-        "| write x decay |" in text and "| – | tangent, constant | +0.03" in text and "| `lns` | 3.5000 | – |" in text
-    )
-    assert (tmp_path / "figures" / "cells.svg").exists()
-    with pytest.raises(SystemExit, match="whole cells are missing"):
-        made["Fit"]([cell for cell, _ in cells if cell["decay"] != "linear"], [0.0] * 94)
-
-
 def test_tables_of_012_say_what_depth_is_worth(tmp_path: Path) -> None:
     """Planted: `pre` gains 0.1 by each step of depth, equal angles nothing; blocks are used as t^-2, gradients t^-1."""
     rows, probes = [], ["run,step,layer,kind,attn_logit,update_norm,angle,grad_norm,worth"]
@@ -287,41 +150,6 @@ def test_tables_of_018_pair_the_norms(tmp_path: Path) -> None:
     assert "| 4 | 2 of 2 | +0.031 | +0.041 | +0.021 | – | – |" in lines
     drawn = (tmp_path / "figures" / "differences.svg").read_text()
     assert "Width 4" in drawn and "Width 64" in drawn
-
-
-@pytest.mark.parametrize("experiment", ["009-tokens", "010-size"])
-def test_trends_are_told_within_a_seed(experiment: str, tmp_path: Path) -> None:
-    """Planted: the loss falls by 0.3 a decade of tokens (or parameters), the scheme's difference by 0.1 with seed 0 and
-    0.2 with seed 1; the rate in the middle is best, and a run that the plan does not have is left out."""
-    plan = runpy.run_path(str(ROOT / experiment / "runs.py"))["plan"]
-    grid = {name: words for name, words in plan({}).items() if "books-" in name or experiment == "010-size"}
-    rows = []
-    for name, words in grid.items():
-        scheme, steps, width = (words[words.index(f"--{key}") + 1] for key in ("scheme", "steps", "model.width"))
-        if "entry=embedding" not in scheme:
-            continue
-        middle = sorted({n.rpartition("-lr")[2] for n in grid if n.rpartition("-lr")[0] == name.rpartition("-lr")[0]},
-                        key=lambda end: float(end.partition("-")[0]))[1]  # fmt: skip
-        decade = log10(int(steps) / 2000 if experiment == "009-tokens" else PARAMETERS[width] / PARAMETERS["48"])
-        for seed in (0, 1) if name.endswith(middle) else (0,):
-            loss = 4 - 0.3 * decade + 0.01 * seed + 0.5 * (not name.endswith(middle))
-            gap = 0.05 - 0.1 * (1 + seed) * decade if scheme.startswith("geonorm") else 0.0
-            rows.append(
-                {"run": f"{name[:-1]}{seed}", "scheme": scheme, "seed": seed, "status": "finished",
-                 "lr": float(name.rpartition("-lr")[2].partition("-")[0]), "val_loss": loss + gap,
-                 "parameters": PARAMETERS[width], "tokens": int(steps) * 512, "tokens_per_second": 1000.0}
-            )  # fmt: skip
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {**rows[0], "run": "x"}]))
-    (tmp_path / "runs.py").write_text(
-        f"import runpy\nglobals().update(runpy.run_path({str(ROOT / experiment / 'runs.py')!r}))"
-    )
-    made = runpy.run_path(str(ROOT / "trends.py"))
-    assert made["main"](tmp_path) == 0
-    text = (tmp_path / "trends.md").read_text()
-    assert "| geonorm(entry=embedding) | " in text and "| 2 | −0.1500 (" in text and "sphere" not in text
-    assert len(list((tmp_path / "figures").glob("trend-*raw-entry.svg"))) == 1
-    (tmp_path / "results.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    assert made["main"](tmp_path) == 2
 
 
 def test_tables_of_011(tmp_path: Path) -> None:
@@ -401,40 +229,6 @@ def test_tables_and_figures_of_014(tmp_path: Path) -> None:
     drawn = [(tmp_path / "figures" / f"{name}.svg").read_text() for name in ("rates", "depth")]
     assert all("geonorm" in text and "pre" in text for text in drawn)
     assert "Loss of masked tokens" in drawn[0] and "Gradient over depth" in drawn[1]
-
-
-def test_differences_at_equal_rates_are_paired_and_moderated(tmp_path: Path) -> None:
-    """Two pairs at one rate, two at another, one at a third; a seed without a twin is in no pair. Equal spreads are
-    pooled: sd 0.01 with two degrees of freedom, t = 4.303."""
-    losses = {
-        "pre": {(1e-3, 0): 3.0, (1e-3, 1): 3.1, (2e-3, 0): 3.2, (2e-3, 1): 3.2, (4e-3, 0): 3.4, (4e-3, 1): 9.0},
-        "geonorm": {(1e-3, 0): 3.1, (1e-3, 1): 3.2 + 0.02**0.5 / 10, (2e-3, 0): 3.0, (2e-3, 1): 3.0 + 0.02**0.5 / 10,
-                    (4e-3, 0): 3.4, (8e-3, 0): 1.0},
-    }  # fmt: skip
-    runs = [
-        {"run": f"books-{s}-lr{lr:g}-seed{n}", "scheme": s, "lr": lr, "seed": n, "val_loss": loss, "status": "finished"}
-        for s, found in losses.items()
-        for (lr, n), loss in found.items()
-    ]
-    made = runpy.run_path(str(ROOT / "curves.py"))
-    gaps = {gap.lr: gap for gap in made["compare_at_rates"](runs, "pre")}
-    half = 0.02**0.5 / 20
-    assert {lr: gap.mean for lr, gap in gaps.items()} == pytest.approx({1e-3: 0.1 + half, 2e-3: -0.2 + half, 4e-3: 0})
-    assert gaps[1e-3].moderated[1] - gaps[1e-3].mean == pytest.approx(4.3027 * 0.01 / 2**0.5, rel=1e-3)
-    assert gaps[1e-3].own[1] - gaps[1e-3].mean == pytest.approx(12.706 * 0.01 / 2**0.5, rel=1e-3)
-    assert gaps[4e-3].moderated[1] == pytest.approx(4.3027 * 0.01, rel=1e-3) and list(gaps[4e-3].pairs) == [0]
-    assert gaps[4e-3].own is None
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
-    made["main"](tmp_path, "pre", ["geonorm"])
-    written = (tmp_path / "rates.md").read_text()
-    assert "| `geonorm` | 8e-3 | 1 | 1.0000 | – | – |" in written
-    assert "| `geonorm` | last | 8e-3 | 1.0000 | −2.000, 1 |" in written
-    assert "| `pre` | last | 1e-3 | 3.0000, 3.1000 | – |" in written
-    assert (
-        "| `pre` | last |" in written.rpartition("parabolas")[2] and "averaged" not in written
-    )  # a parabola has its minimum among three rates
-    assert "at the same rate" in (tmp_path / "figures" / "rates.svg").read_text()
-    assert made["main"](tmp_path, "pre", ["post"]) == 2
 
 
 def test_geometry_of_014_is_told_by_scheme_and_rate() -> None:

@@ -1,0 +1,114 @@
+"""Scripts of experiments: what carries out a plan and keeps what it found, and what they say to wrong words."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import runpy
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "experiments"
+
+
+def test_a_branch_waits_for_its_trunk_and_does_without_one_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a trunk on record alone there is no folder: its branch is trained from the first step."""
+    own = runpy.run_path(str(ROOT / "programme.py"))
+    done: list[list[str]] = []
+
+    def trains(command: list[str], check: bool) -> Any:
+        out = Path(command[-1])
+        done.append(command[4:-2])
+        out.mkdir(parents=True)
+        (out / "config.yaml").touch()
+        (out / "summary.json").write_text(json.dumps({"status": "finished", "val_loss": 1.0}))
+        return type("Done", (), {"returncode": 0})
+
+    monkeypatch.setattr("subprocess.run", trains)
+    (tmp_path / "results.jsonl").write_text(json.dumps({"run": "kept", "val_loss": 1.0}) + "\n")
+    grid = {
+        "long": ["--steps", "4", "--branch", "short"],
+        "short": ["--steps", "2"],
+        "longer": ["--steps", "9", "--branch", "kept"],
+    }
+    assert own["carry_out"](tmp_path, lambda known: grid, tmp_path / "out") == 0
+    assert done == [["--steps", "2"], ["--steps", "4", "--branch", str(tmp_path / "out" / "short")], ["--steps", "9"]]
+
+
+def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
+    """Of a step that was trained twice the later row; every 500 steps their mean loss; the turning of evaluations; and
+    a run that is on record stays as it is when its folder is gone."""
+    own = runpy.run_path(str(ROOT / "programme.py"))
+    run = tmp_path / "out" / "b-lr1-seed0"
+    run.mkdir(parents=True)
+    (run / "summary.json").write_text(json.dumps({"status": "finished", "val_loss": 1.5}))
+    turned = {"angle_o": 0.123456, "norm_o": 2.0, "angle_down": 0.25, "norm_down": 3.0, "val_loss": 1.5}
+    metrics = [{"step": 500, "loss": 9.0, "val_loss": 9.0}]
+    metrics += [{"step": n, "loss": 2.0 if n > 500 else 4.0, **(turned if n == 600 else {})} for n in range(1, 1001)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    (run / "trace.jsonl").write_text(json.dumps({"step": 600, "layer": 0, "kind": "mlp", "clamped": 0.5}) + "\n")
+    (tmp_path / "results.jsonl").write_text(json.dumps({"run": "a", "val_loss": 1.0}) + "\n")
+    own["keep"](tmp_path, tmp_path / "out")
+    first, second = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
+    assert first == {"run": "a", "val_loss": 1.0} and second["run"] == "b-lr1-seed0"
+    assert second["course"] == [[600, 1.5]] and second["train"] == [[500, 4.0], [1000, 2.0]]
+    assert second["turning"] == [[600, 0.12346, 2.0, 0.25, 3.0]]
+    head, line = (tmp_path / "traces.csv").read_text().splitlines()
+    assert head.startswith("run,step,") and line.startswith("b-lr1-seed0,600,,0,mlp,0.5,")
+
+
+WRONG = {
+    "no experiment": ("programme.py", ["run", "nowhere", "out"], "nowhere has no runs.py"),
+    "no folder of runs": ("programme.py", ["keep", "017-paper-recipe"], "keep needs OUT"),
+    "no results": ("curves.py", ["018-norms", "pre", "geonorm"], "018-norms has no results.jsonl"),
+    "no such scheme": ("curves.py", ["017-paper-recipe", "pre", "nobody"], "has no runs of nobody on books"),
+    "no traces": ("clamp.py", ["003-zoo"], "003-zoo has no traces.csv"),
+    "no run with a ceiling": ("clamp.py", ["017-paper-recipe", "nowhere"], "has no such runs, or none with a ceiling"),
+    "no words": ("heads.py", [], "the following arguments are required: OUT.csv, RUN"),
+    "no run that has finished": ("probed.py", ["012-depth", "nowhere"], "nowhere holds no run that has finished"),
+    "no table": ("heads.py", ["runs/a", "runs/b"], "runs/a is no .csv in a folder that is there"),
+    "no run": ("heads.py", ["heads.csv", "nowhere"], "nowhere has no config.yaml: name the folder of a run"),
+    "no comparison": (
+        "collect.py",
+        ["nowhere", "001-placement-on-cpu"],
+        "nowhere has no results.json: name the folder",
+    ),
+    "nothing collected": ("collect.py", ["018-norms"], "018-norms has no results.jsonl: name the folder of a comp"),
+    "no experiment's folder": ("collect.py", ["nowhere"], "nowhere has no README.md"),
+    "none of the runs": ("014-beyond-decoders/geometry.py", ["nowhere"], "nowhere holds none of the runs"),
+    "no sources": ("015-conversion/runs.py", ["run", "nowhere", "out"], "nowhere lacks books-pre"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_words_are_answered_in_a_line(
+    what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script, words, said = WRONG[what]
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.argv", [script, *(str(tmp_path / word) if word == "out" else word for word in words)])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    assert left.value.code == 2 and said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_scripts_of_experiments_import_what_there_is() -> None:
+    """Most of them run for hours and are read by no other test."""
+    names = [
+        (file, node.module, alias.name)
+        for file in [*ROOT.glob("*.py"), *ROOT.glob("*/*.py")]
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("geonorm")
+        for alias in node.names
+    ]
+    assert len(names) > 50
+    for file, module, name in names:
+        found = importlib.import_module(str(module))
+        assert hasattr(found, name) or (hasattr(found, "__path__") and find_spec(f"{module}.{name}")), (file, name)
