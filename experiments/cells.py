@@ -116,10 +116,11 @@ def write(
     parts: Sequence[str] = (),
     more: Mapping[str, Sequence[Chart]] = {},
     clamped: Clamped | None = None,
+    judged: Mapping[Any, Sequence[Row]] | None = None,
 ) -> None:
     """table.md: a table for each cell, then these parts. figures/: differences, loss against rate, and these. clamped:
-    where runs of another experiment are among them."""
-    judged, clamped = judge(cells), read_clamped(experiment) if clamped is None else clamped
+    where runs of another experiment are among them. judged: where p is not adjusted for all cells together."""
+    judged, clamped = judged or judge(cells), read_clamped(experiment) if clamped is None else clamped
     tables = [f"## {cell}\n\n" + "\n".join(tabulate(cells[cell], rows, clamped)) for cell, rows in judged.items()]
     (experiment / "table.md").write_text("\n\n".join([*tables, *parts]) + "\n", encoding="utf-8")
     print(experiment / "table.md")

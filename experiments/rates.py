@@ -3,7 +3,7 @@ half octaves about it, seeds at the best rate, octaves up to the first that is n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf, sqrt
 from typing import Any
 
@@ -66,6 +66,24 @@ def largest_stable(losses: Losses, guessing: float = inf) -> tuple[float | None,
     return found, False
 
 
+def name_run(row: str, rate: float, seed: int = 0) -> str:
+    return f"{row}-lr{rate:g}-seed{seed}"
+
+
+def read_row(known: Mapping[str, Mapping[str, Any]], row: str) -> Losses:
+    return read_losses([run for name, run in known.items() if name.startswith(f"{row}-lr")])
+
+
+def find_best(known: Mapping[str, Mapping[str, Any]], rows: Iterable[str], start: Sequence[float]) -> dict[str, float]:
+    """The best rate of those rows that have every rate of `start` and every octave that these ask for."""
+    found = {row: read_row(known, row) for row in rows}
+    return {
+        row: min(losses, key=losses.__getitem__)
+        for row, losses in found.items()
+        if set(extend(losses, start)) <= set(losses)
+    }
+
+
 def plan_rows(
     known: Mapping[str, Mapping[str, Any]],
     rows: Mapping[str, Sequence[str]],
@@ -80,23 +98,21 @@ def plan_rows(
     grid: dict[str, list[str]] = {}
 
     def add(row: str, rate: float, seed: int = 0) -> None:
-        grid[f"{row}-lr{rate:g}-seed{seed}"] = [*rows[row], *settings(lr=f"{rate:g}", seed=seed)]
+        grid[name_run(row, rate, seed)] = [*rows[row], *settings(lr=f"{rate:g}", seed=seed)]
 
     for rate in start:
         for row in rows:
             add(row, rate)
-    best, found = {}, {}
     for row in rows:
-        losses = read_losses([run for name, run in known.items() if name.startswith(f"{row}-lr")])
-        rates = extend(losses, start)
-        for rate in rates:
+        for rate in extend(read_row(known, row), start):
             add(row, rate)
-        if set(rates) <= set(losses):
-            best[row], found[row] = min(losses, key=losses.__getitem__), (max(rates), losses)
+    best = find_best(known, rows, start)
     for seed in range(1, seeds):
         for row, rate in best.items():
             add(row, rate, seed)
-    for row, (highest, losses) in found.items():
+    for row in best:
+        losses = read_row(known, row)
+        highest = max(extend(losses, start))
         for octave in range(1, climb + 1):
             rate = tidy(highest * 2**octave)
             if largest_stable({lower: loss for lower, loss in losses.items() if lower < rate}, guessing)[1]:

@@ -1,4 +1,5 @@
-"""Which runs experiment 013 wants (experiments/programme.py trains them): here those that choose the candidate."""
+"""Which runs experiment 013 wants (experiments/programme.py trains them): those that choose the candidate, then, once
+it stands here by name, those that try it."""
 
 from __future__ import annotations
 
@@ -7,15 +8,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
-from rates import plan_rows
+from rates import find_best, name_run, plan_rows
 
 from geonorm.lab.compare.compare import slug
 
 COMMON = settings(
-    preset="nano", model__width=64, model__hidden=172, data="books", batch_size=4, steps=4000,
+    preset="nano", model__width=64, model__hidden=172, batch_size=4,
     evaluation__every=2000, evaluation__whole="false", evaluation__tokens=262144, evaluation__average=0.1,
     evaluation__trace_tokens=2048, checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false",
 )  # fmt: skip
+BOOKS = [*COMMON, *settings(data="books", steps=4000)]
 """The regime `plain` of 016, of which it takes the rows KNOWN."""
 KNOWN = ("pre", "pre(entry=embedding)", "geonorm", "geonorm(update=unit)", "nag")
 VARIANTS = (
@@ -28,6 +30,15 @@ fields. Learned steps begin there, too, with room above: at the ceiling a step h
 RIVALS = ("peri", "deepnorm", "keel", "lns")
 RATES = (6e-3, 3e-3, 1.2e-2)
 SEEDS = 2
+CANDIDATE = ""
+"""What selection found; none yet."""
+SLOWER = 1.0
+"""The candidate's step time over that of Pre-Norm."""
+LATEX = [*COMMON, *settings(data="runs/latex-by-work")]
+STEPS = 8000
+AGAINST = ("geonorm", "pre", "pre(entry=embedding)", "peri", "deepnorm", "keel")
+FRESH = range(10, 20)
+"""Seeds that nothing was chosen by."""
 
 
 def with_fields(variant: str) -> str:
@@ -36,5 +47,24 @@ def with_fields(variant: str) -> str:
 
 def plan(known: Summaries) -> Grid:
     schemes = (*map(with_fields, VARIANTS), *RIVALS)
-    rows = {f"select-{slug(scheme)}": [*COMMON, *settings(scheme=scheme)] for scheme in schemes}
-    return plan_rows(known, rows, RATES, SEEDS)
+    rows = {f"select-{slug(scheme)}": [*BOOKS, *settings(scheme=scheme)] for scheme in schemes}
+    grid = plan_rows(known, rows, RATES, SEEDS)
+    return grid | plan_confirmation(known, CANDIDATE, SLOWER) if CANDIDATE else grid
+
+
+def plan_confirmation(known: Summaries, candidate: str, slower: float) -> Grid:
+    """Rates by octaves with seed 0, then the fresh seeds at the best; those of the candidate also with as many steps as
+    take the time of Pre-Norm's."""
+    schemes = {f"confirm-{slug(scheme)}": settings(scheme=scheme) for scheme in (candidate, *AGAINST)}
+    rows = {row: [*LATEX, *settings(steps=STEPS), *scheme] for row, scheme in schemes.items()}
+    first = {name: run for name, run in known.items() if name.endswith("-seed0")}
+    grid = plan_rows(first, rows, RATES, 1)
+    best = find_best(first, rows, RATES)
+    own = next(iter(rows))
+    if own in best:
+        rows[f"equal-{own}"] = [*LATEX, *settings(steps=round(STEPS / slower)), *schemes[own]]
+        best[f"equal-{own}"] = best[own]
+    for seed in FRESH:
+        for row, rate in best.items():
+            grid[name_run(row, rate, seed)] = [*rows[row], *settings(lr=f"{rate:g}", seed=seed)]
+    return grid

@@ -3,26 +3,32 @@
     python experiments/013-candidate/table.py [FOLDER]
 
 Writes table.md and figures/ into the folder, by default that of the experiment: every row at its best rate, its
-difference to `pre` paired by seed, with p adjusted by Holm; then the variants in the order of their losses, by the
-seeds that all of them have, of which the first is the candidate.
+difference to `pre` paired by seed, with p adjusted by Holm; the variants in the order of their losses, by the seeds
+that all of them have, of which the first is the candidate; and, once it has been tried, how far above it each rival
+ends, at equal tokens and at equal time, p adjusted within each.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from cells import Runs, at_best, judge, read_clamped, read_runs, write
-from runs import KNOWN, SEEDS, VARIANTS, with_fields
+from cells import Cells, Runs, at_best, judge, read_clamped, read_runs, write
+from curves import draw_losses
+from runs import FRESH, KNOWN, SEEDS, VARIANTS, with_fields
 
+from geonorm.lab.runs.statistics import Row
 from geonorm.report.columns import markdown_lines
 from geonorm.schemes import parse
 
 STREAMS = Path(__file__).parents[1] / "016-streams"
 SELECTION = "selection"
+UNIT = "nats per token"
+CHANCE = 0.01
 
 
 def read_selection(experiment: Path, other: Path) -> Runs:
@@ -47,10 +53,47 @@ def rank(runs: Runs) -> list[str]:
     )
 
 
+def read_trial(experiment: Path) -> dict[str, Runs]:
+    """The runs of fresh seeds, those of the candidate first: with as many tokens as its rivals, and with their time."""
+    runs = [run for run in read_runs(experiment) if run["seed"] in FRESH]
+    equal = [run for run in runs if run["run"].startswith("equal-")]
+    rivals = [run for run in runs if run["run"].startswith("confirm-")]
+    if not equal:
+        return {}
+    rivals.sort(key=lambda run: run["scheme"] != equal[0]["scheme"])
+    rest = [run for run in rivals if run["scheme"] != equal[0]["scheme"]]
+    return {"equal tokens": rivals, "equal time": [*equal, *rest]}
+
+
+def is_above(row: Row) -> bool:
+    return row["difference"] > 0 and row["p_holm"] is not None and row["p_holm"] < CHANCE
+
+
+def conclude(judged: Mapping[str, Sequence[Row]]) -> str:
+    """Whether every rival ends above the candidate, by the rule that was registered."""
+    lines = []
+    for cell, rows in judged.items():
+        left = [row["scheme"] for row in rows[1:] if not is_above(row)]
+        lines.append(
+            f"At {cell}: " + (f"not found; not above it with p < {CHANCE}: {', '.join(left)}." if left else "found.")
+        )
+    return "\n".join(lines)
+
+
 def main(experiment: Path, other: Path = STREAMS) -> None:
-    runs = read_selection(experiment, other)
-    clamped = read_clamped(other) | read_clamped(experiment)
-    write(experiment, {SELECTION: runs}, ["## Candidates\n\n" + "\n".join(rank(runs))], clamped=clamped)
+    selection = read_selection(experiment, other)
+    trial: Cells = read_trial(experiment)
+    tried = {cell: judge({cell: runs})[cell] for cell, runs in trial.items()}
+    parts = ["## Candidates\n\n" + "\n".join(rank(selection)), *([f"## Verdict\n\n{conclude(tried)}"] if tried else [])]
+    charts = [draw_losses(SELECTION, UNIT, selection)]
+    if tried:
+        own = [run for run in read_runs(experiment) if run["run"].startswith("confirm-")]
+        charts.append(draw_losses("confirmation", UNIT, own))
+    write(
+        experiment, {SELECTION: selection, **trial}, parts, {"rates": charts},
+        clamped=read_clamped(other) | read_clamped(experiment),
+        judged={**judge({SELECTION: selection}), **tried},
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

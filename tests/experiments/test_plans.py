@@ -304,6 +304,30 @@ def test_every_run_of_013_is_a_command_of_the_regime_that_it_shares_with_016() -
     assert replace(one, scheme="pre") == replace(two, scheme="pre")
 
 
+def test_013_tries_its_candidate_with_seeds_that_chose_nothing() -> None:
+    """Seven schemes at three rates; then ten fresh seeds at each best, and of the candidate ten at equal time. Which
+    rate is best is not for the fresh seeds to say."""
+    own = runpy.run_path(str(ROOT / "013-candidate" / "runs.py"))
+    candidate = "geonorm(update=unit, alpha=0.5)"
+
+    def plan(known: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
+        grid: Mapping[str, Sequence[str]] = own["plan_confirmation"](known, candidate, 1.25)
+        return grid
+
+    first = plan({})
+    assert len(first) == 7 * 3 and all(name.endswith("-seed0") for name in first)
+    known = finished(first, lambda lr: 3 + abs(lr - 6e-3))
+    grid = plan(known)
+    fresh = {name: words for name, words in grid.items() if name not in first}
+    assert len(fresh) == 8 * 10 and all("lr0.006" in name for name in fresh)
+    assert {name.rpartition("-seed")[2] for name in fresh} == set(map(str, range(10, 20)))
+    configs = {name: read(TrainCommand, "geonorm train", list(fresh[name])).run() for name in list(fresh)[:8]}
+    assert sorted((c.steps, c.scheme == candidate) for c in configs.values()) == [
+        (6400, True), *[(8000, False)] * 6, (8000, True),
+    ]  # fmt: skip
+    assert set(plan(known | finished(fresh, lambda lr: 9.0))) == set(grid)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", ["plain-mhc-", "zero-nag-", "modern-geonorm-", "neox-geonorm"])
 def test_a_run_of_016_trains_at_tiny_size(cell: str, tmp_path: Path) -> None:

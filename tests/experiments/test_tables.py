@@ -99,6 +99,54 @@ def test_tables_and_figures_of_019(tmp_path: Path) -> None:
     assert (tmp_path / "figures" / "rates.svg").exists()
 
 
+def test_tables_of_013_choose_and_judge(tmp_path: Path) -> None:
+    """Planted: alpha=0.5 lowest of the variants; with fresh seeds all rivals end 0.1 above it at equal tokens,
+    `keel` 0.01, which is below it at equal time. Runs that chose a rate are not among those that judge."""
+    rows: list[dict[str, Any]] = []
+    unit, best = "geonorm(update=unit)", "geonorm(alpha=0.5, update=unit)"
+
+    def add(kind: str, scheme: str, lr: float, seed: int, loss: float) -> None:
+        rows.append(
+            {"run": f"{kind}-{scheme}-lr{lr:g}-seed{seed}", "scheme": scheme, "lr": lr, "seed": seed,
+             "status": "finished", "val_loss": loss, "val_loss_average": None}
+        )  # fmt: skip
+
+    for scheme, plus in (("pre", 0.2), (unit, 0.1), (best, 0.0)):
+        for lr, seed, more in ((3e-3, 0, 0.1), (6e-3, 0, 0.0), (6e-3, 1, 0.01), (1.2e-2, 0, 0.1)):
+            add("select" if scheme == best else "plain", scheme, lr, seed, 3 + plus * (1 + 0.1 * seed) + more)
+    known, own = [row for row in rows if row["scheme"] != best], [row for row in rows if row["scheme"] == best]
+    rows = own
+    for scheme, plus in ((best, 0.0), ("pre", 0.1), ("keel", 0.1), ("geonorm", 0.1)):
+        add("confirm", scheme, 6e-3, 0, 2.0)
+        for seed in range(10, 20):
+            add("confirm", scheme, 6e-3, seed, 3 + plus * (1 + 0.01 * seed) + 0.01 * seed)
+    for seed in range(10, 20):
+        add("equal-confirm", best, 6e-3, seed, 3.05 + 0.01 * seed)
+    for row in rows:
+        if row["scheme"] == "keel" and row["seed"]:
+            row["val_loss"] -= 0.101
+    for folder, some in (("other", known), ("own", rows)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    table_of("013-candidate")["main"](tmp_path / "own", tmp_path / "other")
+    text = (tmp_path / "own" / "table.md").read_text()
+    candidates = text[text.index("## Candidates") :].splitlines()[4:6]
+    assert [line.split(" | ")[0] for line in candidates] == [f"| {best}", f"| {unit}"]
+    tokens = text[text.index("## equal tokens") : text.index("## equal time")].splitlines()
+    assert tokens[4].startswith(f"| {best} | 10 | 3.145") and len(tokens) == 9
+    p, adjusted = map(float, next(line for line in tokens if line.startswith("| pre ")).split(" | ")[4].split(", "))
+    assert adjusted == pytest.approx(3 * p, rel=0.2)  # of three rivals, and not of those of both tables
+    assert "At equal time: not found; not above it with p < 0.01: keel." in text
+    assert "At equal tokens: found." in text
+    for row in rows:
+        row["val_loss"] += 0.2 * (row["scheme"] == "keel")
+    (tmp_path / "own" / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table_of("013-candidate")["main"](tmp_path / "own", tmp_path / "other")
+    text = (tmp_path / "own" / "table.md").read_text()
+    assert "At equal time: found." in text
+    assert "confirmation" in (tmp_path / "own" / "figures" / "rates.svg").read_text()
+
+
 def test_tables_of_012_say_what_depth_is_worth(tmp_path: Path) -> None:
     """Planted: `pre` gains 0.1 by each step of depth, equal angles nothing; blocks are used as t^-2, gradients t^-1."""
     rows, probes = [], ["run,step,layer,kind,attn_logit,update_norm,angle,grad_norm,worth"]
