@@ -81,7 +81,7 @@ def plan(known: Summaries) -> Grid:
             tune(place, f"geonorm({SETTINGS[place][1]}, {ceiling})", seeds=2)
     for place in SETTINGS:
         for ceiling in FEWER:
-            tune(place, f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})", rates=RATES[:2])
+            tune(place, f"geonorm({SETTINGS[place][1]}, {CEILINGS[ceiling]})", rates=(RATES[0], RATES[2]))
     for place in TELLING:
         for ceiling in FEWER:
             tune(

@@ -34,6 +34,7 @@ SUMS = {
 }
 """Of the steps of all blocks at alpha = 1."""
 RATES = (3e-3, 6e-3)
+"""All cells at the higher, every second one at the lower, which tells all effects of one and two factors apart."""
 CONTROLS = ("norm_preserving", "lns", "pre", "pre(entry=embedding)")
 
 
@@ -43,8 +44,8 @@ def name_cell(write: str, decay: str, ceiling: str, equal: bool = False) -> str:
 
 
 def plan(known: Summaries) -> Grid:
-    """Every cell at both rates with the controls; at the higher, decays at equal sums, and a second seed for a quarter
-    of the cells."""
+    """Every cell at the higher rate, then every second one at the lower; controls at both; at the higher, decays at
+    equal sums, and a second seed for a quarter of the cells."""
     grid: dict[str, list[str]] = {}
 
     def add(scheme: str, rate: float, seed: int = 0) -> None:
@@ -52,8 +53,11 @@ def plan(known: Summaries) -> Grid:
         grid[name] = [*COMMON, *settings(scheme=scheme, lr=f"{rate:g}", seed=seed)]
 
     cells = list(product(WRITES, DECAYS, CEILINGS))
-    for rate in RATES:
-        for cell in cells:
+    half = [
+        cell for cell, places in zip(cells, product(range(4), range(4), range(2)), strict=True) if not sum(places) % 2
+    ]
+    for rate, some in zip(RATES[::-1], (cells, half), strict=True):
+        for cell in some:
             add(name_cell(*cell), rate)
         for scheme in CONTROLS:
             add(scheme, rate)

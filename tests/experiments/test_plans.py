@@ -84,14 +84,21 @@ def test_every_run_of_007_is_a_command() -> None:
 
 
 def test_every_run_of_008_is_a_command() -> None:
-    """Four writes, four decays, with a ceiling and free, at two rates; four controls; three decays at the harmonic's
-    sum, and a second seed for a quarter of the cells, at one."""
+    """Four writes, four decays, with a ceiling and free, all at one rate and half of them at another; four controls;
+    three decays at the harmonic's sum, and a second seed for a quarter of the cells, at one. Of any two levels of two
+    factors there is a cell at the lower rate."""
     grid = plan_of("008-parts")({})
-    assert len(grid) == 2 * (32 + 4) + 12 + 8
+    assert len(grid) == 32 + 16 + 2 * 4 + 12 + 8
+    lower = {words[words.index("--scheme") + 1] for name, words in grid.items() if "-lr0.003-" in name}
+    own = runpy.run_path(str(ROOT / "008-parts" / "runs.py"))
+    cells = set(product(*map(tuple, (own["WRITES"], own["DECAYS"], own["CEILINGS"]))))
+    some = {cell for cell in cells if own["name_cell"](*cell) in lower}
+    for places in ((0, 1), (0, 2), (1, 2)):
+        assert {tuple(cell[n] for n in places) for cell in some} == {tuple(cell[n] for n in places) for cell in cells}
     configs = [read(TrainCommand, "geonorm train", list(words)).run() for words in list(grid.values())[::9]]
     shapes = [config.decoder(config.scheme) for config in configs]
     assert {(shape.layers, shape.gains) for shape in shapes} == {(12, False)}
-    assert sum(name.startswith("geonorm-") and "alpha" not in name for name in grid) == 16 + 2
+    assert sum(name.startswith("geonorm-") and "alpha" not in name for name in grid) == 8 + 4 + 2
     for words in grid.values():
         assert parse(words[words.index("--scheme") + 1])
 
