@@ -24,6 +24,7 @@ VARIANTS = (
     "decay=sqrt", "decay=0.75", "alpha=0.5", "max_angle=pi", "alpha=2, max_angle=pi/2",
     "alpha=pi/4, max_angle=pi, learn=step", "alpha=pi/4, max_angle=pi, decay=sqrt, learn=step",
     "decay=sqrt, index=sublayer", "decay=sqrt, max_angle=pi", "decay=constant",
+    "alpha=0.5, decay=constant", "alpha=0.3, decay=-0.5",
 )  # fmt: skip
 """Of GeoNorm with a unit tangent, which turns a token of block t by alpha decay(t) min(1, max_angle), pi/4 / t without
 fields. Learned steps begin there, too, with room above: at the ceiling a step has no gradient."""

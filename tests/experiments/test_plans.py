@@ -302,9 +302,9 @@ def test_every_run_of_020_is_a_command_that_changes_one_field() -> None:
 
 def test_every_run_of_013_is_a_command_of_the_regime_that_it_shares_with_016() -> None:
     grid = plan_of("013-candidate")({})
-    assert len(grid) == (10 + 4) * 3
+    assert len(grid) == (12 + 4) * 3
     schemes = {parse(words[words.index("--scheme") + 1]) for words in grid.values()}
-    assert sum(getattr(scheme, "update", "raw") == "unit" for scheme in schemes) == 10 and len(schemes) == 14
+    assert sum(getattr(scheme, "update", "raw") == "unit" for scheme in schemes) == 12 and len(schemes) == 16
     words = next(iter(grid.values()))
     other = next(list(w) for n, w in plan_of("016-streams")({}).items() if n.startswith("plain-geonorm-lr0.006"))
     one, two = (read(TrainCommand, "geonorm train", list(each)).run() for each in (words, other))
