@@ -86,7 +86,7 @@ def test_a_share_of_an_angle_takes_the_fast_path(fields: str) -> None:
             torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("fields", ["alpha=2", "learn=gain", "learn=step", "after=norm"])
+@pytest.mark.parametrize("fields", ["alpha=2", "decay=-1", "learn=gain", "learn=step", "after=norm"])
 def test_where_the_decay_can_meet_the_ceiling_it_takes_the_slow_one(fields: str) -> None:
     """There h on the angle is no h on what is clamped last."""
     site = Site(0, "attn", DEPTH)

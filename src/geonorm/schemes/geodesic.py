@@ -87,7 +87,8 @@ class GeoNorm(Placement):
         rate = schedule(self.decay, alpha, t, depth)
         power = POWERS[self.retraction] if isinstance(self.retraction, str) else self.retraction
         place = {"angle": "post", "update": "pre"}[self.decay_on]
-        below = self.learn == "none" and (self.alpha <= 1 or self.decay_on == "update")  # no decay is above alpha
+        falls = not isinstance(self.decay, float) or self.decay >= 0  # t^-p with p < 0 grows beyond alpha
+        below = self.learn == "none" and (self.alpha <= 1 and falls or self.decay_on == "update")
         angles = AngleMap(max_angle=self.max_angle, power=power, below=below, **{place: rate}, **scalars)
         return angles.level() if self.update == "unit" else angles
 
