@@ -28,6 +28,13 @@ VARIANTS = (
 )  # fmt: skip
 """Of GeoNorm with a unit tangent, which turns a token of block t by alpha decay(t) min(1, max_angle), pi/4 / t without
 fields. Learned steps begin there, too, with room above: at the ceiling a step has no gradient."""
+LEFT = (
+    "alpha=0.5",
+    "alpha=2, max_angle=pi/2",
+    "alpha=pi/4, max_angle=pi, learn=step",
+    "alpha=pi/4, max_angle=pi, decay=sqrt, learn=step",
+)
+"""More than 0.04 above the lowest at the first rate, and not trained further."""
 RIVALS = ("peri", "deepnorm", "keel", "lns")
 RATES = (6e-3, 3e-3, 1.2e-2)
 SEEDS = 2
@@ -47,9 +54,13 @@ def with_fields(variant: str) -> str:
 
 
 def plan(known: Summaries) -> Grid:
-    schemes = (*map(with_fields, VARIANTS), *RIVALS)
-    rows = {f"select-{slug(scheme)}": [*BOOKS, *settings(scheme=scheme)] for scheme in schemes}
-    grid = plan_rows(known, rows, RATES, SEEDS)
+    rows = {
+        f"select-{slug(scheme)}": [*BOOKS, *settings(scheme=scheme)]
+        for scheme in (*map(with_fields, VARIANTS), *RIVALS)
+    }
+    left = {row: rows.pop(row) for row in [f"select-{slug(with_fields(variant))}" for variant in LEFT]}
+    grid = {name_run(row, RATES[0]): [*words, *settings(lr=f"{RATES[0]:g}", seed=0)] for row, words in left.items()}
+    grid |= plan_rows(known, rows, RATES, SEEDS)
     return grid | plan_confirmation(known, CANDIDATE, SLOWER) if CANDIDATE else grid
 
 
