@@ -63,11 +63,25 @@ def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
     assert head.startswith("run,step,") and line.startswith("b-lr1-seed0,600,,0,mlp,0.5,")
 
 
+def test_the_cost_of_a_scheme_is_that_in_the_shape_of_the_runs(tmp_path: Path) -> None:
+    small = (
+        "--model.width 32 --model.hidden 16 --model.layers 1 --model.context 16 --model.vocab_size 260 --batch_size 2"
+    )
+    plan = f"def plan(known):\n    return {{'a': '--preset nano --scheme post {small}'.split()}}\n"
+    (tmp_path / "runs.py").write_text(plan)
+    found = runpy.run_path(str(ROOT / "cost.py"))["measure"](tmp_path, ["pre", "mhc"], 7)
+    assert found["setting"] == {"width": 32, "layers": 1, "batch_size": 2, "mode": "eager"}
+    base, own = found["rows"]
+    assert base["scheme"] == "pre" and tuple(base["ratio"]) == (1.0, 1.0, 1.0)
+    assert own["ratio"].low > 1 and own["seconds"] > base["seconds"]  # four streams for one
+
+
 WRONG = {
     "no experiment": ("programme.py", ["run", "nowhere", "out"], "nowhere has no runs.py"),
     "no folder of runs": ("programme.py", ["keep", "017-paper-recipe"], "keep needs OUT"),
     "no results": ("curves.py", ["018-norms", "pre", "geonorm"], "018-norms has no results.jsonl"),
     "no such scheme": ("curves.py", ["017-paper-recipe", "pre", "nobody"], "has no runs of nobody on books"),
+    "no scheme": ("cost.py", ["013-candidate", "nobody"], "unknown scheme 'nobody'"),
     "no traces": ("clamp.py", ["003-zoo"], "003-zoo has no traces.csv"),
     "no run with a ceiling": ("clamp.py", ["017-paper-recipe", "nowhere"], "has no such runs, or none with a ceiling"),
     "no words": ("heads.py", [], "the following arguments are required: OUT.csv, RUN"),
