@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import runpy
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,8 @@ from statistics import median
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
 from programme import folder_with
 
 from geonorm.bench.config import TrainBench
