@@ -61,7 +61,7 @@ def plan(known: Summaries) -> Grid:
     left = {row: rows.pop(row) for row in [f"select-{slug(with_fields(variant))}" for variant in LEFT]}
     grid = {name_run(row, RATES[0]): [*words, *settings(lr=f"{RATES[0]:g}", seed=0)] for row, words in left.items()}
     grid |= plan_rows(known, rows, RATES, SEEDS)
-    return grid | plan_confirmation(known, CANDIDATE, SLOWER) if CANDIDATE else grid
+    return {**grid, **plan_confirmation(known, CANDIDATE, SLOWER)} if CANDIDATE else grid
 
 
 def plan_confirmation(known: Summaries, candidate: str, slower: float) -> Grid:
