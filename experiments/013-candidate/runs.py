@@ -25,9 +25,11 @@ VARIANTS = (
     "alpha=pi/4, max_angle=pi, learn=step", "alpha=pi/4, max_angle=pi, decay=sqrt, learn=step",
     "decay=sqrt, index=sublayer", "decay=sqrt, max_angle=pi", "decay=constant",
     "alpha=0.5, decay=constant", "alpha=0.3, decay=-0.5",
+    "retraction=projection, decay=sqrt, decay_on=update, index=sublayer",
 )  # fmt: skip
 """Of GeoNorm with a unit tangent, which turns a token of block t by alpha decay(t) min(1, max_angle), pi/4 / t without
-fields. Learned steps begin there, too, with room above: at the ceiling a step has no gradient."""
+fields. Learned steps begin there, too, with room above: at the ceiling a step has no gradient. The last one turns it
+by atan(1/√n) in sub-layer n, by which the embedding and all outputs have equal shares of the state."""
 LEFT = (
     "alpha=0.5",
     "alpha=2, max_angle=pi/2",
