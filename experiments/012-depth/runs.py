@@ -20,6 +20,8 @@ RECIPE = settings(
 """1.02M tokens at one width; 65,536 held-out tokens spread over the five books, for the whole of them would take a
 third as long as the training at 36 blocks. The weights of every evaluation stay: the use of blocks is probed there."""
 LAYERS = (36, 12, 4)
+EQUAL = "geonorm(update=unit, retraction=projection, decay=sqrt, decay_on=update, index=sublayer)"
+"""Equal shares of the last state (docs/theory.md 3.2)."""
 DECAYS = ("geonorm", "geonorm(decay=sqrt)", "geonorm(decay=0.75)")
 OTHERS = ("lns", "keel", "deepnorm", "pre(entry=embedding)", "geonorm(entry=embedding)")
 RATES = (4e-3, 2e-3, 8e-3)
@@ -36,7 +38,7 @@ def equal_angles(layers: int) -> str:
 def plan(known: Summaries) -> Grid:
     rows = {
         f"{layers}-{slug(scheme)}": [*RECIPE, *settings(model__layers=layers, scheme=scheme)]
-        for schemes in (("pre", *DECAYS), None, OTHERS)
+        for schemes in (("pre", DECAYS[0], EQUAL, *DECAYS[1:]), None, OTHERS)
         for layers in LAYERS
         for scheme in schemes or (equal_angles(layers),)
     }

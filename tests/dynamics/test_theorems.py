@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from geonorm import Residual, Site
 from geonorm import dynamics as d
 
 F64 = torch.float64
@@ -122,3 +123,50 @@ def test_an_antipodal_pair_is_stationary(scheme: str) -> None:
     state = flow.start(pair)
     assert flow.speed(state, 0.0).eq(torch.inf).all()
     assert torch.equal(flow.tokens(last(flow, state, 0.5, method="rk4", step=0.1)), pair)
+
+
+EQUAL = "geonorm(update=unit, retraction=projection, decay=sqrt, decay_on=update, index=sublayer)"
+
+
+class Axis(torch.nn.Module):
+    """A sub-layer whose output lies along an axis of its own."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__()
+        self.place = place
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        out[..., self.place] = 1e3 + self.place  # far above the softness of a unit tangent
+        return out
+
+
+def shares(scheme: str, depth: int) -> Tensor:
+    """w_n^2 of the entry and every sub-layer, whose outputs are at right angles to one another."""
+    x = torch.zeros(2 * depth + 1, dtype=F64)
+    x[0] = 5.0
+    for number in range(2 * depth):
+        site = Site(layer=number // 2, kind=("attn", "mlp")[number % 2], depth=depth)
+        x = Residual(Axis(number + 1), scheme, site, dim=len(x)).double()(x)
+    return (x / 5.0).detach() ** 2
+
+
+@pytest.mark.parametrize("depth", [1, 4, 12])
+def test_equal_shares(depth: int) -> None:
+    """Proposition 2e, by the definition that trains; behind every sub-layer, so for every depth."""
+    found = shares(EQUAL, depth)
+    torch.testing.assert_close(found, torch.full_like(found, 1 / (2 * depth + 1)), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "entry", "first", "last"),
+    [("", 0.123, 0.370, 0.009), (", decay=sqrt", 0.017, 0.052, 0.099),
+     (", decay=sqrt, index=sublayer", 0.087, 0.153, 0.051)],
+)  # fmt: skip
+def test_shares_of_other_decays_at_twelve_blocks(fields: str, entry: float, first: float, last: float) -> None:
+    """The table of docs/theory.md 3.2: harmonic decay leaves the last of twelve blocks a hundredth."""
+    found = shares(f"geonorm(update=unit{fields})", 12)
+    assert found.sum().item() == pytest.approx(1)
+    assert [found[0].item(), found[1:3].sum().item(), found[-2:].sum().item()] == pytest.approx(
+        [entry, first, last], abs=5e-4
+    )
