@@ -29,7 +29,9 @@ SMOOTH = "geonorm(entry=embedding, retraction=0.5, max_angle=pi)"
 CELLS = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
 SEEDS = dict(zip(CELLS, (5, 5, 3, 3), strict=True))
 UNIT = "geonorm(entry=embedding, update=unit)"
-OTHERS = (UNIT, SMOOTH, *(f"{name}(entry=embedding)" for name in ("peri", "post", "deepnorm", "sandwich")))
+EQUAL = "geonorm(entry=embedding, update=unit, retraction=projection, decay=sqrt, decay_on=update, index=sublayer)"
+"""Equal shares of the last state (docs/theory.md 3.2), the only other way with a unit tangent that is tried here."""
+OTHERS = (UNIT, EQUAL, SMOOTH, *(f"{name}(entry=embedding)" for name in ("peri", "post", "deepnorm", "sandwich")))
 PARTS = {
     "no gains": ("pre(entry=embedding)", "geonorm(entry=embedding)", "geonorm(entry=embedding, input=norm)"),
     "gains": ("pre(entry=embedding, input=raw)", "geonorm(entry=embedding, input=norm)"),
@@ -79,10 +81,11 @@ def tune(wanted: Wanted, scheme: str, start: tuple[float, ...] = OCTAVES, half: 
 def plan(known: Summaries) -> Grid:
     wanted = Wanted(known)
     for rate in OCTAVES[:2]:  # the sign at the paper's rate and at half of it, first of all
-        for scheme in (*CELLS, UNIT):
+        for scheme in (*CELLS, UNIT, EQUAL):
             wanted.add(scheme, rate)
     for seed in range(1, 3):
-        wanted.add(UNIT, OCTAVES[1], seed)
+        for scheme in (EQUAL, UNIT):
+            wanted.add(scheme, OCTAVES[1], seed)
     best = {scheme: rate for scheme in CELLS for rate in tune(wanted, scheme, half=scheme in CELLS[:2])}
     for seed in range(5):
         for scheme, rate in best.items():
