@@ -23,12 +23,16 @@ from geonorm.report.style import looks, signed
 from geonorm.report.vega import Axis, Chart, figure, save_figures
 
 HERE = Path(__file__).parent
-SOURCES = {"012-depth": ", GELU", "016-streams": "", "017-paper-recipe": ", the paper's recipe"}
-"""Experiments with traces, and what tells their recipe from AdamW with SwiGLU and RMSNorm."""
+SOURCES = {
+    "012-depth": {"": "GELU"},
+    "016-streams": {"modern": "modern, Muon", "": "SwiGLU"},
+    "017-paper-recipe": {"": "the paper's recipe"},
+    "014-beyond-decoders": {"vision": "images", "mlm": "masked text", "long": "masked text, long"},
+}
+"""Experiments with traces: by the start of a run's name, what it is. Decoders with AdamW where nothing else is said."""
 NAG = "nag"
 SCHEMES = ("pre", "pre(entry=embedding)", NAG)
 KINDS = {"attn": "attention", "mlp": "MLP"}
-MUON = "modern-"
 
 
 class Course(NamedTuple):
@@ -56,15 +60,16 @@ def power_of(angles: Sequence[float]) -> float | None:
     return -found["power"]["exponent"] if found else None
 
 
-def read_courses(experiment: Path, recipe: str) -> list[Course]:
+def read_courses(experiment: Path, recipes: Mapping[str, str]) -> list[Course]:
+    """Of runs whose names begin as one of the recipes says, the first that fits."""
     with (experiment / "results.jsonl").open(encoding="utf-8") as lines:
         rows: dict[str, Mapping[str, Any]] = {row["run"]: row for row in map(json.loads, lines)}
-    wanted = [
-        run for run, row in rows.items()
-        if row["scheme"] in SCHEMES and row["status"] == "finished" and not run.startswith(MUON)
-    ]  # fmt: skip
+    wanted = {
+        run: next((recipe for start, recipe in recipes.items() if run.startswith(start)), "")
+        for run, row in rows.items() if row["scheme"] in SCHEMES and row["status"] == "finished"
+    }  # fmt: skip
     courses = []
-    for run, steps in read_angles(experiment / "traces.csv", wanted).items():
+    for run, steps in read_angles(experiment / "traces.csv", filter(wanted.get, wanted)).items():
         row, powers = rows[run], []
         for step, kinds in sorted(steps.items()):
             each = {kind: power for kind in KINDS if (power := power_of(kinds[kind])) is not None}
@@ -72,7 +77,7 @@ def read_courses(experiment: Path, recipe: str) -> list[Course]:
                 powers.append((step / row["steps"] * row["tokens"] / row["parameters"], each))
         if powers:
             layers = len(next(iter(steps.values()))["attn"])
-            courses.append(Course(row["scheme"], f"{layers} blocks{recipe}", powers))
+            courses.append(Course(row["scheme"], f"{layers} blocks, {wanted[run]}", powers))
     return courses
 
 
@@ -111,12 +116,14 @@ def draw(courses: Sequence[Course]) -> list[Chart]:
     return charts
 
 
-def main(folder: Path = HERE, sources: Mapping[Path, str] | None = None) -> None:
-    sources = sources or {HERE.parent / name: recipe for name, recipe in SOURCES.items()}
-    courses = [course for experiment, recipe in sources.items() for course in read_courses(experiment, recipe)]
+def main(folder: Path = HERE, sources: Mapping[Path, Mapping[str, str]] | None = None) -> None:
+    sources = sources or {HERE.parent / name: recipes for name, recipes in SOURCES.items()}
+    courses = [course for experiment, recipes in sources.items() for course in read_courses(experiment, recipes)]
     (folder / "angles.md").write_text("\n".join(tabulate(courses)) + "\n", encoding="utf-8")
     print(folder / "angles.md")
-    for file in save_figures({"angles": figure(draw(courses), "005: traces of 012, 016, 017")}, folder / "figures"):
+    for file in save_figures(
+        {"angles": figure(draw(courses), "005: traces of 012, 014, 016, 017")}, folder / "figures"
+    ):
         print(file)
 
 
