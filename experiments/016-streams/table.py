@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from math import inf
 from pathlib import Path
 from statistics import fmean
 
@@ -21,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cells import Cells, Runs, at_best, judge, read_runs, write
 from runs import CELLS, SPHERE
 
-from geonorm.lab.runs.significance import Estimate, contrast
 from geonorm.lab.runs.statistics import Row, paired_interval
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import signed
@@ -80,23 +78,19 @@ def cross(losses: Losses) -> list[str]:
 
 def tell_unit(losses: Losses) -> list[str]:
     """GeoNorm with a unit tangent less GeoNorm and less the baseline, by regime; then the mean of the regimes with
-    AdamW, whose error comes from the differences between seeds within them."""
+    AdamW, seed by seed: a seed is one observation, in however many regimes it ran."""
     lines = []
     for name, second in (("geonorm", 1), ("the baseline", 2)):
         found = {}
         for cell, schemes in UNIT.items():
-            if own := list(gaps(losses, cell, schemes[0], schemes[second]).values()):
+            if own := gaps(losses, cell, schemes[0], schemes[second]):
                 found[cell] = own
-                lines.append([cell, name, *describe(own)])
-        adamw = [own for cell, own in found.items() if cell != "modern" and len(own) > 1]
-        if len(adamw) < 2:
-            continue
-        squares = sum(sum((gap - fmean(own)) ** 2 for gap in own) for own in adamw)
-        df = sum(len(own) - 1 for own in adamw)
-        error2 = sum(squares / df / len(own) for own in adamw) / len(adamw) ** 2
-        mean = contrast(Estimate(fmean(map(fmean, adamw)), error2, df), Estimate(0.0, 0.0, inf))
-        ends = f"{signed(mean.difference)} ({signed(mean.low)} to {signed(mean.high)})"
-        lines.append([f"all {len(adamw)} with AdamW", name, ends, f"{mean.p:.2g}", str(sum(map(len, adamw)))])
+                lines.append([cell, name, *describe(list(own.values()))])
+        adamw = [own for cell, own in found.items() if cell != "modern"]
+        seeds = set.intersection(*map(set, adamw)) if len(adamw) > 1 else set()
+        if seeds:
+            means = [fmean(own[seed] for own in adamw) for seed in sorted(seeds)]
+            lines.append([f"all {len(adamw)} with AdamW", name, *describe(means)])
     return markdown_lines(("regime", "unit tangent less", "nats per token (95 %)", "p", "n"), lines) if lines else []
 
 
