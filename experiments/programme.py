@@ -11,7 +11,8 @@ from another of the plan says its name: it waits for that one, and begins anew w
     python experiments/programme.py table experiments/017-paper-recipe [OUT]   the results at every rate
 
 Stopped at any moment, the same command goes on, from the last checkpoint of each run. A run that results.jsonl has is
-not trained again. Started twice, two runs are trained at a time: each takes what the other leaves.
+not trained again. Started twice, two runs are trained at a time: each takes what the other leaves. With --minutes none
+is begun that would end later than that, if it takes as long as the longest so far.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -93,9 +95,10 @@ def place(words: Sequence[str], out: Path) -> list[str]:
     return [*words[:at], *there, *words[at + 2 :]]
 
 
-def carry_out(experiment: Path, plan: Plan, out: Path) -> int:
+def carry_out(experiment: Path, plan: Plan, out: Path, minutes: float = inf) -> int:
     """Trains what the plan wants and nobody has: 0, 1 if a run failed, 130 if it was interrupted."""
     failed: set[str] = set()
+    start, longest = time.monotonic(), 0.0
     while True:
         known = read_kept(experiment) | read_finished(out)
         missing = {name: words for name, words in plan(known).items() if name not in known and name not in failed}
@@ -106,10 +109,15 @@ def carry_out(experiment: Path, plan: Plan, out: Path) -> int:
             continue
         if name is None:
             return 1 if failed else 0
+        begun = time.monotonic()
+        if begun + longest > start + 60 * minutes:
+            print(f"{len(missing)} missing: the same command goes on")
+            return 1 if failed else 0
         words = place(missing[name], out)
         print(f"[{len(known)} known, {len(missing)} missing] geonorm train {shlex.join(words)}", flush=True)
         command = [sys.executable, "-m", "geonorm", "train", *words, "--out", str(out / name)]
         status = subprocess.run(command, check=False).returncode
+        longest = max(longest, time.monotonic() - begun)
         if status in (130, -2, -15):
             return 130
         if status and name not in read_finished(out) and not in_use(out / name):
@@ -196,13 +204,14 @@ def read_words() -> argparse.Namespace:
     parser.add_argument("verb", choices=("run", "keep", "list", "table"))
     parser.add_argument("experiment", type=folder_with("runs.py"), help="folder with a plan, runs.py")
     parser.add_argument("out", type=Path, nargs="?", metavar="OUT", help="folder of the runs; for a table optional")
+    parser.add_argument("--minutes", type=float, default=inf, help="run: how long, at most")
     words = parser.parse_args()
     if words.out is None and words.verb != "table":
         parser.error(f"{words.verb} needs OUT, the folder of the runs")
     return words
 
 
-def main(verb: str, experiment: Path, out: Path | None) -> int:
+def main(verb: str, experiment: Path, out: Path | None, minutes: float = inf) -> int:
     if verb == "table":
         print_table(experiment, out)
         return 0
@@ -210,7 +219,7 @@ def main(verb: str, experiment: Path, out: Path | None) -> int:
     plan: Plan = runpy.run_path(str(experiment / "runs.py"))["plan"]
     if verb == "run":
         out.mkdir(parents=True, exist_ok=True)
-        return carry_out(experiment, plan, out)
+        return carry_out(experiment, plan, out, minutes)
     if verb == "keep":
         keep(experiment, out)
         return 0
@@ -223,6 +232,6 @@ def main(verb: str, experiment: Path, out: Path | None) -> int:
 if __name__ == "__main__":
     words = read_words()
     try:
-        sys.exit(main(words.verb, words.experiment, words.out))
+        sys.exit(main(words.verb, words.experiment, words.out, words.minutes))
     except KeyboardInterrupt:
         sys.exit(130)

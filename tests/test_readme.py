@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,24 +88,6 @@ def test_commands_are_valid(text: str) -> None:
             for scheme in config.schemes:
                 parse(scheme)
     assert found
-
-
-def test_the_whole_path_of_the_paper_s_size_runs_on_a_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As experiment 100 says, with a text of its own and fewer tokens held out."""
-    folder = ROOT / "experiments" / "100-paper-125m"
-    (said,) = re.findall(r"`python (\S+/run.py) (train [^`]*)`", (folder / "README.md").read_text(encoding="utf-8"))
-    monkeypatch.setenv("GEONORM_DATA", str(tmp_path))  # the script sets it
-    monkeypatch.chdir(tmp_path)
-    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").rglob("*.md")))
-    Path("my.txt").write_text(text, encoding="utf-8")
-    for words in (said[1].replace("stdlib", "my.txt") + " --held-out 512", "table --out DIR"):
-        monkeypatch.setattr(sys, "argv", ["run.py", *words.split()])
-        with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(ROOT / said[0]), run_name="__main__")
-        assert end.value.code == 0, capsys.readouterr().err
-    assert re.search(r"^\| `geonorm` .* \| finished \|$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_where_the_tokenizers_of_the_configs_come_from_is_told() -> None:

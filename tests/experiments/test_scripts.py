@@ -63,6 +63,26 @@ def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
     assert head.startswith("run,step,") and line.startswith("b-lr1-seed0,600,,0,mlp,0.5,")
 
 
+def test_no_run_is_begun_that_would_end_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of four minutes: within ten the first two are trained, and the third would end after twelve."""
+    own = runpy.run_path(str(ROOT / "programme.py"))
+    clock, done = [0.0], list[str]()
+
+    def trains(command: list[str], check: bool) -> Any:
+        out = Path(command[-1])
+        out.mkdir(parents=True)
+        (out / "summary.json").write_text(json.dumps({"status": "finished", "val_loss": 1.0}))
+        done.append(out.name)
+        clock[0] += 240.0
+        return type("Done", (), {"returncode": 0})
+
+    monkeypatch.setattr("subprocess.run", trains)
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    grid = {name: ["--steps", "2"] for name in "abc"}
+    assert own["carry_out"](tmp_path, lambda known: grid, tmp_path / "out", 10.0) == 0 and done == ["a", "b"]
+    assert own["carry_out"](tmp_path, lambda known: grid, tmp_path / "out", 10.0) == 0 and done == ["a", "b", "c"]
+
+
 def test_the_cost_of_a_scheme_is_that_in_the_shape_of_the_runs(tmp_path: Path) -> None:
     small = (
         "--model.width 32 --model.hidden 16 --model.layers 1 --model.context 16 --model.vocab_size 260 --batch_size 2"
