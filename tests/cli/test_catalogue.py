@@ -83,6 +83,7 @@ def test_theory_stands_beside_the_measured_motion() -> None:
         "initial_velocity": 0.05932,  # Theorem 4.1 at s = 1: 2 / (e + n - 1), n = 32
         "terminal": "t^-2",
         "terminal_causal": "t^-1",
+        "terminal_why": None,
     }
     assert look_up("geonorm")["theory"]["initial_velocity"] == pytest.approx(2 / (exp(1) + 31), rel=1e-4)
     assert look_up("peri")["theory"]["law"] == "s = r |A|, r' = <θ,A> / |A|"
@@ -90,6 +91,8 @@ def test_theory_stands_beside_the_measured_motion() -> None:
     assert look_up("olmo2")["theory"]["terminal"] == "none" and "no closed law" in describe_scheme("olmo2")
     assert look_up("residual_dual")["theory"] is None and "theory" not in describe_scheme("residual_dual")
     assert look_up("geonorm(decay=linear)")["theory"]["terminal"] == "none"  # a schedule that ends
+    unit = describe_scheme("geonorm(update=unit)")
+    assert "no closed law at last" in unit and "continuous time): the angle does not shrink with the update" in unit
 
 
 def test_the_page_of_schemes_is_what_the_registry_says(capsys: pytest.CaptureFixture[str]) -> None:

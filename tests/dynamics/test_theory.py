@@ -45,7 +45,8 @@ TERMINAL: dict[Any, tuple[str, float | None]] = {
     "geonorm(decay=constant, alpha=0.4)": ("exponential", 0.8),
     "geonorm(decay=linear)": ("none", None),
     "geonorm(update=norm, alpha=0.5)": ("polynomial", 1.0),
-    "geonorm(update=unit)": ("polynomial", 500 * pi),  # 2 alpha phi / 0.001: within the softness alone
+    "geonorm(update=unit)": ("none", None),  # meets at a finite depth
+    "geonorm(max_angle=0.003)": ("polynomial", 2.0),  # the ceiling is far above what is left
     "geonorm(input=norm)": ("polynomial", 2.0),
     "geonorm(index=sublayer)": ("polynomial", 1.0),
     "geonorm(retraction=cayley, decay_on=update)": ("polynomial", 2.0),

@@ -141,7 +141,8 @@ def predict(scheme: Scheme) -> dict[str, float | str | None] | None:
     return {
         "law": theory.describe_law(scheme),
         "initial_velocity": float(f"{theory.initial_velocity(scheme, PARTICLES, 1.0, DEPTH):.4g}"),
-        "terminal": str(theory.terminal(scheme, DEPTH)),
+        "terminal": str(late := theory.terminal(scheme, DEPTH)),
+        "terminal_why": late.why or None,
         "terminal_causal": str(theory.terminal(scheme, DEPTH, causal=True)),
     }
 
@@ -188,7 +189,8 @@ def format_theory(theory: dict[str, float | str | None]) -> str:
     full, causal = theory["terminal"], theory["terminal_causal"]
     late = "follows no closed law" if full == "none" else f"falls as {full} (causal: {causal})"
     start = f"cos' = {theory['initial_velocity']:g} at first ({PARTICLES} orthonormal tokens, beta = 1)"
-    return f"{law}{start}; 1 - cos {late} at last ({LIMIT})"
+    why = f": {theory['terminal_why']}" if full == "none" else ""
+    return f"{law}{start}; 1 - cos {late} at last ({LIMIT}){why}"
 
 
 def join_pairs(values: dict[str, Any]) -> str:

@@ -56,6 +56,9 @@ NO_LAW = Terminal("none", None, "their rate is no power of t")
 STILL = Terminal("none", None, "steps come to an end or have a finite sum, and tokens stop on the way")
 COLD = Terminal("none", None, "attention grows colder faster than tokens meet, and leaves each with itself")
 SLOW = Terminal("none", None, "the radius follows no power of t")
+MEET = Terminal("none", None, "the angle does not shrink with the update, so that tokens meet at a finite depth")
+FAR, SUDDEN = 0.01, 5.0
+"""A token turns suddenly if its speed for a tangential part of NEAR is SUDDEN times that for one of FAR or more."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +241,8 @@ def terminal(
     an exponential, -1/2 a stretched one. Anything else, also a schedule that ends, is `none`. So is a power law where
     beta m^2 (1 - cos) does not vanish: attention that grows colder faster than the particles meet leaves each with
     itself. radius: one for all, or one for each particle; those that a scheme keeps change the rate, with beta, those
-    that grow become equal. layers: whole layers, h = 1, in place of continuous time: another exponential. sublayers:
+    that grow become equal. An angle that does not shrink with the update brings them together before the end, which is
+    no law either. layers: whole layers, h = 1, in place of continuous time: another exponential. sublayers:
     how many attentions act per unit of t; a radius that grows then grows as many times as fast.
     """
     frame = Frame(scheme, depth)
@@ -265,6 +269,10 @@ def terminal(
     law = read_law(rate, r, power)
     if law.exponent is None or law.exponent <= 0:
         return law if rate(r, LATE) > 0 else STILL
+    m = frame.read(r, LATE - 1)
+    near, far = (frame.rates(r, LATE - 1, m, tangential)[0] for tangential in (0.0, FAR * m))
+    if near > SUDDEN * far:
+        return MEET
     colder = 2 * log(frame.read(r * 1.01**power, LATE * 1.01 - 1) / frame.read(r, LATE - 1)) / log(1.01)
     if beta > 0 and law.kind == "polynomial" and law.exponent <= colder + 1e-6:
         return COLD

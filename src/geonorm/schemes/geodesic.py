@@ -88,7 +88,7 @@ class GeoNorm(Placement):
         power = POWERS[self.retraction] if isinstance(self.retraction, str) else self.retraction
         place = {"angle": "post", "update": "pre"}[self.decay_on]
         falls = not isinstance(self.decay, float) or self.decay >= 0  # t^-p with p < 0 grows beyond alpha
-        below = self.learn == "none" and (self.alpha <= 1 and falls or self.decay_on == "update")
+        below = self.learn == "none" and ((self.alpha <= 1 and falls) or self.decay_on == "update")
         angles = AngleMap(max_angle=self.max_angle, power=power, below=below, **{place: rate}, **scalars)
         return angles.level() if self.update == "unit" else angles
 
