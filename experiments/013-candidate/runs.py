@@ -35,6 +35,7 @@ LEFT = (
     "alpha=2, max_angle=pi/2",
     "alpha=pi/4, max_angle=pi, learn=step",
     "alpha=pi/4, max_angle=pi, decay=sqrt, learn=step",
+    "decay=constant",
 )
 """More than 0.04 above the lowest at the first rate, and not trained further."""
 RIVALS = ("peri", "deepnorm", "keel", "lns")
@@ -62,7 +63,8 @@ def plan(known: Summaries) -> Grid:
     }
     left = {row: rows.pop(row) for row in [f"select-{slug(with_fields(variant))}" for variant in LEFT]}
     grid = {name_run(row, RATES[0]): [*words, *settings(lr=f"{RATES[0]:g}", seed=0)] for row, words in left.items()}
-    grid |= plan_rows(known, rows, RATES, SEEDS)
+    rivals = {row: rows.pop(row) for row in map("select-{}".format, map(slug, RIVALS))}
+    grid |= plan_rows(known, rows, RATES, SEEDS) | plan_rows(known, rivals, RATES, 1)
     return {**grid, **plan_confirmation(known, CANDIDATE, SLOWER)} if CANDIDATE else grid
 
 

@@ -302,7 +302,7 @@ def test_every_run_of_020_is_a_command_that_changes_one_field() -> None:
 
 def test_every_run_of_013_is_a_command_of_the_regime_that_it_shares_with_016() -> None:
     grid = plan_of("013-candidate")({})
-    assert len(grid) == (13 + 4) * 3 - 4 * 2
+    assert len(grid) == (13 + 4) * 3 - 5 * 2
     schemes = {parse(words[words.index("--scheme") + 1]) for words in grid.values()}
     assert sum(getattr(scheme, "update", "raw") == "unit" for scheme in schemes) == 13 and len(schemes) == 17
     words = next(iter(grid.values()))
@@ -310,7 +310,7 @@ def test_every_run_of_013_is_a_command_of_the_regime_that_it_shares_with_016() -
     one, two = (read(TrainCommand, "geonorm train", list(each)).run() for each in (words, other))
     assert replace(one, scheme="pre") == replace(two, scheme="pre")
     seeded = plan_of("013-candidate")(finished(grid, lambda lr: 3 + abs(lr - 6e-3)))
-    assert len(seeded) == len(grid) + 13  # the four that are out ask for nothing more
+    assert len(seeded) == len(grid) + 8  # rivals, and the five that are out, ask for nothing more
 
 
 def test_013_tries_its_candidate_with_seeds_that_chose_nothing() -> None:
