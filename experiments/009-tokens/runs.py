@@ -24,8 +24,10 @@ LATEX = settings(data="runs/latex-by-work", batch_size=4)
 STEPS = {1: 2000, 2: 4000, 4: 8000, 8: 16000, 16: 32000}
 """Steps of 512 tokens, by million tokens: 3 to 50 for each of 0.33M parameters."""
 SMOOTH = "geonorm(retraction=0.5, max_angle=pi)"
+EQUAL = "geonorm(update=unit, retraction=projection, decay=sqrt, decay_on=update, index=sublayer)"
+"""Equal shares of the last state (docs/theory.md 3.2)."""
 FOUR = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
-OTHERS = (SMOOTH, "deepnorm", "keel", "peri", "lns")
+OTHERS = (EQUAL, SMOOTH, "deepnorm", "keel", "peri", "lns")
 LADDERS = {
     "books, raw entry": ("books-", FOUR[0], FOUR[1:2]),
     "books, entry on the sphere": ("books-", FOUR[2], (FOUR[3], *OTHERS)),
