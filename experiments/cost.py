@@ -49,7 +49,7 @@ def measure(experiment: Path, schemes: list[str], rounds: int) -> dict[str, Any]
     tokens = torch.randint(shape.vocab_size, (config.batch_size, shape.context + 1))
     ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     programs = {
-        scheme: warm_up(partial(ours, scheme, mode, own, bench, ids, targets, DEVICE), DEVICE)
+        scheme: warm_up(partial(ours, scheme, mode, own, bench, ids, targets, DEVICE, config.steps), DEVICE)
         for scheme, own in shapes.items()
     }
     times = take_turns({scheme: partial(one_step, own, clock, DEVICE) for scheme, own in programs.items()}, rounds)

@@ -122,15 +122,22 @@ def bench_train(config: TrainBench, say: Say = print) -> dict[str, Any]:
 
 
 def ours(
-    scheme: str, mode: str, shape: DecoderConfig, config: TrainBench, ids: Tensor, targets: Tensor, device: torch.device
+    scheme: str,
+    mode: str,
+    shape: DecoderConfig,
+    config: TrainBench,
+    ids: Tensor,
+    targets: Tensor,
+    device: torch.device,
+    steps: int = parallel.PAYS,
 ) -> Program:
-    """A training step of our decoder as `geonorm train` makes it."""
+    """A training step of our decoder as `geonorm train` makes it in a run of so many steps."""
     torch.manual_seed(0)
     runtime = Runtime(dtype=config.dtype, threads=config.threads, compile=mode == "compiled")
     with device:
         model = Decoder(replace(shape, scheme=scheme))
     model = parallel.distribute(model, runtime, device)
-    loss_of = parallel.loss_of(model, runtime, device, steps=parallel.PAYS)
+    loss_of = parallel.loss_of(model, runtime, device, steps)
     optimizers = optim.build_optimizers(model, Optim(), LR)
 
     def step() -> Tensor:

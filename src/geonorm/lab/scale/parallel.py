@@ -31,6 +31,10 @@ WHOLE, PAYS = 6, 10_000
 """Most blocks of a model that is compiled as one graph with its loss, and fewest steps. That compiling takes longer the
 deeper the model is, for four blocks 26 s of a CPU in place of 8, and saves some 7 ms a step."""
 
+MODELS = 64
+"""Graphs of one function that a process may have. Models share their functions, and beyond PyTorch's 8 the next model
+would run eagerly, with no more than a warning."""
+
 
 def distribute(model: M, runtime: Runtime, device: torch.device) -> M:
     """Moves the model and wraps its blocks and its loss in place; parameter names do not change."""
@@ -41,6 +45,7 @@ def distribute(model: M, runtime: Runtime, device: torch.device) -> M:
         if runtime.compile:
             block.compile()
     if runtime.compile:
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MODELS)
         model.cross_entropy = torch.compile(Trunk.cross_entropy)  # type: ignore[method-assign]
     return model
 
