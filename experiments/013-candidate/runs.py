@@ -41,10 +41,10 @@ LEFT = (
 RIVALS = ("peri", "deepnorm", "keel", "lns")
 RATES = (6e-3, 3e-3, 1.2e-2)
 SEEDS = 2
-CANDIDATE = ""
-"""What selection found; none yet."""
-SLOWER = 1.0
-"""The candidate's step time over that of Pre-Norm."""
+CANDIDATE = "geonorm(update=unit, decay=sqrt, index=sublayer)"
+"""What selection found: pi/4 / √n in sub-layer n."""
+SLOWER = 1.012
+"""The candidate's step time over that of Pre-Norm (cost.json)."""
 LATEX = [*COMMON, *settings(data="runs/latex-by-work")]
 STEPS = 8000
 AGAINST = ("geonorm", "pre", "pre(entry=embedding)", "peri", "deepnorm", "keel")

@@ -40,11 +40,11 @@ def read_selection(experiment: Path, other: Path) -> Runs:
 
 def rank(runs: Runs) -> list[str]:
     """Of the variants: mean loss at the best rate over the seeds that all of them have."""
-    wanted = {str(parse(name)) for name in (*KNOWN[3:], *map(with_fields, VARIANTS))}
+    wanted = {parse(name) for name in (*KNOWN[3:], *map(with_fields, VARIANTS))}
     found = []
     for row in judge({SELECTION: runs})[SELECTION]:
         ends = at_best(runs, row)
-        if row["scheme"] in wanted and set(range(SEEDS)) <= ends.keys():
+        if parse(row["scheme"]) in wanted and set(range(SEEDS)) <= ends.keys():
             losses = [ends[seed]["val_loss"] for seed in range(SEEDS)]
             found.append((fmean(losses), row["scheme"], ", ".join(f"{loss:.4f}" for loss in losses)))
     return markdown_lines(
