@@ -20,23 +20,25 @@ COMMON = settings(
 BOOKS = [*COMMON, *settings(data="books", steps=4000)]
 """The regime `plain` of 016, of which it takes the rows KNOWN."""
 KNOWN = ("pre", "pre(entry=embedding)", "geonorm", "geonorm(update=unit)", "nag")
-VARIANTS = (
-    "decay=sqrt", "decay=0.75", "alpha=0.5", "max_angle=pi", "alpha=2, max_angle=pi/2",
-    "alpha=pi/4, max_angle=pi, learn=step", "alpha=pi/4, max_angle=pi, decay=sqrt, learn=step",
-    "decay=sqrt, index=sublayer", "decay=sqrt, max_angle=pi", "decay=constant",
-    "alpha=0.5, decay=constant", "alpha=0.3, decay=-0.5",
-    "retraction=projection, decay=sqrt, decay_on=update, index=sublayer",
-)  # fmt: skip
-"""Of GeoNorm with a unit tangent, which turns a token of block t by alpha decay(t) min(1, max_angle), pi/4 / t without
-fields. Learned steps begin there, too, with room above: at the ceiling a step has no gradient. The last one turns it
-by atan(1/√n) in sub-layer n, by which the embedding and all outputs have equal shares of the state."""
-LEFT = (
-    "alpha=0.5",
-    "alpha=2, max_angle=pi/2",
-    "alpha=pi/4, max_angle=pi, learn=step",
-    "alpha=pi/4, max_angle=pi, decay=sqrt, learn=step",
-    "decay=constant",
-)
+VARIANTS = {
+    "pi/4 / √t": "decay=sqrt",
+    "pi/4 / t^0.75": "decay=0.75",
+    "pi/8 / t": "alpha=0.5",
+    "1 / t": "max_angle=pi",
+    "2 / t, at most pi/2": "alpha=2, max_angle=pi/2",
+    "learned from pi/4 / t": "alpha=pi/4, max_angle=pi, learn=step",
+    "learned from pi/4 / √t": "alpha=pi/4, max_angle=pi, decay=sqrt, learn=step",
+    "pi/4 / √n": "decay=sqrt, index=sublayer",
+    "1 / √t": "decay=sqrt, max_angle=pi",
+    "pi/4": "decay=constant",
+    "pi/8": "alpha=0.5, decay=constant",
+    "0.24 √t": "alpha=0.3, decay=-0.5",
+    "equal shares: atan(1/√n)": "retraction=projection, decay=sqrt, decay_on=update, index=sublayer",
+}
+"""Of GeoNorm with a unit tangent, by the angle of block t or sub-layer n: alpha decay min(1, max_angle). Learned steps
+have room above: at the ceiling a step has no gradient. By the last angle the embedding and all outputs have equal
+shares of the state."""
+LEFT = ("pi/8 / t", "2 / t, at most pi/2", "learned from pi/4 / t", "learned from pi/4 / √t", "pi/4")
 """More than 0.04 above the lowest at the first rate, and not trained further."""
 RIVALS = ("peri", "deepnorm", "keel", "lns")
 RATES = (6e-3, 3e-3, 1.2e-2)
@@ -59,9 +61,9 @@ def with_fields(variant: str) -> str:
 def plan(known: Summaries) -> Grid:
     rows = {
         f"select-{slug(scheme)}": [*BOOKS, *settings(scheme=scheme)]
-        for scheme in (*map(with_fields, VARIANTS), *RIVALS)
+        for scheme in (*map(with_fields, VARIANTS.values()), *RIVALS)
     }
-    left = {row: rows.pop(row) for row in [f"select-{slug(with_fields(variant))}" for variant in LEFT]}
+    left = {row: rows.pop(row) for row in [f"select-{slug(with_fields(VARIANTS[name]))}" for name in LEFT]}
     grid = {name_run(row, RATES[0]): [*words, *settings(lr=f"{RATES[0]:g}", seed=0)] for row, words in left.items()}
     rivals = {row: rows.pop(row) for row in map("select-{}".format, map(slug, RIVALS))}
     grid |= plan_rows(known, rows, RATES, SEEDS) | plan_rows(known, rivals, RATES, 1)

@@ -27,24 +27,32 @@ from geonorm.schemes import parse
 
 STREAMS = Path(__file__).parents[1] / "016-streams"
 SELECTION = "selection"
+LABELS = {parse(KNOWN[3]): "pi/4 / t"} | {parse(with_fields(fields)): name for name, fields in VARIANTS.items()}
+"""Unit tangents by scheme: their angle in block t or sub-layer n."""
 UNIT = "nats per token"
 CHANCE = 0.01
+
+
+def label(scheme: str) -> str:
+    """A unit tangent by its angle, anything else by its name."""
+    return LABELS.get(parse(scheme), scheme)
 
 
 def read_selection(experiment: Path, other: Path) -> Runs:
     """Own runs, and those of KNOWN in the regime `plain` of the other experiment, the baseline first."""
     known = [run for run in read_runs(other) if run["run"].startswith("plain-") and run["scheme"] in KNOWN]
     own = [run for run in read_runs(experiment) if run["run"].startswith("select-")]
-    return sorted([*known, *own], key=lambda run: run["scheme"] != KNOWN[0])
+    runs = [{**run, "scheme": label(run["scheme"])} for run in (*known, *own)]
+    return sorted(runs, key=lambda run: run["scheme"] != KNOWN[0])
 
 
 def rank(runs: Runs) -> list[str]:
     """Of the variants: mean loss at the best rate over the seeds that all of them have."""
-    wanted = {parse(name) for name in (*KNOWN[3:], *map(with_fields, VARIANTS))}
+    wanted = {*LABELS.values(), *KNOWN[4:]}
     found = []
     for row in judge({SELECTION: runs})[SELECTION]:
         ends = at_best(runs, row)
-        if parse(row["scheme"]) in wanted and set(range(SEEDS)) <= ends.keys():
+        if row["scheme"] in wanted and set(range(SEEDS)) <= ends.keys():
             losses = [ends[seed]["val_loss"] for seed in range(SEEDS)]
             found.append((fmean(losses), row["scheme"], ", ".join(f"{loss:.4f}" for loss in losses)))
     return markdown_lines(
@@ -55,7 +63,7 @@ def rank(runs: Runs) -> list[str]:
 
 def read_trial(experiment: Path) -> dict[str, Runs]:
     """The runs of fresh seeds, those of the candidate first: with as many tokens as its rivals, and with their time."""
-    runs = [run for run in read_runs(experiment) if run["seed"] in FRESH]
+    runs = [{**run, "scheme": label(run["scheme"])} for run in read_runs(experiment) if run["seed"] in FRESH]
     equal = [run for run in runs if run["run"].startswith("equal-")]
     rivals = [run for run in runs if run["run"].startswith("confirm-")]
     if not equal:
@@ -87,7 +95,11 @@ def main(experiment: Path, other: Path = STREAMS) -> None:
     parts = ["## Candidates\n\n" + "\n".join(rank(selection)), *([f"## Verdict\n\n{conclude(tried)}"] if tried else [])]
     charts = [draw_losses(SELECTION, UNIT, selection)]
     if tried:
-        own = [run for run in read_runs(experiment) if run["run"].startswith("confirm-")]
+        own = [
+            {**run, "scheme": label(run["scheme"])}
+            for run in read_runs(experiment)
+            if run["run"].startswith("confirm-")
+        ]
         charts.append(draw_losses("confirmation", UNIT, own))
     write(
         experiment, {SELECTION: selection, **trial}, parts, {"rates": charts},

@@ -57,7 +57,7 @@ def test_the_candidate_of_013_is_the_lowest_variant_by_the_seeds_that_all_have(t
     text = (tmp_path / "table.md").read_text()
     candidates = text[text.index("## Candidates") :].splitlines()[4:]
     assert candidates == [
-        "| geonorm(decay=sqrt, update=unit) | 3.6850 | 3.6800, 3.6900 |", "| nag | 3.6950 | 3.6900, 3.7000 |",
+        "| pi/4 / √t | 3.6850 | 3.6800, 3.6900 |", "| nag | 3.6950 | 3.6900, 3.7000 |",
     ]  # fmt: skip
     assert "| keel | 2 |" in text and "mhc" not in text
 
