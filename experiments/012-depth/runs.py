@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from math import log, sqrt
+from math import log, pi, sqrt
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -35,11 +35,20 @@ def equal_angles(layers: int) -> str:
     return f"geonorm(decay=constant, alpha={sqrt((log(layers) + 0.58) / layers):.3f})"
 
 
+def even_angles(layers: int) -> str:
+    """A unit tangent that turns by 1/√L in every sub-layer: a sum of squares of 2, as harmonic decay, at every depth."""
+    return f"geonorm(update=unit, decay=constant, alpha={4 / pi / sqrt(layers):.4f})"
+
+
+NAMES = {"geonorm(decay=constant), equal angles": equal_angles, "unit tangent, 1/√L": even_angles}
+"""Schemes that have a number of their own at each depth."""
+
+
 def plan(known: Summaries) -> Grid:
     rows = {
         f"{layers}-{slug(scheme)}": [*RECIPE, *settings(model__layers=layers, scheme=scheme)]
         for schemes in (("pre", DECAYS[0], EQUAL, *DECAYS[1:]), None, OTHERS)
         for layers in LAYERS
-        for scheme in schemes or (equal_angles(layers),)
+        for scheme in schemes or (even_angles(layers), equal_angles(layers))
     }
     return plan_rows(known, rows, RATES, SEEDS)

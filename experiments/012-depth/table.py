@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from cells import Runs, at_best, judge, read_runs, write
-from runs import LAYERS, equal_angles
+from runs import LAYERS, NAMES
 
 from geonorm.lab.runs.significance import Estimate, contrast, fit_prior, moderate
 from geonorm.lab.runs.statistics import Row
@@ -29,17 +29,18 @@ from geonorm.report.columns import markdown_lines
 from geonorm.report.style import looks, signed
 from geonorm.report.vega import Axis, Chart
 
-BASE, EQUAL = "pre", "geonorm(decay=constant), equal angles"
+BASE = "pre"
 Rows = Mapping[str, Sequence[Row]]
 
 
 def read_depths(experiment: Path) -> dict[str, Runs]:
-    """Runs by depth, the shallowest first; the constant angle, a number of its own at each depth, has one name."""
+    """Runs by depth, the shallowest first; what has a number of its own at each depth has one name."""
     found: dict[str, Runs] = {}
     runs = read_runs(experiment)
     for layers in sorted(LAYERS):
         own = [run for run in runs if run["run"].startswith(f"{layers}-")]
-        named = ({**run, "scheme": EQUAL if run["scheme"] == equal_angles(layers) else run["scheme"]} for run in own)
+        names = {make(layers): name for name, make in NAMES.items()}
+        named = ({**run, "scheme": names.get(run["scheme"], run["scheme"])} for run in own)
         ordered = sorted(named, key=lambda run: run["scheme"] != BASE)
         if ordered and ordered[0]["scheme"] == BASE:
             found[f"{layers} blocks"] = ordered
