@@ -36,7 +36,7 @@ def equal_angles(layers: int) -> str:
 
 
 def even_angles(layers: int) -> str:
-    """A unit tangent that turns by 1/√L in every sub-layer: a sum of squares of 2, as harmonic decay, at every depth."""
+    """A unit tangent that turns by 1/√L in every sub-layer: a sum of squares of 2, as harmonic decay, at any depth."""
     return f"geonorm(update=unit, decay=constant, alpha={4 / pi / sqrt(layers):.4f})"
 
 
