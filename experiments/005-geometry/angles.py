@@ -119,6 +119,7 @@ def draw(courses: Sequence[Course]) -> list[Chart]:
 def main(folder: Path = HERE, sources: Mapping[Path, Mapping[str, str]] | None = None) -> None:
     sources = sources or {HERE.parent / name: recipes for name, recipes in SOURCES.items()}
     courses = [course for experiment, recipes in sources.items() for course in read_courses(experiment, recipes)]
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "angles.md").write_text("\n".join(tabulate(courses)) + "\n", encoding="utf-8")
     print(folder / "angles.md")
     for file in save_figures(

@@ -235,10 +235,11 @@ def test_the_schedule_of_a_run_is_told_over_its_training(tmp_path: Path) -> None
     (experiment / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (experiment / "traces.csv").write_text("\n".join(traces) + "\n")
     made = runpy.run_path(str(ROOT / "005-geometry" / "angles.py"))
-    made["main"](tmp_path, {experiment: {"modern": "", "": "planted"}})
-    assert (tmp_path / "angles.md").read_text().splitlines()[2:] == [
+    out = tmp_path / "new" / "folder"
+    made["main"](out, {experiment: {"modern": "", "": "planted"}})
+    assert (out / "angles.md").read_text().splitlines()[2:] == [
         "| pre | 5 blocks, planted | 1 | 0.4 | 0.00 | −1.00 |", "| pre | 5 blocks, planted | 1 | 4 | 0.00 | +0.50 |",
         "| nag | 5 blocks, planted | 1 | 0.4 | 0.00 | −1.00 |", "| nag | 5 blocks, planted | 1 | 4 | 0.00 | +0.50 |",
     ]  # fmt: skip
-    drawn = (tmp_path / "figures" / "angles.svg").read_text()
+    drawn = (out / "figures" / "angles.svg").read_text()
     assert "5 blocks, planted" in drawn and "Steps over depth: MLP" in drawn
