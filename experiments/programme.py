@@ -43,6 +43,8 @@ TRACED = (
 TURNING = ("angle_o", "norm_o", "angle_down", "norm_down")
 MEAN = 500
 """Steps whose mean training loss is kept."""
+EQUAL_SHARES = "retraction=projection, decay=sqrt, decay_on=update, index=sublayer"
+"""Fields by which a unit tangent gives all sub-layers one share of the last state (docs/theory.md 3.2)."""
 
 
 def settings(**values: object) -> list[str]:

@@ -27,7 +27,7 @@ SOURCES = {
     "012-depth": {"": "GELU"},
     "016-streams": {"modern": "modern, Muon", "": "SwiGLU"},
     "017-paper-recipe": {"": "the paper's recipe"},
-    "014-beyond-decoders": {"vision": "images", "mlm": "masked text", "long": "masked text, long"},
+    "014-beyond-decoders": {"vision": "images", "long": "masked text"},
 }
 """Experiments with traces: by the start of a run's name, what it is. Decoders with AdamW where nothing else is said."""
 NAG = "nag"
@@ -99,7 +99,7 @@ def tabulate(courses: Sequence[Course]) -> list[str]:
 
 
 def draw(courses: Sequence[Course]) -> list[Chart]:
-    """Of Pre-Norm with both entries. What lies outside the frame is drawn at its edge."""
+    """Of Pre-Norm with both entries."""
     courses = [course for course in courses if course.scheme != NAG]
     shared = looks(list(dict.fromkeys(course.shape for course in courses)))
     x = Axis.around([at for course in courses for at, _ in course.powers], log=True, title="tokens per parameter")
@@ -107,7 +107,13 @@ def draw(courses: Sequence[Course]) -> list[Chart]:
     for kind, name in KINDS.items():
         own = [power[kind] for course in courses for _, power in course.powers]
         y = Axis(max(-2.0, min(own) - 0.2), min(3.0, max(own) + 0.2), title="p of angle ~ t^p")
-        chart = Chart(f"Steps over depth: {name}", x, y, shared, "One line a run. −1 harmonic, −1/2 sqrt, 0 constant.")
+        chart = Chart(
+            f"Steps over depth: {name}",
+            x,
+            y,
+            shared,
+            "One line a run, at the edge where it leaves the frame. −1 harmonic, −1/2 sqrt, 0 constant.",
+        )
         for level in (-1.0, -0.5, 0.0):
             chart.rule(y=level)
         for course in courses:

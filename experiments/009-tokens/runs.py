@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from programme import Grid, Summaries, settings
+from programme import EQUAL_SHARES, Grid, Summaries, settings
 from rates import extend, plan_rows, read_losses
 
 from geonorm.lab.compare.compare import slug
@@ -24,8 +24,7 @@ LATEX = settings(data="runs/latex-by-work", batch_size=4)
 STEPS = {1: 2000, 2: 4000, 4: 8000, 8: 16000, 16: 32000}
 """Steps of 512 tokens, by million tokens: 3 to 50 for each of 0.33M parameters."""
 SMOOTH = "geonorm(retraction=0.5, max_angle=pi)"
-EQUAL = "geonorm(update=unit, retraction=projection, decay=sqrt, decay_on=update, index=sublayer)"
-"""Equal shares of the last state (docs/theory.md 3.2)."""
+EQUAL = f"geonorm(update=unit, {EQUAL_SHARES})"
 FOUR = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
 OTHERS = (EQUAL, SMOOTH, "deepnorm", "keel", "peri", "lns")
 LADDERS = {

@@ -7,7 +7,7 @@ from math import log, pi, sqrt
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from programme import Grid, Summaries, settings
+from programme import EQUAL_SHARES, Grid, Summaries, settings
 from rates import plan_rows
 
 from geonorm.lab.compare.compare import slug
@@ -20,8 +20,7 @@ RECIPE = settings(
 """1.02M tokens at one width; 65,536 held-out tokens spread over the five books, for the whole of them would take a
 third as long as the training at 36 blocks. The weights of every evaluation stay: the use of blocks is probed there."""
 LAYERS = (36, 12, 4)
-EQUAL = "geonorm(update=unit, retraction=projection, decay=sqrt, decay_on=update, index=sublayer)"
-"""Equal shares of the last state (docs/theory.md 3.2)."""
+EQUAL = f"geonorm(update=unit, {EQUAL_SHARES})"
 DECAYS = ("geonorm", "geonorm(decay=sqrt)", "geonorm(decay=0.75)")
 OTHERS = ("lns", "keel", "deepnorm", "pre(entry=embedding)", "geonorm(entry=embedding)")
 RATES = (4e-3, 2e-3, 8e-3)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from programme import Grid, Summaries, settings
+from programme import EQUAL_SHARES, Grid, Summaries, settings
 from rates import find_best, name_run, plan_rows
 
 from geonorm.lab.compare.compare import slug
@@ -33,7 +33,7 @@ VARIANTS = {
     "pi/4": "decay=constant",
     "pi/8": "alpha=0.5, decay=constant",
     "0.24 √t": "alpha=0.3, decay=-0.5",
-    "equal shares: atan(1/√n)": "retraction=projection, decay=sqrt, decay_on=update, index=sublayer",
+    "equal shares: atan(1/√n)": EQUAL_SHARES,
 }
 """Of GeoNorm with a unit tangent, by the angle of block t or sub-layer n: alpha decay min(1, max_angle). Learned steps
 have room above: at the ceiling a step has no gradient. By the last angle the embedding and all outputs have equal

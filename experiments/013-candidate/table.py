@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from cells import Cells, Runs, at_best, judge, read_clamped, read_runs, write
 from curves import draw_losses
-from runs import FRESH, KNOWN, SEEDS, VARIANTS, with_fields
+from runs import AGAINST, FRESH, KNOWN, SEEDS, VARIANTS, with_fields
 
 from geonorm.lab.runs.statistics import Row
 from geonorm.report.columns import markdown_lines
@@ -73,15 +73,17 @@ def read_trial(experiment: Path) -> dict[str, Runs]:
     return {"equal tokens": rivals, "equal time": [*equal, *rest]}
 
 
-def is_above(row: Row) -> bool:
-    return row["difference"] > 0 and row["p_holm"] is not None and row["p_holm"] < CHANCE
+def is_above(row: Row | None) -> bool:
+    """By the rule that was registered; a rival that has not all of its runs yet is not."""
+    return row is not None and row["pairs"] == len(FRESH) and row["difference"] > 0 and row["p_holm"] < CHANCE
 
 
 def conclude(judged: Mapping[str, Sequence[Row]]) -> str:
-    """Whether every rival ends above the candidate, by the rule that was registered."""
+    """Whether every rival ends above the candidate."""
     lines = []
     for cell, rows in judged.items():
-        left = [row["scheme"] for row in rows[1:] if not is_above(row)]
+        found = {row["scheme"]: row for row in rows}
+        left = [rival for rival in AGAINST if not is_above(found.get(rival))]
         lines.append(
             f"At {cell}: " + (f"not found; not above it with p < {CHANCE}: {', '.join(left)}." if left else "found.")
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from programme import Grid, Summaries, settings
+from programme import EQUAL_SHARES, Grid, Summaries, settings
 from rates import Losses, extend, read_losses, refine
 
 from geonorm.lab.compare.compare import slug
@@ -29,8 +29,8 @@ SMOOTH = "geonorm(entry=embedding, retraction=0.5, max_angle=pi)"
 CELLS = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
 SEEDS = dict(zip(CELLS, (5, 5, 3, 3), strict=True))
 UNIT = "geonorm(entry=embedding, update=unit)"
-EQUAL = "geonorm(entry=embedding, update=unit, retraction=projection, decay=sqrt, decay_on=update, index=sublayer)"
-"""Equal shares of the last state (docs/theory.md 3.2), the only other way with a unit tangent that is tried here."""
+EQUAL = f"geonorm(entry=embedding, update=unit, {EQUAL_SHARES})"
+"""The only other way with a unit tangent that is tried here."""
 OTHERS = (UNIT, EQUAL, SMOOTH, *(f"{name}(entry=embedding)" for name in ("peri", "post", "deepnorm", "sandwich")))
 PARTS = {
     "no gains": ("pre(entry=embedding)", "geonorm(entry=embedding)", "geonorm(entry=embedding, input=norm)"),

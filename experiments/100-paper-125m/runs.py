@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from programme import Grid, Summaries, settings
+from programme import EQUAL_SHARES, Grid, Summaries, settings
 from rates import plan_rows
 
 from geonorm.lab.compare.compare import slug
@@ -21,12 +21,10 @@ RECIPE = settings(
 """98.3M tokens, 0.6 for each parameter: 3,000 steps of 64 x 512, LayerNorm, GELU, GPT-NeoX's initialisation, the weight
 decay of a step that the paper has at its highest rate. One checkpoint, at the end: a run is complete by itself."""
 RATES = (6e-4, 1.2e-3)
-"""The paper's, and an octave above it: a sixteenth of its steps ask for a higher one."""
-UNIT = "update=unit"
-EQUAL = "update=unit, retraction=projection, decay=sqrt, decay_on=update, index=sublayer"
+"""The paper's, and an octave above it: a seventeenth of its steps ask for a higher one."""
 FIRST = ("pre(entry=embedding)", "geonorm(entry=embedding)")
 OTHERS = (
-    f"geonorm(entry=embedding, {UNIT})", f"geonorm(entry=embedding, {EQUAL})", "pre", "geonorm",
+    "geonorm(entry=embedding, update=unit)", f"geonorm(entry=embedding, update=unit, {EQUAL_SHARES})", "pre", "geonorm",
     "peri(entry=embedding)", "deepnorm(entry=embedding)", "post(entry=embedding)",
 )  # fmt: skip
 SEEDS = 1

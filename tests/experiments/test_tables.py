@@ -100,8 +100,9 @@ def test_tables_and_figures_of_019(tmp_path: Path) -> None:
 
 
 def test_tables_of_013_choose_and_judge(tmp_path: Path) -> None:
-    """Planted: decay=sqrt lowest of the variants; with fresh seeds all rivals end 0.1 above it at equal tokens,
-    `keel` 0.01, which is below it at equal time. Runs that chose a rate are not among those that judge."""
+    """Planted: decay=sqrt lowest of the variants; with fresh seeds all six rivals end 0.1 above it at equal tokens,
+    `keel` 0.01, which is below it at equal time. Without the last run of one
+    nothing is found. Runs that chose a rate are not among those that judge."""
     rows: list[dict[str, Any]] = []
     unit, best = "geonorm(update=unit)", "geonorm(update=unit, decay=sqrt)"  # as runs have them, in any order
 
@@ -116,7 +117,8 @@ def test_tables_of_013_choose_and_judge(tmp_path: Path) -> None:
             add("select" if scheme == best else "plain", scheme, lr, seed, 3 + plus * (1 + 0.1 * seed) + more)
     known, own = [row for row in rows if row["scheme"] != best], [row for row in rows if row["scheme"] == best]
     rows = own
-    for scheme, plus in ((best, 0.0), ("pre", 0.1), ("keel", 0.1), ("geonorm", 0.1)):
+    rivals = ("pre", "keel", "geonorm", "pre(entry=embedding)", "peri", "deepnorm")
+    for scheme, plus in ((best, 0.0), *((rival, 0.1) for rival in rivals)):
         add("confirm", scheme, 6e-3, 0, 2.0)
         for seed in range(10, 20):
             add("confirm", scheme, 6e-3, seed, 3 + plus * (1 + 0.01 * seed) + 0.01 * seed)
@@ -133,9 +135,9 @@ def test_tables_of_013_choose_and_judge(tmp_path: Path) -> None:
     candidates = text[text.index("## Candidates") :].splitlines()[4:6]
     assert [line.split(" | ")[0] for line in candidates] == ["| pi/4 / √t", "| pi/4 / t"]
     tokens = text[text.index("## equal tokens") : text.index("## equal time")].splitlines()
-    assert tokens[4].startswith("| pi/4 / √t | 10 | 3.145") and len(tokens) == 9
+    assert tokens[4].startswith("| pi/4 / √t | 10 | 3.145") and len(tokens) == 12
     p, adjusted = map(float, next(line for line in tokens if line.startswith("| pre ")).split(" | ")[4].split(", "))
-    assert adjusted == pytest.approx(3 * p, rel=0.2)  # of three rivals, and not of those of both tables
+    assert adjusted == pytest.approx(6 * p, rel=0.2)  # of six rivals, and not of those of both tables
     assert "At equal time: not found; not above it with p < 0.01: keel." in text
     assert "At equal tokens: found." in text
     for row in rows:
@@ -144,6 +146,11 @@ def test_tables_of_013_choose_and_judge(tmp_path: Path) -> None:
     table_of("013-candidate")["main"](tmp_path / "own", tmp_path / "other")
     text = (tmp_path / "own" / "table.md").read_text()
     assert "At equal time: found." in text
+    missing = [row for row in rows if (row["scheme"], row["seed"]) != ("peri", 19)]
+    (tmp_path / "own" / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in missing))
+    table_of("013-candidate")["main"](tmp_path / "own", tmp_path / "other")
+    said = (tmp_path / "own" / "table.md").read_text()
+    assert "At equal tokens: not found; not above it with p < 0.01: peri." in said
     assert "confirmation" in (tmp_path / "own" / "figures" / "rates.svg").read_text()
 
 
