@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from math import log, pi, sqrt
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import EQUAL_SHARES, Grid, Summaries, settings
-from rates import plan_rows
+from rates import name_run, plan_rows
 
 from geonorm.lab.compare.compare import slug
 
@@ -21,7 +22,8 @@ RECIPE = settings(
 third as long as the training at 36 blocks. The weights of every evaluation stay: the use of blocks is probed there."""
 LAYERS = (36, 12, 4)
 EQUAL = f"geonorm(update=unit, {EQUAL_SHARES})"
-DECAYS = ("geonorm", "geonorm(decay=sqrt)", "geonorm(decay=0.75)")
+FIRST = ("pre", "geonorm")
+DECAYS = ("geonorm(decay=sqrt)", "geonorm(decay=0.75)")
 OTHERS = ("lns", "keel", "deepnorm", "pre(entry=embedding)", "geonorm(entry=embedding)")
 RATES = (4e-3, 2e-3, 8e-3)
 SEEDS = 2
@@ -44,10 +46,23 @@ NAMES = {"geonorm(decay=constant), equal angles": equal_angles, "unit tangent, 1
 
 
 def plan(known: Summaries) -> Grid:
-    rows = {
-        f"{layers}-{slug(scheme)}": [*RECIPE, *settings(model__layers=layers, scheme=scheme)]
-        for schemes in (("pre", DECAYS[0], EQUAL, *DECAYS[1:]), None, OTHERS)
-        for layers in LAYERS
-        for scheme in schemes or (even_angles(layers), equal_angles(layers))
+    """Every group whole, its rates and seeds, before the next; equal shares, which learn nothing at 36 blocks, once."""
+
+    def rows_of(*schemes: str | Callable[[int], str]) -> dict[str, list[str]]:
+        named = [
+            (layers, scheme if isinstance(scheme, str) else scheme(layers)) for layers in LAYERS for scheme in schemes
+        ]
+        return {
+            f"{layers}-{slug(scheme)}": [*RECIPE, *settings(model__layers=layers, scheme=scheme)]
+            for layers, scheme in named
+        }
+
+    return {
+        **plan_rows(known, rows_of(*FIRST, even_angles), RATES, SEEDS),
+        **{
+            name_run(row, RATES[0]): [*words, *settings(lr=f"{RATES[0]:g}", seed=0)]
+            for row, words in rows_of(EQUAL).items()
+        },
+        **plan_rows(known, rows_of(*DECAYS, equal_angles), RATES, SEEDS),
+        **plan_rows(known, rows_of(*OTHERS), RATES, 1),
     }
-    return plan_rows(known, rows, RATES, SEEDS)
