@@ -49,6 +49,8 @@ lint: $(VENV)/.test
 
 types: $(VENV)/.test
 	$(BIN)/mypy
+	$(BIN)/mypy experiments/*.py
+	for own in $(sort $(dir $(wildcard experiments/*/*.py))); do $(BIN)/mypy $${own}*.py || exit 1; done
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

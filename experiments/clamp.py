@@ -83,8 +83,8 @@ def draw_gaps(runs: Mapping[str, Any]) -> Chart | None:
     """The course of each run against that of its Pre-Norm twin, where it has one."""
     pairs = {}
     for run in runs.values():
-        scheme = parse(run["scheme"])
-        twin = f"pre(entry={scheme.entry})" if getattr(scheme, "entry", "sphere") != "sphere" else "pre"
+        entry = getattr(parse(run["scheme"]), "entry", "sphere")
+        twin = f"pre(entry={entry})" if entry != "sphere" else "pre"
         place = [run.get(key) for key in ("lr", "seed", "data", "steps")]
         for other in runs.values():
             alike = other["scheme"] == twin and [other.get(key) for key in ("lr", "seed", "data", "steps")] == place

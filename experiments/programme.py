@@ -135,7 +135,7 @@ def keep(experiment: Path, out: Path) -> None:
     for name, row in fresh.items():
         metrics = {row["step"]: row for row in read_lines(out / name / "metrics.jsonl")}  # of a repeated step the last
         course = [[step, row["val_loss"]] for step, row in metrics.items() if "val_loss" in row]
-        losses = [row.get("loss") for _, row in sorted(metrics.items())]
+        losses: list[Any] = [row.get("loss") for _, row in sorted(metrics.items())]
         parts = [(end, losses[end - MEAN : end]) for end in range(MEAN, len(losses) + 1, MEAN)]
         train = [[end, round(mean(part), 5)] for end, part in parts if None not in part]
         turning = [
@@ -150,8 +150,8 @@ def keep(experiment: Path, out: Path) -> None:
     for name in fresh:
         sites = read_lines(out / name / "trace.jsonl")
         rows += ([name, *(show(site.get(key)) for key in rows[0][1:])] for site in sites)
-    with traces.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([rows[0], *sorted(rows[1:], key=lambda row: row[0])])
+    with traces.open("w", encoding="utf-8", newline="") as table:
+        csv.writer(table, lineterminator="\n").writerows([rows[0], *sorted(rows[1:], key=lambda row: row[0])])
     seen: list[dict[str, Any]] = []
     for file in (experiment / "environment.json", *(out / name / "environment.json" for name in fresh)):
         found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []

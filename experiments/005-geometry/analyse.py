@@ -13,14 +13,16 @@ from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from uniform import CPU, Loop, facts
+from uniform import CPU, facts
 
+from geonorm.decay import LAWS
 from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.run import RunFolder, read_rows
 from geonorm.lab.scale.world import ALONE
 from geonorm.lab.train import trace
+from geonorm.lab.train.loop import Loop
 from geonorm.lab.train.text import load_text
-from geonorm.probes.schedule import LAWS, implied
+from geonorm.probes.schedule import implied
 
 Facts = dict[str, Any]
 NORMS = {"layer": ("LayerNorm", "#0072b2"), "rms": ("RMSNorm", "#d55e00")}
@@ -85,14 +87,15 @@ def schedules(paths: list[Path]) -> list[dict[str, Any]]:
         if summary is None or summary["status"] != "finished":
             continue
         config = RunFolder(path).config()
-        loop = Loop(resolve(config, ALONE), load_text(config), CPU, lambda line: None)
+        resolved = resolve(config, ALONE)
+        loop = Loop(resolved, load_text(config), CPU, lambda line: None)
         start = trace.trace(loop.model, loop.validation.trace_ids(), 0, {}).sites
         end = [row for row in read_rows(path / "trace.jsonl") if row["step"] == summary["steps"]]
         for when, rows in (("start", start), ("end", end)):
             found.append(
                 {
                     "run": path.name,
-                    "norm": config.model.norm,
+                    "norm": resolved.shape.norm,
                     "when": when,
                     "ratio": {kind: [row["ratio"] for row in rows if row["kind"] == kind] for kind in ("attn", "mlp")},
                     "laws": implied(rows)["decoder"],
@@ -130,7 +133,7 @@ def figures(runs: list[Facts], found: list[dict[str, Any]], gradients: dict[str,
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    style: dict[Any, Any] = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
              "grid.color": "#ececec", "legend.frameon": False, "savefig.dpi": 160}  # fmt: skip
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,11 +172,11 @@ def figures(runs: list[Facts], found: list[dict[str, Any]], gradients: dict[str,
         for axes, when in zip(page.subplots(1, 2, sharey=True), ("start", "end"), strict=True) if found else ():
             for row in found:
                 if row["when"] == when:
-                    for kind, style in (("attn", "--"), ("mlp", "-")):
+                    for kind, dashes in (("attn", "--"), ("mlp", "-")):
                         values = row["ratio"][kind]
                         name, colour = NORMS[row["norm"]]
                         named = f"{name}, {kind}" if row["run"].endswith("seed0") else None
-                        axes.plot(range(1, len(values) + 1), values, style, color=colour, linewidth=1, label=named)
+                        axes.plot(range(1, len(values) + 1), values, dashes, color=colour, linewidth=1, label=named)
             depth = len(found[0]["ratio"]["attn"])
             for power, word in ((1, "1/t"), (0.5, "1/√t")):
                 axes.plot([1, depth], [1, depth**-power], ":", color="#5c5c5c", linewidth=1)

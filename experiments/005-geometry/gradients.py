@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from geonorm.lab.train.loop import trace
 from geonorm.nn import Decoder, preset
 from geonorm.schemes import Site
+from geonorm.sites.watch import gradient_norms, sites_of
 
 SCHEMES = ("post", "pre", "pre(entry=embedding)", "peri", "deepnorm", "lns", "geonorm")
 DEPTHS = (6, 12, 24, 48, 96)
@@ -40,7 +40,7 @@ def measured(scheme: str, layers: int, width: int, seed: int) -> dict[str, list[
     )
     ids = torch.randint(1024, (4, 65))
     model.loss(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()).backward()
-    norms = trace.gradients(model)
+    norms = gradient_norms(sites_of(model))
     mlps = [norms["decoder", Site(layer, "mlp", layers)] for layer in range(layers)]
     return {name: [mlp[f"grad_{name}"] for mlp in mlps] for name in ("w1", "w2")}
 

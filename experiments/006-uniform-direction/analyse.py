@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from train import models
 from uniform import deep, facts
 
-from geonorm.lab.runs.statistics import paired_interval
+from geonorm.lab.runs.statistics import Interval, paired_interval
 
 Facts = dict[str, Any]
 WORDS = {
@@ -49,9 +49,9 @@ def outside(runs: list[Facts]) -> tuple[int, int, int]:
     return below, sum(row["cos_ones_before"] > row["cos_null_high_before"] for row in rows), len(rows)
 
 
-def signed(values: tuple[float, float | None, float | None]) -> str:
-    middle, low, high = values
-    return f"{middle:+.2f}" if low is None or high is None else f"{middle:+.2f} ({low:+.2f} to {high:+.2f})"
+def signed(found: Interval) -> str:
+    end = "" if found.low is None or found.high is None else f" ({found.low:+.2f} to {found.high:+.2f})"
+    return f"{found.mean:+.2f}{end}"
 
 
 def table(grouped: dict[str, list[Facts]]) -> str:
@@ -71,7 +71,7 @@ def table(grouped: dict[str, list[Facts]]) -> str:
         ]
         base = {run["seed"]: ratio(run) for run in grouped[end]}
         differences = [ratio(run) - base[run["seed"]] for run in runs if run["seed"] in base]
-        versus = signed(tuple(paired_interval(differences))[:3]) if factor and len(differences) > 1 else "–"
+        versus = signed(paired_interval(differences)) if factor and len(differences) > 1 else "–"
         below, above, count = outside(runs)
         shares = " ".join(f"{mean(run['learned_share'][role] for run in runs):.2f}" for role in ("embed", "o", "down"))
         losses = [run["val_loss"] for run in runs]
@@ -93,7 +93,7 @@ def figure(grouped: dict[str, list[Facts]], folder: Path) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    style: dict[Any, Any] = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
              "grid.color": "#ececec", "legend.frameon": False, "savefig.dpi": 160}  # fmt: skip
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ python experiments/006-uniform-direction/train.py OUT [part of a name ...]
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -27,28 +28,29 @@ COMMON: dict[str, object] = {
     "runtime__tensorboard": "false",
 }
 SEEDS = 3
-LLAMA = {
+Factors = Mapping[str, Mapping[str, object]]
+LLAMA: Factors = {
     "norm": {"model__norm": "rms"},
     "positions": {"model__positions": "rope"},
     "tied": {"model__tied": "false"},
     "mlp": {"model__mlp": "swiglu", "model__hidden": 344},
     "bias": {"model__bias": "false"},
 }
-GPT2 = {
+GPT2: Factors = {
     "norm": {"model__norm": "layer"},
     "positions": {"model__positions": "learned"},
     "tied": {"model__tied": "true"},
     "mlp": {"model__mlp": "gelu_tanh", "model__hidden": 512},
     "bias": {"model__bias": "true"},
 }
-WITHOUT_BIAS = {"model__norm": "layer", "model__norm_bias": "false"}
+WITHOUT_BIAS: Mapping[str, object] = {"model__norm": "layer", "model__norm_bias": "false"}
 
 
 def models() -> dict[str, dict[str, object]]:
     """Settings by name; a name is an end and what was taken from the other."""
 
-    def merged(factors: dict[str, dict[str, object]], **changed: dict[str, object]) -> dict[str, object]:
-        return {key: value for part in (factors | changed).values() for key, value in part.items()}
+    def merged(factors: Factors, **changed: Mapping[str, object]) -> dict[str, object]:
+        return {key: value for part in {**factors, **changed}.values() for key, value in part.items()}
 
     found: dict[str, dict[str, object]] = {"llama": merged(LLAMA), "gpt2": merged(GPT2)}
     for end, factors, other in (("llama", LLAMA, GPT2), ("gpt2", GPT2, LLAMA)):

@@ -42,7 +42,7 @@ LENGTHS = {256: 2, 512: 1}
 
 def plan_budgets(
     known: Summaries, rows: Mapping[str, Sequence[str]], budgets: Sequence[int], seeds: int = SEEDS, tuned: int = 16
-) -> Grid:
+) -> dict[str, list[str]]:
     """Every row at every rate and budget, each budget a branch of the next shorter one; octaves at a budget whose best
     rate is at an end; then, at every rate that is best at some budget, all budgets with more seeds. Budgets of more
     than `tuned` million tokens are trained at the rate that is best at the one before."""

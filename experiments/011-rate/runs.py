@@ -53,9 +53,9 @@ def plan(known: Summaries) -> Grid:
         if set(RATES) <= set(found):
             best[warmup, scheme] = min(RATES, key=found.__getitem__)
     for scheme in WIDE:
-        if rate := best.get(("warm", scheme)):
+        if found_best := best.get(("warm", scheme)):
             for width, times in product(WIDTHS, BEYOND):
-                add(scheme, "warm", tidy(rate * times), width=width)
+                add(scheme, "warm", tidy(found_best * times), width=width)
     for seed in range(1, SEEDS):
         for (warmup, scheme), rate in best.items():
             add(scheme, warmup, rate, seed)

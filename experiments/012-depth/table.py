@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import log
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cells import Runs, at_best, judge, read_runs, write
 from runs import LAYERS, NAMES
 
-from geonorm.lab.runs.significance import Estimate, contrast, fit_prior, moderate
+from geonorm.lab.runs.significance import Estimate, Prior, contrast, fit_prior, moderate
 from geonorm.lab.runs.statistics import Row
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import looks, signed
@@ -70,21 +71,23 @@ def tabulate_depth(judged: Rows) -> list[str]:
                 continue
             gap = signed(rows[more]["val_loss_mean"] - rows[fewer]["val_loss_mean"])
             if prior:
-                ends = []
-                for row in (rows[more], rows[fewer]):
-                    variance, df = moderate((row["val_loss_std"] or 0.0) ** 2, row["n"] - 1, prior)
-                    ends.append(Estimate(row["val_loss_mean"], variance / row["n"], df))
-                found = contrast(*ends, prior.total)
+                found = contrast(estimate(rows[more], prior), estimate(rows[fewer], prior), prior.total)
                 gap += f" ({signed(found.low)} to {signed(found.high)})"
             cells.append(gap)
         lines.append([scheme, *cells])
     return markdown_lines(("scheme", *(f"{a} to {b}" for a, b in pairwise(judged))), lines)
 
 
+def estimate(row: Mapping[str, Any], prior: Prior) -> Estimate:
+    variance, df = moderate((row["val_loss_std"] or 0.0) ** 2, row["n"] - 1, prior)
+    return Estimate(row["val_loss_mean"], variance / row["n"], df)
+
+
 def power(values: Mapping[int, float]) -> float | None:
     """p of value ~ t^-p, a line through the logarithms over the blocks t = 2, 3, ... whose value is above 0."""
     points = [(log(block + 1), log(value)) for block, value in values.items() if block > 0 and value > 0]
-    return -float(np.polyfit(*zip(*points, strict=True), 1)[0]) if len(points) > 2 else None
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    return -float(np.polyfit(xs, ys, 1)[0]) if len(points) > 2 else None
 
 
 def tabulate_use(experiment: Path, depths: Mapping[str, Runs], judged: Rows) -> list[str]:

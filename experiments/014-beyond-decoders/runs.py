@@ -55,5 +55,5 @@ def plan(known: Summaries) -> Grid:
 
     grid: dict[str, Sequence[str]] = {}
     for family in FAMILIES:
-        grid |= ask(family, SCHEMES)
-    return grid | ask("vision", (VIT,))
+        grid.update(ask(family, SCHEMES))
+    return {**grid, **ask("vision", (VIT,))}

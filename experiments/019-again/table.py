@@ -36,7 +36,7 @@ ENTRIES = (
 
 def read_lengths(experiment: Path) -> dict[str, Runs]:
     """Runs by length, those of the baseline first."""
-    runs, found = read_runs(experiment), {}
+    runs, found = read_runs(experiment), dict[str, Runs]()
     for tokens in LENGTHS:
         own = sorted(
             (run for run in runs if run["run"].startswith(f"{tokens}-")), key=lambda run: run["scheme"] != BASE

@@ -46,7 +46,7 @@ def read_pairs(runs: Runs) -> dict[str, Pairs]:
     losses: dict[str, dict[tuple[float, int], float]] = {}
     for run in filter(usable, runs):
         losses.setdefault(run["scheme"], {})[run["lr"], run["seed"]] = run["val_loss"]
-    base, found = losses.get(BASE, {}), {}
+    base, found = losses.get(BASE, {}), dict[str, Pairs]()
     for field in FIELDS:
         own = losses.get(str(parse(with_field(field))), {})
         by_rate = {
