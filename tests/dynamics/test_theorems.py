@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from math import exp, log, sqrt
+from dataclasses import dataclass
+from math import exp, log, pi, sqrt
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from torch import Tensor
 
 from geonorm import Residual, Site
 from geonorm import dynamics as d
+from geonorm.ops import AngleMap
+from geonorm.schemes import GeoNorm, Scheme
 
 F64 = torch.float64
 
@@ -141,7 +145,7 @@ class Axis(torch.nn.Module):
         return out
 
 
-def shares(scheme: str, depth: int) -> Tensor:
+def shares(scheme: str | Scheme, depth: int) -> Tensor:
     """w_n^2 of the entry and every sub-layer, whose outputs are at right angles to one another."""
     x = torch.zeros(2 * depth + 1, dtype=F64)
     x[0] = 5.0
@@ -170,3 +174,33 @@ def test_shares_of_other_decays_at_twelve_blocks(fields: str, entry: float, firs
     assert [found[0].item(), found[1:3].sum().item(), found[-2:].sum().item()] == pytest.approx(
         [entry, first, last], abs=5e-4
     )
+
+
+@dataclass(frozen=True)
+class Kept(GeoNorm):
+    """The angles of proposition 2f for an entry of the share `entry_share`."""
+
+    update: Literal["raw", "norm", "unit"] = "unit"
+    entry_share: float = 0.2
+
+    def turn(self, p: Any, site: Site) -> AngleMap:
+        count = 2 * site.depth
+        c = count * self.entry_share / (1 - self.entry_share)
+        return AngleMap(max_angle=pi, power=1.0, pre=(site.number + c) ** -0.5, below=True).level()
+
+
+@pytest.mark.parametrize("entry", [0.02, 0.2, 0.9])
+def test_equal_shares_beside_an_entry_that_is_kept(entry: float) -> None:
+    """Proposition 2f, by the definition that trains; 2e is the case of one share for all."""
+    found = shares(Kept(entry_share=entry), 6)
+    assert found[0].item() == pytest.approx(entry, rel=1e-9)
+    torch.testing.assert_close(found[1:], torch.full_like(found[1:], (1 - entry) / 12), rtol=1e-9, atol=0)
+    torch.testing.assert_close(shares(Kept(entry_share=1 / 13), 6), shares(EQUAL, 6), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("depth", [4, 36])
+def test_one_angle_for_all_keeps_the_entry_at_every_depth(depth: int) -> None:
+    """1/sqrt(L): e^-2 of the entry but for terms of 1/L, and shares that grow by e^2."""
+    found = shares(f"geonorm(update=unit, decay=constant, alpha={4 / pi / depth**0.5})", depth)
+    assert found[0].item() == pytest.approx(exp(-2), rel=0.7 / depth)
+    assert (found[-1] / found[1]).item() == pytest.approx(exp(2), rel=1.5 / depth)
