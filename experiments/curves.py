@@ -84,7 +84,8 @@ def compare_at_rates(runs: Runs, baseline: str) -> list[Gap]:
             pairs[scheme, lr] = shared
     found = {key: paired_interval(list(own.values())) for key, own in pairs.items()}
     known = {key: each.std for key, each in found.items() if each.std is not None}
-    prior = fit_prior([std**2 for std in known.values()], [len(pairs[key]) - 1 for key in known])
+    rates = [lr for _, lr in known]  # at one rate all are less the same runs
+    prior = fit_prior([std**2 for std in known.values()], [len(pairs[key]) - 1 for key in known], rates)
     gaps = []
     for (scheme, lr), own in sorted(pairs.items()):
         each, moderated = found[scheme, lr], None
@@ -128,9 +129,9 @@ def tabulate(runs: Runs, gaps: Sequence[Gap], baseline: str) -> list[str]:
             own_ends, moderated = (describe(ends) for ends in ((gap.own, gap.moderated) if gap else (None, None)))
             spread = "" if loss.std is None else f" ± {loss.std:.4f}"
             pairs = "–" if gap is None else f"{signed(gap.mean)}{own_ends}, {len(gap.pairs)}"
-            cells.append(
-                [f"`{scheme}`", rate(lr), str(len(own)), f"{loss.mean:.4f}{spread}", pairs, moderated.strip() or "–"]
-            )
+            lost = f" ({len(own) - loss.n} diverged)" if loss.n < len(own) else ""
+            mean = f"{loss.mean:.4f}{spread}" if loss.n else "–"
+            cells.append([f"`{scheme}`", rate(lr), f"{loss.n}{lost}", mean, pairs, moderated.strip() or "–"])
     return markdown_lines(
         ["scheme", "rate", "n", "loss", f"less `{baseline}`, paired (95 %), pairs", "moderated (95 %)"], cells
     )
@@ -145,10 +146,13 @@ def tabulate_minima(runs: Runs) -> list[str]:
     last weights and of those averaged over the end of training."""
     cells = []
     for key, weights in (("val_loss", "last"), ("val_loss_average", "averaged")):
-        known = [dict(run, val_loss=run[key]) for run in runs if run.get(key) is not None]
-        for row in aggregate(known) if known else []:
+        known = [dict(run, val_loss=run.get(key)) for run in runs if run.get(key) is not None or not usable(run)]
+        for row in aggregate(known) if any(map(usable, known)) else []:
             fit = row["fit"]
-            if not fit or fit["loss"] is None:
+            if not fit:
+                continue
+            if fit["loss"] is None:
+                cells.append([f"`{row['scheme']}`", weights, "–", "–", "–", str(fit["problem"])])
                 continue
             ends = "" if fit["lr_low"] is None else f" ({rate(fit['lr_low'])} to {rate(fit['lr_high'])})"
             apart = "–"
@@ -167,10 +171,12 @@ def tabulate_minima(runs: Runs) -> list[str]:
 
 def tabulate_best(runs: Runs, baseline: str) -> list[str]:
     """Each scheme at its best rate, and its difference to the baseline at its own, paired by seed (Student's 95 %). The
-    best of the lowest seed, which alone has all rates: a mean of more seeds would be held against the luck of one."""
+    best of the lowest seed, which alone has all rates: a mean of more seeds would be held against the luck of one; and
+    of rates at which no run diverged: survivors are no scheme."""
     cells = []
+    lost = {(run["scheme"], run["lr"]) for run in runs if not usable(run)}
     for key, weights in (("val_loss", "last"), ("val_loss_average", "averaged")):
-        own = [run for run in runs if usable(run) and run.get(key) is not None]
+        own = [run for run in runs if run.get(key) is not None and (run["scheme"], run["lr"]) not in lost]
         first = min((run["seed"] for run in own), default=0)
         best: dict[str, dict[int, float]] = {}
         for scheme in dict.fromkeys(run["scheme"] for run in own):

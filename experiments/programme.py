@@ -227,7 +227,8 @@ def main(verb: str, experiment: Path, out: Path | None, minutes: float = inf) ->
         return 0
     known = read_kept(experiment) | read_finished(out)
     for name in plan(known):
-        print(f"{known[name]['val_loss'] or 'diverged':<20} {name}" if name in known else f"{'':20} {name}")
+        ended = known.get(name, {"status": ""})
+        print(f"{ended['val_loss'] if ended['status'] == 'finished' else ended['status']:<20} {name}")
     return 0
 
 

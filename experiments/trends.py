@@ -33,16 +33,13 @@ Ladders = Mapping[str, tuple[str, str, Sequence[str]]]
 
 
 def place_runs(runs: Sequence[Mapping[str, Any]], grid: Grid) -> list[dict[str, Any]]:
-    """The runs that the plan has, each with its size and tokens, which rates and seeds share."""
+    """The runs of rows that the plan has, each with its size and tokens, which rates and seeds share; also at rates
+    that the plan no longer asks for, now that it knows more."""
     known: dict[str, dict[str, Any]] = {}
-    found = []
-    for run in runs:
-        row = run["run"].rpartition("-lr")[0]
-        if run["run"] in grid and row not in known:
-            known[row] = about(read(TrainCommand, "geonorm train", list(grid[run["run"]])).run())
-        if row in known:
-            found.append({**run, **known[row]})
-    return found
+    for name, words in grid.items():
+        if (row := name.rpartition("-lr")[0]) not in known:
+            known[row] = about(read(TrainCommand, "geonorm train", list(words)).run())
+    return [{**run, **known[row]} for run in runs if (row := run["run"].rpartition("-lr")[0]) in known]
 
 
 def open_ladder(path: Path, runs: Sequence[Mapping[str, Any]], baseline: str, schemes: Sequence[str]) -> SavedLadder:

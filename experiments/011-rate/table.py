@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cells import Runs, read_runs
 from curves import draw_losses
 from rates import largest_stable, read_losses, tidy
-from runs import BEYOND, SCHEMES, WARMUP, WIDE, WIDTHS
+from runs import BEYOND, RATES, SCHEMES, WARMUP, WIDE, WIDTHS
 
 from geonorm.lab.runs.statistics import paired_interval, usable
 from geonorm.report.columns import markdown_lines
@@ -36,7 +36,11 @@ def read_arms(experiment: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """The runs of width 64 by scheme and warm-up, but for those far above the two decades."""
     runs = read_runs(experiment)
     found = {
-        (scheme, warmup): [run for run in runs if run["run"].startswith(f"64-{warmup}-") and run["scheme"] == scheme]
+        (scheme, warmup): [
+            run
+            for run in runs
+            if run["run"].startswith(f"64-{warmup}-") and run["scheme"] == scheme and run["lr"] in RATES
+        ]
         for scheme, warmup in product(SCHEMES, WARMUP)
     }
     return {arm: own for arm, own in found.items() if any(map(usable, own))}
@@ -104,7 +108,7 @@ def tabulate_widths(experiment: Path, arms: Mapping[tuple[str, str], Runs]) -> l
             continue
         run = runs.get((str(width), scheme, tidy(best_rate(arms[scheme, "warm"]) * times)))
         own: Sequence[Mapping[str, str]] = sites.get(run["run"], ()) if run else ()
-        if run and own:
+        if run:  # one that diverged before its first checkpoint has nothing to probe
             scores = [float(row["attn_logit"]) for row in own if row["attn_logit"]]
             lengths = [float(row["update_norm"]) for row in own if row["update_norm"]]
             loss = f"{run['val_loss']:.3f}" if usable(run) else str(run["status"])

@@ -106,12 +106,12 @@ def tabulate_use(experiment: Path, depths: Mapping[str, Runs], judged: Rows) -> 
         for row in rows:
             names = {run["run"] for run in at_best(depths[depth], row).values()}
             for step in sorted({step for name, step in use if name in names}):
+                probed = [found for (name, at), found in use.items() if name in names and at == step]
                 cells = []
                 for kind in ("block", "mlp"):
-                    powers = [power(found[kind]) for (name, at), found in use.items() if name in names and at == step]
-                    known = [value for value in powers if value is not None]
+                    known = [value for found in probed if (value := power(found[kind])) is not None]
                     cells.append(f"{np.mean(known):.2f}" if known else "–")
-                lines.append([depth, row["scheme"], str(step), str(len(names)), *cells])
+                lines.append([depth, row["scheme"], str(step), str(len(probed)), *cells])
     return markdown_lines(("depth", "scheme", "step", "n", "use falls as t^-", "gradient as t^-"), lines)
 
 

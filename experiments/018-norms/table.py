@@ -23,12 +23,12 @@ from runs import SCHEMES, TASKS, WIDTHS
 from geonorm.lab.runs.statistics import Row
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import looks, signed
-from geonorm.report.tables import chances, learning_rate, moderated_difference, paired_difference, spread
+from geonorm.report.tables import chances, endings, learning_rate, moderated_difference, paired_difference, spread
 from geonorm.report.vega import Axis, Chart, Figure, figure
 
 HEAD = (
-    "task", "width", "scheme", "n", "RMSNorm", "rate", "LayerNorm", "rate", "difference (95 %)", "p, Holm",
-    "moderated (95 %)", "equal within 0.01",
+    "task", "width", "scheme", "pairs", "RMSNorm", "rate", "LayerNorm", "rate", "difference (95 %)", "p, Holm",
+    "moderated (95 %)", "equal within 0.01", "ended otherwise (RMSNorm; LayerNorm)",
 )  # fmt: skip
 Cell = tuple[str, int, str]
 
@@ -52,8 +52,9 @@ def tabulate(pairs: Mapping[Cell, tuple[Row, Row]]) -> list[str]:
         equal = "–" if layer["equal"] is None else "yes" if layer["equal"] else "no"
         lines.append(
             [
-                task, str(width), scheme, str(layer["n"]), spread(rms), learning_rate(rms), spread(layer),
+                task, str(width), scheme, str(layer["pairs"]), spread(rms), learning_rate(rms), spread(layer),
                 learning_rate(layer), paired_difference(layer), chances(layer), moderated_difference(layer), equal,
+                "; ".join(endings(row) or "–" for row in (rms, layer)),
             ]
         )  # fmt: skip
     return markdown_lines(HEAD, lines)

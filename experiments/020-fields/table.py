@@ -45,7 +45,7 @@ def read_pairs(runs: Runs) -> dict[str, Pairs]:
     """By field."""
     losses: dict[str, dict[tuple[float, int], float]] = {}
     for run in filter(usable, runs):
-        losses.setdefault(run["scheme"], {})[run["lr"], run["seed"]] = run["val_loss"]
+        losses.setdefault(name(run), {})[run["lr"], run["seed"]] = run["val_loss"]
     base, found = losses.get(BASE, {}), dict[str, Pairs]()
     for field in FIELDS:
         own = losses.get(str(parse(with_field(field))), {})
@@ -58,6 +58,11 @@ def read_pairs(runs: Runs) -> dict[str, Pairs]:
     return found
 
 
+def name(run: Mapping[str, Any]) -> str:
+    """The scheme as the catalogue writes it: a plan may name a field at its default."""
+    return str(parse(run["scheme"]))
+
+
 def within(pairs: Pairs) -> tuple[float, int]:
     """Variance of a difference between seeds at one rate, with its degrees of freedom."""
     squares = sum(sum((gap - fmean(own.values())) ** 2 for gap in own.values()) for own in pairs.values())
@@ -68,7 +73,8 @@ def within(pairs: Pairs) -> tuple[float, int]:
 def judge(fields: Mapping[str, Pairs]) -> list[Effect]:
     """The mean over rates of each field's mean over seeds."""
     spreads = {field: within(pairs) for field, pairs in fields.items()}
-    prior = fit_prior([variance for variance, _ in spreads.values()], [df for _, df in spreads.values()])
+    variances, dofs = [variance for variance, _ in spreads.values()], [df for _, df in spreads.values()]
+    prior = fit_prior(variances, dofs, [BASE] * len(spreads))
     effects = []
     for field, pairs in fields.items():
         found = None
@@ -104,7 +110,7 @@ def share_clamped(runs: Runs, clamped: Mapping[str, Mapping[int, float]]) -> dic
     found: dict[str, list[float]] = {}
     for run in runs:
         if shares := clamped.get(run["run"]):
-            found.setdefault(run["scheme"], []).append(shares[max(shares)])
+            found.setdefault(name(run), []).append(shares[max(shares)])
     return {scheme: fmean(own) for scheme, own in found.items()}
 
 

@@ -64,13 +64,14 @@ def test_the_candidate_of_013_is_the_lowest_variant_by_the_seeds_that_all_have(t
 
 def test_effects_of_020_are_means_over_rates_under_a_common_spread(tmp_path: Path) -> None:
     """Planted: input=norm 0.1 below the rule at one rate and 0.02 above it at the other; seeds differ by 0.01 in every
-    pair, so that all spreads agree and are pooled: 3 x 2 degrees of freedom of a variance of 5e-5."""
+    pair, so that all spreads agree and are pooled: 3 x 2 degrees of freedom of a variance of 5e-5, of which differences
+    to one baseline have 1 / (1 + 2/4). Fields are named as the plan names them."""
     rows, traces = [], ["run,step,clamped"]
     for scheme, at in (
         ("geonorm(entry=embedding)", (0.0, 0.0)),
         ("geonorm(entry=embedding, input=norm)", (-0.1, 0.02)),
         ("geonorm(entry=embedding, alpha=2)", (0.3, 0.3)),
-        ("geonorm", (0.0, 0.0)),
+        ("geonorm(entry=sphere)", (0.0, 0.0)),
     ):
         for lr, plus in zip((6e-3, 1.2e-2), at, strict=True):
             for seed in (0, 1):
@@ -90,7 +91,9 @@ def test_effects_of_020_are_means_over_rates_under_a_common_spread(tmp_path: Pat
         "| `input=norm` | −0.095, 2 | +0.025, 2 | −0.035 (" in text and "| `alpha=2` | +0.305, 2 | +0.305, 2 |" in text
     )
     effects = {effect.field: effect.found for effect in made["judge"](made["read_pairs"](rows))}
-    assert effects["input=norm"].df == 6 and effects["input=norm"].error == pytest.approx((5e-5 / 4) ** 0.5)
+    assert effects["input=norm"].df == pytest.approx(4) and effects["input=norm"].error == pytest.approx(
+        (5e-5 / 4) ** 0.5
+    )
     assert effects["entry=sphere"].difference == pytest.approx(0.005)
     assert all((tmp_path / "figures" / f"{name}.svg").exists() for name in ("fields", "rates"))
 
@@ -181,6 +184,10 @@ def test_trends_are_told_within_a_seed(experiment: str, tmp_path: Path) -> None:
     assert len(list((tmp_path / "figures").glob("trend-*raw-entry.svg"))) == 1
     (tmp_path / "results.jsonl").write_text(json.dumps(rows[0]) + "\n")
     assert made["main"](tmp_path) == 2
+    first = next(iter(grid))  # a rate that the plan no longer asks for, before the row's others
+    early = [{"run": f"{first.rpartition('-lr')[0]}-lr0.0001-seed{seed}"} for seed in (0, 1)]
+    placed = made["place_runs"]([*early, {"run": first}, {"run": "other-lr1-seed0"}], grid)
+    assert [run["run"] for run in placed] == [early[0]["run"], early[1]["run"], first]
 
 
 def test_differences_at_equal_rates_are_paired_and_moderated(tmp_path: Path) -> None:
@@ -215,6 +222,30 @@ def test_differences_at_equal_rates_are_paired_and_moderated(tmp_path: Path) -> 
     )  # a parabola has its minimum among three rates
     assert "at the same rate" in (tmp_path / "figures" / "rates.svg").read_text()
     assert made["main"](tmp_path, "pre", ["post"]) == 2
+
+
+def test_survivors_of_a_rate_are_no_scheme(tmp_path: Path) -> None:
+    """From 1.2e-2 on two of three runs of `post` diverge; the third is lowest. Its best rate is the one before, and no
+    minimum is fitted through what is left."""
+    runs = []
+    for scheme, losses in (
+        ("pre", {3e-3: 3.75, 6e-3: 3.70, 1.2e-2: 3.75}),
+        ("post", {3e-3: 3.80, 6e-3: 3.71, 1.2e-2: 3.69, 2.4e-2: 3.74}),
+    ):
+        for (lr, loss), seed in product(losses.items(), range(3)):
+            lost = scheme == "post" and lr > 1e-2 and seed > 0
+            runs.append(
+                {"run": f"books-{scheme}-lr{lr:g}-seed{seed}", "scheme": scheme, "lr": lr, "seed": seed,
+                 "status": "diverged" if lost else "finished", "val_loss": None if lost else loss + seed / 1000}
+            )  # fmt: skip
+    made = runpy.run_path(str(ROOT / "curves.py"))
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
+    made["main"](tmp_path, "pre", ["post"])
+    written = (tmp_path / "rates.md").read_text()
+    assert "| `post` | 1.2e-2 | 1 (2 diverged) | 3.6900 |" in written
+    assert "| `post` | last | 6e-3 | 3.7100, 3.7110, 3.7120 | +0.010" in written
+    minima = written.rpartition("parabolas")[2]
+    assert "| `pre` | last | 6e-3" in minima and "`post` | last | 1" not in minima
 
 
 def test_the_schedule_of_a_run_is_told_over_its_training(tmp_path: Path) -> None:

@@ -192,6 +192,8 @@ def test_tables_of_018_pair_the_norms(tmp_path: Path) -> None:
                 {"run": f"copy-{width}-{norm}-{scheme}-lr{lr:g}-seed{seed}", "scheme": scheme, "lr": lr, "seed": seed,
                  "status": "finished", "val_loss": 2 + abs(lr - 8e-3) * 10 + worse + noise}
             )  # fmt: skip
+    lost = {**rows[-1], "run": "copy-4-layer-pre-lr0.032-seed0", "scheme": "pre", "lr": 3.2e-2, "status": "diverged"}
+    rows.append({**lost, "val_loss": None})
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = table_of("018-norms")
     made["main"](tmp_path)
@@ -199,7 +201,8 @@ def test_tables_of_018_pair_the_norms(tmp_path: Path) -> None:
     told = {tuple(line.split(" | ")[1:3]): line.split(" | ") for line in lines if line.startswith("| copy")}
     assert set(told) == set(product(("4", "64"), ("pre", "geonorm")))
     assert told["4", "pre"][8].startswith("+0.041") and told["4", "geonorm"][8].startswith("+0.021")
-    assert told["64", "pre"][-1] == "yes |" and told["4", "pre"][-1] == "no |" and told["4", "pre"][3] == "3"
+    assert told["64", "pre"][-2] == "yes" and told["4", "pre"][-2] == "no" and told["4", "pre"][3] == "3"
+    assert told["4", "pre"][-1] == "–; 1 diverged |" and told["64", "pre"][-1] == "–; – |"
     p, adjusted = map(float, told["4", "pre"][9].split(", "))
     assert adjusted == pytest.approx(4 * p, rel=0.1)
     assert "| 4 | 2 of 2 | +0.031 | +0.041 | +0.021 | – | – |" in lines
@@ -226,6 +229,8 @@ def test_tables_of_011(tmp_path: Path) -> None:
             add(scheme, warmup, 64, lr, seed, 4 + abs(lr - 4e-3) + worse + 0.01 * seed)
     for width, times in product((32, 128), (1, 10, 30)):
         add("pre", "warm", width, 4e-3 * times, 0, 4.0)
+    add("pre", "warm", 64, 0.12, 0, 9.0)  # far above: with warm-up alone, so no part of what warm-up is worth
+    rows.append({**rows[-1], "run": "32-warm-post-lr0.12-seed0", "scheme": "post", "lr": 0.12, "status": "diverged"})
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "probes.csv").write_text("\n".join(probes) + "\n")
     made = table_of("011-rate")
@@ -235,6 +240,7 @@ def test_tables_of_011(tmp_path: Path) -> None:
     assert "| pre | with warm-up | 4e-3 | 2 | 4.0050 ± 0.0071 | 6.4e-2 or more | 0 | 5 | 5 | 0 |" in text
     assert "| post | +0.200 (" in text and "| pre | 0.000 (" in text
     assert "| pre | 32 | 10 x | 1.28 | 32 | 4.000 |" in text and "| pre | 128 | 30 x | 15.4 | 128 | 4.000 |" in text
+    assert "| post | 32 | 30 x | – | – | diverged |" in text
     assert "Without" in (tmp_path / "figures" / "rates.svg").read_text()
 
 

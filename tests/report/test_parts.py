@@ -248,6 +248,26 @@ def test_rates_tuned_on_shorter_runs_are_a_limit(make_run: MakeRun, tmp_path: Pa
     assert any("tuned on 410k of 819k tokens" in limit for limit in said)
 
 
+def test_what_was_left_out_or_passed_over_is_a_limit(make_run: MakeRun, tmp_path: Path) -> None:
+    """Shorter runs, other numbers of parameters within a scheme, losses that were null, steps that were skipped."""
+    for seed in range(5):
+        folder = make_run("pre", seed)
+        summary = json.loads((folder / "summary.json").read_text())
+        if seed == 1:
+            summary |= {"parameters": 2 * summary["parameters"]}
+        if seed == 2:
+            summary["events"] = [{"step": 3, "action": "skip"}]
+            with (folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"step": 10**6, "loss": None}) + "\n")
+        (folder / "summary.json").write_text(json.dumps(summary))
+    make_run("pre", 7, tokens=409_600)
+    said = limits(load([tmp_path]))
+    assert "pre: 1 shorter run left out, for lengths do not mix in a mean." in said
+    assert any(text.startswith("The numbers of parameters differ by 1e+02 %") for text in said)
+    assert any(text.startswith("The training loss was not finite at some step of pre · seed 2") for text in said)
+    assert any(text.startswith("pre · seed 2") and "1 step skipped or rewound" in text for text in said)
+
+
 def test_no_table_makes_a_cost_of_speeds(comparison_dir: Path) -> None:
     """Runs that share a machine slow one another, so their tokens per second compare nothing."""
     rows = load(comparison_dir).rows

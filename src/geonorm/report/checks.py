@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -90,11 +89,17 @@ def _budget(comparison: SavedComparison) -> Iterator[str]:
     tokens = sorted({row["tokens"] for row in comparison.rows if row["n"] and row["tokens"]})
     if len(tokens) > 1:
         yield f"The budgets differ, from {si(tokens[0])} to {si(tokens[-1])} tokens: these are not one comparison."
+    for row in comparison.rows:
+        final = [run.summary for run in comparison.of(row["scheme"]) if run.summary.get("phase") != "tune"]
+        shorter = [run for run in final if usable(run) and (run.get("tokens") or 0) < (row["tokens"] or 0)]
+        if shorter:
+            yield f"{row['scheme']}: {count(len(shorter), 'shorter run')} left out, for lengths do not mix in a mean."
 
 
 def _parameters(comparison: SavedComparison) -> Iterator[str]:
+    counted = [run.summary for scheme in comparison.names for run in comparison.counted(scheme)]
     for key in ("matmul_parameters", "parameters"):
-        sizes = [row[key] for row in comparison.rows if row[key]]
+        sizes = [run[key] for run in counted if run.get(key)]
         if sizes and max(sizes) > min(sizes) * (1 + PARAMETER_TOLERANCE):
             gap, words = 100 * (max(sizes) / min(sizes) - 1), key.replace("_", " ")
             yield f"The numbers of {words} differ by {gap:.2g} % ({si(min(sizes))} to {si(max(sizes))})."
@@ -110,15 +115,15 @@ def _data(comparison: SavedComparison) -> Iterator[str]:
 
 
 def _losses(comparison: SavedComparison) -> Iterator[str]:
-    """A finished run whose logged training loss is not finite somewhere."""
-    bad = [
-        run.label
-        for run in comparison.runs
-        if run.summary.get("status") == "finished"
-        and any(isinstance(r.get("loss"), float) and not math.isfinite(r["loss"]) for r in run.metrics)
-    ]
+    """A finished run whose training loss is not finite somewhere (null on record), or that passed over batches, so that
+    it saw other data than its pair."""
+    finished = [run for run in comparison.runs if run.summary.get("status") == "finished"]
+    bad = [run.label for run in finished if any("loss" in row and row["loss"] is None for row in run.metrics)]
     if bad:
         yield f"The training loss was not finite at some step of {', '.join(bad)}."
+    for run in finished:
+        if events := run.summary.get("events"):
+            yield f"{run.label}: {count(len(events), 'step')} skipped or rewound, so it saw other data than its pair."
 
 
 def _damage(comparison: SavedComparison) -> Iterator[str]:

@@ -111,6 +111,10 @@ class Axis:
         return {"field": name, "type": "quantitative", "scale": scale, "axis": axis if self.shown else None}
 
 
+ROW = 62
+"""Letters of a row's name and text together, at the usual width of a chart."""
+
+
 @dataclass
 class Chart:
     """A titled frame with two axes that collects layers. With `y` None each series has a row of its own, with text."""
@@ -160,7 +164,8 @@ class Chart:
     def strip(self, series: str, value: str, dots: Sequence[tuple[float, str]], ends: Sequence[float | None]) -> None:
         """The row of a series: its name and a text, a mark per dot, its mean and interval (mean, low, high)."""
         mean, low, high = ends
-        name = series if len(series) <= 30 else series[:29] + "…"
+        room = max(30, ROW - len(value))
+        name = series if len(series) <= room else series[: room - 1] + "…"
         for place, text, align in ((0, name, "left"), ("w", value, "right")):
             self.texts.append({"s": series, "d": f"{series}{BETWEEN}", "text": text, "align": align, "at": place})
         if low is not None and high is not None:

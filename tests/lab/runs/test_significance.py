@@ -102,6 +102,31 @@ def test_a_pooled_variance_counts_once_among_few_schemes(schemes: int, seeds: in
     assert row["moderated_p"] == pytest.approx(stats.ttest_ind(a, b).pvalue, rel=1e-9)
 
 
+@pytest.mark.parametrize(("schemes", "seeds"), [(6, 2), (6, 3), (19, 2)])
+def test_differences_to_one_baseline_know_their_spread_less_well_than_so_many(schemes: int, seeds: int) -> None:
+    """All equal in truth: each paired difference to the same runs is 0. Moderated intervals miss in 4 to 6 %; as if the
+    differences were independent, their degrees of freedom added up, they would miss in 8 to 9 %."""
+    noise, missed, added = np.random.default_rng(3), [], []
+    for _ in range(1200):
+        losses = noise.standard_normal((schemes + 1, seeds))
+        pairs = losses[1:] - losses[0]
+        variances, dofs = pairs.var(axis=1, ddof=1), [seeds - 1] * schemes
+        for out, baselines in ((missed, ["pre"] * schemes), (added, None)):
+            prior = fit_prior(variances, dofs, baselines)
+            assert prior is not None
+            variance, df = moderate(float(variances[0]), seeds - 1, prior)
+            found = contrast(Estimate(float(pairs[0].mean()), variance / seeds, df), Estimate(0.0, 0.0, 1.0))
+            out.append(not found.low <= 0 <= found.high)
+    assert np.mean(missed) < 0.07 < np.mean(added)
+
+
+def test_spreads_of_several_baselines_add_up() -> None:
+    """Two sets of five differences of 2 degrees of freedom, 10 / (1 + 4/4) each."""
+    shared = fit_prior([1.0] * 10, [2] * 10, ["a"] * 5 + ["b"] * 5)
+    alone = fit_prior([1.0] * 10, [2] * 10, list("abcdefghij"))
+    assert shared is not None and alone is not None and (shared.total, alone.total) == (10.0, 20.0)
+
+
 def test_contrast_is_welchs_test() -> None:
     a, b = [1.0, 1.3, 1.1, 1.6], [0.7, 0.9, 0.2]
     found = contrast(*(Estimate(float(np.mean(v)), float(np.var(v, ddof=1) / len(v)), len(v) - 1) for v in (a, b)))

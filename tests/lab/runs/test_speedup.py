@@ -140,6 +140,24 @@ def test_the_slope_of_a_difference_is_tested_over_seeds() -> None:
     assert all(88 <= count <= 100 for count in held.values()), held
 
 
+def test_a_point_without_the_baseline_has_no_difference_to_another_scheme() -> None:
+    schemes = {"pre": law, "geonorm": lambda n, t: law(n, t) - 0.05, "peri": lambda n, t: law(n, t) - 0.08}
+    found = [run for run in runs(schemes) if (run["scheme"], run["tokens"]) != ("pre", int(BUDGETS[-1]))]
+    last = [row for row in judge_ladder(found, "pre")["points"] if row["tokens"] == BUDGETS[-1]]
+    assert [row["scheme"] for row in last] == ["geonorm", "peri"]
+    assert all(row["baseline"] == "pre" and row["difference"] is None for row in last)
+
+
+def test_a_seed_with_fewer_sizes_has_no_slope_of_its_own() -> None:
+    """The difference bends: through two of three sizes its slope is another one."""
+    bends = {"pre": law, "bends": lambda n, t: law(n, t) + 0.1 * math.log10(n / 180_000) ** 2}
+    found = runs(bends, [4e6], SIZES, noise=0.0)
+    (whole,) = [row for row in judge_ladder(found, "pre")["trends"] if row["along"] == "parameters"]
+    fewer = [run for run in found if (run["seed"], run["size"]) != (2, "d6w96")]
+    (row,) = [row for row in judge_ladder(fewer, "pre")["trends"] if row["along"] == "parameters"]
+    assert row["n"] == 2 and row["seeds"] == whole["seeds"][:2]
+
+
 def test_a_fit_finds_the_law_or_says_what_it_lacks() -> None:
     tokens = np.array(BUDGETS)
     found = fit_law(tokens, 2.5 + 40 * tokens**-0.3)

@@ -203,6 +203,29 @@ def test_aggregate_takes_another_baseline_and_makes_no_cost_of_speeds() -> None:
     assert aggregate([]) == []
 
 
+def test_a_baseline_that_may_be_absent_leaves_no_difference_to_another_scheme() -> None:
+    runs = [
+        summary(scheme, seed, loss + seed / 50) for scheme, loss in (("geo", 3.0), ("peri", 2.9)) for seed in (0, 1)
+    ]
+    for row in aggregate(runs, "pre", absent=True):
+        assert row["baseline"] == "pre" and row["difference"] is None and row["p"] is None and not row["pairs"]
+        assert row["moderated_difference"] is None and row["val_loss_mean"] == pytest.approx(
+            3.01 if row["scheme"] == "geo" else 2.91
+        )
+
+
+def test_runs_of_two_lengths_are_not_averaged() -> None:
+    """0.05 above at 1,000 tokens and 0.05 below at 8,000: the mean of both, level, is the loss of neither."""
+    runs = [
+        summary(scheme, seed, loss + seed / 100, tokens=tokens)
+        for tokens, gap in ((1000, 0.05), (8000, -0.05))
+        for scheme, loss in (("pre", 3.0), ("geo", 3.0 + gap))
+        for seed in range(3)
+    ]
+    pre, geo = aggregate(runs)
+    assert geo["difference"] == pytest.approx(-0.05) and (pre["n"], geo["n"], geo["tokens"]) == (3, 3, 8000)
+
+
 def test_a_seed_without_a_partner_is_left_out_of_the_pairs_only() -> None:
     runs = [summary("pre", s, 3.0) for s in (0, 1)] + [summary("geo", s, 2.9) for s in (0, 1, 2)]
     geo = aggregate(runs)[1]

@@ -8,7 +8,8 @@ themselves say that there is one. Pure functions of numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,19 +49,29 @@ class Contrast(NamedTuple):
     df: float
 
 
-def fit_prior(variances: ArrayLike, dofs: ArrayLike) -> Prior | None:
+def fit_prior(variances: ArrayLike, dofs: ArrayLike, baselines: Sequence[Hashable] | None = None) -> Prior | None:
     """The scaled inverse chi-square that the true variances come from, by the moments of log s^2.
 
     Its df is infinite where the variances differ by no more than their own noise: then they are pooled. None where
     there are fewer than two variances, or none above 0.
+
+    baselines: of variances of paired differences, whose runs were subtracted. K differences to the same runs correlate
+    by 1/2 where all spreads are equal, hence their variances by 1/4, so that their mean is known as if of
+    K / (1 + (K - 1)/4) of them.
     """
     s2, df = np.asarray(variances, dtype=float), np.asarray(dofs, dtype=float)
-    s2, df = s2[df > 0], df[df > 0]
+    kept = df > 0
+    shared = None if baselines is None else [name for name, keep in zip(baselines, kept, strict=True) if keep]
+    s2, df = s2[kept], df[kept]
     if s2.size < 2 or not s2.max() > 0:
         return None
     logs = np.log(np.maximum(s2, 1e-5 * np.median(s2[s2 > 0]))) - digamma(df / 2) + np.log(df / 2)
     excess = float(logs.var(ddof=1) - np.mean(polygamma(1, df / 2)))
-    total = float(df.sum())
+    weights = np.ones_like(df)
+    if shared is not None:
+        count = Counter(shared)
+        weights = 1 / (1 + (np.array([count[name] for name in shared]) - 1) / 4)
+    total = float((df * weights).sum())
     if excess <= 0:
         return Prior(math.inf, float(np.average(s2, weights=df)), total)
     prior = 2 * _invert_trigamma(excess)

@@ -154,7 +154,7 @@ def judge_ladder(runs: Sequence[Summary], baseline: str) -> dict[str, Any]:
     trends = []
     for (along, size), courses in slopes.items():
         for scheme in [name for name in courses if name != baseline]:
-            found = [value for both in pair(courses, baseline, scheme) if (value := slope(*both)) is not None]
+            found = read_slopes(pair(courses, baseline, scheme))
             about = {"scheme": scheme, "baseline": baseline, "along": along, "size": size}
             trends.append({**about, "seeds": found, "n": len(found)})
     judge(trends, "seeds", "slope", float)
@@ -179,7 +179,7 @@ def read_points(runs: Sequence[Summary], baseline: str) -> tuple[list[Row], dict
         compute = 6 * max(0, parameters[size] - group[0]["embedding"]) * tokens
         about = {"size": size, "tokens": tokens, "parameters": parameters[size], "compute": compute}
         about["embedding"] = group[0]["embedding"]
-        for row in aggregate(group, baseline if group[0]["scheme"] == baseline else None):
+        for row in aggregate(group, baseline, absent=True):
             own = [run for run in group if run["scheme"] == row["scheme"]]
             counted[size, tokens, row["scheme"]] = {run["seed"]: run for run in choose(own).runs}
             points.append({**row, **about})
@@ -231,21 +231,31 @@ def read_seeds(pairs: Sequence[tuple[Course, Course]], at: float) -> Row:
     return told | {"ln": values, "ln_wall": wall if all(map(math.isfinite, wall)) else []}
 
 
-def slope(base: Course, other: Course) -> float | None:
-    """Nats by which the difference to the baseline grows in a decade, of one seed; None with one shared place."""
-    shared = np.intersect1d(base.x, other.x)
-    if shared.size < 2:
-        return None
+def read_slopes(pairs: Sequence[tuple[Course, Course]]) -> list[float]:
+    """Nats by which the difference to the baseline grows in a decade, of each seed that has all the places that any
+    has: through fewer the slope of a curve is another one, and a short lever is mostly noise."""
+    shared = [np.intersect1d(base.x, other.x) for base, other in pairs]
+    most = max((len(places) for places in shared), default=0)
+    return [slope(*both, places) for both, places in zip(pairs, shared, strict=True) if len(places) == most > 1]
+
+
+def slope(base: Course, other: Course, shared: np.ndarray[Any, Any]) -> float:
     gap = other.loss[np.isin(other.x, shared)] - base.loss[np.isin(base.x, shared)]
     return float(np.polyfit(shared / math.log(10), gap, 1)[0])
 
 
 def judge(rows: Sequence[Row], samples: str, name: str, shown: Callable[[float], float]) -> None:
     """Adds to each row the mean over seeds of its `samples`, with a 95 % interval under variances that those of all
-    rows moderate, p and Holm's p of its being 0; None where there is no seed, or no spread to judge by."""
+    rows along the same axis moderate, p and Holm's p of its being 0; None where there is no seed, or no spread to judge
+    by."""
     spreads = {place: float(np.var(row[samples], ddof=1)) for place, row in enumerate(rows) if len(row[samples]) > 1}
-    prior = fit_prior(list(spreads.values()), [len(rows[place][samples]) - 1 for place in spreads])
+    priors = {}
+    for along in {row["along"] for row in rows}:
+        own = [place for place in spreads if rows[place]["along"] == along]
+        dofs, sizes = [len(rows[place][samples]) - 1 for place in own], [rows[place]["size"] for place in own]
+        priors[along] = fit_prior([spreads[place] for place in own], dofs, sizes)
     for place, row in enumerate(rows):
+        prior = priors[row["along"]]
         n = len(row[samples])
         variance, df = spreads.get(place, 0.0), float(n - 1)
         if prior and n:

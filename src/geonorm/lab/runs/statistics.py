@@ -161,11 +161,14 @@ def choose(summaries: Sequence[Summary]) -> Choice:
     """Pick the learning rate of one scheme and the finished runs that enter its mean.
 
     Losses of one length decide: those of phase "tune" where every rate with a finished final run has been tuned, else
-    those of the final runs, whose rates then are the grid. Only final runs enter the mean. A rate at which a run
-    diverged comes after every rate at which none did, and ends the grid like any other rate that was tried.
+    those of the final runs, whose rates then are the grid. Only final runs enter the mean, and of them only those as
+    long as the longest that finished: the mean of two lengths is the loss of neither. A rate at which a run diverged
+    comes after every rate at which none did, and ends the grid like any other rate that was tried.
     """
     tune = [run for run in summaries if run.get("phase") == "tune"]
     final = [run for run in summaries if run.get("phase") != "tune"]
+    longest = max((run.get("tokens") or 0 for run in final if usable(run)), default=0)
+    final = [run for run in final if not usable(run) or (run.get("tokens") or 0) == longest]
     ended = {run.get("lr") for run in final if usable(run)}
     tuned = bool(tune) and ended <= {run.get("lr") for run in tune}
     grid = sorted({run.get("lr") for run in (summaries if tuned else final)}, key=lambda lr: (lr is None, lr))
@@ -194,13 +197,16 @@ def significant(p: float | None) -> bool:
     return p is not None and p < 1 - LEVEL
 
 
-def aggregate(summaries: Sequence[Summary], baseline: str | None = None, margin: float = MARGIN) -> list[Row]:
+def aggregate(
+    summaries: Sequence[Summary], baseline: str | None = None, margin: float = MARGIN, absent: bool = False
+) -> list[Row]:
     """One row per scheme, in order of first appearance, each at its best learning rate.
 
-    Differences are to `baseline` (default: the first scheme), paired by seed; `p_holm` counts them as one family, which
-    `family` names. `moderated_...` is the difference of the two means under variances that the spreads of all schemes
-    moderate, and `equal` says whether it lies within `margin` (two one-sided tests). `failed` counts every run that
-    did not finish, and `statuses` says how each ended.
+    Differences are to `baseline` (default: the first scheme), paired by seed; ValueError where it has no run, unless it
+    may be `absent`: then no row has a difference. `p_holm` counts them as one family, which `family` names.
+    `moderated_...` is the difference of the two means under variances that the spreads of all schemes moderate, and
+    `equal` says whether it lies within `margin` (two one-sided tests). `failed` counts every run that did not finish,
+    and `statuses` says how each ended.
     """
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
@@ -208,10 +214,10 @@ def aggregate(summaries: Sequence[Summary], baseline: str | None = None, margin:
     if not groups:
         return []
     reference = next(iter(groups)) if baseline is None else baseline
-    if reference not in groups:
+    if reference not in groups and not absent:
         raise ValueError(f"no run of the baseline {reference!r}; there are {', '.join(groups)}")
     choices = {scheme: choose(group) for scheme, group in groups.items()}
-    base = choices[reference].runs
+    base = choices[reference].runs if reference in choices else []
     rows = [_row(scheme, groups[scheme], choices[scheme], reference, base) for scheme in groups]
     _moderate(rows, reference, margin)
     _fit(rows, groups, reference)
@@ -228,7 +234,7 @@ def _moderate(rows: list[Row], reference: str, margin: float) -> None:
     known = [row for row in rows if row["val_loss_std"] is not None]
     prior = fit_prior([row["val_loss_std"] ** 2 for row in known], [row["n"] - 1 for row in known])
     means = {row["scheme"]: _moderated_mean(row, prior) for row in rows}
-    base = means[reference]
+    base = means.get(reference)
     for row in rows:
         own = means[row["scheme"]]
         found = contrast(own, base, prior.total) if prior and own and base and row["scheme"] != reference else None
