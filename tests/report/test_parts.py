@@ -268,6 +268,15 @@ def test_what_was_left_out_or_passed_over_is_a_limit(make_run: MakeRun, tmp_path
     assert any(text.startswith("pre · seed 2") and "1 step skipped or rewound" in text for text in said)
 
 
+def test_a_curve_stays_on_the_text_that_every_evaluation_sees(make_run: MakeRun) -> None:
+    folder = make_run("pre", parts={})
+    rows = [{"step": 1, "tokens": 10, "val_loss": 3.0}, {"step": 2, "tokens": 20, "val_loss": 2.0}]
+    rows[1] |= {"val_loss_part": 2.5}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = series.curve([read_run(folder)], "val_loss")
+    assert found is not None and list(found.mean) == [3.0, 2.5]
+
+
 def test_no_table_makes_a_cost_of_speeds(comparison_dir: Path) -> None:
     """Runs that share a machine slow one another, so their tokens per second compare nothing."""
     rows = load(comparison_dir).rows

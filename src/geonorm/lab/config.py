@@ -54,7 +54,8 @@ class Runtime(Settings):
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """bf16: matrix products in bfloat16 under autocast; weights, norms and the residual stream stay fp32."""
+    """bf16: matrix products in bfloat16 under autocast; weights, norms and the residual stream stay fp32
+    (under fsdp gains and learned numbers of blocks are rounded to it on their way)."""
     threads: Annotated[int, Range(1, 1024)] = 1
     """CPU threads of one run."""
     compile: bool = False
@@ -143,6 +144,7 @@ class Recipe(Shared):
             raise ConfigError(
                 f"batch_size {self.batch_size} must be a multiple of runtime.accumulate {self.runtime.accumulate}"
             )
+        self.optim.check_steps(self.steps)
 
 
 @dataclass(frozen=True)

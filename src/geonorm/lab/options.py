@@ -10,6 +10,8 @@ from ..errors import ConfigError
 from ..settings import Count, Natural, NotNegative, Range, Settings, Share
 
 Matrix = Literal["q", "k", "v", "o", "up", "gate", "down"]
+LARGE = 0.1
+"""A share of every matrix that no step should take: the default of a decay that the learning rate multiplies."""
 Memory = Annotated[float, Range(0, 0.999999)]
 """Share of an average that it keeps in a step."""
 
@@ -26,7 +28,8 @@ class Optim(Settings):
     weight_decay: NotNegative = 0.1
     """On matrices but not on embeddings, norms and scalars; decoupled, for sgd a term of the gradient."""
     independent: bool = False
-    """Weight decay of a step is weight_decay times the schedule (arXiv:2309.14322), not times the learning rate."""
+    """Weight decay of a step is weight_decay times the schedule (arXiv:2309.14322: some 1e-4), not times the learning
+    rate; 0.1 or more is refused."""
     momentum: Memory = 0.9
     """SGD's."""
     betas: tuple[Memory, Memory] = (0.9, 0.95)
@@ -52,6 +55,29 @@ class Optim(Settings):
         super().__post_init__()
         if self.independent and self.name == "sgd":
             raise ConfigError("optim.independent needs a decoupled weight decay: --optim.name adamw or muon")
+        if self.independent and self.weight_decay >= LARGE:
+            raise ConfigError(
+                f"optim.independent takes weight_decay, {self.weight_decay:g}, off every matrix in a step, whatever "
+                "the rate: give a share for one step, say --optim.weight_decay 1e-4"
+            )
+
+    def warmup_end(self, steps: int) -> int:
+        """The last step of warm-up."""
+        return round(self.warmup * steps) if self.warmup_steps is None else self.warmup_steps
+
+    def trunk_end(self, steps: int) -> int:
+        """The last step before wsd cools down: up to there a longer run is the same run."""
+        return steps - max(1, round(self.cooldown * steps))
+
+    def check_steps(self, steps: int) -> None:
+        """ConfigError where warm-up does not end before what follows it: the rate would never be the one that is
+        given."""
+        end, what = (self.trunk_end(steps), "cool-down") if self.schedule == "wsd" else (steps, "end")
+        if (warm := self.warmup_end(steps)) > end:
+            raise ConfigError(
+                f"warm-up of {warm} of {steps} steps goes beyond step {end}, the {what}: shorten --optim.warmup_steps "
+                "or --optim.warmup, or train longer"
+            )
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def losses(comparison: SavedComparison) -> list[Chart]:
         x = Axis(0.0, end * 1.02, title=unit, form=form)
         y = Axis(*_window(min(late), max(late), 0.04, 0.05), title=f"loss ({nats(comparison)})")
         note = (
-            "Validation loss with markers and the range of the seeds, training loss thin. "
+            "Validation loss, on what every evaluation sees, with markers and the range of seeds, training loss thin. "
             "The start leaves the frame, as may what diverged."
         )
         if key == "seconds":

@@ -55,6 +55,11 @@ def number(record: Record, key: str) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
+def shared(record: Record, key: str) -> float:
+    """A measurement on the held-out text that every evaluation of a run sees: the last one may see more."""
+    return number(record, f"{key}_part" if f"{key}_part" in record else key)
+
+
 def clock(run: Run) -> dict[float, float]:
     """Wall seconds since the start, by step. Where recorded seconds drop, a resumed run started anew."""
     total = previous = 0.0
@@ -77,19 +82,19 @@ def curve(runs: Sequence[Run], key: str, x: str = "tokens") -> Curve | None:
         for record in run.metrics:
             step = number(record, "step")
             at = seconds.get(step, math.nan) if x == "seconds" else number(record, x)
-            found.append((step, at, number(record, key)))
+            found.append((step, at, shared(record, key)))
     return _summarise(_groups(found))
 
 
 def paired_gap(runs: Sequence[Run], base: Sequence[Run], key: str = "val_loss") -> Curve | None:
     """Mean difference to the baseline over tokens, paired by seed at each step, with its 95 % interval."""
-    others = {run.summary.get("seed"): {number(r, "step"): number(r, key) for r in run.metrics} for run in base}
+    others = {run.summary.get("seed"): {number(r, "step"): shared(r, key) for r in run.metrics} for run in base}
     found: list[Point] = []
     for run in runs:
         other = others.get(run.summary.get("seed"), {})
         for record in run.metrics:
             step = number(record, "step")
-            found.append((step, number(record, "tokens"), number(record, key) - other.get(step, math.nan)))
+            found.append((step, number(record, "tokens"), shared(record, key) - other.get(step, math.nan)))
     groups = _groups(found)
     mean = _summarise(groups)
     if mean is None:

@@ -13,7 +13,7 @@ from geonorm.errors import ConfigError
 from geonorm.lab.compare import compare as lab
 from geonorm.lab.compare.grid import curve_of, describe_grid, make_cells
 from geonorm.lab.config import CompareConfig
-from geonorm.lab.options import Optim
+from geonorm.lab.options import Evaluation, Optim
 
 BUILD = report.build
 
@@ -90,6 +90,16 @@ def test_what_is_refused(grid: list[str], more: dict[str, Any], said: str) -> No
     with pytest.raises(ConfigError) as refused:
         make_cells(config(*grid, **more))
     assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("grid", "whole"), [("steps=10,20", False), ("batch_size=2,4", False), ("model.width=64,128", None)]
+)
+def test_cells_of_several_lengths_are_judged_on_one_text(grid: str, whole: bool | None) -> None:
+    """The longer ones alone would be long enough for the whole held-out text, whose loss is another."""
+    assert {cell.evaluation.whole for cell in make_cells(config(grid))} == {whole}
+    asked = config(grid, evaluation=Evaluation(whole=True))
+    assert {cell.evaluation.whole for cell in make_cells(asked)} == {True}
 
 
 def test_what_a_grid_comes_to() -> None:

@@ -45,6 +45,25 @@ def weights_and_moments(run: Path, step: int) -> dict[str, Any]:
     }
 
 
+def test_losses_read_seldom_leave_out_the_bad_batch_alone(train: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    """On a GPU a loss is read every ten steps, and by then nine more have been made with weights that are NaN: the one
+    that was bad first is gone back behind, and no good batch with it."""
+    begin = Loop.__init__
+
+    def seldom(loop: Loop, *args: Any) -> None:
+        begin(loop, *args)
+        loop.log_every = 10
+
+    monkeypatch.setattr(Loop, "__init__", seldom)
+    spoil(monkeypatch, [13])
+    options = ["--checkpoint.every", 10, "--evaluation.every", 24, "--guard.nan", "rewind"]
+    assert train(tmp_path / "run", "--steps", 24, *options).status == 0
+    expected = {"step": 13, "action": "rewind", "what": "loss is not finite", "loss": None, "to": 10}
+    assert summary(tmp_path / "run")["events"] == [expected]
+    state = storage.read_state(tmp_path / "run" / "checkpoints" / "step-24")
+    assert state["passed_over"] == 3
+
+
 @pytest.mark.parametrize("action", ["skip", "rewind"])
 def test_a_bad_batch_is_left_out(train: Any, losses: Any, after: Any, tmp_path: Path, action: str) -> None:
     """Batch 7 of the data is bad. skip: step 7 changes nothing. rewind: back to step 6, whose next batch is then 8: but

@@ -65,6 +65,12 @@ def test_nothing_is_held_at_zero() -> None:
         HeldNorms(Decoder(DecoderConfig(init="zero", **SHAPE)), ["o"])
 
 
+def test_a_role_that_the_model_has_no_matrix_of_is_refused() -> None:
+    """It would be a run that holds nothing, compared with itself."""
+    with pytest.raises(ConfigError, match="this model has no matrix gate"):
+        HeldNorms(Decoder(DecoderConfig(mlp="gelu", **SHAPE)), ["o", "gate"])
+
+
 def test_a_constraint_holds_after_every_step(train: Any, tmp_path: Path) -> None:
     assert train(tmp_path / "run", "--scheme", "ngpt", "--steps", 3, "--lr", 0.05).status == 0
     for role, weight, _, _ in open_run(tmp_path / "run").model.weights():

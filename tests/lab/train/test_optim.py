@@ -111,19 +111,41 @@ def test_independent_decay_is_the_schedules_alone(name: Any, lr: float) -> None:
     before = weight.detach().clone()
     for parameter in decoder.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    for optimizer in optim.build_optimizers(decoder, Optim(name=name, weight_decay=0.2, independent=True), lr):
+    for optimizer in optim.build_optimizers(decoder, Optim(name=name, weight_decay=0.02, independent=True), lr):
         for group in optimizer.param_groups:
             group["lr"] = lr * 0.25
         optimizer.step()
-    torch.testing.assert_close(weight.detach(), before * (1 - 0.2 * 0.25))
-    torch.testing.assert_close(decoder.head.weight.norm(), model().head.weight.norm() * 0.95)
+    torch.testing.assert_close(weight.detach(), before * (1 - 0.02 * 0.25))
+    torch.testing.assert_close(decoder.head.weight.norm(), model().head.weight.norm() * 0.995)
 
 
 def test_independent_decay_needs_a_rate_and_a_decoupled_decay() -> None:
     with pytest.raises(ConfigError, match="learning rate above 0"):
-        optim.build_optimizers(model(), Optim(independent=True), 0.0)
+        optim.build_optimizers(model(), Optim(independent=True, weight_decay=1e-4), 0.0)
     with pytest.raises(ConfigError, match="adamw or muon"):
         Optim(name="sgd", independent=True)
+    with pytest.raises(ConfigError, match="off every matrix in a step"):
+        Optim(independent=True)  # the default is meant for a decay that the rate multiplies
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"warmup_steps": 21}, "warm-up of 21 of 20 steps goes beyond step 20, the end"),
+        ({"schedule": "wsd", "warmup": 0.9}, "warm-up of 18 of 20 steps goes beyond step 16, the cool-down"),
+        ({"schedule": "wsd", "warmup_steps": 17, "cooldown": 0.2}, "beyond step 16"),
+    ],
+)
+def test_a_warm_up_that_does_not_end_in_time_is_refused(settings: dict[str, Any], said: str) -> None:
+    """The rate would never be the one that is given and reported."""
+    with pytest.raises(ConfigError, match=said):
+        TrainConfig(steps=20, optim=Optim(**settings))
+
+
+@pytest.mark.parametrize("settings", [{"warmup_steps": 20}, {"schedule": "wsd", "warmup": 0.8, "cooldown": 0.2}])
+def test_one_that_ends_at_the_last_moment_is_not(settings: dict[str, Any]) -> None:
+    config = TrainConfig(steps=20, optim=Optim(**settings))
+    assert max(optim.rate_share(config.optim, step, 20) for step in range(1, 21)) == 1.0
 
 
 def test_an_own_recipe_without_warm_up_has_none_in_steps_either() -> None:

@@ -157,6 +157,45 @@ def test_an_average_that_begins_anew_forgets_what_it_was() -> None:
     assert all(torch.equal(mean, own[name]) for name, mean in average.means.items())
 
 
+def test_an_average_is_measured_with_its_own_matrices_in_bf16() -> None:
+    """Autocast keeps casts of weights until its context ends; those of the last weights are no part of the mean."""
+    from geonorm import Decoder, DecoderConfig
+
+    model = Decoder(DecoderConfig("pre", layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=8))
+    average = Average(model, TrainConfig(steps=2, evaluation=Evaluation(average=1.0)))
+    average.update(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight))
+    average.update(2)
+    ids = torch.arange(8)[None]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        last = model.loss(ids, ids)
+        with average.apply():
+            inside = model.loss(ids, ids)
+        again = model.loss(ids, ids)
+    with average.apply(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        alone = model.loss(ids, ids)
+    assert torch.equal(inside, alone) and torch.equal(last, again) and not torch.equal(last, alone)
+
+
+def test_an_average_keeps_norms_that_are_held() -> None:
+    from geonorm import Decoder, DecoderConfig
+    from geonorm.lab.train.matrices import HeldNorms
+
+    model = Decoder(DecoderConfig("pre", layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=8))
+    held, o = HeldNorms(model, ["o"]), model.blocks[0].attn.branch.o.weight
+    average, begun = Average(model, TrainConfig(steps=2, evaluation=Evaluation(average=1.0)), held), o.norm().item()
+    for step in (1, 2):
+        with torch.no_grad():
+            o.copy_(torch.randn_like(o))
+        held.restore()
+        average.update(step)
+    assert average.means["blocks.0.attn.branch.o.weight"].norm() < 0.9 * begun
+    with average.apply():
+        assert o.norm().item() == pytest.approx(begun)
+
+
 def test_an_average_keeps_a_constraint() -> None:
     from geonorm import Decoder, DecoderConfig
 

@@ -27,7 +27,8 @@ OWN = "scheme."
 FIXED = ("data", "objective", "tokens.tokenizer", "tokens.cache", "model.vocab_size")
 """What all runs of a comparison have in common: the text, and what is learned of it."""
 
-
+LENGTH = {"steps", "batch_size", "model.context"}
+"""Settings by which a run is long enough to be judged on the whole held-out text, or is not."""
 BY_ITSELF = {"lr": "--lrs", "lrs": "--lrs", "seed": "--seeds", "seeds": "--seeds", "scheme": "--schemes"}
 """What options of the comparison say."""
 
@@ -101,6 +102,8 @@ def make_cell(config: CompareConfig, chosen: Mapping[str, str]) -> CompareConfig
         raise ConfigError(f"two --schemes are the same with {', '.join(cell)}")
     made: CompareConfig = from_dict(CompareConfig, {**tree, "schemes": names, "grid": cell})
     check_optimizer(config, made, chosen)
+    if made.evaluation.whole is None and not LENGTH.isdisjoint(chosen):  # all cells are judged on the same text
+        made = replace(made, evaluation=replace(made.evaluation, whole=False))
     return made
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -41,13 +40,23 @@ def distribute(model: M, runtime: Runtime, device: torch.device) -> M:
     model.to(device)
     for block in model.all_blocks:
         if runtime.recompute:
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+            block.forward = recompute(block.forward)
         if runtime.compile:
             block.compile()
     if runtime.compile:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MODELS)
         model.cross_entropy = torch.compile(Trunk.cross_entropy)  # type: ignore[method-assign]
     return model
+
+
+def recompute(own: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward pass that keeps its input alone and is made again for the backward pass. A function of Python's: the
+    compiler passes over a partial of `checkpoint`, and the block would run eagerly."""
+
+    def forward(*args: Any, **context: Any) -> Any:
+        return checkpoint(own, *args, use_reentrant=False, **context)
+
+    return forward
 
 
 def loss_of(model: Trunk, runtime: Runtime, device: torch.device, steps: int) -> Loss:

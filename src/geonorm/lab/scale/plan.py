@@ -106,9 +106,10 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
 
 
 def flops_per_token(model: Model) -> int:
-    """Forward and backward: 6 per parameter of a matrix and vector that it multiplies, and 12 (heads head_dim) per pair
-    of a query and a key whose score is computed. Of an encoder and a decoder, by token of the window of which both see
-    a part."""
+    """Forward and backward: 6 per parameter of a matrix and vector that it multiplies, those of schemes and norms among
+    them, and 12 (heads head_dim) per pair of a query and a key whose score is computed. Not counted: what works number
+    by number, several streams that are mixed among it. Of an encoder and a decoder, by token of the window of which
+    both see a part."""
     shape = model.config
     attention = twice_the_pairs(model) * shape.heads * shape.head_dim
     if isinstance(model, EncoderDecoder):
@@ -116,7 +117,14 @@ def flops_per_token(model: Model) -> int:
     else:
         other = rows_outside(shape)
         matrices = sum(weight.numel() * other.get(role, shape.context) for role, weight, _, _ in model.weights())
+        matrices += sum(weight.numel() * shape.context for weight in matrices_without_role(model))
     return 6 * (matrices + attention) // shape.context
+
+
+def matrices_without_role(model: Model) -> list[Tensor]:
+    """Those that a scheme or a norm owns, which multiply every vector of their stack."""
+    known = {id(weight) for _, weight, _, _ in model.weights()}
+    return [weight for weight in model.parameters() if weight.dim() == 2 and id(weight) not in known]
 
 
 def twice_the_pairs(model: Model) -> int:
@@ -154,6 +162,8 @@ def rows_of_two_stacks(model: EncoderDecoder) -> Iterator[tuple[Tensor, int]]:
     for role, weight, _, site in model.weights():
         of_source = id(weight) in encoder or (site.kind == "cross" and role in ("k", "v"))
         yield weight, others.get(role, source if of_source else answer)
+    for weight in matrices_without_role(model):
+        yield weight, source if id(weight) in encoder else answer
 
 
 class Memory:

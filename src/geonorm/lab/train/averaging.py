@@ -11,6 +11,7 @@ from torch import Tensor
 from ...nn.trunk import Trunk
 from ..config import TrainConfig
 from ..scale.tensor import local_part
+from .matrices import HeldNorms
 
 KIND = "average"
 """What the file of a checkpoint is called."""
@@ -19,8 +20,8 @@ KIND = "average"
 class Average:
     """Running mean in fp32 (fp64 for fp64) of all parameters over the last `evaluation.average` of the steps."""
 
-    def __init__(self, model: Trunk, config: TrainConfig) -> None:
-        self.model = model
+    def __init__(self, model: Trunk, config: TrainConfig, held: HeldNorms | None = None) -> None:
+        self.model, self.held = model, held
         self.first = config.steps - max(1, round(config.evaluation.average * config.steps)) + 1
         wide = {
             name: p.detach().to(torch.promote_types(p.dtype, torch.float32)) for name, p in model.named_parameters()
@@ -41,10 +42,13 @@ class Average:
 
     @contextmanager
     def apply(self) -> Iterator[None]:
-        """The model with the mean in place of its weights, under the constraints of its schemes; afterwards its own."""
+        """The model with the mean in place of its weights, under the constraints of its schemes and with norms that are
+        held; afterwards its own."""
         own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         try:
             self.put(self.means)
+            if self.held:
+                self.held.restore()
             self.model.constrain()
             yield
         finally:
@@ -54,6 +58,7 @@ class Average:
     def put(self, values: dict[str, Tensor]) -> None:
         for name, parameter in self.model.named_parameters():
             parameter.copy_(values[name])
+        torch.clear_autocast_cache()  # under bf16 it holds casts of the weights that stood here
 
     def tensors(self, step: int | None = None) -> dict[str, Tensor]:
         """What a checkpoint of a step holds of it, by name; without a step: room for what one may hold."""

@@ -20,7 +20,7 @@ from ..runs.loggers import TRACKED
 from ..runs.run import VOLATILE, RunFolder, first_difference, read_text, write_atomic
 from ..scale.checkpoint import read_and_verify, saved_steps
 from ..scale.world import ALONE
-from .optim import rate_share, trunk_end, warmup_end
+from .optim import rate_share
 
 APART = (*VOLATILE, "steps", "phase", "evaluation.every", "evaluation.whole", "checkpoint.every")
 """What a run and its branch may say differently."""
@@ -37,7 +37,7 @@ def shared_steps(config: TrainConfig, other: TrainConfig) -> int:
         raise ConfigError(f"cannot branch from {config.branch}: it is a run with {differs}")
     if config.optim.schedule != "wsd":
         raise ConfigError(f"--branch needs --optim.schedule wsd, not {config.optim.schedule}")
-    last = min(trunk_end(run.optim, run.steps) for run in (config, other))
+    last = min(run.optim.trunk_end(run.steps) for run in (config, other))
     for step in range(1, last + 1):
         if rate_share(config.optim, step, config.steps) != rate_share(other.optim, step, other.steps):
             raise ConfigError(
@@ -124,10 +124,10 @@ def find_extension(config: TrainConfig) -> Extension | None:
             "constant can be extended)"
         )
     wsd = after.optim.schedule == "wsd"
-    shared = trunk_end(before.optim, stored.steps) if wsd else stored.steps
+    shared = before.optim.trunk_end(stored.steps) if wsd else stored.steps
     steps = range(1, shared + 1)
     if any(rate_share(before.optim, n, stored.steps) != rate_share(after.optim, n, config.steps) for n in steps):
-        warmup = warmup_end(before.optim, stored.steps)
+        warmup = before.optim.warmup_end(stored.steps)
         raise CheckpointError(f"{where}, with {warmup} of warm-up: add --optim.warmup-steps {warmup} to extend it")
     last = min(shared, averaging_start(after))
     kept = saved_steps(folder.checkpoints)

@@ -43,11 +43,14 @@ class Judge:
 
     def before(self, step: int, loss: float, grad_norm: float) -> None:
         """Raises Trouble before a bad gradient reaches the weights."""
+        self.finite(step, loss, grad_norm)
+        if self.config.spike == "skip":
+            self.jump(step, loss)
+
+    def finite(self, step: int, loss: float, grad_norm: float) -> None:
         for what, value in (("loss", loss), ("gradient norm", grad_norm)):
             if not isfinite(value):
                 raise Trouble(step, f"{what} is not finite", self.config.nan, loss)
-        if self.config.spike == "skip":
-            self.jump(step, loss)
 
     def after(self, row: dict[str, Any]) -> None:
         """The same for a step that has been made: it cannot be skipped any more."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from hashlib import sha256
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,11 @@ def train(
             raise lost_peer(error, world, loop.step) from error
 
 
+def seed_of(seed: int, rank: int) -> int:
+    """Of what a rank draws by itself (dropout): the run's own on the first, and on no rank that of another run."""
+    return int.from_bytes(sha256(f"{seed} {rank}".encode()).digest()[:7]) if rank else seed
+
+
 class Loop:
     """State of one training run on one rank."""
 
@@ -108,10 +114,10 @@ class Loop:
             model = self.build(shape)
         self.model = parallel.distribute(model, c.runtime, device if built_on.type == "cpu" else built_on)
         self.spread = parallel.Spread(self.model, c.runtime, world, device, kind, c.steps)
-        torch.manual_seed(c.seed + world.rank)
+        torch.manual_seed(seed_of(c.seed, world.rank))
         self.optimizers = parallel.split_groups(optim.build_optimizers(self.model, c.optim, c.lr))
-        self.average = Average(self.model, c)
         self.held = HeldNorms(self.model, c.optim.hold_norms)
+        self.average = Average(self.model, c, self.held)
         self.examination = text.examine(c, self.model)
         self.judge = Judge(c.guard)
         self.loggers, self.found = Loggers(), find_loggers(c) if world.first else {}
@@ -153,7 +159,7 @@ class Loop:
         if run.writes:
             self.text.save(run.path)
         keeps = c.optim.schedule == "wsd" if c.checkpoint.trunk is None else c.checkpoint.trunk
-        trunk = optim.trunk_end(c.optim, c.steps) if keeps else None
+        trunk = c.optim.trunk_end(c.steps) if keeps else None
         self.world.together(lambda: self.open_loggers(run, more))
         self.saver = checkpoint.Saver(run.checkpoints, c.checkpoint.keep, c.checkpoint.best, self.world, trunk)
         with stop_signals(launched(), stopped), closing(self.saver), closing(self.loggers):
@@ -251,6 +257,9 @@ class Loop:
         self.dog.at(step, "the optimizer's step")
         try:
             if check or self.judge.every_step:
+                for made in self.pending:  # not read yet: what was bad first is what is reported, and gone back behind
+                    if "skipped" not in made:
+                        self.judge.finite(made["step"], float(made["loss"]), float(made["grad_norm"]))
                 self.judge.before(step, total.item(), grad_norm.item())
         except Trouble as trouble:
             if trouble.action != "skip":

@@ -28,11 +28,15 @@ def weights_of(model: Trunk, roles: Sequence[str]) -> list[tuple[str, Tensor]]:
 
 
 class HeldNorms:
-    """Puts the matrices of some roles back to the norm they have now. ConfigError for one that begins at 0."""
+    """Puts the matrices of some roles back to the norm they have now. ConfigError for a role that the model has no
+    matrix of, and for a matrix that begins at 0."""
 
     @torch.no_grad()
     def __init__(self, model: Trunk, roles: Sequence[str]) -> None:
-        self.weights = [weight for _, weight in weights_of(model, roles)]
+        found = weights_of(model, roles)
+        if absent := set(roles) - {role for role, _ in found}:
+            raise ConfigError(f"optim.hold_norms: this model has no matrix {', '.join(sorted(absent))}")
+        self.weights = [weight for _, weight in found]
         self.squares = [product(local_part(w), local_part(w), w) for w in self.weights]
         if not all(self.squares):
             raise ConfigError("optim.hold_norms holds matrices that begin at 0; choose another model.init")

@@ -45,29 +45,19 @@ def build_optimizers(model: Trunk, config: Optim, lr: float) -> list[torch.optim
 
 def rate_share(config: Optim, step: int, steps: int) -> float:
     """Learning rate of step 1..steps as a share of the highest."""
-    warmup = warmup_end(config, steps)
+    warmup = config.warmup_end(steps)
     if step <= warmup:
         return step / max(1, warmup)
     if config.schedule == "cosine":
         progress = (step - warmup) / max(1, steps - warmup)
         return config.floor + (1 - config.floor) * (1 + cos(pi * progress)) / 2
     if config.schedule == "wsd":
-        return max(config.floor, min(1.0, (steps - step) / (steps - trunk_end(config, steps))))
+        return max(config.floor, min(1.0, (steps - step) / (steps - config.trunk_end(steps))))
     return 1.0
-
-
-def warmup_end(config: Optim, steps: int) -> int:
-    """The last step of warm-up."""
-    return round(config.warmup * steps) if config.warmup_steps is None else config.warmup_steps
 
 
 def name_phase(config: Optim, step: int, steps: int) -> str:
     """What the rate does at a step, in a word."""
-    if step <= warmup_end(config, steps):
+    if step <= config.warmup_end(steps):
         return "warm-up"
-    return "cool-down" if config.schedule == "wsd" and step > trunk_end(config, steps) else "training"
-
-
-def trunk_end(config: Optim, steps: int) -> int:
-    """The last step before wsd cools down: up to there a longer run is the same run."""
-    return steps - max(1, round(config.cooldown * steps))
+    return "cool-down" if config.schedule == "wsd" and step > config.trunk_end(steps) else "training"
