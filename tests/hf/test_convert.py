@@ -57,6 +57,16 @@ def test_it_begins_as_the_model_that_it_was_and_ends_as_the_target(case: str, st
     assert torch.equal(logits(model), before)
 
 
+def test_half_way_it_is_saved_with_the_steps_that_it_has_made(stock: Any, tmp_path: Path) -> None:
+    model = stock("llama")
+    geonorm.hf.convert(model, "post", steps=10)
+    advance(model, 4)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    steps = {int(value) for name, value in again.state_dict().items() if name.endswith("progress.done")}
+    assert steps == {4} and torch.equal(logits(again), logits(model))
+
+
 @pytest.mark.parametrize("way", ["abrupt", "match"])
 def test_the_other_ways_are_those_of_apply(way: str, stock: Any) -> None:
     model, other = stock("llama"), stock("llama")

@@ -14,9 +14,11 @@ LOADED = "_is_hf_initialized"
 
 @contextmanager
 def loaded_kept(module: nn.Module) -> Iterator[None]:
-    """Parameters of the module, and of those inside it, that came from a file have their values again behind it."""
-    loaded = [(p, p.detach().clone()) for p in module.parameters() if getattr(p, LOADED, False)]
+    """Parameters and buffers of the module, and of those inside it, that came from a file have their values again
+    behind it."""
+    held = (*module.parameters(), *module.buffers())
+    loaded = [(tensor, tensor.detach().clone()) for tensor in held if getattr(tensor, LOADED, False)]
     yield
     with torch.no_grad():
-        for parameter, value in loaded:
-            parameter.copy_(value)
+        for tensor, value in loaded:
+            tensor.copy_(value)
