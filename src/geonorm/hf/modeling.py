@@ -289,14 +289,22 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
         return embedding
 
 
+def shared_padding(mask: Any) -> int:
+    """By how many tokens of a mask (batch, tokens) the longest text of the batch is shorter."""
+    return int((mask == 0).sum(-1).min()) if isinstance(mask, Tensor) and mask.dim() == 2 else 0
+
+
 class GeoNormGenerationMixin(GenerationMixin):
     """What writes a text, or an answer, with a cache."""
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any) -> Any:
         """As transformers does it; where a rotation for long texts turns all tokens anew, so are keys and values."""
         rule, cache = self.model.scaling, past_key_values
-        if rule is not None and cache is not None and rule.renews(cache.get_seq_length(), input_ids.shape[1]):
-            past_key_values = kwargs["next_sequence_length"] = None
+        if rule is not None and cache is not None:
+            # positions of a decoder count from the first token that is no padding, those behind an encoder all
+            padding = 0 if self.config.is_encoder_decoder else shared_padding(kwargs.get("attention_mask"))
+            if rule.renews(cache.get_seq_length() - padding, input_ids.shape[1] - padding):
+                past_key_values = kwargs["next_sequence_length"] = None
         return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
 
 
