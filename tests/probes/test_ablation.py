@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import nn
 
 from geonorm.nn.config import DecoderConfig
 from geonorm.nn.decoder import Decoder
+from geonorm.probes.lens import logit_lens
 from geonorm.probes.subject import Subject, ablation
+from geonorm.residual import Residual
 from geonorm.sites.watch import ModelSite, watch
 from geonorm.sphere import angle
 
@@ -65,9 +68,41 @@ def test_angles_are_of_the_stream_that_measurements_are_about(scheme: str) -> No
     assert found == pytest.approx(wanted, rel=1e-4)
 
 
+def replaced_by_its_stream(_: nn.Module, args: Any, __: Any, out: Any) -> Any:
+    return (args[0], *out[1:]) if isinstance(out, tuple) else args[0]
+
+
+@pytest.mark.parametrize("scheme", ["geonorm", "pre", "hyper", "siamese"])
+@pytest.mark.parametrize("case", ["llama", "opt-post", "gptj"])
+def test_an_applied_model_keeps_both_ends_of_its_stream(case: str, scheme: str, tiny_model: Tiny) -> None:
+    """Without a block it is the model whose sites there leave the stream alone; angles are those that sites see."""
+    model = copy.deepcopy(tiny_model(case)[0])
+    pytest.importorskip("geonorm.hf").apply(model, scheme)
+    subject, ids = Subject(model), torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(4))
+    [(_, blocks)] = subject.blocks()
+    losses, fronts = [], {}
+
+    def look(place: ModelSite, x: torch.Tensor, __: Any, after: torch.Tensor) -> None:
+        fronts.setdefault(place.site.layer, place.seen(x))
+        fronts[len(blocks)] = place.seen(after)
+
+    with torch.no_grad(), watch(model, look):
+        model(ids)
+    for block in blocks:
+        sites = [module for module in block.modules() if isinstance(module, Residual)]
+        handles = [site.register_forward_hook(replaced_by_its_stream, with_kwargs=True) for site in sites]
+        losses.append(subject.loss(ids).item())
+        for handle in handles:
+            handle.remove()
+    rows = [row for row in ablation(subject, [ids])[1] if row["blocks"] == 1]
+    assert [row["loss"] for row in rows] == pytest.approx(losses, rel=1e-5)
+    angles = [angle(fronts[layer], fronts[layer + 1]).mean().item() for layer in range(len(blocks))]
+    assert [row["angle"] for row in rows] == pytest.approx(angles, rel=1e-4)
+    whole = logit_lens(subject, [ids])[-1]
+    assert whole["divergence"] == 0 and whole["agreement"] == 1
+
+
 def test_fp64_models_have_fp64_losses(tiny_model: Tiny) -> None:
     model: nn.Module = tiny_model("llama")[0]
-    import copy
-
     ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(3))
     assert Subject(copy.deepcopy(model).double()).loss(ids).dtype == torch.float64

@@ -198,7 +198,7 @@ def ablation(
             if width == 1 or width <= len(blocks) // 2
             for start in range(len(blocks) - width + 1)
         ]
-        turned = ends(subject, stack, blocks, batches, windows)
+        turned = ends(subject, stack, batches, windows)
         for done, (start, last) in enumerate(windows):
             handles = [block.register_forward_hook(pass_by, with_kwargs=True) for block in blocks[start : last + 1]]
             try:
@@ -219,30 +219,29 @@ def mean_loss(subject: Subject, batches: Sequence[Tensor | Inputs]) -> float:
     return torch.cat([subject.losses(batch) for batch in batches]).double().mean().item()
 
 
-def pass_by(_: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+def pass_by(block: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
     """In the place of a block: the stream as it came. What else the block returned (T5's position bias) stays."""
-    x = watch.stream_of(args, kwargs)
+    x = watch.stream_past(block, watch.stream_of(args, kwargs))
     return (x, *out[1:]) if isinstance(out, tuple) else x
 
 
 def ends(
-    subject: Subject,
-    stack: str,
-    blocks: Sequence[nn.Module],
-    batches: Sequence[Tensor | Inputs],
-    windows: Sequence[tuple[int, int]],
+    subject: Subject, stack: str, batches: Sequence[Tensor | Inputs], windows: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], float]:
-    """Mean angle between the stream before and after each window, over tokens without padding, as measurements see it;
-    streams of one batch are held at a time."""
+    """Mean angle between the stream before and after each window, over tokens without padding, as measurements see it
+    at the sites; streams of one batch are held at a time."""
     seen: list[Tensor] = []
-    places = {place.site.layer: place for place in subject.capture.sites if place.stack == stack}
+    places = [place for place in subject.capture.sites if place.stack == stack]
+    first = {place.site.layer: place for place in reversed(places)}
 
-    def look(layer: int, x: Tensor, after: Tensor) -> None:
-        place = places[layer]
-        seen.extend(place.seen(state) for state in ([x, after] if layer == len(blocks) - 1 else [x]))
+    def look(place: watch.ModelSite, x: Tensor, _: Any, after: Tensor) -> None:
+        if place is first[place.site.layer]:
+            seen.append(place.seen(x))
+        if place is places[-1]:
+            seen.append(place.seen(after))
 
     totals, count = dict.fromkeys(windows, 0.0), 0
-    with watch.watch_calls(dict(enumerate(blocks)), look):
+    with watch.watch(subject.model, look, places):
         for batch in batches:
             inputs = subject.inputs(batch)
             subject.run(inputs, head=False)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
+from ..norms import upcast
 from ..residual import Residual
 from ..schemes import Site
 from .anatomy import BY_HAND, Stack, anatomy, blocks_of, join_path, root_stacks
@@ -215,6 +216,21 @@ def gradient_norms(
             row |= {"grad_w1": length(matrices[:-1]), "grad_w2": length(matrices[-1:])}
         rows[place.key] = row
     return rows
+
+
+def end_kind(module: Any) -> str | None:
+    """entry or exit for an end of a stream, wherever it stands; None for another module."""
+    site = getattr(module, "site", None)
+    return site.kind if isinstance(site, Site) and site.kind in ("entry", "exit") else None
+
+
+def stream_past(block: nn.Module, x: Tensor) -> Tensor:
+    """The stream behind a block that leaves it alone: through the ends of it that `apply` puts into first and last
+    blocks."""
+    for end in (getattr(block, "entry", None), getattr(block, "exit", None)):
+        if end is not None and end_kind(end):
+            x = end(upcast(x))
+    return x
 
 
 def stream_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
