@@ -242,6 +242,27 @@ def test_undo_after_training_keeps_what_was_learned(tiny_model: Tiny) -> None:
     assert {p.dtype for p in model.parameters()} == {torch.float64}
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("case", "dtype", "wide"), [("t5", torch.float16, ".wo."), ("gptj", torch.bfloat16, "embed_")])
+def test_undo_leaves_what_stayed_in_its_own_precision(
+    case: str, dtype: torch.dtype, wide: str, tiny_model: Tiny
+) -> None:
+    """T5 keeps one matrix in fp32 and GPT-J its table of positions, whatever the rest is in."""
+
+    def state(module: nn.Module) -> dict[str, Tensor]:
+        return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+    model, _ = fresh(tiny_model, case)
+    for name, tensor in state(model).items():
+        if tensor.is_floating_point() and wide not in name:
+            tensor.data = tensor.data.to(dtype)
+    before = {name: tensor.clone() for name, tensor in state(model).items()}
+    hf.apply(model, "geonorm").undo()
+    after = state(model)
+    assert all(after[name].dtype == old.dtype and torch.equal(after[name], old) for name, old in before.items())
+    assert {torch.float32, dtype} <= {tensor.dtype for tensor in after.values()}
+
+
 def test_the_report_can_be_read(tiny_model: Tiny) -> None:
     model, _ = fresh(tiny_model, "llama")
     text = str(hf.apply(model, "peri(decay=sqrt)"))

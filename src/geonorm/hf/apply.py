@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import ConfigError, unknown
@@ -121,17 +121,19 @@ def restore(model: Any) -> None:
 
 def prepare_undo(model: nn.Module) -> Callable[[], None]:
     """What takes a change back. Modules that had left the model come to where its others are now, in their dtype and
-    mode."""
+    mode; those that stayed are as they are."""
     before = [(m, type(m), dict(m._modules), {k: vars(m)[k] for k in KEPT if k in vars(m)}) for m in model.modules()]
 
     def back() -> None:
+        here = {id(module) for module in model.modules()}
         for module, kind, children, attributes in before:
             whole = isinstance(module, AppliedBlock)
             gone = {k: old for k, old in children.items() if whole or isinstance(module._modules.get(k), Exit)}
             like: Any = next((p for p in module.parameters() if p.is_floating_point()), None) if gone else None
             for old in gone.values() if like is not None else ():
-                if old is not None:
-                    old.to(device=like.device, dtype=like.dtype).train(module.training)
+                for part in old.modules() if old is not None else ():
+                    if id(part) not in here:
+                        fit_in(part, like, module.training)
             if whole:
                 module._modules = children
             else:
@@ -144,6 +146,12 @@ def prepare_undo(model: nn.Module) -> Callable[[], None]:
         forget_hooks(model)
 
     return back
+
+
+def fit_in(part: nn.Module, like: Tensor, training: bool) -> None:
+    """Brings what a module holds itself to where `like` is, and its floating tensors to its dtype."""
+    part._apply(lambda t: t.to(like.device, like.dtype if t.is_floating_point() else t.dtype), recurse=False)
+    part.training = training
 
 
 def change(model: Any, scheme: Scheme, family: str, matched: bool) -> Report:
