@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -261,6 +262,28 @@ def test_undo_leaves_what_stayed_in_its_own_precision(
     after = state(model)
     assert all(after[name].dtype == old.dtype and torch.equal(after[name], old) for name, old in before.items())
     assert {torch.float32, dtype} <= {tensor.dtype for tensor in after.values()}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", ["llama", "t5"])
+def test_undo_keeps_what_was_set_in_the_configuration(case: str, tiny_model: Tiny, tmp_path: Path) -> None:
+    model, inputs = fresh(tiny_model, case)
+    kind = type(model.config)
+    report = hf.apply(model, "geonorm")
+    size = model.config.vocab_size + 8
+    model.resize_token_embeddings(size)
+    model.config.pad_token_id = 2
+    model.set_attn_implementation("eager")
+    model.save_pretrained(tmp_path / "applied")
+    report.undo()
+    config = model.config
+    assert type(config) is kind and config.model_type == kind.model_type
+    assert not any(hasattr(getattr(module, "config", None), "scheme") for module in model.modules())
+    assert (config.vocab_size, config.pad_token_id, config._attn_implementation) == (size, 2, "eager")
+    assert not any("Geonorm" in name for name in config.architectures or ())
+    model.save_pretrained(tmp_path / "stock")
+    again = type(model).from_pretrained(tmp_path / "stock", attn_implementation="eager").eval()
+    assert torch.equal(returned(again, inputs), returned(model, inputs)) and again.config.pad_token_id == 2
 
 
 def test_the_report_can_be_read(tiny_model: Tiny) -> None:

@@ -165,6 +165,17 @@ def dress(model: Any, scheme: str, family: str, matched: bool) -> None:
         vars(module).update(_tp_plan={}, _pp_plan={}, _weight_conversions=[])  # they name the stock paths
 
 
+def stock_config(worn: Any, before: Any) -> Any:
+    """The stock configuration of one under a scheme, with what was set in it since; `before`, which it was made from,
+    where that is nothing."""
+    found = copy.deepcopy(worn)
+    found.__class__ = type(before)
+    for key in (*OURS, "model_type"):
+        vars(found).pop(key, None)
+    found.architectures = before.architectures  # saving writes the applied class there
+    return before if vars(found) == vars(before) else found
+
+
 def relocate_outputs(module: Any) -> Any:
     """What transformers records of a model, where it is now: T5 finds attentions by layers that are gone, GPT-2 those
     to an encoder by a path. A branch returns what its attention does."""

@@ -20,7 +20,7 @@ from ..residual import Residual
 from ..schemes import Scheme, Site, parse
 from ..sites.anatomy import FAMILIES, blocks_of
 from ..sites.watch import stacks_of
-from .applied import dress, forget_hooks, is_applied
+from .applied import AppliedFields, dress, forget_hooks, is_applied, stock_config
 from .block import AppliedBlock, Exit
 from .match import match_model
 from .sites import replace_sites, stock_norms
@@ -110,7 +110,8 @@ def apply(model: Any, scheme: str | Scheme, init: Literal["keep", "match"] = "ke
 
 
 def restore(model: Any) -> None:
-    """Gives a model back its residual scheme, its norms and its type. Weights that were trained meanwhile stay."""
+    """Gives a model back its residual scheme, its norms and its type. Weights that were trained meanwhile, and what was
+    set in the configuration, stay."""
     undo = getattr(model, "__dict__", {}).get(RECORD)
     if undo is None:
         what = "was loaded from a folder, which holds no stock norms" if is_applied(model) else "has what it came with"
@@ -121,11 +122,11 @@ def restore(model: Any) -> None:
 
 def prepare_undo(model: nn.Module) -> Callable[[], None]:
     """What takes a change back. Modules that had left the model come to where its others are now, in their dtype and
-    mode; those that stayed are as they are."""
+    mode; those that stayed are as they are, and configurations say what was set meanwhile."""
     before = [(m, type(m), dict(m._modules), {k: vars(m)[k] for k in KEPT if k in vars(m)}) for m in model.modules()]
 
     def back() -> None:
-        here = {id(module) for module in model.modules()}
+        here, configs = {id(module) for module in model.modules()}, {}
         for module, kind, children, attributes in before:
             whole = isinstance(module, AppliedBlock)
             gone = {k: old for k, old in children.items() if whole or isinstance(module._modules.get(k), Exit)}
@@ -140,9 +141,14 @@ def prepare_undo(model: nn.Module) -> Callable[[], None]:
                 module._modules.update(gone)
             if whole or is_applied(module):
                 module.__class__ = kind
+            worn = vars(module).get("config")
             for name in KEPT:
                 vars(module).pop(name, None)
             vars(module).update(attributes)
+            if isinstance(worn, AppliedFields):
+                if id(worn) not in configs:
+                    configs[id(worn)] = stock_config(worn, attributes["config"])
+                vars(module)["config"] = configs[id(worn)]
         forget_hooks(model)
 
     return back
