@@ -286,6 +286,23 @@ def test_undo_keeps_what_was_set_in_the_configuration(case: str, tiny_model: Tin
     assert torch.equal(returned(again, inputs), returned(model, inputs)) and again.config.pad_token_id == 2
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # PEFT's own
+def test_undo_wants_adapters_taken_out_first(tiny_model: Tiny) -> None:
+    peft = pytest.importorskip("peft")
+    model, inputs = fresh(tiny_model, "llama")
+    wanted = returned(model, inputs)
+    report = hf.apply(model, "geonorm")
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
+    names = [name for name, _ in model.named_parameters()]
+    for undo in (report.undo, lambda: hf.restore(model)):
+        with pytest.raises(ConfigError, match="this model has PEFT adapters: merge them or take them out first"):
+            undo()
+    assert [name for name, _ in model.named_parameters()] == names
+    adapted.merge_and_unload()
+    report.undo()
+    assert torch.equal(returned(model, inputs), wanted)
+
+
 def test_the_report_can_be_read(tiny_model: Tiny) -> None:
     model, _ = fresh(tiny_model, "llama")
     text = str(hf.apply(model, "peri(decay=sqrt)"))

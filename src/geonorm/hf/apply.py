@@ -111,11 +111,13 @@ def apply(model: Any, scheme: str | Scheme, init: Literal["keep", "match"] = "ke
 
 def restore(model: Any) -> None:
     """Gives a model back its residual scheme, its norms and its type. Weights that were trained meanwhile, and what was
-    set in the configuration, stay."""
+    set in the configuration, stay. ConfigError, one line, for a model that holds adapters."""
     undo = getattr(model, "__dict__", {}).get(RECORD)
     if undo is None:
         what = "was loaded from a folder, which holds no stock norms" if is_applied(model) else "has what it came with"
         raise ConfigError(f"nothing to restore: this {type(model).__name__} {what}")
+    if any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules()):
+        raise ConfigError("this model has PEFT adapters: merge them or take them out first, then undo the scheme")
     undo()
     del vars(model)[RECORD]
 
