@@ -196,3 +196,33 @@ def test_some_layers_of_an_applied_model(kind: str, targets: list[str], layers: 
     tuned = peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, layers_to_transform=layers))
     found = adapted(tuned)
     assert len(found) == len(targets) and all("layers.1." in name for name in found)
+
+
+@pytest.mark.filterwarnings(
+    "error:You have passed exclude_modules", "ignore:Model has .tie_word_embeddings:UserWarning"
+)
+@pytest.mark.parametrize("targets", ["all-linear", ["k_proj", "fc1", "fc2", "lm_head"]])
+def test_what_is_left_out_and_ranks_by_stock_names_on_an_applied_model(targets: Any, tmp_path: Any) -> None:
+    """By the shape of what is trained it is what PEFT does on the stock model, also when it is loaded again."""
+    recipe = {
+        "r": 4, "target_modules": targets, "exclude_modules": ["fc2"], "task_type": "CAUSAL_LM",
+        "rank_pattern": {r"layers\.0\.fc1": 2, "fc1": 3, "k_proj": 5}, "alpha_pattern": {"fc1": 7, "k_proj": 9},
+    }  # fmt: skip
+
+    def trained(tuned: Any) -> Any:
+        scales = [module.scaling["default"] for module in tuned.modules() if hasattr(module, "lora_A")]
+        named = tuned.named_parameters()
+        return sorted(scales), sorted((tuple(p.shape), name[-20:]) for name, p in named if "lora_" in name)
+
+    wanted = trained(peft.get_peft_model(stock("opt"), peft.LoraConfig(**recipe)))
+    held = []
+    for folder in (None, tmp_path):
+        model = stock("opt")
+        hf.apply(model, "geonorm")
+        if folder is None:
+            tuned = peft.get_peft_model(model, peft.LoraConfig(**recipe))
+            tuned.save_pretrained(tmp_path, save_embedding_layers=False)
+        else:
+            tuned = peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
+        held.append(trained(tuned))
+    assert held == [wanted, wanted]

@@ -132,22 +132,27 @@ def follow(config: Any, model: Any) -> None:
     """On a model that a scheme was applied to: what is named, or where nothing is what PEFT's tables say of its family,
     means the matrices of the stock model, wherever they are now."""
     tables, kind = sys.modules[TABLES], str(getattr(config.peft_type, "value", config.peft_type))
-    for field, table in (("target_modules", "TARGET"), ("feedforward_modules", "FEEDFORWARD")):
+    paths = stock_paths(model)
+    for field, table in (("target_modules", "TARGET"), ("feedforward_modules", "FEEDFORWARD"), ("exclude_modules", "")):
         names = getattr(config, field, ())
-        if names is None:
+        if names is None and table:
             known = getattr(tables, f"TRANSFORMERS_MODELS_TO_{kind}_{table}_MODULES_MAPPING", {})
             names = known.get(model.config.stock_type)
-        if names and not isinstance(names, str) and not set(names) <= set(paths := stock_paths(model)):
+        if names and not isinstance(names, str) and not set(names) <= set(paths):
             found = find_again(names, paths)
-            setattr(config, field, found if found == set(names) else in_layers(found, config))
+            setattr(config, field, found if found == set(names) or not table else in_layers(found, config))
+    for field in ("rank_pattern", "alpha_pattern"):
+        if isinstance(given := getattr(config, field, None), dict):
+            setattr(config, field, find_keys_again(given, paths))
 
 
 def stock_paths(model: Any) -> dict[str, str]:
     """Where modules of a stock model are under a scheme, and where they were."""
-    found = {}
+    found, inside = {}, []
     for stack, base in stacks_of(model):
         for layer, block in enumerate(blocks_of(model, stack, base)):
             before = join_path(base, stack.blocks, str(layer))
+            inside.append(f"{before}.")
             for sub in stack.sublayers:
                 for number, (chain, branch) in enumerate(
                     zip(block.residuals[sub.kind].branch.chains, sub.branches, strict=True)
@@ -156,7 +161,7 @@ def stock_paths(model: Any) -> dict[str, str]:
                     for place, (path, step) in enumerate(zip(branch.modules, chain.steps, strict=False)):
                         for inner, _ in step.named_modules():
                             found[join_path(here, str(place), inner)] = join_path(before, path, inner)
-    return found
+    return found | {name: name for name, _ in model.named_modules() if name and not name.startswith(tuple(inside))}
 
 
 def find_again(names: Collection[str], paths: Mapping[str, str]) -> Any:
@@ -169,10 +174,25 @@ def find_again(names: Collection[str], paths: Mapping[str, str]) -> Any:
     return set(names) if was == {here for here in paths if named(here)} else was
 
 
+def find_keys_again(given: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
+    """Ranks or alphas by patterns of PEFT's, of which the first that fits counts, as ones by the paths of what they
+    mean, where the patterns do not mean the same under the scheme."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        pattern = re.compile(rf"(.*\.)?({key})$")
+        was = [here for here, before in paths.items() if pattern.match(before)]
+        for name in [key] if not was or was == [here for here in paths if pattern.match(here)] else was:
+            found.setdefault(name, value)
+    return found
+
+
 def in_layers(paths: set[str], config: Any) -> set[str]:
     """Those in the blocks that an adapter is for; PEFT itself asks that of names alone, not of whole paths."""
     layers = chosen_layers(config)
-    return {path for path in paths if layers is None or int(path.split(".residuals.")[0].rpartition(".")[2]) in layers}
+    if layers is None:
+        return paths
+    places = {path: path.split(".residuals.")[0].rpartition(".")[2] for path in paths if ".residuals." in path}
+    return {path for path, layer in places.items() if int(layer) in layers}
 
 
 def chosen_layers(config: Any) -> list[int] | None:
