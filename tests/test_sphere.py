@@ -135,6 +135,18 @@ def test_sinc_value_and_slope(angle: float) -> None:
     assert slope.item() == pytest.approx(expected[1], rel=1e-11, abs=1e-16)
 
 
+@pytest.mark.parametrize("ratio", [1e3, 1e5, 1e9])
+def test_series_that_are_not_used_leave_gradients_of_large_numbers_alone(ratio: float) -> None:
+    """In fp32 the seventh power of a square overflows from a ratio of some 2000 on."""
+    squared = torch.tensor(ratio**2, requires_grad=True)
+    quotient = sphere.retraction_quotient(squared, 1.0)
+    (slope,) = torch.autograd.grad(quotient, squared)
+    wanted = (1 / (1 + ratio**2) - math.atan(ratio) / ratio) / (2 * ratio**2)
+    assert quotient.item() == pytest.approx(math.atan(ratio) / ratio, rel=1e-6, abs=0)
+    assert slope.item() == pytest.approx(wanted, rel=1e-5, abs=0)
+    assert torch.autograd.grad(sum(sphere.cos_and_sinc(squared)), squared)[0].isfinite()
+
+
 def test_safe_functions_let_nan_through_and_have_no_gradient_at_zero() -> None:
     b = torch.tensor([0.0, 2.0, math.nan], requires_grad=True)
     quotient, root = sphere.safe_divide(torch.ones(3), b), sphere.safe_sqrt(b)

@@ -49,9 +49,10 @@ def cos_and_sinc(squared: Tensor) -> tuple[Tensor, Tensor]:
     """cos(a) and sin(a) / a of a^2: both are power series in it, so no root stands where the angle vanishes, and
     derivatives of every order are right there. Series below 0.04, exact to 1e-16."""
     small = squared < 0.04
+    near = torch.where(small, squared, 0.0)  # the gradient of a series that overflows would be 0 times infinity
     root = torch.sqrt(torch.where(small, 1.0, squared))
     cos, sinc = (
-        torch.where(small, power_series(squared, [(-1) ** k / factorial(2 * k + odd) for k in range(8)]), far)
+        torch.where(small, power_series(near, [(-1) ** k / factorial(2 * k + odd) for k in range(8)]), far)
         for odd, far in ((0, torch.cos(root)), (1, torch.sin(root) / root))
     )
     return cos, sinc
@@ -109,8 +110,9 @@ def retraction_quotient(squared: Tensor, power: float) -> Tensor:
         return torch.ones_like(squared)
     s = squared / (power * power)
     small = s < 0.01
+    near = torch.where(small, s, 0.0)  # as in cos_and_sinc
     z = torch.sqrt(torch.where(small, 1.0, s))
-    return torch.where(small, power_series(s, ATAN), torch.atan(z) / z)
+    return torch.where(small, power_series(near, ATAN), torch.atan(z) / z)
 
 
 def transport(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
