@@ -327,6 +327,8 @@ def test_a_llama_that_is_killed(llama: Path, convert: Any, struck: Any, text: Pa
         (["--to", "geonrom"], "unknown scheme 'geonrom': did you mean 'geonorm'?"),
         (["--to", "hyper"], "no gradual way leads from pre(entry=embedding) (one stream) to hyper"),
         (["--to", "ngpt"], "it constrains weights"),
+        (["--to", "prores", "--way", "abrupt"], "is for models trained from the start: its steps begin at 0"),
+        (["--to", "mix(pre, prores)", "--way", "match"], "is for models trained from the start: its steps begin at 0"),
         (["--way", "sudden"], "--way takes gradual or match or abrupt, got 'sudden'"),
         (["--tokens", 0], "tokens must be at least 1"),
         (["--share", 0], "share must be between 1e-06 and 1, got 0"),

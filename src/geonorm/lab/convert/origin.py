@@ -110,7 +110,10 @@ class RunOrigin(Origin):
             optim=optim,
             tokens=replace(own.tokens, tokenizer=str(path / "tokenizer.json")),
         )
-        Decoder(replace(shape, scheme=self.settings.scheme, layers=shape.layers))  # ConfigError where no way leads
+        made = Decoder(replace(shape, scheme=self.settings.scheme, layers=shape.layers))  # ConfigError without a way
+        for _, residual in made.residuals():
+            if why := residual.scheme.about.fresh:
+                raise ConfigError(f"{self.target} is for models trained from the start: {why}")
 
     def build(self, loop: Any, shape: DecoderConfig) -> Any:
         self.original = open_run(self.path, loop.device).model
