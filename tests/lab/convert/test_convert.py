@@ -237,6 +237,19 @@ def test_fitted_it_begins_nearer_than_abruptly() -> None:
         assert model.state_dict().keys() == names and len(factors) >= 2 * 7
 
 
+@pytest.mark.parametrize("target", ["peri(entry=embedding)", "geonorm(update=norm)"])
+def test_norms_without_gains_are_left_as_they_are(target: str) -> None:
+    """A norm on what a branch proposes has nothing that could be fitted there."""
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "vocab_size": 31, "context": 12}
+    original, model = (Decoder(DecoderConfig(scheme, gains=False, **shape)) for scheme in ("pre", target))
+    own, ids = original.state_dict(), torch.arange(48).view(4, 12) % 31
+    model.load_state_dict({name: own.get(name, value) for name, value in model.state_dict().items()})
+    fit(model, original, ids)
+    with torch.no_grad():
+        assert model(ids).isfinite().all()
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_folded_it_is_the_model_that_was_fitted(bias: bool) -> None:
     """With gates of token values, which read what the matrices behind them read."""

@@ -98,7 +98,8 @@ class Fit:
         carry = read_at(scheme, self.x, p, site)[1]
         norm = norm_in(residual.own, "output")
         weight: Any = self.gain.weight if norm is None else norm.weight
-        scale(weight, lambda: scheme.seen(write_at(scheme, self.x, self.gain(u), p, site, carry=carry)), self.after)
+        if weight is not None:
+            scale(weight, lambda: scheme.seen(write_at(scheme, self.x, self.gain(u), p, site, carry=carry)), self.after)
         return (self.gain(u), *out[1:]) if isinstance(out, tuple) else self.gain(u)
 
     def fold(self) -> Factors:
