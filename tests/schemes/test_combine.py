@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from geonorm import Decoder, DecoderConfig, Residual, Site, parse
+from geonorm.errors import ConfigError
 from geonorm.norms import RMSNorm
 from geonorm.schemes import state_of
 
@@ -48,6 +49,14 @@ def test_entry_overrides_that_of_the_part(text: str) -> None:
     assert plan(part)[0] == "pre(entry=embedding)" and plan(part)[1] == "pre(entry=embedding)"
     outer = part[:-1] + ", entry=sphere)"
     assert plan(outer)[0] == "pre" and plan(outer)[1] == "pre(entry=embedding)"
+
+
+@pytest.mark.parametrize("text", ["mix({}, pre, {})", "first({}, pre, {})", "per_kind({}, pre, {})"])
+def test_an_entry_that_cannot_be_set_is_refused(text: str) -> None:
+    plan(text.format("morph(pre, geonorm)", "entry=part"))
+    with pytest.raises(ConfigError, match=r"entry=embedding of .* cannot be set: morph.* has no such field") as error:
+        Decoder(DecoderConfig(scheme=text.format("morph(pre, geonorm)", "entry=embedding"), **SMALL))
+    assert "\n" not in str(error.value)
 
 
 def test_the_first_named_part_wins_where_recipes_disagree() -> None:

@@ -75,9 +75,14 @@ class Combined(Nested):
 
     def resolve(self, site: Site) -> Scheme:
         part = self.choose(site).resolve(site)
-        if site.kind == "entry" and self.entry != "part" and isinstance(part, Placement):
-            return replace(part, entry=self.entry)
-        return part
+        if site.kind != "entry" or self.entry == "part":
+            return part
+        require(
+            isinstance(part, Placement),
+            f"entry={self.entry} of {self} cannot be set: {part} stands there and has no such field; set it in the "
+            "schemes inside",
+        )
+        return replace(part, entry=self.entry)  # type: ignore[call-arg]
 
     def recipe(self) -> dict[str, float]:
         one, other = self.inside()
