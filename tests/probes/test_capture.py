@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from itertools import pairwise
 from math import pi, sqrt
@@ -236,6 +237,20 @@ def test_our_own_models(scheme: str, norm: str) -> None:
         assert row["norm_kind"] in (norm, "rms") and row["tokens"] >= 14
     if scheme == "geonorm":
         assert all(row["radius_after"] == pytest.approx(row["radius"], rel=1e-6) for row in rows)
+
+
+@pytest.mark.parametrize("case", ["llama", "opt-post", "t5"])
+def test_ends_are_called_what_they_are_wherever_they_stand(case: str, tiny_model: Tiny) -> None:
+    """In an applied model the entry is in the first block and the exit where the stock norm was."""
+    hf = pytest.importorskip("geonorm.hf")
+    model, inputs = copy.deepcopy(tiny_model(case)[0]), tiny_model(case)[1]
+    hf.apply(model, "peri")
+    capture, _ = captured(model, inputs)
+    roles = {(row["stack"], row["role"]) for row in capture.norm_rows()}
+    assert roles == {(stack.name, role) for stack, _ in capture.stacks for role in ("input", "output", "entry", "exit")}
+    ours = hf.GeoNormForCausalLM(hf.GeoNormConfig(scheme="pre", hidden_size=8, num_hidden_layers=1, vocab_size=99))
+    capture, _ = captured(ours.eval(), {"input_ids": inputs["input_ids"]})
+    assert {row["role"] for row in capture.norm_rows()} == {"input", "entry", "exit"}
 
 
 def test_gated_norms_are_norms_of_no_fixed_gain() -> None:

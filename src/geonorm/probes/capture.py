@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..sites.anatomy import BY_HAND, Stack, blocks_of, join_path
-from ..sites.watch import ModelSite, module_at, sites_of, stacks_of, watch, watch_calls
+from ..sites.watch import ModelSite, end_kind, module_at, sites_of, stacks_of, watch, watch_calls
 from .accumulate import NormMeasure, SiteMeasure, flat
 from .attention import AttentionMeasure, WatchAttention, counted_queries, first_places
 from .detail import SiteDetail
@@ -131,14 +131,15 @@ class Capture:
                         self.add_norm(name, stack.name, role, layer, sublayer.kind)
         known = {norm.module for norm in self.norms.values()}
         for name, module in norms_of(self.model).items():
-            path, own, role = name.partition(".own.")
-            place = homes.get(self.model.get_submodule(path))
+            path, _, role = name.partition(".own.")
+            home = self.model.get_submodule(path)
+            place = homes.get(home)
             if place is not None:
                 self.add_norm(name, place.stack, role, place.site.layer, place.site.kind)
             elif homes:
                 stacks = [stack.name for stack, _ in self.stacks]
                 stack_name = next((each for each in stacks if each in path.split(".")), stacks[0])
-                self.add_norm(name, stack_name, path if own else "other", None, None)
+                self.add_norm(name, stack_name, end_kind(home) or "other", None, None)
             elif module not in known:
                 self.norms[name] = WatchedNorm(name, module, "", "other", None, None)
 
