@@ -47,6 +47,7 @@ def geodesic_update(
     if isinstance(decay, Tensor):
         if decay.numel() != 1:
             raise ConfigError(f"decay must be one number, got a tensor of shape {tuple(decay.shape)}")
+        decay = decay.reshape(())  # of any other shape it would be one of the shape of x'
     elif not 0 < decay < inf:
         raise ConfigError(f"decay must be a positive number, 1/(l+1) for block l counted from 0, got {decay}")
     if not 0 < max_angle <= pi:
