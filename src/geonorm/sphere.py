@@ -2,7 +2,8 @@
 
 The sphere is the one through the point: a point x of radius |x| stays at radius |x|. Nothing here knows about networks.
 All functions keep the dtype of their input, are differentiable forward and backward, and follow one convention at
-degenerate points: a zero tangent vector moves nothing, a zero point has no tangent space and stays where it is.
+degenerate points: a zero tangent vector moves nothing, a zero point has no tangent space and stays where it is; one so
+near to 0 that its square is no normal number (`vanishes`) is one at 0.
 Comparisons are with 0.0: with a whole number PyTorch converts first, and takes ten times as long on a few tokens.
 """
 
@@ -30,9 +31,14 @@ def safe_sqrt(squared: Tensor) -> Tensor:
     return torch.where(zero, 0.0, torch.sqrt(torch.where(zero, 1.0, squared)))
 
 
-def safe_divide(a: Tensor, b: Tensor) -> Tensor:
-    """a / b where b is not 0, and 0 with zero gradient where it is. NaN passes through."""
-    zero = b == 0.0
+def vanishes(squared: Tensor) -> Tensor:
+    """Where a squared length is 0, or so small that 1 over it may overflow."""
+    return squared < torch.finfo(squared.dtype).tiny
+
+
+def safe_divide(a: Tensor, b: Tensor, zero: Tensor | None = None) -> Tensor:
+    """a / b where b is not 0, and 0 with zero gradient where it is. NaN passes through. zero: where b counts as 0."""
+    zero = b == 0.0 if zero is None else zero
     return torch.where(zero, 0.0, a / torch.where(zero, 1.0, b))
 
 
@@ -77,9 +83,10 @@ def frame(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     formula <u,u> - <x,u>^2/<x,x> for |v|^2 loses the angle to cancellation.
     """
     squared = dot(x, x)
-    c = safe_divide(dot(x, u), squared)
+    zero = vanishes(squared)
+    c = safe_divide(dot(x, u), squared, zero)
     v = torch.addcmul(u, c, x, value=-1)
-    correction = safe_divide(dot(x, v), squared)
+    correction = safe_divide(dot(x, v), squared, zero)
     return c + correction, torch.addcmul(v, correction, x, value=-1)
 
 
@@ -91,8 +98,9 @@ def tangent(x: Tensor, u: Tensor) -> Tensor:
 def exp(x: Tensor, v: Tensor) -> Tensor:
     """Exponential map: from x along the geodesic of the tangent vector v, by the arc length |v|."""
     squared = dot(x, x)
-    cos, pull = cos_and_sinc(safe_divide(dot(v, v), squared))
-    return cos * x + torch.where(squared == 0.0, 0.0, pull) * v
+    zero = vanishes(squared)
+    cos, pull = cos_and_sinc(safe_divide(dot(v, v), squared, zero))
+    return cos * x + torch.where(zero, 0.0, pull) * v
 
 
 def log(x: Tensor, y: Tensor) -> Tensor:

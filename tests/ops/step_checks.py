@@ -89,9 +89,11 @@ def check_rows_without_a_direction(device: str) -> None:
         u[2] = 0
         u[3] = x[3]
         u[4] = -1e4 * x[4]
+        x[7] *= 1e-20  # <x,x> is no normal number
         out, dx, du = run(x, u, grad, angles)
         assert out[:2].eq(0).all() and torch.equal(out[2], x[2])
         assert row_error(out[3:4], x[3:4]) < 3e-7 and row_error(out[4:5], x[4:5]) < 3e-3
+        assert torch.equal(out[7], x[7]) and torch.equal(dx[7], grad[7]) and du[7].eq(0).all()
         assert (out[2:].double().norm(dim=-1) / x[2:].double().norm(dim=-1) - 1).abs().max() < 1e-6
         assert dx.isfinite().all() and du.isfinite().all()
         assert du[:2].eq(0).all() and torch.equal(dx[:2], grad[:2]) and du[2].ne(0).any()

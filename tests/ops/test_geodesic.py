@@ -59,6 +59,23 @@ def test_rows_without_a_direction(angles: AngleMap, backend: str, dtype: torch.d
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("size", [1e-20, 1e-21, 1e-22, 1e-30])
+@pytest.mark.parametrize("angles", [AngleMap(), AngleMap(post=0.3, power=1.0)])
+def test_rows_without_a_square_stay_where_they_are(angles: AngleMap, size: float, backend: str) -> None:
+    """In fp32 <x,x> is no normal number there, or 0, and 1 over it may be infinite."""
+    x, u = (t.detach().float() for t in pair(count=4))
+    x[:2] *= size
+    u[0] *= size
+    with torch.no_grad():
+        assert torch.equal(geodesic_step(x[:1], u[:1], angles, backend=backend), x[:1])
+    x.requires_grad_(), u.requires_grad_()
+    out = geodesic_step(x, u, angles, backend=backend)
+    assert torch.equal(out[:2], x[:2]) and not torch.equal(out[2:], x[2:])
+    dx, du = torch.autograd.grad(out.sum(), (x, u))
+    assert dx[:2].eq(1).all() and du[:2].eq(0).all() and dx.isfinite().all() and du[2:].ne(0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("factor", [1.0, -1.0, 3.0, 1e4, -1e4])
 def test_a_parallel_update_moves_nothing(factor: float, backend: str) -> None:
     x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))

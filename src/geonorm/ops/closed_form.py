@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import sphere
 from ..norms import one_row, upcast
 from .angle import AngleMap
 from .reference import differentiated, gradients_of, reference
@@ -37,7 +38,7 @@ def step_of_one(x: Tensor, u: Tensor, angles: AngleMap) -> Tensor:
     wide = upcast(x).reshape(-1)
     update = u.reshape(-1).to(wide.dtype)
     xx = float(torch.dot(wide, wide))
-    if xx == 0:
+    if xx < torch.finfo(wide.dtype).tiny:
         return x.clone()
     t = torch.add(update, wide, alpha=-float(torch.dot(wide, update)) / xx)
     leak = float(torch.dot(wide, t))
@@ -59,8 +60,9 @@ def row_square(a: Tensor) -> Tensor:
 
 
 def invert(xx: Tensor) -> tuple[Tensor, Tensor]:
-    """1 / xx, and 0 for a zero row, which gets no step and no gradient through it; and which rows those are."""
-    dead = xx == 0
+    """1 / xx, and 0 for a row that is 0 or too small for a square (1 / xx would overflow), which gets no step and no
+    gradient through it; and which rows those are."""
+    dead = sphere.vanishes(xx)
     return xx.reciprocal().masked_fill_(dead, 0.0), dead
 
 

@@ -4,7 +4,8 @@
     x' = cos(h angle) x + sin(h angle) |x| v/|v|,    angle = AngleMap(ratio)
 
 Row maths is fp32 (fp64 for fp64 inputs) whatever the inputs; x' has the dtype of x. |x'| = |x|. u = 0 and u parallel
-to x leave x as it is; x = 0 gives 0; NaN and Inf give NaN on their own row only.
+to x leave x as it is, and an x whose square is below the least normal number (|x| < 1.1e-19 in fp32), 0 among them,
+stays, too; NaN and Inf give NaN on their own row only.
 """
 
 from __future__ import annotations

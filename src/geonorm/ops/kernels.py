@@ -22,6 +22,8 @@ import triton.language as tl
 
 HALF_PI, HALF_PI_REST = tl.constexpr(1.57079637050628662109375), tl.constexpr(4.371139000186241e-8)
 """pi/2 is the first, an fp32 number, less the second."""
+TINY = tl.constexpr(2.0**-126)
+"""The least normal number of fp32: 1 over less may overflow."""
 ATAN = tl.constexpr(
     (
         -0.33333277702331543,
@@ -55,8 +57,9 @@ def polynomial(s, COEFFICIENTS: tl.constexpr, LENGTH: tl.constexpr):
 
 @triton.jit
 def invert(xx):
-    """1 / xx, and 0 for a zero row. All divisions of row numbers are correctly rounded: `/` is not on a GPU."""
-    dead = xx == 0.0
+    """1 / xx, and 0 for a row that is 0 or too small for a square. All divisions of row numbers are correctly rounded:
+    `/` is not on a GPU."""
+    dead = xx < TINY
     return tl.where(dead, 0.0, tl.div_rn(1.0, tl.where(dead, 1.0, xx)))
 
 
@@ -110,7 +113,7 @@ def angle_map(ratio, post, max_angle, inverse_power, SMOOTH: tl.constexpr):
 
 @triton.jit
 def coefficients(quotient, ratio, xx):
-    """angle, its cos and sinc, and b of x' = cos x + b t; a zero row takes no step."""
+    """angle, its cos and sinc, and b of x' = cos x + b t; a row without a square takes no step."""
     angle = quotient * ratio
     cos, sin = tl.cos(angle), tl.sin(angle)
     s = angle * angle
@@ -118,7 +121,7 @@ def coefficients(quotient, ratio, xx):
     sinc = tl.where(
         small, 1.0 - s * (1.0 / 6.0) * (1.0 - s * (1.0 / 20.0)), tl.div_rn(sin, tl.where(small, 1.0, angle))
     )
-    return angle, cos, sinc, tl.where(xx == 0.0, 0.0, quotient * sinc)
+    return angle, cos, sinc, tl.where(xx < TINY, 0.0, quotient * sinc)
 
 
 @triton.jit
@@ -169,7 +172,7 @@ def pull_back(x, t, do, xx, c, n2, a, b, inverse, slope, bend):
     """dx and du from the gradient of x'."""
     p = tl.sum(x * do, 1)
     m = tl.sum(t * do, 1)
-    along_t = tl.where(xx == 0.0, 0.0, bend * m - slope * b * p) * inverse
+    along_t = tl.where(xx < TINY, 0.0, bend * m - slope * b * p) * inverse
     along_x = b * p * inverse
     du = b[:, None] * do + along_t[:, None] * t - along_x[:, None] * x
     dx = (a - b * c)[:, None] * do + (c * along_x - along_t * (n2 * inverse))[:, None] * x

@@ -20,9 +20,10 @@ def reference(x: Tensor, u: Tensor, angles: AngleMap, h: float | Tensor = 1.0) -
     wide = wide.to(torch.promote_types(wide.dtype, update.dtype))
     _, v = sphere.frame(wide, update)
     squared = sphere.dot(wide, wide)
-    ratio2 = sphere.safe_divide(sphere.dot(v, v), squared)
+    zero = sphere.vanishes(squared)
+    ratio2 = sphere.safe_divide(sphere.dot(v, v), squared, zero)
     # sin(turn) |x| v / |v| = turn sinc(turn) v / ratio, and angle / ratio stays finite where v vanishes
-    pull = h * torch.where(squared == 0.0, 0.0, angles.quotient(ratio2))
+    pull = h * torch.where(zero, 0.0, angles.quotient(ratio2))
     cos, sinc = sphere.cos_and_sinc(pull * pull * ratio2)
     return (cos * wide + pull * sinc * v).to(x.dtype)
 
