@@ -376,6 +376,9 @@ def test_models_that_do_not_fit_are_one_line(
     assert "is not Pre-Norm but post" in convert(tmp_path / "post", tmp_path / "out").err
     assert "there is no run and no model folder" in convert(Path("./nowhere"), tmp_path / "out").err
     assert "--data is missing" in convert(llama, tmp_path / "out").err
+    fresh = convert(llama, tmp_path / "out", "--data", text, "--to", "prores", "--way", "abrupt")
+    assert fresh.status == 2 and "is for models trained from the start" in fresh.err
+    assert not (tmp_path / "out").exists()
     used = convert(source, source)
     assert used.status == 2 and "is not empty and holds no conversion; choose another --out" in used.err
     content = json.loads((llama / "tokenizer.json").read_text())
