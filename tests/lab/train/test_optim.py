@@ -246,14 +246,13 @@ def test_bfloat16_trains(train: Any, tmp_path: Path) -> None:
 def test_a_ninth_model_of_a_process_is_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch stops at eight graphs of one function. Traced alone: what is made of a graph does not matter here."""
     torch.compiler.reset()
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
-    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
     compiled = torch.nn.Module.compile
     monkeypatch.setattr(torch.nn.Module, "compile", lambda block: compiled(block, backend="eager"))
-    for width in range(16, 16 + 9 * 4, 4):  # shapes that share no graph
-        shape = DecoderConfig(scheme="pre", layers=1, width=width, heads=1, hidden=width, vocab_size=16, context=8)
-        decoder = parallel.distribute(Decoder(shape), Runtime(compile=True), torch.device("cpu"))
-        decoder(torch.zeros(1, 8, dtype=torch.long))
+    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=True):
+        for width in range(16, 16 + 9 * 4, 4):  # shapes that share no graph
+            shape = DecoderConfig(scheme="pre", layers=1, width=width, heads=1, hidden=width, vocab_size=16, context=8)
+            decoder = parallel.distribute(Decoder(shape), Runtime(compile=True), torch.device("cpu"))
+            decoder(torch.zeros(1, 8, dtype=torch.long))
     torch.compiler.reset()
 
 
