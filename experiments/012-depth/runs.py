@@ -41,8 +41,12 @@ def even_angles(layers: int) -> str:
     return f"geonorm(update=unit, decay=constant, alpha={4 / pi / sqrt(layers):.4f})"
 
 
-NAMES = {"geonorm(decay=constant), equal angles": equal_angles, "unit tangent, 1/√L": even_angles}
-"""Schemes that have a number of their own at each depth."""
+NAMES = {
+    "geonorm(decay=constant), equal angles": equal_angles,
+    "unit tangent, 1/√L": even_angles,
+    "equal shares": lambda layers: EQUAL,
+}
+"""Schemes that have a number of their own at each depth, or too long a name."""
 
 
 def plan(known: Summaries) -> Grid:

@@ -122,10 +122,11 @@ def draw_depth(judged: Rows) -> Chart:
         for scheme, rows in at_depths(judged).items()
     }
     points = [point for line in lines.values() for point in line]
+    high = 1.5 * min(y for _, y in points)
     chart = Chart(
         "Loss against depth", Axis.around([x for x, _ in points], log=True, title="blocks"),
-        Axis.around([y for _, y in points], title="loss (nats per token)"), looks(list(lines)),
-        "Each at its best rate; means over seeds.", own_legend=True,
+        Axis.around([y for _, y in points if y <= high], title="loss (nats per token)"), looks(list(lines)),
+        "Each at its best rate; means over seeds. What learns nothing is above the frame.", own_legend=True,
     )  # fmt: skip
     for scheme, line in lines.items():
         chart.line(scheme, line)
