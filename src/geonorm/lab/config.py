@@ -270,6 +270,12 @@ class CompareConfig(Grid, Recipe):
             raise ConfigError("--lrs names a learning rate twice")
         if self.tune and len(self.lrs) < 2:
             raise ConfigError("--tune needs at least two learning rates in --lrs, to know the ratio of the grid")
+        if len(self.lrs) > 1:
+            self.optim.check_steps(self.steps_of_tuning)
+
+    @property
+    def steps_of_tuning(self) -> int:
+        return self.tune_steps or max(1, self.steps // 2)
 
 
 @dataclass(frozen=True)

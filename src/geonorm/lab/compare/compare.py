@@ -133,7 +133,7 @@ def run_config(config: CompareConfig, scheme: str, lr: float, seed: int, tuning:
     """One run of a comparison, or of a cell of its grid."""
     shared = {f.name: getattr(config, f.name) for f in fields(Recipe)}
     if tuning:
-        shared["steps"] = config.tune_steps or max(1, config.steps // 2)
+        shared["steps"] = config.steps_of_tuning
     at = "".join(f"-{slug(text.replace('=', '-'))}" for text in config.grid if not text.startswith(OWN))
     name = f"{slug(scheme)}{at}-lr{lr:g}-seed{seed}" + ("-tune" if tuning else "")
     out = str(Path(config.out) / "runs" / name)
