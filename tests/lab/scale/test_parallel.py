@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch._dynamo.utils import counters
 from geonorm import Decoder, DecoderConfig
 from geonorm.lab.config import Runtime
 from geonorm.lab.scale import parallel
-from geonorm.lab.train.loop import seed_of
+from geonorm.lab.scale.world import ALONE
 
 SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8}
 
@@ -40,5 +41,5 @@ def test_blocks_are_compiled_also_where_they_are_computed_twice() -> None:
 
 
 def test_no_rank_draws_what_another_run_does() -> None:
-    seeds = [seed_of(seed, rank) for seed in range(4) for rank in range(4)]
+    seeds = [parallel.own_seed(seed, replace(ALONE, rank=rank, size=4)) for seed in range(4) for rank in range(4)]
     assert len(set(seeds)) == 16 and seeds[::4] == [0, 1, 2, 3]

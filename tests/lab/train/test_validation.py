@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from geonorm import Decoder, DecoderConfig
 from geonorm.lab.config import TrainConfig
 from geonorm.lab.open import open_run
 from geonorm.lab.options import Evaluation
@@ -19,6 +20,7 @@ from geonorm.lab.scale.world import World
 from geonorm.lab.train.averaging import Average
 from geonorm.lab.train.evaluate import share_batches
 from geonorm.lab.train.loop import Loop
+from geonorm.lab.train.matrices import HeldNorms
 from geonorm.lab.train.validation import MEASURES, number_documents
 
 
@@ -140,11 +142,13 @@ def test_a_summary_keeps_all_that_is_measured_of_averaged_weights() -> None:
     assert {f"{name}_average" for name in MEASURES} <= set(MORE)
 
 
+def tiny(scheme: str) -> Decoder:
+    return Decoder(DecoderConfig(scheme, layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=8))
+
+
 def test_an_average_that_begins_anew_forgets_what_it_was() -> None:
     """NaN of steps that were taken back is not in the mean of those that came in their place."""
-    from geonorm import Decoder, DecoderConfig
-
-    model = Decoder(DecoderConfig("pre", layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=8))
+    model = tiny("pre")
     average = Average(model, TrainConfig(steps=4, evaluation=Evaluation(average=0.5)))
     own = {name: p.detach().clone() for name, p in model.named_parameters()}
     with torch.no_grad():
@@ -159,9 +163,7 @@ def test_an_average_that_begins_anew_forgets_what_it_was() -> None:
 
 def test_an_average_is_measured_with_its_own_matrices_in_bf16() -> None:
     """Autocast keeps casts of weights until its context ends; those of the last weights are no part of the mean."""
-    from geonorm import Decoder, DecoderConfig
-
-    model = Decoder(DecoderConfig("pre", layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=8))
+    model = tiny("pre")
     average = Average(model, TrainConfig(steps=2, evaluation=Evaluation(average=1.0)))
     average.update(1)
     with torch.no_grad():
@@ -180,10 +182,7 @@ def test_an_average_is_measured_with_its_own_matrices_in_bf16() -> None:
 
 
 def test_an_average_keeps_norms_that_are_held() -> None:
-    from geonorm import Decoder, DecoderConfig
-    from geonorm.lab.train.matrices import HeldNorms
-
-    model = Decoder(DecoderConfig("pre", layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=8))
+    model = tiny("pre")
     held, o = HeldNorms(model, ["o"]), model.blocks[0].attn.branch.o.weight
     average, begun = Average(model, TrainConfig(steps=2, evaluation=Evaluation(average=1.0)), held), o.norm().item()
     for step in (1, 2):
@@ -197,9 +196,7 @@ def test_an_average_keeps_norms_that_are_held() -> None:
 
 
 def test_an_average_keeps_a_constraint() -> None:
-    from geonorm import Decoder, DecoderConfig
-
-    model = Decoder(DecoderConfig("ngpt", layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=8))
+    model = tiny("ngpt")
     average = Average(model, TrainConfig(steps=2, evaluation=Evaluation(average=1.0)))
     average.update(1)
     with torch.no_grad():

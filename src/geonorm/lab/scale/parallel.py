@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from hashlib import sha256
 from typing import Any, TypeVar
 
 import torch
@@ -272,6 +273,11 @@ def precision(runtime: Runtime, device: torch.device) -> AbstractContextManager[
     if runtime.dtype == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def own_seed(seed: int, world: World) -> int:
+    """Of what a rank draws by itself (dropout): that of the run on the first, and on no rank that of another run."""
+    return int.from_bytes(sha256(f"{seed} {world.rank}".encode()).digest()[:7]) if world.rank else seed
 
 
 def own_rows(batch_size: int, world: World = ALONE) -> slice:

@@ -3,6 +3,7 @@ because losses and gradient norms are the same on all."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, Literal
 
@@ -46,6 +47,13 @@ class Judge:
         self.finite(step, loss, grad_norm)
         if self.config.spike == "skip":
             self.jump(step, loss)
+
+    def unread(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Raises Trouble for the first bad one of steps that were made and not looked at yet: the first is what is
+        reported and gone back behind, for all after it were made with its weights."""
+        for row in rows:
+            if "skipped" not in row:
+                self.finite(row["step"], float(row["loss"]), float(row["grad_norm"]))
 
     def finite(self, step: int, loss: float, grad_norm: float) -> None:
         for what, value in (("loss", loss), ("gradient norm", grad_norm)):

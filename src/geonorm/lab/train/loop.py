@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from hashlib import sha256
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -93,11 +92,6 @@ def train(
             raise lost_peer(error, world, loop.step) from error
 
 
-def seed_of(seed: int, rank: int) -> int:
-    """Of what a rank draws by itself (dropout): the run's own on the first, and on no rank that of another run."""
-    return int.from_bytes(sha256(f"{seed} {rank}".encode()).digest()[:7]) if rank else seed
-
-
 class Loop:
     """State of one training run on one rank."""
 
@@ -114,7 +108,7 @@ class Loop:
             model = self.build(shape)
         self.model = parallel.distribute(model, c.runtime, device if built_on.type == "cpu" else built_on)
         self.spread = parallel.Spread(self.model, c.runtime, world, device, kind, c.steps)
-        torch.manual_seed(seed_of(c.seed, world.rank))
+        torch.manual_seed(parallel.own_seed(c.seed, world))
         self.optimizers = parallel.split_groups(optim.build_optimizers(self.model, c.optim, c.lr))
         self.held = HeldNorms(self.model, c.optim.hold_norms)
         self.average = Average(self.model, c, self.held)
@@ -257,9 +251,7 @@ class Loop:
         self.dog.at(step, "the optimizer's step")
         try:
             if check or self.judge.every_step:
-                for made in self.pending:  # not read yet: what was bad first is what is reported, and gone back behind
-                    if "skipped" not in made:
-                        self.judge.finite(made["step"], float(made["loss"]), float(made["grad_norm"]))
+                self.judge.unread(self.pending)
                 self.judge.before(step, total.item(), grad_norm.item())
         except Trouble as trouble:
             if trouble.action != "skip":
