@@ -4,8 +4,9 @@
 
 The experiment's runs.py says which runs under OUT: PROBED, a part of their names, at every checkpoint that is there.
 Writes probes.csv beside it, a line for each site of a run and step with the largest attention score, the length of what
-the sub-layer gives, the angle of the step and the norm of the weights' gradient; and a line of kind `block` for each
-block with `worth`, the loss without it less the loss with it (nats per token). What probes.csv has is not probed again.
+the sub-layer gives, the angle of the step, the mean cosine of two tokens before it and the norm of the weights'
+gradient; and a line of kind `block` for each block with `worth`, the loss without it less the loss with it (nats per
+token). What probes.csv has is not probed again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from programme import folder_with, read_finished, show
 import geonorm
 from geonorm.lab.runs.run import RunFolder
 
-SITE = ("attn_logit", "update_norm", "angle", "grad_norm")
+SITE = ("attn_logit", "update_norm", "angle", "cos_pair", "grad_norm")
 COLUMNS = ("run", "step", "layer", "kind", *SITE, "worth")
 TOKENS = 8192
 Line = list[str]
