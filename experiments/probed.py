@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from programme import folder_with, read_finished, show
 
 import geonorm
+from geonorm.errors import GeonormError
 from geonorm.lab.runs.run import RunFolder
 
 SITE = ("attn_logit", "update_norm", "angle", "cos_pair", "grad_norm")
@@ -76,4 +77,7 @@ if __name__ == "__main__":
     words = parser.parse_args()
     if not read_finished(words.out):
         parser.error(f"{words.out} holds no run that has finished: train them with experiments/programme.py")
-    main(words.experiment, words.out)
+    try:
+        main(words.experiment, words.out)
+    except GeonormError as error:
+        parser.error(str(error))
