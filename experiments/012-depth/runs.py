@@ -27,6 +27,10 @@ DECAYS = ("geonorm(decay=sqrt)", "geonorm(decay=0.75)")
 OTHERS = ("lns", "keel", "deepnorm", "pre(entry=embedding)", "geonorm(entry=embedding)")
 RATES = (4e-3, 2e-3, 8e-3)
 SEEDS = 2
+DEEPEST, BEST = LAYERS[0], 8e-3
+"""Of the first group, at every depth, with seed 0."""
+WARMED = 10
+"""Optimizer steps for each block until it makes whole ones: the last of 36 from step 360 on."""
 PROBED = ""
 """What probed.py reads, by a part of the name."""
 
@@ -41,16 +45,23 @@ def even_angles(layers: int) -> str:
     return f"geonorm(update=unit, decay=constant, alpha={4 / pi / sqrt(layers):.4f})"
 
 
+def warmed_up(layers: int) -> str:
+    """The same, whose steps grow from 0, early blocks first."""
+    return f"prores({even_angles(layers)}, steps={WARMED})"
+
+
 NAMES = {
     "geonorm(decay=constant), equal angles": equal_angles,
     "unit tangent, 1/√L": even_angles,
+    "unit tangent, 1/√L, warmed up": warmed_up,
     "equal shares": lambda layers: EQUAL,
 }
 """Schemes that have a number of their own at each depth, or too long a name."""
 
 
 def plan(known: Summaries) -> Grid:
-    """Every group whole, its rates and seeds, before the next; equal shares, which learn nothing at 36 blocks, once."""
+    """Every group whole, its rates and seeds, before the next; equal shares, which learn nothing at 36 blocks, once. Of
+    the first group three seeds with 36 blocks, and there too what warms its steps up."""
 
     def rows_of(*schemes: str | Callable[[int], str]) -> dict[str, list[str]]:
         named = [
@@ -61,7 +72,17 @@ def plan(known: Summaries) -> Grid:
             for layers, scheme in named
         }
 
+    deepest = {
+        name: words
+        for name, words in rows_of(*FIRST, even_angles, warmed_up, f"prores(geonorm, steps={WARMED})").items()
+        if name.startswith(f"{DEEPEST}-")
+    }
     return {
+        **{
+            name_run(row, BEST, seed): [*words, *settings(lr=f"{BEST:g}", seed=seed)]
+            for seed in range(3)
+            for row, words in deepest.items()
+        },
         **plan_rows(known, rows_of(*FIRST, even_angles), RATES, SEEDS),
         **{
             name_run(row, RATES[0]): [*words, *settings(lr=f"{RATES[0]:g}", seed=0)]
