@@ -2,9 +2,10 @@
 
     python experiments/clamp.py experiments/017-paper-recipe [RUN ...]
 
-figures/course.svg: the share of site-tokens at the ceiling over training, and the training loss less that of `pre` with
-the same entry, rate and seed, on the same batches. figures/ratio.svg: for each run and site the ratio |v|/|x|, v the
-tangential part of what the sub-layer proposes, median over tokens: above the dashed line it is clamped.
+One chart a scheme, one line a run, by rate. figures/clamped.svg: the share of site-tokens at the ceiling over training.
+figures/course.svg: the training loss less that of `pre` with the same entry, rate and seed, on the same batches.
+figures/ratio.svg: for the first seed of each scheme and rate the ratio |v|/|x| site by site, v the tangential part of
+what the sub-layer proposes, median over tokens: above the dashed line it is clamped.
 """
 
 from __future__ import annotations
@@ -20,43 +21,60 @@ from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from programme import folder_with
+from programme import folder_with, shorten
 
-from geonorm.report.style import Look, looks, ramp
+from geonorm.lab.compare.compare import slug
+from geonorm.report.style import Look, ramp, rate
 from geonorm.report.vega import Axis, Chart, Figure, figure
 from geonorm.schemes import parse
 
 Rows = dict[str, list[dict[str, str]]]
+Line = Sequence[tuple[float, float]]
 STEPS = "optimizer step"
 
 
 def read_traces(experiment: Path) -> Rows:
-    """Rows of traces.csv by run, of the runs that have a ceiling."""
+    """Rows of traces.csv by run, of the runs that have a ceiling and are not at it by definition."""
     found: Rows = {}
     with (experiment / "traces.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["clamped"]:
                 found.setdefault(row["run"], []).append(row)
-    return found
+    return {run: rows for run, rows in found.items() if any(float(row["clamped"]) < 1 for row in rows)}
 
 
-def describe(run: Mapping[str, Any]) -> str:
-    """The rate first: legends end before a long scheme does."""
-    return f"{run['lr']:g} {run['scheme']}" + (f" seed {run['seed']}" if run["seed"] else "")
+def name_row(run: Mapping[str, Any], scheme: str = "") -> str:
+    """What a run shares with those at other rates and seeds: its scheme, or that one, and what else its name says."""
+    rest = run["run"].rpartition("-lr")[0].replace(slug(run["scheme"]), "", 1)
+    marks = [mark for mark in rest.split("-") if mark not in ("", "books")]
+    return ", ".join([shorten(scheme or run["scheme"]), *marks])
 
 
-def draw_shares(traces: Rows, runs: Mapping[str, Any]) -> Chart:
-    names = {name: describe(runs[name]) for name in traces}
-    chart = Chart(
-        "Clamped share", Axis.around(steps(traces), log=True, title=STEPS), Axis(0, 1, title="share of site-tokens"),
-        looks(list(names.values())), "Mean over all sites.", own_legend=True,
-    )  # fmt: skip
+def draw_rows(lines: Mapping[str, Sequence[tuple[str, Line]]], y: Axis) -> list[Chart]:
+    """A chart for each row: its lines, each with the name of its rate, which looks the same in all."""
+    points = [point for row in lines.values() for _, line in row for point in line]
+    x = Axis.around([step for step, _ in points], log=True, title=STEPS)
+    rates = ramp(sorted({lr for row in lines.values() for lr, _ in row}, key=float))
+    charts = []
+    for name, row in lines.items():
+        chart = Chart(name, x, y, rates, width=360, height=200)
+        if not y.holds(1.0):
+            chart.rule(y=0.0)
+        for lr, line in row:
+            chart.line(lr, line)
+        charts.append(chart)
+    return charts
+
+
+def draw_shares(traces: Rows, runs: Mapping[str, Any]) -> list[Chart]:
+    lines: dict[str, list[tuple[str, Line]]] = {}
     for name, rows in traces.items():
         at: dict[int, list[float]] = {}
         for row in rows:
             at.setdefault(int(row["step"]), []).append(float(row["clamped"]))
-        chart.line(names[name], [(step, mean(shares)) for step, shares in sorted(at.items())])
-    return chart
+        course = [(float(step), mean(shares)) for step, shares in sorted(at.items())]
+        lines.setdefault(name_row(runs[name]), []).append((rate(runs[name]["lr"]), course))
+    return draw_rows(lines, Axis(0, 1.02, title="share of site-tokens"))
 
 
 def draw_ratio(rows: Sequence[Mapping[str, str]], run: Mapping[str, Any], y: Axis) -> Chart:
@@ -66,8 +84,9 @@ def draw_ratio(rows: Sequence[Mapping[str, str]], run: Mapping[str, Any], y: Axi
     for name, look in colours.items():
         sites[f"{name}, attention"] = look
         sites[f"{name}, MLP"] = Look(look.light, look.dark, "4 3", "square")
+    x = Axis.around([int(row["step"]) for row in rows], log=True, title=STEPS)
     chart = Chart(
-        describe(run), Axis.around([int(row["step"]) for row in rows], log=True, title=STEPS), y, sites,
+        f"{rate(run['lr'])} {name_row(run)}", x, y, sites,
         "Median over tokens; clamped above the dashed line.", own_legend=True,
     )  # fmt: skip
     chart.rule(y=float(getattr(parse(run["scheme"]), "max_angle", math.nan)))
@@ -79,34 +98,23 @@ def draw_ratio(rows: Sequence[Mapping[str, str]], run: Mapping[str, Any], y: Axi
     return chart
 
 
-def draw_gaps(runs: Mapping[str, Any]) -> Chart | None:
+def draw_gaps(runs: Mapping[str, Any]) -> list[Chart]:
     """The course of each run against that of its Pre-Norm twin, where it has one."""
-    pairs = {}
+
+    def place(run: Mapping[str, Any], scheme: str = "") -> tuple[Any, ...]:
+        return (name_row(run, scheme), *(run.get(key) for key in ("lr", "seed", "data", "steps")))
+
+    twins = {place(run): run for run in runs.values()}
+    lines: dict[str, list[tuple[str, Line]]] = {}
     for run in runs.values():
         entry = getattr(parse(run["scheme"]), "entry", "sphere")
-        twin = f"pre(entry={entry})" if entry != "sphere" else "pre"
-        place = [run.get(key) for key in ("lr", "seed", "data", "steps")]
-        for other in runs.values():
-            alike = other["scheme"] == twin and [other.get(key) for key in ("lr", "seed", "data", "steps")] == place
-            if alike and other is not run:
-                pairs[describe(run)] = (run["train"], dict(other["train"]))
-    if not pairs:
-        return None
-    lines = {name: [(s, loss - base[s]) for s, loss in course if s in base] for name, (course, base) in pairs.items()}
-    points = [point for line in lines.values() for point in line]
-    chart = Chart(
-        "Training loss less that of Pre-Norm", Axis.around([s for s, _ in points], log=True, title=STEPS),
-        Axis.around([gap for _, gap in points], title="difference (nats per token)"), looks(list(lines)),
-        "Means over 500 steps; the twin has the same entry, rate and seed, so the same batches.", own_legend=True,
-    )  # fmt: skip
-    chart.rule(y=0.0)
-    for name, line in lines.items():
-        chart.line(name, line)
-    return chart
-
-
-def steps(traces: Rows) -> list[float]:
-    return [float(row["step"]) for rows in traces.values() for row in rows]
+        twin = twins.get(place(run, f"pre(entry={entry})" if entry != "sphere" else "pre"))
+        if twin and twin is not run:
+            base = dict(twin["train"])
+            line = [(float(step), loss - base[step]) for step, loss in run["train"] if step in base]
+            lines.setdefault(name_row(run), []).append((rate(run["lr"]), line))
+    gaps = [gap for row in lines.values() for _, line in row for _, gap in line]
+    return draw_rows(lines, Axis.around(gaps, title="difference (nats per token)")) if lines else []
 
 
 def main(experiment: Path, chosen: Sequence[str]) -> int:
@@ -119,11 +127,25 @@ def main(experiment: Path, chosen: Sequence[str]) -> int:
     y = Axis.around(
         [float(row["proposal_p50"]) for rows in traces.values() for row in rows], log=True, title="|v| / |x|"
     )
-    over = [chart for chart in (draw_shares(traces, runs), draw_gaps(runs)) if chart]
-    ratios = [draw_ratio(rows, runs[name], y) for name, rows in traces.items()]
+    first: dict[tuple[str, float], str] = {}
+    for name in sorted(traces, key=lambda name: runs[name]["seed"]):
+        first.setdefault((name_row(runs[name]), runs[name]["lr"]), name)
+    drawn = {
+        "clamped": (
+            draw_shares(traces, runs),
+            "share of site-tokens at the ceiling; colours are rates, lines are runs",
+        ),
+        "course": (
+            draw_gaps(runs),
+            "training loss less that of pre with the same entry, rate and seed; means over 500 steps",
+        ),
+        "ratio": ([draw_ratio(traces[name], runs[name], y) for _, name in sorted(first.items())], "first seed of each"),
+    }
     (experiment / "figures").mkdir(exist_ok=True)
-    for name, charts in {"course": over, "ratio": ratios}.items():
-        print(Figure(figure(charts, experiment.name)).save(experiment / "figures" / f"{name}.svg"))
+    for name, (charts, caption) in drawn.items():
+        if charts:
+            drawing = figure(charts, f"{experiment.name}: {caption}", columns=3)
+            print(Figure(drawing).save(experiment / "figures" / f"{name}.svg"))
     return 0
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
-from programme import folder_with
+from programme import folder_with, shorten
 from rates import read_losses
 
 from geonorm.lab.compare.compare import slug
@@ -205,7 +205,9 @@ def main(experiment: Path, baseline: str, schemes: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    runs.sort(key=lambda run: wanted.index(run["scheme"]))
+    runs = [
+        run | {"scheme": shorten(run["scheme"])} for run in sorted(runs, key=lambda run: wanted.index(run["scheme"]))
+    ]
     gaps = compare_at_rates(runs, baseline)
     (experiment / "rates.md").write_text(
         "\n".join(

@@ -47,6 +47,11 @@ EQUAL_SHARES = "retraction=projection, decay=sqrt, decay_on=update, index=sublay
 """Fields by which a unit tangent gives all sub-layers one share of the last state (docs/theory.md 3.2)."""
 
 
+def shorten(scheme: str) -> str:
+    """A scheme's name in a legend."""
+    return scheme.replace(f"update=unit, {EQUAL_SHARES}", "equal shares")
+
+
 def settings(**values: object) -> list[str]:
     """--model.norm layer of model__norm="layer"; a tuple is a list."""
     words: list[str] = []

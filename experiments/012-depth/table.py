@@ -22,7 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from cells import Runs, at_best, judge, read_runs, write
-from runs import LAYERS, NAMES
+from runs import LAYERS, NAMES, RATES
 
 from geonorm.lab.runs.significance import Estimate, Prior, contrast, fit_prior, moderate
 from geonorm.lab.runs.statistics import Row
@@ -48,22 +48,23 @@ def read_depths(experiment: Path) -> dict[str, Runs]:
     return found
 
 
-def at_depths(judged: Rows) -> dict[str, dict[str, Row]]:
-    """By scheme, its rows by depth."""
+def at_depths(depths: Mapping[str, Runs], judged: Rows) -> dict[str, dict[str, Row]]:
+    """By scheme, its rows by depth, where all rates are known: one rate says nothing of the best."""
     found: dict[str, dict[str, Row]] = {}
     for depth, rows in judged.items():
         for row in rows:
-            if row["n"]:
+            tried = {run["lr"] for run in depths[depth] if run["scheme"] == row["scheme"]}
+            if row["n"] and tried >= set(RATES):
                 found.setdefault(row["scheme"], {})[depth] = row
     return found
 
 
-def tabulate_depth(judged: Rows) -> list[str]:
+def tabulate_depth(depths: Mapping[str, Runs], judged: Rows) -> list[str]:
     """Of every scheme the change of loss from each depth to the next, each at its best rate."""
     spreads = [row for rows in judged.values() for row in rows if row["val_loss_std"]]
     prior = fit_prior([row["val_loss_std"] ** 2 for row in spreads], [row["n"] - 1 for row in spreads])
     lines = []
-    for scheme, rows in at_depths(judged).items():
+    for scheme, rows in at_depths(depths, judged).items():
         cells = []
         for fewer, more in pairwise(judged):
             if fewer not in rows or more not in rows:
@@ -115,18 +116,18 @@ def tabulate_use(experiment: Path, depths: Mapping[str, Runs], judged: Rows) -> 
     return markdown_lines(("depth", "scheme", "step", "n", "use falls as t^-", "gradient as t^-"), lines)
 
 
-def draw_depth(judged: Rows) -> Chart:
+def draw_depth(depths: Mapping[str, Runs], judged: Rows) -> Chart:
     """Loss at the best rate against depth."""
     lines = {
         scheme: [(float(depth.partition(" ")[0]), row["val_loss_mean"]) for depth, row in rows.items()]
-        for scheme, rows in at_depths(judged).items()
+        for scheme, rows in at_depths(depths, judged).items()
     }
     points = [point for line in lines.values() for point in line]
     high = 1.5 * min(y for _, y in points)
     chart = Chart(
-        "Loss against depth", Axis.around([x for x, _ in points], log=True, title="blocks"),
+        "Loss against depth", Axis.around([x for x, _ in points], log=True, title="blocks", labels=sorted(LAYERS)),
         Axis.around([y for _, y in points if y <= high], title="loss (nats per token)"), looks(list(lines)),
-        "Each at its best rate; means over seeds. What learns nothing is above the frame.", own_legend=True,
+        "Each at its best rate; means over seeds.", own_legend=True,
     )  # fmt: skip
     for scheme, line in lines.items():
         chart.line(scheme, line)
@@ -138,10 +139,10 @@ def draw_depth(judged: Rows) -> Chart:
 def main(experiment: Path) -> None:
     depths = read_depths(experiment)
     judged = judge(depths)
-    parts = ["## What depth is worth\n\n" + "\n".join(tabulate_depth(judged))]
+    parts = ["## What depth is worth\n\n" + "\n".join(tabulate_depth(depths, judged))]
     if used := tabulate_use(experiment, depths, judged):
         parts.append("## Which blocks are used\n\n" + "\n".join(used))
-    write(experiment, depths, parts, {"depth": [draw_depth(judged)]})
+    write(experiment, depths, parts, {"depth": [draw_depth(depths, judged)]})
 
 
 if __name__ == "__main__":
