@@ -24,6 +24,7 @@ WRITES = {
     "geodesic": "geonorm({decay}, max_angle={angle})",
 }
 """Cells that differ in the write alone: all read the raw stream, none has gains, all end in a norm."""
+ENDS = ("add", "geodesic")
 CEILINGS = {"ceiling": {"step": "pi/4", "angle": "pi/4"}, "free": {"step": "none", "angle": "pi"}}
 DECAYS = ("constant", "sqrt", "harmonic", "linear")
 SUMS = {
@@ -45,7 +46,7 @@ def name_cell(write: str, decay: str, ceiling: str, equal: bool = False) -> str:
 
 def plan(known: Summaries) -> Grid:
     """Every cell at the higher rate, then every second one at the lower; controls at both; at the higher, decays at
-    equal sums, and a second seed for a quarter of the cells."""
+    equal sums under two writes, and a second seed for an eighth of the cells."""
     grid: dict[str, list[str]] = {}
 
     def add(scheme: str, rate: float, seed: int = 0) -> None:
@@ -61,9 +62,9 @@ def plan(known: Summaries) -> Grid:
             add(name_cell(*cell), rate)
         for scheme in CONTROLS:
             add(scheme, rate)
-    for write, decay in product(WRITES, DECAYS):  # at the harmonic's summed step, with the ceiling
+    for write, decay in product(ENDS, DECAYS):  # at the harmonic's summed step, with the ceiling
         if decay != "harmonic":
             add(name_cell(write, decay, "ceiling", equal=True), RATES[1])
-    for write, decay in product(WRITES, ("constant", "harmonic")):  # the noise
+    for write, decay in product(ENDS, ("constant", "harmonic")):  # the noise
         add(name_cell(write, decay, "ceiling"), RATES[1], 1)
     return grid
