@@ -148,7 +148,7 @@ def test_effects_of_008_are_those_that_were_planted(tmp_path: Path) -> None:
     grid = runpy.run_path(str(ROOT / "008-parts" / "runs.py"))["plan"]({})
     planned = [{"scheme": w[w.index("--scheme") + 1], "lr": float(w[w.index("--lr") + 1])} for w in grid.values()]
     places = [cell for cell, _ in made["read_cells"](planned)]
-    assert len(places) == 32 + 16 + 8 and made["Fit"](places, [0.0] * 56).df == 56 - 31  # what is planned is enough
+    assert len(places) == 32 + 16 + 4 and made["Fit"](places, [0.0] * 52).df == 52 - 31  # what is planned is enough
 
 
 @pytest.mark.parametrize("experiment", ["009-tokens", "010-size"])
