@@ -85,10 +85,10 @@ def test_every_run_of_007_is_a_command() -> None:
 
 def test_every_run_of_008_is_a_command() -> None:
     """Four writes, four decays, with a ceiling and free, all at one rate and half of them at another; four controls;
-    three decays at the harmonic's sum, and a second seed for a quarter of the cells, at one. Of any two levels of two
+    three decays at the harmonic's sum and a second seed, at one, under two writes. Of any two levels of two
     factors there is a cell at the lower rate."""
     grid = plan_of("008-parts")({})
-    assert len(grid) == 32 + 16 + 2 * 4 + 12 + 8
+    assert len(grid) == 32 + 16 + 2 * 4 + 6 + 4
     lower = {words[words.index("--scheme") + 1] for name, words in grid.items() if "-lr0.003-" in name}
     own = runpy.run_path(str(ROOT / "008-parts" / "runs.py"))
     cells = set(product(*map(tuple, (own["WRITES"], own["DECAYS"], own["CEILINGS"]))))
