@@ -186,6 +186,21 @@ def test_a_copied_list_on_an_applied_model(kind: str, targets: list[str]) -> Non
     assert held == ({(8, 32)} if kind == "llama" else {(8, 32), (8, 48)})
 
 
+@pytest.mark.parametrize("layer", [r"\d+", "1"])
+def test_a_pattern_of_stock_names_on_an_applied_model(layer: str) -> None:
+    """What a pattern leaves out, too, and one of names as they are now."""
+    model = stock("opt")
+    hf.apply(model, "geonorm")
+    stock_names = rf".*decoder\.layers\.{layer}\.(fc1|fc2|self_attn\.k_proj)"
+    tuned = peft.get_peft_model(model, peft.LoraConfig(target_modules=stock_names, exclude_modules=r".*\.fc2"))
+    found = adapted(tuned)
+    assert len(found) == (2 if layer == "1" else 4) and all("layers.1." in name for name in found) == (layer == "1")
+    again = stock("opt")
+    hf.apply(again, "geonorm")
+    tuned = peft.get_peft_model(again, peft.LoraConfig(target_modules=r".*layers\.1\.residuals\..*k_proj"))
+    assert len(adapted(tuned)) == 1
+
+
 @pytest.mark.parametrize(
     ("kind", "targets"), [("llama", ["q_proj"]), ("llama", ["self_attn.q_proj"]), ("opt", ["fc1", "k_proj"])]
 )

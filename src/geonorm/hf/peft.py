@@ -31,7 +31,7 @@ ENDS = ("lm_head", "embed_tokens")
 """What has their names here too."""
 TARGETS = ["branch.q", "attn.q", "branch.v", "attn.v"]
 """Queries and values, as PEFT's table has it for most models; "all-linear" for every matrix but the head."""
-BLOCKS = "blocks"
+BLOCKS, ALL = "blocks", "all-linear"
 PARENTS = {name: ("branch", "attn" if name in ("q", "k", "v", "o") else "mlp") for name in OURS}
 """What they lie in, in blocks in sequence and side by side."""
 KEYS_AND_VALUES = ["branch.k", "branch.v", "attn.k", "attn.v"]
@@ -138,9 +138,11 @@ def follow(config: Any, model: Any) -> None:
         if names is None and table:
             known = getattr(tables, f"TRANSFORMERS_MODELS_TO_{kind}_{table}_MODULES_MAPPING", {})
             names = known.get(model.config.stock_type)
-        if names and not isinstance(names, str) and not set(names) <= set(paths):
+        pattern = isinstance(names, str)
+        if names and names != ALL and (pattern or not set(names) <= set(paths)):
             found = find_again(names, paths)
-            setattr(config, field, found if found == set(names) or not table else in_layers(found, config))
+            kept = pattern or found == set(names) or not table  # PEFT takes no layers beside a pattern
+            setattr(config, field, found if kept else in_layers(found, config))
     for field in ("rank_pattern", "alpha_pattern"):
         if isinstance(given := getattr(config, field, None), dict):
             setattr(config, field, find_keys_again(given, paths))
@@ -164,14 +166,18 @@ def stock_paths(model: Any) -> dict[str, str]:
     return found | {name: name for name, _ in model.named_modules() if name and not name.startswith(tuple(inside))}
 
 
-def find_again(names: Collection[str], paths: Mapping[str, str]) -> Any:
-    """The names, where the same modules go by them under the scheme; else the paths of those there."""
+def find_again(names: Collection[str] | str, paths: Mapping[str, str]) -> Any:
+    """The names, or the pattern, where the same modules go by them under the scheme; else the paths of those there."""
+    pattern = re.compile(names) if isinstance(names, str) else None
 
     def named(path: str) -> bool:
+        if pattern:
+            return pattern.fullmatch(path) is not None
         return any(path == name or path.endswith(f".{name}") for name in names)
 
     was = {here for here, before in paths.items() if named(before)}
-    return set(names) if was == {here for here in paths if named(here)} else was
+    same = not was or was == {here for here in paths if named(here)}
+    return (names if pattern else set(names)) if same else was
 
 
 def find_keys_again(given: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
