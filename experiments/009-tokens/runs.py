@@ -45,7 +45,7 @@ def plan_budgets(
 ) -> dict[str, list[str]]:
     """Every row at every rate and budget, each budget a branch of the next shorter one; octaves at a budget whose best
     rate is at an end; then, at every rate that is best at some budget, all budgets with more seeds. Budgets of more
-    than `tuned` million tokens are trained at the rate that is best at the one before."""
+    than `tuned` million tokens are trained at the rate that is best at that."""
     grid: dict[str, list[str]] = {}
 
     def add(row: str, rate: float, budget: int, seed: int = 0) -> None:
@@ -67,7 +67,8 @@ def plan_budgets(
         for before, budget in pairwise((0, *budgets)):
             if budget > tuned:
                 if before in found:
-                    add(row, found[before], budget)
+                    found[budget] = found[before]
+                    add(row, found[budget], budget)
                 continue
             losses = read_losses([run for name, run in known.items() if name.startswith(f"{row}-{budget}M-lr")])
             rates = extend(losses, RATES)
@@ -90,13 +91,13 @@ def plan(known: Summaries) -> Grid:
         return {f"{arm}-{slug(scheme)}": [*COMMON, *words, *settings(scheme=scheme)] for scheme in schemes}
 
     budgets = tuple(STEPS)
-    grid = plan_budgets(known, rows("books", BOOKS, FOUR[:2]), budgets, seeds=3)
-    grid |= plan_budgets(known, rows("books", BOOKS, FOUR[2:]), budgets)
-    grid |= plan_budgets(known, rows("books", BOOKS, OTHERS), budgets, seeds=1, tuned=8)
+    grid = plan_budgets(known, rows("books", BOOKS, FOUR[:2]), budgets, seeds=3, tuned=8)
+    grid |= plan_budgets(known, rows("books", BOOKS, FOUR[2:]), budgets, tuned=8)
+    grid |= plan_budgets(known, rows("books", BOOKS, OTHERS), budgets, seeds=1, tuned=4)
     grid |= plan_budgets(known, rows("latex", LATEX, FOUR), budgets[:3])
     for length, batch in LENGTHS.items():
         own = settings(
             data="books", model__context=length, batch_size=batch, steps=STEPS[4], evaluation__every=STEPS[4]
         )
-        grid |= plan_rows(known, rows(f"length{length}", own, FOUR), RATES, SEEDS)
+        grid |= plan_rows(known, rows(f"length{length}", own, FOUR[:2]), RATES, SEEDS)
     return grid
