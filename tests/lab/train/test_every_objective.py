@@ -39,3 +39,13 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(
     one, four = (losses(tmp_path / str(accumulate)) for accumulate in (1, 4))
     for a, b in zip(one, four, strict=True):
         assert a[2] == pytest.approx(b[2], rel=1e-5) and a[4] == pytest.approx(b[4], rel=1e-4)
+
+
+@pytest.mark.parametrize("objective", ["causal", *OBJECTIVES])
+@pytest.mark.parametrize("positions", ["rope", "none"])
+def test_an_encoder_without_positions_says_so(train: Any, tmp_path: Path, objective: str, positions: str) -> None:
+    """A decoder without any has its mask; without mask and positions a text is a bag of tokens, which may be meant."""
+    given = options(objective, 1, 1) if objective != "causal" else ["--steps", 1]
+    told = train(tmp_path / "run", *given, "--model.positions", positions)
+    assert told.status == 0
+    assert ("a bag of them" in told.out + told.err) == (positions == "none" and objective != "causal")

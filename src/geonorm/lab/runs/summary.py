@@ -57,9 +57,11 @@ def describe(c: TrainConfig, shape: ModelConfig, parameters: int, device: torch.
     """What a run is, in lines: its header."""
     tokens = c.batch_size * shape.context
     rate = f"lr {c.lr:g}, {c.optim.schedule}"
+    blind = shape.positions == "none" and c.objective != "causal"
     return [
         f"{c.scheme}: {parameters:,} parameters ({c.preset}), {c.runtime.dtype} on {device.type}",
         f"{c.steps:,} steps of {tokens:,} tokens, {c.steps * tokens / parameters:.3g} per parameter; {rate}; {c.data}",
+        *(["positions none: nothing tells this encoder where a token stands, it reads a bag of them"] if blind else []),
     ]
 
 
