@@ -74,7 +74,9 @@ def plan(known: Summaries) -> Grid:
 
     deepest = {
         name: words
-        for name, words in rows_of(*FIRST, even_angles, warmed_up, f"prores(geonorm, steps={WARMED})").items()
+        for name, words in rows_of(
+            *FIRST, even_angles, warmed_up, *(f"prores({scheme}, steps={WARMED})" for scheme in FIRST[::-1])
+        ).items()
         if name.startswith(f"{DEEPEST}-")
     }
     return {
