@@ -92,3 +92,24 @@ def test_one_token_at_the_edges() -> None:
     for bad in (float("nan"), float("inf")):
         assert closed_form.step_of_one(x, torch.full((64,), bad), AngleMap()).isnan().all()
         assert closed_form.step_of_one(torch.full((64,), bad), x, AngleMap()).isnan().all()
+
+
+@pytest.mark.parametrize("backend", ["closed", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bias", [None, 0.0])
+def test_a_gain_of_one_at_the_ceiling_has_no_gradient(backend: str, dtype: torch.dtype, bias: float | None) -> None:
+    """As it begins in the first block, where both minima meet: rounding does not say which tokens count, so that a
+    batch and its parts agree."""
+    x, u, grad = torch.randn(3, 500, 16, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    u = u * torch.linspace(0.4, 3, 500, dtype=dtype)[:, None]
+    gain = torch.ones((), dtype=dtype, requires_grad=True)
+    more = {} if bias is None else {"bias": torch.full((), bias, dtype=dtype, requires_grad=True)}
+    angles = AngleMap(gain=gain, **more)
+    v = u - (x * u).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True) * x
+    held = (v.norm(dim=-1) / x.norm(dim=-1)) >= angles.max_angle
+    assert 300 < held.sum() < 480
+    learned = (gain, *more.values())
+    for rows, known in ((held, False), (~held, True)):
+        out = geodesic_step(x[rows].requires_grad_(), u[rows], angles, backend=backend)
+        found = torch.autograd.grad(out, learned, grad[rows])
+        assert all(bool(g.abs() > 0) is known for g in found)

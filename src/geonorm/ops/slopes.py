@@ -121,12 +121,16 @@ class General:
     def parameter_gradients(self, p: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Gradients of pre, post, gain and bias: sums over rows."""
         angles, ratio = self.angles, self.ratio
-        bound = angles.post * self.total.quotient * ratio >= angles.max_angle
+        held = self.turned.quotient * ratio >= angles.max_angle
+        # a held angle is the ceiling to the last bit: with a gain of 1, as it begins, rounding would say who is bound
+        turn = angles.gain * torch.where(held, angles.max_angle, self.turned.quotient * ratio)
+        if isinstance(angles.bias, Tensor) or angles.bias != 0:
+            turn = turn + bias_slopes(ratio, angles.bias).quotient * ratio
+        bound = angles.post * turn >= angles.max_angle
         free = torch.cos(self.angle) * m - torch.sin(self.angle) * ratio * p
         free = free.masked_fill(bound | self.dead, 0.0)
         # each factor is d(angle)/d(parameter) / ratio
         slope = 1 / (1 + (angles.pre * ratio / angles.power) ** 2)
-        held = self.turned.quotient * ratio >= angles.max_angle
         factors = (
             angles.post * angles.gain * slope.masked_fill(held, 0.0),
             self.total.quotient,
