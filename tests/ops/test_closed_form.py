@@ -103,12 +103,12 @@ def test_a_gain_of_one_at_the_ceiling_has_no_gradient(backend: str, dtype: torch
     x, u, grad = torch.randn(3, 500, 16, generator=torch.Generator().manual_seed(0), dtype=dtype)
     u = u * torch.linspace(0.4, 3, 500, dtype=dtype)[:, None]
     gain = torch.ones((), dtype=dtype, requires_grad=True)
-    more = {} if bias is None else {"bias": torch.full((), bias, dtype=dtype, requires_grad=True)}
-    angles = AngleMap(gain=gain, **more)
+    plus = None if bias is None else torch.full((), bias, dtype=dtype, requires_grad=True)
+    angles = AngleMap(gain=gain, bias=0.0 if plus is None else plus)
     v = u - (x * u).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True) * x
     held = (v.norm(dim=-1) / x.norm(dim=-1)) >= angles.max_angle
     assert 300 < held.sum() < 480
-    learned = (gain, *more.values())
+    learned = (gain,) if plus is None else (gain, plus)
     for rows, known in ((held, False), (~held, True)):
         out = geodesic_step(x[rows].requires_grad_(), u[rows], angles, backend=backend)
         found = torch.autograd.grad(out, learned, grad[rows])
