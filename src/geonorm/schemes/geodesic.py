@@ -61,7 +61,8 @@ class GeoNorm(Placement):
     """How a tangent vector becomes a step; a number p is phi_p(t) = p atan(t/p) (arXiv:2608.02668, inferred)."""
     learn: Literal["none", "gain", "affine", "step"] = field(default="none", kw_only=True)
     """Learned scalars per site: gain on the angle, gain and bias on the angle, or the step size alpha itself, which is
-    kept positive as softplus of what is stored. At the ceiling and beyond they have no gradient: max_angle=pi gives room."""
+    kept positive as softplus of what is stored. At the ceiling and beyond they have no gradient: max_angle=pi gives
+    room."""
     after: Literal["none", "norm"] = field(default="none", kw_only=True)
     """norm: a gained N follows the geodesic step, as in Post-Norm; the radius is then N's, not the token's own."""
 
