@@ -58,8 +58,6 @@ def draw_rows(lines: Mapping[str, Sequence[tuple[str, Line]]], y: Axis) -> list[
     charts = []
     for name, row in lines.items():
         chart = Chart(name, x, y, rates, width=360, height=200)
-        if not y.holds(1.0):
-            chart.rule(y=0.0)
         for lr, line in row:
             chart.line(lr, line)
         charts.append(chart)
@@ -114,7 +112,10 @@ def draw_gaps(runs: Mapping[str, Any]) -> list[Chart]:
             line = [(float(step), loss - base[step]) for step, loss in run["train"] if step in base]
             lines.setdefault(name_row(run), []).append((rate(run["lr"]), line))
     gaps = [gap for row in lines.values() for _, line in row for _, gap in line]
-    return draw_rows(lines, Axis.around(gaps, title="difference (nats per token)")) if lines else []
+    charts = draw_rows(lines, Axis.around(gaps, title="difference (nats per token)")) if lines else []
+    for chart in charts:
+        chart.rule(y=0.0)
+    return charts
 
 
 def main(experiment: Path, chosen: Sequence[str]) -> int:
@@ -133,7 +134,7 @@ def main(experiment: Path, chosen: Sequence[str]) -> int:
     drawn = {
         "clamped": (
             draw_shares(traces, runs),
-            "share of site-tokens at the ceiling; colours are rates, lines are runs",
+            "share of site-tokens at the ceiling; a line is a run, a colour a rate",
         ),
         "course": (
             draw_gaps(runs),

@@ -96,6 +96,24 @@ def test_the_cost_of_a_scheme_is_that_in_the_shape_of_the_runs(tmp_path: Path) -
     assert own["ratio"].low > 1 and own["seconds"] > base["seconds"]  # four streams for one
 
 
+def test_a_run_without_gains_is_held_against_pre_norm_without_gains() -> None:
+    """Planted: 0.25 above its twin, which has the same marks in its name, rate and seed; no other Pre-Norm is one."""
+    own = runpy.run_path(str(ROOT / "clamp.py"))
+    runs = {}
+    for scheme, mark, lr, loss in (
+        ("pre(entry=embedding)", "", 0.1, 9.0),
+        ("pre(entry=embedding)", "-nogains", 0.1, 3.0),
+        ("pre(entry=embedding)", "-nogains", 0.2, 7.0),
+        ("geonorm(entry=embedding)", "-nogains", 0.1, 3.25),
+        ("geonorm", "-nogains", 0.1, 5.0),
+    ):
+        name = f"books-{own['slug'](scheme)}{mark}-lr{lr:g}-seed0"
+        runs[name] = {"run": name, "scheme": scheme, "lr": lr, "seed": 0, "train": [[500, loss], [1000, loss]]}
+    (chart,) = own["draw_gaps"](runs)
+    assert chart.title == "geonorm(entry=embedding), nogains" and chart.rules == [{"y": 0.0}]
+    assert [(row["x"], row["y"]) for row in chart.rows["line"]] == [(500, 0.25), (1000, 0.25)]
+
+
 WRONG = {
     "no experiment": ("programme.py", ["run", "nowhere", "out"], "nowhere has no runs.py"),
     "no folder of runs": ("programme.py", ["keep", "017-paper-recipe"], "keep needs OUT"),
@@ -131,6 +149,20 @@ def test_wrong_words_are_answered_in_a_line(
         runpy.run_path(str(ROOT / script), run_name="__main__")
     assert left.value.code == 2 and said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_cannot_be_probed_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "out" / "a-lr1-seed0"
+    (run / "checkpoints" / "step-2").mkdir(parents=True)
+    (run / "summary.json").write_text(json.dumps({"status": "finished", "val_loss": 1.0}))
+    (tmp_path / "runs.py").write_text("")
+    monkeypatch.setattr("sys.argv", ["probed.py", str(tmp_path), str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(ROOT / "probed.py"), run_name="__main__")
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert left.value.code == 2 and "config.yaml" in said and not (tmp_path / "probes.csv").exists()
 
 
 def test_scripts_of_experiments_import_what_there_is() -> None:
