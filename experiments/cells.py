@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from curves import draw_losses
+from curves import DRAWN, draw_losses
 
 from geonorm.lab.runs.significance import holm
 from geonorm.lab.runs.statistics import Row, aggregate, usable
@@ -86,7 +86,8 @@ def tabulate(runs: Runs, rows: Sequence[Row], clamped: Clamped) -> list[str]:
 
 def draw_differences(cell: str, runs: Runs, rows: Sequence[Row], shared: Mapping[str, Look]) -> Chart | None:
     """Of a cell's rows, seed by seed, with intervals; a scheme looks the same in all cells."""
-    base, others = rows[0], [row for row in rows[1:] if row["difference"] is not None]
+    high = DRAWN * min((row["val_loss_mean"] for row in rows if row["n"]), default=0.0)
+    base, others = rows[0], [row for row in rows[1:] if row["difference"] is not None and row["val_loss_mean"] <= high]
     if not others:
         return None
     first = {seed: run["val_loss"] for seed, run in at_best(runs, base).items()}

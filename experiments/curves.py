@@ -33,6 +33,9 @@ from geonorm.report.vega import Axis, Chart, Figure, figure
 
 Runs = Sequence[Mapping[str, Any]]
 RATE, ZERO = "highest learning rate", Estimate(0.0, 0.0, math.inf)
+DRAWN = 1.5
+"""Losses above this many times the lowest are left out of figures: what does not learn would press what does into a
+line."""
 
 
 Ends = tuple[float, float] | None
@@ -52,11 +55,10 @@ class Gap(NamedTuple):
 
 
 def draw_losses(title: str, unit: str, runs: Runs, shared: Mapping[str, Look] | None = None) -> Chart:
-    """Loss against rate: the mean over seeds, and every run. Losses above 1.5 times the lowest are left out: what
-    does not learn would press what does into a line. shared: looks of the schemes of all charts of a figure."""
+    """Loss against rate: the mean over seeds, and every run. shared: looks of the schemes of all charts of a figure."""
     ends = [run for run in runs if usable(run)]
     schemes = list(dict.fromkeys(run["scheme"] for run in runs))
-    high = 1.5 * min(run["val_loss"] for run in ends)
+    high = DRAWN * min(run["val_loss"] for run in ends)
     y = Axis.around([run["val_loss"] for run in ends if run["val_loss"] <= high], title=f"loss ({unit})")
     x = Axis.around([run["lr"] for run in runs], log=True, title=RATE, form="~e")
     chart = Chart(

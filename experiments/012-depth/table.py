@@ -22,6 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from cells import Runs, at_best, judge, read_runs, write
+from curves import DRAWN
 from runs import LAYERS, NAMES, RATES
 
 from geonorm.lab.runs.significance import Estimate, Prior, contrast, fit_prior, moderate
@@ -123,7 +124,7 @@ def draw_depth(depths: Mapping[str, Runs], judged: Rows) -> Chart:
         for scheme, rows in at_depths(depths, judged).items()
     }
     points = [point for line in lines.values() for point in line]
-    high = 1.5 * min(y for _, y in points)
+    high = DRAWN * min(y for _, y in points)
     chart = Chart(
         "Loss against depth", Axis.around([x for x, _ in points], log=True, title="blocks", labels=sorted(LAYERS)),
         Axis.around([y for _, y in points if y <= high], title="loss (nats per token)"), looks(list(lines)),

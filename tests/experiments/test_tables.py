@@ -156,7 +156,8 @@ def test_tables_of_013_choose_and_judge(tmp_path: Path) -> None:
 
 def test_tables_of_012_say_what_depth_is_worth(tmp_path: Path) -> None:
     """Planted: `pre` gains 0.1 by each step of depth, equal angles nothing; blocks are used as t^-2, gradients t^-1. A
-    scheme with one rate is in the tables of its depth, and not among those at their best."""
+    scheme with one rate is in the tables of its depth, and not among those at their best; one that learns nothing
+    would press the others of a figure into a line."""
     rows, probes = [], ["run,step,layer,kind,attn_logit,update_norm,angle,grad_norm,worth"]
     for place, layers in enumerate((4, 12, 36)):
         equal = {4: "0.701", 12: "0.505", 36: "0.340"}[layers]
@@ -170,7 +171,9 @@ def test_tables_of_012_say_what_depth_is_worth(tmp_path: Path) -> None:
                 for layer in range(layers):
                     probes.append(f"{run},2000,{layer},mlp,,1,0.1,{1 / (layer + 1)},")
                     probes.append(f"{run},2000,{layer},block,,,,,{0.5 / (layer + 1) ** 2}")
-        rows.append({**rows[-1], "run": f"{layers}-lns-lr0.002-seed0", "scheme": "lns", "lr": 2e-3, "seed": 0})
+        once = {**rows[-1], "lr": 2e-3, "seed": 0}
+        rows.append({**once, "run": f"{layers}-lns-lr0.002-seed0", "scheme": "lns"})
+        rows.append({**once, "run": f"{layers}-keel-lr0.002-seed0", "scheme": "keel", "val_loss": 9.0})
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "probes.csv").write_text("\n".join(probes) + "\n")
     made = table_of("012-depth")
@@ -182,6 +185,8 @@ def test_tables_of_012_say_what_depth_is_worth(tmp_path: Path) -> None:
     assert "equal angles" in text and "alpha" not in text
     drawn = (tmp_path / "figures" / "depth.svg").read_text()
     assert "Loss against depth" in drawn and ">pre<" in drawn and ">lns<" not in drawn
+    gaps = (tmp_path / "figures" / "differences.svg").read_text()
+    assert "| keel |" in text and ">lns<" in gaps and ">keel<" not in gaps
     assert "| lns |" in text and "lns" not in text[text.index("## What depth") : text.index("## Which blocks")]
 
 
