@@ -183,18 +183,19 @@ def tabulate_beside(runs: Runs) -> list[str]:
 
 
 def draw_cells(cells: Sequence[tuple[dict[str, Any], Mapping[str, Any]]], ceiling: str) -> Chart:
-    """Mean loss of every write against the summed step of its decay."""
+    """Loss of every write against the summed step of its decay, at the rate at which there are all cells."""
     y = Axis.around([run["val_loss"] for _, run in cells], title="loss (nats per token)")
     x = Axis.around(list(SUMS.values()), log=True, title="summed step, alpha = 1: harmonic, sqrt, linear, constant")
     chart = Chart(
-        ceiling, x, y, looks(list(WRITES)), "Lines: means over rates and seeds. Marks: runs.", own_legend=True
+        ceiling, x, y, looks(list(WRITES)), f"Lines: means at {rate(RATES[1])}. Marks: runs.", own_legend=True
     )
     for write in WRITES:
         own = [(SUMS[c["decay"]], run) for c, run in cells if (c["write"], c["ceiling"]) == (write, ceiling)]
         for total in sorted({total for total, _ in own}):
             for _, run in (pair for pair in own if pair[0] == total):
                 chart.mark(write, total, run["val_loss"], f"{rate(run['lr'])}, seed {run['seed']}")
-        means = {total: fmean(run["val_loss"] for t, run in own if t == total) for total, _ in own}
+        full = [(total, run["val_loss"]) for total, run in own if run["lr"] == RATES[1]]
+        means = {total: fmean(loss for t, loss in full if t == total) for total, _ in full}
         chart.line(write, sorted(means.items()))
     return chart
 
