@@ -1,6 +1,6 @@
-"""Plants each error of a list in a copy of the code, one at a time, and says which test finds it.
+"""Plants each error of errors.toml in a copy of the code, one at a time, and says which test finds it.
 
-    python tests/planted/run.py [--narrow] [--list tests/planted/errors.toml] [--code .] [--out FILE] [ID ...]
+    python tests/planted/run.py [--narrow] [--out FILE] [ID ...]
 
 Named tests run first, then, where all of them pass, the folders that they lie in. Results are appended to --out as
 lines of JSON, and errors that stand there already are passed over: remove it to begin anew. At the end the tests that
@@ -138,12 +138,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     here = Path(__file__).parent
     parser.add_argument("ids", nargs="*", help="errors to plant; all when none is named")
-    parser.add_argument("--list", type=Path, default=here / "errors.toml")
-    parser.add_argument("--code", type=Path, default=here.parent.parent)
     parser.add_argument("--out", type=Path, default=Path("build/planted.jsonl"))
     parser.add_argument("--narrow", action="store_true", help="named tests alone")
     given = parser.parse_args()
-    errors = read_errors(given.list)
+    errors = read_errors(here / "errors.toml")
     done = {}
     given.out.parent.mkdir(exist_ok=True)
     if given.out.exists():
@@ -153,7 +151,7 @@ def main() -> None:
         with suppress(ImportError):
             import_module(name)
     with tempfile.TemporaryDirectory() as folder:
-        tree, log = copy_code(given.code, Path(folder) / "code"), given.out.with_suffix(".log").absolute()
+        tree, log = copy_code(here.parent.parent, Path(folder) / "code"), given.out.with_suffix(".log").absolute()
         for name in given.ids or errors:
             if name in done:
                 continue
