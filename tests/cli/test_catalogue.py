@@ -104,6 +104,7 @@ def test_the_page_of_schemes_is_what_the_registry_says(capsys: pytest.CaptureFix
         "geonorm schemes --markdown says something else: put it below the mark in docs/schemes.md"
     )
     assert all(f"## {name}\n" in generated for name in names())
+    assert "|  |" not in generated, "every field says what it means"
 
 
 def test_json() -> None:

@@ -106,8 +106,11 @@ class Mix(Combined):
     )
 
     a: Scheme = field(default_factory=Post)
+    """Of the first blocks."""
     b: Scheme = field(default_factory=Pre)
+    """Of the others."""
     share: Annotated[float, Range(0, 1, "must lie in [0, 1]")] = 0.25
+    """How much of the depth is a's."""
 
     def choose(self, site: Site) -> Scheme:
         # 0.58 of 50 blocks is 29, not the 28.999... of the product
@@ -127,8 +130,11 @@ class First(Combined):
     )
 
     a: Scheme = field(default_factory=Post)
+    """Of the first blocks."""
     b: Scheme = field(default_factory=Pre)
+    """Of the others."""
     blocks: Natural = 1
+    """How many are a's."""
 
     def choose(self, site: Site) -> Scheme:
         return self.a if site.layer < self.blocks else self.b
@@ -147,7 +153,9 @@ class PerKind(Combined):
     )
 
     attn: Scheme = field(default_factory=Pre)
+    """Around attention, cross attention and parallel sites."""
     mlp: Scheme = field(default_factory=Post)
+    """Around the MLP."""
     ends: Literal["attn", "mlp"] = field(default="attn", kw_only=True)
     """Whose entry and exit the model has."""
 

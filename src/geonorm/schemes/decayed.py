@@ -24,7 +24,10 @@ class Decayed(Placement):
     """
 
     decay: Schedule = field(default="constant", kw_only=True)
+    """How the step falls with block t: harmonic 1/t, sqrt 1/sqrt(t), linear (L - t + 1)/L, constant, or t to the power
+    of minus a number."""
     alpha: Positive = field(default=1.0, kw_only=True)
+    """What the decay multiplies."""
     max_step: Literal["none"] | Positive = field(default="none", kw_only=True)
     """Ceiling on |step|/|x| of a token, as max_angle of geonorm is one on its angle."""
 

@@ -45,8 +45,12 @@ class GeoNorm(Placement):
     )
 
     decay: Schedule = field(default="harmonic", kw_only=True)
+    """How the angle falls with block t: harmonic 1/t, sqrt 1/sqrt(t), linear (L - t + 1)/L, constant, or t to the power
+    of minus a number."""
     alpha: Positive = field(default=1.0, kw_only=True)
+    """What the decay multiplies."""
     max_angle: Annotated[float, Range(TINIEST, pi, "must lie in (0, pi]")] = field(default=pi / 4, kw_only=True)
+    """Ceiling on the angle in radians, before the decay and behind it. A token at it is clamped; pi is none."""
     decay_on: Literal["angle", "update"] = field(default="angle", kw_only=True)
     """angle: decay after the clamp, so the ceiling shrinks with depth; update: v is scaled before the clamp."""
     index: Literal["block", "sublayer"] = field(default="block", kw_only=True)

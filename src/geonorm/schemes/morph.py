@@ -59,7 +59,9 @@ class Morph(Nested):
     planar = False
 
     source: Scheme = field(default_factory=Pre)
+    """What it is at first."""
     target: Scheme = field(default_factory=GeoNorm)
+    """What it becomes."""
     steps: Count = 1000
     """Optimizer steps until it is the target."""
     course: Literal["global", "layers"] = "global"

@@ -44,6 +44,7 @@ class ProRes(Nested):
     planar = False
 
     scheme: Scheme = field(default_factory=Pre)
+    """Whose steps grow."""
     steps: Count = 1000
     """Optimizer steps until the first block makes whole steps; block t takes t times as long."""
 

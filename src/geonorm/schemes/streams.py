@@ -73,6 +73,8 @@ class Siamese(Placement):
     planar = False
 
     decay: Schedule = field(default="constant", kw_only=True)
+    """How the share falls with block t: harmonic 1/t, sqrt 1/sqrt(t), linear (L - t + 1)/L, constant, or t to the power
+    of minus a number."""
     alpha: Positive = field(default=1.0, kw_only=True)
     """With decay, the share s of the update that the Post-Norm stream receives; the other stream receives all of it."""
     sum: Literal["raw", "norm"] = field(default="raw", kw_only=True)
