@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import geonorm
-from geonorm import names
 from geonorm.errors import ConfigError
 from geonorm.lab.config import TrainConfig
 from geonorm.lab.data.objectives import MaskedTokens
@@ -77,8 +76,8 @@ def test_measures_are_those_of_masked_tokens_by_hand(models: Path) -> None:
     assert mean == pytest.approx(whole["val_loss"]) and 0 < whole["val_accuracy"] < 1
 
 
-@pytest.mark.parametrize("scheme", names())
-def test_every_scheme_trains(scheme: str, train: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", "geonorm ngpt hyper attnres post siamese prores".split())
+def test_every_kind_of_scheme_trains(scheme: str, train: Any, tmp_path: Path) -> None:
     done = train(tmp_path / "run", *MLM, "--steps", 2, "--scheme", scheme, "--model.layers", 2)
     assert done.status == 0, done.err
     rows = list(read_rows(tmp_path / "run/trace.jsonl"))
