@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from programme import folder_with, shorten
 from rates import read_losses
 
-from geonorm.lab.compare.compare import slug
+from geonorm.lab.runs.run import slug
 from geonorm.lab.runs.significance import Estimate, contrast, fit_prior, moderate
 from geonorm.lab.runs.statistics import aggregate, paired_interval, usable
 from geonorm.report.columns import markdown_lines

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
 from rates import plan_rows, tidy
 
-from geonorm.lab.compare.compare import slug
+from geonorm.lab.runs.run import slug
 
 COMMON = settings(
     preset="nano", data="books", optim__warmup_steps=200, evaluation__whole="false", evaluation__tokens=262144,

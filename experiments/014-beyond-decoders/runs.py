@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
 from rates import plan_rows
 
-from geonorm.lab.compare.compare import slug
+from geonorm.lab.runs.run import slug
 
 COMMON = settings(evaluation__trace_tokens=1024, checkpoint__keep=1, runtime__tensorboard="false")
 VISION = settings(

@@ -15,8 +15,7 @@ from torch._functorch import config as functorch
 
 from ..devices import pick_device
 from ..errors import GeonormError, cause
-from ..lab.runs.run import write_json
-from ..lab.studies.simulate import check_writable
+from ..lab.runs.run import check_writable, write_json
 from . import show
 from .config import NormsBench, OpsBench
 from .timing import Build, Call, Clock, clock_of, ratio, take_turns

@@ -17,9 +17,8 @@ from ..errors import ConfigError, GeonormError
 from ..lab.config import Runtime
 from ..lab.options import Optim
 from ..lab.runs import environment
-from ..lab.runs.run import write_json
+from ..lab.runs.run import check_writable, write_json
 from ..lab.scale import parallel
-from ..lab.studies.simulate import check_writable
 from ..lab.train import optim
 from ..nn.config import DecoderConfig, preset
 from ..nn.decoder import Decoder

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..dynamics.paths import ANGLE, follow_write
-from ..lab.compare.compare import slug
-from ..lab.studies.simulate import check_writable
+from ..lab.runs.run import check_writable, slug
 from ..report.path_chart import draw_paths
 from ..report.vega import Figure, Spec
 from ..schemes import names, parse

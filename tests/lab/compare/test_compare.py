@@ -26,7 +26,7 @@ from geonorm.lab.compare import compare as lab
 from geonorm.lab.compare import local
 from geonorm.lab.compare.team import done
 from geonorm.lab.config import TUNING_SEED, CompareConfig, TrainConfig
-from geonorm.lab.runs.run import RunFolder, lock_folder, read_rows
+from geonorm.lab.runs.run import RunFolder, lock_folder, read_rows, slug
 from geonorm.progress import Bars
 
 ROW = set("scheme n lr val_loss_mean val_loss_std difference difference_low difference_high".split())
@@ -252,7 +252,7 @@ def test_tuning_with_divergence() -> None:
 
 def test_names_of_runs_are_files_and_unique() -> None:
     schemes = ["pre", "geonorm(alpha=1)", "geonorm(alpha=-1)", "geonorm(alpha=1_)", "mix(a=post, b=pre, share=0.5)" * 4]
-    slugs = [lab.slug(scheme) for scheme in schemes]
+    slugs = [slug(scheme) for scheme in schemes]
     assert slugs[0] == "pre" and len(set(slugs)) == len(slugs)
     assert all(len(slug) < 80 and "/" not in slug and " " not in slug for slug in slugs)
 

@@ -8,8 +8,6 @@ scheme first gets short runs on a seed that no final run uses; `tune` extends th
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
@@ -24,7 +22,7 @@ from ...settings import from_dict, to_dict
 from ..config import TUNING_SEED, CompareConfig, Grid, Recipe, TrainConfig
 from ..resolve import resolve
 from ..runs.provenance import Provenance
-from ..runs.run import LOCK, RunFolder, first_difference, lock_folder, stored_settings, write_atomic, write_json
+from ..runs.run import LOCK, RunFolder, first_difference, lock_folder, slug, stored_settings, write_atomic, write_json
 from ..runs.statistics import aggregate
 from ..train.load import load_data
 from .clusters import Ray, Slurm
@@ -139,12 +137,6 @@ def run_config(config: CompareConfig, scheme: str, lr: float, seed: int, tuning:
     out = str(Path(config.out) / "runs" / name)
     phase: Literal["final", "tune"] = "tune" if tuning else "final"
     return TrainConfig(**shared, scheme=scheme, lr=lr, seed=seed, out=out, phase=phase, cell=config.grid)
-
-
-def slug(scheme: str) -> str:
-    """A file name for a scheme: readable, and unique by a short hash where characters were lost."""
-    plain = re.sub(r"[^A-Za-z0-9._]+", "-", scheme).strip("-.")
-    return plain if plain == scheme else f"{plain[:60]}-{hashlib.sha256(scheme.encode()).hexdigest()[:6]}"
 
 
 GRID = {

@@ -18,10 +18,10 @@ import torch
 from ...errors import CheckpointError, ConfigError
 from ...nn.config import ModelConfig
 from ...nn.models import build
-from ..compare.compare import begin_study, check_directory, read_runs, repeat_command, round_rate, slug
+from ..compare.compare import begin_study, check_directory, read_runs, repeat_command, round_rate
 from ..compare.team import Say
 from ..config import Shared, TrainConfig
-from ..runs.run import RunFolder, write_json
+from ..runs.run import RunFolder, slug, write_json
 from ..runs.speedup import judge_ladder
 from ..scale.plan import looked_up
 from .config import LadderConfig, Size

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from ...errors import CheckpointError, ConfigError, near_folder
@@ -26,6 +29,27 @@ VOLATILE = (
 )  # fmt: skip
 """What a resumed run may say differently: nothing here changes the numbers by more than the order of a sum."""
 LOCK = ".lock"
+
+
+def slug(scheme: str) -> str:
+    """A file name for a scheme: readable, and unique by a short hash where characters were lost."""
+    plain = re.sub(r"[^A-Za-z0-9._]+", "-", scheme).strip("-.")
+    return plain if plain == scheme else f"{plain[:60]}-{hashlib.sha256(scheme.encode()).hexdigest()[:6]}"
+
+
+def check_writable(out: Path) -> None:
+    """CheckpointError if no file can be made in `out`, tried by making one; folders made for it are removed again."""
+    missing = [folder for folder in (out, *out.parents) if not folder.exists()]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise CheckpointError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
+    finally:
+        for folder in missing:
+            if folder.is_dir():
+                folder.rmdir()
 
 
 def write_atomic(path: Path, text: str) -> None:

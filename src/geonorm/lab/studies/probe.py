@@ -39,9 +39,9 @@ from ..data.images import open_images
 from ..data.objectives import HELD_OUT
 from ..open import Opened, OpenedClassifier, OpenedImages, encode_running, open_model, read_settings, run_of
 from ..runs import environment
-from ..runs.run import LOCK, finite_or_none
+from ..runs.run import LOCK, check_writable, finite_or_none
 from ..train.classifiers import ask
-from .simulate import check_writable, save
+from .simulate import save
 
 Told = Callable[[str, float], None]
 ABLATION_TOKENS = 4096

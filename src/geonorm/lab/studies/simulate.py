@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 from ...errors import CheckpointError
 from ..runs.run import (
     LOCK,
+    check_writable,
     first_difference,
     lock_folder,
     read_object,
@@ -39,21 +39,6 @@ def check_directory(out: Path, settings: Mapping[str, Any]) -> None:
     asked = {key: value for key, value in settings.items() if value != []}  # nothing kept: what older folders say
     if differs := first_difference(stored_settings(out), asked, but=VOLATILE):
         raise CheckpointError(f"{out} holds a simulation with {differs}; choose another --out")
-
-
-def check_writable(out: Path) -> None:
-    """CheckpointError if no file can be made in `out`, tried by making one; folders made for it are removed again."""
-    missing = [folder for folder in (out, *out.parents) if not folder.exists()]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        raise CheckpointError(f"cannot write to {out}: {error.strerror}; choose another --out") from None
-    finally:
-        for folder in missing:
-            if folder.is_dir():
-                folder.rmdir()
 
 
 def read_interrupted(out: Path, environment: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -25,8 +25,7 @@ from ..data.batches import validation_batches
 from ..data.images import open_images
 from ..open import Opened, OpenedClassifier, OpenedImages, OpenedRun, open_model
 from ..runs.provenance import read_parts
-from ..runs.run import finite_or_none
-from ..studies.simulate import check_writable
+from ..runs.run import check_writable, finite_or_none
 from ..train.classifiers import ask
 from ..train.evaluate import evaluate_held_out, with_perplexity
 from ..train.images import measure_images
