@@ -7,7 +7,6 @@ rate, its difference to the baseline paired by seed, with p adjusted by Holm for
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -16,9 +15,9 @@ from typing import Any
 from curves import DRAWN, draw_losses
 
 from geonorm.lab.runs.significance import holm
-from geonorm.lab.runs.statistics import Row, aggregate, usable
+from geonorm.lab.runs.statistics import Row, aggregate, paired_interval, usable
 from geonorm.report.columns import markdown_lines
-from geonorm.report.style import Look, looks
+from geonorm.report.style import Look, looks, signed
 from geonorm.report.tables import chances, endings, learning_rate, moderated_difference, paired_difference, spread
 from geonorm.report.vega import Axis, Chart, Figure, figure
 
@@ -28,10 +27,6 @@ HEAD = (
     "scheme", "n", "loss", "difference (95 %)", "p, Holm", "moderated (95 %)", "averaged weights", "clamped", "rate",
     "not finished",
 )  # fmt: skip
-
-
-def read_runs(experiment: Path) -> list[dict[str, Any]]:
-    return list(map(json.loads, (experiment / "results.jsonl").read_text(encoding="utf-8").splitlines()))
 
 
 Clamped = Mapping[str, Mapping[int, float]]
@@ -45,6 +40,13 @@ def read_clamped(experiment: Path) -> dict[str, dict[int, float]]:
         if row["clamped"]:
             found.setdefault(row["run"], {}).setdefault(int(row["step"]), []).append(float(row["clamped"]))
     return {run: {step: fmean(shares) for step, shares in sorted(steps.items())} for run, steps in found.items()}
+
+
+def describe(pairs: Sequence[float]) -> list[str]:
+    """Of differences: the mean with Student's interval, p, n."""
+    gap = paired_interval(pairs)
+    ends = "" if gap.low is None or gap.high is None else f" ({signed(gap.low)} to {signed(gap.high)})"
+    return [signed(gap.mean) + ends, "–" if gap.p is None else f"{gap.p:.2g}", str(gap.n)]
 
 
 def judge(cells: Cells) -> dict[Any, list[Row]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from programme import folder_with, shorten
+from programme import folder_with, read_runs, shorten
 
 from geonorm.lab.runs.run import slug
 from geonorm.report.style import Look, ramp, rate
@@ -119,8 +118,7 @@ def draw_gaps(runs: Mapping[str, Any]) -> list[Chart]:
 
 
 def main(experiment: Path, chosen: Sequence[str]) -> int:
-    kept = [json.loads(line) for line in (experiment / "results.jsonl").read_text(encoding="utf-8").splitlines()]
-    runs = {run["run"]: run for run in kept if not chosen or run["run"] in chosen}
+    runs = {run["run"]: run for run in read_runs(experiment) if not chosen or run["run"] in chosen}
     traces = {name: rows for name, rows in read_traces(experiment).items() if name in runs}
     if not traces or not runs.keys() >= set(chosen):
         print(f"{experiment} has no such runs, or none with a ceiling: name runs as traces.csv does", file=sys.stderr)

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from programme import folder_with
+from programme import folder_with, read_runs
 
 from geonorm.lab.runs.statistics import aggregate
 from geonorm.report import write_figures
@@ -37,7 +37,7 @@ def collect(comparison: Path, experiment: Path) -> None:
 
 
 def write_table(experiment: Path) -> None:
-    runs = [json.loads(line) for line in (experiment / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    runs = read_runs(experiment)
     schemes = list(dict.fromkeys(run["scheme"] for run in runs))
     baselines = [schemes[0], *(name for name in schemes[1:] if name == RAW)]
     tables = [f"Differences to `{name}`\n\n{markdown(aggregate(runs, name))}" for name in baselines]

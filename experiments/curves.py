@@ -12,7 +12,6 @@ alone has too, on the strength of the others.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
-from programme import folder_with, shorten
+from programme import folder_with, read_runs, shorten
 from rates import read_losses
 
 from geonorm.lab.runs.run import slug
@@ -197,10 +196,9 @@ def tabulate_best(runs: Runs, baseline: str) -> list[str]:
 
 
 def main(experiment: Path, baseline: str, schemes: Sequence[str]) -> int:
-    lines = (experiment / "results.jsonl").read_text(encoding="utf-8").splitlines()
     wanted = [baseline, *schemes]
     named = {f"books-{slug(scheme)}": scheme for scheme in wanted}
-    runs = [run for run in map(json.loads, lines) if run["run"].rpartition("-lr")[0] in named]
+    runs = [run for run in read_runs(experiment) if run["run"].rpartition("-lr")[0] in named]
     if missing := set(wanted) - {run["scheme"] for run in runs}:
         print(
             f"{experiment} has no runs of {', '.join(sorted(missing))} on books: name schemes as results.jsonl does",

@@ -65,9 +65,14 @@ def read_lines(file: Path) -> Iterator[dict[str, Any]]:
         yield from (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
 
 
+def read_runs(experiment: Path) -> list[dict[str, Any]]:
+    """What the experiment has on record, in its order."""
+    return list(read_lines(experiment / "results.jsonl"))
+
+
 def read_kept(experiment: Path) -> Summaries:
-    """What the experiment has on record."""
-    return {row["run"]: row for row in read_lines(experiment / "results.jsonl")}
+    """The same by name of run."""
+    return {row["run"]: row for row in read_runs(experiment)}
 
 
 def read_finished(out: Path) -> Summaries:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cells import read_runs
-from programme import Grid, folder_with
+from programme import Grid, folder_with, read_runs
 
 from geonorm.cli.arguments import read
 from geonorm.lab.config import TrainCommand

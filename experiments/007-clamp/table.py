@@ -17,7 +17,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from cells import Cells, Runs, read_clamped, read_runs, write
+from cells import Cells, Runs, read_clamped, write
+from programme import read_runs
 from rates import read_losses
 from runs import CEILINGS, HELD, RATES, SETTINGS
 

@@ -24,7 +24,8 @@ from scipy.special import fdtrc, stdtrit
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from cells import Runs, read_runs
+from cells import Runs
+from programme import read_runs
 from runs import CEILINGS, CONTROLS, DECAYS, ENDS, RATES, SUMS, WRITES, name_cell
 
 from geonorm.lab.runs.significance import LEVEL, holm, two_sided_p

@@ -19,14 +19,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from cells import Runs, read_runs
+from cells import Runs, describe
 from curves import draw_losses
+from programme import read_runs
 from rates import largest_stable, read_losses, tidy
 from runs import BEYOND, RATES, SCHEMES, WARMUP, WIDE, WIDTHS
 
 from geonorm.lab.runs.statistics import paired_interval, usable
 from geonorm.report.columns import markdown_lines
-from geonorm.report.style import rate, signed
+from geonorm.report.style import rate
 from geonorm.report.vega import Figure, figure
 
 LINES = {"warm": "with warm-up", "cold": "without"}
@@ -84,9 +85,7 @@ def tabulate_warmup(arms: Mapping[tuple[str, str], Runs]) -> list[str]:
     for scheme in SCHEMES:
         if (scheme, "warm") in arms and (scheme, "cold") in arms:
             warm, cold = (at(runs, best_rate(runs)) for runs in (arms[scheme, "warm"], arms[scheme, "cold"]))
-            gap = paired_interval([cold[seed] - warm[seed] for seed in cold if seed in warm])
-            ends = "" if gap.low is None else f" ({signed(gap.low)} to {signed(gap.high or 0.0)})"
-            lines.append([scheme, signed(gap.mean) + ends, "–" if gap.p is None else f"{gap.p:.2g}", str(gap.n)])
+            lines.append([scheme, *describe([cold[seed] - warm[seed] for seed in cold if seed in warm])])
     return markdown_lines(("scheme", "without less with warm-up (95 %)", "p", "n"), lines)
 
 

@@ -21,8 +21,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from cells import Runs, at_best, judge, read_runs, write
+from cells import Runs, at_best, judge, write
 from curves import DRAWN
+from programme import read_runs
 from runs import LAYERS, NAMES, RATES
 
 from geonorm.lab.runs.significance import Estimate, Prior, contrast, fit_prior, moderate

@@ -17,8 +17,9 @@ from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from cells import Cells, Runs, at_best, judge, read_clamped, read_runs, write
+from cells import Cells, Runs, at_best, judge, read_clamped, write
 from curves import draw_losses
+from programme import read_runs
 from runs import AGAINST, FRESH, KNOWN, SEEDS, VARIANTS, with_fields
 
 from geonorm.lab.runs.statistics import Row

@@ -10,7 +10,6 @@ transformers at their best rate the gradient and the step of each block's MLP at
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from math import inf, log
@@ -19,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from curves import draw_losses
+from programme import read_runs
 from rates import largest_stable, read_losses
 
 from geonorm.lab.runs.statistics import Interval, Row, aggregate, paired_interval, usable
@@ -49,8 +49,7 @@ HEAD = (
 
 def read_families(experiment: Path) -> dict[str, list[dict[str, Any]]]:
     """Runs by family, `pre` first, then as they stand in the file."""
-    lines = (experiment / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    runs = sorted(map(json.loads, lines), key=lambda run: run["scheme"] != BASELINE)
+    runs = sorted(read_runs(experiment), key=lambda run: run["scheme"] != BASELINE)
     found = {name: [run for run in runs if run["run"].startswith(f"{name}-")] for name in FAMILIES}
     return {name: of for name, of in found.items() if of}
 

@@ -17,12 +17,12 @@ from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from cells import Cells, Runs, at_best, judge, read_runs, write
+from cells import Cells, Runs, at_best, describe, judge, write
+from programme import read_runs
 from runs import CELLS, SPHERE
 
-from geonorm.lab.runs.statistics import Row, paired_interval
+from geonorm.lab.runs.statistics import Row
 from geonorm.report.columns import markdown_lines
-from geonorm.report.style import signed
 
 UNIT = {
     "plain": ("geonorm(update=unit)", "geonorm", "pre"),
@@ -56,13 +56,6 @@ def gaps(losses: Losses, cell: str, first: str, second: str) -> dict[int, float]
     """By seed, the loss of the first scheme less that of the second."""
     own, other = losses.get((cell, first), {}), losses.get((cell, second), {})
     return {seed: own[seed] - other[seed] for seed in sorted(own.keys() & other.keys())}
-
-
-def describe(values: Sequence[float]) -> list[str]:
-    """Mean with Student's interval, p, n."""
-    gap = paired_interval(values)
-    ends = "" if gap.low is None or gap.high is None else f" ({signed(gap.low)} to {signed(gap.high)})"
-    return [signed(gap.mean) + ends, "–" if gap.p is None else f"{gap.p:.2g}", str(gap.n)]
 
 
 def cross(losses: Losses) -> list[str]:

@@ -17,7 +17,8 @@ from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from cells import Runs, at_best, judge, read_runs
+from cells import Runs, at_best, judge
+from programme import read_runs
 from runs import SCHEMES, TASKS, WIDTHS
 
 from geonorm.lab.runs.statistics import Row

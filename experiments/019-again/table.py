@@ -15,13 +15,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from cells import Cells, Runs, at_best, judge, read_runs, write
+from cells import Cells, Runs, at_best, describe, judge, write
 from curves import tabulate_minima
+from programme import read_runs
 from runs import LENGTHS
 
-from geonorm.lab.runs.statistics import Row, paired_interval
+from geonorm.lab.runs.statistics import Row
 from geonorm.report.columns import markdown_lines
-from geonorm.report.style import signed
 
 BASE = "pre"
 ENTRIES = (
@@ -58,10 +58,7 @@ def cross(lengths: Cells, judged: Mapping[str, Sequence[Row]]) -> list[str]:
             own, other = losses.get(first, {}), losses.get(second, {})
             if not (seeds := sorted(own.keys() & other.keys())):
                 continue
-            gap = paired_interval([own[seed] - other[seed] for seed in seeds])
-            ends = "" if gap.low is None or gap.high is None else f" ({signed(gap.low)} to {signed(gap.high)})"
-            p = "–" if gap.p is None else f"{gap.p:.2g}"
-            lines.append([length, f"{first} less {second}", signed(gap.mean) + ends, p, str(gap.n)])
+            lines.append([length, f"{first} less {second}", *describe([own[seed] - other[seed] for seed in seeds])])
     return markdown_lines(("length", "difference", "nats per token (95 %)", "p", "n"), lines) if lines else []
 
 

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from cells import Runs, read_clamped, read_runs
+from cells import Runs, read_clamped
 from curves import draw_losses
+from programme import read_runs
 from runs import BASE, FIELDS, RATES, with_field
 
 from geonorm.lab.runs.significance import Contrast, Estimate, contrast, fit_prior, holm, moderate
