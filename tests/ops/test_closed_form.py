@@ -92,6 +92,7 @@ def test_one_token_at_the_edges() -> None:
     for bad in (float("nan"), float("inf")):
         assert closed_form.step_of_one(x, torch.full((64,), bad), AngleMap()).isnan().all()
         assert closed_form.step_of_one(torch.full((64,), bad), x, AngleMap()).isnan().all()
+        assert closed_form.step_of_one(zero, torch.full((64,), bad), AngleMap()).isnan().all()
 
 
 @pytest.mark.parametrize("backend", ["closed", "reference"])

@@ -39,7 +39,7 @@ def step_of_one(x: Tensor, u: Tensor, angles: AngleMap) -> Tensor:
     update = u.reshape(-1).to(wide.dtype)
     xx = float(torch.dot(wide, wide))
     if xx < torch.finfo(wide.dtype).tiny:
-        return x.clone()
+        return torch.add(wide, update, alpha=0.0).view_as(x).to(x.dtype)  # x, and NaN where u is not finite
     t = torch.add(update, wide, alpha=-float(torch.dot(wide, update)) / xx)
     leak = float(torch.dot(wide, t))
     n2 = max(float(torch.dot(t, t)) - leak * leak / xx, 0.0)

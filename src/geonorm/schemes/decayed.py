@@ -20,7 +20,8 @@ class Decayed(Placement):
     """A flat scheme whose update may be scaled by depth and kept below a ceiling. Decay constant, alpha 1, no ceiling
     are the published form.
 
-    With a ceiling c the step is as long as GeoNorm's angle is wide, |step|/|x| = min(s min(|u|/|x|, c), c).
+    With a ceiling c the step is as long as GeoNorm's angle is wide, |step|/|x| = min(s min(|u|/|x|, c), c). A token whose
+    squared length underflows has none: it starts from 0 as without.
     """
 
     decay: Schedule = field(default="constant", kw_only=True)
@@ -44,8 +45,8 @@ class Decayed(Placement):
         if self.max_step == "none":
             return self.step(site)
         wide = upcast(x)
-        q = q.to(wide.dtype)
-        return self.lengths(site).quotient(sphere.safe_divide(sphere.dot(q, q), sphere.dot(wide, wide)))
+        q, squared = q.to(wide.dtype), sphere.dot(wide, wide)
+        return self.lengths(site).quotient(sphere.safe_divide(sphere.dot(q, q), squared, sphere.vanishes(squared)))
 
     def add(self, x: Tensor, q: Tensor, site: Site, h: Number = 1.0) -> Tensor:
         """x + h s q, within the ceiling."""
