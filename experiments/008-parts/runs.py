@@ -18,12 +18,13 @@ COMMON = settings(
     evaluation__trace_tokens=2048, checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false",
 )  # fmt: skip
 WRITES = {
-    "add": "pre(input=raw, {decay}, max_step={step})",
-    "tangent": "orthogonal(input=raw, {decay}, max_step={step})",
-    "normalise": "post(final=norm, {decay}, max_step={step})",
-    "geodesic": "geonorm({decay}, max_angle={angle})",
+    "add": "pre({decay}, max_step={step})",
+    "tangent": "orthogonal(input=norm, {decay}, max_step={step})",
+    "normalise": "post(input=norm, final=norm, {decay}, max_step={step})",
+    "geodesic": "geonorm(input=norm, {decay}, max_angle={angle})",
 }
-"""Cells that differ in the write alone: all read the raw stream, none has gains, all end in a norm."""
+"""Cells that differ in the write alone: all read through a norm, none has gains, all end in a norm. On the sphere that
+norm changes nothing; off it, without one, twelve blocks overflow in their first step."""
 ENDS = ("add", "geodesic")
 CEILINGS = {"ceiling": {"step": "pi/4", "angle": "pi/4"}, "free": {"step": "none", "angle": "pi"}}
 DECAYS = ("constant", "sqrt", "harmonic", "linear")
