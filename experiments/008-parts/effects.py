@@ -4,7 +4,8 @@
 
 Writes effects.md and figures/ into the folder, by default that of the experiment. All cells of {write, decay, ceiling,
 rate} are fitted at once by least squares, with every main effect and every interaction of two of them; what three or
-four of them do together counts as noise, and beside it stands the noise between seeds. An effect is the mean over all
+four of them do together counts as noise, and beside it stands the noise between seeds. Runs that diverged, or learn
+nothing (above DRAWN times the lowest loss), are named and left out of the fit. An effect is the mean over all
 other factors of one level less that of another, with its interval of 95 %.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from math import isnan, log2, nan, sqrt
 from pathlib import Path
 from statistics import fmean
@@ -25,6 +26,7 @@ from scipy.special import fdtrc, stdtrit
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from cells import Runs
+from curves import DRAWN
 from programme import read_runs
 from runs import CEILINGS, CONTROLS, DECAYS, ENDS, RATES, SUMS, WRITES, name_cell
 
@@ -73,7 +75,9 @@ class Fit:
             columns.append(own)
         self.design, self.values = np.hstack(columns), np.asarray(values, dtype=float)
         if np.linalg.matrix_rank(self.design) < start:
-            raise SystemExit("error: whole cells are missing, so that effects cannot be told apart: train them first")
+            raise SystemExit(
+                f"error: effects cannot be told apart: no run has {describe_missing(cells)}; train some first"
+            )
         self.weights, self.df, self.squares = self.solve(self.design)
         self.variance = self.squares / self.df
         self.inverse = np.linalg.inv(self.design.T @ self.design)
@@ -100,7 +104,11 @@ class Fit:
 
     def effect(self, factor: str, level: Any) -> Effect:
         """Of a level less the one it is told against."""
-        return self.contrast((factor,), place(factor, level) - place(factor, AGAINST[factor]))
+        return self.apart(factor, level, AGAINST[factor])
+
+    def apart(self, factor: str, first: Any, second: Any) -> Effect:
+        """Of one level less another."""
+        return self.contrast((factor,), place(factor, first) - place(factor, second))
 
     def interaction(self, pair: tuple[str, ...], levels: Levels) -> Effect:
         """The effect of the first level where the second is, less the same where what that is told against is."""
@@ -117,6 +125,14 @@ class Fit:
         left = np.delete(self.design, np.arange(part.start, part.stop), axis=1)
         more, size = self.solve(left)[2] - self.squares, part.stop - part.start
         return float(fdtrc(size, self.df, more / size / self.variance))
+
+
+def describe_missing(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Pairs of levels of two factors that no run has."""
+    pairs = [pair for pair in TERMS if len(pair) == 2]
+    there = {(pair, tuple(cell[factor] for factor in pair)) for cell in cells for pair in pairs}
+    wanted = [(pair, levels) for pair in pairs for levels in product(*(FACTORS[factor] for factor in pair))]
+    return "; ".join(", ".join(map(str, levels)) for pair, levels in wanted if (pair, levels) not in there)
 
 
 def read_cells(runs: Runs) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
@@ -149,6 +165,8 @@ def tabulate_effects(fits: Mapping[str, Fit]) -> list[str]:
     for (factor, level), p in zip(levels, adjusted, strict=True):
         shown = (describe(fit.effect(factor, level)) for fit in fits.values())
         lines.append([factor, f"{level} − {AGAINST[factor]}", *shown, "–" if p is None else f"{p:.2g}"])
+    asked = (describe(fit.apart("write", "normalise", "geodesic")) for fit in fits.values())
+    lines.insert(len(WRITES) - 1, ["write", "normalise − geodesic (prediction 1, not of the family)", *asked, "–"])
     return markdown_lines(("factor", "effect", *MEASURES.values(), "p, Holm (loss)"), lines)
 
 
@@ -166,18 +184,20 @@ def tabulate_interactions(fits: Mapping[str, Fit]) -> list[str]:
 
 def tabulate_beside(runs: Runs) -> list[str]:
     """What is not crossed: decays at the harmonic's summed step, and the controls. Losses by rate; in brackets less the
-    harmonic of the same write at the same rate."""
+    harmonic of the same write at the same rate, and the same of that decay at alpha = 1."""
     loss = {(run["scheme"], run["lr"]): run["val_loss"] for run in runs if usable(run) and run["seed"] == 0}
     rows = [
-        (name_cell(write, decay, "ceiling", equal=True), name_cell(write, "harmonic", "ceiling"))
+        [name_cell(write, decay, "ceiling", equal=True), *(name_cell(write, d, "ceiling") for d in ("harmonic", decay))]
         for write in ENDS for decay in DECAYS if decay != "harmonic"
     ]  # fmt: skip
     lines = []
-    for scheme, base in [*rows, *((control, "") for control in CONTROLS)]:
+    for scheme, *others in [*rows, *([control] for control in CONTROLS)]:
         cells = []
         for lr in RATES:
-            own, other = loss.get((scheme, lr)), loss.get((base, lr))
-            apart = f" ({signed(own - other)})" if own is not None and other is not None else ""
+            own = loss.get((scheme, lr))
+            base, full = (loss.get((other, lr)) for other in others) if others else (None, None)
+            apart = "" if own is None or base is None else f" ({signed(own - base)}"
+            apart += "" if not apart else ")" if full is None or base is None else f"; {signed(full - base)})"
             cells.append("–" if own is None else f"{own:.4f}{apart}")
         lines.append([f"`{scheme}`", *cells])
     return markdown_lines(("scheme", *map(rate, RATES)), lines)
@@ -204,7 +224,14 @@ def draw_cells(cells: Sequence[tuple[dict[str, Any], Mapping[str, Any]]], ceilin
 def main(experiment: Path) -> None:
     runs = read_runs(experiment)
     every = read_cells(runs)
-    cells = [(cell, run) for cell, run in every if usable(run)]
+    high = DRAWN * min((run["val_loss"] for _, run in every if usable(run)), default=0.0)
+    cells = [(cell, run) for cell, run in every if usable(run) and run["val_loss"] <= high]
+    fitted = {run["run"] for _, run in cells}
+    lost = [
+        f"`{run['scheme']}` at {rate(run['lr'])}, seed {run['seed']} "
+        f"({'{:.2f} nats'.format(run['val_loss']) if usable(run) else run['status']})"
+        for _, run in every if run["run"] not in fitted
+    ]  # fmt: skip
     values = {
         "loss": [run["val_loss"] for _, run in cells],
         "spikes": [log2(1 + run["grad_spikes"]) for _, run in cells],
@@ -212,11 +239,12 @@ def main(experiment: Path) -> None:
     fits = {name: Fit([cell for cell, _ in cells], own) for name, own in values.items()}
     noise, df = seed_noise(cells)
     half = fits["loss"].effect("ceiling", "ceiling")
-    left, lost = sqrt(fits["loss"].variance), len(every) - len(cells)
+    left = sqrt(fits["loss"].variance)
     text = [
-        f"{len(cells)} runs of the crossed cells, {lost} more that did not finish. Standard deviation of what the "
-        f"terms leave {left:.4f} nats ({fits['loss'].df} degrees of freedom), between seeds {noise:.4f} ({df}). Half "
-        f"of the interval of the ceiling's effect: {(half.high - half.low) / 2:.4f} nats.",
+        f"{len(cells)} runs of the crossed cells. Standard deviation of what the terms leave {left:.4f} nats "
+        f"({fits['loss'].df} degrees of freedom), between seeds {noise:.4f} ({df}). Half of the interval of the "
+        f"ceiling's effect: {(half.high - half.low) / 2:.4f} nats.",
+        f"Left out, as they diverged or learn nothing: {'; '.join(lost) or 'none'}.",
         "## Main effects", "\n".join(tabulate_effects(fits)),
         "## Interactions of two", "\n".join(tabulate_interactions(fits)),
         "## Decays at equal sums, and controls", "\n".join(tabulate_beside(runs)),

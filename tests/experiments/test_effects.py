@@ -123,7 +123,10 @@ def test_effects_of_008_are_those_that_were_planted(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     made["main"](tmp_path)
     text = (tmp_path / "effects.md").read_text()
-    assert text.startswith("126 runs of the crossed cells, 2 more that did not finish.")
+    assert text.startswith("126 runs of the crossed cells.")
+    named = text.partition("Left out, as they diverged or learn nothing: ")[2].partition("\n")[0]
+    assert "pre(entry=sphere, decay=sqrt, max_step=pi/4)` at 3e-3, seed 1 (diverged)" in named
+    assert named.count(";") == 1 and "normalise − geodesic" in text
     cells = [(cell, run) for cell, run in made["read_cells"](rows) if run["val_loss"] is not None]
     fit = made["Fit"]([cell for cell, _ in cells], [run["val_loss"] for _, run in cells])
     expected = {
@@ -143,7 +146,7 @@ def test_effects_of_008_are_those_that_were_planted(tmp_path: Path) -> None:
         "| write x decay |" in text and "| – | tangent, constant | +0.03" in text and "| `lns` | 3.5000 | – |" in text
     )
     assert (tmp_path / "figures" / "cells.svg").exists()
-    with pytest.raises(SystemExit, match="whole cells are missing"):
+    with pytest.raises(SystemExit, match="no run has add, linear; "):
         made["Fit"]([cell for cell, _ in cells if cell["decay"] != "linear"], [0.0] * 94)
     grid = runpy.run_path(str(ROOT / "008-parts" / "runs.py"))["plan"]({})
     planned = [{"scheme": w[w.index("--scheme") + 1], "lr": float(w[w.index("--lr") + 1])} for w in grid.values()]

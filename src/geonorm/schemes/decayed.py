@@ -20,8 +20,8 @@ class Decayed(Placement):
     """A flat scheme whose update may be scaled by depth and kept below a ceiling. Decay constant, alpha 1, no ceiling
     are the published form.
 
-    With a ceiling c the step is as long as GeoNorm's angle is wide, |step|/|x| = min(s min(|u|/|x|, c), c). A token whose
-    squared length underflows has none: it starts from 0 as without.
+    With a ceiling c the step is as long as GeoNorm's angle is wide, |step|/|x| = min(s min(|u|/|x|, c), c). A token
+    whose squared length underflows has none: it starts from 0 as without.
     """
 
     decay: Schedule = field(default="constant", kw_only=True)
