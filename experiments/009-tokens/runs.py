@@ -33,6 +33,8 @@ LADDERS = {
     "books, the entry of Pre-Norm": ("books-", FOUR[0], FOUR[2:3]),
     "latex, raw entry": ("latex-", FOUR[0], FOUR[1:2]),
     "latex, entry on the sphere": ("latex-", FOUR[2], FOUR[3:]),
+    "books, sequences of 256": ("length256-", FOUR[0], FOUR[1:2]),
+    "books, sequences of 512": ("length512-", FOUR[0], FOUR[1:2]),
 }
 RATES = (3e-3, 1.5e-3, 6e-3)
 SEEDS = 2
@@ -45,7 +47,7 @@ def plan_budgets(
 ) -> dict[str, list[str]]:
     """Every row at every rate and budget, each budget a branch of the next shorter one; octaves at a budget whose best
     rate is at an end; then, at every rate that is best at some budget, all budgets with more seeds. Budgets of more
-    than `tuned` million tokens are trained at the rate that is best at that."""
+    than `tuned` million tokens are trained at the rate that is best at that, by every seed."""
     grid: dict[str, list[str]] = {}
 
     def add(row: str, rate: float, budget: int, seed: int = 0) -> None:
@@ -80,7 +82,8 @@ def plan_budgets(
         for row, found in best.items():
             for rate in sorted(set(found.values())):
                 for budget in budgets:
-                    add(row, rate, budget, seed)
+                    if budget <= tuned or rate == found.get(budget):
+                        add(row, rate, budget, seed)
     return grid
 
 

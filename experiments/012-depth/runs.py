@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from math import log, pi, sqrt
+from math import pi, sqrt
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -37,7 +37,7 @@ PROBED = ""
 
 def equal_angles(layers: int) -> str:
     """GeoNorm with one angle for all blocks, whose sum of squares is that of decay=sqrt, to a thousandth."""
-    return f"geonorm(decay=constant, alpha={sqrt((log(layers) + 0.58) / layers):.3f})"
+    return f"geonorm(decay=constant, alpha={sqrt(sum(1 / t for t in range(1, layers + 1)) / layers):.3f})"
 
 
 def even_angles(layers: int) -> str:

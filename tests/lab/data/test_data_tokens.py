@@ -13,7 +13,7 @@ import pytest
 from geonorm.elsewhere import cache_folder
 from geonorm.errors import DataError
 from geonorm.lab.data import inspect_source, load_tokenizer, open_source, tokenize, tokens
-from geonorm.lab.data.tokenizer import ByteTokenizer
+from geonorm.lab.data.tokenizer import ByteTokenizer, FileTokenizer
 
 DOCUMENTS = [f"{n} Grüße, 世界 🌍\n\n  indented\n" * (n + 1) for n in range(60)]
 
@@ -103,6 +103,18 @@ def test_other_source_or_tokenizer_is_other_data(path, tmp_path):
         tokenize(source, bpe, tmp_path).sha256,
     }
     assert len(hashes) == 3
+
+
+def test_two_ends_of_one_vocabulary_are_other_data(path, tmp_path):
+    """tokenizer.json does not say which token ends a document where none has a usual name: folders beside it do."""
+    library = pytest.importorskip("tokenizers")
+    vocabulary = {"[UNK]": 0, "<stop>": 1, "<over>": 2, "a": 3}
+    text = library.Tokenizer(library.models.WordLevel(vocabulary, "[UNK]")).to_str()
+    source = open_source(str(path))
+    for end in ("<stop>", "<over>"):
+        tokenizer = FileTokenizer("own", text, end)
+        data = tokenize(source, tokenizer, tmp_path)
+        assert tokenizer.own_end == end and data.train[-1] == tokenizer.eos == vocabulary[end]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "meta", "remove"])

@@ -149,13 +149,30 @@ def test_a_point_without_the_baseline_has_no_difference_to_another_scheme() -> N
 
 
 def test_a_seed_with_fewer_sizes_has_no_slope_of_its_own() -> None:
-    """The difference bends: through two of three sizes its slope is another one."""
+    """The difference bends: through two of three sizes its slope is another one. The slope that is told goes through
+    all."""
     bends = {"pre": law, "bends": lambda n, t: law(n, t) + 0.1 * math.log10(n / 180_000) ** 2}
     found = runs(bends, [4e6], SIZES, noise=0.0)
     (whole,) = [row for row in judge_ladder(found, "pre")["trends"] if row["along"] == "parameters"]
     fewer = [run for run in found if (run["seed"], run["size"]) != (2, "d6w96")]
     (row,) = [row for row in judge_ladder(fewer, "pre")["trends"] if row["along"] == "parameters"]
-    assert row["n"] == 2 and row["seeds"] == whole["seeds"][:2]
+    assert row["seeds"] == whole["seeds"][:2] and (whole["n"], row["n"]) == (9, 8)
+    assert whole["slope"] == pytest.approx(whole["seeds"][0]) and row["slope"] != pytest.approx(whole["slope"])
+
+
+def test_the_slope_over_sizes_uses_every_pair() -> None:
+    """Seeds 4, 3, 2 at three sizes, as 010 has: within seeds two would count, and a slope of 0.1 be found in a third
+    of the cases."""
+    schemes = {"pre": law, "grows": lambda n, t: law(n, t) + 0.1 * math.log10(n / 180_000)}
+    held = found = 0
+    for generator in range(100):
+        own = runs(schemes, [4e6], SIZES, seeds=4, generator=generator, noise=0.008)
+        own = [run for run in own if run["seed"] < {size: 4 - place for place, size in enumerate(SIZES)}[run["size"]]]
+        (row,) = [row for row in judge_ladder(own, "pre")["trends"] if row["along"] == "parameters"]
+        assert row["n"] == 9
+        held += row["slope_low"] <= 0.1 <= row["slope_high"]
+        found += row["slope_low"] > 0
+    assert held >= 88 and found >= 90
 
 
 def test_a_fit_finds_the_law_or_says_what_it_lacks() -> None:

@@ -232,6 +232,19 @@ def test_a_seed_without_a_partner_is_left_out_of_the_pairs_only() -> None:
     assert geo["n"] == 3 and geo["pairs"] == 2
 
 
+def test_a_rate_is_chosen_by_the_seeds_that_rates_share() -> None:
+    """Seed 0, at one rate alone, is an unlucky one; on the seeds that both have, its rate is 0.005 lower."""
+    runs = [
+        summary("pre", seed, loss, lr=lr)
+        for lr, losses in ((3e-3, (3.345, 3.320, 3.320)), (6e-3, (None, 3.325, 3.325)))
+        for seed, loss in enumerate(losses)
+        if loss is not None
+    ]
+    assert choose(runs).lr == 3e-3 and choose(runs).lrs[6e-3] == 3.325
+    apart = [summary("pre", 0, 3.3, lr=3e-3), summary("pre", 1, 3.2, lr=6e-3)]  # no seed tells: the means do
+    assert choose(apart).lr == 6e-3
+
+
 def test_choose_of_nothing_that_finished() -> None:
     choice = choose([summary("pre", 0, None, status="failed")])
     assert choice.lr is None and choice.runs == [] and choice.lrs == {1e-3: None}

@@ -39,7 +39,8 @@ class Tokenizer(ABC):
 
     `eos` is the id put after each document; text never encodes to it, not even text that spells its name. `mask` is
     the id that hides a token, where there is one; `sentinels` are the ids that stand for spans, in order (T5's names).
-    `fingerprint` is the SHA-256 (hex) of the tokenizer's canonical JSON.
+    `fingerprint` is the SHA-256 (hex) of the tokenizer's canonical JSON. `own_end`: the token of `eos` where that does
+    not follow from it.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Tokenizer(ABC):
     eos: int
     mask: int | None = None
     sentinels: tuple[int, ...] = ()
+    own_end: str | None = None
     json: str
 
     @property
@@ -93,7 +95,7 @@ class ByteTokenizer(Tokenizer):
 
 class FileTokenizer(Tokenizer):
     """A ``tokenizer.json`` run by the tokenizers library. end: the end-of-document token where the vocabulary has none
-    of the usual names; tokenizer.json does not say which it is, the files beside it do."""
+    of the usual names; tokenizer.json does not say which it is, the files beside it do. It is `own_end` then."""
 
     def __init__(self, name: str, text: str, end: str | None = None) -> None:
         self.name, self.json = name, text
@@ -110,6 +112,7 @@ class FileTokenizer(Tokenizer):
         if not ends:
             raise DataError(f"{name}: no end-of-document token: add one of {' '.join(END_NAMES)} to the tokenizer")
         self.eos = self._ids[ends[0]]
+        self.own_end = ends[0] if ends[0] not in END_NAMES else None
         self.mask = next((self._ids[token] for token in MASK_NAMES if token in self._ids), None)
         found = (self._ids.get(SENTINEL.format(number)) for number in count())
         self.sentinels = tuple(takewhile(lambda token: token is not None, found))

@@ -55,7 +55,8 @@ def tokenize(
     where the source cannot be read, a split holds no text, or the cache cannot be written.
     """
     cache = cache or cache_folder()
-    key = hashlib.sha256(f"{source.fingerprint} {tokenizer.fingerprint} {FORMAT}".encode()).hexdigest()
+    told = [source.fingerprint, tokenizer.fingerprint, str(FORMAT), *filter(None, [tokenizer.own_end])]
+    key = hashlib.sha256(" ".join(told).encode()).hexdigest()
     folder = cache / "tokens" / key
     for _ in range(3):  # a second round where another process removed what it took for damaged
         found = load_tokens(folder, tokenizer)

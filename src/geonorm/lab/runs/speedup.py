@@ -6,7 +6,8 @@ extrapolated: where one loss lies outside the other's curve, only a bound is sai
 
 The budgets of one seed are cool-downs of one trunk, so they are one observation, not several. Speed-ups and slopes are
 therefore computed within a seed, whatever noise its points share, and their intervals are over seeds, with variances
-that all of them moderate (significance.py). Fits describe curves and decide nothing. Pure functions of run summaries.
+that all of them moderate (significance.py). Sizes share no trunk: there a slope goes through the differences of all
+seeds at once. Fits describe curves and decide nothing. Pure functions of run summaries.
 """
 
 from __future__ import annotations
@@ -154,9 +155,11 @@ def judge_ladder(runs: Sequence[Summary], baseline: str) -> dict[str, Any]:
     trends = []
     for (along, size), courses in slopes.items():
         for scheme in [name for name in courses if name != baseline]:
-            found = read_slopes(pair(courses, baseline, scheme))
+            pairs = pair(courses, baseline, scheme)
             about = {"scheme": scheme, "baseline": baseline, "along": along, "size": size}
-            trends.append({**about, "seeds": found, "n": len(found)})
+            found = read_slopes(pairs)
+            line, n = fit_line(pairs) if along == "parameters" else (None, len(found))
+            trends.append({**about, "seeds": found, "n": n, "line": line})
     judge(trends, "seeds", "slope", float)
     fits = [
         {"scheme": scheme, "along": along, "size": size, **jackknife(courses[scheme])}
@@ -240,14 +243,31 @@ def read_slopes(pairs: Sequence[tuple[Course, Course]]) -> list[float]:
 
 
 def slope(base: Course, other: Course, shared: np.ndarray[Any, Any]) -> float:
-    gap = other.loss[np.isin(other.x, shared)] - base.loss[np.isin(base.x, shared)]
-    return float(np.polyfit(shared / math.log(10), gap, 1)[0])
+    return float(np.polyfit(shared / math.log(10), gaps(base, other, shared), 1)[0])
+
+
+def gaps(base: Course, other: Course, shared: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.asarray(other.loss[np.isin(other.x, shared)] - base.loss[np.isin(base.x, shared)])
+
+
+def fit_line(pairs: Sequence[tuple[Course, Course]]) -> tuple[Estimate | None, int]:
+    """The slope of one line through the differences of all seeds, with n - 2 degrees of freedom, and their number n;
+    None where fewer than three, or one place, leave nothing to judge by."""
+    shared = [np.intersect1d(base.x, other.x) for base, other in pairs]
+    x = np.concatenate([np.empty(0), *shared]) / math.log(10)
+    y = np.concatenate([np.empty(0), *(gaps(*both, places) for both, places in zip(pairs, shared, strict=True))])
+    if len(x) < 3 or np.ptp(x) == 0:
+        return None, len(x)
+    spread = float(np.sum((x - x.mean()) ** 2))
+    steep = float((x - x.mean()) @ y) / spread
+    rest = y - y.mean() - steep * (x - x.mean())
+    return Estimate(steep, float(rest @ rest) / (len(x) - 2) / spread, float(len(x) - 2)), len(x)
 
 
 def judge(rows: Sequence[Row], samples: str, name: str, shown: Callable[[float], float]) -> None:
     """Adds to each row the mean over seeds of its `samples`, with a 95 % interval under variances that those of all
     rows along the same axis moderate, p and Holm's p of its being 0; None where there is no seed, or no spread to judge
-    by."""
+    by. A row with a `line` of its own has that instead, which is taken out."""
     spreads = {place: float(np.var(row[samples], ddof=1)) for place, row in enumerate(rows) if len(row[samples]) > 1}
     priors = {}
     for along in {row["along"] for row in rows}:
@@ -262,6 +282,8 @@ def judge(rows: Sequence[Row], samples: str, name: str, shown: Callable[[float],
             variance, df = moderate(variance, df, prior)
         mean = float(np.mean(row[samples])) if n else None
         found = contrast(Estimate(mean, variance / n, df), ZERO) if mean is not None and df > 0 else None
+        if line := row.pop("line", None):
+            mean, found = line.value, contrast(line, ZERO, line.df)
         row[name] = None if mean is None else shown(mean)
         row |= {f"{name}_{end}": shown(getattr(found, end)) if found else None for end in ("low", "high")}
         row[f"{name}_p"] = found.p if found else None

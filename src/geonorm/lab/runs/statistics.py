@@ -162,8 +162,9 @@ def choose(summaries: Sequence[Summary]) -> Choice:
 
     Losses of one length decide: those of phase "tune" where every rate with a finished final run has been tuned, else
     those of the final runs, whose rates then are the grid. Only final runs enter the mean, and of them only those as
-    long as the longest that finished: the mean of two lengths is the loss of neither. A rate at which a run diverged
-    comes after every rate at which none did, and ends the grid like any other rate that was tried.
+    long as the longest that finished: the mean of two lengths is the loss of neither. Rates are ranked by what their
+    seeds share: one that has fewer seeds is neither helped nor hurt by their luck. A rate at which a run diverged comes
+    after every rate at which none did, and ends the grid like any other rate that was tried.
     """
     tune = [run for run in summaries if run.get("phase") == "tune"]
     final = [run for run in summaries if run.get("phase") != "tune"]
@@ -173,14 +174,14 @@ def choose(summaries: Sequence[Summary]) -> Choice:
     tuned = bool(tune) and ended <= {run.get("lr") for run in tune}
     grid = sorted({run.get("lr") for run in (summaries if tuned else final)}, key=lambda lr: (lr is None, lr))
     lrs = {lr: _mean_loss(tune if tuned else final, lr) for lr in grid}
+    ranked = _level_losses(tune if tuned else final)
     candidates = [lr for lr in grid if lr in ended]
     if not candidates:
         return Choice(None, lrs, None, [])
 
     def merit(lr: float | None) -> tuple[bool, float]:
         diverged = any(ending(run) == "diverged" and run.get("lr") == lr for run in summaries)
-        loss = lrs[lr]
-        return diverged, math.inf if loss is None else loss
+        return diverged, ranked.get(lr, math.inf)
 
     best = min(candidates, key=merit)
     interior = None if len(grid) < 2 else best not in (grid[0], grid[-1])
@@ -190,6 +191,23 @@ def choose(summaries: Sequence[Summary]) -> Choice:
 def _mean_loss(summaries: Sequence[Summary], lr: float | None) -> float | None:
     losses = [run["val_loss"] for run in summaries if usable(run) and run.get("lr") == lr]
     return float(np.mean(losses)) if losses else None
+
+
+def _level_losses(summaries: Sequence[Summary]) -> dict[float | None, float]:
+    """Loss by rate as if all rates had the same seeds, up to a constant: the least squares of loss = rate + seed. Means
+    where they have them, or where no seed connects the rates."""
+    ends = [run for run in summaries if usable(run)]
+    seeds: dict[float | None, list[Any]] = {}
+    for run in ends:
+        seeds.setdefault(run.get("lr"), []).append(run.get("seed"))
+    means = {lr: float(np.mean([run["val_loss"] for run in ends if run.get("lr") == lr])) for lr in seeds}
+    if len(set(map(frozenset, seeds.values()))) < 2:
+        return means
+    every = sorted(set().union(*seeds.values()))
+    design = [[*(run.get("lr") == lr for lr in seeds), *(run.get("seed") == seed for seed in every)] for run in ends]
+    found, _, rank, _ = np.linalg.lstsq(np.array(design, float), [run["val_loss"] for run in ends], rcond=None)
+    connected = rank == len(seeds) + len(every) - 1
+    return dict(zip(seeds, map(float, found), strict=False)) if connected else means
 
 
 def significant(p: float | None) -> bool:
