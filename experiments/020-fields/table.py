@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -39,7 +39,7 @@ class Effect(NamedTuple):
     field: str
     pairs: Pairs
     found: Contrast | None
-    """None where no field has two seeds at a rate."""
+    """None where no field has two seeds at all its rates."""
 
 
 def read_pairs(runs: Runs) -> dict[str, Pairs]:
@@ -64,27 +64,25 @@ def name(run: Mapping[str, Any]) -> str:
     return str(parse(run["scheme"]))
 
 
-def within(pairs: Pairs) -> tuple[float, int]:
-    """Variance of a difference between seeds at one rate, with its degrees of freedom."""
-    squares = sum(sum((gap - fmean(own.values())) ** 2 for gap in own.values()) for own in pairs.values())
-    df = sum(len(own) - 1 for own in pairs.values())
-    return squares / df if df else 0.0, df
+def by_seed(pairs: Pairs) -> list[float]:
+    """A field's mean over all rates, of each seed that has them: runs of one seed share data and draws, so that its
+    rates are one observation."""
+    shared = set[int].intersection(*(set(own) for own in pairs.values()))
+    return [fmean(own[seed] for own in pairs.values()) for seed in sorted(shared)]
 
 
 def judge(fields: Mapping[str, Pairs]) -> list[Effect]:
-    """The mean over rates of each field's mean over seeds."""
-    spreads = {field: within(pairs) for field, pairs in fields.items()}
-    variances, dofs = [variance for variance, _ in spreads.values()], [df for _, df in spreads.values()]
-    prior = fit_prior(variances, dofs, [BASE] * len(spreads))
+    """The mean over seeds, under variances that those of all fields moderate."""
+    means = {field: by_seed(pairs) for field, pairs in fields.items()}
+    several = [own for own in means.values() if len(own) > 1]
+    prior = fit_prior([variance(own) for own in several], [len(own) - 1 for own in several], [BASE] * len(several))
     effects = []
-    for field, pairs in fields.items():
+    for field, own in means.items():
         found = None
-        if prior:
-            variance, df = moderate(*spreads[field], prior)
-            error2 = sum(variance / len(own) for own in pairs.values()) / len(pairs) ** 2
-            value = fmean(fmean(own.values()) for own in pairs.values())
-            found = contrast(Estimate(value, error2, df), ZERO, prior.total)
-        effects.append(Effect(field, pairs, found))
+        if prior and own:
+            squared, df = moderate(variance(own) if len(own) > 1 else 0.0, len(own) - 1, prior)
+            found = contrast(Estimate(fmean(own), squared / len(own), df), ZERO, prior.total)
+        effects.append(Effect(field, fields[field], found))
     return effects
 
 

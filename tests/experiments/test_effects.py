@@ -64,7 +64,7 @@ def test_the_candidate_of_013_is_the_lowest_variant_by_the_seeds_that_all_have(t
 
 def test_effects_of_020_are_means_over_rates_under_a_common_spread(tmp_path: Path) -> None:
     """Planted: input=norm 0.1 below the rule at one rate and 0.02 above it at the other; seeds differ by 0.01 in every
-    pair, so that all spreads agree and are pooled: 3 x 2 degrees of freedom of a variance of 5e-5, of which differences
+    pair, so that all spreads agree and are pooled: 3 degrees of freedom of a variance of 5e-5, of which differences
     to one baseline have 1 / (1 + 2/4). Fields are named as the plan names them."""
     rows, traces = [], ["run,step,clamped"]
     for scheme, at in (
@@ -91,8 +91,8 @@ def test_effects_of_020_are_means_over_rates_under_a_common_spread(tmp_path: Pat
         "| `input=norm` | −0.095, 2 | +0.025, 2 | −0.035 (" in text and "| `alpha=2` | +0.305, 2 | +0.305, 2 |" in text
     )
     effects = {effect.field: effect.found for effect in made["judge"](made["read_pairs"](rows))}
-    assert effects["input=norm"].df == pytest.approx(4) and effects["input=norm"].error == pytest.approx(
-        (5e-5 / 4) ** 0.5
+    assert effects["input=norm"].df == pytest.approx(2) and effects["input=norm"].error == pytest.approx(
+        (5e-5 / 2) ** 0.5
     )
     assert effects["entry=sphere"].difference == pytest.approx(0.005)
     assert all((tmp_path / "figures" / f"{name}.svg").exists() for name in ("fields", "rates"))
