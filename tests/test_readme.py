@@ -111,3 +111,21 @@ def test_make_targets_of_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make ([\w-]+)", README, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def intervals(text: str) -> set[tuple[str, ...]]:
+    """Every "(a to b)" of a text: its two ends without signs, the smaller first, as sentences turn them round."""
+    found = re.findall(r"\(([−+]?[\d.]+) to ([−+]?[\d.]+)\)", text)
+    return {tuple(sorted(end.strip("−+") for end in pair)) for pair in found}
+
+
+def test_what_is_claimed_stands_with_the_evidence() -> None:
+    """A number that an experiment corrects is corrected wherever it is told."""
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "experiments").glob("*/README.md")]
+    found = README[README.index("## What we found") : README.index("## Speed")]
+    which = (ROOT / "docs" / "schemes.md").read_text(encoding="utf-8")
+    which = which[which.index("## Which scheme when") : which.index("**A strong Pre-Norm.**")]
+    assert len(intervals(found)) >= 5 and intervals(found) <= intervals(results)
+    known = intervals(results + "".join(pages))
+    assert len(intervals(which)) > 15 and not intervals(which) - known, intervals(which) - known
