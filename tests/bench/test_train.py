@@ -12,7 +12,7 @@ import torch
 from geonorm.bench import train
 from geonorm.bench.config import TrainBench
 from geonorm.bench.timing import CpuClock
-from geonorm.errors import ConfigError, GeonormError
+from geonorm.errors import CheckpointError, ConfigError, GeonormError
 from geonorm.nn import preset
 
 TINY = preset("nano", layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=8)
@@ -21,6 +21,13 @@ TINY = preset("nano", layers=1, width=16, heads=2, hidden=16, vocab_size=32, con
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: Any) -> None:
     monkeypatch.setattr(train, "preset", lambda name, **changes: preset(name, **{**vars(TINY), **changes}))
+
+
+def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"status": "finished"}')
+    with pytest.raises(CheckpointError, match="holds no benchmark"):
+        train.bench_train(TrainBench(schemes=["geonorm"], out=str(tmp_path)))
+    assert (tmp_path / "summary.json").read_text() == '{"status": "finished"}'
 
 
 def test_table_and_summary(tmp_path: Path) -> None:

@@ -377,7 +377,7 @@ def test_one_page_holds_runs_and_simulations(done: Path, tmp_path: Path) -> None
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("scheme: geonorm\nseed: 0\n")
     page = report.build([done, tmp_path / "run"], tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "1 residual schemes compared" in page and "Simulation: out" in page
+    assert "run: geonorm" in page and "Simulation: out" in page
     assert page.count("data-toggle=") == 2  # geonorm is one entry, of one colour, for both
 
 

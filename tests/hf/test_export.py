@@ -357,6 +357,7 @@ def damaged(run: Path, to: Path, status: str) -> Path:
         ("nowhere --to out", "there is no run nowhere"),
         ("RUN --to full", "full is not empty: choose another --to"),
         ("RUN --to full/file", "full/file is a file: choose another --to"),
+        ("RUN --to .", "cannot be the current one: name a new one in --to"),
         ("diverged --to out", "diverged is not finished (diverged)"),
         ("unfinished --to out", "unfinished is not finished (running or interrupted)"),
         ("RUN --to out --layout stok", "unknown layout 'stok': did you mean 'stock'"),

@@ -43,6 +43,7 @@ def test_top_k_and_temperature() -> None:
     likely = set(model(prompt[:1])[0, -1].topk(5).indices.tolist())
     assert first(top_k=5, temperature=3.0) == likely
     assert len(first(temperature=5.0)) > 30
+    assert first(top_k=5, temperature=1e40) == likely  # what is left out stays out at any temperature
     assert len(first(top_k=100)) == len(first())
 
 

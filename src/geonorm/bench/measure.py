@@ -14,8 +14,8 @@ from torch import Tensor
 from torch._functorch import config as functorch
 
 from ..devices import pick_device
-from ..errors import GeonormError, cause
-from ..lab.runs.run import check_writable, write_json
+from ..errors import CheckpointError, GeonormError, cause
+from ..lab.runs.run import check_writable, read_object, write_json
 from . import show
 from .config import NormsBench, OpsBench
 from .timing import Build, Call, Clock, clock_of, ratio, take_turns
@@ -116,12 +116,20 @@ def check_candidate(candidate: Candidate, *tensors: Tensor) -> dict[str, float]:
     return errors
 
 
+def check_folder(out: str | None) -> None:
+    """CheckpointError if `out` cannot be written, or holds something else than a benchmark; leaves nothing."""
+    if out:
+        check_writable(folder := Path(out))
+        names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+        if names and not (names <= {"summary.json", "figures"} and "rows" in read_object(folder / "summary.json")):
+            raise CheckpointError(f"{folder} is not empty and holds no benchmark; choose another --out")
+
+
 def prepare_bench(config: OpsBench | NormsBench) -> tuple[torch.device, Clock]:
     """What is timed, and by which clock. CheckpointError if `out` cannot be written; leaves nothing."""
     device = pick_device(config.device)
     torch.set_num_threads(config.threads)
-    if config.out:
-        check_writable(Path(config.out))
+    check_folder(config.out)
     return device, clock_of(device, config.threads)
 
 

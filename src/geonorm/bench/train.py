@@ -17,7 +17,7 @@ from ..errors import ConfigError, GeonormError
 from ..lab.config import Runtime
 from ..lab.options import Optim
 from ..lab.runs import environment
-from ..lab.runs.run import check_writable, write_json
+from ..lab.runs.run import write_json
 from ..lab.scale import parallel
 from ..lab.train import optim
 from ..nn.config import DecoderConfig, preset
@@ -25,6 +25,7 @@ from ..nn.decoder import Decoder
 from ..schemes import parse
 from . import show
 from .config import TrainBench
+from .measure import check_folder
 from .nanogpt import NanoGPT
 from .timing import Clock, clock_of, ratio, take_turns
 
@@ -50,8 +51,7 @@ def bench_train(config: TrainBench, say: Say = print) -> dict[str, Any]:
     summary. ConfigError for a bad scheme or preset, GeonormError if a loss is not finite."""
     device = pick_device(config.device)
     torch.set_num_threads(config.threads)
-    if config.out:
-        check_writable(Path(config.out))
+    check_folder(config.out)
     clock = clock_of(device, config.threads)
     torch.compiler.reset()  # graphs of earlier models count towards the compiler's limit for one function
     schemes = [str(parse(scheme)) for scheme in (config.baseline, *config.schemes)]

@@ -24,7 +24,12 @@ from ..settings import Option, Settings, bare, choices, from_dict, hints, member
 
 C = TypeVar("C", bound=Settings)
 OURS = (
-    Option("config", str, None, "YAML file of settings; options override it."),
+    Option(
+        "config",
+        str,
+        None,
+        "YAML file of settings; options override it. A run's config.yaml goes on in its folder.",
+    ),
     Option("trust_code", bool, False, "Run code that a folder or file names: schemes from elsewhere, not yet typed."),
 )
 """Options that every command has."""
@@ -50,6 +55,8 @@ def read(kind: type[C], program: str, arguments: list[str]) -> C:
         elsewhere.allow()
     file = given.pop("config", None)
     settings = from_file(Path(file), kind) if file else {}
+    if file and "out" in settings and "out" not in given:
+        settings["out"] = folder_of(Path(file), settings["out"])
     if file:
         admit(Path(file), [settings[name] for name in SCHEMES if name in settings and name not in given])
     for name, value in given.items():
@@ -109,6 +116,13 @@ def admit(file: Path, named: list[Any]) -> None:
         from ..schemes import parse, stored
 
         parse(stored(text, kept, str(file), strict=True))
+
+
+def folder_of(file: Path, out: Any) -> Any:
+    """The `out` of a file of settings: for the config.yaml that a command left in its folder, that folder, wherever it
+    has been copied to or is called from."""
+    stored = file.name == "config.yaml" and (file.parent / ".lock").exists() and isinstance(out, str)
+    return str(file.parent) if stored and Path(out).resolve() != file.parent.resolve() else out
 
 
 def from_file(path: Path, kind: type[Settings]) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from ..errors import ConfigError
+from ..errors import CheckpointError, ConfigError, cause
 from ..nn.decoder import Decoder
 from ..nn.encoder_decoder import EncoderDecoder
 from ..nn.vision import VisionTransformer
@@ -87,7 +88,9 @@ def fast_tokenizer(text: str, end: int, context: int, mask: int | None = None, s
 
 
 def check_target(to: Path) -> None:
-    """ConfigError unless the folder is new or empty."""
+    """ConfigError unless the folder is new or empty, and not where the caller stands: it is replaced as a whole."""
+    if to.resolve() == Path.cwd():
+        raise ConfigError("the model's folder cannot be the current one: name a new one in --to")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigError(f"{to} is {'not empty' if to.is_dir() else 'a file'}: choose another --to")
 
@@ -154,9 +157,9 @@ def export_vision(model: VisionTransformer, classes: Sequence[str], to: Path, ca
 
 def put_folder(model: Any, to: Path, files: Mapping[str, str], tokenizer: Any = None, shard: str = "5GB") -> Path:
     """A model of transformers as a folder, with its tokenizer and other files that have a text: whole or not at all."""
-    to.parent.mkdir(parents=True, exist_ok=True)
     aside = to.with_name(f".{to.name}.{os.getpid()}")
     try:
+        to.parent.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(aside, max_shard_size=shard)
         if tokenizer is not None:
             tokenizer.save_pretrained(aside)
@@ -168,6 +171,8 @@ def put_folder(model: Any, to: Path, files: Mapping[str, str], tokenizer: Any = 
         if to.exists():
             to.rmdir()
         os.replace(aside, to)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write {to}: {cause(error)}; make room there, or choose another --to") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return to

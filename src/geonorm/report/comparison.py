@@ -57,7 +57,8 @@ def report_comparison(comparison: SavedComparison, place: Mapping[str, int]) -> 
     ]
     return Part(
         source=comparison.source,
-        title=f"{comparison.source}: {len(comparison.names)} residual schemes compared",
+        title=f"{comparison.source}: "
+        + (f"{len(comparison.names)} residual schemes compared" if len(comparison.names) > 1 else comparison.names[0]),
         caption=summary_line(comparison),
         findings=[*((row["scheme"], headline(row)) for row in comparison.rows), *converted],
         keys=comparison.keys,

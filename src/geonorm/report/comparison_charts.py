@@ -178,7 +178,9 @@ def learning_rates(comparison: SavedComparison) -> list[Chart]:
     x = Axis.around(tried, log=True, margin=0.08, form=RATE, title="learning rate", labels=labels)
     low = min(found)
     high = min(max(found), low + 4 * max(median(found) - low, 0.02))
-    y = Axis(*_window(low, high, 0.1, 0.01), title=f"final validation loss ({nats(comparison)})")
+    tuning = [run for run in comparison.runs if run.summary.get("phase") == "tune"]
+    what = "validation loss of the tuning runs" if tuning else "final validation loss"
+    y = Axis(*_window(low, high, 0.1, 0.01), title=f"{what} ({nats(comparison)})")
     note = "Ringed: the rate the scheme is judged at. A cross at the top: some run there did not finish."
     chart = Chart("Learning rates", x, y, comparison.looks, note)
     for row in comparison.rows:

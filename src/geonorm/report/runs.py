@@ -143,7 +143,9 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:
     return SavedComparison(
         runs=runs,
         rows=aggregate([run.summary for run in runs], baseline),
-        source=", ".join(dict.fromkeys(_source(root.resolve()) for root in roots)),
+        source=roots[0].resolve().name
+        if len(paths) == 1
+        else ", ".join(dict.fromkeys(_source(root.resolve()) for root in roots)),
         command=shlex.join(repeat_elsewhere("NEW", command)) if isinstance(command, list) else command,
     )
 

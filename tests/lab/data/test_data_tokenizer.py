@@ -70,6 +70,13 @@ def test_own_bpe_is_deterministic_and_cached(bpe, source, tmp_path, monkeypatch)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["tokenizer.json"]
 
 
+def test_a_damaged_tokenizer_in_the_cache_is_made_anew(bpe, source, tmp_path):
+    load_tokenizer("bpe", source, 300, tmp_path)
+    (kept,) = tmp_path.rglob("tokenizer.json")
+    kept.write_text(kept.read_text()[:1000])
+    assert load_tokenizer("bpe", source, 300, tmp_path).fingerprint == bpe.fingerprint
+
+
 def test_own_bpe_sees_only_train_text(tmp_path):
     pytest.importorskip("tokenizers")
     (tmp_path / "train.txt").write_text("abab " * 400)

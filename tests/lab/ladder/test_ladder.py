@@ -131,6 +131,7 @@ def test_what_is_looked_up_is_not_computed_with(name: str, tables: float) -> Non
         (["--depth", "4:width=wide"], "width of --depth 4 takes a whole number, got 'wide'"),
         (["--depth", "4", "4"], "--depth names 4 twice"),
         (["--budgets", "many"], "--budgets takes tokens for each parameter (20) or in all (500k, 4M), got 'many'"),
+        (["--budgets", "20000"], "2000 at most; for that many in all write 20k"),
         (["--budgets", "1", "2"], "several --budgets are cool-downs of one trunk: add --optim.schedule wsd"),
         (["--objective", "denoise"], "--depth sizes models of tokens in one stack, not those of --objective denoise"),
         (["--budgets", "0.01k"], "make [0] steps of the budgets"),

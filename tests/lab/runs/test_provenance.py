@@ -87,6 +87,16 @@ def test_other_inputs_are_refused(
     assert train(own / "new", "--steps", 2, *OPTIONS).status == 0  # what changed is fine elsewhere
 
 
+def test_a_scheme_that_failed_may_be_mended(call: Any, tiny: list[str], own: Path) -> None:
+    """What has made no step holds nothing that another source would have made otherwise; what is finished stays."""
+    edit(own / "half_rule.py", "x + ", "undefined + ")
+    words = ["compare", *tiny, "--schemes", "pre", "./half_rule.py:Half", "--steps", 1, "--seeds", 1, "--out", "out"]
+    assert call(*words).status == 2
+    edit(own / "half_rule.py", "undefined + ", "x + ")
+    again = call(*words)
+    assert again.status == 0, again.err
+
+
 def test_a_comparison_is_not_extended_with_other_data(call: Any, tiny: list[str], own: Path) -> None:
     words = ["compare", *tiny, "--schemes", "pre", "--steps", "1", "--seeds", "1", "--out", "out", "--data", "text.txt"]
     pairs = list(dict(zip(words[1::2], words[2::2], strict=True)).items())

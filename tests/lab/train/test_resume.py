@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -158,3 +159,21 @@ def test_nothing_usable_is_one_line(train: Any, call: Any, after: Any, tmp_path:
         assert result.status == 2 and "no usable checkpoint" in result.err.splitlines()[-1]
         assert (result.out + result.err).count("falling back") == len(list((run / "checkpoints").iterdir())) - 1
     assert (run / "metrics.jsonl").read_text() == before
+
+
+def test_a_run_that_was_copied_goes_on_in_its_own_folder(
+    train: Any, call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its config.yaml names the folder that it was copied from, by a path that means another place elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    assert train(Path("run"), "--steps", 2, "--optim.schedule", "constant").status == 0
+    shutil.copytree("run", "copy")
+    for stored in (Path("copy/config.yaml"), Path("../copy/config.yaml")):
+        rows = [len((tmp_path / name / "metrics.jsonl").read_text().splitlines()) for name in ("run", "copy")]
+        done = call("train", "--config", stored, "--steps", rows[1] + 2)
+        assert done.status == 0 and [
+            len((tmp_path / name / "metrics.jsonl").read_text().splitlines()) for name in ("run", "copy")
+        ] == [2, rows[1] + 2], done
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / "elsewhere")
+    assert not list((tmp_path / "elsewhere").iterdir())

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import count, takewhile
@@ -164,11 +165,19 @@ def load_tokenizer(
         cache = cache or cache_folder()
         folder = cache / "tokenizers" / key
         path = folder / "tokenizer.json"
-        if not path.is_file():
-            text = train_bpe(source, vocab_size, special)
-            with write_errors(cache), new_folder(folder) as temporary:
-                (temporary / "tokenizer.json").write_text(text, encoding="utf-8")
-        tokenizer = parse_tokenizer(path, f"bpe-{vocab_size}", read_bytes(path).decode(errors="replace"))
+        name = f"bpe-{vocab_size}"
+        for last in (False, True):  # one that is damaged is made anew, once
+            if not path.is_file():
+                text = train_bpe(source, vocab_size, special)
+                with write_errors(cache), new_folder(folder) as temporary:
+                    (temporary / "tokenizer.json").write_text(text, encoding="utf-8")
+            try:
+                tokenizer = parse_tokenizer(path, name, read_bytes(path).decode(errors="replace"))
+                break
+            except DataError:
+                if last:
+                    raise
+                shutil.rmtree(folder, ignore_errors=True)
     else:
         path = Path(os.path.expanduser(spec))
         on_hub = HUB_NAME.fullmatch(spec) and not path.exists()

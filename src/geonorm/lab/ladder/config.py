@@ -16,6 +16,8 @@ from ..config import Grid
 OWN = {"width": Count, "heads": Count, "hidden": Count, "batch_size": Count, "lr": Positive}
 """What the text of a size may set by itself."""
 UNITS = {"k": 1e3, "M": 1e6, "B": 1e9}
+MOST = 2000
+"""Tokens for each parameter: beyond it a number without a unit is taken for a slip."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,11 @@ def read_budget(text: str, parameters: int) -> float:
         tokens = float(text[:-1]) * unit if unit else float(text) * parameters
     except ValueError:
         tokens = 0.0
+    if not unit and tokens > MOST * parameters:
+        raise ConfigError(
+            f"--budgets {text} would be so many tokens for each parameter, {MOST} at most; for that many in all write "
+            f"{float(text) / 1e3:g}k"
+        )
     if not 0 < tokens < 1e18:
         raise ConfigError(f"--budgets takes tokens for each parameter (20) or in all (500k, 4M), got {text!r}")
     return tokens

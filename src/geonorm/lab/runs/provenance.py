@@ -57,6 +57,11 @@ def path_of(folder: Path, sha256: str, name: str) -> Path:
     return folder / FOLDER / sha256[:12] / f"{name}.py"
 
 
+def size_of(file: Path) -> int:
+    """In bytes; 0 where there is none."""
+    return file.stat().st_size if file.exists() else 0
+
+
 @dataclass(frozen=True)
 class Provenance:
     """What a run is about to be made from."""
@@ -78,7 +83,10 @@ class Provenance:
         return cls(data, tokenizer, config.tokens.tokenizer == "bpe", sources)
 
     def check(self, folder: Path) -> None:
-        """CheckpointError if the run in a folder was made from something else."""
+        """CheckpointError if the run in a folder was made from something else. One that has made no step, as its scheme
+        failed, is made from whatever is there now."""
+        if not any((folder / "checkpoints").glob("*")) and not size_of(folder / "metrics.jsonl"):
+            return
         known = read_parts(folder)[-1:]
         before = known[0] if known else {}
         data, tokenizer = before.get("data_sha256"), before.get("tokenizer_sha256")

@@ -34,7 +34,7 @@ def check_directory(out: Path, settings: Mapping[str, Any]) -> None:
     check_writable(out)
     if not out.exists() or not any(entry.name != LOCK for entry in out.iterdir()):
         return
-    if not (out / "config.yaml").exists():
+    if not (out / "config.yaml").exists() or "beta" not in stored_settings(out):
         raise CheckpointError(f"{out} is not empty and holds no simulation; choose another --out")
     asked = {key: value for key, value in settings.items() if value != []}  # nothing kept: what older folders say
     if differs := first_difference(stored_settings(out), asked, but=VOLATILE):
