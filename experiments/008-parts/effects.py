@@ -4,8 +4,9 @@
 
 Writes effects.md and figures/ into the folder, by default that of the experiment. All cells of {write, decay, ceiling,
 rate} are fitted at once by least squares, with every main effect and every interaction of two of them; what three or
-four of them do together counts as noise, and beside it stands the noise between seeds. Runs that diverged, or learn
-nothing (above DRAWN times the lowest loss), are named and left out of the fit. An effect is the mean over all
+four of them do together counts as noise, and beside it stands the noise between seeds. Runs that diverged, or end more
+than LEARNT above the lowest, are named and left out of the fit; where a write has no other run under a decay, all runs
+of that decay are, since a mean over decays would not be one of it. An effect is the mean over all
 other factors of one level less that of another, with its interval of 95 %.
 """
 
@@ -26,7 +27,6 @@ from scipy.special import fdtrc, stdtrit
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from cells import Runs
-from curves import DRAWN
 from programme import read_runs
 from runs import CEILINGS, CONTROLS, DECAYS, ENDS, RATES, SUMS, WRITES, name_cell
 
@@ -38,6 +38,8 @@ from geonorm.report.vega import Axis, Chart, Figure, figure
 
 Levels = tuple[Any, ...]
 FACTORS: dict[str, Levels] = {"write": tuple(WRITES), "decay": DECAYS, "ceiling": tuple(CEILINGS), "rate": RATES}
+LEARNT = 0.5
+"""Nats above the lowest of all, beyond which a network has not learned what the others have."""
 AGAINST = {"write": "add", "decay": "harmonic", "ceiling": "free", "rate": RATES[0]}
 """The level that the others are told against."""
 TERMS = [terms for size in (1, 2) for terms in combinations(FACTORS, size)]
@@ -58,14 +60,16 @@ def contrasts(levels: Levels) -> NDArray[np.float64]:
     return np.vstack([np.eye(len(levels) - 1), -np.ones(len(levels) - 1)])
 
 
-def place(factor: str, level: Any) -> NDArray[np.float64]:
-    return np.asarray(contrasts(FACTORS[factor])[FACTORS[factor].index(level)])
-
-
 class Fit:
-    """A measure of runs, {factors: levels} of each and its value, as a sum of TERMS."""
+    """A measure of runs, {factors: levels} of each and its value, as a sum of TERMS. factors: the levels there are."""
 
-    def __init__(self, cells: Sequence[Mapping[str, Any]], values: Sequence[float]) -> None:
+    def __init__(
+        self,
+        cells: Sequence[Mapping[str, Any]],
+        values: Sequence[float],
+        factors: Mapping[str, Levels] = FACTORS,
+    ) -> None:
+        self.factors = factors
         self.parts: dict[tuple[str, ...], slice] = {}
         columns, start = [np.ones((len(cells), 1))], 1
         for terms in TERMS:
@@ -76,18 +80,20 @@ class Fit:
         self.design, self.values = np.hstack(columns), np.asarray(values, dtype=float)
         if np.linalg.matrix_rank(self.design) < start:
             raise SystemExit(
-                f"error: effects cannot be told apart: no run has {describe_missing(cells)}; train some first"
+                f"error: effects cannot be told apart: no run has {describe_missing(cells, factors)}; train some first"
             )
         self.weights, self.df, self.squares = self.solve(self.design)
         self.variance = self.squares / self.df
         self.inverse = np.linalg.inv(self.design.T @ self.design)
 
-    @staticmethod
-    def code(levels: Mapping[str, Any]) -> NDArray[np.float64]:
+    def place(self, factor: str, level: Any) -> NDArray[np.float64]:
+        return np.asarray(contrasts(self.factors[factor])[self.factors[factor].index(level)])
+
+    def code(self, levels: Mapping[str, Any]) -> NDArray[np.float64]:
         """Of one or two factors at these levels: the product of their contrasts."""
         found = np.ones(1)
         for factor, level in levels.items():
-            found = np.outer(found, place(factor, level)).ravel()
+            found = np.outer(found, self.place(factor, level)).ravel()
         return found
 
     def solve(self, design: NDArray[np.float64]) -> tuple[NDArray[np.float64], int, float]:
@@ -108,12 +114,13 @@ class Fit:
 
     def apart(self, factor: str, first: Any, second: Any) -> Effect:
         """Of one level less another."""
-        return self.contrast((factor,), place(factor, first) - place(factor, second))
+        return self.contrast((factor,), self.place(factor, first) - self.place(factor, second))
 
     def interaction(self, pair: tuple[str, ...], levels: Levels) -> Effect:
         """The effect of the first level where the second is, less the same where what that is told against is."""
         apart = [
-            place(factor, level) - place(factor, AGAINST[factor]) for factor, level in zip(pair, levels, strict=True)
+            self.place(factor, level) - self.place(factor, AGAINST[factor])
+            for factor, level in zip(pair, levels, strict=True)
         ]
         return self.contrast(pair, np.outer(*apart).ravel())
 
@@ -127,11 +134,17 @@ class Fit:
         return float(fdtrc(size, self.df, more / size / self.variance))
 
 
-def describe_missing(cells: Sequence[Mapping[str, Any]]) -> str:
+def learnt_decays(cells: Sequence[tuple[dict[str, Any], Mapping[str, Any]]]) -> Levels:
+    """Those under which every write has a run."""
+    there = {(cell["write"], cell["decay"]) for cell, _ in cells}
+    return tuple(decay for decay in DECAYS if all((write, decay) in there for write in WRITES))
+
+
+def describe_missing(cells: Sequence[Mapping[str, Any]], factors: Mapping[str, Levels] = FACTORS) -> str:
     """Pairs of levels of two factors that no run has."""
     pairs = [pair for pair in TERMS if len(pair) == 2]
     there = {(pair, tuple(cell[factor] for factor in pair)) for cell in cells for pair in pairs}
-    wanted = [(pair, levels) for pair in pairs for levels in product(*(FACTORS[factor] for factor in pair))]
+    wanted = [(pair, levels) for pair in pairs for levels in product(*(factors[factor] for factor in pair))]
     return "; ".join(", ".join(map(str, levels)) for pair, levels in wanted if (pair, levels) not in there)
 
 
@@ -159,7 +172,7 @@ def describe(effect: Effect) -> str:
 
 
 def tabulate_effects(fits: Mapping[str, Fit]) -> list[str]:
-    levels = [(f, level) for f, every in FACTORS.items() for level in every if level != AGAINST[f]]
+    levels = [(f, level) for f, every in fits["loss"].factors.items() for level in every if level != AGAINST[f]]
     adjusted = holm([fits["loss"].effect(f, level).p if f != "rate" else None for f, level in levels])
     lines = []
     for (factor, level), p in zip(levels, adjusted, strict=True):
@@ -174,7 +187,7 @@ def tabulate_interactions(fits: Mapping[str, Fit]) -> list[str]:
     """Of every pair of factors the test as a whole, and of the loss its largest difference of differences."""
     lines = []
     for pair in (terms for terms in TERMS if len(terms) == 2):
-        others = [[level for level in FACTORS[f] if level != AGAINST[f]] for f in pair]
+        others = [[level for level in fits["loss"].factors[f] if level != AGAINST[f]] for f in pair]
         found = {(a, b): fits["loss"].interaction(pair, (a, b)) for a in others[0] for b in others[1]}
         a, b = max(found, key=lambda levels: abs(found[levels].value))
         tests = ["–" if isnan(p := fit.test(pair)) else f"{p:.2g}" for fit in fits.values()]
@@ -224,9 +237,11 @@ def draw_cells(cells: Sequence[tuple[dict[str, Any], Mapping[str, Any]]], ceilin
 def main(experiment: Path) -> None:
     runs = read_runs(experiment)
     every = read_cells(runs)
-    high = DRAWN * min((run["val_loss"] for _, run in every if usable(run)), default=0.0)
-    cells = [(cell, run) for cell, run in every if usable(run) and run["val_loss"] <= high]
-    fitted = {run["run"] for _, run in cells}
+    high = LEARNT + min((run["val_loss"] for _, run in every if usable(run)), default=0.0)
+    learnt = [(cell, run) for cell, run in every if usable(run) and run["val_loss"] <= high]
+    factors = FACTORS | {"decay": learnt_decays(learnt)}
+    cells = [(cell, run) for cell, run in learnt if cell["decay"] in factors["decay"]]
+    fitted = {run["run"] for _, run in learnt}
     lost = [
         f"`{run['scheme']}` at {rate(run['lr'])}, seed {run['seed']} "
         f"({'{:.2f} nats'.format(run['val_loss']) if usable(run) else run['status']})"
@@ -236,7 +251,7 @@ def main(experiment: Path) -> None:
         "loss": [run["val_loss"] for _, run in cells],
         "spikes": [log2(1 + run["grad_spikes"]) for _, run in cells],
     }
-    fits = {name: Fit([cell for cell, _ in cells], own) for name, own in values.items()}
+    fits = {name: Fit([cell for cell, _ in cells], own, factors) for name, own in values.items()}
     noise, df = seed_noise(cells)
     half = fits["loss"].effect("ceiling", "ceiling")
     left = sqrt(fits["loss"].variance)
@@ -244,7 +259,8 @@ def main(experiment: Path) -> None:
         f"{len(cells)} runs of the crossed cells. Standard deviation of what the terms leave {left:.4f} nats "
         f"({fits['loss'].df} degrees of freedom), between seeds {noise:.4f} ({df}). Half of the interval of the "
         f"ceiling's effect: {(half.high - half.low) / 2:.4f} nats.",
-        f"Left out, as they diverged or learn nothing: {'; '.join(lost) or 'none'}.",
+        f"Left out, as they diverged or end more than {LEARNT} above the lowest: {'; '.join(lost) or 'none'}.",
+        f"Decays of the fit, those under which every write learns: {', '.join(factors['decay'])}.",
         "## Main effects", "\n".join(tabulate_effects(fits)),
         "## Interactions of two", "\n".join(tabulate_interactions(fits)),
         "## Decays at equal sums, and controls", "\n".join(tabulate_beside(runs)),
@@ -252,7 +268,7 @@ def main(experiment: Path) -> None:
     (experiment / "effects.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
     print(experiment / "effects.md")
     (experiment / "figures").mkdir(exist_ok=True)
-    charts = [draw_cells(cells, ceiling) for ceiling in CEILINGS]
+    charts = [draw_cells(learnt, ceiling) for ceiling in CEILINGS]
     print(Figure(figure(charts, experiment.name)).save(experiment / "figures" / "cells.svg"))
 
 
