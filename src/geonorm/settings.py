@@ -154,9 +154,9 @@ def read_typed(name: str, value: Any, kind: Any) -> Any:
     if not isinstance(value, str):
         return json.dumps(value, default=str) if kind is str and not isinstance(value, (list, dict)) else value
     if not value.isascii() and value != value.encode(errors="replace").decode():
-        raise ConfigError(f"{name} is not valid Unicode text: {value!r}; use another name")
+        raise ConfigError(f"{name} is not valid Unicode text: {value!r}; write it as UTF-8")
     if "\0" in value:
-        raise ConfigError(f"{name} holds a NUL character: {value!r}; use another name")
+        raise ConfigError(f"{name} holds a NUL character: {value!r}; leave it out")
     if kind in (int, float) and len(value) <= LONGEST:
         with suppress(ValueError):
             return kind(value)

@@ -253,7 +253,7 @@ def open_trained(path: Path, device: torch.device = CPU) -> OpenedRun | OpenedIm
     model = build(config.shape(config.scheme)).to(device)
     state = checkpoint.load_newest(path / "checkpoints", model, None, lambda line: print(line, file=sys.stderr))
     if state is None:
-        raise CheckpointError(f"{path} holds no checkpoint yet; let it train first")
+        raise CheckpointError(f"{path} holds no checkpoint: let it train first, or put its checkpoints back")
     if isinstance(model, VisionTransformer):
         return OpenedImages(str(path), model.eval(), None, None, device, config)
     shape = model.config

@@ -163,7 +163,7 @@ def with_weights(kind: Any, name: str, **settings: Any) -> Any:
 
 def load_model_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer beside a model. ConfigError where there is none."""
-    remedy = "save one there, or give geonorm probe another with --tokenizer"
+    remedy = "save one there (geonorm probe also takes another by --tokenizer)"
     with one_line(name, f"no tokenizer in {name} that can be read: {remedy}"):
         return hugging_face().AutoTokenizer.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code

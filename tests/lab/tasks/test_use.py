@@ -167,7 +167,7 @@ def test_run_without_a_checkpoint(run: Path, call: Any) -> None:
     for folder in (run / "checkpoints").iterdir():
         folder.rename(run / f"away-{folder.name}")
     result = call("generate", run)
-    assert result.status == 2 and "holds no checkpoint yet" in result.err
+    assert result.status == 2 and "holds no checkpoint: let it train first" in result.err
 
 
 def test_held_out_counts_bytes_not_tokens() -> None:

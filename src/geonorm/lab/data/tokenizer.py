@@ -189,7 +189,7 @@ def load_tokenizer(
     if tokenizer.vocab_size > vocab_size:
         raise DataError(
             f"tokenizer has {tokenizer.vocab_size} ids but the model's vocabulary is {vocab_size}: "
-            f"set --model.vocab_size {tokenizer.vocab_size}"
+            f"set --model.vocab_size {tokenizer.vocab_size} (of geonorm data --vocab-size)"
         )
     return tokenizer
 
@@ -248,7 +248,8 @@ def train_bpe(source: Source, vocab_size: int, special: list[str]) -> str:
     are no text, the first ids."""
     if vocab_size < (least := 256 + len(special)):
         raise DataError(
-            f"a byte-level BPE needs at least {least} ids: set --model.vocab_size {least} or more, not {vocab_size}"
+            f"a byte-level BPE needs at least {least} ids: set --model.vocab_size {least} or more, not {vocab_size} "
+            "(of geonorm data --vocab-size)"
         )
     library = import_extra("tokenizers", "tokenizer 'bpe'", "train")
     level = library.pre_tokenizers.ByteLevel

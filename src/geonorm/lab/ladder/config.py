@@ -125,7 +125,8 @@ class LadderConfig(Grid):
         steps = [round(each / (batch * context)) for each in tokens]
         if steps[0] < 1 or len(set(steps)) < len(steps):
             raise ConfigError(
-                f"--depth {text}: batches of {batch} x {context} tokens make {steps} steps of the budgets"
+                f"--depth {text}: batches of {batch} x {context} tokens make {steps} steps of the budgets: "
+                "each budget needs a step, and no two the same number; give smaller batches or larger budgets"
             )
         lr = given.get("lr", min(rule.highest, rule.rate / (width * sqrt(steps[-1]))))
         return Size(depth, width, heads, hidden, batch, tuple(steps), lr)
