@@ -269,3 +269,17 @@ def test_a_scheme_of_the_first_interface_is_told_what_to_change(body: str, tmp_p
     with pytest.raises(ConfigError, match=r"Older is written for version 1 of .* replace norms\(\) by parts") as caught:
         parse(f"{file}:Older")
     assert "\n" not in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Cut(Placement):
+    """Returns a part of the stream, as a slip does."""
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Any = 1.0) -> Tensor:
+        return (x + u)[..., :3]
+
+
+def test_a_write_of_another_shape_is_one_line() -> None:
+    residual = Residual(nn.Linear(8, 8), Cut(), Site(0, "mlp", 1), 8)
+    with pytest.raises(ConfigError, match=r"Cut.*: write returned \(2, 3\) for a stream of \(2, 8\)"):
+        residual(torch.randn(2, 8))

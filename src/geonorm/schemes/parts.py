@@ -111,7 +111,10 @@ def read_at(scheme: Scheme, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]
 
 
 def write_at(scheme: Scheme, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0, *, carry: Any = None) -> Tensor:
-    """The stream after the sub-layer proposed u, in the dtype of x: u is cast to it before, the result after."""
+    """The stream after the sub-layer proposed u, in the dtype of x: u is cast to it before, the result after.
+    ConfigError if a scheme's `write` returns another shape."""
     u = u.to(x.dtype)
     out = scheme.write(x, u, p, site, h, carry) if scheme.carries else scheme.write(x, u, p, site, h)  # type: ignore[call-arg]
+    if out.shape != x.shape:
+        raise ConfigError(f"{scheme}: write returned {tuple(out.shape)} for a stream of {tuple(x.shape)}")
     return out.to(x.dtype)
