@@ -249,6 +249,12 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert out == "" and [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
+def test_a_comparison_is_no_simulation(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "config.yaml").write_text("schemes: [pre]\nsteps: 4\n")
+    assert main(["simulate", "--schemes", "pre", "--out", str(tmp_path)]) == 2
+    assert "is not empty and holds no simulation" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("simulate") / "out"

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from geonorm import Decoder
 from geonorm.cli.arguments import read
 from geonorm.cli.main import main
 from geonorm.lab.config import TrainCommand
@@ -103,20 +101,6 @@ def test_every_run_of_008_is_a_command() -> None:
     assert sum(name.startswith("geonorm-") and "alpha" not in name for name in grid) == 8 + 4 + 2
     for words in grid.values():
         assert parse(words[words.index("--scheme") + 1])
-
-
-@pytest.mark.parametrize("write", ["add", "tangent", "normalise", "geodesic"])
-def test_no_cell_of_008_is_lost_at_its_first_step(write: str) -> None:
-    """Twelve blocks that read a raw stream without a ceiling overflow as they are drawn."""
-    own = runpy.run_path(str(ROOT / "008-parts" / "runs.py"))
-    for decay, ceiling in product(own["DECAYS"], own["CEILINGS"]):
-        words = [*own["COMMON"], "--scheme", own["name_cell"](write, decay, ceiling)]
-        config = read(TrainCommand, "geonorm train", words).run()
-        torch.manual_seed(0)
-        model = Decoder(replace(config.decoder(config.scheme), vocab_size=64))
-        ids = torch.randint(64, (2, 17))
-        model.loss(ids[:, :-1], ids[:, 1:]).backward()
-        assert sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None) < 100.0**2
 
 
 def test_017_chooses_rates_with_one_seed_and_asks_for_seeds_there() -> None:

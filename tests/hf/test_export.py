@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from geonorm import Decoder, DecoderConfig, elsewhere, names
 from geonorm.cli.main import main
@@ -377,6 +378,17 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     out, err = capsys.readouterr()
     assert said in err and len(err.splitlines()) == 1 and err.startswith("geonorm export: ") and out == ""
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_export_without_room_is_one_line(run: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    def fail(*given: Any, **more: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(hf.GeoNormForCausalLM, "save_pretrained", fail)
+    assert main(["export", str(run), "--to", str(tmp_path / "model")]) == 2
+    said = capsys.readouterr().err
+    assert "No space left on device; make room there" in said and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_failing_export_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: Any) -> None:

@@ -85,6 +85,7 @@ def test_the_noise_between_seeds_comes_first(full: Page) -> None:
     titles += ["Gradient norm and spikes", "Recipe", "Repeat it"]
     places = [full.text.index(title) for title in titles]
     assert places == sorted(places)
+    assert "validation loss of the tuning runs" in full.text  # which are shorter than those that are judged
 
 
 def test_every_section_repeats_size_depth_tokens_seeds_and_data(full: Page) -> None:

@@ -24,12 +24,7 @@ from ..settings import Option, Settings, bare, choices, from_dict, hints, member
 
 C = TypeVar("C", bound=Settings)
 OURS = (
-    Option(
-        "config",
-        str,
-        None,
-        "YAML file of settings; options override it. A run's config.yaml goes on in its folder.",
-    ),
+    Option("config", str, None, "YAML file of settings; options override it. A run's own goes on in its folder."),
     Option("trust_code", bool, False, "Run code that a folder or file names: schemes from elsewhere, not yet typed."),
 )
 """Options that every command has."""

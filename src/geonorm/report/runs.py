@@ -140,12 +140,12 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:
     named = [name for _, name in rows]
     baseline = next((name for name in named if any(run.scheme == name for run in runs)), None)
     command = next((found["command"] for found in results if found.get("command")), None)
+    places = [root.resolve() for root in roots]
+    sources = [places[0].name] if len(paths) == 1 else dict.fromkeys(map(_source, places))
     return SavedComparison(
         runs=runs,
         rows=aggregate([run.summary for run in runs], baseline),
-        source=roots[0].resolve().name
-        if len(paths) == 1
-        else ", ".join(dict.fromkeys(_source(root.resolve()) for root in roots)),
+        source=", ".join(sources),
         command=shlex.join(repeat_elsewhere("NEW", command)) if isinstance(command, list) else command,
     )
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import count, takewhile
@@ -20,7 +19,7 @@ from ...elsewhere import cache_folder
 from ...errors import DataError, cause, nearest
 from .files import import_extra, read_bytes
 from .sources import Source
-from .store import new_folder, write_errors
+from .store import discard, new_folder, write_errors
 
 END = "<|endoftext|>"
 MASK = "<|mask|>"
@@ -163,21 +162,13 @@ def load_tokenizer(
         told = " ".join([f"bpe {BPE_FORMAT} {source.fingerprint} {vocab_size}", *special[1:]])
         key = hashlib.sha256(told.encode()).hexdigest()
         cache = cache or cache_folder()
-        folder = cache / "tokenizers" / key
-        path = folder / "tokenizer.json"
-        name = f"bpe-{vocab_size}"
-        for last in (False, True):  # one that is damaged is made anew, once
-            if not path.is_file():
-                text = train_bpe(source, vocab_size, special)
-                with write_errors(cache), new_folder(folder) as temporary:
-                    (temporary / "tokenizer.json").write_text(text, encoding="utf-8")
-            try:
-                tokenizer = parse_tokenizer(path, name, read_bytes(path).decode(errors="replace"))
-                break
-            except DataError:
-                if last:
-                    raise
-                shutil.rmtree(folder, ignore_errors=True)
+        path = cache / "tokenizers" / key / "tokenizer.json"
+        found = read_own(path, f"bpe-{vocab_size}")
+        if found is None:
+            text = train_bpe(source, vocab_size, special)
+            with write_errors(cache), new_folder(path.parent) as temporary:
+                (temporary / "tokenizer.json").write_text(text, encoding="utf-8")
+        tokenizer = found or parse_file(path, f"bpe-{vocab_size}")
     else:
         path = Path(os.path.expanduser(spec))
         on_hub = HUB_NAME.fullmatch(spec) and not path.exists()
@@ -192,6 +183,18 @@ def load_tokenizer(
             f"set --model.vocab_size {tokenizer.vocab_size} (of geonorm data --vocab-size)"
         )
     return tokenizer
+
+
+def read_own(path: Path, name: str) -> Tokenizer | None:
+    """The tokenizer of a file in the cache; None where there is none, or a damaged one, which goes."""
+    if not path.is_file():
+        return None
+    try:
+        return parse_file(path, name)
+    except DataError:
+        with write_errors(path.parent):
+            discard(path.parent)
+        return None
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
@@ -223,7 +226,11 @@ def read_hub(name: str) -> Tokenizer:
             f"no tokenizer '{name}' here, and the Hugging Face Hub gave none ({type(error).__name__}: "
             f"{cause(error)[:160]}): check the name and the network, or give the path of a tokenizer.json"
         ) from error
-    return parse_tokenizer(path, name.partition("/")[2], read_bytes(path).decode(errors="replace"))
+    return parse_file(path, name.partition("/")[2])
+
+
+def parse_file(path: Path, name: str) -> FileTokenizer:
+    return parse_tokenizer(path, name, read_bytes(path).decode(errors="replace"))
 
 
 def parse_tokenizer(path: Path, name: str, text: str) -> FileTokenizer:

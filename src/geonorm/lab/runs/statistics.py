@@ -203,7 +203,7 @@ def _level_losses(summaries: Sequence[Summary]) -> dict[float | None, float]:
     means = {lr: float(np.mean([run["val_loss"] for run in ends if run.get("lr") == lr])) for lr in seeds}
     if len(set(map(frozenset, seeds.values()))) < 2:
         return means
-    every = sorted(set().union(*seeds.values()))
+    every = list(dict.fromkeys(run.get("seed") for run in ends))
     design = [[*(run.get("lr") == lr for lr in seeds), *(run.get("seed") == seed for seed in every)] for run in ends]
     found, _, rank, _ = np.linalg.lstsq(np.array(design, float), [run["val_loss"] for run in ends], rcond=None)
     connected = rank == len(seeds) + len(every) - 1
