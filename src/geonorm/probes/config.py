@@ -41,7 +41,7 @@ class ProbeConfig(Settings):
     bos: bool = False
     """Begin every window with the token that begins a text (of runs of ours: the one that ends the text before)."""
     out: str = "runs/probe"
-    """Directory for trace.jsonl, norms.jsonl, summary.json, report.html and figures; new, or of a probe."""
+    """Directory for trace.jsonl, norms.jsonl, summary.json, report.html and figures; new, or of the same probe."""
     device: str = "auto"
     """auto, cpu or cuda."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

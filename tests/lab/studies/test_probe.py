@@ -142,6 +142,17 @@ def test_wrong_input_is_one_line_and_writes_nothing(
     assert not out.exists() or [f.name for f in out.iterdir()] == ["precious"]
 
 
+def test_a_probe_leaves_another_probe_as_it_is(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out"
+    words = [folder, "--data", folder.parent / "text.txt", "--out", out, "--context", 20, "--tokens"]
+    assert command(*words, 100) == 0 and command(*words, 100, "--batch", 1) == 0
+    before = {file.name: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    capsys.readouterr()
+    assert command(*words, 60) == 2
+    assert "holds a probe with tokens 100, not 60; choose another --out" in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
+
+
 @pytest.mark.parametrize("case", EVERY)
 def test_one_block_at_a_time_is_the_whole_model(case: str, tiny_model: Tiny, tmp_path: Path) -> None:
     model, inputs = tiny_model(case)
@@ -350,7 +361,7 @@ def test_a_sink_that_only_the_beginning_of_a_text_shows(folder: Path, bos: bool)
 
 
 def test_a_probe_with_its_lens_and_layers(folder: Path, tmp_path: Path) -> None:
-    """What is new on disk, in the summary and on the page; without the option an older lens goes."""
+    """What is new on disk, in the summary and on the page."""
     words = [folder, "--data", folder.parent / "text.txt", "--tokens", 256, "--context", 32, "--out", tmp_path / "out"]
     assert command(*words, "--logit-lens") == 0
     lens, layers = (read(tmp_path / "out" / f"{name}.jsonl") for name in ("lens", "layers"))
@@ -364,5 +375,3 @@ def test_a_probe_with_its_lens_and_layers(folder: Path, tmp_path: Path) -> None:
     for title in ("Logit lens", "The first token", "Likeness of depths", "growth of |x|"):
         assert title in page
     assert "Tokens at the ceiling" not in page  # it has none
-    assert command(*words) == 0
-    assert not (tmp_path / "out" / "lens.jsonl").exists() and (tmp_path / "out" / "layers.jsonl").exists()

@@ -39,7 +39,7 @@ from ..data.images import open_images
 from ..data.objectives import HELD_OUT
 from ..open import Opened, OpenedClassifier, OpenedImages, encode_running, open_model, read_settings, run_of
 from ..runs import environment
-from ..runs.run import LOCK, check_writable, finite_or_none
+from ..runs.run import LOCK, check_writable, finite_or_none, first_difference, stored_settings
 from ..train.classifiers import ask
 from .simulate import save
 
@@ -48,6 +48,8 @@ ABLATION_TOKENS = 4096
 """The depth use and the logit lens are measured on the first batches that have as many."""
 WINDOWS, IMAGE_TOKENS = 8, 4096
 """Of a forward pass, where nobody says. An image has few tokens: eight of them cost much the same as hundreds."""
+VOLATILE = ("out", "device", "batch", "one_block")
+"""Settings under which a probe measures the same."""
 OPTIONAL = {"ablation.jsonl": "ablation", "layers.jsonl": "layers", "lens.jsonl": "lens"}
 """Files that are there only where something was measured for them, and what they hold of a Probe."""
 
@@ -315,12 +317,16 @@ def vocabulary(subject: Subject) -> int | None:
 
 def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Probe]:
     """Probes every model of a command and writes its directory. Nothing is written before all of them are measured.
-    CheckpointError if that cannot be written or holds something else."""
+    CheckpointError if that cannot be written or holds something else, another probe too."""
     out = Path(config.out)
     check_writable(out)
     probed = (out / "norms.jsonl").exists() and not (out / "metrics.jsonl").exists()  # a run has norms too
     if out.exists() and not probed and any(entry.name != LOCK for entry in out.iterdir()):
         raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
+    if probed:
+        before = asdict(ProbeConfig(config.models)) | stored_settings(out)  # older folders lack newer settings
+        if differs := first_difference(before, asdict(config), but=VOLATILE):
+            raise CheckpointError(f"{out} holds a probe with {differs}; choose another --out")
     models = [run_of(name, config.scheme) for name in config.models]
     kinds = set[bool]()
     for name in models:  # what can be known to be wrong without loading is known first
@@ -353,9 +359,6 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
         found.append(measured)
         del opened, subject
     files = probe_files(found, config.data)
-    for name in OPTIONAL:
-        if name not in files:
-            (out / name).unlink(missing_ok=True)
     described = environment.collect(pick_device(config.device))
     described["transformers"] = environment.installed_version("transformers")
     save(out, asdict(config), described, files)
