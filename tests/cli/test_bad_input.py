@@ -46,6 +46,8 @@ BAD = [
     ("train --model.mlp relu", "--model.mlp takes swiglu or gelu or gelu_tanh or relu2 or geglu, got 'relu'"),
     ("train --model.width 15", "model.width 15 must be an even multiple of model.heads"),
     ("train --model.layers 0", "model.layers must be at least 1"),
+    ("train --model.layers 1000000000", "weights and gradients of this model take more than"),
+    ("compare --model.width 100000000", "weights and gradients of this model take more than"),
     ("train --runtime.compile maybe", "--runtime.compile takes true or false, got 'maybe'"),
     ("train --runtime.accumulate 3", "batch_size 4 must be a multiple of runtime.accumulate 3"),
     ("train --scheme ngpt --model.init zero", "under ngpt output matrices that begin at 0 would stay there"),

@@ -20,7 +20,7 @@ from ...errors import CheckpointError, ConfigError
 from ...schemes import parse
 from ...settings import from_dict, to_dict
 from ..config import TUNING_SEED, CompareConfig, Grid, Recipe, TrainConfig
-from ..resolve import resolve
+from ..resolve import check_memory, resolve
 from ..runs.provenance import Provenance
 from ..runs.run import LOCK, RunFolder, first_difference, lock_folder, slug, stored_settings, write_atomic, write_json
 from ..runs.statistics import aggregate
@@ -64,14 +64,16 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
     import yaml
 
     out = Path(config.out)
+    if config.launcher == "local" or not config.runtime.device.startswith("cuda"):  # elsewhere there may be GPUs
+        device = pick_device(config.runtime.device)
+        for sample in samples if config.launcher == "local" and device.type == "cpu" else ():
+            check_memory(sample.shape(sample.scheme))
     for sample in samples:
         resolve(sample)
     schemes = [str(parse(scheme)) for scheme in config.schemes]
     for scheme in schemes:
         if schemes.count(scheme) > 1:
             raise ConfigError(f"--schemes names {scheme} twice")
-    if config.launcher == "local" or not config.runtime.device.startswith("cuda"):  # elsewhere there may be GPUs
-        pick_device(config.runtime.device)
     check_directory(out, config)
     # once, here: the runs find the tokens in the cache
     text = load_data(max(samples, key=lambda sample: sample.batch_size))

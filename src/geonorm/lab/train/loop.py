@@ -27,7 +27,7 @@ from ...progress import Pace, Unwatched
 from ...schemes import advance
 from ...settings import to_dict
 from ..config import TrainConfig
-from ..resolve import Resolved, resolve
+from ..resolve import Resolved, check_memory, resolve
 from ..runs import environment
 from ..runs.loggers import FINISHED, Logger, Loggers, Start, find_loggers, tracked_id
 from ..runs.provenance import Provenance
@@ -69,6 +69,8 @@ def train(
     torch.set_num_threads(config.runtime.threads)
     with join_world(device, config.guard.stuck) as world, ExitStack() as opened:
         say = stop_unheard(say, stopped) if world.first else lambda line: None
+        if device.type == "cpu":
+            check_memory(config.shape(config.scheme))
         setup = resolve(config, world)
         loop = (kind or Loop)(setup, world.in_turn(lambda: load_data(config, world)), device, say, world)
         provenance = Provenance.of(config, loop.text.sha256, loop.text.fingerprint, [config.scheme])
