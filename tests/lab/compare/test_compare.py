@@ -302,17 +302,21 @@ def test_bars_of_runs_in_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     workers.pop()
     bars.drop(Path(configs[1].out).name)
     assert len(drawn()) == 2 and phase.place() == " (1 of 3, 0:43 left)"
+    assert phase.line().startswith("final runs: step ") and phase.line().endswith(" in all, 0:43 left")
 
 
 def test_what_the_page_says_repeats_it(
     processes: Any, text: Path, tiny: list[str], call: Any, losses: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """In the directory of the first command, word for word: with a relative path of the data, after a tuning."""
+    """In the directory of the first command, word for word: with a relative path of the data, after a tuning. Where
+    nobody watches, lines say how far it is."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(local, "QUIET", 0.0)
     Path("small.txt").write_text(text.read_text())
     monkeypatch.setattr(report, "build", BUILD)
     words = [word.replace(str(text), "small.txt") for word in tiny] + ["--schemes", "pre", "post", "--seeds", "1"]
-    assert call("compare", *words, *FAST, "--lrs", "1e-3", "3e-3", "--out=runs/mine").status == 0
+    made = call("compare", *words, *FAST, "--lrs", "1e-3", "3e-3", "--out=runs/mine")
+    assert made.status == 0 and re.search(r"^tuning runs: step [\d,]+ of [\d,]+ in all", made.out, re.MULTILINE)
     page = Path("runs/mine/report.html").read_text()
     said = [shlex.split(unescape(words)) for words in re.findall("<pre>geonorm (.*?)</pre>", page)]
     assert [words[0] for words in said] == ["compare", "train"]

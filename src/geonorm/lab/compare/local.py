@@ -22,6 +22,9 @@ from ..runs.summary import loss_text
 from ..train.signals import PARENT, handle_signals
 from .team import Say, Team, done
 
+QUIET = 60.0
+"""Seconds after which a line says how far the runs are, where nobody watches bars."""
+
 
 @dataclass
 class Worker:
@@ -57,9 +60,16 @@ class Phase:
 
     def place(self) -> str:
         """How far all are, behind a line on one."""
-        left = self.pace.left(self.made(), self.total)
-        ended = len(self.configs) - len(self.going())
-        return f" ({ended} of {len(self.configs)}{f', {span(left)} left' if left else ''})"
+        return f" ({len(self.configs) - len(self.going())} of {len(self.configs)}{self.left(self.made())})"
+
+    def left(self, made: int) -> str:
+        left = self.pace.left(made, self.total)
+        return f", {span(left)} left" if left else ""
+
+    def line(self) -> str:
+        """How far all are, in a line of its own."""
+        made = self.made()
+        return f"{self.name}: step {made:,} of {self.total:,} in all{self.left(made)}"
 
     def show(self, shown: Unwatched) -> None:
         """A bar for all of them, and one for each in progress."""
@@ -97,6 +107,7 @@ class Local(Team):
         workers: list[Worker] = []
         phase = Phase(configs, workers, waiting)
         self.say(f"{phase.header}, {self.jobs} at a time")
+        told = time.monotonic()
         with show_progress(self.live, tell=False) as shown, self.interruptible(workers):
             while waiting or workers:
                 while waiting and len(workers) < self.jobs and not self.stopped:
@@ -113,10 +124,14 @@ class Local(Team):
                     shown.drop(Path(worker.config.out).name)
                     if not self.stopped or done(worker.config):
                         self.report(worker.config, phase.place())
+                        told = time.monotonic()
                 if self.unheard and not self.stopped:
                     self.stop(workers)
                 if shown.watched:
                     phase.show(shown)
+                elif time.monotonic() - told > QUIET:
+                    self.say(phase.line())
+                    told = time.monotonic()
         if self.stopped:
             raise self.interrupted()
 

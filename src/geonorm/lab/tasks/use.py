@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
@@ -19,10 +19,12 @@ from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
 from ...nn.sampling import NOT_CAUSAL, generate, sample
 from ...probes.load import predicts_masked
+from ...progress import Pace, show_progress
 from ..config import EvalConfig, GenerateConfig
 from ..data import Tokenizer, open_source, tokenize
 from ..data.batches import validation_batches
 from ..data.images import open_images
+from ..data.objectives import Pair
 from ..open import Opened, OpenedClassifier, OpenedImages, OpenedRun, open_model
 from ..runs.provenance import read_parts
 from ..runs.run import check_writable, finite_or_none
@@ -39,8 +41,8 @@ WINDOW = 2048
 
 def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
     """Loss on a text and results of tasks, for a run or a Hugging Face model. The definitions of local tasks are
-    written to `out`, so that lm-evaluation-harness can repeat them by itself. CheckpointError if `out` cannot be
-    written or holds something else than an evaluation, such as a run."""
+    written to `out`, so that lm-evaluation-harness can repeat them by itself. live: bars on stderr. CheckpointError if
+    `out` cannot be written or holds something else than an evaluation, such as a run."""
     if c.out is not None:
         check_writable(out := Path(c.out))
         if out.exists() and not {entry.name for entry in out.iterdir()} <= {"summary.json", "tasks"}:
@@ -54,7 +56,7 @@ def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
     context = window(opened, c.context)
     result = describe_model(opened)
     if c.data is not None:
-        result.update(evaluate_text(opened, context, c.data, c.tokens))
+        result.update(evaluate_text(opened, context, c.data, c.tokens, live))
     if tasks is not None:
         model, tokenizer = opened.model, opened.tokenizer
         if isinstance(opened, OpenedRun):
@@ -117,7 +119,7 @@ def window(opened: Opened, asked: int | None) -> int:
     return asked or min(longest, WINDOW) - (first_token(opened.tokenizer) is not None)
 
 
-def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None) -> dict[str, Any]:
+def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None, live: bool = False) -> dict[str, Any]:
     """Loss, perplexity and bits per byte in windows of the model's context, of masked tokens accuracy too: on the
     held-out part where the text comes with one or is what the run was trained on, else on all of it."""
     source = open_source(data)
@@ -133,14 +135,24 @@ def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None) -
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
     objective = opened.objective(context)
     batches = validation_batches(ids, max(1, EVALUATION_BATCH // context), context, tokens, objective)
-    scorer = opened.model if ours else scorer_of(opened)
-    with opened.precision():
+    scorer, count = opened.model if ours else scorer_of(opened), min(len(ids), tokens or len(ids))
+    with opened.precision(), show_progress(live, tell=False) as shown:
+        read = tell_share(batches, count / context, partial(shown.show, f"{count:,} tokens of {data}"))
         result = with_perplexity(
             evaluate_held_out(
-                scorer, batches, text.token_bytes, opened.device, accuracy=objective.accuracy, spans=objective.spans
+                scorer, read, text.token_bytes, opened.device, accuracy=objective.accuracy, spans=objective.spans
             )
         )
     return {"data": data, "part": "all" if whole else "held-out", "data_sha256": text.sha256, **result}
+
+
+def tell_share(batches: Iterable[Pair], windows: float, told: Callable[..., None]) -> Iterator[Pair]:
+    """The batches as they are; tells after each what share of so many windows is done, and seconds that are left."""
+    done, pace = 0, Pace()
+    for batch in batches:
+        yield batch
+        done += len(batch[0])
+        told(min(1.0, done / windows), left=pace.left(done, windows))
 
 
 def first_token(tokenizer: Any) -> int | None:
