@@ -10,10 +10,11 @@ from pathlib import Path
 from statistics import fmean
 
 from ..lab.runs.run import flatten
+from ..settings import flag
 from . import comparison_charts as charts
 from .checks import limits
 from .page import Part, Section, bullets, details, html_table, pairs, plain_text
-from .runs import SavedComparison
+from .runs import Run, SavedComparison
 from .tables import COLUMNS, LIMITS, count, describe_conversion, headline, summary_line
 from .vega import Chart
 
@@ -133,16 +134,23 @@ def _recipe(comparison: SavedComparison) -> str:
     return "".join(parts) + (bullets(asked) if asked else "")
 
 
+def _repeat_run(run: Run) -> list[str]:
+    """The command that makes a run, or a conversion, again."""
+    if asked := (run.summary.get("conversion") or {}).get("settings"):
+        given = [word for key, value in asked.items() if key != "model" and value is not None
+                 for word in (flag(key), str(value))]  # fmt: skip
+        return ["geonorm", "convert", str(asked["model"]), *given, "--out", "NEW"]
+    config = Path(str(run.config.get("out") or run.path)) / "config.yaml"
+    return ["geonorm", "train", "--config", str(config), "--out", "NEW"]
+
+
 def _repeat(comparison: SavedComparison) -> str:
     """Commands for the directory that the runs were started in: what they name, data above all, is relative to it."""
     parts = ["<p>In the directory in which these runs were started:</p>"]
     if comparison.command:
         parts.append(f"<p>The whole comparison:</p><pre>{escape(comparison.command)}</pre>")
-    run = comparison.drawn(comparison.names[0])[0]
-    config = Path(str(run.config.get("out") or run.path)) / "config.yaml"
-    again = shlex.join(["geonorm", "train", "--config", str(config), "--out", "NEW"])
-    parts.append("<p>One run, from the configuration stored in its directory:</p>")
-    parts.append(f"<pre>{escape(again)}</pre>")
+    parts.append("<p>One run, from what is stored in its directory:</p>")
+    parts.append(f"<pre>{escape(shlex.join(_repeat_run(comparison.drawn(comparison.names[0])[0])))}</pre>")
     for scheme in comparison.names:
         run = comparison.drawn(scheme)[0]
         if run.config_text:

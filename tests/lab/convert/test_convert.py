@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ import torch
 from safetensors.torch import load_file
 
 from geonorm import report
+from geonorm.cli.arguments import read
 from geonorm.cli.main import main
 from geonorm.lab.convert import convert as work
+from geonorm.lab.convert.config import ConvertConfig
+from geonorm.lab.convert.convert import asked
 from geonorm.lab.convert.fit import divide_state, fit
 from geonorm.lab.data.tokenizer import BYTE_JSON
 from geonorm.lab.open import open_model, open_run
 from geonorm.nn import Decoder, DecoderConfig
-from geonorm.report.runs import load
+from geonorm.report.comparison import _repeat_run
+from geonorm.report.runs import Run, load
 
 pytest.importorskip("transformers")
 
@@ -62,6 +67,14 @@ def about(out: Path) -> dict[str, Any]:
 def contents(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_a_page_repeats_the_conversion(tmp_path: Path) -> None:
+    """All of its settings but the folder, read back from the words that are shown."""
+    config = ConvertConfig("my model", "geonorm(decay=sqrt)", 1000, distill=0.5, course="layers", lr=1e-4)
+    summary = {"scheme": "geonorm", "conversion": {"settings": asked(config)}}
+    program, verb, *words = _repeat_run(Run(tmp_path, summary, {}, "", [], [], [], 0))
+    assert (program, verb) == ("geonorm", "convert") and read(ConvertConfig, "", words) == replace(config, out="NEW")
 
 
 def state(run: Path, kind: str) -> dict[str, torch.Tensor]:
