@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geonorm import Residual, Site, names, parse
+from geonorm import Residual, Scheme, Site, names, parse
 from geonorm.dynamics import Attention, Flow, Fresh, equiangular, gap, integrate, random_attention, random_mlp, uniform
 from geonorm.errors import ConfigError
 from geonorm.schemes import read_at, write_at
@@ -211,3 +211,16 @@ def test_the_head_sees_directions() -> None:
     later = list(integrate(flow, x, [0, 20], method="layers"))[-1][1]
     assert gap(flow.tokens(later)) < 1e-2 < gap(theta)
     assert parse("residual_dual") == flow.scheme
+
+
+class Divided(Scheme):
+    """A rule with 0 / 0 where its step is 0."""
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Any = 1.0) -> Tensor:
+        return x + h * u / (x - x)
+
+
+def test_a_rule_that_is_not_finite_from_the_start_is_named() -> None:
+    flow = Flow(Divided(), Attention(1.0), DEPTH)
+    with pytest.raises(ConfigError, match="leaves particles that are not finite after a step of size 0"):
+        flow.start(equiangular(4, 8, 0.3))

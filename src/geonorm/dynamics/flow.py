@@ -77,7 +77,10 @@ class Flow:
 
     def start(self, x: Tensor) -> Tensor:
         """The state at time 0 from embeddings (..., n, dim): entered, then on the sphere of a scheme that has one."""
-        return self.settle(self.enter(x), 0.0)
+        settled = self.settle(self.enter(x), 0.0)
+        if not torch.isfinite(settled).all():
+            raise ConfigError(f"{self.scheme} leaves particles that are not finite after a step of size 0")
+        return settled
 
     def enter(self, x: Tensor) -> Tensor:
         """The stream in front of the first layer from embeddings (..., n, dim), as the network enters it."""
