@@ -49,7 +49,8 @@ EQUAL_SHARES = "retraction=projection, decay=sqrt, decay_on=update, index=sublay
 
 def shorten(scheme: str) -> str:
     """A scheme's name in a legend."""
-    return scheme.replace(f"update=unit, {EQUAL_SHARES}", "equal shares")
+    short = scheme.replace(f"update=unit, {EQUAL_SHARES}", "equal shares")
+    return short.replace("retraction=0.5, max_angle=pi", "smooth")
 
 
 def settings(**values: object) -> list[str]:
