@@ -1,0 +1,80 @@
+"""What docs/results.md tells is what the runs on record give: when seeds come, the page has to follow."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from geonorm.lab.runs.statistics import paired_interval, usable
+from geonorm.report.style import signed
+
+from .made import ROOT
+
+RAW, SPHERE = "(entry=embedding)", ""
+UNIT = "geonorm(entry=embedding, update=unit)"
+EQUAL = UNIT[:-1] + ", retraction=projection, decay=sqrt, decay_on=update, index=sublayer)"
+LAST, MEAN = "val_loss", "val_loss_average"
+Side = tuple[str, str, float | None]
+"""How the names of its runs begin, their scheme, their rate (None: the only one of its final runs)."""
+
+
+def recipe(scheme: str, lr: float) -> Side:
+    return "books-", scheme, lr
+
+
+def other(experiment: str, first: Side, second: Side) -> tuple[str, Side, Side, str]:
+    return experiment, first, second, LAST
+
+
+GEO, PRE, STRONGEST = recipe(f"geonorm{RAW}", 7.2e-3), recipe(f"pre{RAW}", 2.55e-3), recipe("pre", 1.8e-3)
+CASES = [
+    *(
+        ("017-paper-recipe", first, second, measure)
+        for first, second in (
+            (GEO, PRE),
+            (GEO, STRONGEST),
+            (recipe("geonorm", 1.8e-3), STRONGEST),
+            (recipe(UNIT, 3.6e-3), PRE),
+            (recipe(UNIT, 3.6e-3), GEO),
+            (recipe(EQUAL, 3.6e-3), PRE),
+            (recipe(EQUAL, 3.6e-3), STRONGEST),
+        )
+        for measure in (LAST, MEAN)
+    ),
+    other("017-paper-recipe", GEO, recipe(f"pre{RAW}", 7.2e-3)),
+    other("017-paper-recipe", recipe(f"geonorm{RAW}", 3.6e-3), recipe(f"pre{RAW}", 3.6e-3)),
+    other("017-paper-recipe", recipe(UNIT, 3.6e-3), recipe(f"geonorm{RAW}", 3.6e-3)),
+    other("012-depth", ("36-", "geonorm", 8e-3), ("36-", "pre", 8e-3)),
+    other("001-placement-on-cpu", ("", "geonorm", None), ("", "pre", None)),
+    other("003-zoo", ("", "geonorm", None), ("", "pre", None)),
+    *(
+        other("015-conversion", (f"{entry}-{way}-", f"geonorm{of}", None), (f"{entry}-baseline-", f"pre{of}", None))
+        for entry, of in (("raw", RAW), ("sphere", SPHERE))
+        for way in ("abrupt", "match")
+    ),
+]
+
+
+def runs_of(known: list[dict[str, Any]], side: Side) -> dict[int, dict[str, Any]]:
+    """By seed. The rates of 017 are rounded on the page."""
+    start, scheme, lr = side
+    found = [
+        run for run in known
+        if run["run"].startswith(start) and run["scheme"] == scheme and run["phase"] == "final" and usable(run)
+        and "nogains" not in run["run"] and (lr is None or abs(run["lr"] / lr - 1) < 0.01)
+    ]  # fmt: skip
+    assert len({run["lr"] for run in found}) == 1, (side, [run["run"] for run in found])
+    return {run["seed"]: run for run in found}
+
+
+@pytest.mark.parametrize(("experiment", "first", "second", "measure"), CASES)
+def test_a_difference_is_that_of_the_runs(experiment: str, first: Side, second: Side, measure: str) -> None:
+    known = list(map(json.loads, (ROOT / experiment / "results.jsonl").read_text(encoding="utf-8").splitlines()))
+    one, two = runs_of(known, first), runs_of(known, second)
+    pairs = [one[seed][measure] - two[seed][measure] for seed in sorted(one.keys() & two.keys())]
+    found = paired_interval(pairs)
+    assert found.low is not None and found.high is not None
+    told = f"{signed(found.mean)} ({signed(found.low)} to {signed(found.high)})"
+    assert told in (ROOT.parent / "docs" / "results.md").read_text(encoding="utf-8")
