@@ -268,6 +268,22 @@ def test_what_was_left_out_or_passed_over_is_a_limit(make_run: MakeRun, tmp_path
     assert any(text.startswith("pre · seed 2") and "1 step skipped or rewound" in text for text in said)
 
 
+def test_runs_that_were_not_trained_alike_are_a_limit(make_run: MakeRun, tmp_path: Path) -> None:
+    """Within a scheme, whose mean mixes them, and between schemes; not what changes no loss."""
+    for scheme, optimizer, decay in (("pre", "adamw", 0.1), ("pre", "muon", 0.1), ("post", "adamw", 0.0)):
+        folder = make_run(scheme, int(optimizer == "muon"))
+        config = {"optim": {"name": optimizer, "weight_decay": decay}, "log": {"to": [optimizer]}}
+        (folder / "config.yaml").write_text(json.dumps({**config, "cell": [optimizer], "scheme": scheme}))
+    said = [limit for limit in limits(load([tmp_path])) if "differ in" in limit]
+    assert said == [
+        "pre: its mean is over runs that differ in optim.name (adamw and muon): give those a report of their own."
+    ]
+    for file in tmp_path.rglob("config.yaml"):
+        file.write_text(json.dumps({"optim": {"weight_decay": float("post" in file.parent.name)}}))
+    said = [limit for limit in limits(load([tmp_path])) if "differ in" in limit]
+    assert said == ["The schemes were not trained alike: they differ in optim.weight_decay (0 and 1)."]
+
+
 def test_a_curve_stays_on_the_text_that_every_evaluation_sees(make_run: MakeRun) -> None:
     folder = make_run("pre", parts={})
     rows = [{"step": 1, "tokens": 10, "val_loss": 3.0}, {"step": 2, "tokens": 20, "val_loss": 2.0}]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from ..lab.runs.run import flatten
+from ..lab.runs.run import VOLATILE, flatten
 from ..lab.runs.statistics import ending, usable
+from .page import plain_text
 from .runs import Run, SavedComparison
 from .style import rate, si
 from .tables import count
@@ -15,6 +17,16 @@ SEEDS_FOR_A_CLAIM = 5
 TOKENS_PER_PARAMETER = 10
 """Below this the order of schemes is that of early training, and known to change."""
 PARAMETER_TOLERANCE = 0.002
+PER_RUN = ("scheme", "seed", "lr", "out", "phase", "cell")
+"""Settings that differ between runs by design."""
+WITHOUT_EFFECT = {
+    *VOLATILE, *PER_RUN, "tokens.cache", "checkpoint.every", "evaluation.every", "evaluation.trace_tokens",
+    "evaluation.tasks", "evaluation.task_every", "evaluation.task_limit", "runtime.device", "runtime.threads",
+    "runtime.compile", "runtime.recompute", "runtime.tensorboard",
+}  # fmt: skip
+"""Those, and settings under which a run ends with the same loss but for the order of sums."""
+NAMED = 3
+"""Settings that a sentence names."""
 
 
 def limits(comparison: SavedComparison) -> list[str]:
@@ -96,6 +108,28 @@ def _budget(comparison: SavedComparison) -> Iterator[str]:
             yield f"{row['scheme']}: {count(len(shorter), 'shorter run')} left out, for lengths do not mix in a mean."
 
 
+def _settings(comparison: SavedComparison) -> Iterator[str]:
+    """Counted runs that were not trained alike, within a scheme, where its mean mixes them, and between schemes."""
+    flat = {scheme: [flatten(run.config) for run in comparison.counted(scheme)] for scheme in comparison.names}
+    for scheme, configs in flat.items():
+        if mixed := _differing(configs):
+            yield f"{scheme}: its mean is over runs that differ in {mixed}: give those a report of their own."
+    ones = [configs[0] for configs in flat.values() if configs and not _differing(configs)]
+    if between := _differing(ones):
+        yield f"The schemes were not trained alike: they differ in {between}."
+
+
+def _differing(configs: Sequence[dict[str, Any]]) -> str:
+    """Settings in which configurations differ, with their values, in words. What an older version did not have is
+    unknown."""
+    keys = [key for key in configs[0] if key not in WITHOUT_EFFECT] if configs else []
+    known = [key for key in keys if all(key in config for config in configs)]
+    found = {key: dict.fromkeys(plain_text(config[key]) for config in configs) for key in known}
+    told = [f"{key} ({' and '.join(values)})" for key, values in found.items() if len(values) > 1]
+    more = f" and {len(told) - NAMED} more" if len(told) > NAMED else ""
+    return ", ".join(told[:NAMED]) + more
+
+
 def _parameters(comparison: SavedComparison) -> Iterator[str]:
     counted = [run.summary for scheme in comparison.names for run in comparison.counted(scheme)]
     for key in ("matmul_parameters", "parameters"):
@@ -133,5 +167,5 @@ def _damage(comparison: SavedComparison) -> Iterator[str]:
 
 
 CHECKS: Sequence[Callable[[SavedComparison], Iterator[str]]] = (
-    _seeds, _unfinished, _rates, _pairs, _length, _budget, _parameters, _data, _losses, _damage,
+    _seeds, _unfinished, _rates, _pairs, _length, _budget, _settings, _parameters, _data, _losses, _damage,
 )  # fmt: skip

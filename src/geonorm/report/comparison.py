@@ -12,13 +12,12 @@ from statistics import fmean
 from ..lab.runs.run import flatten
 from ..settings import flag
 from . import comparison_charts as charts
-from .checks import limits
+from .checks import PER_RUN, limits
 from .page import Part, Section, bullets, details, html_table, pairs, plain_text
 from .runs import Run, SavedComparison
 from .tables import COLUMNS, LIMITS, count, describe_conversion, headline, summary_line
 from .vega import Chart
 
-PER_RUN = {"scheme", "seed", "lr", "out", "name", "phase"}  # settings that differ between runs by design
 STATUS = ("scheme", "seed", "lr", "phase", "status", "val_loss")
 NO_LOSS = "No run finished with a validation loss, so there is nothing to compare yet."
 NO_METRICS = "No metrics were recorded in these runs."
@@ -110,7 +109,7 @@ def _recipe(comparison: SavedComparison) -> str:
         return "<p>No configuration was stored with these runs.</p>"
     flat = {id(run): flatten(run.config) for run in comparison.runs}
     first, *others = flat.values()
-    keys = dict.fromkeys(key for config in flat.values() for key in config if key.split(".")[-1] not in PER_RUN)
+    keys = dict.fromkeys(key for config in flat.values() for key in config if key not in PER_RUN)
     shared = [(key, first.get(key)) for key in keys if all(config.get(key) == first.get(key) for config in others)]
     own = [key for key in keys if key not in dict(shared)]
     parts = [details(f"Shared by all runs: {count(len(shared), 'setting')}", pairs(shared))]
