@@ -279,7 +279,8 @@ def test_runs_that_were_not_trained_alike_are_a_limit(make_run: MakeRun, tmp_pat
         "pre: its mean is over runs that differ in optim.name (adamw and muon): give those a report of their own."
     ]
     for file in tmp_path.rglob("config.yaml"):
-        file.write_text(json.dumps({"optim": {"weight_decay": float("post" in file.parent.name)}}))
+        other = json.loads((file.parent / "summary.json").read_text())["scheme"] == "post"
+        file.write_text(json.dumps({"optim": {"weight_decay": float(other)}}))
     said = [limit for limit in limits(load([tmp_path])) if "differ in" in limit]
     assert said == ["The schemes were not trained alike: they differ in optim.weight_decay (0 and 1)."]
 
