@@ -74,9 +74,17 @@ def read_trial(experiment: Path) -> dict[str, Runs]:
     return {"equal tokens": rivals, "equal time": [*equal, *rest]}
 
 
-def is_above(row: Row | None) -> bool:
-    """By the rule that was registered; a rival that has not all of its runs yet is not."""
-    return row is not None and row["pairs"] == len(FRESH) and row["difference"] > 0 and row["p_holm"] < CHANCE
+def why_not(row: Row | None, lost: int) -> str | None:
+    """What keeps a rival from being above the candidate by the rule that was registered; None where it is. A run of a
+    rival that diverged counts as above, one of the candidate, of which there are `lost`, as below."""
+    if row is None or not row["n"]:
+        return "no run yet"
+    if lost:
+        return f"{lost} of the candidate's runs diverged"
+    if (known := row["pairs"] + row["statuses"].get("diverged", 0)) < len(FRESH):
+        return f"{known} of {len(FRESH)} pairs yet"
+    above = row["p_holm"] is not None and row["difference"] > 0 and row["p_holm"] < CHANCE
+    return None if above else f"not above it with p < {CHANCE}"
 
 
 def conclude(judged: Mapping[str, Sequence[Row]]) -> str:
@@ -84,10 +92,10 @@ def conclude(judged: Mapping[str, Sequence[Row]]) -> str:
     lines = []
     for cell, rows in judged.items():
         found = {row["scheme"]: row for row in rows}
-        left = [rival for rival in AGAINST if not is_above(found.get(rival))]
-        lines.append(
-            f"At {cell}: " + (f"not found; not above it with p < {CHANCE}: {', '.join(left)}." if left else "found.")
-        )
+        lost = rows[0]["statuses"].get("diverged", 0)
+        left = {rival: why for rival in AGAINST if (why := why_not(found.get(rival), lost))}
+        told = "; ".join(f"{rival}: {why}" for rival, why in left.items())
+        lines.append(f"At {cell}: " + (f"not found ({told})." if left else "found."))
     return "\n".join(lines)
 
 
