@@ -13,6 +13,7 @@ import csv
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
+from math import log
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +31,8 @@ from geonorm.report.columns import markdown_lines
 from geonorm.report.style import rate
 from geonorm.report.vega import Figure, figure
 
+GUESSING = log(1024)
+"""Loss of a model that knows nothing, of 1024 tokens."""
 LINES = {"warm": "with warm-up", "cold": "without"}
 
 
@@ -57,13 +60,17 @@ def at(runs: Runs, lr: float) -> dict[int, float]:
     return {run["seed"]: run["val_loss"] for run in runs if run["lr"] == lr and usable(run)}
 
 
+def lost_at(runs: Runs, lr: float) -> int:
+    return sum(run["lr"] == lr and not usable(run) for run in runs)
+
+
 def tabulate_arms(arms: Mapping[tuple[str, str], Runs]) -> list[str]:
     lines = []
     for (scheme, warmup), runs in arms.items():
         best = best_rate(runs)
         ends = list(at(runs, best).values())
         spread = paired_interval(ends)
-        found, bounded = largest_stable(read_losses([run for run in runs if run["seed"] == 0]))
+        found, bounded = largest_stable(read_losses(runs), GUESSING)  # a seed that diverges ends it
         stable = "none" if found is None else rate(found) if bounded else f"{rate(found)} or more"
         below = [run for run in runs if run["lr"] <= best and usable(run)]
         std = "" if spread.std is None else f" ± {spread.std:.4f}"
@@ -85,8 +92,12 @@ def tabulate_warmup(arms: Mapping[tuple[str, str], Runs]) -> list[str]:
     for scheme in SCHEMES:
         if (scheme, "warm") in arms and (scheme, "cold") in arms:
             warm, cold = (at(runs, best_rate(runs)) for runs in (arms[scheme, "warm"], arms[scheme, "cold"]))
-            lines.append([scheme, *describe([cold[seed] - warm[seed] for seed in cold if seed in warm])])
-    return markdown_lines(("scheme", "without less with warm-up (95 %)", "p", "n"), lines)
+            lost = (lost_at(runs, best_rate(runs)) for runs in (arms[scheme, "warm"], arms[scheme, "cold"]))
+            told = describe([cold[seed] - warm[seed] for seed in cold if seed in warm])
+            lines.append([scheme, *told, " and ".join(map(str, lost))])
+    return markdown_lines(
+        ("scheme", "without less with warm-up (95 %)", "p", "n", "diverged there, with and without"), lines
+    )
 
 
 def tabulate_widths(experiment: Path, arms: Mapping[tuple[str, str], Runs]) -> list[str]:
