@@ -42,7 +42,7 @@ def read_cells(experiment: Path) -> dict[Cell, Runs]:
             {**run, "scheme": norm}
             for norm in ("rms", "layer") for run in runs if run["run"].startswith(f"{task}-{width}-{norm}-{scheme}-lr")
         ]  # fmt: skip
-        if own and own[0]["scheme"] == "rms":
+        if {run["scheme"] for run in own} == {"rms", "layer"}:
             found[task, width, scheme] = own
     return found
 
@@ -62,20 +62,28 @@ def tabulate(pairs: Mapping[Cell, tuple[Row, Row]]) -> list[str]:
 
 
 def tabulate_means(pairs: Mapping[Cell, tuple[Row, Row]]) -> list[str]:
-    """By width, over all tasks: how often LayerNorm is worse, its mean difference over all schemes and of each."""
+    """By width, over all tasks: how often LayerNorm is worse, its mean difference over all schemes and of each. Where
+    one norm has no loss at all, it is the worse one, and no part of a mean."""
     lines = []
     for width in WIDTHS:
-        gaps = {cell: layer["difference"] for cell, (_, layer) in pairs.items() if cell[1] == width}
+        own = {cell: rows for cell, rows in pairs.items() if cell[1] == width}
+        gaps = {cell: layer["difference"] for cell, (_, layer) in own.items() if layer["pairs"]}
+        alone = [(rms["n"], layer["n"]) for cell, (rms, layer) in own.items() if cell not in gaps]
         if gaps:
             by_scheme = [[gap for (*_, name), gap in gaps.items() if name == scheme] for scheme in SCHEMES]
-            worse = f"{sum(gap > 0 for gap in gaps.values())} of {len(gaps)}"
-            means = (signed(fmean(own)) if own else "–" for own in by_scheme)
+            lost = sum(bool(rms) and not layer for rms, layer in alone)
+            worse = f"{sum(gap > 0 for gap in gaps.values()) + lost} of {len(own)}"
+            means = (signed(fmean(each)) if each else "–" for each in by_scheme)
             lines.append([str(width), worse, signed(fmean(gaps.values())), *means])
     return markdown_lines(("width", "LayerNorm is worse in", "mean difference", *SCHEMES), lines)
 
 
 def draw(width: int, cells: Mapping[Cell, Runs], pairs: Mapping[Cell, tuple[Row, Row]]) -> Chart:
-    own = {f"{cell[0]}, {cell[2]}": (cells[cell], pair) for cell, pair in pairs.items() if cell[1] == width}
+    own = {
+        f"{cell[0]}, {cell[2]}": (cells[cell], pair)
+        for cell, pair in pairs.items()
+        if cell[1] == width and pair[1]["pairs"]
+    }
     dots: dict[str, list[tuple[float, str]]] = {}
     ends: list[float] = [0.0]
     for name, (runs, (rms, layer)) in own.items():
@@ -97,7 +105,7 @@ def draw(width: int, cells: Mapping[Cell, Runs], pairs: Mapping[Cell, tuple[Row,
 def main(experiment: Path) -> None:
     cells = read_cells(experiment)
     judged: Mapping[Cell, Sequence[Row]] = judge(cells)
-    pairs = {cell: (rows[0], rows[1]) for cell, rows in judged.items() if len(rows) == 2 and rows[1]["pairs"]}
+    pairs = {cell: (rows[0], rows[1]) for cell, rows in judged.items() if len(rows) == 2}
     text = ["\n".join(tabulate(pairs)), "\n".join(tabulate_means(pairs))]
     (experiment / "table.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
     print(experiment / "table.md")

@@ -11,6 +11,7 @@ spreads agree; p is adjusted by Holm for all fields.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, variance
@@ -23,7 +24,17 @@ from curves import draw_losses
 from programme import read_runs
 from runs import BASE, FIELDS, RATES, with_field
 
-from geonorm.lab.runs.significance import Contrast, Estimate, contrast, fit_prior, holm, moderate
+from geonorm.lab.runs.significance import (
+    LEVEL,
+    MARGIN,
+    Contrast,
+    Estimate,
+    contrast,
+    equal_p,
+    fit_prior,
+    holm,
+    moderate,
+)
 from geonorm.lab.runs.statistics import usable
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import looks, rate, signed
@@ -50,12 +61,10 @@ def read_pairs(runs: Runs) -> dict[str, Pairs]:
     base, found = losses.get(BASE, {}), dict[str, Pairs]()
     for field in FIELDS:
         own = losses.get(str(parse(with_field(field))), {})
-        by_rate = {
+        found[field] = {
             lr: {seed: own[lr, seed] - base[lr, seed] for at, seed in sorted(own) if at == lr and (lr, seed) in base}
             for lr in sorted(RATES)
         }
-        if any(by_rate.values()):
-            found[field] = {lr: pairs for lr, pairs in by_rate.items() if pairs}
     return found
 
 
@@ -65,8 +74,8 @@ def name(run: Mapping[str, Any]) -> str:
 
 
 def by_seed(pairs: Pairs) -> list[float]:
-    """A field's mean over all rates, of each seed that has them: runs of one seed share data and draws, so that its
-    rates are one observation."""
+    """A field's mean over all rates, of each seed that has them all: runs of one seed share data and draws, so that
+    its rates are one observation."""
     shared = set[int].intersection(*(set(own) for own in pairs.values()))
     return [fmean(own[seed] for own in pairs.values()) for seed in sorted(shared)]
 
@@ -86,7 +95,12 @@ def judge(fields: Mapping[str, Pairs]) -> list[Effect]:
     return effects
 
 
-def tabulate(effects: Sequence[Effect], shares: Mapping[str, float]) -> list[str]:
+def count_lost(runs: Runs) -> Counter[str]:
+    """Runs by scheme that came to no loss."""
+    return Counter(name(run) for run in runs if not usable(run))
+
+
+def tabulate(effects: Sequence[Effect], shares: Mapping[str, float], lost: Mapping[str, int]) -> list[str]:
     adjusted = holm([effect.found.p if effect.found else None for effect in effects])
     lines = []
     for effect, p in zip(effects, adjusted, strict=True):
@@ -94,13 +108,16 @@ def tabulate(effects: Sequence[Effect], shares: Mapping[str, float]) -> list[str
             f"{signed(fmean(own.values()))}, {len(own)}" if (own := effect.pairs.get(lr)) else "–"
             for lr in sorted(RATES)
         ]
-        told, chance = "–", "–"
+        told, chance, equal = "–", "–", "–"
         if found := effect.found:
             told = f"{signed(found.difference)} ({signed(found.low)} to {signed(found.high)})"
             chance = f"{found.p:.2g}, {p:.2g}"
-        share = shares.get(str(parse(with_field(effect.field))))
-        lines.append([f"`{effect.field}`", *at, told, chance, "–" if share is None else f"{share:.0%}"])
-    head = ("field", *(f"{rate(lr)}, pairs" for lr in sorted(RATES)), "both (95 %)", "p, Holm", "clamped")
+            equal = "yes" if equal_p(found) < 1 - LEVEL else "no"
+        scheme = str(parse(with_field(effect.field)))
+        share = f"{shares[scheme]:.0%}" if scheme in shares else "–"
+        lines.append([f"`{effect.field}`", *at, told, chance, equal, share, str(lost.get(scheme, 0))])
+    head = ("field", *(f"{rate(lr)}, pairs" for lr in sorted(RATES)), "both (95 %)", "p, Holm",
+            f"equal within {MARGIN:g}", "clamped", "diverged")  # fmt: skip
     return markdown_lines(head, lines)
 
 
@@ -124,6 +141,8 @@ def draw(effects: Sequence[Effect]) -> Chart:
     )  # fmt: skip
     chart.rule(x=0.0)
     for effect in effects:
+        if not any(effect.pairs.values()):
+            continue
         dots = [(gap, f"{rate(lr)}, seed {n}") for lr, own in effect.pairs.items() for n, gap in own.items()]
         found = effect.found
         spans = (found.difference, found.low, found.high) if found else (fmean(gap for gap, _ in dots), None, None)
@@ -141,7 +160,7 @@ def main(experiment: Path) -> None:
         if (own := [run["val_loss"] for run in runs if run["scheme"] == BASE and run["lr"] == lr and usable(run)])
     )
     share = f"; {clamped[BASE]:.0%} of the site-tokens clamped at the end" if BASE in clamped else ""
-    lines = [base + share + ".", "", *tabulate(effects, clamped)]
+    lines = [base + share + ".", "", *tabulate(effects, clamped, count_lost(runs))]
     (experiment / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(experiment / "table.md")
     (experiment / "figures").mkdir(exist_ok=True)
