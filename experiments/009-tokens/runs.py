@@ -33,6 +33,7 @@ LADDERS = {
     "books, the entry of Pre-Norm": ("books-", FOUR[0], FOUR[2:3]),
     "latex, raw entry": ("latex-", FOUR[0], FOUR[1:2]),
     "latex, entry on the sphere": ("latex-", FOUR[2], FOUR[3:]),
+    "books, the smooth ceiling": ("books-", "geonorm", (SMOOTH,)),
     "books, sequences of 256": ("length256-", FOUR[0], FOUR[1:2]),
     "books, sequences of 512": ("length512-", FOUR[0], FOUR[1:2]),
 }
@@ -72,7 +73,9 @@ def plan_budgets(
                     found[budget] = found[before]
                     add(row, found[budget], budget)
                 continue
-            losses = read_losses([run for name, run in known.items() if name.startswith(f"{row}-{budget}M-lr")])
+            start = f"{row}-{budget}M-lr"
+            own = [run for name, run in known.items() if name.startswith(start) and name.endswith("-seed0")]
+            losses = read_losses(own)  # more seeds, which few rates have, would move the best
             rates = extend(losses, RATES)
             for rate in rates:
                 add(row, rate, budget)
