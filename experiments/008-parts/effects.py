@@ -79,9 +79,9 @@ class Fit:
             columns.append(own)
         self.design, self.values = np.hstack(columns), np.asarray(values, dtype=float)
         if np.linalg.matrix_rank(self.design) < start:
-            raise SystemExit(
-                f"error: effects cannot be told apart: no run has {describe_missing(cells, factors)}; train some first"
-            )
+            missing = describe_missing(cells, factors)
+            why = f"no run has {missing}" if missing else "cells that many runs lack"
+            raise SystemExit(f"error: effects cannot be told apart: {why}; train some first")
         self.weights, self.df, self.squares = self.solve(self.design)
         self.variance = self.squares / self.df
         self.inverse = np.linalg.inv(self.design.T @ self.design)

@@ -20,8 +20,9 @@ from curves import tabulate_minima
 from programme import read_runs
 from runs import LENGTHS
 
-from geonorm.lab.runs.statistics import Row
+from geonorm.lab.runs.statistics import Row, usable
 from geonorm.report.columns import markdown_lines
+from geonorm.report.style import rate, signed
 
 BASE = "pre"
 ENTRIES = (
@@ -62,9 +63,26 @@ def cross(lengths: Cells, judged: Mapping[str, Sequence[Row]]) -> list[str]:
     return markdown_lines(("length", "difference", "nats per token (95 %)", "p", "n"), lines) if lines else []
 
 
+def gain_by_rate(lengths: Cells, scheme: str = "post", lr: float = 6e-3) -> str | None:
+    """What the best rate gives a scheme that had another one in 001, seed 0 of the longer runs; None before both are
+    there."""
+    runs = next(iter(lengths.values()), ())
+    losses = {
+        run["lr"]: run["val_loss"] for run in runs if run["scheme"] == scheme and run["seed"] == 0 and usable(run)
+    }
+    if lr not in losses:
+        return None
+    best = min(losses, key=losses.__getitem__)
+    return (
+        f"`{scheme}` at {rate(best)} less at {rate(lr)}, its rate in 001, seed 0: {signed(losses[best] - losses[lr])}."
+    )
+
+
 def main(experiment: Path) -> None:
     lengths = read_lengths(experiment)
     parts = ["## Entries\n\n" + "\n".join(crossed)] if (crossed := cross(lengths, judge(lengths))) else []
+    if gain := gain_by_rate(lengths):
+        parts.append(f"## The rate of 001\n\n{gain}")
     for length, runs in lengths.items():
         if minima := tabulate_minima(runs):
             parts.append(f"## Fitted minima, {length}\n\n" + "\n".join(minima))
