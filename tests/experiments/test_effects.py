@@ -81,6 +81,9 @@ def test_effects_of_020_are_means_over_rates_under_a_common_spread(tmp_path: Pat
                     {"run": name, "scheme": scheme, "lr": lr, "seed": seed, "status": "finished", "val_loss": loss}
                 )
                 traces += [f"{name},{step},{share}" for step, share in ((1, 1.0), (2, 0.4), (2, 0.6))]
+    for lr, status in ((6e-3, "finished"), (1.2e-2, "diverged")):  # at one rate alone it has no effect over both
+        rows += [{**rows[0], "run": f"constant-{lr}-{seed}", "scheme": "geonorm(entry=embedding, decay=constant)",
+                  "lr": lr, "seed": seed, "status": status} for seed in (0, 1)]  # fmt: skip
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "traces.csv").write_text("\n".join(traces) + "\n")
     made = table_of("020-fields")
@@ -90,7 +93,9 @@ def test_effects_of_020_are_means_over_rates_under_a_common_spread(tmp_path: Pat
     assert (
         "| `input=norm` | −0.095, 2 | +0.025, 2 | −0.035 (" in text and "| `alpha=2` | +0.305, 2 | +0.305, 2 |" in text
     )
+    assert next(line for line in text.splitlines() if "decay=constant" in line).endswith("| – | – | – | – | 2 |")
     effects = {effect.field: effect.found for effect in made["judge"](made["read_pairs"](rows))}
+    assert len(effects) == 19 and effects["decay=constant"] is None
     assert effects["input=norm"].df == pytest.approx(2) and effects["input=norm"].error == pytest.approx(
         (5e-5 / 2) ** 0.5
     )

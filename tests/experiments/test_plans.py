@@ -155,6 +155,8 @@ def test_every_run_of_009_is_a_command_and_branches_from_one_before() -> None:
     assert sum("seed0" in name for name in fresh) == 14 + 4 + 2 * 6
     assert sum("-16M-lr0.003-seed1" in name for name in fresh) == 4
     assert not any("0.0015-seed1" in name for name in fresh)
+    all_of_it = {name: known(name) | {"val_loss": 9.0} if "-seed0" not in name else known(name) for name in again}
+    assert [name for name in plan(all_of_it) if "-16M-" in name] == [name for name in again if "-16M-" in name]
 
 
 def test_latex_is_split_by_work(tmp_path: Path) -> None:

@@ -89,12 +89,16 @@ def test_tables_and_figures_of_019(tmp_path: Path) -> None:
                 {"run": f"1.0M-{name}-lr{lr:g}-seed{seed}", "scheme": scheme, "lr": lr, "seed": seed,
                  "status": "finished", "val_loss": loss, "val_loss_average": None}
             )  # fmt: skip
+    post = {**rows[0], "scheme": "post"}
+    rows += [{**post, "run": f"1.0M-post-lr{lr:g}-seed0", "lr": lr, "val_loss": loss}
+             for lr, loss in ((3e-3, 3.5), (6e-3, 3.6))]  # fmt: skip
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     table_of("019-again")["main"](tmp_path)
     text = (tmp_path / "table.md").read_text()
     assert "| 1.0M tokens | geonorm less pre | +0.100 (" in text
     assert "| 1.0M tokens | geonorm(entry=embedding) less pre(entry=embedding) | +0.050 (" in text
     assert "| 1.0M tokens | pre(entry=embedding) less pre | +0.200 (" in text
+    assert "`post` at 3e-3 less at 6e-3, its rate in 001, seed 0: −0.100." in text
     assert "## Fitted minima, 1.0M tokens" in text and "| `geonorm` | last | 4e-3" in text
     assert (tmp_path / "figures" / "rates.svg").exists()
 
@@ -138,7 +142,7 @@ def test_tables_of_013_choose_and_judge(tmp_path: Path) -> None:
     assert tokens[4].startswith("| pi/4 / √t | 10 | 3.145") and len(tokens) == 12
     p, adjusted = map(float, next(line for line in tokens if line.startswith("| pre ")).split(" | ")[4].split(", "))
     assert adjusted == pytest.approx(6 * p, rel=0.2)  # of six rivals, and not of those of both tables
-    assert "At equal time: not found; not above it with p < 0.01: keel." in text
+    assert "At equal time: not found (keel: not above it with p < 0.01)." in text
     assert "At equal tokens: found." in text
     for row in rows:
         row["val_loss"] += 0.2 * (row["scheme"] == "keel")
@@ -150,8 +154,24 @@ def test_tables_of_013_choose_and_judge(tmp_path: Path) -> None:
     (tmp_path / "own" / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in missing))
     table_of("013-candidate")["main"](tmp_path / "own", tmp_path / "other")
     said = (tmp_path / "own" / "table.md").read_text()
-    assert "At equal tokens: not found; not above it with p < 0.01: peri." in said
+    assert "At equal tokens: not found (peri: 9 of 10 pairs yet)." in said
     assert "confirmation" in (tmp_path / "own" / "figures" / "rates.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("which", "said"),
+    [("peri", "At equal tokens: found."), ("geonorm(update=unit, decay=sqrt)", "1 of the candidate's runs diverged")],
+)
+def test_a_run_of_013_that_diverges_counts_against_its_own_scheme(which: str, said: str) -> None:
+    """A rival's is above the candidate, and the other nine pairs are judged; the candidate's is none."""
+    made = table_of("013-candidate")
+    runs = [
+        {"run": f"confirm-{scheme}-{seed}", "scheme": scheme, "lr": 6e-3, "seed": seed, "val_loss": 3 + plus,
+         "status": "diverged" if (scheme, seed) == (which, 12) else "finished"}
+        for scheme, start in (("geonorm(update=unit, decay=sqrt)", 0.0), *((rival, 0.1) for rival in made["AGAINST"]))
+        for seed, plus in ((seed, start + 0.001 * (seed * len(scheme) % 7)) for seed in range(10, 20))
+    ]  # fmt: skip
+    assert said in made["conclude"]({"equal tokens": made["judge"]({"": runs})[""]})
 
 
 def test_tables_of_012_say_what_depth_is_worth(tmp_path: Path) -> None:
@@ -203,18 +223,22 @@ def test_tables_of_018_pair_the_norms(tmp_path: Path) -> None:
             )  # fmt: skip
     lost = {**rows[-1], "run": "copy-4-layer-pre-lr0.032-seed0", "scheme": "pre", "lr": 3.2e-2, "status": "diverged"}
     rows.append({**lost, "val_loss": None})
+    for norm, status in (("rms", "finished"), ("layer", "diverged")):  # which is the worse norm, without a difference
+        one = {**lost, "run": f"copy-4-{norm}-post-lr0.008-seed0", "scheme": "post", "status": status}
+        rows.append({**one, "val_loss": 3.0 if status == "finished" else None})
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = table_of("018-norms")
     made["main"](tmp_path)
     lines = (tmp_path / "table.md").read_text().splitlines()
     told = {tuple(line.split(" | ")[1:3]): line.split(" | ") for line in lines if line.startswith("| copy")}
-    assert set(told) == set(product(("4", "64"), ("pre", "geonorm")))
+    assert set(told) == {*product(("4", "64"), ("pre", "geonorm")), ("4", "post")}
+    assert told["4", "post"][3] == "0" and told["4", "post"][8] == "–" and told["4", "post"][-1] == "–; 1 diverged |"
     assert told["4", "pre"][8].startswith("+0.041") and told["4", "geonorm"][8].startswith("+0.021")
     assert told["64", "pre"][-2] == "yes" and told["4", "pre"][-2] == "no" and told["4", "pre"][3] == "3"
     assert told["4", "pre"][-1] == "–; 1 diverged |" and told["64", "pre"][-1] == "–; – |"
     p, adjusted = map(float, told["4", "pre"][9].split(", "))
     assert adjusted == pytest.approx(4 * p, rel=0.1)
-    assert "| 4 | 2 of 2 | +0.031 | +0.041 | +0.021 | – | – |" in lines
+    assert "| 4 | 3 of 3 | +0.031 | +0.041 | +0.021 | – | – |" in lines
     drawn = (tmp_path / "figures" / "differences.svg").read_text()
     assert "Width 4" in drawn and "Width 64" in drawn
 
@@ -251,6 +275,20 @@ def test_tables_of_011(tmp_path: Path) -> None:
     assert "| pre | 32 | 10 x | 1.28 | 32 | 4.000 |" in text and "| pre | 128 | 30 x | 15.4 | 128 | 4.000 |" in text
     assert "| post | 32 | 30 x | – | – | diverged |" in text
     assert "Without" in (tmp_path / "figures" / "rates.svg").read_text()
+
+
+def test_what_learns_nothing_or_loses_a_seed_is_not_stable_in_011() -> None:
+    made = table_of("011-rate")
+    row = {"spikes": 0, "grad_spikes": 0, "status": "finished", "seed": 0}
+    flat = [{**row, "lr": lr, "val_loss": 6.9} for lr in made["RATES"]]
+    sound = [{**row, "lr": lr, "val_loss": 4 + lr} for lr in made["RATES"]]
+    lost = {**sound[1], "seed": 1, "status": "diverged", "val_loss": None}
+    arms = {("post", "cold"): flat, ("pre", "warm"): sound, ("pre", "cold"): [*sound, {**lost, "lr": 5e-4}]}
+    told = made["tabulate_arms"](arms)[2:]
+    assert [line.split(" | ")[5] for line in told] == ["none", "6.4e-2 or more", "6.4e-2 or more"]
+    assert made["tabulate_warmup"](arms)[2].endswith("| 0 and 1 |")
+    worse = {("pre", "cold"): [*sound, {**lost, "lr": 1e-3}]}
+    assert made["tabulate_arms"](worse)[2].split(" | ")[5] == "5e-4"
 
 
 def test_rates_of_a_scheme_that_never_trained_are_not_climbed() -> None:
