@@ -148,3 +148,7 @@ def test_from_end_to_end(processes: Any, call: Any, tiny: list[str], tmp_path: P
     for words in ([], ["--grid", "optim.clip=1,2"]):
         refused = call("compare", *tiny, *fast, *words)
         assert refused.status == 2 and "a grid over optim.weight_decay scheme.alpha, not" in refused.err
+    turned = call("compare", *tiny, *fast, "--grid", "scheme.alpha=1,2", "optim.weight_decay=0.1")  # other names
+    assert "a grid over optim.weight_decay scheme.alpha, not scheme.alpha optim.weight_decay" in turned.err
+    spelled = call("compare", *tiny, *fast, "--grid", "optim.weight_decay=0.10", "scheme.alpha=1,2")
+    assert "optim.weight_decay=0.1 on its grid, not 0.10" in spelled.err and turned.status == spelled.status == 2

@@ -36,7 +36,7 @@ BY_ITSELF = {"lr": "--lrs", "lrs": "--lrs", "seed": "--seeds", "seeds": "--seeds
 def make_cells(config: CompareConfig) -> list[CompareConfig]:
     """The comparisons that a grid is made of, schemes as they write themselves; without a grid the comparison alone.
     ConfigError, in one line, for what is no setting, has no such field, or makes more runs than --max-runs."""
-    axes = {name: values for name, _, values in (text.partition("=") for text in config.grid)}
+    axes = split_axes(config.grid)
     if len(axes) < len(config.grid):
         raise ConfigError("--grid names a setting twice; its values stand together, with commas between")
     values = {name: read_values(name, text) for name, text in axes.items()}
@@ -47,6 +47,15 @@ def make_cells(config: CompareConfig) -> list[CompareConfig]:
             f"--grid makes {runs} runs, more than --max-runs {config.max_runs}: name fewer values, or more runs"
         )
     return cells
+
+
+def split_axes(grid: Sequence[str]) -> dict[str, str]:
+    """The values of each setting of a grid, as they were typed."""
+    return {name: values for name, _, values in (text.partition("=") for text in grid)}
+
+
+def list_values(text: str) -> list[str]:
+    return [value.strip() for value in text.split(",")] if text else []
 
 
 def count_runs(config: CompareConfig) -> int:
@@ -73,15 +82,17 @@ def read_values(name: str, text: str) -> list[str]:
         raise ConfigError(f"--grid cannot change {name}: runs of a comparison learn one text, in the same tokens")
     if name in VOLATILE or name.startswith(("log.", "checkpoint.")):
         raise ConfigError(f"--grid over {name} compares a run with itself: it changes no number")
-    found = [value.strip() for value in text.split(",")] if text else []
+    found = list_values(text)
     if not all(found) or not found:
         raise ConfigError(f"--grid {name} needs values with commas between: {name}=1,2")
-    meant = (
-        found if name.startswith(OWN) else [convert(flag(name), value, known[name].hint, typed=True) for value in found]
-    )
-    if len({str(value) for value in meant}) < len(meant):
+    if len({str(read_value(name, value)) for value in found}) < len(found):
         raise ConfigError(f"--grid {name} has a value twice")
     return found
+
+
+def read_value(name: str, text: str) -> Any:
+    """What a value stands for; of a field of schemes its text."""
+    return text if name.startswith(OWN) else convert(flag(name), text, options(Recipe)[name].hint, typed=True)
 
 
 def make_cell(config: CompareConfig, chosen: Mapping[str, str]) -> CompareConfig:
@@ -95,7 +106,7 @@ def make_cell(config: CompareConfig, chosen: Mapping[str, str]) -> CompareConfig
         place = tree
         for group in groups:
             place = place[group]
-        place[leaf] = convert(flag(name), text, options(Recipe)[name].hint, typed=True)
+        place[leaf] = read_value(name, text)
     cell = [f"{name}={text}" for name, text in chosen.items()]
     names = [str(scheme) for scheme in schemes]
     if cell and len(set(names)) < len(names):
@@ -119,11 +130,17 @@ def check_optimizer(config: CompareConfig, cell: CompareConfig, chosen: Mapping[
 
 
 def check_same_axes(before: Sequence[str], now: Sequence[str]) -> str | None:
-    """What differs, in words, where a folder's grid is over other settings than the one asked for."""
-    old, new = ([text.partition("=")[0] for text in each] for each in (before, now))
-    if sorted(old) == sorted(new):
-        return None
-    return f"{f'a grid over {chr(32).join(old)}' if old else 'no grid'}, not {' '.join(new) or 'without'}"
+    """What differs, in words, where a folder's grid is over other settings than the one asked for, in another order, or
+    spells a value in another way: its runs would all be made again, under other names."""
+    old, new = split_axes(before), split_axes(now)
+    if list(old) != list(new):
+        return f"{f'a grid over {chr(32).join(old)}' if old else 'no grid'}, not {' '.join(new) or 'without'}"
+    for name, values in new.items():
+        known = {str(read_value(name, text)): text for text in list_values(old[name])}
+        for text in list_values(values):
+            if (spelled := known.get(str(read_value(name, text)), text)) != text:
+                return f"{name}={spelled} on its grid, not {text}"
+    return None
 
 
 def check_one_text(samples: Sequence[TrainConfig]) -> None:
