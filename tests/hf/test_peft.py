@@ -37,6 +37,7 @@ def adapted(model: Any) -> list[str]:
         (["c_attn", "c_fc"], {"q", "k", "v", "up", "gate"}),
         (["query_key_value", "dense", "dense_4h_to_h"], {"q", "k", "v", "o", "down"}),
         (["query", "value"], {"q", "v"}),
+        (["query", "key", "value", "dense"], MATRICES),
         (["branch.q"], {"q"}),
     ],
 )

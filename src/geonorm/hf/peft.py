@@ -27,6 +27,8 @@ CALLED = {
     "query_key_value": ("q", "k", "v"), "dense": ("o",), "dense_h_to_4h": ("up", "gate"), "dense_4h_to_h": ("down",),
 }  # fmt: skip
 """What they are called in Llama, Phi-3, OPT, GPT-2, BERT and GPT-NeoX; a matrix there may be several here."""
+BERT = {"query", "key", "value"}
+"""Where these are named, `dense` means what it does in BERT: every other matrix of a block."""
 ENDS = ("lm_head", "embed_tokens")
 """What has their names here too."""
 TARGETS = ["branch.q", "attn.q", "branch.v", "attn.v"]
@@ -109,7 +111,8 @@ def translate(names: Collection[str], pattern: bool = True) -> Any:
             f"target_modules {' '.join(strange)}: no such matrix here; those of a block are {' '.join(OURS)}, and "
             f"{' '.join(CALLED)} are read as what they are in other families"
         )
-    wanted = {name for leaf in last.values() for name in CALLED.get(leaf, (leaf,))}
+    called = {**CALLED, "dense": ("o", "up", "gate", "down")} if BERT & set(last.values()) else CALLED
+    wanted = {name for leaf in last.values() for name in called.get(leaf, (leaf,))}
     inside, ends = [name for name in OURS if name in wanted], [name for name in ENDS if name in wanted]
     if not pattern:
         return [f"{parent}.{name}" for name in inside for parent in PARENTS[name]] + ends
