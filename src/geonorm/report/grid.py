@@ -114,9 +114,7 @@ def draw_curve(found: SavedGrid, name: str, values: Sequence[str], others: Mappi
     form = NUMBER if numeric(values) else f"{json.dumps(list(values))}[datum.value]"
     x = Axis.around(places, log=log, margin=0.08, form=form, title=name, labels=places)
     ends = [row[key] for row in rows for key in ("val_loss_mean", "val_loss_low", "val_loss_high")]
-    y = Axis.around(
-        [end for end in ends if end is not None], margin=0.08, title="final validation loss (nats per token)"
-    )
+    y = Axis.around([end for end in ends if end is not None], margin=0.08, title="final validation loss (nats)")
     title = f"Loss against {name}" + (f" at {', '.join(f'{k}={v}' for k, v in others.items())}" if others else "")
     note = "Means over seeds; the band is the 95 % interval of each." + (" Logarithmic scale." if log else "")
     chart = Chart(title, x, y, found.looks, note)
