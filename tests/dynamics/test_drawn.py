@@ -224,16 +224,22 @@ def test_fluctuations_at_finite_width(d: int, gain: float) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_one_shared_draw_contracts_by_the_eigenvalue_that_the_common_direction_finds(causal: bool) -> None:
+@pytest.mark.parametrize(("seed", "stands"), [(2, False), (10, True)])
+def test_one_shared_draw_contracts_by_the_eigenvalue_that_the_common_direction_finds(
+    causal: bool, seed: int, stands: bool
+) -> None:
     """post at h = 1: per layer max |1 + lambda|^2, under a mask that over max |1 + lambda / 2|^2, for the second token
-    beside the first."""
+    beside the first, of which what lies along a common direction that stands still, of a real eigenvalue, is no part."""
     d = 24
-    field = dynamics.random_attention(d, seed=2, beta=0.0, causal=causal)
+    field = dynamics.random_attention(d, seed=seed, beta=0.0, causal=causal)
     assert field.v is not None
     eigenvalues = torch.linalg.eigvals(field.v[0])
-    rate = 2 * (1 + eigenvalues).abs().max().log().item()
+    leading = (1 + eigenvalues).abs().argmax()
+    assert (eigenvalues[leading].imag == 0) == stands
+    rate = 2 * (1 + eigenvalues[leading]).abs().log().item()
     if causal:
-        rate -= 2 * (1 + eigenvalues / 2).abs().max().log().item()
+        others = eigenvalues[torch.arange(d) != leading] if stands else eigenvalues
+        rate -= 2 * (1 + others / 2).abs().max().log().item()
     flow = dynamics.Flow("post", field)
     x = flow.start(dynamics.cone(2, d, 1e-4, seeds=(0,)))
     gaps = []

@@ -26,7 +26,7 @@ class Lambdas(Placement):
     """
 
     about = About(
-        equation="x = a x + b x0 before a block, then x + u(N(x)); exit N(x - c x_mid), mid = block L//2",
+        equation="x = a x + b x0 before a block, then x + u(N(x)); exit N(x - c x_mid), mid: block L//2 + 1",
         source="modded-nanogpt 2024 and nanochat 2025, github.com/karpathy/nanochat",
         claim="No comparison of its own is on record here; speed records of modded-nanogpt and nanochat use it.",
         checked="official code run (karpathy/nanochat 92d63d4), to rounding, initial values too",
