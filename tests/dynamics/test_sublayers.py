@@ -24,6 +24,8 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [
     ("hybrid", {"mlp": "relu2", "causal": True, "heads": 2}),  # one on v
     ("geonorm(decay=sqrt)", {"causal": True}),
     ("mix(share=0.5)", {"mlp": "gelu_tanh", "hidden": 24}),
+    ("siamese", {"mlp": "swiglu"}),  # reads the sum of two streams
+    ("siamese(sum=norm)", {"mlp": "gelu"}),
 ]
 
 
@@ -54,6 +56,23 @@ def test_a_network_of_particles_is_a_decoder(scheme: str, changes: dict[str, Any
             stream = block.attn(stream, positions=positions)
             stream = stream if config.mlp is None else block.mlp(stream)
             torch.testing.assert_close(found, stream / unit, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("scheme", ["mix(ngpt, pre, share=0.5)", "per_kind(pre, angpt)", "mix(ngpt, pre, share=0)"])
+def test_streams_of_two_radii_have_no_unit(scheme: str) -> None:
+    rule = parse(scheme)
+    model = sublayers.network(SimulateConfig(schemes=[scheme], dim=16, time=4, weights="network"), rule)
+    if scheme.endswith("share=0)"):  # whose other part stands nowhere
+        assert sublayers.find_unit(rule, model) == 4.0
+        return
+    with pytest.raises(ConfigError, match=r"radius \d \(.*\) and \d \(.*needs one: simulate"):
+        sublayers.find_unit(rule, model)
+
+
+@pytest.mark.parametrize(("scheme", "unit"), [("ngpt(entry=embedding)", 1), ("prores(ngpt)", 1), ("attnres", 4)])
+def test_the_unit_is_that_of_one_stream(scheme: str, unit: float) -> None:
+    model = sublayers.network(SimulateConfig(dim=16, time=4, weights="network"), parse(scheme))
+    assert sublayers.find_unit(parse(scheme), model) == pytest.approx(unit)
 
 
 @pytest.mark.parametrize("weights", ["identity", "kaiming", "network"])
