@@ -227,6 +227,8 @@ BAD = [
     ("--schemes post hybrid", "hybrid changes v inside attention"),
     ("--schemes post first(pre,hybrid,blocks=1)", "(its block 1: hybrid)"),
     ("--schemes post geonorm(decay=linear) --depth 1", "runs backwards after its last layer"),
+    ("--schemes post per_kind --mlp tanh", "do not put the stream on one sphere"),
+    ("--schemes mix(ngpt,pre,share=0.5) --weights network", "mixes streams of radius 1 (ngpt) and 2.828 (pre)"),
     ("--out text.txt/x", "cannot write to text.txt/x: Not a directory"),
     ("--out /proc/x/y", "cannot write to /proc/x/y"),
 ]

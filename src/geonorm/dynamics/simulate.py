@@ -144,6 +144,7 @@ def check_scheme(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
         check_values(scheme, config.layers)
     flow = Flow(scheme, build_sublayers(config, scheme, 0), depth=config.layers)
     if config.method != "layers":
+        flow.check_spheres(config.time)
         flow.velocity(flow.start(start[:1, :2]), config.time)
 
 
