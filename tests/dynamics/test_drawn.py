@@ -72,6 +72,15 @@ def test_laws_worked_out_by_hand(scheme: str, subs: Any, kind: str, exponent: fl
         assert str(law).startswith("t^0.")
 
 
+@pytest.mark.parametrize("scheme", ["pre", "pre(max_step=0.1)", "pre(max_step=1e-3)", "layerscale"])
+def test_laws_do_not_depend_on_where_the_radius_begins(scheme: str) -> None:
+    """Neither a ceiling that binds at first nor growth far below the digits of the radius is in the way."""
+    found = [DrawnFlow(scheme, depth, GELU).find_law() for depth in (4, 12, 200)]
+    assert {law.kind for law in found} == {"polynomial"}
+    assert [law.exponent for law in found] == pytest.approx([(0.75 - 0.0720 * G_M) / (1 + G_M)] * 3, abs=3e-5)
+    assert len({round(law.exponent or 0.0, 12) for law in found}) == 1
+
+
 @pytest.mark.parametrize(("subs", "power"), [(CAUSAL, 0.75), (GELU, 0.6), (SWIGLU, 0.75)])
 def test_lns_falls_by_powers_of_the_logarithm(subs: Any, power: float) -> None:
     """r^2 ~ S log t, and 1 - cos is a power of r^2: its rate over that of r^2. Late an MLP that reads N(x)/sqrt t is

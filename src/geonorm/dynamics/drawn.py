@@ -103,12 +103,14 @@ sees itself at one half. In full attention it is 0."""
 
 @dataclass(frozen=True)
 class Turn:
-    """What one sub-layer does to a token: depth-time, radius before and after, |u|, the angle phi, chi of a token."""
+    """What one sub-layer does to a token: depth-time, radius before and after, how far it grew (their difference, of
+    which no digit is lost where they are large), |u|, the angle phi, chi of a token."""
 
     t: float
     sub: Sub
     before: float
     after: float
+    grown: float
     size: float
     angle: float
     chi: float
@@ -151,8 +153,10 @@ class DrawnFlow:
             size, chi = sub.propose(y[0].norm().item(), rule, site)
             u = torch.tensor([[0.0, size]], dtype=torch.float64)
             along, across = write_at(rule, x, u, p, site, carry=carry)[0].tolist()
-            found.append(Turn(t, sub, radius, hypot(along, across), size, atan2(across, along), chi))
-            radius = found[-1].after
+            after = hypot(along, across)
+            grown = ((along - radius) * (along + radius) + across**2) / (after + radius)
+            found.append(Turn(t, sub, radius, after, grown, size, atan2(across, along), chi))
+            radius = after
         return found
 
     @torch.no_grad()
@@ -168,7 +172,8 @@ class DrawnFlow:
     def find_law(self, averaged: float = SLOWEST) -> Terminal:
         """How the slowest difference between tokens shrinks, as 1 - cos, when depth goes on without end; exponents
         below 0: tokens move apart. `none` also where it stops: angles whose squares have a finite sum."""
-        grown = grow(lambda r, t: self.turn_block(r, t)[-1].after - r, self.turn_through()[-1].after)
+        start = self.turn_through()[-1].after
+        grown = grow(lambda r, t: sum(turn.grown for turn in self.turn_block(r, t)), start)
         if grown is None:
             return SLOW
         return read_law(lambda r, t: -sum(log(turn.relative(averaged)) for turn in self.turn_block(r, t)), *grown)

@@ -302,7 +302,8 @@ def read_law(rate: Callable[[float, float], float], r: float, power: float) -> T
 
 def grow(growth: Callable[[float, float], float], r: float) -> tuple[float, float] | None:
     """(r, q) at depth-time LATE of a radius that follows r ~ t^q, from r' = growth(r, t) = c r^a t^b near there. None
-    where it shrinks, explodes, or grows like a logarithm at most."""
+    where it shrinks, explodes, grows like a logarithm at most, or has not come to its power by then. A step capped at a
+    share of r explodes only until the cap binds no more: r is looked for beyond."""
     power = 0.0
     if not abs(growth(r, LATE)) * LATE > 1e-6 * r:
         return r, power
@@ -312,7 +313,10 @@ def grow(growth: Callable[[float, float], float], r: float) -> tuple[float, floa
             return None
         a = log(growth(r * 1.01, LATE) / now) / log(1.01)
         b = log(growth(r, LATE * 1.01) / now) / log(1.01)
-        if a >= 1 or b <= -1 + 1e-9:
+        if a >= 1 - 1e-6 and power == 0.0 and r < LATE:
+            r *= 10
+            continue
+        if a >= 1 - 1e-6 or b <= -1 + 1e-9:
             return None
         power = (1 + b) / (1 - a)
         # the solution is r^(1-a) = c (1-a)/(1+b) t^(1+b)
