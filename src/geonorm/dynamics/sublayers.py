@@ -4,7 +4,6 @@ random ones, or those that a decoder under the scheme begins with."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import isclose, sqrt
 from typing import Any
 
@@ -18,10 +17,9 @@ from ..nn.attention import rope as rotary
 from ..nn.config import DecoderConfig
 from ..nn.mlp import MLP
 from ..nn.roles import draw_weight
-from ..norms import NormSpec
-from ..schemes import Parts, Placement, Scheme, Site
+from ..schemes import Scheme, Site
 from .config import SimulateConfig
-from .drawn import DrawnAttention, DrawnMlp, Sub
+from .drawn import DrawnAttention, DrawnMlp, Sub, enter_radius
 from .fields import Attention, Field, Fresh, Mlp, generator_of, random_attention, random_mlp
 
 GATED = {"swiglu": "silu"}
@@ -134,7 +132,7 @@ def find_unit(scheme: Scheme, model: DecoderConfig) -> float:
     chosen = type(scheme).resolve is not Scheme.resolve  # else every block is the first
     sites = [Site(layer, kind, model.layers) for layer in range(model.layers if chosen else 1) for kind in KINDS]
     rules = dict.fromkeys(scheme.resolve(site).resolve(entry) for site in (entry, *sites))
-    (first, unit), *others = ((rule, enter_radius(rule, entry, model)) for rule in rules)
+    (first, unit), *others = ((rule, enter_radius(rule, entry, model.norm, model.width)) for rule in rules)
     for other, radius in others:
         if not isclose(unit, radius):
             raise ConfigError(
@@ -142,18 +140,6 @@ def find_unit(scheme: Scheme, model: DecoderConfig) -> float:
                 "network needs one: simulate them apart"
             )
     return unit
-
-
-def enter_radius(rule: Scheme, entry: Site, model: DecoderConfig) -> float:
-    """The radius at which one stream begins where its embedding is put on a sphere; sqrt(width) if it never is."""
-    rule = replace(rule, entry="sphere") if isinstance(rule, Placement) else rule
-    own = Parts(rule, entry, NormSpec(model.norm, model.width, gains=False, eps=0.0)).double()
-    given = 7.0
-    x = torch.full((1, model.width), given / sqrt(model.width), dtype=torch.float64)
-    start = rule.enter(x, own(), entry)
-    # of several streams the first: what sub-layers read may be a sum of them
-    radius = (start if rule.streams == 1 else start.select(-2, 0)).norm().item()
-    return sqrt(model.width) if isclose(radius, given) else radius
 
 
 def network(config: SimulateConfig, scheme: Scheme) -> DecoderConfig:
@@ -170,5 +156,6 @@ def network(config: SimulateConfig, scheme: Scheme) -> DecoderConfig:
 def drawn(config: SimulateConfig) -> tuple[Sub, ...]:
     """The sub-layers of a network as `dynamics.drawn` knows them."""
     act = str(config.mlp)
-    below: tuple[Sub, ...] = (DrawnMlp(GATED.get(act, act), gated=act in GATED),) if config.mlp else ()
+    units = {"width": config.dim, "hidden": config.hidden or 4 * config.dim}
+    below: tuple[Sub, ...] = (DrawnMlp(GATED.get(act, act), gated=act in GATED, **units),) if config.mlp else ()
     return (DrawnAttention(causal=config.causal), *below)

@@ -306,7 +306,7 @@ def grow(growth: Callable[[float, float], float], r: float) -> tuple[float, floa
     share of r explodes only until the cap binds no more: r is looked for beyond."""
     power = 0.0
     if not abs(growth(r, LATE)) * LATE > 1e-6 * r:
-        return r, power
+        return None if growth(r * 1.01, LATE) * LATE > 1e-6 * r else (r, power)  # it rests, but would not stay
     for _ in range(60):
         now = growth(r, LATE)
         if now <= 0:
