@@ -142,6 +142,13 @@ def test_what_is_foretold_of_drawn_networks(scheme: str, changes: Any, kind: str
         assert row["terminal_law_predicted"] is None and why in row["terminal_law_unpredicted"]
 
 
+def test_a_network_that_changes_its_values_is_simulated_without_a_theory() -> None:
+    settings: dict[str, Any] = {"weights": "network", "per": "layer", "method": "layers", "init": "cone", "seeds": 1}
+    found = geonorm.simulate(schemes=["hybrid"], tokens=2, dim=8, time=3.0, points=8, delta=1e-4, **settings)
+    (row,) = found.summary["schemes"]
+    assert row["terminal_law_unpredicted"] == "hybrid changes v inside attention" and not found.theory
+
+
 @pytest.mark.parametrize("scheme", ["post", "pre", "geonorm(decay=sqrt)"])
 @pytest.mark.parametrize("mlp", [None, "gelu"])
 def test_causal_networks_follow_the_curve_of_the_theory(scheme: str, mlp: str | None) -> None:

@@ -29,16 +29,23 @@ if TYPE_CHECKING:
 Sublayers = Sequence[tuple[str, Field]]
 
 
-def check_values(scheme: Scheme, depth: int) -> None:
-    """ConfigError for a scheme that puts a module on the values inside attention: what a particle field proposes then
-    is not what the network's attention proposes."""
+def changed_values(scheme: Scheme, depth: int) -> str | None:
+    """What is said of a scheme that puts a module on the values inside attention, None of all others: what a particle
+    field proposes then is not what the network's attention proposes."""
     chosen = type(scheme).resolve is not Scheme.resolve  # else every block is the first
     for layer in range(depth if chosen else 1):
         site = Site(layer, "attn", depth)
         rule = scheme.resolve(site)
         if rule.slot("v", (2, 2), 4, site) is not None:
             part = "" if rule == scheme else f" (its block {layer}: {rule})"
-            raise ConfigError(f"{scheme} changes v inside attention{part}; particle attention does not: leave it out")
+            return f"{scheme} changes v inside attention{part}"
+    return None
+
+
+def check_values(scheme: Scheme, depth: int) -> None:
+    """ConfigError for a scheme with `changed_values`."""
+    if said := changed_values(scheme, depth):
+        raise ConfigError(f"{said}; particle attention does not: leave it out")
 
 
 class Flow:

@@ -25,7 +25,7 @@ from ..settings import from_dict
 from . import theory
 from .config import SimulateConfig
 from .drawn import SLOWEST, DrawnFlow, shrink_gap
-from .flow import Flow, check_values
+from .flow import Flow, changed_values, check_values
 from .integrators import integrate
 from .laws import collapse_time, law_at_end
 from .observables import clusters, cosine_rate, gap, order_parameter, radius_cv
@@ -256,6 +256,8 @@ def foretell(config: SimulateConfig, scheme: Scheme, start: Tensor) -> tuple[the
     if config.rope is not None:
         return None, "the laws are of scores that know no positions"
     if is_drawn(config):
+        if said := changed_values(scheme, config.layers):
+            return None, said
         law = DrawnFlow(scheme, config.layers, drawn(config)).find_law(SLOWEST if config.causal else 0.0)
         return law, law.why or None
     if config.weights != "identity":
@@ -304,7 +306,7 @@ def conclude(
     narrow = config.init == "cone" and config.delta <= NARROW and is_drawn(config) and config.rope is None
     if scheme.planar and closed:
         path = theory.solve_equiangular(scheme, config.tokens, inverse_temperature(config), times, config.layers)
-    elif scheme.planar and narrow and times[-1] <= config.layers:
+    elif expected is not None and narrow and times[-1] <= config.layers:
         path = follow_drawn(config, scheme, times, sum(g[0] for g in gaps) / seeds)
     if path is not None:
         solved = asdict(path)
