@@ -30,7 +30,7 @@ from .integrators import integrate
 from .laws import collapse_time, law_at_end
 from .observables import clusters, cosine_rate, gap, order_parameter, radius_cv
 from .pictures import Album, alike, take_pictures
-from .rates import in_plane
+from .rates import in_plane, settled_radius
 from .starts import STARTS
 from .sublayers import build_sublayers, drawn, inverse_temperature
 from .trajectories import Trajectories, check_room, join, look
@@ -214,9 +214,10 @@ def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
     if flow.scheme.planar:
         rule, site = flow.rule(tau)
         u = flow.update(x, tau)
-        drho, dtau, v = in_plane(rule, flow.own(rule, site, 2, x), x, u, site)
+        own = flow.own(rule, site, 2, x)
+        drho, dtau, v = in_plane(rule, own, x, u, site)
         radius, across = sphere.radius(x), dtau * sphere.radius(v)
-        s = torch.where(dtau == 0, torch.nan, radius / dtau)
+        s = torch.where(dtau == 0, torch.nan, settled_radius(rule, own, x, site) / dtau)
         hit = rule.clamped(x, u, flow.own(rule, site, x.shape[-1], x)(), site)
         columns |= {
             "step_norm": (drho**2 * radius**2 + across**2).sqrt().mean((-1, -2)),

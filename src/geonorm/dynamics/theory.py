@@ -26,7 +26,7 @@ from .fields import Attention
 from .flow import Flow
 from .integrators import Slope, dormand_prince
 from .observables import gap as mean_gap
-from .rates import in_plane
+from .rates import in_plane, settled_radius
 
 LATE = 1e9
 """Depth-time at which the terminal law is read off."""
@@ -89,12 +89,13 @@ class Frame:
         return y[0, 0].item()
 
     def rates(self, radius: float, tau: float, radial: float, tangential: float) -> tuple[float, float]:
-        """(dtau/dh / r = 1/s, r') under an update of these components along and across the token."""
+        """(dtau/dh over the settled r = 1/s, r') under an update of these components along and across the token."""
         rule, site = self.flow.rule(tau)
         x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
         u = torch.tensor([[radial, max(tangential, NEAR * abs(radial))]], dtype=torch.float64)
-        drho, dtau, _ = in_plane(rule, self.flow.own(rule, site, 2, x), x, u, site)
-        return dtau.item() / radius, drho.item() * radius
+        own = self.flow.own(rule, site, 2, x)
+        drho, dtau, _ = in_plane(rule, own, x, u, site)
+        return dtau.item() / settled_radius(rule, own, x, site).item(), drho.item() * radius
 
     def settle(self, radius: float, tau: float) -> float:
         """The radius after a step of size 0."""
