@@ -138,7 +138,7 @@ class Capture:
                 self.add_norm(name, place.stack, role, place.site.layer, place.site.kind)
             elif homes:
                 stacks = [stack.name for stack, _ in self.stacks]
-                stack_name = next((each for each in stacks if each in path.split(".")), stacks[0])
+                stack_name = next((each for each in stacks if each in path.split(".")), stacks[-1])
                 self.add_norm(name, stack_name, end_kind(home) or "other", None, None)
             elif module not in known:
                 self.norms[name] = WatchedNorm(name, module, "", "other", None, None)
@@ -151,7 +151,8 @@ class Capture:
     @contextmanager
     def watching(self, **masks: Tensor | None) -> Iterator[None]:
         """Measures every forward pass inside. masks by stack (decoder=, encoder=): (batch, tokens), 0 is padding."""
-        self.masks = masks
+        several = [stack.name for stack, _ in self.stacks] if len(self.stacks) > 1 else []
+        self.masks = {**dict.fromkeys(several), **masks}
         norms = {name: norm.module for name, norm in self.norms.items()}
         attention = WatchAttention(lambda *found: self.attended.append(found), self.first_tokens)
         with ExitStack() as hooks:
