@@ -257,6 +257,15 @@ def test_our_own_models(scheme: str, norm: str) -> None:
         assert all(row["radius_after"] == pytest.approx(row["radius"], rel=1e-6) for row in rows)
 
 
+@pytest.mark.parametrize(
+    "scheme", ["peri", "peri(max_step=0.3)", "geonorm(update=norm)", "prores(geonorm(update=norm))"]
+)
+def test_norms_that_a_ceiling_is_asked_with_count_once(scheme: str) -> None:
+    model = Decoder(DecoderConfig(scheme=scheme, layers=2, width=16, heads=2, vocab_size=31, context=16))
+    capture = watched(Capture(model), torch.randint(0, 31, (2, 6)))
+    assert {row["tokens"] for row in capture.norm_rows() + capture.rows()} == {12}
+
+
 @pytest.mark.parametrize("case", ["llama", "opt-post", "t5"])
 def test_ends_are_called_what_they_are_wherever_they_stand(case: str, tiny_model: Tiny) -> None:
     """In an applied model the entry is in the first block and the exit where the stock norm was."""

@@ -111,6 +111,8 @@ class Capture:
         self.masks: Masks = {}
         self.running = ""
         """The stack whose site runs, or ran last."""
+        self.asking = False
+        """Whether norms run because a site is asked about its ceiling: those calls are none of the model's."""
         self.find_norms()
         if not self.sites and (sites or not self.norms):
             wanted = "residual site" if sites else "LayerNorm or RMSNorm"
@@ -152,7 +154,7 @@ class Capture:
     def watching(self, **masks: Tensor | None) -> Iterator[None]:
         """Measures every forward pass inside. masks by stack (decoder=, encoder=): (batch, tokens), 0 is padding."""
         several = [stack.name for stack, _ in self.stacks] if len(self.stacks) > 1 else []
-        self.masks = {**dict.fromkeys(several), **masks}
+        self.masks, self.asking = {**dict.fromkeys(several), **masks}, False
         norms = {name: norm.module for name, norm in self.norms.items()}
         attention = WatchAttention(lambda *found: self.attended.append(found), self.first_tokens)
         with ExitStack() as hooks:
@@ -173,7 +175,9 @@ class Capture:
 
     def see_site(self, place: ModelSite, x: Tensor, u: Tensor | None, after: Tensor) -> None:
         record, given = self.records[place], mask_of(self.masks, place.stack)
+        self.asking = True
         clamped = clamped_tokens(place, x, u)
+        self.asking = False
         x, after = place.seen(x), place.seen(after)
         mask = fit_mask(given, x, "the stream")
         tokens = self.sites[place].update(x, after, u, mask)
@@ -189,6 +193,8 @@ class Capture:
         self.attended.clear()
 
     def see_norm(self, name: str, x: Tensor, y: Tensor) -> None:
+        if self.asking:
+            return
         norm = self.norms[name]
         norm.see(x, y, mask_of(self.masks, norm.stack))
 
