@@ -176,6 +176,22 @@ def test_padding_of_several_streams(scheme: str) -> None:
     compare(padded.norm_rows(), apart.norm_rows())
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_slots_that_nothing_is_written_to_are_not_averaged(padded: bool) -> None:
+    torch.manual_seed(0)
+    model = Decoder(DecoderConfig(scheme="attnres", layers=1, width=24, heads=2, vocab_size=31, context=16))
+    mask = torch.ones(2, 6, dtype=torch.int64)
+    mask[1, 4:] = not padded
+    seen: list[Tensor] = []
+    key = model.get_submodule("exit.own.recall.key")
+    key.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    capture = watched(Capture(model), torch.randint(0, 31, (2, 6)), masks={"decoder": mask} if padded else None)
+    (row,) = [row for row in capture.norm_rows() if row["norm"] == "exit.own.recall.key"]
+    lengths = seen[0][:, :, :3][mask.bool()].norm(dim=-1)  # the embedding, and what two sub-layers wrote
+    assert seen[0][:, :, 3:].eq(0).all() and row["tokens"] == lengths.numel() == 3 * int(mask.sum())
+    assert row["norm_before"] == pytest.approx(lengths.mean().item(), rel=1e-5)
+
+
 def compare(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
     assert some and len(some) == len(others)
     for one, other in zip(some, others, strict=True):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..sites.anatomy import BY_HAND, Stack, blocks_of, join_path
 from ..sites.watch import ModelSite, end_kind, module_at, sites_of, stacks_of, watch, watch_calls
-from .accumulate import NormMeasure, SiteMeasure, flat
+from .accumulate import NormMeasure, SiteMeasure, filled, flat
 from .attention import AttentionMeasure, WatchAttention, counted_queries, first_places
 from .detail import SiteDetail
 from .layers import likeness
@@ -32,6 +32,8 @@ class WatchedNorm:
     ) -> None:
         self.module, self.stack = module, stack
         self.about = {"norm": name, "stack": stack, "role": role, "layer": layer, "kind": kind}
+        self.of_scheme = ".own." in name
+        """Whether it may be handed all streams of a token at once."""
         self.measure: NormMeasure | None = None
         self.facts: NormFacts | None = None
 
@@ -41,7 +43,9 @@ class WatchedNorm:
         if self.facts is None or self.measure is None:
             self.facts = examine(self.module, x)
             self.measure = NormMeasure(self.facts.centred)
-        self.measure.update(x, y, self.facts.gain, self.facts.bias, fit_mask(mask, x, str(self.about["norm"])))
+        mask = fit_mask(mask, x, str(self.about["norm"]))
+        mask = filled(x, mask) if self.of_scheme else mask
+        self.measure.update(x, y, self.facts.gain, self.facts.bias, mask)
 
     def row(self) -> dict[str, Any]:
         """In the columns of norms.jsonl, for a norm that ran."""
