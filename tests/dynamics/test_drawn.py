@@ -60,6 +60,7 @@ LAWS: list[tuple[str, Any, str, float | None]] = [
     ("ngpt(alpha=0.5)", CAUSAL, "exponential", log(2 / 1.25)),
     ("lns", GELU, "none", None),
     ("olmo2", CAUSAL, "polynomial", 0.75),
+    ("angpt", SWIGLU, "none", None),  # radius 1 is kept, but a token a little longer grows
 ]
 
 
@@ -70,6 +71,15 @@ def test_laws_worked_out_by_hand(scheme: str, subs: Any, kind: str, exponent: fl
     assert law.kind == kind and law.exponent == (None if exponent is None else pytest.approx(exponent, abs=3e-4))
     if exponent is not None and exponent < 0:
         assert str(law).startswith("t^0.")
+
+
+@pytest.mark.parametrize("scheme", ["pre", "pre(max_step=0.1)", "pre(max_step=1e-3)", "layerscale"])
+def test_laws_do_not_depend_on_where_the_radius_begins(scheme: str) -> None:
+    """Neither a ceiling that binds at first nor growth far below the digits of the radius is in the way."""
+    found = [DrawnFlow(scheme, depth, GELU).find_law() for depth in (4, 12, 200)]
+    assert {law.kind for law in found} == {"polynomial"}
+    assert [law.exponent for law in found] == pytest.approx([(0.75 - 0.0720 * G_M) / (1 + G_M)] * 3, abs=3e-5)
+    assert len({round(law.exponent or 0.0, 12) for law in found}) == 1
 
 
 @pytest.mark.parametrize(("subs", "power"), [(CAUSAL, 0.75), (GELU, 0.6), (SWIGLU, 0.75)])
@@ -150,6 +160,23 @@ def test_real_decoders_carry_differences_as_the_formula_says(scheme: str, mlp: s
         growth.append(gaps[1] - gaps[0])
     said = [log(gap) for gap in shrink_gap(DrawnFlow(scheme, layers, subs).turn_through(), n)[::2]]
     agrees(growth, said[-1])
+
+
+@pytest.mark.parametrize(("mlp", "hidden"), [("gelu", 512), ("swiglu", 512), ("swiglu", 128)])
+@pytest.mark.parametrize("scheme", ["pre", "hybrid", "angpt"])
+def test_an_mlp_proposes_what_its_hidden_units_say(scheme: str, mlp: str, hidden: int) -> None:
+    """Modules of the scheme on up and gate among them, in units of its own N."""
+    width, site, rule = 256, Site(0, "mlp", 1), parse(scheme)
+    unit = 1.0 if scheme == "angpt" else 16.0
+    given = {"gelu": "gelu", "swiglu": "silu"}[mlp]
+    said, _ = DrawnMlp(given, gated=mlp == "swiglu", width=width, hidden=hidden).propose(0.7, rule, site)
+    found = []
+    for seed in range(6):
+        branch = decoder(scheme, 1, seed, width=width, hidden=hidden, mlp=mlp).blocks[0].mlp.branch
+        y = torch.randn(64, width).double()
+        u = branch(0.7 * unit * y / y.norm(dim=-1, keepdim=True))
+        found.append(u.square().sum(-1).mean().sqrt().item() / unit)
+    assert sum(found) / len(found) == pytest.approx(said, rel=0.08)
 
 
 def test_gradients_go_back_through_the_transposed_averages() -> None:

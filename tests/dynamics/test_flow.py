@@ -136,6 +136,23 @@ def test_two_sublayers_add_their_velocities_and_compose_their_layers() -> None:
     assert torch.allclose(half.speed(x, 1.0, 1), torch.tensor(4.0, dtype=F64))
 
 
+@pytest.mark.parametrize("scheme", ["per_kind(pre, post)", "per_kind(deepnorm, pre)", "mix(pre, per_kind)", "hybrid"])
+def test_sublayers_that_disagree_about_the_sphere_are_refused_in_continuous_depth(scheme: str) -> None:
+    flow = Flow(scheme, [("attn", Attention()), ("mlp", random_mlp(6))], DEPTH)
+    x = flow.start(uniform(4, 6))
+    with pytest.raises(ConfigError, match=r"attn and mlp do not put the stream on one sphere.*--method layers"):
+        flow.check_spheres(DEPTH)
+    with pytest.raises(ConfigError, match="on one sphere"):
+        list(integrate(flow, x, [DEPTH], method="rk4"))
+    list(integrate(flow, x, [DEPTH], method="layers"))
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, "per_kind(pre, geonorm)", "per_kind(post, deepnorm)", "mix(pre, post)"])
+def test_sublayers_that_agree_about_the_sphere_are_followed(scheme: str) -> None:
+    if scheme not in ("hybrid", "per_kind"):
+        Flow(scheme, [("attn", Attention()), ("mlp", random_mlp(6))], DEPTH).check_spheres(DEPTH)
+
+
 def test_where_the_velocity_jumps() -> None:
     assert Flow("mix(share=0.5)", Attention(), 8).breaks(0.0, 20.0) == [4.0]
     assert Flow("mix(share=0.5)", Attention(), 8).breaks(4.0, 20.0) == []

@@ -119,6 +119,26 @@ def test_rates_in_the_plane_equal_the_derivative_in_full_dimension(planar: str, 
     torch.testing.assert_close(rebuilt, velocity.detach(), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("radius", [0.5, 1.0, 2.0])
+def test_speed_is_that_of_the_direction_whatever_the_length_was(planar: str, radius: float) -> None:
+    """Against central differences of theta itself: a scheme with a sphere of its own turns the token there."""
+    x, u = states(radius, size=0.5)
+    site = Site(3, "mlp", DEPTH)
+    rule = parse(planar).resolve(site)
+    own = Parts(rule, site, NormSpec("unit", DIM, gains=False, eps=0.0)).double()
+    reset_parts(own)
+
+    def theta(h: float) -> Tensor:
+        _, carry = read_at(rule, x, own(), site)
+        after = write_at(rule, x, u, own(), site, torch.tensor(h, dtype=torch.float64), carry=carry)
+        return (after / after.norm(dim=-1, keepdim=True)).detach()
+
+    turned = (theta(1e-5) - theta(-1e-5)) / 2e-5
+    v = u - (x * u).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True) * x
+    s = dynamics.speed(planar, x, u, site)
+    torch.testing.assert_close(turned, v / s.unsqueeze(-1), rtol=1e-5, atol=1e-8)
+
+
 def test_a_token_that_does_not_turn_has_infinite_speed_and_nothing_is_nan(planar: str) -> None:
     x, _ = states(1.0)
     site = Site(1, "attn", DEPTH)

@@ -135,6 +135,15 @@ def test_where_theory_has_no_last_law_it_says_what_becomes_of_the_tokens() -> No
     assert "t^0.158" in "\n".join(text_lines(found.summary)) and headline(apart).endswith("(theory: t^0.158)")
 
 
+def test_speed_is_told_from_the_sphere_where_a_scheme_with_one_takes_over() -> None:
+    found = small(schemes=["mix(pre, post, share=0.5)"], method="layers", time=4.0, depth=4)
+    speeds = {row["time"]: (row["radius"], row["speed"]) for row in found.trace if row["seed"] == 0}
+    assert speeds[1.0][1] == pytest.approx(speeds[1.0][0])  # pre: s = r
+    radius, speed = speeds[2.0]
+    assert radius > 1.5 and speed == pytest.approx(radius)  # N(x + h u) turns by h u / r
+    assert speeds[3.0] == pytest.approx((1.0, 1.0))
+
+
 def test_clusters_of_many_tokens_are_counted_among_some(monkeypatch: Any) -> None:
     monkeypatch.setattr(simulation, "CLUSTERED", 8)
     seen: list[int] = []
@@ -227,6 +236,8 @@ BAD = [
     ("--schemes post hybrid", "hybrid changes v inside attention"),
     ("--schemes post first(pre,hybrid,blocks=1)", "(its block 1: hybrid)"),
     ("--schemes post geonorm(decay=linear) --depth 1", "runs backwards after its last layer"),
+    ("--schemes post per_kind --mlp tanh", "do not put the stream on one sphere"),
+    ("--schemes mix(ngpt,pre,share=0.5) --weights network", "mixes streams of radius 1 (ngpt) and 2.828 (pre)"),
     ("--out text.txt/x", "cannot write to text.txt/x: Not a directory"),
     ("--out /proc/x/y", "cannot write to /proc/x/y"),
 ]

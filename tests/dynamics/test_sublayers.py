@@ -24,6 +24,8 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [
     ("hybrid", {"mlp": "relu2", "causal": True, "heads": 2}),  # one on v
     ("geonorm(decay=sqrt)", {"causal": True}),
     ("mix(share=0.5)", {"mlp": "gelu_tanh", "hidden": 24}),
+    ("siamese", {"mlp": "swiglu"}),  # reads the sum of two streams
+    ("siamese(sum=norm)", {"mlp": "gelu"}),
 ]
 
 
@@ -54,6 +56,23 @@ def test_a_network_of_particles_is_a_decoder(scheme: str, changes: dict[str, Any
             stream = block.attn(stream, positions=positions)
             stream = stream if config.mlp is None else block.mlp(stream)
             torch.testing.assert_close(found, stream / unit, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("scheme", ["mix(ngpt, pre, share=0.5)", "per_kind(pre, angpt)", "mix(ngpt, pre, share=0)"])
+def test_streams_of_two_radii_have_no_unit(scheme: str) -> None:
+    rule = parse(scheme)
+    model = sublayers.network(SimulateConfig(schemes=[scheme], dim=16, time=4, weights="network"), rule)
+    if scheme.endswith("share=0)"):  # whose other part stands nowhere
+        assert sublayers.find_unit(rule, model) == 4.0
+        return
+    with pytest.raises(ConfigError, match=r"radius \d \(.*\) and \d \(.*needs one: simulate"):
+        sublayers.find_unit(rule, model)
+
+
+@pytest.mark.parametrize(("scheme", "unit"), [("ngpt(entry=embedding)", 1), ("prores(ngpt)", 1), ("attnres", 4)])
+def test_the_unit_is_that_of_one_stream(scheme: str, unit: float) -> None:
+    model = sublayers.network(SimulateConfig(dim=16, time=4, weights="network"), parse(scheme))
+    assert sublayers.find_unit(parse(scheme), model) == pytest.approx(unit)
 
 
 @pytest.mark.parametrize("weights", ["identity", "kaiming", "network"])
@@ -121,6 +140,13 @@ def test_what_is_foretold_of_drawn_networks(scheme: str, changes: Any, kind: str
     for unsaid, why in (({"rope": 100.0}, "no positions"), ({"per": "run"}, "random"), ({"method": "rk4"}, "random")):
         (row,) = geonorm.simulate(schemes=[scheme], **{**settings, **unsaid}).summary["schemes"]
         assert row["terminal_law_predicted"] is None and why in row["terminal_law_unpredicted"]
+
+
+def test_a_network_that_changes_its_values_is_simulated_without_a_theory() -> None:
+    settings: dict[str, Any] = {"weights": "network", "per": "layer", "method": "layers", "init": "cone", "seeds": 1}
+    found = geonorm.simulate(schemes=["hybrid"], tokens=2, dim=8, time=3.0, points=8, delta=1e-4, **settings)
+    (row,) = found.summary["schemes"]
+    assert row["terminal_law_unpredicted"] == "hybrid changes v inside attention" and not found.theory
 
 
 @pytest.mark.parametrize("scheme", ["post", "pre", "geonorm(decay=sqrt)"])

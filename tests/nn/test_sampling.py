@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from torch import Tensor
 from geonorm import Decoder, DecoderConfig
 from geonorm.errors import ConfigError
 from geonorm.nn import generate
-from geonorm.nn.sampling import sample
+from geonorm.nn.models import build
+from geonorm.nn.sampling import generate_answer, sample
 
 
 def decoder() -> Decoder:
@@ -31,6 +33,20 @@ def test_greedy_takes_the_most_likely_token() -> None:
     assert tokens.shape == (2, 3)
     assert torch.equal(model(text)[:, 3:-1].argmax(-1), tokens)
     assert torch.equal(torch.cat(list(generate(model, prompt, 3, top_k=1)), 1), tokens)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("two", [False, True])
+def test_a_model_is_left_as_it_was_also_where_sampling_ends_early(two: bool, training: bool) -> None:
+    shape = DecoderConfig(layers=1, width=32, heads=4, hidden=48, vocab_size=61, context=16)
+    model: Any = build(replace(shape, encoder_layers=1) if two else shape).train(training)
+    walk: Any = generate_answer(model, ids(), 1, 3) if two else generate(model, ids(), 3)
+    next(walk)
+    assert not model.training
+    walk.close()
+    assert model.training == training and model.exit.training == training
+    list(generate_answer(model, ids(), 1, 3) if two else generate(model, ids(), 3))
+    assert model.training == training
 
 
 def test_top_k_and_temperature() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from geonorm import Decoder, DecoderConfig
 from geonorm.errors import ConfigError
+from geonorm.nn.models import build
 from geonorm.probes.accumulate import SiteMeasure
 from geonorm.probes.capture import Capture
 from geonorm.probes.norms import examine, norms_of
@@ -175,6 +176,22 @@ def test_padding_of_several_streams(scheme: str) -> None:
     compare(padded.norm_rows(), apart.norm_rows())
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_slots_that_nothing_is_written_to_are_not_averaged(padded: bool) -> None:
+    torch.manual_seed(0)
+    model = Decoder(DecoderConfig(scheme="attnres", layers=1, width=24, heads=2, vocab_size=31, context=16))
+    mask = torch.ones(2, 6, dtype=torch.int64)
+    mask[1, 4:] = not padded
+    seen: list[Tensor] = []
+    key = model.get_submodule("exit.own.recall.key")
+    key.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    capture = watched(Capture(model), torch.randint(0, 31, (2, 6)), masks={"decoder": mask} if padded else None)
+    (row,) = [row for row in capture.norm_rows() if row["norm"] == "exit.own.recall.key"]
+    lengths = seen[0][:, :, :3][mask.bool()].norm(dim=-1)  # the embedding, and what two sub-layers wrote
+    assert seen[0][:, :, 3:].eq(0).all() and row["tokens"] == lengths.numel() == 3 * int(mask.sum())
+    assert row["norm_before"] == pytest.approx(lengths.mean().item(), rel=1e-5)
+
+
 def compare(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
     assert some and len(some) == len(others)
     for one, other in zip(some, others, strict=True):
@@ -207,6 +224,23 @@ def test_encoder_and_decoder_have_masks_of_their_own(tiny_model: Tiny) -> None:
         model(**inputs)
 
 
+def test_what_stands_outside_our_encoder_is_the_decoders() -> None:
+    torch.manual_seed(0)
+    config = DecoderConfig(layers=1, encoder_layers=1, width=16, heads=2, hidden=24, vocab_size=31, transform=True)
+    source, answer = torch.randint(0, 31, (2, 6)), torch.randint(0, 31, (2, 6))
+    mask = torch.ones(2, 6, dtype=torch.int64)
+    mask[0, 3:] = 0
+    capture = watched(Capture(build(config)), source, answer, masks={"encoder": mask})
+    stacks = {row["norm"]: row["stack"] for row in capture.norm_rows() if row["kind"] is None}
+    assert stacks == {
+        "encoder.entry.own.norm": "encoder", "encoder.exit.own.norm": "encoder",
+        "entry.own.norm": "decoder", "exit.own.norm": "decoder", "transform.norm": "decoder",
+    }  # fmt: skip
+    # a mask of one stack says nothing of the other
+    for row in capture.norm_rows() + capture.rows():
+        assert row["tokens"] == {"encoder": 9, "decoder": 12}[row["stack"]]
+
+
 def test_bf16_models_are_measured_in_fp32(tiny_model: Tiny) -> None:
     import copy
 
@@ -237,6 +271,15 @@ def test_our_own_models(scheme: str, norm: str) -> None:
         assert row["norm_kind"] in (norm, "rms") and row["tokens"] >= 14
     if scheme == "geonorm":
         assert all(row["radius_after"] == pytest.approx(row["radius"], rel=1e-6) for row in rows)
+
+
+@pytest.mark.parametrize(
+    "scheme", ["peri", "peri(max_step=0.3)", "geonorm(update=norm)", "prores(geonorm(update=norm))"]
+)
+def test_norms_that_a_ceiling_is_asked_with_count_once(scheme: str) -> None:
+    model = Decoder(DecoderConfig(scheme=scheme, layers=2, width=16, heads=2, vocab_size=31, context=16))
+    capture = watched(Capture(model), torch.randint(0, 31, (2, 6)))
+    assert {row["tokens"] for row in capture.norm_rows() + capture.rows()} == {12}
 
 
 @pytest.mark.parametrize("case", ["llama", "opt-post", "t5"])

@@ -16,16 +16,17 @@ Radii are in units of the scheme's N: |N(x)| = 1. Width is infinite.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from math import atan2, cos, hypot, log, sin
+from math import atan2, cos, hypot, isclose, log, sin, sqrt
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..schemes import Scheme, Site, read_at, write_at
+from ..norms import NormSpec
+from ..schemes import Parts, Placement, Scheme, Site, read_at, write_at
 from .fields import ACTIVATIONS, Attention
 from .flow import Flow, check_values
 from .theory import SLOW, Terminal, grow, read_law
@@ -56,23 +57,34 @@ class DrawnAttention:
 @dataclass(frozen=True)
 class DrawnMlp:
     """down(act(up y)), or down(act(gate y) * up y) if gated: |u| = gain sqrt(E h^2), h the hidden units of normal
-    pre-activations of standard deviation scale |y|."""
+    pre-activations of standard deviation scale |y|. width, hidden: of the network, for schemes whose modules on hidden
+    units know them."""
 
     activation: str = "gelu"
     gain: float = 1.0
     scale: float = 1.0
     gated: bool = False
+    width: int = 1024
+    hidden: int = 4096
     kind = "mlp"
 
     def propose(self, m: float, rule: Scheme, site: Site) -> tuple[float, float]:
         """(|u|, chi) for |y| = m."""
-        up = self.scale * m * init_factor(rule, site, "up")
-        gain = self.gain * init_factor(rule, site, "down")
+        # of what the matrices are drawn for, sqrt(width), which a scheme's own N need not have
+        unit = enter_radius(rule, Site(0, "entry", site.depth), "rms", self.width) / sqrt(self.width)
+        up = self.scale * m * unit * init_factor(rule, site, "up") * self.slot_factor(rule, site, "up")
+        gain = self.gain * init_factor(rule, site, "down") / unit
         if not self.gated:
             square, stretched = moments(self.activation, up)
             return gain * square**0.5, stretched / square
-        square, stretched = moments(self.activation, self.scale * m * init_factor(rule, site, "gate"))
+        gate = self.scale * m * unit * init_factor(rule, site, "gate") * self.slot_factor(rule, site, "gate")
+        square, stretched = moments(self.activation, gate)
         return gain * square**0.5 * up, stretched / square + 1
+
+    def slot_factor(self, rule: Scheme, site: Site, role: str) -> float:
+        """By what a scheme's module multiplies what stands in front of the activation, or is gated."""
+        module = rule.slot(role, (self.hidden,), self.width, site)
+        return 1.0 if module is None else module(torch.ones(self.hidden, dtype=torch.float64)).mean().item()
 
 
 Sub = DrawnAttention | DrawnMlp
@@ -81,6 +93,20 @@ Sub = DrawnAttention | DrawnMlp
 def init_factor(rule: Scheme, site: Site, role: str) -> float:
     """By what a scheme multiplies the base standard deviation of a weight."""
     return rule.init_std(role, 1, 1, site, 1.0)
+
+
+@cache
+def enter_radius(rule: Scheme, entry: Site, norm: str, width: int) -> float:
+    """The radius at which one stream begins where its embedding is put on a sphere; sqrt(width) if it never is."""
+    rule = rule.resolve(entry)
+    rule = replace(rule, entry="sphere") if isinstance(rule, Placement) else rule
+    own = Parts(rule, entry, NormSpec(norm, width, gains=False, eps=0.0)).double()
+    given = 7.0
+    x = torch.full((1, width), given / sqrt(width), dtype=torch.float64)
+    start = rule.enter(x, own(), entry)
+    # of several streams the first: what sub-layers read may be a sum of them
+    radius = (start if rule.streams == 1 else start.select(-2, 0)).norm().item()
+    return sqrt(width) if isclose(radius, given) else radius
 
 
 @cache
@@ -103,12 +129,14 @@ sees itself at one half. In full attention it is 0."""
 
 @dataclass(frozen=True)
 class Turn:
-    """What one sub-layer does to a token: depth-time, radius before and after, |u|, the angle phi, chi of a token."""
+    """What one sub-layer does to a token: depth-time, radius before and after, how far it grew (their difference, of
+    which no digit is lost where they are large), |u|, the angle phi, chi of a token."""
 
     t: float
     sub: Sub
     before: float
     after: float
+    grown: float
     size: float
     angle: float
     chi: float
@@ -151,8 +179,10 @@ class DrawnFlow:
             size, chi = sub.propose(y[0].norm().item(), rule, site)
             u = torch.tensor([[0.0, size]], dtype=torch.float64)
             along, across = write_at(rule, x, u, p, site, carry=carry)[0].tolist()
-            found.append(Turn(t, sub, radius, hypot(along, across), size, atan2(across, along), chi))
-            radius = found[-1].after
+            after = hypot(along, across)
+            grown = ((along - radius) * (along + radius) + across**2) / (after + radius)
+            found.append(Turn(t, sub, radius, after, grown, size, atan2(across, along), chi))
+            radius = after
         return found
 
     @torch.no_grad()
@@ -168,7 +198,8 @@ class DrawnFlow:
     def find_law(self, averaged: float = SLOWEST) -> Terminal:
         """How the slowest difference between tokens shrinks, as 1 - cos, when depth goes on without end; exponents
         below 0: tokens move apart. `none` also where it stops: angles whose squares have a finite sum."""
-        grown = grow(lambda r, t: self.turn_block(r, t)[-1].after - r, self.turn_through()[-1].after)
+        start = self.turn_through()[-1].after
+        grown = grow(lambda r, t: sum(turn.grown for turn in self.turn_block(r, t)), start)
         if grown is None:
             return SLOW
         return read_law(lambda r, t: -sum(log(turn.relative(averaged)) for turn in self.turn_block(r, t)), *grown)

@@ -29,16 +29,23 @@ if TYPE_CHECKING:
 Sublayers = Sequence[tuple[str, Field]]
 
 
-def check_values(scheme: Scheme, depth: int) -> None:
-    """ConfigError for a scheme that puts a module on the values inside attention: what a particle field proposes then
-    is not what the network's attention proposes."""
+def changed_values(scheme: Scheme, depth: int) -> str | None:
+    """What is said of a scheme that puts a module on the values inside attention, None of all others: what a particle
+    field proposes then is not what the network's attention proposes."""
     chosen = type(scheme).resolve is not Scheme.resolve  # else every block is the first
     for layer in range(depth if chosen else 1):
         site = Site(layer, "attn", depth)
         rule = scheme.resolve(site)
         if rule.slot("v", (2, 2), 4, site) is not None:
             part = "" if rule == scheme else f" (its block {layer}: {rule})"
-            raise ConfigError(f"{scheme} changes v inside attention{part}; particle attention does not: leave it out")
+            return f"{scheme} changes v inside attention{part}"
+    return None
+
+
+def check_values(scheme: Scheme, depth: int) -> None:
+    """ConfigError for a scheme with `changed_values`."""
+    if said := changed_values(scheme, depth):
+        raise ConfigError(f"{said}; particle attention does not: leave it out")
 
 
 class Flow:
@@ -96,9 +103,10 @@ class Flow:
         rule = self.scheme.resolve(site)
         return rule.enter(x, self.own(rule, site, x.shape[-1], x)(), site)
 
-    def settle(self, x: Tensor, tau: float) -> Tensor:
-        """The state that a step of size 0 leaves: schemes that normalise the stream put it on their sphere."""
-        rule, site = self.rule(tau)
+    def settle(self, x: Tensor, tau: float, kind: str | None = None) -> Tensor:
+        """The state that a step of size 0 leaves: schemes that normalise the stream put it on their sphere. kind: of
+        the sub-layer, the first when not given."""
+        rule, site = self.rule(tau, kind)
         p = self.own(rule, site, x.shape[-1], x)()
         y, carry = read_at(rule, x, p, site)
         still = torch.zeros((), dtype=x.dtype, device=x.device)
@@ -229,11 +237,18 @@ class Flow:
 
         return [float(layer) for layer in layers[: max(0, self.depth - layers.start)] if changes(layer)]
 
+    def check_spheres(self, end: float) -> None:
+        """ConfigError where sub-layers disagree on the sphere of the stream at any time before `end`: see `kept`."""
+        if len(self.sublayers) > 1:
+            for time in (0.0, *self.breaks(0.0, end)):
+                self.kept(time, torch.empty(()))
+
     def kept(self, tau: float, like: Tensor) -> Tensor:
         """Which streams move on their sphere, boolean (1,) or (streams, 1): the radial part of the velocity vanishes.
         One that rests may be written to later on.
 
-        Found by trying random states and updates, so a scheme from elsewhere needs to say nothing.
+        Found by trying random states and updates, so a scheme from elsewhere needs to say nothing. ConfigError where
+        one sub-layer puts the stream on a sphere and another does not, or on another: no continuous time has both.
         """
         # one rule with one set of parts stays where it does at every time
         double = torch.empty((), dtype=torch.float64)
@@ -247,7 +262,14 @@ class Flow:
         shape = (32, self.streams, 3) if self.streams > 1 else (32, 3)
         x = torch.randn(shape, generator=generator, dtype=torch.float64)
         u = torch.randn(32, 3, generator=generator, dtype=torch.float64)
-        x = self.settle(x, tau)
+        first, *others = [self.settle(x, tau, kind) for kind, _ in self.sublayers]
+        if not all(torch.allclose(first, other, rtol=1e-9, atol=1e-9) for other in others):
+            kinds = " and ".join(dict.fromkeys(kind for kind, _ in self.sublayers))
+            raise ConfigError(
+                f"{self.scheme}: {kinds} do not put the stream on one sphere, which continuous depth cannot follow; "
+                "choose --method layers"
+            )
+        x = first
         stays, moves = torch.ones((*shape[1:-1], 1), dtype=torch.bool), torch.zeros((*shape[1:-1], 1), dtype=torch.bool)
         for kind, _ in self.sublayers:
             rule, site = self.rule(tau, kind)

@@ -36,9 +36,12 @@ def order_parameter(theta: Tensor) -> Tensor:
 
 
 def cosine_rate(flow: Flow, x: Tensor, tau: float = 0.0) -> Tensor:
-    """d/dtau of the mean cosine, exact from the velocity field, shape (...)."""
+    """Derives the mean cosine by tau, exact from the velocity field, shape (...)."""
     flow.tokens(x)  # modules of the exit cannot be made inside a transform
-    theta, moving = torch.func.jvp(flow.tokens, (x,), (flow.velocity(x, tau),))[:2]
+    velocity, settled = flow.velocity(x, tau), flow.settle(x, tau)
+    # a scheme that takes over puts tokens on its sphere, and its velocity is theirs there
+    x = x if torch.allclose(x, settled, rtol=8 * torch.finfo(x.dtype).eps, atol=0) else settled
+    theta, moving = torch.func.jvp(flow.tokens, (x,), (velocity,))[:2]
     n = theta.shape[-2]
     # <theta_i', theta_i> = 0, and sum_i over the difference from the mean is accurate near collapse
     away = theta - theta.mean(-2, keepdim=True)

@@ -86,9 +86,26 @@ def rates(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> tuple[Tenso
 
 
 def speed(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> Tensor:
-    """Speed factor s of shape (...): theta' = P_theta(u) / s. Infinite where u has no tangential part."""
+    """Gives the speed factor s of shape (...): theta' = P_theta(u) / s, infinite where u has no tangential part. A
+    scheme that puts the stream on a sphere turns it there, whatever |x| was: s counts from the length that a step of
+    size 0 leaves."""
     _, dtau = rates(scheme, x, u, site)
-    return torch.where(dtau == 0, torch.inf, sphere.radius(x.detach()).squeeze(-1) / dtau)
+    rule = parse(scheme).resolve(site)
+    length = settled_radius(rule, parameters(rule, site, 2, x), x.detach(), site)
+    return torch.where(dtau == 0, torch.inf, length.squeeze(-1) / dtau)
+
+
+@torch.no_grad()
+def settled_radius(rule: Scheme, own: Parts, x: Tensor, site: Site) -> Tensor:
+    """Finds |x| after a step of size 0, (..., 1): |x| itself to the last bit where rounding alone tells them apart.
+    own: the parameters of the site at dim = 2."""
+    radius = sphere.radius(x)
+    flat = torch.cat((radius, torch.zeros_like(radius)), dim=-1)
+    p = own()
+    y, carry = read_at(rule, flat, p, site)
+    still = torch.zeros((), dtype=x.dtype, device=x.device)
+    after = sphere.radius(write_at(rule, flat, torch.zeros_like(y), p, site, still, carry=carry))
+    return torch.where((after - radius).abs() <= 8 * torch.finfo(x.dtype).eps * radius, radius, after)
 
 
 def radial_rate(scheme: str | Scheme, x: Tensor, u: Tensor, site: Site) -> Tensor:

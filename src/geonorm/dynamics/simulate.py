@@ -25,12 +25,12 @@ from ..settings import from_dict
 from . import theory
 from .config import SimulateConfig
 from .drawn import SLOWEST, DrawnFlow, shrink_gap
-from .flow import Flow, check_values
+from .flow import Flow, changed_values, check_values
 from .integrators import integrate
 from .laws import collapse_time, law_at_end
 from .observables import clusters, cosine_rate, gap, order_parameter, radius_cv
 from .pictures import Album, alike, take_pictures
-from .rates import in_plane
+from .rates import in_plane, settled_radius
 from .starts import STARTS
 from .sublayers import build_sublayers, drawn, inverse_temperature
 from .trajectories import Trajectories, check_room, join, look
@@ -144,6 +144,7 @@ def check_scheme(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
         check_values(scheme, config.layers)
     flow = Flow(scheme, build_sublayers(config, scheme, 0), depth=config.layers)
     if config.method != "layers":
+        flow.check_spheres(config.time)
         flow.velocity(flow.start(start[:1, :2]), config.time)
 
 
@@ -213,9 +214,10 @@ def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
     if flow.scheme.planar:
         rule, site = flow.rule(tau)
         u = flow.update(x, tau)
-        drho, dtau, v = in_plane(rule, flow.own(rule, site, 2, x), x, u, site)
+        own = flow.own(rule, site, 2, x)
+        drho, dtau, v = in_plane(rule, own, x, u, site)
         radius, across = sphere.radius(x), dtau * sphere.radius(v)
-        s = torch.where(dtau == 0, torch.nan, radius / dtau)
+        s = torch.where(dtau == 0, torch.nan, settled_radius(rule, own, x, site) / dtau)
         hit = rule.clamped(x, u, flow.own(rule, site, x.shape[-1], x)(), site)
         columns |= {
             "step_norm": (drho**2 * radius**2 + across**2).sqrt().mean((-1, -2)),
@@ -255,6 +257,8 @@ def foretell(config: SimulateConfig, scheme: Scheme, start: Tensor) -> tuple[the
     if config.rope is not None:
         return None, "the laws are of scores that know no positions"
     if is_drawn(config):
+        if said := changed_values(scheme, config.layers):
+            return None, said
         law = DrawnFlow(scheme, config.layers, drawn(config)).find_law(SLOWEST if config.causal else 0.0)
         return law, law.why or None
     if config.weights != "identity":
@@ -303,7 +307,7 @@ def conclude(
     narrow = config.init == "cone" and config.delta <= NARROW and is_drawn(config) and config.rope is None
     if scheme.planar and closed:
         path = theory.solve_equiangular(scheme, config.tokens, inverse_temperature(config), times, config.layers)
-    elif scheme.planar and narrow and times[-1] <= config.layers:
+    elif expected is not None and narrow and times[-1] <= config.layers:
         path = follow_drawn(config, scheme, times, sum(g[0] for g in gaps) / seeds)
     if path is not None:
         solved = asdict(path)

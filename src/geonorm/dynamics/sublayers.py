@@ -11,19 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from ..devices import pick_device
+from ..errors import ConfigError
 from ..nn.attention import SelfAttention
 from ..nn.attention import rope as rotary
 from ..nn.config import DecoderConfig
 from ..nn.mlp import MLP
 from ..nn.roles import draw_weight
-from ..norms import NormSpec
-from ..schemes import Parts, Scheme, Site
+from ..schemes import Scheme, Site
 from .config import SimulateConfig
-from .drawn import DrawnAttention, DrawnMlp, Sub
+from .drawn import DrawnAttention, DrawnMlp, Sub, enter_radius
 from .fields import Attention, Field, Fresh, Mlp, generator_of, random_attention, random_mlp
 
 GATED = {"swiglu": "silu"}
 """Activations of gated MLPs."""
+KINDS = ("attn", "mlp")
 
 
 def inverse_temperature(config: SimulateConfig) -> float:
@@ -126,14 +127,19 @@ def draw_network(
 
 def find_unit(scheme: Scheme, model: DecoderConfig) -> float:
     """The radius of N in the network, 1 among particles: sqrt(width), but for schemes that bring an N of their own,
-    which shows where embeddings are put on its sphere."""
-    site = Site(0, "entry", model.layers)
-    rule = scheme.resolve(site)
-    own = Parts(rule, site, NormSpec(model.norm, model.width, gains=False, eps=0.0)).double()
-    given = 7.0
-    x = torch.full((1, model.width), given / sqrt(model.width), dtype=torch.float64)
-    radius = rule.seen(rule.enter(x, own(), site)).norm().item()
-    return sqrt(model.width) if isclose(radius, given) else radius
+    which shows where embeddings are put on its sphere. ConfigError for a scheme made of such that have several."""
+    entry = Site(0, "entry", model.layers)
+    chosen = type(scheme).resolve is not Scheme.resolve  # else every block is the first
+    sites = [Site(layer, kind, model.layers) for layer in range(model.layers if chosen else 1) for kind in KINDS]
+    rules = dict.fromkeys(scheme.resolve(site).resolve(entry) for site in (entry, *sites))
+    (first, unit), *others = ((rule, enter_radius(rule, entry, model.norm, model.width)) for rule in rules)
+    for other, radius in others:
+        if not isclose(unit, radius):
+            raise ConfigError(
+                f"{scheme} mixes streams of radius {unit:.4g} ({first}) and {radius:.4g} ({other}), and --weights "
+                "network needs one: simulate them apart"
+            )
+    return unit
 
 
 def network(config: SimulateConfig, scheme: Scheme) -> DecoderConfig:
@@ -150,5 +156,6 @@ def network(config: SimulateConfig, scheme: Scheme) -> DecoderConfig:
 def drawn(config: SimulateConfig) -> tuple[Sub, ...]:
     """The sub-layers of a network as `dynamics.drawn` knows them."""
     act = str(config.mlp)
-    below: tuple[Sub, ...] = (DrawnMlp(GATED.get(act, act), gated=act in GATED),) if config.mlp else ()
+    units = {"width": config.dim, "hidden": config.hidden or 4 * config.dim}
+    below: tuple[Sub, ...] = (DrawnMlp(GATED.get(act, act), gated=act in GATED, **units),) if config.mlp else ()
     return (DrawnAttention(causal=config.causal), *below)

@@ -26,7 +26,7 @@ from .fields import Attention
 from .flow import Flow
 from .integrators import Slope, dormand_prince
 from .observables import gap as mean_gap
-from .rates import in_plane
+from .rates import in_plane, settled_radius
 
 LATE = 1e9
 """Depth-time at which the terminal law is read off."""
@@ -89,12 +89,13 @@ class Frame:
         return y[0, 0].item()
 
     def rates(self, radius: float, tau: float, radial: float, tangential: float) -> tuple[float, float]:
-        """(dtau/dh / r = 1/s, r') under an update of these components along and across the token."""
+        """(dtau/dh over the settled r = 1/s, r') under an update of these components along and across the token."""
         rule, site = self.flow.rule(tau)
         x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
         u = torch.tensor([[radial, max(tangential, NEAR * abs(radial))]], dtype=torch.float64)
-        drho, dtau, _ = in_plane(rule, self.flow.own(rule, site, 2, x), x, u, site)
-        return dtau.item() / radius, drho.item() * radius
+        own = self.flow.own(rule, site, 2, x)
+        drho, dtau, _ = in_plane(rule, own, x, u, site)
+        return dtau.item() / settled_radius(rule, own, x, site).item(), drho.item() * radius
 
     def settle(self, radius: float, tau: float) -> float:
         """The radius after a step of size 0."""
@@ -302,17 +303,21 @@ def read_law(rate: Callable[[float, float], float], r: float, power: float) -> T
 
 def grow(growth: Callable[[float, float], float], r: float) -> tuple[float, float] | None:
     """(r, q) at depth-time LATE of a radius that follows r ~ t^q, from r' = growth(r, t) = c r^a t^b near there. None
-    where it shrinks, explodes, or grows like a logarithm at most."""
+    where it shrinks, explodes, grows like a logarithm at most, or has not come to its power by then. A step capped at a
+    share of r explodes only until the cap binds no more: r is looked for beyond."""
     power = 0.0
     if not abs(growth(r, LATE)) * LATE > 1e-6 * r:
-        return r, power
+        return None if growth(r * 1.01, LATE) * LATE > 1e-6 * r else (r, power)  # it rests, but would not stay
     for _ in range(60):
         now = growth(r, LATE)
         if now <= 0:
             return None
         a = log(growth(r * 1.01, LATE) / now) / log(1.01)
         b = log(growth(r, LATE * 1.01) / now) / log(1.01)
-        if a >= 1 or b <= -1 + 1e-9:
+        if a >= 1 - 1e-6 and power == 0.0 and r < LATE:
+            r *= 10
+            continue
+        if a >= 1 - 1e-6 or b <= -1 + 1e-9:
             return None
         power = (1 + b) / (1 - a)
         # the solution is r^(1-a) = c (1-a)/(1+b) t^(1+b)

@@ -369,8 +369,7 @@ def read_windows(theirs: Any, layout: Layout) -> dict[str, Any]:
     if not layout.windows or window is None or set(kinds) == {FULL}:
         return {}
     every = kinds.index(FULL) + 1 if FULL in kinds else None
-    found = DecoderConfig(layers=layers, window=window, full_every=every)
-    if kinds != layer_types(found):
+    if every == 1 or kinds != layer_types(DecoderConfig(layers=layers, window=window, full_every=every)):
         raise ConfigError(
             f"{layout.model_type} with layer_types={', '.join(kinds)} has no equal here, only with {FULL} in all, "
             "in none, or in every n-th"

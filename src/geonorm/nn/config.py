@@ -112,6 +112,8 @@ class TrunkConfig(Settings):
             raise ConfigError(f"model.window {self.window} needs a model whose tokens see those before them alone")
         if self.full_every is not None and self.window is None:
             raise ConfigError(f"model.full_every {self.full_every} needs model.window, which other blocks then have")
+        if self.full_every == 1:
+            raise ConfigError(f"model.full_every 1 leaves no block the model.window of {self.window}: leave both out")
         if self.heads % self.groups:
             raise ConfigError(f"model.heads {self.heads} must be a multiple of model.kv_heads {self.kv_heads}")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import ConfigError
 from .decoder import Decoder
@@ -32,17 +33,17 @@ def generate(
     if not model.config.causal:
         raise ConfigError(NOT_CAUSAL)
     check_request("prompt", ids, temperature, top_k)
-    model.eval()
-    cache = model.new_cache(ids.shape[1] + tokens) if cached else None
-    fresh, rule = ids, model.config.scaling
-    for _ in range(tokens):
-        if cache and rule and rule.renews(past := cache[0].length, past + fresh.shape[1]):
-            cache, fresh = model.new_cache(cache[0].room), ids
-        logits = model(fresh if cached else ids, cache)[:, -1].float()
-        token = sample(logits, temperature, top_k, generator)
-        ids = torch.cat((ids, token), dim=1)
-        fresh = token
-        yield token
+    with evaluating(model):
+        cache = model.new_cache(ids.shape[1] + tokens) if cached else None
+        fresh, rule = ids, model.config.scaling
+        for _ in range(tokens):
+            if cache and rule and rule.renews(past := cache[0].length, past + fresh.shape[1]):
+                cache, fresh = model.new_cache(cache[0].room), ids
+            logits = model(fresh if cached else ids, cache)[:, -1].float()
+            token = sample(logits, temperature, top_k, generator)
+            ids = torch.cat((ids, token), dim=1)
+            fresh = token
+            yield token
 
 
 @torch.no_grad()
@@ -59,18 +60,29 @@ def generate_answer(
     """Yields `tokens` ids of shape (batch, 1) of an answer to source ids (batch, length), which begins behind the id
     `start`. The rest is as in `generate`."""
     check_request("source", source, temperature, top_k)
+    with evaluating(model):
+        cache = model.new_cache(tokens + 1) if cached else None
+        answer = fresh = torch.full_like(source[:, :1], start)
+        rule = model.config.scaling
+        for _ in range(tokens):
+            if cache and rule and rule.renews(past := cache[0].length, past + fresh.shape[1]):
+                cache, fresh = model.new_cache(tokens + 1), answer
+            known = None if cache and cache[0].length else source
+            logits = model(known, fresh if cached else answer, cache)[:, -1].float()
+            fresh = sample(logits, temperature, top_k, generator)
+            answer = torch.cat((answer, fresh), dim=1)
+            yield fresh
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Leaves a model in training or not, as it was, also where sampling ends early."""
+    training = model.training
     model.eval()
-    cache = model.new_cache(tokens + 1) if cached else None
-    answer = fresh = torch.full_like(source[:, :1], start)
-    rule = model.config.scaling
-    for _ in range(tokens):
-        if cache and rule and rule.renews(past := cache[0].length, past + fresh.shape[1]):
-            cache, fresh = model.new_cache(tokens + 1), answer
-        known = None if cache and cache[0].length else source
-        logits = model(known, fresh if cached else answer, cache)[:, -1].float()
-        fresh = sample(logits, temperature, top_k, generator)
-        answer = torch.cat((answer, fresh), dim=1)
-        yield fresh
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 def check_request(what: str, ids: Tensor, temperature: float, top_k: int | None) -> None:

@@ -26,6 +26,14 @@ def flat(x: Tensor, mask: Tensor | None) -> Tensor:
     return (x.detach() if mask is None else x.detach()[mask]).reshape(-1, x.shape[-1])
 
 
+def filled(x: Tensor, mask: Tensor | None) -> Tensor | None:
+    """Finds which vectors of x (batch, tokens, slots, dim) count: those of the mask but for slots that are 0, to which
+    nothing is written yet. The mask itself where no slot is."""
+    if x.dim() != 4 or bool((some := x.detach().ne(0).any(-1)).all()):
+        return mask
+    return some if mask is None else some & mask.unsqueeze(-1)
+
+
 def chunks(rows: Tensor) -> Iterator[slice]:
     tokens, dim = rows.shape
     size = max(1, CHUNK // dim)

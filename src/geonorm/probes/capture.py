@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..sites.anatomy import BY_HAND, Stack, blocks_of, join_path
 from ..sites.watch import ModelSite, end_kind, module_at, sites_of, stacks_of, watch, watch_calls
-from .accumulate import NormMeasure, SiteMeasure, flat
+from .accumulate import NormMeasure, SiteMeasure, filled, flat
 from .attention import AttentionMeasure, WatchAttention, counted_queries, first_places
 from .detail import SiteDetail
 from .layers import likeness
@@ -32,6 +32,8 @@ class WatchedNorm:
     ) -> None:
         self.module, self.stack = module, stack
         self.about = {"norm": name, "stack": stack, "role": role, "layer": layer, "kind": kind}
+        self.of_scheme = ".own." in name
+        """Whether it may be handed all streams of a token at once."""
         self.measure: NormMeasure | None = None
         self.facts: NormFacts | None = None
 
@@ -41,7 +43,9 @@ class WatchedNorm:
         if self.facts is None or self.measure is None:
             self.facts = examine(self.module, x)
             self.measure = NormMeasure(self.facts.centred)
-        self.measure.update(x, y, self.facts.gain, self.facts.bias, fit_mask(mask, x, str(self.about["norm"])))
+        mask = fit_mask(mask, x, str(self.about["norm"]))
+        mask = filled(x, mask) if self.of_scheme else mask
+        self.measure.update(x, y, self.facts.gain, self.facts.bias, mask)
 
     def row(self) -> dict[str, Any]:
         """In the columns of norms.jsonl, for a norm that ran."""
@@ -111,6 +115,8 @@ class Capture:
         self.masks: Masks = {}
         self.running = ""
         """The stack whose site runs, or ran last."""
+        self.asking = False
+        """Whether norms run because a site is asked about its ceiling: those calls are none of the model's."""
         self.find_norms()
         if not self.sites and (sites or not self.norms):
             wanted = "residual site" if sites else "LayerNorm or RMSNorm"
@@ -138,7 +144,7 @@ class Capture:
                 self.add_norm(name, place.stack, role, place.site.layer, place.site.kind)
             elif homes:
                 stacks = [stack.name for stack, _ in self.stacks]
-                stack_name = next((each for each in stacks if each in path.split(".")), stacks[0])
+                stack_name = next((each for each in stacks if each in path.split(".")), stacks[-1])
                 self.add_norm(name, stack_name, end_kind(home) or "other", None, None)
             elif module not in known:
                 self.norms[name] = WatchedNorm(name, module, "", "other", None, None)
@@ -151,7 +157,8 @@ class Capture:
     @contextmanager
     def watching(self, **masks: Tensor | None) -> Iterator[None]:
         """Measures every forward pass inside. masks by stack (decoder=, encoder=): (batch, tokens), 0 is padding."""
-        self.masks = masks
+        several = [stack.name for stack, _ in self.stacks] if len(self.stacks) > 1 else []
+        self.masks, self.asking = {**dict.fromkeys(several), **masks}, False
         norms = {name: norm.module for name, norm in self.norms.items()}
         attention = WatchAttention(lambda *found: self.attended.append(found), self.first_tokens)
         with ExitStack() as hooks:
@@ -172,7 +179,9 @@ class Capture:
 
     def see_site(self, place: ModelSite, x: Tensor, u: Tensor | None, after: Tensor) -> None:
         record, given = self.records[place], mask_of(self.masks, place.stack)
+        self.asking = True
         clamped = clamped_tokens(place, x, u)
+        self.asking = False
         x, after = place.seen(x), place.seen(after)
         mask = fit_mask(given, x, "the stream")
         tokens = self.sites[place].update(x, after, u, mask)
@@ -188,6 +197,8 @@ class Capture:
         self.attended.clear()
 
     def see_norm(self, name: str, x: Tensor, y: Tensor) -> None:
+        if self.asking:
+            return
         norm = self.norms[name]
         norm.see(x, y, mask_of(self.masks, norm.stack))
 

@@ -201,6 +201,11 @@ def test_rows_of_norms_are_what_the_norms_did() -> None:
         assert row["rotation_plain"] > 0.05 and row["rotation"] != pytest.approx(row["rotation_plain"], rel=0.1)
 
 
+def test_norms_of_slots_are_of_those_that_are_written() -> None:
+    rows = lab.trace(model("attnres"), IDS, 1, {}).norms
+    assert [row["tokens"] / IDS.numel() for row in rows if row["norm"] == "recall.key"] == [2, 3, 4, 5]
+
+
 def test_hooks_go_when_a_pass_fails() -> None:
     decoder = model("pre")
     with pytest.raises(IndexError), watch(decoder, lambda *_: None):

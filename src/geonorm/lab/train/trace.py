@@ -13,6 +13,7 @@ from ... import sphere
 from ...nn.trunk import End, Trunk
 from ...norms import Derf, DyT, GatedNorm, LayerNorm, RMSNorm, UnitNorm, upcast
 from ...probes import NormMeasure, SiteMeasure
+from ...probes.accumulate import filled
 from ...probes.measures import mean, wide
 from ...residual import Residual
 from ...schemes import Scheme, Site, read_at, write_at
@@ -77,7 +78,7 @@ def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients, targets: T
             return
         site, scheme, name, stack = found[norm]
         measure = NormMeasure(CENTRED[type(norm)])
-        measure.update(wide(x), wide(y), getattr(norm, "weight", None), getattr(norm, "bias", None))
+        measure.update(wide(x), wide(y), getattr(norm, "weight", None), getattr(norm, "bias", None), filled(x, None))
         norms[norm] = {**about(step, str(scheme), site, stack), "norm": name, **without_quantiles(measure.row())}
 
     was_training = model.training
