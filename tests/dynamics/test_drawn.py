@@ -256,7 +256,7 @@ def test_one_shared_draw_contracts_by_the_eigenvalue_that_the_common_direction_f
     causal: bool, seed: int, stands: bool
 ) -> None:
     """post at h = 1: per layer max |1 + lambda|^2, under a mask that over max |1 + lambda / 2|^2, for the second token
-    beside the first, of which what lies along a common direction that stands still, of a real eigenvalue, is no part."""
+    beside the first; what lies along a common direction that stands still, of a real eigenvalue, is no part of it."""
     d = 24
     field = dynamics.random_attention(d, seed=seed, beta=0.0, causal=causal)
     assert field.v is not None
