@@ -1,4 +1,4 @@
-"""The table and figures of 020, from its results.jsonl and traces.csv.
+"""The table and figure of 020, from its results.jsonl and traces.csv.
 
     python experiments/020-fields/table.py [FOLDER]
 
@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from cells import Runs, read_clamped
-from curves import draw_losses
 from programme import read_runs
 from runs import BASE, FIELDS, RATES, with_field
 
@@ -164,8 +163,7 @@ def main(experiment: Path) -> None:
     (experiment / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(experiment / "table.md")
     (experiment / "figures").mkdir(exist_ok=True)
-    for name, chart in {"fields": draw(effects), "rates": draw_losses("Loss", "nats per token", runs)}.items():
-        print(Figure(figure([chart], experiment.name)).save(experiment / "figures" / f"{name}.svg"))
+    print(Figure(figure([draw(effects)], experiment.name)).save(experiment / "figures" / "fields.svg"))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def test_effects_of_020_are_means_over_rates_under_a_common_spread(tmp_path: Pat
         (5e-5 / 2) ** 0.5
     )
     assert effects["entry=sphere"].difference == pytest.approx(0.005)
-    assert all((tmp_path / "figures" / f"{name}.svg").exists() for name in ("fields", "rates"))
+    assert (tmp_path / "figures" / "fields.svg").exists()
 
 
 def test_effects_of_008_are_those_that_were_planted(tmp_path: Path) -> None:

@@ -78,3 +78,14 @@ def test_a_difference_is_that_of_the_runs(experiment: str, first: Side, second: 
     assert found.low is not None and found.high is not None
     told = f"{signed(found.mean)} ({signed(found.low)} to {signed(found.high)})"
     assert told in (ROOT.parent / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["docs/results.md", "docs/clamp.md", "experiments/020-fields/README.md"])
+def test_effects_of_fields_are_those_of_the_table(page: str) -> None:
+    """Those that pages tell of 020: each stands in table.md as mean and interval, in two ways of writing one."""
+    table = (ROOT / "020-fields" / "table.md").read_text(encoding="utf-8")
+    text = (ROOT.parent / page).read_text(encoding="utf-8")
+    for field in ("input=norm", "entry=sphere", "after=norm", "update=unit"):
+        row = next(line for line in table.splitlines() if f"`{field}`" in line)
+        effect = row.split(" | ")[3]
+        assert effect in text or effect.replace(" (", ", ").rstrip(")") in text
