@@ -232,7 +232,7 @@ def test_importing_geonorm_is_free_and_names_load_on_use() -> None:
 
 
 def test_public_names_are_frozen() -> None:
-    assert geonorm.__all__ == PUBLIC
+    assert set(PUBLIC) == {*geonorm.PUBLIC, *geonorm.MODULES} == {*geonorm.__all__, *geonorm.EXTRAS}
     assert set(PUBLIC) <= set(dir(geonorm))
     for name in PUBLIC:
         if name == "hf":
@@ -240,6 +240,27 @@ def test_public_names_are_frozen() -> None:
         assert getattr(geonorm, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         geonorm.nothing  # noqa: B018
+
+
+def test_without_extras_everything_else_is_there_and_they_are_named() -> None:
+    """`from geonorm import *` asks for nothing that `pip install geonorm` does not bring."""
+    script = """
+import sys
+sys.modules |= dict.fromkeys("transformers tokenizers tyro yaml scipy vl_convert zstandard PIL".split())
+from geonorm import *
+import geonorm
+for name in geonorm.EXTRAS:
+    try:
+        getattr(geonorm, name)
+    except GeonormError as error:
+        print(error)
+"""
+    environment = os.environ | {"PYTHONPATH": str(SOURCE.parent)}
+    out = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    told = out.stdout.splitlines()
+    assert [line.split(" needs ")[0] for line in told] == [f"geonorm.{name}" for name in geonorm.EXTRAS]
+    for line, extra in zip(told, geonorm.EXTRAS.values(), strict=True):
+        assert line.endswith(f": pip install 'geonorm[{extra}]'")
 
 
 def test_a_public_name_is_the_thing_it_names() -> None:

@@ -31,16 +31,25 @@ MODULES = {
     **{name: name for name in "dynamics errors hf lab nn norms ops probes report residual schemes sphere".split()},
 }
 
-__all__ = [*PUBLIC, *MODULES]
+EXTRAS = {"compare": "train", "ladder": "train", "probe": "train", "hf": "hf"}
+"""What needs more than torch, numpy and safetensors: the extra that brings it."""
+
+__all__ = [name for name in (*PUBLIC, *MODULES) if name not in EXTRAS]
 
 
 def __getattr__(name: str) -> Any:
-    if name in PUBLIC:
-        return getattr(import_module(f".{PUBLIC[name]}", __name__), name)
-    if name in MODULES:
-        return import_module(f".{MODULES[name]}", __name__)
+    try:
+        if name in PUBLIC:
+            return getattr(import_module(f".{PUBLIC[name]}", __name__), name)
+        if name in MODULES:
+            return import_module(f".{MODULES[name]}", __name__)
+    except ModuleNotFoundError as error:
+        if name not in EXTRAS:
+            raise
+        need = f"geonorm.{name} needs {error.name}: pip install 'geonorm[{EXTRAS[name]}]'"
+        raise import_module(".errors", __name__).ConfigError(need) from error
     raise AttributeError(f"module 'geonorm' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *PUBLIC, *MODULES})
