@@ -106,6 +106,22 @@ def test_a_token_for_padding_is_apart_from_the_end(tmp_path: Path) -> None:
     assert json.loads((stock / "config.json").read_text())["pad_token_id"] is None
 
 
+@pytest.mark.parametrize("mask", [None, 257])
+def test_what_a_published_tokenizer_puts_before_texts_is_left_out(mask: int | None) -> None:
+    """Training encodes without it, so that it was never seen."""
+    tokenizer = json.loads(load_tokenizer("byte", NO_TEXT, 257).json)
+    first = {**tokenizer["added_tokens"][0], "id": 257, "content": "<|first|>"}
+    tokenizer["added_tokens"].append(first)
+    before = {"SpecialToken": {"id": "<|first|>", "type_id": 0}}
+    text, other = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing", "single": [before, text], "pair": [before, text, other],
+        "special_tokens": {"<|first|>": {"id": "<|first|>", "ids": [257], "tokens": ["<|first|>"]}},
+    }  # fmt: skip
+    found = fast_tokenizer(json.dumps(tokenizer), 256, 64, mask=mask)
+    assert found("ab").input_ids == [97, 98] and found("a", "b").input_ids == [97, 98]
+
+
 def test_the_last_line_says_how_to_load(run: Path, tmp_path: Path, capfd: Any) -> None:
     for words, wanted in (
         ([], "import geonorm.hf, "),

@@ -242,3 +242,17 @@ def test_what_is_left_out_and_ranks_by_stock_names_on_an_applied_model(targets: 
             tuned = peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
         held.append(trained(tuned))
     assert held == [wanted, wanted]
+
+
+@pytest.mark.parametrize("block", ["sequential", "parallel"])
+@pytest.mark.parametrize("layers", [None, [1]])
+def test_the_gate_of_other_families_is_that_of_the_mlp(build: Any, block: str, layers: Any) -> None:
+    """Attention may have a gate here, which no recipe for Llama means."""
+    model = build("geonorm", attn_gate=True, block=block)
+    chosen = peft.LoraConfig(
+        r=2, target_modules=["gate_proj"], layers_to_transform=layers, rank_pattern={"gate_proj": 3}
+    )
+    found = adapted(tuned := peft.get_peft_model(model, chosen))
+    assert len(found) == (1 if layers else 2) and all("mlp" in name and name.endswith(".gate") for name in found)
+    ranks = {value.shape[0] for name, value in tuned.named_parameters() if "lora_A" in name}
+    assert ranks == {3}

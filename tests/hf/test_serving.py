@@ -132,6 +132,16 @@ def test_a_folded_model_is_a_model_like_any_other(build: Any, ids: Any, tmp_path
     assert hf.fold(plain) is plain
 
 
+@pytest.mark.parametrize("cap", [None, 5.0])
+def test_the_bias_of_a_head_is_folded_too(cap: float | None, build: Any, ids: Any) -> None:
+    model = build("ngpt", transform=True, soft_cap=cap)
+    with torch.no_grad():
+        model.lm_head.bias.normal_()
+        slot = model.logits_slot if cap is None else model.logits_slot.before
+        slot.scale.weight.mul_(1 + torch.rand(61))
+    torch.testing.assert_close(hf.fold(model)(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("scheme", [*SOME, "ngpt"])
 def test_a_model_built_under_init_empty_weights_is_on_meta(scheme: str, build: Any) -> None:
     config = build(scheme, positions="learned").config

@@ -32,9 +32,10 @@ def texts(count: int = 16) -> list[dict[str, Any]]:
 def trainer(model: Any, folder: Path, kind: Any = hf.Trainer, **settings: Any) -> Any:
     settings = {"max_steps": 4, "save_steps": 2, "weight_decay": 0.1, "learning_rate": 1e-2, **settings}
     more = {key: settings.pop(key) for key in ("callbacks", "optimizer_cls_and_kwargs") if key in settings}
+    data = settings.pop("data", None) or texts()
     arguments = transformers.TrainingArguments(
         folder,
-        per_device_train_batch_size=2,
+        per_device_train_batch_size=settings.pop("batch", 2),
         use_cpu=True,
         report_to=[],
         logging_strategy="no",
@@ -43,7 +44,7 @@ def trainer(model: Any, folder: Path, kind: Any = hf.Trainer, **settings: Any) -
         seed=3,
         **settings,
     )
-    return kind(model=model, args=arguments, train_dataset=texts(), **more)
+    return kind(model=model, args=arguments, train_dataset=data, **more)
 
 
 def weights(model: Any) -> dict[str, torch.Tensor]:
@@ -230,3 +231,33 @@ def test_lora_leaves_norms_on_queries_alone(build: Any, ids: Any) -> None:
         tuned = peft.get_peft_model(build("hybrid", **fields), peft.LoraConfig(r=2))
         held = {name for name, _ in tuned.named_modules() if name.endswith("lora_A")}
         assert len(held) == 4 and not any(".norms." in name or ".slots." in name for name in held)
+
+
+@pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification", "ImageClassification"])
+def test_accumulation_changes_no_step_of_a_classifier(kind: str, build: Any, tmp_path: Path) -> None:
+    """transformers divides by the number of items, of which heads have to know, or by that of steps."""
+    torch.manual_seed(0)
+    labels = torch.randint(0, 5, (4,))
+    if kind == "ImageClassification":
+        config: Any = hf.GeoNormVisionConfig(scheme="pre", image_size=16, patch_size=4, hidden_size=32,
+                                             intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                                             num_labels=5)  # fmt: skip
+        data = [{"pixel_values": x, "labels": y} for x, y in zip(torch.randn(4, 3, 16, 16), labels, strict=True)]
+    else:
+        config = build("pre").config
+        config.update({"pad_token_id": 0, "num_labels": 5})
+        ids = torch.randint(1, 61, (4, 6))
+        each = ids % 5 if kind.startswith("Token") else labels
+        data = [{"input_ids": x, "labels": y} for x, y in zip(ids, each, strict=True)]
+    steps = []
+    for size in (4, 1):
+        torch.manual_seed(1)
+        model = getattr(hf, f"GeoNormFor{kind}")(config)
+        before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+        run = trainer(model, tmp_path / str(size), max_steps=1, save_strategy="no", learning_rate=0.1,
+                      lr_scheduler_type="constant", max_grad_norm=0.0, weight_decay=0.0, optim="sgd",
+                      batch=size, gradient_accumulation_steps=4 // size, data=data)  # fmt: skip
+        run.train()
+        steps.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach() - before)
+    assert steps[0].norm() > 1e-3
+    torch.testing.assert_close(steps[1], steps[0], rtol=1e-3, atol=1e-6)

@@ -68,11 +68,13 @@ def fast_tokenizer(text: str, end: int, context: int, mask: int | None = None, s
     stand at the left."""
     tokenizer = Tokenizer.from_str(text)
     token = tokenizer.id_to_token(end)
+    # in the place of what a published tokenizer puts around a text, which was never seen in training
     if sentinels:
-        # in the place of what a published tokenizer puts around a text, which was never seen in training
         tokenizer.post_processor = TemplateProcessing(
             single=f"$A {token}", pair=f"$A {token} $B {token}", special_tokens=[(token, end)]
         )
+    elif tokenizer.num_special_tokens_to_add(False):
+        tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B")
     alone = mask is None and not sentinels
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -15,8 +15,8 @@ from .modeling import GeoNormForCausalLM, language_model
 
 @torch.no_grad()
 def fold(model: GeoNormForCausalLM) -> GeoNormForCausalLM:
-    """The model with the learned scale on its logits multiplied into the head, a row for each token; itself where its
-    scheme has none.
+    """The model with the learned scale on its logits multiplied into the head, a row for each token, and into its bias;
+    itself where its scheme has none.
 
     A new model with equal logits to rounding, whose scheme says `head=plain`; all other weights are shared with the
     old one, but a tied head becomes a weight of its own, and each model keeps the numbers of its blocks (`layer`). It
@@ -31,6 +31,8 @@ def fold(model: GeoNormForCausalLM) -> GeoNormForCausalLM:
     scale = slot(torch.ones(len(head), dtype=torch.float32, device=head.device))
     weights = {name: value for name, value in weights.items() if not name.startswith("logits_slot.")}
     weights["lm_head.weight"] = (head.float() * scale.unsqueeze(1)).to(head.dtype)
+    if (bias := model.lm_head.bias) is not None:
+        weights["lm_head.bias"] = (bias.float() * scale).to(bias.dtype)
     config = copy.deepcopy(model.config)
     config.scheme, config.tie_word_embeddings = str(plain_head(parse(config.scheme))), False
     with torch.device("meta"):

@@ -13,7 +13,14 @@ from .config import GeoNormConfig
 from .modeling import GeoNormModel, GeoNormPreTrainedModel
 
 
-class GeoNormForSequenceClassification(GenericForSequenceClassification, GeoNormPreTrainedModel):
+class Classifier(GeoNormPreTrainedModel):
+    """transformers' heads take the mean over a batch whatever the number of items that its trainer names, which has to
+    divide by the steps that it accumulates over itself."""
+
+    accepts_loss_kwargs = False
+
+
+class GeoNormForSequenceClassification(GenericForSequenceClassification, Classifier):
     """A linear classifier on the last token that is not padding."""
 
     def __init__(self, config: GeoNormConfig) -> None:
@@ -24,7 +31,7 @@ class GeoNormForSequenceClassification(GenericForSequenceClassification, GeoNorm
         self.post_init()
 
 
-class GeoNormForTokenClassification(GenericForTokenClassification, GeoNormPreTrainedModel):
+class GeoNormForTokenClassification(GenericForTokenClassification, Classifier):
     """A linear classifier, with a bias, on every token. Of a model that sees one side (`is_causal`), a label is told by
     the tokens up to its own."""
 
@@ -37,7 +44,7 @@ class GeoNormForTokenClassification(GenericForTokenClassification, GeoNormPreTra
         self.post_init()
 
 
-class GeoNormForQuestionAnswering(GenericForQuestionAnswering, GeoNormPreTrainedModel):
+class GeoNormForQuestionAnswering(GenericForQuestionAnswering, Classifier):
     """Where an answer begins and ends in a text: two logits for every token."""
 
     def __init__(self, config: GeoNormConfig) -> None:

@@ -34,8 +34,10 @@ ENDS = ("lm_head", "embed_tokens")
 TARGETS = ["branch.q", "attn.q", "branch.v", "attn.v"]
 """Queries and values, as PEFT's table has it for most models; "all-linear" for every matrix but the head."""
 BLOCKS, ALL = "blocks", "all-linear"
-PARENTS = {name: ("branch", "attn" if name in ("q", "k", "v", "o") else "mlp") for name in OURS}
-"""What they lie in, in blocks in sequence and side by side."""
+PARENTS = {name: ("branch", "attn" if name in ("q", "k", "v", "o") else "mlp") for name in OURS} | {
+    "gate": ("mlp.branch", "branch.mlp")
+}
+"""What they lie in, in blocks in sequence and side by side; attention may have a gate, too, which nobody else names."""
 KEYS_AND_VALUES = ["branch.k", "branch.v", "attn.k", "attn.v"]
 """Of blocks in sequence and side by side; norms on keys have names that end in k, too."""
 DOWN = ["branch.down", "mlp.down"]
@@ -100,7 +102,7 @@ def adapt(config: Any, model: Any) -> None:
 
 def translate(names: Collection[str], pattern: bool = True) -> Any:
     """A list of names in other families as the pattern that finds the same matrices here, `["q_proj", "v_proj"]` as
-    `.*\\.branch\\.((attn|mlp)\\.)?(q|v)`, or without `pattern` as a list, the only one that PEFT takes together with
+    `.*\\.(branch\\.((attn|mlp)\\.)?(q|v))`, or without `pattern` as a list, the only one that PEFT takes together with
     `layers_to_transform`; one in which no such name is stays what it is. ConfigError for a name beside them that means
     nothing here."""
     last = {name: name.rpartition(".")[2] for name in names}
@@ -116,7 +118,14 @@ def translate(names: Collection[str], pattern: bool = True) -> Any:
     inside, ends = [name for name in OURS if name in wanted], [name for name in ENDS if name in wanted]
     if not pattern:
         return [f"{parent}.{name}" for name in inside for parent in PARENTS[name]] + ends
-    return rf".*\.branch\.((attn|mlp)\.)?({'|'.join(inside)})" + "".join(rf"|(.*\.)?{name}" for name in ends)
+    return rf".*\.({pattern_of(inside)})" + "".join(rf"|(.*\.)?{name}" for name in ends)
+
+
+def pattern_of(names: Collection[str]) -> str:
+    """What the paths of matrices of a block end in."""
+    gate = [r"(mlp\.branch|branch\.mlp)\.gate"] if "gate" in names else []
+    others = "|".join(name for name in names if name != "gate")
+    return "|".join([rf"branch\.((attn|mlp)\.)?({others})"] * bool(others) + gate)
 
 
 def translate_keys(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +136,7 @@ def translate_keys(given: Mapping[str, Any]) -> dict[str, Any]:
         plain = names is not None and re.fullmatch(r"[\w.]*", key)
         layer = re.search(r"(?:^|\.)(\d+)\.", key)
         place = rf"{BLOCKS}\.{layer[1]}\..*" if layer else ""
-        found[rf"{place}branch\.((attn|mlp)\.)?({'|'.join(names)})" if plain and names else key] = value
+        found[rf"{place}({pattern_of(names)})" if plain and names else key] = value
     return found
 
 

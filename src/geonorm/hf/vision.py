@@ -160,7 +160,7 @@ class GeoNormForImageClassification(GeoNormVisionPreTrainedModel):
         out = self.model(pixel_values, **kwargs)
         logits = self.head(pool(out.last_hidden_state, self.config.shape()))
         logits = logits if self.logits_slot is None else self.logits_slot(logits)
-        loss = None if labels is None else self.loss_function(labels, logits, self.config)
+        loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
         return ImageClassifierOutput(
             loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions
         )

@@ -242,6 +242,21 @@ def test_tuning_gives_up_and_says_so() -> None:
     assert "end of the grid" in team.said[-1] and len(team.asked) == 3 + lab.EXTENSIONS
 
 
+def test_a_rate_of_a_recipe_is_not_tuned(processes: Any, compare: Any, tmp_path: Path) -> None:
+    """Every run of the scheme would train at it, whatever its name says."""
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from dataclasses import dataclass\nfrom geonorm import Placement\n\n\n@dataclass(frozen=True)\n"
+        "class Own(Placement):\n    parts = {'input': 'norm'}\n\n    def write(self, x, u, p, site, h=1.0):\n"
+        "        return x + h * u\n\n    def recipe(self):\n        return {'lr': 1e-3}\n"
+    )
+    own = f"{file}:Own"
+    done = compare(tmp_path / "out", "--schemes", "pre", own, "--lrs", "2e-3", "4e-3", "--recipe", "own", "--seeds", 1)
+    assert done.status == 0, done.err
+    runs = [(row["scheme"], row["lr"], row["phase"]) for row in results(tmp_path / "out")["runs"]]
+    assert [lr for scheme, lr, _ in runs if scheme != "pre"] == [1e-3] and len(runs) == 4
+
+
 def test_tuning_with_divergence() -> None:
     team = FakeTeam({"pre": 4e-3}, lambda c: "diverged" if c.lr > 2e-3 else "finished")
     assert tuned(team) == {"pre": 2e-3} and "end of the grid" not in team.said[-1]

@@ -93,7 +93,8 @@ def test_what_is_refused(grid: list[str], more: dict[str, Any], said: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("grid", "whole"), [("steps=10,20", False), ("batch_size=2,4", False), ("model.width=64,128", None)]
+    ("grid", "whole"),
+    [("steps=10,20", False), ("batch_size=2,4", False), ("preset=nano,mini", False), ("model.width=64,128", None)],
 )
 def test_cells_of_several_lengths_are_judged_on_one_text(grid: str, whole: bool | None) -> None:
     """The longer ones alone would be long enough for the whole held-out text, whose loss is another."""

@@ -391,3 +391,12 @@ def test_describe(tmp_path):
     assert facts["files"] == [str(path)]
     assert facts["sample"] in {document[:200] for document in DOCUMENTS}
     assert json.loads(json.dumps(facts)) == facts
+
+
+@pytest.mark.parametrize("text", [None, ["a", "b"]])
+def test_no_other_field_takes_the_place_of_text(tmp_path, text):
+    """The first line has no text, and a name: names are not what is trained on."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"id": f"doc-{n}", "text": t}) for n, t in enumerate([text, "The text."])))
+    with pytest.raises(DataError, match=r"a\.jsonl:1: field 'text' is no string"):
+        list(files.read_documents(path))

@@ -219,6 +219,14 @@ def test_other_formats_and_sizes() -> None:
         out = io.BytesIO()
         image.save(out, "PNG")
         assert decode_file(out.getvalue(), "x").shape[2] == 3
+    levels = np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4)
+    out = io.BytesIO()
+    Image.fromarray(levels).save(out, "PNG")  # grey of 16 bits keeps its levels
+    assert np.array_equal(decode_file(out.getvalue(), "x")[:, :, 1].ravel(), np.arange(16) * 17)
+    out = io.BytesIO()
+    Image.fromarray(levels.astype(np.float32) / 65535).save(out, "TIFF")
+    with pytest.raises(DataError, match="x: pixels of mode F have no largest value: convert it to 8 bits"):
+        decode_file(out.getvalue(), "x")
     wide = np.zeros((4, 20, 3), np.uint8)
     wide[:, 7:13] = 200  # the square in the middle and a pixel on either side, which scaling looks at
     assert (fit(wide, 8, "x") == 200).all() and fit(wide, 8, "x").shape == (8, 8, 3)

@@ -392,3 +392,13 @@ def tasks_tokenizer() -> Any:
     from geonorm.lab.data import NO_TEXT, load_tokenizer
 
     return load_tokenizer("byte", NO_TEXT, 257)
+
+
+def test_two_sets_of_one_name_are_refused(sets: Path, tmp_path: Path) -> None:
+    """Results go by the name, so that one of them would be lost."""
+    own = tasks.local_sets()["plain.validation"]
+    other = tmp_path / "other" / own.name
+    other.parent.mkdir()
+    other.write_bytes(own.read_bytes())
+    with pytest.raises(ConfigError, match=r"two sets are called plain\.validation: rename"):
+        tasks.Tasks(["plain.validation", str(other)])

@@ -51,7 +51,9 @@ def compare(
         final = []
         for cell in cells:
             schemes = cell.schemes
-            best = tune(team, cell, schemes) if len(config.lrs) > 1 else dict.fromkeys(schemes, config.lrs[0])
+            best = own_rates(cell)
+            left = [scheme for scheme in schemes if scheme not in best]
+            best |= tune(team, cell, left) if len(config.lrs) > 1 else dict.fromkeys(left, config.lrs[0])
             final += [run_config(cell, s, best[s], seed) for seed in range(config.seeds) for s in schemes if s in best]
         team.run(final)
         return write_results(team, command or repeat_command(config))
@@ -89,6 +91,12 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
 def repeat_command(config: Grid) -> list[str]:
     """The command that goes on with a study, from its folder."""
     return ["geonorm", config.verb, "--config", str(Path(config.out) / "config.yaml")]
+
+
+def own_rates(config: CompareConfig) -> dict[str, float]:
+    """Learning rates that recipes of schemes set: under `--recipe own` there is nothing to tune about them."""
+    found = {scheme: parse(scheme).recipe().get("lr") for scheme in config.schemes if config.recipe == "own"}
+    return {scheme: lr for scheme, lr in found.items() if lr is not None}
 
 
 def tune(team: Team, config: CompareConfig, schemes: list[str]) -> dict[str, float]:

@@ -27,7 +27,7 @@ OWN = "scheme."
 FIXED = ("data", "objective", "tokens.tokenizer", "tokens.cache", "model.vocab_size")
 """What all runs of a comparison have in common: the text, and what is learned of it."""
 
-LENGTH = {"steps", "batch_size", "model.context"}
+LENGTH = {"steps", "batch_size", "model.context", "preset"}
 """Settings by which a run is long enough to be judged on the whole held-out text, or is not."""
 BY_ITSELF = {"lr": "--lrs", "lrs": "--lrs", "seed": "--seeds", "seeds": "--seeds", "scheme": "--schemes"}
 """What options of the comparison say."""

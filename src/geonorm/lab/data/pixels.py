@@ -33,7 +33,14 @@ def decode_file(content: bytes, name: str) -> NDArray[np.uint8]:
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", images.DecompressionBombWarning)
             with images.open(io.BytesIO(content)) as image:
+                if image.mode in ("I", "F"):
+                    raise DataError(f"{name}: pixels of mode {image.mode} have no largest value: convert it to 8 bits")
+                if image.mode.startswith("I;16"):  # grey of 16 bits, which Pillow would cut off at 255
+                    grey = np.rint(np.asarray(image) / 257).astype(np.uint8)
+                    return np.repeat(grey[:, :, None], 3, axis=2)
                 return np.asarray(image.convert("RGB"))
+    except DataError:
+        raise
     except Exception as error:  # Pillow raises a dozen kinds for damage, by format
         kind = "not an image" if isinstance(error, images.UnidentifiedImageError) else cause(error)
         raise DataError(f"{name}: cannot be decoded ({' '.join(kind.split())[:120]}): replace or remove it") from error

@@ -106,6 +106,8 @@ class Tasks:
             path = known.get(name) or Path(name).expanduser()
             if (own := set_name(path)) is None:
                 others.append(name)
+            elif own in self.definitions and self.definitions[own] != definition(own, path):
+                raise ConfigError(f"two sets are called {own}: rename {path}, since results go by that name")
             else:
                 self.definitions[own] = definition(own, path)
         manager = harness("tasks").TaskManager(include_defaults=bool(others))
