@@ -82,11 +82,15 @@ def draw_ratio(rows: Sequence[Mapping[str, str]], run: Mapping[str, Any], y: Axi
         sites[f"{name}, attention"] = look
         sites[f"{name}, MLP"] = Look(look.light, look.dark, "4 3", "square")
     x = Axis.around([int(row["step"]) for row in rows], log=True, title=STEPS)
+    scheme = parse(run["scheme"])
+    fields = [getattr(scheme, name, "") for name in ("retraction", "decay_on")]
+    hard = fields == ["exp", "angle"]  # else the ratio is not what the ceiling is compared with
     chart = Chart(
         f"{rate(run['lr'])} {name_row(run)}", x, y, sites,
-        "Median over tokens; clamped above the dashed line.", own_legend=True,
+        "Median over tokens" + ("; clamped above the dashed line." if hard else "."), own_legend=True,
     )  # fmt: skip
-    chart.rule(y=float(getattr(parse(run["scheme"]), "max_angle", math.nan)))
+    if hard:
+        chart.rule(y=float(getattr(scheme, "max_angle", math.nan)))
     for site in sites:
         block, kind = site.removeprefix("block ").split(", ")
         place = str(int(block) - 1), "mlp" if kind == "MLP" else "attn"

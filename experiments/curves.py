@@ -208,6 +208,7 @@ def main(experiment: Path, baseline: str, schemes: Sequence[str]) -> int:
     runs = [
         run | {"scheme": shorten(run["scheme"])} for run in sorted(runs, key=lambda run: wanted.index(run["scheme"]))
     ]
+    baseline = shorten(baseline)
     gaps = compare_at_rates(runs, baseline)
     (experiment / "rates.md").write_text(
         "\n".join(

@@ -139,13 +139,16 @@ def carry_out(experiment: Path, plan: Plan, out: Path, minutes: float = inf) -> 
 
 
 def keep(experiment: Path, out: Path) -> None:
-    """Adds what has finished to results.jsonl and traces.csv. With each run goes the course of its validation loss, the
-    mean training loss of every 500 steps (runs of one seed see the same batches, so that differences of thousandths
-    show), and at every evaluation how far one step turned `o` and `down`, and how long they are."""
+    """Adds what has finished to results.jsonl and traces.csv. With each run goes the course of its validation loss on
+    the part of the held-out text that all evaluations share, the mean training loss of every 500 steps (runs of one
+    seed see the same batches, so that differences of thousandths show), and at every evaluation how far one step
+    turned `o` and `down`, and how long they are."""
     known, fresh = read_kept(experiment), read_finished(out)
     for name, row in fresh.items():
         metrics = {row["step"]: row for row in read_lines(out / name / "metrics.jsonl")}  # of a repeated step the last
-        course = [[step, row["val_loss"]] for step, row in metrics.items() if "val_loss" in row]
+        course = [
+            [step, row.get("val_loss_part", row["val_loss"])] for step, row in metrics.items() if "val_loss" in row
+        ]
         losses: list[Any] = [row.get("loss") for _, row in sorted(metrics.items())]
         parts = [(end, losses[end - MEAN : end]) for end in range(MEAN, len(losses) + 1, MEAN)]
         train = [[end, round(mean(part), 5)] for end, part in parts if None not in part]

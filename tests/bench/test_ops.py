@@ -18,7 +18,7 @@ from geonorm.bench import ops, show
 from geonorm.bench.candidates import UpdateCandidate as Candidate
 from geonorm.bench.candidates import add_norm, candidates, make_step
 from geonorm.bench.config import OpsBench
-from geonorm.bench.measure import DTYPES, WrongResult, check_candidate, measure_candidates, row_error
+from geonorm.bench.measure import DTYPES, WrongResult, check_candidate, copy_name, measure_candidates, row_error
 from geonorm.bench.ops import bench_ops, choose_candidates
 from geonorm.bench.timing import CpuClock
 from geonorm.errors import ConfigError
@@ -181,6 +181,26 @@ def test_command_writes_a_summary(tmp_path: Path) -> None:
     assert names == ["geonorm, read twice", "add + rms_norm", "add + rms_norm, gains"]
     assert tuple(found["rows"][-1]["to_gains"]) == (1.0, 1.0, 1.0)
     assert set(found["host_microseconds"]["fp32"]) == set(names)
+
+
+def test_what_cannot_be_compiled_here_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a C++ compiler, say."""
+
+    def refuse(*given: Any, **more: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", lambda *given, **more: refuse)
+    said: list[str] = []
+    config = OpsBench(shapes=["16x8"], dtypes=["fp32"], modes=["bwd"], only=["textbook"], pairs=6, out=str(tmp_path))
+    bench_ops(config, said.append)
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert "geonorm textbook compiled, 16 x 8 fp32" in found["missing"]
+    for names in ({row["name"] for row in found["rows"]}, found["host_microseconds"]["fp32"].keys()):
+        assert "geonorm textbook" in names and "geonorm textbook compiled" not in names
+
+
+def test_copies_of_two_sizes_have_two_names() -> None:
+    assert copy_name(65_536) != copy_name(81_920)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from geonorm.lab.runs.run import slug
+
 from .made import ROOT, table_of
 
 PARAMETERS = {"48": 182_000, "64": 329_000, "96": 865_000}
@@ -239,6 +241,11 @@ def test_differences_at_equal_rates_are_paired_and_moderated(tmp_path: Path) -> 
     )  # a parabola has its minimum among three rates
     assert "at the same rate" in (tmp_path / "figures" / "rates.svg").read_text()
     assert made["main"](tmp_path, "pre", ["post"]) == 2
+    long = "geonorm(entry=embedding, update=unit, retraction=projection, decay=sqrt, decay_on=update, index=sublayer)"
+    named = [run | {"scheme": long, "run": run["run"].replace("pre", slug(long))} for run in runs[:2]]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(run) + "\n" for run in [*runs, *named]))
+    assert made["main"](tmp_path, long, ["geonorm"]) == 0  # whose name is told shorter
+    assert "+0.1" in (tmp_path / "rates.md").read_text().partition("Each at")[0]
 
 
 def test_survivors_of_a_rate_are_no_scheme(tmp_path: Path) -> None:

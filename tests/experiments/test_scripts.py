@@ -47,8 +47,15 @@ def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
     own = runpy.run_path(str(ROOT / "programme.py"))
     run = tmp_path / "out" / "b-lr1-seed0"
     run.mkdir(parents=True)
-    (run / "summary.json").write_text(json.dumps({"status": "finished", "val_loss": 1.5}))
-    turned = {"angle_o": 0.123456, "norm_o": 2.0, "angle_down": 0.25, "norm_down": 3.0, "val_loss": 1.5}
+    (run / "summary.json").write_text(json.dumps({"status": "finished", "val_loss": 1.6}))
+    turned = {
+        "angle_o": 0.123456,
+        "norm_o": 2.0,
+        "angle_down": 0.25,
+        "norm_down": 3.0,
+        "val_loss": 1.6,
+        "val_loss_part": 1.5,
+    }
     metrics = [{"step": 500, "loss": 9.0, "val_loss": 9.0}]
     metrics += [{"step": n, "loss": 2.0 if n > 500 else 4.0, **(turned if n == 600 else {})} for n in range(1, 1001)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))

@@ -74,6 +74,11 @@ def test_other_forms_and_an_order_of_ones_own(saved: Path, tmp_path: Path) -> No
         True,
         False,
     }
+    read = ladder.load(saved)
+    for row in read.results["speedups"]:
+        row["n"] = 99  # seeds that have a speed-up are others than those of a point
+    rows = ladder.records(read)
+    assert all(row["n"] < 99 for row in rows) and {row.get("speedup_n") for row in rows} == {None, 99}
     assert report.build([saved], tmp_path / "a.pdf", format="pdf").read_bytes().startswith(b"%PDF")
     assert ladder.load(saved).only([], "loss").names == ["far", "geonorm", "pre", "./mine.py:Soft<Post"]
 

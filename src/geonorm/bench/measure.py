@@ -250,7 +250,7 @@ def program(candidate: Candidate, mode: str, tensors: Tensors) -> Build:
 
 
 def copy_name(size: int) -> str:
-    return f"copy of {size / 1e6:.1f} MB"
+    return f"copy of {size / 1e6:.4g} MB"
 
 
 def copy_of(size: int, device: torch.device) -> Build:

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 
 from ..devices import pick_device
-from ..errors import ConfigError, GeonormError
+from ..errors import ConfigError, GeonormError, cause
 from ..lab.config import Runtime
 from ..lab.options import Optim
 from ..lab.runs import environment
@@ -208,11 +209,15 @@ def finish(loss: Tensor, model: nn.Module, optimizers: list[torch.optim.Optimize
 
 
 def warm_up(make: Callable[[], Program], device: torch.device) -> Program:
-    """A program past compilation and its first steps. GeonormError for a loss that is not finite."""
+    """A program past compilation and its first steps. GeonormError for one that cannot be compiled here, and for a
+    loss that is not finite."""
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     program = make()
     for _ in range(WARM_UP):
-        loss = program.step()
+        try:
+            loss = program.step()
+        except TorchDynamoException as error:  # no compiler, say
+            raise GeonormError(f"{program.scheme} cannot be compiled here: {cause(error)[:160]}") from error
     if not torch.isfinite(loss):
         raise GeonormError(f"the loss of {program.scheme}, {program.mode}, is {loss.item()}: nothing to time")
     del loss

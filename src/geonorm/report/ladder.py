@@ -201,9 +201,13 @@ def within(row: Record, name: str) -> str:
 
 
 def records(found: SavedLadder) -> list[Record]:
-    """Every number of every point, with the speed-up where its budget is the longest."""
+    """Every number of every point, with the speed-up where its budget is the longest; `speedup_n` are the seeds of
+    that, `n` those of the point."""
     ends = {(row["scheme"], row["size"], row["tokens"]): row for row in found.rows("speedups")}
-    rows = [{**row, **ends.get((row["scheme"], row["size"], row["tokens"]), {})} for row in found.rows("points")]
+    rows = []
+    for row in found.rows("points"):
+        end = ends.get((row["scheme"], row["size"], row["tokens"]), {})
+        rows.append({**end, **({"speedup_n": end["n"]} if end else {}), **row})
     return [{key: value for key, value in row.items() if not isinstance(value, (dict, list))} for row in rows]
 
 

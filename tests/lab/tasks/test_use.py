@@ -14,7 +14,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from geonorm.errors import ConfigError
+from geonorm.lab.config import GenerateConfig
 from geonorm.lab.open import open_run
+from geonorm.lab.tasks import use
 from geonorm.lab.tasks.tasks import gold
 from geonorm.lab.train.loop import Loop
 from geonorm.nn import Decoder, DecoderConfig
@@ -261,3 +264,22 @@ def test_the_right_choice_by_hand(right: Any, marked: list[int]) -> None:
     weights = [math.exp(score) for score in scores]
     assert found["gold_probability"] == pytest.approx(sum(weights[i] for i in marked) / sum(weights))
     assert found["gold_nats"] == -max(scores[i] for i in marked) and found["chance"] == len(marked) / 4
+
+
+def test_a_text_that_ends_at_once_is_its_prompt(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(opened: Any, prompt: str) -> Any:
+        return [1], {7}, lambda *more: iter([torch.tensor(7)]), lambda ids: "the prompt"
+
+    monkeypatch.setattr(use, "of_run", ends)
+    assert "".join(use.generate_text(GenerateConfig(run=str(run), prompt="the prompt"))) == "the prompt"
+
+
+@pytest.mark.parametrize(("first", "longest"), [(None, 32), (5, 31)])
+def test_a_window_leaves_room_for_the_token_before_it(
+    first: int | None, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: Any = SimpleNamespace(name="m", context=32, tokenizer=None)
+    monkeypatch.setattr(use, "first_token", lambda tokenizer: first)
+    assert use.window(opened, None) == use.window(opened, longest) == longest
+    with pytest.raises(ConfigError, match=f"its context is {longest}"):
+        use.window(opened, longest + 1)

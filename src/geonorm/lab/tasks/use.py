@@ -113,10 +113,11 @@ def window(opened: Opened, asked: int | None) -> int:
         if asked is not None:
             raise ConfigError("--context is for Hugging Face models; a run is read in windows of its own context")
         return opened.model.config.context
-    longest = opened.context or WINDOW
+    first = first_token(opened.tokenizer) is not None  # which stands before every window
+    longest = (opened.context or WINDOW) - first
     if asked is not None and not 1 <= asked <= longest:
         raise ConfigError(f"--context {asked} does not fit {opened.name}: its context is {longest}")
-    return asked or min(longest, WINDOW) - (first_token(opened.tokenizer) is not None)
+    return asked or min(longest, WINDOW - first)
 
 
 def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None, live: bool = False) -> dict[str, Any]:
@@ -221,7 +222,7 @@ def generate_text(config: GenerateConfig) -> Iterator[str]:
     if not opened.causal:
         raise ConfigError(NOT_CAUSAL)
     ids, ends, writer, read = (of_run if isinstance(opened, OpenedRun) else of_transformers)(opened, c.prompt)
-    told = ""
+    yield (told := read(ids))
     generator = torch.Generator(device).manual_seed(c.seed)
     for token in writer(torch.tensor([ids], device=device), c.tokens, c.temperature, c.top_k, generator):
         ids.append(int(token))
