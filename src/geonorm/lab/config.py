@@ -313,6 +313,8 @@ class EvalConfig(Settings):
         super().__post_init__()
         if self.data is None and not self.tasks:
             raise ConfigError("--data is missing: give a text, or questions with --tasks")
+        if self.limit is not None and not self.tasks:
+            raise ConfigError("--limit is about questions: give --tasks too, or --tokens for a text")
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,7 @@ def test_eval_refuses(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
         ((run, "--data", tmp_path / "none.txt"), "none.txt"),
         ((run, "--data", tmp_path / "short.txt"), "do not fill one window of 16"),
         ((run, "--data", text, "--tokens", 0), "tokens must be at least 1"),
+        ((run, "--data", text, "--limit", 3), "--limit is about questions: give --tasks too"),
         ((tmp_path, "--data", text), "holds no run"),
         ((tmp_path / "nothing", "--data", text), "there is no run and no model folder"),
     ]:
