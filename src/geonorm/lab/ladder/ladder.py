@@ -18,6 +18,7 @@ import torch
 from ...errors import CheckpointError, ConfigError
 from ...nn.config import ModelConfig
 from ...nn.models import build
+from ...schemes import parse
 from ..compare.compare import begin_study, check_directory, read_runs, repeat_command, round_rate
 from ..compare.team import Say
 from ..config import Shared, TrainConfig
@@ -55,7 +56,10 @@ def ladder(
 
 def check_sizes(config: LadderConfig, sizes: Sequence[Size]) -> None:
     """ConfigError, CheckpointError for the folder, where two sizes of one depth and width differ in more than the rate:
-    their runs would count as those of one size."""
+    their runs would count as one. ConfigError for a scheme whose own recipe has one rate for all sizes."""
+    for scheme in config.schemes if config.recipe == "own" else ():
+        if "lr" in parse(scheme).recipe():
+            raise ConfigError(f"the recipe of {scheme} sets lr, which a ladder's rule does: take --recipe shared")
     asked: dict[str, Size] = {}
     for text, size in zip(config.depth, sizes, strict=True):
         if replace(first := asked.setdefault(size.name, size), lr=size.lr) != size:
