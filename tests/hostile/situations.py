@@ -24,7 +24,7 @@ GPTQ = {"quant_method": "gptq"}
 
 TRAINING = [
     s(f"{TRAIN} --lr 1e400", "--lr takes a finite number"),
-    s(f"{TRAIN} --model.width 1000000000", "out of memory"),
+    s(f"{TRAIN} --model.width 1000000000", "weights and gradients of this model take more than", "choose fewer"),
     s(f"{TRAIN} --model.layers -3", "model.layers", "at least 1"),
     s(f"{TRAIN} --model.heads 3", "model.heads"),
     s(f"{TRAIN} --model.kv-heads 3", "kv_heads"),
