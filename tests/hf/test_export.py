@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,6 @@ from geonorm.errors import ConfigError, UntrustedCode
 transformers = pytest.importorskip("transformers")
 
 from geonorm import hf  # noqa: E402
-from geonorm.hf.export import fast_tokenizer  # noqa: E402
 from geonorm.hf.remote import modeling_source  # noqa: E402
 from geonorm.lab.data import NO_TEXT, load_tokenizer  # noqa: E402
 from geonorm.lab.open import open_run  # noqa: E402
@@ -106,22 +104,6 @@ def test_a_token_for_padding_is_apart_from_the_end(tmp_path: Path) -> None:
     assert json.loads((stock / "config.json").read_text())["pad_token_id"] is None
 
 
-@pytest.mark.parametrize("mask", [None, 257])
-def test_what_a_published_tokenizer_puts_before_texts_is_left_out(mask: int | None) -> None:
-    """Training encodes without it, so that it was never seen."""
-    tokenizer = json.loads(load_tokenizer("byte", NO_TEXT, 257).json)
-    first = {**tokenizer["added_tokens"][0], "id": 257, "content": "<|first|>"}
-    tokenizer["added_tokens"].append(first)
-    before = {"SpecialToken": {"id": "<|first|>", "type_id": 0}}
-    text, other = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}
-    tokenizer["post_processor"] = {
-        "type": "TemplateProcessing", "single": [before, text], "pair": [before, text, other],
-        "special_tokens": {"<|first|>": {"id": "<|first|>", "ids": [257], "tokens": ["<|first|>"]}},
-    }  # fmt: skip
-    found = fast_tokenizer(json.dumps(tokenizer), 256, 64, mask=mask)
-    assert found("ab").input_ids == [97, 98] and found("a", "b").input_ids == [97, 98]
-
-
 def test_the_last_line_says_how_to_load(run: Path, tmp_path: Path, capfd: Any) -> None:
     for words, wanted in (
         ([], "import geonorm.hf, "),
@@ -134,22 +116,6 @@ def test_the_last_line_says_how_to_load(run: Path, tmp_path: Path, capfd: Any) -
         assert last.startswith("load it: import ") and wanted in last and str(to) in last
         if words != ["--remote-code"]:
             exec(last.removeprefix("load it: "), {})  # noqa: S102
-
-
-@pytest.mark.parametrize("name", ["byte", "gpt2.tokenizer.json.xz", "gpt-neox-olmo-dolma-v1_5.tokenizer.json.xz"])
-def test_tokenizers_are_fast_ones(name: str) -> None:
-    """That of bytes, and published ones where they are at hand."""
-    path = Path(os.environ.get("GEONORM_DATA", "nowhere")) / "tokenizers" / name
-    if name != "byte" and not path.exists():
-        pytest.skip("needs the tokenizers in $GEONORM_DATA")
-    ours = load_tokenizer("byte", NO_TEXT, 257) if name == "byte" else load_tokenizer(str(path), NO_TEXT, 60000)
-    theirs = fast_tokenizer(ours.json, ours.eos, 1024)
-    text = "Once upon a time, in 1984, there were 3 naïve <|endofte>\t\n  ☃ models.\n\tx = y"
-    ids = theirs(text, add_special_tokens=False).input_ids
-    assert ids == ours.encode([text])[0].tolist() and theirs.decode(ids) == text
-    assert theirs.eos_token_id == ours.eos
-    if name == "byte":
-        assert theirs(text).input_ids == list(text.encode()) and ours.eos == 256
 
 
 def test_card_says_what_was_trained_how_and_with_which_result(run: Path, folder: Path) -> None:

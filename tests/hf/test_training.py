@@ -233,7 +233,9 @@ def test_lora_leaves_norms_on_queries_alone(build: Any, ids: Any) -> None:
         assert len(held) == 4 and not any(".norms." in name or ".slots." in name for name in held)
 
 
-@pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification", "ImageClassification"])
+@pytest.mark.parametrize(
+    "kind", ["SequenceClassification", "TokenClassification", "QuestionAnswering", "ImageClassification"]
+)
 def test_accumulation_changes_no_step_of_a_classifier(kind: str, build: Any, tmp_path: Path) -> None:
     """transformers divides by the number of items, of which heads have to know, or by that of steps."""
     torch.manual_seed(0)
@@ -249,6 +251,10 @@ def test_accumulation_changes_no_step_of_a_classifier(kind: str, build: Any, tmp
         ids = torch.randint(1, 61, (4, 6))
         each = ids % 5 if kind.startswith("Token") else labels
         data = [{"input_ids": x, "labels": y} for x, y in zip(ids, each, strict=True)]
+        if kind == "QuestionAnswering":
+            data = [
+                {"input_ids": x, "start_positions": y, "end_positions": y} for x, y in zip(ids, labels, strict=True)
+            ]
     steps = []
     for size in (4, 1):
         torch.manual_seed(1)

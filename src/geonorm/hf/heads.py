@@ -14,8 +14,8 @@ from .modeling import GeoNormModel, GeoNormPreTrainedModel
 
 
 class Classifier(GeoNormPreTrainedModel):
-    """transformers' heads take the mean over a batch whatever the number of items that its trainer names, which has to
-    divide by the steps that it accumulates over itself."""
+    """transformers' heads for labels take the mean over a batch whatever the number of items that its trainer names, so
+    that it has to divide by the steps that it accumulates over."""
 
     accepts_loss_kwargs = False
 
@@ -44,7 +44,7 @@ class GeoNormForTokenClassification(GenericForTokenClassification, Classifier):
         self.post_init()
 
 
-class GeoNormForQuestionAnswering(GenericForQuestionAnswering, Classifier):
+class GeoNormForQuestionAnswering(GenericForQuestionAnswering, GeoNormPreTrainedModel):
     """Where an answer begins and ends in a text: two logits for every token."""
 
     def __init__(self, config: GeoNormConfig) -> None:

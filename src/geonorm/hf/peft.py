@@ -102,9 +102,9 @@ def adapt(config: Any, model: Any) -> None:
 
 def translate(names: Collection[str], pattern: bool = True) -> Any:
     """A list of names in other families as the pattern that finds the same matrices here, `["q_proj", "v_proj"]` as
-    `.*\\.(branch\\.((attn|mlp)\\.)?(q|v))`, or without `pattern` as a list, the only one that PEFT takes together with
-    `layers_to_transform`; one in which no such name is stays what it is. ConfigError for a name beside them that means
-    nothing here."""
+    `.*\\.(branch\\.q|attn\\.q|branch\\.v|attn\\.v)`, or without `pattern` as a list, the only one that PEFT takes
+    together with `layers_to_transform`; one in which no such name is stays what it is. ConfigError for a name beside
+    them that means nothing here."""
     last = {name: name.rpartition(".")[2] for name in names}
     if not any(leaf in CALLED for leaf in last.values()):
         return names
@@ -117,15 +117,17 @@ def translate(names: Collection[str], pattern: bool = True) -> Any:
     wanted = {name for leaf in last.values() for name in called.get(leaf, (leaf,))}
     inside, ends = [name for name in OURS if name in wanted], [name for name in ENDS if name in wanted]
     if not pattern:
-        return [f"{parent}.{name}" for name in inside for parent in PARENTS[name]] + ends
+        return [*endings(inside), *ends]
     return rf".*\.({pattern_of(inside)})" + "".join(rf"|(.*\.)?{name}" for name in ends)
 
 
-def pattern_of(names: Collection[str]) -> str:
+def endings(names: Collection[str]) -> list[str]:
     """What the paths of matrices of a block end in."""
-    gate = [r"(mlp\.branch|branch\.mlp)\.gate"] if "gate" in names else []
-    others = "|".join(name for name in names if name != "gate")
-    return "|".join([rf"branch\.((attn|mlp)\.)?({others})"] * bool(others) + gate)
+    return [f"{parent}.{name}" for name in names for parent in PARENTS[name]]
+
+
+def pattern_of(names: Collection[str]) -> str:
+    return "|".join(map(re.escape, endings(names)))
 
 
 def translate_keys(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def records(found: SavedLadder) -> list[Record]:
     rows = []
     for row in found.rows("points"):
         end = ends.get((row["scheme"], row["size"], row["tokens"]), {})
-        rows.append({**end, **({"speedup_n": end["n"]} if end else {}), **row})
+        rows.append({**end, "speedup_n": end.get("n"), **row})
     return [{key: value for key, value in row.items() if not isinstance(value, (dict, list))} for row in rows]
 
 

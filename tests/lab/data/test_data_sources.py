@@ -367,7 +367,7 @@ def test_hub_dataset(monkeypatch):
     assert source.files == ()
     # `geonorm eval` knows by this that the text has a held-out part of its own
     assert open_source("owner/name:config", validation_fraction=0.5).fingerprint == source.fingerprint
-    fake_hub(monkeypatch, {"train": rows}, sha="newer")
+    fake_hub(monkeypatch, {"train": [{"text": None, "url": "x"}, *rows]}, sha="newer")
     newer = open_source("owner/name:config")
     assert sorted(both(newer)) == sorted(DOCUMENTS)
     assert open_source("owner/name:config", validation_fraction=0.5).fingerprint != newer.fingerprint
@@ -391,12 +391,3 @@ def test_describe(tmp_path):
     assert facts["files"] == [str(path)]
     assert facts["sample"] in {document[:200] for document in DOCUMENTS}
     assert json.loads(json.dumps(facts)) == facts
-
-
-@pytest.mark.parametrize("text", [None, ["a", "b"]])
-def test_no_other_field_takes_the_place_of_text(tmp_path, text):
-    """The first line has no text, and a name: names are not what is trained on."""
-    path = tmp_path / "a.jsonl"
-    path.write_text("\n".join(json.dumps({"id": f"doc-{n}", "text": t}) for n, t in enumerate([text, "The text."])))
-    with pytest.raises(DataError, match=r"a\.jsonl:1: field 'text' is no string"):
-        list(files.read_documents(path))

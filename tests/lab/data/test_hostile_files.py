@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,15 @@ def test_a_file_that_is_read_whole_is_bounded(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(files, "WHOLE_BYTES", 2**20)
     with pytest.raises(DataError, match=r"tokenizer.json: more than 1 MiB"):
         files.read_bytes(path)
+
+
+@pytest.mark.parametrize("text", [None, ["a", "b"]])
+def test_no_other_field_takes_the_place_of_text(text: object, tmp_path: Path) -> None:
+    """The first line has no text, and a name: names are not what is trained on."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"id": f"doc-{n}", "text": t}) for n, t in enumerate([text, "The text."])))
+    with pytest.raises(DataError, match=r"a\.jsonl:1: field 'text' holds no text: remove it"):
+        list(files.read_documents(path))
 
 
 def test_parquet_with_other_kinds_of_text(tmp_path: Path) -> None:

@@ -342,6 +342,10 @@ def test_sets_are_named_by_file(sets: Path, tmp_path: Path) -> None:
         wrong.write_text(json.dumps(row))
         with pytest.raises(DataError, match="not a set of questions"):
             tasks.definition("wrong", wrong)
+    own = tasks.local_sets()["plain.validation"]
+    (other := tmp_path / own.name).write_bytes(own.read_bytes())
+    with pytest.raises(ConfigError, match=r"two sets are called plain\.validation: rename"):  # one would be lost
+        tasks.Tasks(["plain.validation", str(other)])
 
 
 def test_a_harness_that_is_broken_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,13 +396,3 @@ def tasks_tokenizer() -> Any:
     from geonorm.lab.data import NO_TEXT, load_tokenizer
 
     return load_tokenizer("byte", NO_TEXT, 257)
-
-
-def test_two_sets_of_one_name_are_refused(sets: Path, tmp_path: Path) -> None:
-    """Results go by the name, so that one of them would be lost."""
-    own = tasks.local_sets()["plain.validation"]
-    other = tmp_path / "other" / own.name
-    other.parent.mkdir()
-    other.write_bytes(own.read_bytes())
-    with pytest.raises(ConfigError, match=r"two sets are called plain\.validation: rename"):
-        tasks.Tasks(["plain.validation", str(other)])

@@ -191,7 +191,7 @@ def text_field(place: str, strings: list[str], fields: list[str]) -> str:
     """The field that holds the text: ``text``, else the only one of the string fields `strings`."""
     if "text" in fields:  # no other field takes its place, a name least of all
         if "text" not in strings:
-            raise DataError(f"{place}: field 'text' is no string: it has to hold the text")
+            raise DataError(f"{place}: field 'text' holds no text: remove it, or put the text there")
         return "text"
     if len(strings) == 1:
         return strings[0]

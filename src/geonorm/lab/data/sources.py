@@ -221,7 +221,9 @@ def open_hub(spec: str, fraction: float) -> Source:
         first = next(iter(dataset["train"]))
     except Exception as error:  # the libraries raise a dozen kinds for network, names, configs and formats
         raise no_dataset(spec, error) from error
-    field = text_field(spec, [key for key, value in first.items() if isinstance(value, str)], list(first))
+    # a document without text is passed over, the first one too
+    strings = [key for key, value in first.items() if isinstance(value, str) or (key == "text" and value is None)]
+    field = text_field(spec, strings, list(first))
 
     def read(split: Split) -> Iterator[str]:
         try:
