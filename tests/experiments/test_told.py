@@ -40,8 +40,8 @@ CASES = [
             (recipe(UNIT, 3.6e-3), GEO),
             (recipe(EQUAL, 3.6e-3), PRE),
             (recipe(EQUAL, 3.6e-3), STRONGEST),
-            *((GEO, recipe(f"{name}{RAW}", 1.8e-3)) for name in ("post", "deepnorm", "peri")),
-            *((recipe(f"{name}{RAW}", 1.8e-3), PRE) for name in ("post", "deepnorm", "peri")),
+            *((GEO, recipe(f"{name}{RAW}", 1.8e-3)) for name in ("post", "deepnorm", "sandwich", "peri")),
+            *((recipe(f"{name}{RAW}", 1.8e-3), PRE) for name in ("post", "deepnorm", "sandwich", "peri")),
         )
         for measure in (LAST, MEAN)
     ),
