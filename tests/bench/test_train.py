@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.exc import TorchDynamoException
 
 from geonorm.bench import train
 from geonorm.bench.config import TrainBench
@@ -74,6 +75,14 @@ def test_a_loss_that_is_not_finite_is_refused() -> None:
 
     with pytest.raises(GeonormError, match="the loss of broken, eager, is nan"):
         train.warm_up(make, torch.device("cpu"))
+
+
+def test_a_machine_that_cannot_compile_says_so() -> None:
+    def step() -> torch.Tensor:
+        raise TorchDynamoException("no compiler")
+
+    with pytest.raises(GeonormError, match="pre cannot be compiled here: no compiler"):
+        train.warm_up(lambda: train.Program("pre", "compiled", 1, step), torch.device("cpu"))
 
 
 def test_schemes_are_distinct() -> None:

@@ -121,6 +121,21 @@ def test_a_run_without_gains_is_held_against_pre_norm_without_gains() -> None:
     assert [(row["x"], row["y"]) for row in chart.rows["line"]] == [(500, 0.25), (1000, 0.25)]
 
 
+@pytest.mark.parametrize(
+    ("scheme", "rules"),
+    [
+        ("geonorm(max_angle=0.5)", [{"y": 0.5}]),
+        ("geonorm(retraction=0.5, max_angle=pi)", []),  # its angle never comes to pi/4
+        ("geonorm(decay_on=update)", []),  # its ceiling depends on the block
+    ],
+)
+def test_a_ceiling_is_drawn_where_the_ratio_is_held_against_it(scheme: str, rules: list[dict[str, float]]) -> None:
+    own = runpy.run_path(str(ROOT / "clamp.py"))
+    rows = [{"step": "1", "layer": "0", "kind": "mlp", "proposal_p50": "0.3"}]
+    run = {"run": f"books-{own['slug'](scheme)}-lr0.1-seed0", "scheme": scheme, "lr": 0.1, "seed": 0}
+    assert own["draw_ratio"](rows, run, own["Axis"].around([0.1, 1.0], title="ratio")).rules == rules
+
+
 WRONG = {
     "no experiment": ("programme.py", ["run", "nowhere", "out"], "nowhere has no runs.py"),
     "no folder of runs": ("programme.py", ["keep", "017-paper-recipe"], "keep needs OUT"),
