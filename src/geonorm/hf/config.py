@@ -162,6 +162,7 @@ class GeoNormConfig(UnderScheme, ShapeFields):
     }
 
     scheme_source: dict[str, Any] | None = None
+    trained_on_sha256: str | None = None
     use_cache: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None

@@ -108,6 +108,7 @@ def export(
     shard: str = "5GB",
     mask: int | None = None,
     sentinels: Sequence[int] = (),
+    trained_on: str | None = None,
 ) -> Path:
     """Writes the folder and returns it; it appears whole or not at all.
 
@@ -115,8 +116,8 @@ def export(
     sentinels: those of an encoder-decoder's missing spans.
     layout: geonorm, an architecture of transformers such as gpt2, or stock, which is the first of those that the
     decoder equals. remote_code: the folder brings its modeling file, for `trust_remote_code=True` where geonorm is not
-    installed. card: text of README.md. shard: the size of the largest weight file. ConfigError if the folder is not
-    empty, or if the decoder does not equal the architecture.
+    installed. card: text of README.md. shard: the size of the largest weight file. trained_on: sha256 of the training
+    data, for `geonorm eval`. ConfigError if the folder is not empty, or if the decoder does not equal the architecture.
     """
     check_target(to)
     model_type = architecture(decoder.config, layout)
@@ -133,13 +134,16 @@ def export(
         model = to_stock(model, model_type)
     if remote_code:
         model.config.auto_map = auto_map(decoder.config)
+    note_data(model, trained_on)
     if decoder.config.causal:
         model.generation_config = transformers.GenerationConfig(**{"pad_token_id": end, **tokens})
     files = {"README.md": card, FILE: source}
     return put_folder(model, to, files, fast_tokenizer(tokenizer, end, decoder.config.context, mask, sentinels), shard)
 
 
-def export_vision(model: VisionTransformer, classes: Sequence[str], to: Path, card: str = "") -> Path:
+def export_vision(
+    model: VisionTransformer, classes: Sequence[str], to: Path, card: str = "", trained_on: str | None = None
+) -> Path:
     """The same for a vision transformer; classes: names of its logits. The folder says how images become pixel_values:
     the square in the middle, scaled to the model's size, from -1 to 1. ConfigError if it is not empty."""
     check_target(to)
@@ -147,6 +151,7 @@ def export_vision(model: VisionTransformer, classes: Sequence[str], to: Path, ca
     found = adapt_vision(
         model, id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)}
     )  # fmt: skip
+    note_data(found, trained_on)
     size = model.config.image_size
     processor = {
         "image_processor_type": "CLIPImageProcessor", "do_convert_rgb": True, "do_resize": True,
@@ -155,6 +160,12 @@ def export_vision(model: VisionTransformer, classes: Sequence[str], to: Path, ca
         "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
     }  # fmt: skip
     return put_folder(found, to, {"README.md": card, "preprocessor_config.json": json.dumps(processor, indent=2)})
+
+
+def note_data(model: Any, sha256: str | None) -> None:
+    """In config.json, whatever the architecture: what was trained on is not held out."""
+    if sha256 is not None:
+        model.config.trained_on_sha256 = sha256
 
 
 def put_folder(model: Any, to: Path, files: Mapping[str, str], tokenizer: Any = None, shard: str = "5GB") -> Path:

@@ -31,7 +31,8 @@ def export_run(options: ExportConfig) -> list[str]:
     both = shape.encoder_layers is not None
     export(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text,
            mask=None if shape.causal else run.tokenizer.mask,
-           sentinels=run.tokenizer.sentinels if both else ())  # fmt: skip
+           sentinels=run.tokenizer.sentinels if both else (),
+           trained_on=record[1]["data_sha256"])  # fmt: skip
     ours = "geonorm.hf, " if model_type == "geonorm" and not options.remote_code else ""
     how = f"{str(to)!r}, trust_remote_code=True" if options.remote_code else repr(str(to))
     kind = "Seq2SeqLM" if both else "CausalLM" if shape.causal else "MaskedLM"
@@ -44,6 +45,6 @@ def export_images(run: OpenedImages, options: ExportConfig, record: FinishedRun)
         given = "--remote-code" if options.remote_code else f"--layout {options.layout}"
         raise ConfigError(f"{given} is for models of text: leave it out")
     text = hf.card(run.model.config, to_dict(run.config), *record)
-    to = export_vision(run.model, read_classes(Path(run.name)), Path(options.to), text)
+    to = export_vision(run.model, read_classes(Path(run.name)), Path(options.to), text, record[1]["data_sha256"])
     load = f"transformers.AutoModelForImageClassification.from_pretrained({str(to)!r})"
     return [str(to), f"load it: import geonorm.hf, transformers; {load}"]

@@ -80,6 +80,19 @@ def test_own_text_is_evaluated_on_its_held_out_part(run: Path, call: Any, text: 
     assert answer["bits_per_byte"] == pytest.approx(summary["val_bpb"], abs=1e-12)
 
 
+@pytest.mark.parametrize("layout", ["geonorm", "gpt2"])
+def test_an_export_knows_the_text_of_its_run(layout: str, train: Any, call: Any, text: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    run, folder = tmp_path / "run", tmp_path / "folder"
+    gpt2 = ["--scheme", "pre(entry=embedding)", "--preset", "nano-gpt2"]
+    assert train(run, "--steps", 2, *(gpt2 if layout == "gpt2" else [])).status == 0
+    assert call("export", run, "--to", folder, "--layout", layout).status == 0
+    own, theirs = (json.loads(call("eval", name, "--data", text).out) for name in (run, folder))
+    assert own["part"] == theirs["part"] == "held-out" and theirs["bytes"] == own["bytes"]
+    (other := tmp_path / "other.txt").write_text(text.read_text()[:3000])
+    assert json.loads(call("eval", folder, "--data", other).out)["part"] == "all"
+
+
 def test_text_with_a_split_of_its_own(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()

@@ -23,6 +23,11 @@ from geonorm.probes.config import ProbeConfig
 transformers = pytest.importorskip("transformers")
 
 NAMES = ("blue", "green", "red")
+SMALL = (
+    "--objective classify --preset nano-vit --model.layers 2 --model.width 16 --model.heads 2 --model.hidden 16 "
+    "--model.image_size 12 --model.classes 7 --evaluation.tokens 64 --evaluation.trace_tokens 0 --runtime.device "
+    "cpu --runtime.tensorboard false --batch-size 12"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +47,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Path:
     out = tmp_path_factory.mktemp("classifiers")
-    words = (
-        "--objective classify --preset nano-vit --model.layers 2 --model.width 16 --model.heads 2 --model.hidden 16 "
-        "--model.image_size 12 --model.classes 7 --evaluation.tokens 64 --evaluation.trace_tokens 0 --runtime.device "
-        "cpu --runtime.tensorboard false --steps 12 --lr 0.01 --batch-size 12"
-    ).split()
-    assert main(["train", *words, "--data", str(images), "--out", str(out / "run")]) == 0
+    words = ["train", *SMALL, "--steps", "12", "--lr", "0.01", "--data", str(images), "--out", str(out / "run")]
+    assert main(words) == 0
     assert main(["export", str(out / "run"), "--to", str(out / "model")]) == 0
     return out / "run"
 
@@ -87,6 +88,16 @@ def test_an_export_is_evaluated_as_its_run(call: Any, run: Path, export: Path, i
     assert theirs["loss"] == pytest.approx(own["loss"], rel=1e-5)
     for key in ("accuracy", "top5", "images", "classes", "data_sha256"):
         assert theirs[key] == own[key], key
+
+
+def test_an_export_knows_the_images_of_its_run(call: Any, images: Path, tmp_path: Path) -> None:
+    whole = images / "train"  # without a held-out part of its own
+    run, folder = tmp_path / "run", tmp_path / "folder"
+    assert call("train", *SMALL, "--data", whole, "--steps", 1, "--out", run).status == 0
+    assert call("export", run, "--to", folder).status == 0
+    own, theirs = (answer(call, name, "--data", whole) for name in (run, folder))
+    assert theirs["part"] == own["part"] == "held-out" and theirs["images"] == own["images"]
+    assert answer(call, folder, "--data", images / "val")["part"] == "all"
 
 
 def test_a_vit_of_transformers_is_asked_under_the_names_of_its_classes(call: Any, vit: Path, images: Path) -> None:

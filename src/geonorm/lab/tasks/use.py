@@ -79,6 +79,15 @@ def describe_model(opened: Opened) -> dict[str, Any]:
     return {"model": opened.name, "model_type": config.model_type, "scheme": getattr(config, "scheme", None)}
 
 
+def trained_on(opened: Opened) -> str | None:
+    """sha256 of the data of a run, or of the run that a folder was exported from; None where nothing says it."""
+    if not isinstance(opened, OpenedRun | OpenedImages):
+        return getattr(opened.model.config, "trained_on_sha256", None)
+    with suppress(CheckpointError):  # a run that does not say
+        return next((part.get("data_sha256") for part in read_parts(Path(opened.name))[-1:]), None)
+    return None
+
+
 def evaluate_images(opened: OpenedImages | OpenedClassifier, c: EvalConfig) -> dict[str, Any]:
     """Loss in nats per image, top-1 (accuracy) and top-5, and top-1 by class: on the held-out part where the images
     come with one or are what the run was trained on, else on all of them."""
@@ -88,11 +97,8 @@ def evaluate_images(opened: OpenedImages | OpenedClassifier, c: EvalConfig) -> d
         raise ConfigError("--context is of text: an image is read whole")
     images = open_images(c.data)
     asked = ask(opened, images)
-    known: list[dict[str, Any]] = []
-    with suppress(CheckpointError):  # a run that does not say what it was trained on, or a model of transformers
-        known = read_parts(Path(opened.name)) if isinstance(opened, OpenedImages) else []
-    seen = bool(known) and images.sha256 == known[-1].get("data_sha256")
-    parts = [images.validation] if seen or images.own_split else [images.train, images.validation]
+    held_out = images.own_split or images.sha256 == trained_on(opened)
+    parts = [images.validation] if held_out else [images.train, images.validation]
     rows, total = max(1, EVALUATION_BATCH // asked.tokens), sum(map(len, parts))
     most = total if c.tokens is None else max(1, c.tokens // asked.tokens)
     batches = chain.from_iterable(asked.batches(part, rows, max(1, most * len(part) // total)) for part in parts)
@@ -125,12 +131,8 @@ def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None, l
     held-out part where the text comes with one or is what the run was trained on, else on all of it."""
     source = open_source(data)
     ours = isinstance(opened, OpenedRun)
-    known: list[dict[str, Any]] = []
-    if ours:
-        with suppress(CheckpointError):  # a run that does not say what it was trained on
-            known = read_parts(Path(opened.name))
     text = tokenize(source, opened.reader)
-    seen = bool(known) and text.sha256 == known[-1].get("data_sha256")
+    seen = text.sha256 == trained_on(opened)
     # the fingerprint holds the share to hold out exactly where the text has no held-out part of its own
     whole = not seen and source.fingerprint != open_source(data, validation_fraction=0.5).fingerprint
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
