@@ -42,7 +42,7 @@ ALLOWED = {
     "nn": RULES | {"residual"},
     "dynamics": MATHS | {"schemes", "nn.attention", "nn.config", "nn.mlp", "nn.roles"},  # branches, not models
     "probes": GROUND | {"sphere", "sites"},
-    "hf": MODELS | {"sites", ""},  # "" is the package itself: its version
+    "hf": MODELS | {"sites", "probes.load", ""},  # "" is the package itself: its version
     "lab": MODELS | {"sites", "hf", "probes", "dynamics", ""},
     "report": {"errors", "lab.runs.run", "lab.runs.statistics", "parsing", "decay", "settings"},
     "bench": MODELS | {"lab", "report"},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from geonorm.errors import ConfigError
+from geonorm.errors import CheckpointError, ConfigError
 
 transformers = pytest.importorskip("transformers")
 
@@ -385,6 +385,17 @@ def test_the_preset_is_gpt2(ids: Any, tmp_path: Path) -> None:
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert type(theirs) is transformers.GPT2LMHeadModel
     close(theirs(ids).logits, decoder(ids))
+
+
+def test_weights_that_are_missing_are_not_drawn(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    stock("llama").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"holds no model\.layers\.0\.mlp\.up_proj\.weight"):
+        hf.load_stock(tmp_path)
 
 
 def test_what_is_no_stock_model_is_one_line(build: Any, tmp_path: Path) -> None:

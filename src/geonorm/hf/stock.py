@@ -17,6 +17,7 @@ from transformers import initialization
 
 from ..errors import ConfigError
 from ..nn.config import DecoderConfig
+from ..probes.load import one_line, with_weights
 from .config import GeoNormConfig, layer_types
 from .encoder_decoder import GeoNormForConditionalGeneration
 from .layouts import QKV, SHARED, TOKENS, Layout, architecture, join_names, layout_for, layout_of, shape_of
@@ -103,7 +104,8 @@ def stock_config(config: GeoNormConfig, layout: Layout) -> Any:
 def load_stock(folder: str | Path) -> GeoNormForCausalLM:
     """A model of transformers under the scheme that it is, with equal logits: a folder or a name on the hub.
 
-    ConfigError if there is no model, or if its architecture or a setting of it has no equal here."""
+    ConfigError if there is no model, or if its architecture or a setting of it has no equal here; CheckpointError if
+    weights are missing."""
     try:
         theirs = transformers.AutoConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
@@ -113,7 +115,8 @@ def load_stock(folder: str | Path) -> GeoNormForCausalLM:
         raise ConfigError(f"{folder} is under a scheme already: load it with transformers.AutoModelForCausalLM")
     layout = layout_for(theirs)
     shape = shape_of(theirs, layout)
-    stock = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    with one_line(str(folder), f"{folder} holds no weights that can be read"):
+        stock = with_weights(transformers.AutoModelForCausalLM, str(folder), dtype="auto")
     weights = stock.state_dict()
     if shape.block == "parallel":
         one_norm(weights, layout, shape)

@@ -336,6 +336,9 @@ def test_a_llama_from_the_disk(
     assert (saved.depth, saved.data) == (2, text.name)
     answer = json.loads(call("eval", out, "--data", text, "--tokens", 100).out)
     assert answer["scheme"] == "geonorm" and answer["loss"] < conversion["loss_before"]
+    assert answer["part"] == "held-out"  # of the text that it was converted on
+    rates = [json.loads(line)["lr"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert rates[0] < 1e-2 and rates == sorted(rates, reverse=True)  # 5 % of ten steps are no step of warm-up
     assert call("generate", out, "--prompt", "the", "--tokens", 3).status == 0
 
 

@@ -146,6 +146,16 @@ def test_a_diverged_run_is_not_extended(train: Any, tmp_path: Path) -> None:
     assert refused.status == 2 and "steps 10, not 20, that diverged" in refused.err
 
 
+def test_a_finished_run_without_checkpoints_stays_as_it_is(train: Any, tmp_path: Path) -> None:
+    run, given = tmp_path / "run", [*WARM, *SCHEDULES["constant"]]
+    assert train(run, *given, "--steps", 10).status == 0
+    shutil.rmtree(run / "checkpoints")
+    before = (run / "metrics.jsonl").read_bytes()
+    refused = train(run, *given, "--steps", 20)
+    assert refused.status == 2 and "none of its checkpoints is of the first 10" in refused.err
+    assert (run / "metrics.jsonl").read_bytes() == before and (run / "summary.json").exists()
+
+
 def test_a_run_without_checkpoints_begins_anew(train: Any, losses: Any, tmp_path: Path) -> None:
     """Killed before its first save: there is nothing to lose."""
     run, planned = tmp_path / "run", tmp_path / "planned"

@@ -32,6 +32,8 @@ from .config import ConvertConfig
 
 OF_RUN = ("step", "sha256", "state_sha256", "optimizer")
 """What of a checkpoint's state the saver writes itself."""
+SCHEDULE: dict[str, Any] = {"schedule": "cosine", "warmup": 0.05, "warmup_steps": None}
+"""Of the rate on a way."""
 KEPT = ("metrics.jsonl", "trace.jsonl", "norms.jsonl", "tokenizer.json", FILE)
 """Files of the run on its way that are those of the result too."""
 
@@ -101,13 +103,12 @@ class RunOrigin(Origin):
         shape = own.decoder(own.scheme)
         batch = c.batch_size or own.batch_size
         steps = self.steps(batch, shape.context)
-        optim = replace(own.optim, schedule="cosine", warmup=0.05, warmup_steps=None)
         self.settings = TrainConfig(
             **{f.name: getattr(own, f.name) for f in fields(TrainConfig) if f.name in ("preset", "objective", "model")},
             **self.shared(way, steps, batch),
             lr=own.lr if c.lr is None else c.lr,
             data=c.data or own.data,
-            optim=optim,
+            optim=replace(own.optim, **SCHEDULE),
             tokens=replace(own.tokens, tokenizer=str(path / "tokenizer.json")),
         )
         made = Decoder(replace(shape, scheme=self.settings.scheme, layers=shape.layers))  # ConfigError without a way
@@ -178,7 +179,7 @@ class ModelOrigin(Origin):
         check_model(opened.model)
         check_pre_norm(opened.model)
         if not opened.causal:
-            raise ConfigError(f"{opened.name} predicts masked tokens: convert needs a model of the next token")
+            raise ConfigError(f"{opened.name} predicts {opened.predicts}: convert needs a model of the next token")
         if c.data is None:
             raise ConfigError("--data is missing: what to train on is known of runs alone")
         vocabulary = opened.model.get_input_embeddings().weight.shape[0]
@@ -194,6 +195,7 @@ class ModelOrigin(Origin):
             **self.shared(way, self.steps(batch, context), batch),
             lr=1e-4 if c.lr is None else c.lr,
             data=c.data,
+            optim=replace(TrainConfig().optim, **SCHEDULE),
             tokens=replace(TrainConfig().tokens, tokenizer=tokenizer),
         )
         self.settings = replace(self.settings, evaluation=replace(c.evaluation, trace_tokens=0))
@@ -213,7 +215,11 @@ class ModelOrigin(Origin):
         """What was loaded is in its model already; there is no optimizer state."""
 
     def save(self, loop: Loop, way: Path, out: Path) -> None:
-        self.conversion.finish().save_pretrained(out)
+        from ...hf.export import note_data
+
+        model = self.conversion.finish()
+        note_data(model, loop.text.sha256)
+        model.save_pretrained(out)
         self.opened.tokenizer.save_pretrained(out)
         shutil.copyfile(way / "metrics.jsonl", out / "metrics.jsonl")
 

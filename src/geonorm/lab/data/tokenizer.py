@@ -116,10 +116,25 @@ class FileTokenizer(Tokenizer):
         self.mask = next((self._ids[token] for token in MASK_NAMES if token in self._ids), None)
         found = (self._ids.get(SENTINEL.format(number)) for number in count())
         self.sentinels = tuple(takewhile(lambda token: token is not None, found))
+        names = (ends[0], *MASK_NAMES, *(SENTINEL.format(number) for number in range(len(self.sentinels))))
+        spelled = [name for name in names if self._ids.get(name) in self._encode([name])[0]]
+        self._spelled = re.compile("|".join(map(re.escape, spelled))) if spelled else None
 
     def encode(self, texts: list[str]) -> list[TokenIds]:
+        if self._spelled is None or not any(map(self._spelled.search, texts)):
+            return self._encode(texts)
+        return [np.concatenate(self._encode(self._part(text))) for text in texts]
+
+    def _encode(self, texts: list[str]) -> list[TokenIds]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
+
+    def _part(self, text: str) -> list[str]:
+        """The text cut behind the first character of each name of a token that is no text, where the library takes the
+        name for the token (T5's are pieces of its model; others are added and not marked as special)."""
+        assert self._spelled is not None
+        cuts = [0, *(match.start() + 1 for match in self._spelled.finditer(text)), len(text)]
+        return [text[first:last] for first, last in zip(cuts, cuts[1:], strict=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._tokenizer.decode([int(i) for i in ids]))

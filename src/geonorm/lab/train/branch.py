@@ -131,7 +131,7 @@ def find_extension(config: TrainConfig) -> Extension | None:
         raise CheckpointError(f"{where}, with {warmup} of warm-up: add --optim.warmup-steps {warmup} to extend it")
     last = min(shared, averaging_start(after))
     kept = saved_steps(folder.checkpoints)
-    if kept and min(kept) > last:
+    if min(kept, default=last + 1) > last and (kept or folder.summary()):
         raise CheckpointError(
             f"{where}, and none of its checkpoints is of the first {last}, which more steps would share; choose "
             "another --out"
