@@ -35,8 +35,8 @@ class ProbeConfig(Settings):
     gradients: bool = False
     """Also the gradient norm of every site's weights, of one batch."""
     ablate_blocks: bool = False
-    """Also the loss without one block or several in a row, and the angle between their ends, on the first 4096 tokens, in
-    whole passes."""
+    """Also the loss without one block or several in a row, and the angle between their ends, on the first 4096 tokens,
+    in whole passes."""
     logit_lens: bool = False
     """Also the loss if the model ended after each of its blocks, on the first 4096 tokens, in whole passes."""
     bos: bool = False

@@ -8,7 +8,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from itertools import count, takewhile
+from itertools import count, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ class FileTokenizer(Tokenizer):
         name for the token (T5's are pieces of its model; others are added and not marked as special)."""
         assert self._spelled is not None
         cuts = [0, *(match.start() + 1 for match in self._spelled.finditer(text)), len(text)]
-        return [text[first:last] for first, last in zip(cuts, cuts[1:], strict=False)]
+        return [text[first:last] for first, last in pairwise(cuts)]
 
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._tokenizer.decode([int(i) for i in ids]))
