@@ -32,9 +32,11 @@ UNIT = "geonorm(entry=embedding, update=unit)"
 EQUAL = f"geonorm(entry=embedding, update=unit, {EQUAL_SHARES})"
 """The only other way with a unit tangent that is tried here."""
 OTHERS = (UNIT, EQUAL, SMOOTH, *(f"{name}(entry=embedding)" for name in ("peri", "post", "deepnorm", "sandwich")))
+READ = "geonorm(entry=embedding, input=norm)"
+"""Reads as Pre-Norm does."""
 PARTS = {
-    "no gains": ("pre(entry=embedding)", "geonorm(entry=embedding)", "geonorm(entry=embedding, input=norm)"),
-    "gains": ("pre(entry=embedding, input=raw)", "geonorm(entry=embedding, input=norm)"),
+    "no gains": ("pre(entry=embedding)", "geonorm(entry=embedding)", READ),
+    "gains": ("pre(entry=embedding, input=raw)", READ),
 }
 """What of a gain is the step, and what the absence of norms: with equal reads, with and without gains."""
 
@@ -100,10 +102,13 @@ def plan(known: Summaries) -> Grid:
             for seed in range(3):
                 wanted.add(scheme, rate, seed)
     add_parts(wanted)
-    for scheme in CELLS[:2]:
-        for rate in tune(wanted, scheme, OCTAVES[:2], data="latex"):
-            for seed in range(3):
-                wanted.add(scheme, rate, seed, data="latex")
+    latex = {scheme: rate for scheme in CELLS[:2] for rate in tune(wanted, scheme, OCTAVES[:2], data="latex")}
+    for rate in tune(wanted, READ, OCTAVES[:2]):
+        for seed in range(3):
+            wanted.add(READ, rate, seed)
+    for scheme, rate in latex.items():
+        for seed in range(3):
+            wanted.add(scheme, rate, seed, data="latex")
     return wanted.grid
 
 
