@@ -181,9 +181,10 @@ def test_packed_texts_and_an_exported_graph(scheme: str, build: Any, ids: Any) -
     model = build(scheme)
     first, second = ids[:1, :5], ids[1:]
     positions = torch.cat((torch.arange(5), torch.arange(9)))[None]
-    packed = model(torch.cat((first, second), 1), position_ids=positions, use_cache=False).logits
-    torch.testing.assert_close(packed[:, :5], model(first).logits, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(packed[:, 5:], model(second).logits, rtol=1e-5, atol=1e-5)
+    for cached in ({}, {"use_cache": False}):
+        packed = model(torch.cat((first, second), 1), position_ids=positions, **cached).logits
+        torch.testing.assert_close(packed[:, :5], model(first).logits, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(packed[:, 5:], model(second).logits, rtol=1e-5, atol=1e-5)
     made = torch.export.export(model, (), {"input_ids": ids, "use_cache": False}, strict=False).module()
     torch.testing.assert_close(made(input_ids=ids, use_cache=False).logits, model(ids).logits)
 

@@ -112,6 +112,15 @@ def test_cache_in_chunks_equals_one_pass(scheme: str) -> None:
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-10)
 
 
+@torch.no_grad()
+def test_more_tokens_than_a_cache_has_room_for_are_refused() -> None:
+    model, text = decoder(scheme="pre"), ids()
+    cache = model.new_cache(4)
+    model(text[:, :4], cache)
+    with pytest.raises(ConfigError, match="5 tokens do not fit a cache for 4"):
+        model(text[:, 4:5], cache)
+
+
 @pytest.mark.parametrize("scheme", names())
 def test_cached_generation_equals_uncached(scheme: str) -> None:
     model = decoder(scheme=scheme, kv_heads=2)

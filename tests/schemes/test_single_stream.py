@@ -164,6 +164,17 @@ def test_angpt_step_keeps_the_norm_of_orthogonal_unit_vectors() -> None:
     torch.testing.assert_close(weight.detach(), torch.full((4,), 0.01, dtype=torch.float64), rtol=1e-6, atol=0)
 
 
+@torch.no_grad()
+def test_the_size_of_logits_under_rounded_weights() -> None:
+    """Of angpt, whose factors have the same error at every site if they are made in bf16."""
+    torch.manual_seed(0)
+    model = Decoder(DecoderConfig("angpt", layers=12, width=32, heads=4, vocab_size=64, context=16)).bfloat16()
+    exact, ids = Decoder(model.config), torch.randint(64, (4, 16))
+    exact.load_state_dict({name: value.float() for name, value in model.state_dict().items()})
+    wanted, found = exact(ids), model(ids).float()
+    assert ((wanted * found).sum() / wanted.square().sum()).item() == pytest.approx(1.0, abs=0.01)
+
+
 def test_angpt_shortens_long_rows_only() -> None:
     long, short = 3 * torch.ones(2, 4), torch.full((2, 4), 0.25)
     weights = {"o": [torch.cat((long, short))], "embed": [torch.cat((long, short)).clone()]}

@@ -212,14 +212,15 @@ class GeoNormCrossDecoder(GeoNormStack):
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """x, position_ids, dtype: what `GeoNormEncoder.begin` returns."""
-        if use_cache and past_key_values is None:
+        fresh = past_key_values is None  # of a cache that begins here transformers would not look for texts in one row
+        if use_cache and fresh:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
         own = None if past_key_values is None else past_key_values.self_attention_cache
         tokens = x.shape[1]
         past, keys = (0, tokens) if own is None else (own.get_seq_length(), own.get_mask_sizes(tokens, 0)[0])
         mask = create_causal_mask(
-            config=self.config, inputs_embeds=like(x, dtype), attention_mask=attention_mask, past_key_values=own,
-            position_ids=position_ids,
+            config=self.config, inputs_embeds=like(x, dtype), attention_mask=attention_mask,
+            past_key_values=None if fresh else own, position_ids=position_ids,
         )  # fmt: skip
         across = create_bidirectional_mask(
             config=self.config, inputs_embeds=like(x, dtype), attention_mask=encoder_attention_mask,

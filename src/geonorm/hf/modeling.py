@@ -199,6 +199,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
         if input_ids is None and self.values:
             raise ConfigError("this model adds a vector of each token to its values (values=token): give input_ids")
         embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        before = past_key_values  # of a cache that begins here transformers would not look for texts in one row
         if use_cache and past_key_values is None and self.config.is_causal:
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None:
@@ -211,7 +212,7 @@ class GeoNormModel(GeoNormPreTrainedModel):
                     config=self.config,
                     inputs_embeds=embedded,
                     attention_mask=attention_mask,
-                    past_key_values=past_key_values,
+                    past_key_values=before,
                     position_ids=position_ids,
                 )
                 for kind in dict.fromkeys(self.layer_types)

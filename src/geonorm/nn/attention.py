@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..norms import RMSNorm, transformed
 from ..schemes import Scheme, Site
 from .config import DecoderConfig, TrunkConfig
@@ -100,6 +101,8 @@ class LayerCache:
             self.keys = k.new_empty(batch, heads, self.room, dim)
             self.values = v.new_empty(batch, heads, self.room, dim)
         end = self.length + k.shape[2]
+        if end > self.room:
+            raise ConfigError(f"{end} tokens do not fit a cache for {self.room}: make one with more room")
         self.keys[:, :, self.length : end] = k
         self.values[:, :, self.length : end] = v
         self.length = end

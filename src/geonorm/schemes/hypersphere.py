@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..decay import Schedule, schedule
-from ..norms import NormSpec
+from ..norms import NormSpec, upcast
 from ..settings import TINIEST, Range
 from .base import About, Number, Placement, Site, drawn
 from .registry import register
@@ -138,10 +138,10 @@ class AnGPT(Interpolated):
         return {"alpha": Scale((norm.dim,), self.alpha, 0.01)}
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        step = h * p.alpha()
+        step = h * upcast(p.alpha())
         factor = torch.rsqrt(step.square() + (1 - step).square())
-        kept, taken = (factor * (1 - step)).to(x.dtype), (factor * step).to(x.dtype)
-        return torch.addcmul(kept * x, taken, u)
+        # rounded factors would have one error at every site, and the stream no norm at its end that takes it back
+        return torch.addcmul(factor * (1 - step) * x, factor * step, u).to(x.dtype)
 
     def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
         if name == "gate":

@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -140,13 +140,15 @@ def test_norms_that_are_held_are_those_it_begins_with(
     held, out = tmp_path / "held", tmp_path / "out"
     base = ["train", *SHAPE, *QUICK, "--data", text, "--optim.hold_norms", "o", "down"]
     assert call(*base, "--steps", 4, "--out", held, "--seed", 1).status == 0
-    begun = norms(held)
+    begun, options = norms(held), ["--way", "abrupt", "--lr", 0.05, "--evaluation.average", 0.5]
     with after(4):
-        assert convert(held, out, "--way", "abrupt", "--lr", 0.05).status == 130
+        assert convert(held, out, *options).status == 130
     assert norms(out / "way") == pytest.approx(begun, rel=1e-5)
-    resumed = convert(held, out, "--way", "abrupt", "--lr", 0.05)
+    resumed = convert(held, out, *options)
     assert resumed.status == 0 and "at step 4 of 10" in resumed.out
     assert norms(out) == pytest.approx(begun, rel=1e-5)
+    assert convert(held, tmp_path / "whole", *options).status == 0  # averaged weights have those norms, too
+    assert about(tmp_path / "whole")["val_loss_average"] == about(out)["val_loss_average"]
 
 
 def test_killed_while_the_result_is_written_it_is_written_anew(
@@ -250,6 +252,31 @@ def test_fitted_it_begins_nearer_than_abruptly() -> None:
         assert model.state_dict().keys() == names and len(factors) >= 2 * 7
 
 
+def test_it_is_fitted_without_dropout() -> None:
+    shape: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "vocab_size": 31, "context": 12}
+    ids, found = torch.arange(48).view(4, 12) % 31, []
+    for dropout in (0.0, 0.5):
+        torch.manual_seed(0)
+        original, model = (Decoder(DecoderConfig(scheme, attn_dropout=dropout, **shape)) for scheme in ("pre", "post"))
+        fit(model, original.eval(), ids)
+        found.append([p.detach() for p in model.parameters()])
+        assert model.training
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("target", ["post", "geonorm(final=none, after=norm)"])
+@torch.no_grad()
+def test_without_a_norm_at_the_exit_the_last_one_on_the_stream_gives_its_length(target: str) -> None:
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "vocab_size": 31, "context": 12}
+    original, model = (Decoder(DecoderConfig(scheme, **shape)) for scheme in ("pre", target))
+    cast(Any, original.exit.own).norm.weight.fill_(3.0)
+    own, ids = original.state_dict(), torch.arange(48).view(4, 12) % 31
+    model.load_state_dict({name: own.get(name, value) for name, value in model.state_dict().items()})
+    fit(model, original, ids)
+    assert model(ids).norm() / original(ids).norm() == pytest.approx(1.0, abs=0.2)
+
+
 @pytest.mark.parametrize("target", ["peri(entry=embedding)", "geonorm(update=norm)"])
 def test_norms_without_gains_are_left_as_they_are(target: str) -> None:
     """A norm on what a branch proposes has nothing that could be fitted there."""
@@ -306,7 +333,7 @@ def llama(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=257,
-        max_position_embeddings=16, bos_token_id=256, eos_token_id=256,
+        max_position_embeddings=16, bos_token_id=256, eos_token_id=256, attention_dropout=0.2,
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
     end = "<|endoftext|>"

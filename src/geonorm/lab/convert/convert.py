@@ -58,7 +58,7 @@ class Converting(Loop):
         if super().resume(run):
             return True
         self.origin.begin(self)
-        self.held = HeldNorms(self.model, self.config.optim.hold_norms)  # of the weights it begins with
+        self.held.squares = HeldNorms(self.model, self.config.optim.hold_norms).squares  # of the weights it begins with
         before, swapped = self.measure(self.origin.original), self.measure(self.model)
         run.write(BEGUN, {"settings": asked(self.origin.config), "loss_before": before, "loss_at_start": swapped})
         self.say(f"{self.origin.name}: loss {before:.4f}, at the start of its way {swapped:.4f}")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ...hf.block import Affine, Gain, norm_in
 from ...hf.match import regress, scale
 from ...nn.decoder import Decoder
+from ...nn.sampling import evaluating
 from ...nn.trunk import End
 from ...nn.values import TokenValues
 from ...residual import Residual
@@ -61,7 +62,10 @@ def fit(model: Decoder, original: Decoder, ids: Tensor) -> Factors:
         handles.append(residual.branch.register_forward_pre_hook(hooks.read))
         handles.append(residual.branch.register_forward_hook(hooks.write))
     handles.append(model.exit.register_forward_pre_hook(partial(fit_end, seen.end["exit"])))
-    model(ids)
+    if norm_in(model.exit.own, "norm") is None:
+        fitted[-1].beyond = seen.end["exit"]
+    with evaluating(model):
+        model(ids)
     for handle in handles:
         handle.remove()
     return [pair for hooks in fitted for pair in hooks.fold()]
@@ -77,6 +81,8 @@ class Fit:
         self.gains = Affine(reads.shape[-1], bias and not self.gates).to(like.device)
         self.gain = Gain().to(like.device)
         self.x: Any = None
+        self.beyond: Tensor | None = None
+        """What the last norm on the stream should give, where there is none behind it."""
 
     def enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         self.x = stream_of(args, kwargs)
@@ -100,6 +106,9 @@ class Fit:
         weight: Any = self.gain.weight if norm is None else norm.weight
         if weight is not None:
             scale(weight, lambda: scheme.seen(write_at(scheme, self.x, self.gain(u), p, site, carry=carry)), self.after)
+        stream = norm_in(residual.own, "stream")
+        if self.beyond is not None and stream is not None:
+            regress(stream, lambda: write_at(scheme, self.x, self.gain(u), p, site, carry=carry), self.beyond)
         return (self.gain(u), *out[1:]) if isinstance(out, tuple) else self.gain(u)
 
     def fold(self) -> Factors:

@@ -209,7 +209,7 @@ class ModelOrigin(Origin):
         self.original = Adapted(copy.deepcopy(model), first).to(loop.device).eval()
         probe = loop.batches.at(0)[0] if c.way == "match" else None
         self.conversion = convert(model, self.target, c.way, self.moving(self.settings.steps), c.course, probe)
-        return Adapted(model, first)
+        return Adapted(model, first).train()
 
     def begin(self, loop: Loop) -> None:
         """What was loaded is in its model already; there is no optimizer state."""
