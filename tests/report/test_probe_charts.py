@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from geonorm.report.probe import Geometry
+from geonorm.report.probe import Geometry, averages
 from geonorm.report.probe_charts import draw_probe
 from geonorm.report.vega import Axis, figure
 
@@ -25,6 +25,12 @@ def test_each_panel_names_the_series_that_it_has() -> None:
     assert layer["encoding"]["color"]["legend"]["values"] == ["llama", "neox"]
     assert len(figure(charts, "caption", columns=3)["concat"]) == 3
     assert len({chart.title for chart in charts}) == 3 and all(chart.y and chart.y.title for chart in charts)
+
+
+def test_columns_of_the_averages_have_names_of_their_own() -> None:
+    """They are the keys of the CSV."""
+    titles, _ = averages(found({}))
+    assert len(set(titles)) == len(titles)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.3, 0.44), (0.03, 0.2), (2.0, 3.0), (1, 96), (0.012, 0.9)])

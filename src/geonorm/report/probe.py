@@ -162,9 +162,9 @@ def power_of(law: Row | None) -> str:
 
 def averages(found: Geometry) -> tuple[list[str], Cells]:
     """Means over the sites, and over the norms in blocks, of each series."""
-    titles = ["model", "|x| first", "|x| last", "step", "rotation", "spread of |x| by norms", "|cos| to 1", "null",
+    titles = ["model", "|x| first", "|x| last", "step", "rotation", "spread of |x| by norms", "|cos| to 1", "its null",
               "principal", "cos of pairs", "effective rank", "massive", "kurtosis", "first token's |x|",
-              "attention to it", "null", "clamped"]  # fmt: skip
+              "attention to it", "even attention", "clamped"]  # fmt: skip
     cells = []
     for name in found.names:
         rows, norms = found.sites.get(name, []), norm_rows(found, name) or found.norms.get(name, [])
