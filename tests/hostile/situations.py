@@ -288,6 +288,7 @@ COMPARISONS = [
     s("bench", "WHAT is missing"),
     s(f"{COMPARE} --lrs 0.001 0.001", "--lrs names a learning rate twice"),
     s(f"{COMPARE} --tune", "at least two learning rates"),
+    s(f"{COMPARE} --tune-steps 1", "one learning rate makes none"),
     s(COMPARE.replace("pre", "pre pre()", 1), "names pre twice"),
     s("bench ops --shapes 12 --out out", "ROWSxDIM"),
     s("bench ops --quick --only nothing --out out", "no candidate's name"),

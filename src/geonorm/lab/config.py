@@ -272,6 +272,8 @@ class CompareConfig(Grid, Recipe):
             raise ConfigError("--tune needs at least two learning rates in --lrs, to know the ratio of the grid")
         if len(self.lrs) > 1:
             self.optim.check_steps(self.steps_of_tuning)
+        elif self.tune_steps is not None:
+            raise ConfigError("--tune-steps is of tuning runs, and one learning rate makes none: give more in --lrs")
 
     @property
     def steps_of_tuning(self) -> int:
