@@ -15,6 +15,7 @@ from ..nn.trunk import End
 from ..norms import NORMS, NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site
+from ..schemes.scales import Times
 from ..sites.anatomy import Branch as Where
 from ..sites.anatomy import Stack, Sublayer
 
@@ -49,17 +50,6 @@ class Gain(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         return u * self.weight.to(u.dtype)
-
-
-class Multiplier(nn.Module):
-    """u times a number of the block's configuration."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, u: Tensor) -> Tensor:
-        return u * self.factor
 
 
 class Chain(nn.Module):
@@ -210,7 +200,7 @@ def branch_modules(block: nn.Module, branch: Where) -> list[nn.Module]:
         drop = attrgetter(branch.dropout)(block)
         found.append(drop if isinstance(drop, nn.Module) else nn.Dropout(float(drop)))
     if branch.scale is not None:
-        found.append(Multiplier(float(attrgetter(branch.scale)(block))))
+        found.append(Times(float(attrgetter(branch.scale)(block))))
     return found
 
 

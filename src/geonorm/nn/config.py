@@ -205,8 +205,6 @@ class VisionConfig(TrunkConfig):
             raise ConfigError("model.positions relative is for encoder-decoders; for images choose learned or rope")
         if self.values == "token":
             raise ConfigError("model.values token needs tokens of a vocabulary; for images choose own or first")
-        if self.rope_scaling is not None:
-            raise ConfigError(f"model.rope_scaling {self.rope_scaling} is for texts longer than those of training")
         if self.positions == "rope" and self.rotary_dim % 4:
             raise ConfigError(
                 f"model.rotary {self.rotary:g} of a head of {self.head_dim}: {self.rotary_dim} dimensions turn, which "

@@ -17,8 +17,10 @@ fits: the laws whose power of t lies in the interval of the fitted one, however 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import atan, cos, exp, log, pi, sin, sqrt
+from math import exp, log, sqrt
 from typing import Any
+
+import numpy as np
 
 from ..decay import LAWS, schedule
 
@@ -79,16 +81,8 @@ def left_course(points: list[tuple[float, float]]) -> float:
     free = len(points) - 3
     if free < LEAST_FREE:
         return 1.0
-    basis: list[list[float]] = []
-    for column in (logs, [a * a for a in logs]):
-        centred = subtract_mean(column)
-        for unit in basis:
-            along = dot(centred, unit)
-            centred = [a - along * b for a, b in zip(centred, unit, strict=True)]
-        size = sqrt(dot(centred, centred))
-        basis.append([a / size for a in centred])
-    whole = subtract_mean(rest)
-    course = sum(dot(whole, unit) ** 2 for unit in basis)
+    basis, _ = np.linalg.qr(np.vander(logs, 3, increasing=True))  # the mean, a slope, a bend
+    course = float(((basis[:, 1:].T @ rest) ** 2).sum())
     scatter = max(squares(rest) - course, free * LEAST_SCATTER**2)
     return float((1 + course / scatter) ** (-free / 2))
 
@@ -96,10 +90,6 @@ def left_course(points: list[tuple[float, float]]) -> float:
 def subtract_mean(values: list[float]) -> list[float]:
     mean = sum(values) / len(values)
     return [value - mean for value in values]
-
-
-def dot(one: list[float], other: list[float]) -> float:
-    return sum(a * b for a, b in zip(one, other, strict=True))
 
 
 def describe_fit(rest: list[float], total: float) -> dict[str, float | None]:
@@ -119,23 +109,10 @@ def squares(values: list[float]) -> float:
 
 
 def student(freedom: int) -> float:
-    """97.5 % point of Student's t: bisection of the finite sums for whole degrees of freedom (Abramowitz, 26.7.3-4)."""
+    """97.5 % point of Student's t."""
+    from scipy.special import stdtrit
 
-    def inside(t: float) -> float:
-        """P(|T| < t)."""
-        angle = atan(t / sqrt(freedom))
-        odd = freedom % 2
-        term, total = cos(angle) if odd else 1.0, 0.0
-        for k in range(2 + odd, freedom + 1, 2):
-            total += term
-            term *= cos(angle) ** 2 * (k - 1) / k
-        return 2 / pi * (angle + sin(angle) * total) if odd else sin(angle) * total
-
-    low, high = 0.0, 20.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if inside(middle) < 0.95 else (low, middle)
-    return high
+    return float(stdtrit(freedom, 0.975))
 
 
 def implied(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

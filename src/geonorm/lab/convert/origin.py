@@ -111,7 +111,7 @@ class RunOrigin(Origin):
             optim=replace(own.optim, **SCHEDULE),
             tokens=replace(own.tokens, tokenizer=str(path / "tokenizer.json")),
         )
-        made = Decoder(replace(shape, scheme=self.settings.scheme, layers=shape.layers))  # ConfigError without a way
+        made = Decoder(replace(shape, scheme=self.settings.scheme))  # ConfigError without a way
         for _, residual in made.residuals():
             if why := residual.scheme.about.fresh:
                 raise ConfigError(f"{self.target} is for models trained from the start: {why}")

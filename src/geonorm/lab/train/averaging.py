@@ -17,12 +17,17 @@ KIND = "average"
 """What the file of a checkpoint is called."""
 
 
+def averaging_start(config: TrainConfig) -> int:
+    """The step after which weights are averaged."""
+    return config.steps - (max(1, round(config.evaluation.average * config.steps)) if config.evaluation.average else 0)
+
+
 class Average:
     """Running mean in fp32 (fp64 for fp64) of all parameters over the last `evaluation.average` of the steps."""
 
     def __init__(self, model: Trunk, config: TrainConfig, held: HeldNorms | None = None) -> None:
         self.model, self.held = model, held
-        self.first = config.steps - max(1, round(config.evaluation.average * config.steps)) + 1
+        self.first = averaging_start(config) + 1
         wide = {
             name: p.detach().to(torch.promote_types(p.dtype, torch.float32)) for name, p in model.named_parameters()
         }

@@ -20,6 +20,7 @@ from ..runs.loggers import TRACKED
 from ..runs.run import VOLATILE, RunFolder, first_difference, read_text, write_atomic
 from ..scale.checkpoint import read_and_verify, saved_steps
 from ..scale.world import ALONE
+from .averaging import averaging_start
 from .optim import rate_share
 
 APART = (*VOLATILE, "steps", "phase", "evaluation.every", "evaluation.whole", "checkpoint.every")
@@ -45,11 +46,6 @@ def shared_steps(config: TrainConfig, other: TrainConfig) -> int:
                 "--optim.warmup-steps"
             )
     return min(last, averaging_start(config))
-
-
-def averaging_start(config: TrainConfig) -> int:
-    """The step after which weights are averaged."""
-    return config.steps - (max(1, round(config.evaluation.average * config.steps)) if config.evaluation.average else 0)
 
 
 @dataclass(frozen=True)

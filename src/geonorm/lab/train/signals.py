@@ -33,10 +33,9 @@ def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 
 @contextmanager
-def stop_signals(patient: bool = False, received: list[float] | None = None) -> Iterator[list[float]]:
-    """A list that takes the time at which a signal to stop arrives. A second one ends the process at once, unless it
+def stop_signals(patient: bool, received: list[float]) -> Iterator[None]:
+    """`received` takes the time at which a signal to stop arrives. A second one ends the process at once, unless it
     is patient: torchrun passes Ctrl-C on to processes that have seen it already, and kills what takes too long."""
-    received = [] if received is None else received
     signals = 0
 
     def note(number: int, _: Any) -> None:
@@ -48,7 +47,7 @@ def stop_signals(patient: bool = False, received: list[float] | None = None) -> 
         received.append(time.monotonic())
 
     with handle_signals(note), watch_parent():
-        yield received
+        yield
 
 
 def stop_unheard(say: Callable[[Any], None], received: list[float]) -> Callable[[Any], None]:
