@@ -248,6 +248,13 @@ def test_rates_tuned_on_shorter_runs_are_a_limit(make_run: MakeRun, tmp_path: Pa
     assert any("tuned on 410k of 819k tokens" in limit for limit in said)
 
 
+def test_a_scheme_that_diverged_early_says_nothing_of_the_length(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed in range(5):
+        make_run("pre", seed, tokens=30_000_000)
+        make_run("post", seed, tokens=40_960, status="diverged", val_loss=None)
+    assert not any("tokens per parameter" in limit for limit in limits(load([tmp_path])))
+
+
 def test_what_was_left_out_or_passed_over_is_a_limit(make_run: MakeRun, tmp_path: Path) -> None:
     """Shorter runs, other numbers of parameters within a scheme, losses that were null, steps that were skipped."""
     for seed in range(5):

@@ -83,7 +83,8 @@ def _rates(comparison: SavedComparison) -> Iterator[str]:
 
 
 def _length(comparison: SavedComparison) -> Iterator[str]:
-    shares = [row["tokens"] / row["parameters"] for row in comparison.rows if row["tokens"] and row["parameters"]]
+    known = [row for row in comparison.rows if row["n"] and row["tokens"] and row["parameters"]]
+    shares = [row["tokens"] / row["parameters"] for row in known]
     if shares and min(shares) < TOKENS_PER_PARAMETER:
         yield (
             f"{min(shares):.2g} tokens per parameter: below {TOKENS_PER_PARAMETER} this is a ranking of early training."

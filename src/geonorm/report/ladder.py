@@ -47,7 +47,8 @@ class SavedLadder(SavedTables):
     @property
     def sizes(self) -> dict[str, Record]:
         """The longest point of each size, the smallest size first."""
-        return {row["size"]: row for row in sorted(self.results["points"], key=lambda row: row["tokens"])}
+        points = sorted(self.results["points"], key=lambda row: (row["parameters"], row["tokens"]))
+        return {row["size"]: row for row in points}
 
     def rank(self) -> Mapping[str, float | None]:
         """The loss at the point of most compute."""
