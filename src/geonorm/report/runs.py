@@ -128,18 +128,18 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:
     absent = [root for root in roots if not root.exists()]
     if absent or not paths:
         raise FileNotFoundError(f"no run directory in {', '.join(map(str, absent or roots))}")
-    results: list[Record] = []
+    results: dict[Path, Record] = {}
     rows: list[tuple[str, Any]] = []
-    for root in roots:
-        with refuse_damaged(root / "results.json", "compare") as file:
-            results.append(read_whole(file) if file.is_file() else {})
-            rows += [(str(row["scheme"]), row.get("baseline")) for row in results[-1].get("schemes", ())]
+    for folder in [*roots, *_studies(roots, paths)]:
+        with refuse_damaged(folder / "results.json", "compare") as file:
+            results[folder] = read_whole(file) if file.is_file() else {}
+            rows += [(str(row["scheme"]), row.get("baseline")) for row in results[folder].get("schemes", ())]
     order = [scheme for scheme, _ in rows]
     order.append("pre")  # the usual baseline leads where nothing else is on record
     runs = sorted(map(read_run, paths), key=lambda run: _place(run.scheme, order))
     named = [name for _, name in rows]
     baseline = next((name for name in named if any(run.scheme == name for run in runs)), None)
-    command = next((found["command"] for found in results if found.get("command")), None)
+    command = next((results[root]["command"] for root in roots if results[root].get("command")), None)
     places = [root.resolve() for root in roots]
     sources = [places[0].name] if len(paths) == 1 else dict.fromkeys(map(_source, places))
     return SavedComparison(
@@ -213,6 +213,14 @@ def _run_paths(root: Path) -> list[Path]:
         if children:
             return children
     return []
+
+
+def _studies(roots: Sequence[Path], paths: Sequence[Path]) -> list[Path]:
+    """The comparisons, not among `roots`, in whose runs/ some of these runs lie: they say what the first scheme is."""
+    runs = dict.fromkeys(path.resolve().parent for path in paths)
+    studies = [folder.parent for folder in runs if folder.name == "runs"]
+    given = {root.resolve() for root in roots}
+    return [study for study in studies if study not in given and study_kind(study) in ("comparison", "grid")]
 
 
 def _source(root: Path) -> str:
