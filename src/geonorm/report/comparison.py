@@ -44,7 +44,11 @@ def report_comparison(comparison: SavedComparison, place: Mapping[str, int]) -> 
     titles, cells = [column.title for column in shown], [[c.cell(row) for c in shown] for row in comparison.rows]
     limited = limits(comparison)
     found = [(run.scheme, run.summary.get("conversion")) for run in comparison.runs]
-    converted = [(scheme, f"{scheme}: {describe_conversion(about)}") for scheme, about in found if about and scheme in comparison.names]
+    converted = [
+        (scheme, f"{scheme}: {describe_conversion(about)}")
+        for scheme, about in found
+        if about and scheme in comparison.names
+    ]
     sections = [
         Section("Noise and differences", [_charts(noise, NO_LOSS)], "wide"),
         Section("Table", [html_table(titles, cells, place), TABLE_NOTE.format(family=comparison.rows[0]["family"])]),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..lab.runs.run import flatten, read_object, read_objects, read_text, rows_of
-from ..lab.runs.statistics import Row, aggregate, choose
+from ..lab.runs.statistics import Choice, Row, aggregate, choose
 from ..parsing import from_yaml
 from .source import SavedStudy
 from .whole import read_whole, refuse_damaged
@@ -81,22 +81,19 @@ class SavedComparison(SavedStudy):
         return [run for run in self.runs if run.scheme == scheme]
 
     @cached_property
-    def _counted(self) -> dict[str, list[Run]]:
-        """Runs at the best learning rate that finished: those the table is made of."""
-        counted = {}
-        for scheme in dict.fromkeys(run.scheme for run in self.runs):
-            runs = self.of(scheme)
-            chosen = {id(summary) for summary in choose([run.summary for run in runs]).runs}
-            counted[scheme] = [run for run in runs if id(run.summary) in chosen]
-        return counted
+    def choices(self) -> dict[str, Choice]:
+        """Of each scheme, how its learning rate was chosen."""
+        schemes = dict.fromkeys(run.scheme for run in self.runs)
+        return {scheme: choose([run.summary for run in self.of(scheme)]) for scheme in schemes}
 
     def counted(self, scheme: str) -> list[Run]:
         """The runs behind the scheme's row: finished, at its best learning rate."""
-        return self._counted[scheme]
+        chosen = {id(summary) for summary in self.choices[scheme].runs}
+        return [run for run in self.of(scheme) if id(run.summary) in chosen]
 
     def drawn(self, scheme: str) -> list[Run]:
         """The runs to draw as curves: the counted ones, or all of them where none finished."""
-        return self._counted[scheme] or self.of(scheme)
+        return self.counted(scheme) or self.of(scheme)
 
     @property
     def depth(self) -> int | None:
