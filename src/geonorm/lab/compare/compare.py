@@ -200,11 +200,12 @@ def compare_cell(team: Team, cell: tuple[str, ...], found: list[dict[str, Any]])
 
 def read_runs(team: Team) -> list[tuple[TrainConfig, dict[str, Any]]]:
     """Every run in the folder of a study, and those asked for that left nothing: settings, and summary with the name of
-    the run. Runs of schemes that are not asked for this time come last."""
+    the run and whether it was asked for this time. Runs of schemes that are not come last."""
     runs = {Path(config.out).name: config for config in team.asked}
+    asked = set(runs)
     for folder in sorted(path.parent for path in (team.out / "runs").glob("*/config.yaml")):
         runs[folder.name] = replace(RunFolder(folder).config(), out=str(folder))  # the folder may have been moved
     schemes = dict.fromkeys([*team.schemes, *(config.scheme for config in team.asked)])
     order = {scheme: place for place, scheme in enumerate(schemes)}
-    found = [(config, {**outcome(config), "run": name}) for name, config in runs.items()]
+    found = [(config, {**outcome(config), "run": name, "asked": name in asked}) for name, config in runs.items()]
     return sorted(found, key=lambda run: (order.get(run[1]["scheme"], len(order)), run[1]["run"]))
