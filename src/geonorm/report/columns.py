@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from os.path import commonprefix
+from itertools import zip_longest
 
 
 def align(table: Sequence[Sequence[str]], numbers: bool = True) -> list[str]:
@@ -33,8 +33,8 @@ def cut_apart(names: Iterable[str], room: int) -> dict[str, str]:
     for name, text in plain.items():
         alike = [other for other in plain if plain[other] == text]
         if len(alike) > 1:
-            start = len(common := commonprefix(alike))
-            word = max(common.rfind(" "), common.rfind("(")) + 1
+            start = next(place for place, letters in enumerate(zip_longest(*alike)) if len(set(letters)) > 1)
+            word = max(name.rfind(" ", 0, start), name.rfind("(", 0, start)) + 1
             start = word if start - word < room // 3 else start
             text = f"{name[: room // 3]}…{_cut(name[start:], room - room // 3 - 1)}"
             if text in found.values():
