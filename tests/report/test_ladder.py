@@ -97,6 +97,27 @@ def test_one_seed_and_one_point_are_said_to_be_that(tmp_path: Path) -> None:
     assert "one seed gives no interval" in " ".join(" ".join(ladder.text_lines(seeds)).split())
 
 
+def test_an_interrupted_extension_is_said(tmp_path: Path) -> None:
+    folder = write(tmp_path / "mine", {"d4w64": 330_000}, [20])
+    known = json.loads((folder / "results.json").read_text())["runs"][0]["run"]
+    for name in (known, "new"):
+        (folder / "runs" / name).mkdir(parents=True)
+        (folder / "runs" / name / "config.yaml").touch()
+    (folder / "runs" / known / "summary.json").write_text('{"status": "finished"}')
+    said = ladder.caveats(ladder.load(folder))
+    assert "Not counted: 1 run that began or ended after results.json was written." in said
+
+
+def test_the_smallest_size_is_that_of_the_fewest_parameters(tmp_path: Path) -> None:
+    """A small model may have the longer runs."""
+    folder = write(tmp_path / "sizes", {"d2w32": 50_000, "d4w64": 330_000}, [20])
+    results = json.loads((folder / "results.json").read_text())
+    for row in results["points"]:
+        row["tokens"] = 2_000_000 if row["size"] == "d2w32" else 1_000_000
+    found = ladder.SavedLadder(folder, results, ["pre", "geonorm"])
+    assert list(found.sizes) == ["d2w32", "d4w64"] and found.rows("points")[0]["size"] == "d2w32"
+
+
 @pytest.mark.parametrize("text", ["{", "{}", '{"points": 3}'])
 def test_damage_is_one_line(saved: Path, tmp_path: Path, text: str) -> None:
     folder: Any = write(tmp_path / "damaged", {"d4w64": 330_000}, [20])

@@ -90,6 +90,24 @@ def test_pre_leads_where_nothing_else_is_on_record(make_run: MakeRun, tmp_path: 
     assert len(both.runs) == 3 and both.source == tmp_path.name
 
 
+def test_runs_given_one_by_one_keep_the_baseline_of_their_comparison(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All differences would have the other sign."""
+    for scheme in ("geonorm", "pre"):
+        make_run(scheme, parts={"metrics": False, "trace": False})
+    (tmp_path / "config.yaml").write_text("schemes: [geonorm, pre]\n")
+    rows = [{"scheme": scheme, "baseline": "geonorm"} for scheme in ("geonorm", "pre")]
+    (tmp_path / "results.json").write_text(json.dumps({"schemes": rows, "command": "geonorm compare"}))
+    found = load(sorted((tmp_path / "runs").iterdir()))
+    assert found.names == ["geonorm", "pre"] and found.baseline == "geonorm" and found.command is None
+    monkeypatch.chdir(tmp_path / "runs")
+    assert load(["001", "000"]).baseline == load(".").baseline == "geonorm"
+    (tmp_path / "config.yaml").unlink()  # a run's folder may lie in a folder runs that is no comparison's
+    (tmp_path / "results.json").write_text("[]")
+    assert load(["001", "000"]).baseline == "pre"
+
+
 def test_curves_are_means_over_the_steps_all_seeds_share(make_run: MakeRun) -> None:
     paths = [make_run("pre", seed) for seed in range(2)]
     for path, values in zip(paths, ([1.0, 2.0], [3.0, 4.0, 9.0]), strict=True):
@@ -246,6 +264,13 @@ def test_rates_tuned_on_shorter_runs_are_a_limit(make_run: MakeRun, tmp_path: Pa
         make_run("pre", 9, lr=lr, phase="tune", tokens=409_600)
     said = limits(load([tmp_path]))
     assert any("tuned on 410k of 819k tokens" in limit for limit in said)
+
+
+def test_a_scheme_that_diverged_early_says_nothing_of_the_length(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed in range(5):
+        make_run("pre", seed, tokens=30_000_000)
+        make_run("post", seed, tokens=40_960, status="diverged", val_loss=None)
+    assert not any("tokens per parameter" in limit for limit in limits(load([tmp_path])))
 
 
 def test_what_was_left_out_or_passed_over_is_a_limit(make_run: MakeRun, tmp_path: Path) -> None:

@@ -160,14 +160,16 @@ def study(config: Grid, run: Callable[..., dict[str, Any]], table: Callable[[Pat
     except Submitted as said:
         print(said)
         return 0
-    failed = [run["run"] for run in results["runs"] if run["status"] not in ("finished", "diverged")]
+    failed = [run for run in results["runs"] if run["status"] not in ("finished", "diverged")]
     if len(failed) < len(results["runs"]):
         out = Path(config.out)
         page = report.build([out], out / "report.html", figures=out / "figures")
         print("\n".join(table(out, results)))
         print(f"report: {page}")
-    if failed:
-        raise GeonormError(f"runs that did not finish: {', '.join(failed)}; the same command tries them again")
+    if earlier := [run["run"] for run in failed if not run["asked"]]:
+        print(f"runs of earlier commands that did not finish: {', '.join(earlier)}")
+    if asked := [run["run"] for run in failed if run["asked"]]:
+        raise GeonormError(f"runs that did not finish: {', '.join(asked)}; the same command tries them again")
     return 0
 
 

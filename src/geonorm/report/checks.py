@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..lab.runs.run import VOLATILE, flatten
-from ..lab.runs.statistics import ending, usable
+from ..lab.runs.statistics import Row, ending, usable
 from .page import plain_text
 from .runs import Run, SavedComparison
 from .style import rate, si
@@ -83,7 +83,13 @@ def _rates(comparison: SavedComparison) -> Iterator[str]:
 
 
 def _length(comparison: SavedComparison) -> Iterator[str]:
-    shares = [row["tokens"] / row["parameters"] for row in comparison.rows if row["tokens"] and row["parameters"]]
+    yield from early(comparison.rows)
+
+
+def early(rows: Sequence[Row]) -> Iterator[str]:
+    """That a comparison is too short to tell how schemes end."""
+    known = [row for row in rows if row["n"] and row["tokens"] and row["parameters"]]
+    shares = [row["tokens"] / row["parameters"] for row in known]
     if shares and min(shares) < TOKENS_PER_PARAMETER:
         yield (
             f"{min(shares):.2g} tokens per parameter: below {TOKENS_PER_PARAMETER} this is a ranking of early training."

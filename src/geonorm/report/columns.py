@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 
 def align(table: Sequence[Sequence[str]], numbers: bool = True) -> list[str]:
@@ -20,8 +21,31 @@ def align(table: Sequence[Sequence[str]], numbers: bool = True) -> list[str]:
 def fit(table: Sequence[Sequence[str]], width: int) -> list[list[str]]:
     """The table with its first column cut so that aligned lines are no wider."""
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
-    room = max(6, width - sum(widths[1:]) - 2 * (len(widths) - 1))
-    return [[first if len(first) <= room else first[: room - 1] + "…", *row] for first, *row in table]
+    short = cut_apart([first for first, *_ in table], max(6, width - sum(widths[1:]) - 2 * (len(widths) - 1)))
+    return [[short[first], *row] for first, *row in table]
+
+
+def cut_apart(names: Iterable[str], room: int) -> dict[str, str]:
+    """Each name in at most so many letters. Names that would be one begin alike, and go on where they part; where that
+    still tells them not apart, they are numbered."""
+    plain = {name: _cut(name, room) for name in names}
+    found: dict[str, str] = {}
+    for name, text in plain.items():
+        alike = [other for other in plain if plain[other] == text]
+        if len(alike) > 1:
+            start = next(place for place, letters in enumerate(zip_longest(*alike)) if len(set(letters)) > 1)
+            word = max(name.rfind(" ", 0, start), name.rfind("(", 0, start)) + 1
+            start = word if start - word < room // 3 else start
+            text = f"{name[: room // 3]}…{_cut(name[start:], room - room // 3 - 1)}"
+            if text in found.values():
+                mark = f"…{len(found) + 1}"
+                text = text[: room - len(mark)] + mark
+        found[name] = text
+    return found
+
+
+def _cut(name: str, room: int) -> str:
+    return name if len(name) <= room else name[: room - 1] + "…"
 
 
 def markdown_lines(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

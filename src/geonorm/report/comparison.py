@@ -13,7 +13,7 @@ from ..lab.runs.run import flatten
 from ..settings import flag
 from . import comparison_charts as charts
 from .checks import PER_RUN, limits
-from .page import Part, Section, bullets, details, html_table, pairs, plain_text
+from .page import Part, Section, bullets, details, html_table, limits_box, pairs, plain_text
 from .runs import Run, SavedComparison
 from .tables import COLUMNS, LIMITS, count, describe_conversion, headline, summary_line
 from .vega import Chart
@@ -42,9 +42,12 @@ def report_comparison(comparison: SavedComparison, place: Mapping[str, int]) -> 
     noise = [*charts.final_loss(comparison), *charts.differences(comparison)]
     shown = [column for column in COLUMNS if any(column.cell(row) != "–" for row in comparison.rows)]
     titles, cells = [column.title for column in shown], [[c.cell(row) for c in shown] for row in comparison.rows]
-    limited = limits(comparison)
     found = [(run.scheme, run.summary.get("conversion")) for run in comparison.runs]
-    converted = [(scheme, f"{scheme}: {describe_conversion(about)}") for scheme, about in found if about]
+    converted = [
+        (scheme, f"{scheme}: {describe_conversion(about)}")
+        for scheme, about in found
+        if about and scheme in comparison.names
+    ]
     sections = [
         Section("Noise and differences", [_charts(noise, NO_LOSS)], "wide"),
         Section("Table", [html_table(titles, cells, place), TABLE_NOTE.format(family=comparison.rows[0]["family"])]),
@@ -63,7 +66,7 @@ def report_comparison(comparison: SavedComparison, place: Mapping[str, int]) -> 
         findings=[*((row["scheme"], headline(row)) for row in comparison.rows), *converted],
         keys=comparison.keys,
         sections=sections,
-        aside=f'<aside class="limits"><strong>{LIMITS}</strong>{bullets(limited)}</aside>' if limited else NO_LIMITS,
+        aside=limits_box(LIMITS, limits(comparison)) or NO_LIMITS,
         tables=[(titles, cells)],
         records=[{key: v for key, v in row.items() if not isinstance(v, (dict, list))} for row in comparison.rows],
         figures=charts.figures_of(comparison),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from ..lab.runs.statistics import usable
+from ..lab.runs.statistics import Row, usable
 from . import series
 from .runs import SavedComparison
 from .style import Look, figures, ramp, rate, si, signed
@@ -134,7 +134,7 @@ def _courses(
     band: str = "seeds", rules: Sequence[float] = (), early: float = 0.0,
 ) -> list[Chart]:  # fmt: skip
     """A curve per scheme over tokens, and level lines; nothing where no curve has two points. The axis need not hold
-    the `early` share of training."""
+    the `early` share of training: then the note says so."""
     curves = {scheme: curve for scheme, curve in drawn.items() if curve}
     if not any(len(curve.x) > 1 for curve in curves.values()):
         return []
@@ -143,6 +143,8 @@ def _courses(
         late = curve.x >= early * curve.x[-1]
         values += [*curve.low[late], *curve.high[late]]
     y = Axis.around(values, log=series.spans_decades(values), title=unit)
+    if early and not all(map(y.holds, (end for curve in curves.values() for end in (*curve.low, *curve.high)))):
+        note += " The start leaves the frame."
     chart = _over_tokens(title, curves, y, note, comparison.looks)
     for level in rules:
         chart.rule(y=level)
@@ -169,34 +171,48 @@ def _curve(chart: Chart, scheme: str, curve: series.Curve, unit: str, band: str 
 
 
 def learning_rates(comparison: SavedComparison) -> list[Chart]:
-    """Final loss against learning rate, where several were tried; hopeless rates leave the frame."""
-    tried = sorted({lr for row in comparison.rows for lr in row["lrs"] if lr})
-    found = [loss for row in comparison.rows for lr, loss in row["lrs"].items() if lr and loss is not None]
+    """Loss against learning rate, where several were tried: a chart of the schemes that tuning runs decided on, which
+    may be shorter, and one of those that final runs did."""
+    tuned = {scheme for scheme, choice in comparison.choices.items()
+             if any(run.get("phase") == "tune" for run in choice.tried)}  # fmt: skip
+    groups = {"validation loss of the tuning runs": [row for row in comparison.rows if row["scheme"] in tuned],
+              "final validation loss": [row for row in comparison.rows if row["scheme"] not in tuned]}  # fmt: skip
+    return [chart for what, rows in groups.items() for chart in _rates(comparison, rows, what)]
+
+
+def _rates(comparison: SavedComparison, rows: Sequence[Row], what: str) -> list[Chart]:
+    """These schemes; hopeless rates leave the frame."""
+    tried = sorted({lr for row in rows for lr in row["lrs"] if lr})
+    found = [loss for row in rows for lr, loss in row["lrs"].items() if lr and loss is not None]
     if len(tried) < 2 or not found:
         return []
     labels = tried if len(tried) <= 7 else tried[:: math.ceil(len(tried) / 7)]
     x = Axis.around(tried, log=True, margin=0.08, form=RATE, title="learning rate", labels=labels)
     low = min(found)
     high = min(max(found), low + 4 * max(median(found) - low, 0.02))
-    tuning = [run for run in comparison.runs if run.summary.get("phase") == "tune"]
-    what = "validation loss of the tuning runs" if tuning else "final validation loss"
     y = Axis(*_window(low, high, 0.1, 0.01), title=f"{what} ({nats(comparison)})")
     note = "Ringed: the rate the scheme is judged at. A cross at the top: some run there did not finish."
+    if max(found) > y.high:
+        judged = {row["scheme"]: row["lrs"].get(row["lr"]) or low for row in rows}
+        gone = [f"{scheme} ({loss:.4f})" for scheme, loss in judged.items() if loss > y.high]
+        note += " Higher losses leave the frame" + (f", with the rings of {', '.join(gone)}." if gone else ".")
+    if others := [row["scheme"] for row in comparison.rows if row not in rows]:
+        note += f" Schemes that other runs decided on are not here: {', '.join(others)}."
     chart = Chart("Learning rates", x, y, comparison.looks, note)
-    for row in comparison.rows:
+    for row in rows:
         scheme, losses = row["scheme"], {lr: loss for lr, loss in row["lrs"].items() if lr}
         chart.line(scheme, [(lr, math.nan if loss is None else loss) for lr, loss in losses.items()])
         for lr, loss in losses.items():
             runs = [run for run in comparison.of(scheme) if run.summary.get("lr") == lr]
-            runs = [run for run in runs if run.summary.get("phase") == "tune"] or runs
             lost = sum(not usable(run.summary) for run in runs)
+            counted = sum(usable(run) and run.get("lr") == lr for run in comparison.choices[scheme].tried)
             label = f"{scheme} · lr {rate(lr)}:"
             if lost:
                 label_lost = f"{label} {lost} of {count(len(runs), 'run')} did not finish"
                 chart.mark(scheme, lr, y.high, label_lost, "fail")
             if loss is not None:
                 kind = "best" if lr == row["lr"] else "mark"
-                chart.mark(scheme, lr, loss, f"{label} {loss:.4f}, {count(len(runs) - lost, 'run')}", kind)
+                chart.mark(scheme, lr, loss, f"{label} {loss:.4f}, {count(counted, 'run')}", kind)
     return [chart]
 
 
@@ -340,12 +356,12 @@ def gradient_course(comparison: SavedComparison) -> list[Chart]:
         (scheme, key, *event)
         for scheme in comparison.names
         for key in ("grad_norm", "loss")
-        for event in series.events(comparison.of(scheme), key)
+        for event in series.events(comparison.drawn(scheme), key)
     ]
     peaks = [value for _, key, *_, value in events if key == "grad_norm" and math.isfinite(value)]
     y = Axis.around([*means, *peaks], log=series.spans_decades([*means, *peaks], 10.0), title="gradient norm")
     note = (
-        "Mean over seeds, before clipping. A cross is a spike among the logged steps: "
+        "Mean over seeds, before clipping. A cross is a spike of these runs among the logged steps: "
         "a gradient norm at its height, a loss at the top. The table counts every step."
     )
     chart = _over_tokens("Gradient norm and spikes", curves, y, note, comparison.looks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,12 +13,14 @@ from itertools import product
 from pathlib import Path
 from textwrap import wrap
 
+from ..lab.runs.statistics import ending
+from .checks import SEEDS_FOR_A_CLAIM, early
 from .columns import align, fit
-from .page import Cells, Part, Section, html_table
+from .page import Cells, Part, Section, html_table, limits_box
 from .runs import Record, repeat_elsewhere
 from .source import SavedTables
 from .style import figures
-from .tables import WIDTH, count, endings, learning_rate, paired_difference, spread, unfinished
+from .tables import LIMITS, WIDTH, count, endings, learning_rate, outdated, paired_difference, spread, unfinished
 from .vega import NUMBER, Axis, Chart, figure_specs
 from .whole import read_whole, refuse_damaged
 
@@ -34,9 +37,15 @@ class SavedGrid(SavedTables):
 
     @property
     def rows(self) -> list[Record]:
-        """A row per cell and scheme, `at` its values by setting."""
-        found = [row for row in self.results["schemes"] if row["curve"] in self.shown]
-        return [{**row, "at": dict(text.split("=", 1) for text in row["cell"])} for row in found]
+        """A row per cell and scheme: `at` its values by setting, `diverged` the runs that did at its learning rate, or
+        at any where none finished."""
+        runs = [run for run in self.results["runs"] if ending(run) == "diverged"]
+        lost = Counter((run["scheme"], *run["cell"], lr) for run in runs for lr in (run["lr"], None))
+        return [
+            {**row, "at": dict(text.split("=", 1) for text in row["cell"]),
+             "diverged": lost[row["scheme"], *row["cell"], row["lr"]]}
+            for row in self.results["schemes"] if row["curve"] in self.shown
+        ]  # fmt: skip
 
     @property
     def axes(self) -> dict[str, list[str]]:
@@ -48,9 +57,15 @@ class SavedGrid(SavedTables):
                     found[name].append(value)
         return {name: sorted(values, key=float) if numeric(values) else values for name, values in found.items()}
 
+    def best(self, curve: str) -> Record:
+        """The cell where a curve is lowest; those in which a run diverged come after all others, as such learning rates
+        do: who survives is lucky."""
+        rows = [row for row in self.rows if row["curve"] == curve]
+        return min(rows, key=lambda row: (not row["n"], row["diverged"] > 0, loss(row)))
+
     def rank(self) -> Mapping[str, float]:
-        """The lowest loss that a curve has anywhere."""
-        return {name: min(loss(row) for row in self.rows if row["curve"] == name) for name in self.shown}
+        """The loss of each curve in its best cell."""
+        return {name: loss(self.best(name)) for name in self.shown}
 
 
 def load(path: Path) -> SavedGrid:
@@ -77,15 +92,35 @@ def loss(row: Record) -> float:
 def headline(found: SavedGrid, curve: str) -> str:
     """Where on the grid this scheme has its lowest loss, in one plain sentence."""
     rows = [row for row in found.rows if row["curve"] == curve]
-    best = min(rows, key=loss)
+    best = found.best(curve)
     if not best["n"]:
         return f"{curve}: {unfinished(best)}"
     axes = {name: values for name, values in found.axes.items() if numeric(values) and len(values) > 1}
     ends = [name for name, values in axes.items() if best["at"].get(name) in (values[0], values[-1])]
     edge = f"; {' and '.join(ends)} {'is' if len(ends) == 1 else 'are'} at an end of the grid" if ends else ""
     where = ", ".join(best["cell"])
-    seeds = count(best["n"], "seed")
-    return f"{curve} is lowest at {where}: {spread(best)} nats, {seeds}, of {count(len(rows), 'cell')}{edge}"
+    seeds = count(best["n"], "seed") + (f" ({best['diverged']} diverged)" if best["diverged"] else "")
+    lost = sum(row["diverged"] > 0 for row in rows)
+    last = f", of which {lost} with diverged runs come{'s' if lost == 1 else ''} last" if lost else ""
+    return f"{curve} is lowest at {where}: {spread(best)} nats, {seeds}, of {count(len(rows), 'cell')}{last}{edge}"
+
+
+def caveats(found: SavedGrid) -> list[str]:
+    """What a reader must know before believing the table, as sentences."""
+    rows, said = found.rows, outdated(found)
+    counted = [row for row in rows if row["n"]]
+    if (least := min((row["n"] for row in counted), default=SEEDS_FOR_A_CLAIM)) < SEEDS_FOR_A_CLAIM:
+        said.append(f"{count(least, 'seed').capitalize()} at the least: a claim needs {SEEDS_FOR_A_CLAIM}.")
+    for row in rows:
+        if lost := endings(row):
+            luck = f" ({row['diverged']} at its learning rate, which may flatter the mean)"
+            flattered = row["n"] and row["diverged"]
+            said.append(f"{row['curve']} at {', '.join(row['cell'])}: {lost}{luck if flattered else ''}.")
+    if edges := sum(row["lr_interior"] is False for row in counted):
+        said.append(f"In {edges} of {count(len(counted), 'row')} the best learning rate is an edge of those tried.")
+    if any(row["lr_interior"] is None for row in counted):
+        said.append("Not every cell has tried several learning rates: a setting that wants another one pays for that.")
+    return [*said, *early(counted)]
 
 
 def curves(found: SavedGrid) -> list[Chart]:
@@ -143,13 +178,16 @@ def table(found: SavedGrid) -> tuple[list[str], Cells]:
 
 
 def text_lines(found: SavedGrid, width: int = WIDTH) -> list[str]:
-    """The table, whose settings go by their last names where these differ, and a sentence per scheme."""
+    """The table, whose settings go by their last names where these differ, a sentence per scheme, and what
+    limits them."""
     (scheme, *titles, _), cells = table(found)
     last = [name.rpartition(".")[2] for name in titles]
     heads = last if len(set(last)) == len(last) else titles
     lines = align(fit([[scheme, *heads], *(row[:-1] for row in cells)], width))
-    said = (wrap(headline(found, curve), width, subsequent_indent="  ") for curve in found.shown)
-    return [*lines, "", *(line for text in said for line in text)]
+    said = [headline(found, curve) for curve in found.shown]
+    if limited := caveats(found):
+        said += ["", f"{LIMITS}:", *(f"- {limit}" for limit in limited)]
+    return [*lines, "", *(line for text in said for line in wrap(text, width, subsequent_indent="  ") or [""])]
 
 
 def report_grid(found: SavedGrid, place: Mapping[str, int]) -> Part:
@@ -172,6 +210,7 @@ def report_grid(found: SavedGrid, place: Mapping[str, int]) -> Part:
             Section("Table", [html_table(*table(found), place), f"<p>{escape(NOTE)}</p>"]),
             Section("Repeat it", [f"<pre>{escape(again)}</pre>"]),
         ],
+        aside=limits_box(LIMITS, caveats(found)),
         tables=[table(found)],
         records=rows,
         figures=figure_specs({"grid": drawn}, caption),

@@ -12,7 +12,7 @@ from .page import Cells
 from .runs import Record
 from .source import SavedTables
 from .style import rate, si, signed
-from .tables import WIDTH, chances, count, learning_rate, paired_difference, spread
+from .tables import WIDTH, chances, count, learning_rate, outdated, paired_difference, spread
 from .whole import read_whole, refuse_damaged
 
 NOTE = (
@@ -47,7 +47,8 @@ class SavedLadder(SavedTables):
     @property
     def sizes(self) -> dict[str, Record]:
         """The longest point of each size, the smallest size first."""
-        return {row["size"]: row for row in sorted(self.results["points"], key=lambda row: row["tokens"])}
+        points = sorted(self.results["points"], key=lambda row: (row["parameters"], row["tokens"]))
+        return {row["size"]: row for row in points}
 
     def rank(self) -> Mapping[str, float | None]:
         """The loss at the point of most compute."""
@@ -128,7 +129,7 @@ def caption(found: SavedLadder) -> str:
 
 def caveats(found: SavedLadder) -> list[str]:
     """What a reader must know before believing the numbers."""
-    points, said = found.results["points"], []
+    points, said = found.results["points"], outdated(found)
     if (least := min(row["n"] for row in points)) < 5:
         said.append(f"{count(least, 'seed').capitalize()} at the least: a claim needs 5.")
     for row in points:

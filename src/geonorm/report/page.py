@@ -150,6 +150,11 @@ def bullets(sentences: Iterable[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"
 
 
+def limits_box(title: str, limits: Sequence[str]) -> str:
+    """What a reader must know first, beside the findings; nothing where there is nothing to say."""
+    return f'<aside class="limits"><strong>{title}</strong>{bullets(limits)}</aside>' if limits else ""
+
+
 def plain_text(value: Any) -> str:
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..lab.runs.run import flatten, read_object, read_objects, read_text, rows_of
-from ..lab.runs.statistics import Row, aggregate, choose
+from ..lab.runs.statistics import Choice, Row, aggregate, choose
 from ..parsing import from_yaml
 from .source import SavedStudy
 from .whole import read_whole, refuse_damaged
@@ -81,22 +81,19 @@ class SavedComparison(SavedStudy):
         return [run for run in self.runs if run.scheme == scheme]
 
     @cached_property
-    def _counted(self) -> dict[str, list[Run]]:
-        """Runs at the best learning rate that finished: those the table is made of."""
-        counted = {}
-        for scheme in dict.fromkeys(run.scheme for run in self.runs):
-            runs = self.of(scheme)
-            chosen = {id(summary) for summary in choose([run.summary for run in runs]).runs}
-            counted[scheme] = [run for run in runs if id(run.summary) in chosen]
-        return counted
+    def choices(self) -> dict[str, Choice]:
+        """Of each scheme, how its learning rate was chosen."""
+        schemes = dict.fromkeys(run.scheme for run in self.runs)
+        return {scheme: choose([run.summary for run in self.of(scheme)]) for scheme in schemes}
 
     def counted(self, scheme: str) -> list[Run]:
         """The runs behind the scheme's row: finished, at its best learning rate."""
-        return self._counted[scheme]
+        chosen = {id(summary) for summary in self.choices[scheme].runs}
+        return [run for run in self.of(scheme) if id(run.summary) in chosen]
 
     def drawn(self, scheme: str) -> list[Run]:
         """The runs to draw as curves: the counted ones, or all of them where none finished."""
-        return self._counted[scheme] or self.of(scheme)
+        return self.counted(scheme) or self.of(scheme)
 
     @property
     def depth(self) -> int | None:
@@ -128,18 +125,18 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:
     absent = [root for root in roots if not root.exists()]
     if absent or not paths:
         raise FileNotFoundError(f"no run directory in {', '.join(map(str, absent or roots))}")
-    results: list[Record] = []
+    results: dict[Path, Record] = {}
     rows: list[tuple[str, Any]] = []
-    for root in roots:
-        with refuse_damaged(root / "results.json", "compare") as file:
-            results.append(read_whole(file) if file.is_file() else {})
-            rows += [(str(row["scheme"]), row.get("baseline")) for row in results[-1].get("schemes", ())]
+    for folder in [*roots, *_studies(roots, paths)]:
+        with refuse_damaged(folder / "results.json", "compare") as file:
+            results[folder] = read_whole(file) if file.is_file() else {}
+            rows += [(str(row["scheme"]), row.get("baseline")) for row in results[folder].get("schemes", ())]
     order = [scheme for scheme, _ in rows]
     order.append("pre")  # the usual baseline leads where nothing else is on record
     runs = sorted(map(read_run, paths), key=lambda run: _place(run.scheme, order))
     named = [name for _, name in rows]
     baseline = next((name for name in named if any(run.scheme == name for run in runs)), None)
-    command = next((found["command"] for found in results if found.get("command")), None)
+    command = next((results[root]["command"] for root in roots if results[root].get("command")), None)
     places = [root.resolve() for root in roots]
     sources = [places[0].name] if len(paths) == 1 else dict.fromkeys(map(_source, places))
     return SavedComparison(
@@ -213,6 +210,14 @@ def _run_paths(root: Path) -> list[Path]:
         if children:
             return children
     return []
+
+
+def _studies(roots: Sequence[Path], paths: Sequence[Path]) -> list[Path]:
+    """The comparisons, not among `roots`, in whose runs/ some of these runs lie: they say what the first scheme is."""
+    runs = dict.fromkeys(path.resolve().parent for path in paths)
+    studies = [folder.parent for folder in runs if folder.name == "runs"]
+    given = {root.resolve() for root in roots}
+    return [study for study in studies if study not in given and study_kind(study) in ("comparison", "grid")]
 
 
 def _source(root: Path) -> str:

@@ -7,9 +7,11 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, NamedTuple
 
+from ..lab.runs.run import read_object
 from ..lab.runs.statistics import SEED_CAP, Row, significant
 from .columns import align, fit, markdown_lines
 from .runs import SavedComparison
+from .source import SavedTables
 from .style import memory, rate, si, signed
 
 WIDTH = 100
@@ -109,6 +111,15 @@ def text_lines(rows: Sequence[Row], limits: Sequence[str] = (), width: int = WID
 def count(n: int, noun: str) -> str:
     """1 seed, 2 seeds."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def outdated(found: SavedTables) -> list[str]:
+    """A sentence where runs of the folder have begun, or ended otherwise, since results.json was written: what extends
+    it was interrupted, or goes on."""
+    known = {run["run"]: run["status"] for run in found.results["runs"]}
+    runs = [settings.parent for settings in found.path.glob("runs/*/config.yaml")]
+    later = sum(known.get(run.name) != read_object(run / "summary.json").get("status", "failed") for run in runs)
+    return [f"Not counted: {count(later, 'run')} that began or ended after results.json was written."] if later else []
 
 
 def endings(row: Row) -> str:

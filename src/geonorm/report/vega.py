@@ -15,6 +15,7 @@ from textwrap import wrap
 from typing import Any
 
 from ..errors import GeonormError, unknown
+from .columns import cut_apart
 from .style import COLOURS, GREYS, Look, looks
 
 Spec = dict[str, Any]
@@ -46,7 +47,7 @@ CONFIG: Spec = {
     "axis": {"gridColor": GRID, "domainColor": SOFT, "tickColor": SOFT, "labelColor": SOFT, "titleColor": SOFT,
              "labelFontSize": 11, "titleFontSize": 11.5, "titleFontWeight": "normal", "ticks": False,
              "labelPadding": 5},
-    "legend": {"labelColor": TEXT, "labelFontSize": 11, "labelLimit": 230, "symbolSize": 60, "symbolStrokeWidth": 1.8},
+    "legend": {"labelColor": TEXT, "labelFontSize": 11, "labelLimit": 0, "symbolSize": 60, "symbolStrokeWidth": 1.8},
     "title": {"color": TEXT, "anchor": "start", "fontSize": 13, "subtitleColor": SOFT, "subtitleFontSize": 10.5,
               "offset": 10},
 }  # fmt: skip
@@ -165,7 +166,7 @@ class Chart:
         """The row of a series: its name and a text, a mark per dot, its mean and interval (mean, low, high)."""
         mean, low, high = ends
         room = max(30, ROW - len(value))
-        name = series if len(series) <= room else series[: room - 1] + "…"
+        name = cut_apart(self.looks, room)[series]  # of all, so that no two are one
         for place, text, align in ((0, name, "left"), ("w", value, "right")):
             self.texts.append({"s": series, "d": f"{series}{BETWEEN}", "text": text, "align": align, "at": place})
         if low is not None and high is not None:

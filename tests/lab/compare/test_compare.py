@@ -103,6 +103,19 @@ def test_failed_runs_are_named_and_tried_again(processes: Any, compare: Any, tmp
     assert processes.started == ["pre-lr0.005-seed0", "post-lr0.005-seed0", "pre-lr0.005-seed0"]
 
 
+def test_failed_runs_that_nobody_asks_for_again_are_named_apart(processes: Any, compare: Any, tmp_path: Path) -> None:
+    """A comparison with a scheme that cannot be trained would end in status 2 for ever."""
+    out = tmp_path / "out"
+    assert compare(out, "--schemes", "pre", "post", "--seeds", 1).status == 0
+    (out / "runs" / "post-lr0.005-seed0" / "summary.json").unlink()  # as if it had been killed
+    second = compare(out, "--schemes", "pre", "--seeds", 1)
+    assert (second.status, second.err) == (0, "")
+    assert "runs of earlier commands that did not finish: post-lr0.005-seed0" in second.out
+    assert {run["run"]: run["asked"] for run in results(out)["runs"]} == {
+        "pre-lr0.005-seed0": True, "post-lr0.005-seed0": False,
+    }  # fmt: skip
+
+
 def test_all_runs_failed(processes: Any, compare: Any, tmp_path: Path) -> None:
     processes.fail = staticmethod(lambda name: True)
     result = compare(tmp_path / "out", "--schemes", "pre", "post", "--seeds", 1)

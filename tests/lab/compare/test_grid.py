@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from geonorm import report
 from geonorm.errors import ConfigError
@@ -14,6 +16,8 @@ from geonorm.lab.compare import compare as lab
 from geonorm.lab.compare.grid import curve_of, describe_grid, make_cells
 from geonorm.lab.config import CompareConfig
 from geonorm.lab.options import Evaluation, Optim
+from geonorm.lab.runs.run import write_json
+from geonorm.settings import to_dict
 
 BUILD = report.build
 
@@ -115,6 +119,29 @@ def test_presets_with_other_tokens_write_nothing(call: Any, tiny: list[str], tmp
     words = [*tiny[:at], *tiny[at + 2 :]]
     refused = call("compare", *words, "--grid", "preset=nano,125m", "--out", tmp_path / "out")
     assert refused.status == 2 and "give --model.vocab_size" in refused.err and not (tmp_path / "out").exists()
+
+
+def test_new_values_alone_turn_no_sign_and_tear_no_curve(tmp_path: Path) -> None:
+    """Cells that are not asked for this time keep their order, their baseline and their curves."""
+    schemes = ["geonorm(decay=sqrt)", "geonorm"]
+    for values in ("0.5,1", "2"):
+        asked = [
+            lab.run_config(cell, scheme, 5e-3, seed)
+            for cell in make_cells(config(f"scheme.alpha={values}", schemes=schemes, out=str(tmp_path)))
+            for scheme in cell.schemes
+            for seed in range(2)
+        ]
+        for run in asked:
+            loss = 3.4 if "decay" in run.scheme else 3.5
+            summary = {"status": "finished", "scheme": run.scheme, "seed": run.seed, "lr": run.lr, "cell": run.cell}
+            Path(run.out).mkdir(parents=True)
+            write_json(Path(run.out) / "summary.json", {**summary, "val_loss": loss + run.seed / 100})
+            (Path(run.out) / "config.yaml").write_text(yaml.safe_dump(to_dict(run)))
+        team: Any = SimpleNamespace(out=tmp_path, asked=asked, schemes=schemes)
+        rows = lab.write_results(team, [])["schemes"]
+        assert len(rows) == (4 if "," in values else 6)
+        assert [row["curve"] for row in rows] == schemes * (len(rows) // 2)
+        assert all(row["difference"] == pytest.approx(0.1) for row in rows[1::2]), rows
 
 
 def test_from_end_to_end(processes: Any, call: Any, tiny: list[str], tmp_path: Path, monkeypatch: Any) -> None:

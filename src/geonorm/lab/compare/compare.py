@@ -188,25 +188,24 @@ def write_results(team: Team, command: list[str]) -> dict[str, Any]:
 
 
 def compare_cell(team: Team, cell: tuple[str, ...], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a comparison, or of a cell of its grid, of which they then name values and curve."""
-    asked = dict.fromkeys(run.scheme for run in team.asked if tuple(run.cell) == cell)
-    first = next(iter(asked), None) if cell else team.schemes[0]
-    rows = aggregate(found, first if any(run["scheme"] == first for run in found) else None)
-    if not cell:
-        return rows
-    return [
-        {**row, "cell": list(cell), "curve": curve_of(row["scheme"], cell if row["scheme"] in asked else ())}
-        for row in rows
-    ]
+    """The rows of a comparison, or of a cell of its grid, of which they then name values and curve. By their curves
+    schemes stand in every cell as in the comparison, whether it was asked for this time or earlier."""
+    curves = {run["scheme"]: curve_of(run["scheme"], cell) for run in found}
+    order = [curve_of(scheme, cell) for scheme in team.schemes]
+    place = {scheme: order.index(curve) if curve in order else len(order) for scheme, curve in curves.items()}
+    found = sorted(found, key=lambda run: place[run["scheme"]])
+    rows = aggregate(found)  # the first is the baseline
+    return [{**row, "cell": list(cell), "curve": curves[row["scheme"]]} for row in rows] if cell else rows
 
 
 def read_runs(team: Team) -> list[tuple[TrainConfig, dict[str, Any]]]:
     """Every run in the folder of a study, and those asked for that left nothing: settings, and summary with the name of
-    the run. Runs of schemes that are not asked for this time come last."""
+    the run and whether it was asked for this time. Runs of schemes that are not come last."""
     runs = {Path(config.out).name: config for config in team.asked}
+    asked = set(runs)
     for folder in sorted(path.parent for path in (team.out / "runs").glob("*/config.yaml")):
         runs[folder.name] = replace(RunFolder(folder).config(), out=str(folder))  # the folder may have been moved
     schemes = dict.fromkeys([*team.schemes, *(config.scheme for config in team.asked)])
     order = {scheme: place for place, scheme in enumerate(schemes)}
-    found = [(config, {**outcome(config), "run": name}) for name, config in runs.items()]
+    found = [(config, {**outcome(config), "run": name, "asked": name in asked}) for name, config in runs.items()]
     return sorted(found, key=lambda run: (order.get(run[1]["scheme"], len(order)), run[1]["run"]))

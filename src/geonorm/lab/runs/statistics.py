@@ -155,6 +155,8 @@ class Choice(NamedTuple):
     lrs: dict[float | None, float | None]
     interior: bool | None
     runs: list[Summary]
+    tried: list[Summary]
+    """The runs whose means `lrs` holds: those of the tuning, or final ones."""
 
 
 def choose(summaries: Sequence[Summary]) -> Choice:
@@ -173,11 +175,12 @@ def choose(summaries: Sequence[Summary]) -> Choice:
     ended = {run.get("lr") for run in final if usable(run)}
     tuned = bool(tune) and ended <= {run.get("lr") for run in tune}
     grid = sorted({run.get("lr") for run in (summaries if tuned else final)}, key=lambda lr: (lr is None, lr))
-    lrs = {lr: _mean_loss(tune if tuned else final, lr) for lr in grid}
-    ranked = _level_losses(tune if tuned else final)
+    tried = tune if tuned else final
+    lrs = {lr: _mean_loss(tried, lr) for lr in grid}
+    ranked = _level_losses(tried)
     candidates = [lr for lr in grid if lr in ended]
     if not candidates:
-        return Choice(None, lrs, None, [])
+        return Choice(None, lrs, None, [], tried)
 
     def merit(lr: float | None) -> tuple[bool, float]:
         diverged = any(ending(run) == "diverged" and run.get("lr") == lr for run in summaries)
@@ -185,7 +188,7 @@ def choose(summaries: Sequence[Summary]) -> Choice:
 
     best = min(candidates, key=merit)
     interior = None if len(grid) < 2 else best not in (grid[0], grid[-1])
-    return Choice(best, lrs, interior, [run for run in final if usable(run) and run.get("lr") == best])
+    return Choice(best, lrs, interior, [run for run in final if usable(run) and run.get("lr") == best], tried)
 
 
 def _mean_loss(summaries: Sequence[Summary], lr: float | None) -> float | None:
