@@ -40,6 +40,12 @@ def test_a_cell_for_each_combination() -> None:
     assert curve_of("geonorm(alpha=0.5)", first.grid) == "geonorm" and curve_of("pre", ["model.width=64"]) == "pre"
 
 
+def test_schemes_of_runs_that_may_not_run_are_curves_of_their_own(tmp_path: Path) -> None:
+    (file := tmp_path / "never.py").write_text("raise SystemExit('it ran')")
+    for scheme in (f"{file}:Half(b=1)", f"{tmp_path / 'gone.py'}:Half(b=1)"):
+        assert curve_of(scheme, ["scheme.b=1"]) == scheme
+
+
 def test_without_a_grid_nothing_changes() -> None:
     plain = config()
     (cell,) = make_cells(plain)

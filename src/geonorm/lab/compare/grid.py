@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import ConfigError, unknown
 from ...nn.config import DecoderConfig
-from ...schemes import parse
+from ...schemes import parse, stored
 from ...schemes.grammar import set_field
 from ...settings import convert, flag, from_dict, options, to_dict
 from ..config import TRAINED_WITH, CompareConfig, Recipe, TrainConfig
@@ -154,10 +154,14 @@ def check_one_text(samples: Sequence[TrainConfig]) -> None:
 
 
 def curve_of(scheme: str, cell: Sequence[str]) -> str:
-    """The scheme without the fields that its cell sets: what one curve is of."""
+    """The scheme without the fields that its cell sets: what one curve is of. It may be that of a run in the folder,
+    which runs no code that is not trusted: itself, then, or where its source is gone."""
     own = [text.partition("=")[0].removeprefix(OWN) for text in cell if text.startswith(OWN)]
     if not own:
         return scheme
-    found = parse(scheme)
+    try:
+        found = parse(stored(scheme, None, "a run"))
+    except ConfigError:
+        return scheme
     defaults: dict[str, Any] = {f.name: f.default for f in fields(found) if f.name in own and f.default is not MISSING}
     return str(replace(found, **defaults))
