@@ -59,6 +59,8 @@ READ: ContextVar[Stored | None] = ContextVar("read", default=None)
 """The stored text that is being parsed."""
 ALLOWED: ContextVar[bool] = ContextVar("allowed", default=False)
 """Whether someone said that code named in a folder may run."""
+SETTINGS: ContextVar[tuple[str, str] | None] = ContextVar("settings", default=None)
+"""The file of settings that this command read, and the words that were typed beside it."""
 BOUND: dict[str, ModuleType] = {}
 """What a place means in this process after a stored text that names it was admitted."""
 HERE: set[str] = set()
@@ -96,6 +98,11 @@ def allow() -> None:
     ALLOWED.set(True)
 
 
+def read_from(file: str, words: list[str]) -> None:
+    """From now on a plain string may have come from that file: only a place that stands in `words` counts as typed."""
+    SETTINGS.set((file, " ".join(words)))
+
+
 def say(line: str) -> None:
     """One line on stderr, once."""
     if line not in SAID:
@@ -109,7 +116,7 @@ def find_code(name: str, load: Callable[[], Any] | None = None) -> Any:
     place, _, attribute = name.rpartition(":")
     stored = READ.get()
     if stored is None:
-        module = BOUND.get(place) or (None if load else import_typed(place))
+        module = BOUND.get(place) or (None if load else import_plain(place))
     elif load and stored.sources.get(place) in (None, gather(place)):
         module = None
     else:
@@ -119,6 +126,14 @@ def find_code(name: str, load: Callable[[], Any] | None = None) -> Any:
     if not hasattr(module, attribute):
         raise ConfigError(f"no scheme {name!r}: {place} has no attribute {attribute!r}; it must name a class")
     return getattr(module, attribute)
+
+
+def import_plain(place: str) -> ModuleType:
+    """The module of a place in a plain string: what a person typed, or what a file of settings says."""
+    file, words = SETTINGS.get() or ("", "")
+    if file and not re.search(rf"(?<![\w./~-]){re.escape(place)}:", words):
+        return import_stored(place, Stored("", None, file))
+    return import_typed(place)
 
 
 def import_typed(place: str) -> ModuleType:

@@ -29,7 +29,7 @@ OURS = (
 )
 """Options that every command has."""
 SCHEMES = ("scheme", "schemes", "baseline")
-"""Settings that name schemes."""
+"""Settings that name the schemes of a run, whose folder may keep their source."""
 PATHS = ("out", "to", "figures", "cache", "tokens.cache")
 """What is written: `--out=~/runs` reaches us as it is typed."""
 HELP = ("-h", "--help", "--help-all")
@@ -54,6 +54,7 @@ def read(kind: type[C], program: str, arguments: list[str]) -> C:
         settings["out"] = folder_of(Path(file), settings["out"])
     if file:
         admit(Path(file), [settings[name] for name in SCHEMES if name in settings and name not in given])
+        elsewhere.read_from(file, arguments)
     for name, value in given.items():
         settings[name] = {**settings.get(name, {}), **value} if isinstance(value, dict) else value
     for option in options(kind).values():
