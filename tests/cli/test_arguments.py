@@ -16,7 +16,7 @@ from geonorm import elsewhere, parse
 from geonorm.cli.arguments import read
 from geonorm.cli.main import COMMANDS, main
 from geonorm.errors import ConfigError, UntrustedCode
-from geonorm.settings import bare, choices, members, options
+from geonorm.settings import bare, choices, from_dict, members, options
 
 RULE = """
 from dataclasses import dataclass
@@ -66,9 +66,8 @@ def test_no_text_of_a_file_is_typed(command: str, name: str) -> None:
     value: Any = [EVIL] if option.many else EVIL
     for group in reversed(name.split(".")):
         value = {group: value}
-    needed = {
-        o.name: choices(o.one)[0] if choices(o.one) else "1" for o in options(kind).values() if o.default is MISSING
-    }
+    asked = [o for o in options(kind).values() if o.default is MISSING]
+    needed = {o.name: choices(o.one)[0] if choices(o.one) else "1" for o in asked}
 
     def ask() -> None:
         with suppress(ConfigError):  # refused before anything could be made of it
@@ -112,3 +111,19 @@ def test_what_stands_on_the_command_line_is_typed(capsys: Any) -> None:
     assert main(["schemes", "--config", file_of(name=EVIL), "--out", f"x{EVIL}"]) == 2  # that is another place
     assert main(["schemes", "--config", file_of(name=EVIL), "--trust-code"]) == 0
     assert "runs, as you said" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "said"),
+    [
+        ("probe", {"models": ["model"], "trust_remote_code": True}, ["--trust-remote-code"]),
+        ("bench train", {"nanogpt": "stranger"}, ["--nanogpt", "stranger"]),
+        ("compare", {"slurm": {"submit": True, "time": "01:00"}}, ["--slurm.submit"]),
+        ("ladder", {"slurm": {"submit": "true"}}, ["--slurm.submit"]),
+    ],
+)
+def test_a_file_does_not_start_what_runs_code(command: str, settings: dict[str, Any], said: list[str]) -> None:
+    kind, words = COMMANDS[command], ["--config", file_of(**settings)]
+    with pytest.raises(ConfigError, match=rf"settings.yaml would run code: say {said[0]} on the command line"):
+        read(kind, "geonorm", words)
+    assert read(kind, "geonorm", [*words, *said]) == from_dict(kind, settings, typed=True)
