@@ -150,6 +150,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def no_file_of_settings() -> None:
+    """A test that reads a command line in its own context, as no command does, leaves none to the next."""
+    from geonorm import elsewhere
+
+    elsewhere.SETTINGS.set(None)
+
+
 @pytest.fixture
 def tiny_model() -> Callable[[str], tuple[Any, dict[str, Any]]]:
     """tiny_model(case) for a name in CASES: a model and the inputs of one forward pass. Shared: leave it as it is."""

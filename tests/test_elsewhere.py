@@ -169,6 +169,63 @@ def test_modules_beside_it_belong_to_the_source(folder: Folder) -> None:
     assert not any(module.startswith("rule_here_kit.") and "@" not in module for module in sys.modules)
 
 
+LATE = """
+from dataclasses import dataclass
+from geonorm import Placement
+
+@dataclass(frozen=True)
+class Half(Placement):
+    def write(self, x, u, p, site, h=1.0):
+        {statement}
+        return x + h * {share} * u
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "share_of"),
+    [
+        ("from rule_here_beside import SHARE", "SHARE"),
+        ("import rule_here_beside", "rule_here_beside.SHARE"),
+        ("import math, rule_here_beside as beside", "beside.SHARE"),
+        ("import rule_here_kit.numbers", "rule_here_kit.numbers.SHARE"),
+        ("import rule_here_kit.numbers as numbers", "numbers.SHARE"),
+        ("from rule_here_kit import numbers", "numbers.SHARE"),
+    ],
+)
+@pytest.mark.parametrize("name", ["./rule_here.py:Half", "rule_here:Half", "stored"])
+def test_imports_inside_functions_come_from_the_source(
+    name: str, statement: str, share_of: str, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run at the first step, when the file beside it may be another one."""
+    (folder.path / "rule_here_kit").mkdir()
+    beside = [folder.path / "rule_here_beside.py", folder.path / "rule_here_kit" / "numbers.py"]
+    for path in beside:
+        path.write_text("SHARE = 0.5\n")
+    (folder.path / "rule_here.py").write_text(LATE.format(statement=statement, share=share_of))
+    if name == "stored":
+        kept = sources_of(parse("./rule_here.py:Half"))
+        folder.new_process()
+        monkeypatch.syspath_prepend(str(folder.path))  # as under python -m
+        scheme = parse(stored("./rule_here.py:Half", kept, "runs/a"))
+    else:
+        scheme = parse(name)
+    for path in beside:
+        path.write_text("raise SystemExit\n")
+    for step in (scheme.write, torch.compile(scheme.write, backend="eager")):
+        assert float(step(torch.zeros(1), torch.ones(1), None, SITE)) == 0.5
+
+
+def test_a_class_of_a_module_beside_it_is_that_of_the_source(folder: Folder) -> None:
+    """The scheme writes itself by the module of its class, and a model is built of what it writes."""
+    folder.write("rule_here_beside.py")
+    (folder.path / "rule_here.py").write_text("from rule_here_beside import Half\n")
+    kept = sources_of(parse("./rule_here.py:Half")) | {"./rule_here.py": {"files": elsewhere.gather("./rule_here.py")}}
+    folder.new_process()
+    folder.write("rule_here_beside.py", share="0.75")
+    scheme = parse(stored("./rule_here.py:Half", kept, "runs/a"))
+    assert str(scheme) == "rule_here_beside:Half" and share(str(scheme)) == 0.5
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [

@@ -32,7 +32,8 @@ ALLOWED = {
     "output": {"errors"},
     "results": {"errors"},
     "devices": {"errors"},
-    "elsewhere": {"errors"},
+    "checked": set(),
+    "elsewhere": {"errors", "checked"},
     "sphere": {"errors"},
     "norms": {"errors"},
     "ops": MATHS,
@@ -50,8 +51,8 @@ ALLOWED = {
     "": set(),  # geonorm/__init__.py loads by name, on use
 }
 FREE_OF_TORCH = """
-    errors lazy output parsing progress results decay settings elsewhere sites.anatomy cli.arguments cli.main
-    dynamics.config probes.config nn.config lab.compare.clusters lab.config lab.ladder.config lab.runs.run
+    errors lazy output parsing progress results decay settings checked elsewhere sites.anatomy cli.arguments
+    cli.main dynamics.config probes.config nn.config lab.compare.clusters lab.config lab.ladder.config lab.runs.run
     lab.runs.statistics lab.studies.simulate report report.config bench.config
 """.split()
 EXTRAS = """

@@ -13,7 +13,6 @@ import ast
 import hashlib
 import importlib
 import json
-import linecache
 import os
 import re
 import sys
@@ -21,13 +20,13 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import find_spec, module_from_spec
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .checked import Checked
 from .errors import ConfigError, DataError, UntrustedCode
 
 Files = dict[str, str]
@@ -60,6 +59,8 @@ READ: ContextVar[Stored | None] = ContextVar("read", default=None)
 """The stored text that is being parsed."""
 ALLOWED: ContextVar[bool] = ContextVar("allowed", default=False)
 """Whether someone said that code named in a folder may run."""
+SETTINGS: ContextVar[tuple[str, str] | None] = ContextVar("settings", default=None)
+"""The file of settings that this command read, and the words that were typed beside it."""
 BOUND: dict[str, ModuleType] = {}
 """What a place means in this process after a stored text that names it was admitted."""
 HERE: set[str] = set()
@@ -67,6 +68,8 @@ HERE: set[str] = set()
 SAID: set[str] = set()
 FILES = "__geonorm_files__"
 """Attribute of an imported module: its files as they were then."""
+PLACE = "__geonorm_place__"
+"""Attribute of a module that was made of a checked text: the place that it stands for."""
 
 
 @contextmanager
@@ -95,6 +98,11 @@ def allow() -> None:
     ALLOWED.set(True)
 
 
+def read_from(file: str, words: list[str]) -> None:
+    """From now on a plain string may have come from that file: only a place that stands in `words` counts as typed."""
+    SETTINGS.set((file, " ".join(words)))
+
+
 def say(line: str) -> None:
     """One line on stderr, once."""
     if line not in SAID:
@@ -108,7 +116,7 @@ def find_code(name: str, load: Callable[[], Any] | None = None) -> Any:
     place, _, attribute = name.rpartition(":")
     stored = READ.get()
     if stored is None:
-        module = BOUND.get(place) or (None if load else import_typed(place))
+        module = BOUND.get(place) or (None if load else import_plain(place))
     elif load and stored.sources.get(place) in (None, gather(place)):
         module = None
     else:
@@ -120,12 +128,21 @@ def find_code(name: str, load: Callable[[], Any] | None = None) -> Any:
     return getattr(module, attribute)
 
 
+def import_plain(place: str) -> ModuleType:
+    """The module of a place in a plain string: what a person typed, or what a file of settings says."""
+    file, words = SETTINGS.get() or ("", "")
+    if file and not re.search(rf"(?<![\w./~-]){re.escape(place)}:", words):
+        return import_stored(place, Stored("", None, file))
+    return import_typed(place)
+
+
 def import_typed(place: str) -> ModuleType:
-    """The module of a place that a person named, from the working directory too."""
+    """The module of a place that a person named, from the working directory too. What Python would not find by itself
+    is made of its text: what it imports later it would not find either."""
     files = gather(place)
-    if is_file(place):
-        if not files:
-            raise missing_error(place)
+    if is_file(place) and not files:
+        raise missing_error(place)
+    if files and (is_file(place) or (place not in sys.modules and find_file(place, None) is None)):
         module = run_source(place, files)
     else:
         sys.path.insert(0, folder := os.getcwd())
@@ -165,59 +182,25 @@ def import_stored(place: str, stored: Stored) -> ModuleType:
             )
         say(f"{place} has changed since {stored.where} was made; the source that is kept there is used")
     already = sys.modules.get(place)
-    BOUND[place] = already if already and getattr(already, FILES, None) == files else run_source(place, files)
-    return BOUND[place]
+    module = already if already and getattr(already, FILES, None) == files else run_source(place, files)
+    package = module.__name__.removesuffix(own(place))
+    BOUND.update({name: sys.modules[package + name] for name in files if package + name in sys.modules})
+    BOUND[place] = module
+    return module
 
 
 def run_source(place: str, files: Files) -> ModuleType:
     """The module that a source makes, run once for each sha256. Modules that it imports come from the same source."""
-    name = f"{place}@{digest(files)[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    path = path_of(place)
-    module = module_from_spec(ModuleSpec(name, None, origin=str(path or place)))
-    module.__package__ = "" if is_file(place) else place.rpartition(".")[0]
-    module.__file__ = str(path) if path and text_of(path) == files[own(place)] else f"<{name}>"
-    linecache.cache[module.__file__] = (
-        len(files[own(place)]), None, files[own(place)].splitlines(keepends=True), module.__file__,
-    )  # fmt: skip
-    setattr(module, FILES, files)
-    sys.modules[name] = module
-    try:
-        with explain_failure(place), Beside(files):
-            exec(compile(files[own(place)].lstrip("\ufeff"), module.__file__, "exec"), vars(module))  # noqa: S102 it is trusted
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-class Beside(Loader, MetaPathFinder):
-    """Inside, modules of these names are made of these texts, and afterwards they are what they were."""
-
-    def __init__(self, files: Files) -> None:
-        self.files, self.before = files, dict[str, ModuleType]()
-
-    def __enter__(self) -> None:
-        for name in self.files:
-            if name in sys.modules:
-                self.before[name] = sys.modules.pop(name)
-        sys.meta_path.insert(0, self)
-
-    def __exit__(self, *_: object) -> None:
-        sys.meta_path.remove(self)
-        for name in self.files:
-            sys.modules.pop(name, None)
-        sys.modules.update(self.before)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name not in self.files:
-            return None
-        return ModuleSpec(name, self, is_package=any(other.startswith(f"{name}.") for other in self.files))
-
-    def exec_module(self, module: ModuleType) -> None:
-        text = self.files[module.__name__].lstrip("\ufeff")
-        exec(compile(text, f"<{module.__name__}>", "exec"), vars(module))  # noqa: S102 it is trusted
+    package = f"checked_{hashlib.sha256(f'{place} {digest(files)}'.encode()).hexdigest()[:12]}"
+    name = f"{package}.{own(place)}"
+    if package not in sys.modules:
+        path = path_of(place)
+        unchanged = {own(place): str(path)} if path and text_of(path) == files[own(place)] else {}
+        marks: dict[str, dict[str, Any]] = {module: {PLACE: module} for module in files}
+        marks[own(place)] = {PLACE: place, FILES: files}
+        sys.meta_path.insert(0, Checked(package, files, unchanged, marks))
+    with explain_failure(place):
+        return importlib.import_module(name)
 
 
 @contextmanager
@@ -242,8 +225,8 @@ def own(place: str) -> str:
 
 
 def place_of(kind: type) -> str:
-    """The place of a class: modules that `run_source` made have their sha256 behind it."""
-    return kind.__module__.partition("@")[0]
+    """The place of a class: modules that `run_source` made say theirs."""
+    return str(getattr(sys.modules.get(kind.__module__), PLACE, kind.__module__))
 
 
 def files_of(kind: type) -> Files:

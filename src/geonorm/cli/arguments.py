@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypedDict, TypeVar, Union, get_origin
 from .. import elsewhere
 from ..errors import ConfigError, unknown
 from ..parsing import from_yaml
-from ..settings import Option, Settings, bare, choices, from_dict, hints, members, options
+from ..settings import Option, Settings, bare, choices, flag, from_dict, hints, members, options
 
 C = TypeVar("C", bound=Settings)
 OURS = (
@@ -29,7 +29,9 @@ OURS = (
 )
 """Options that every command has."""
 SCHEMES = ("scheme", "schemes", "baseline")
-"""Settings that name schemes."""
+"""Settings that name the schemes of a run, whose folder may keep their source."""
+BY_HAND = ("trust_remote_code", "nanogpt", "slurm.submit")
+"""Settings that start code which is not of this package: in a file they are not believed."""
 PATHS = ("out", "to", "figures", "cache", "tokens.cache")
 """What is written: `--out=~/runs` reaches us as it is typed."""
 HELP = ("-h", "--help", "--help-all")
@@ -54,6 +56,10 @@ def read(kind: type[C], program: str, arguments: list[str]) -> C:
         settings["out"] = folder_of(Path(file), settings["out"])
     if file:
         admit(Path(file), [settings[name] for name in SCHEMES if name in settings and name not in given])
+        elsewhere.read_from(file, arguments)
+    for name in BY_HAND:
+        if find(settings, name) and find(given, name) is None:
+            raise ConfigError(f"{name} of {file} would run code: say {flag(name)} on the command line if it may")
     for name, value in given.items():
         settings[name] = {**settings.get(name, {}), **value} if isinstance(value, dict) else value
     for option in options(kind).values():
@@ -98,6 +104,12 @@ def split(kind: type[Settings], program: str, arguments: list[str]) -> dict[str,
     if left:
         raise ConfigError(f"unexpected argument {left[0]!r}; options begin with -- (see --help)")
     return dict(found)
+
+
+def find(settings: Mapping[str, Any], name: str) -> Any:
+    """What a tree of settings says of one, by its dotted name; None where it says nothing."""
+    group, _, leaf = name.rpartition(".")
+    return (settings.get(group, {}) if group else settings).get(leaf)
 
 
 def admit(file: Path, named: list[Any]) -> None:

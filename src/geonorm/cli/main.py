@@ -286,7 +286,7 @@ def simulate(config: SimulateConfig) -> int:
     from ..report import build
     from ..report.simulation import text_lines
 
-    described = environment.collect(pick_device(config.device))
+    described = environment.collect(pick_device(config.device)) | {"schemes": simulations.read_sources(config.schemes)}
     before = simulations.read_interrupted(out, described)
     found = Simulation(config, **before) if before else Simulation.empty(config)
     try:

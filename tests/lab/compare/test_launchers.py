@@ -115,6 +115,19 @@ def results(out: Path) -> dict[str, Any]:
     return found
 
 
+def test_processes_import_nothing_of_the_working_directory(
+    call: Any, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for a scheme that is named so. A file with the name of a library's module stays what it is, a file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "build", lambda dirs, out, figures: out)
+    (tmp_path / "random.py").write_text("open('it-ran', 'w').close()\nraise SystemExit(1)\n")
+    (tmp_path / "rule_in_folder.py").write_text("from geonorm.schemes import Pre\nclass Own(Pre):\n    pass\n")
+    found = call("compare", *tiny, "--out", "out", "--schemes", "rule_in_folder:Own", "--seeds", 1, "--steps", 1)
+    assert found.status == 0, found.err
+    assert not (tmp_path / "it-ran").exists() and len(list((tmp_path / "out" / "runs").iterdir())) == 1
+
+
 def test_slurm_goes_through_all_phases(cluster: Cluster, compare: Any, tmp_path: Path) -> None:
     """Tuning that is extended, then final runs: every phase an array, the next behind it; and nothing twice."""
     out = tmp_path / "with space"
@@ -171,6 +184,8 @@ def test_slurm_script(cluster: Cluster, compare: Any, tmp_path: Path) -> None:
         assert f"\n#SBATCH --{line}\n" in text, line
     assert "\nexport TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120\n" in text and "--signal=B:TERM@120\n" in text
     assert "\nmodule load cuda\n" in text and "torch.distributed.run --standalone --nproc-per-node 2 -m geonorm" in text
+    own = "\nexport OMP_NUM_THREADS=3 TOKENIZERS_PARALLELISM=false PYTHONSAFEPATH=1\n"
+    assert own in text and own in (out / "slurm" / "next.sh").read_text()
     assert text.index("#SBATCH --signal") < text.index("runs=("), "sbatch reads no option behind the first command"
     for name in ("runs.sh", "next.sh"):
         subprocess.run(["bash", "-n", str(out / "slurm" / name)], check=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from geonorm import report
 from geonorm.errors import CheckpointError, ConfigError
 from geonorm.lab.config import TrainConfig
 from geonorm.lab.ladder.config import LadderConfig, Rule, Size
-from geonorm.lab.ladder.ladder import about, check_sizes, count, run_config
+from geonorm.lab.ladder.ladder import about, check_sizes, count, outline, run_config
 from geonorm.lab.runs.speedup import judge_ladder
+from geonorm.lab.scale.plan import looked_up
 from geonorm.settings import to_dict
 
 BUILD = report.build
@@ -121,6 +124,32 @@ def test_what_is_looked_up_is_not_computed_with(name: str, tables: float) -> Non
     config = TrainConfig(preset=name, scheme="pre")
     shape = config.decoder("pre")
     assert about(config)["embedding"] == tables * shape.vocab_size * shape.width
+    for scheme in (name for name in geonorm.names() if name != "pre"):
+        assert looked_up(outline(replace(shape, scheme=scheme))) == about(config)["embedding"], scheme
+
+
+def test_a_ladder_runs_no_scheme_of_its_folder(
+    processes: Any, ladder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of schemes that are not asked for count by their numbers: their code may be a stranger's, or be gone."""
+    monkeypatch.chdir(tmp_path)
+    words = ["--depth", 1, "--budgets", "0.32k", "--seeds", 1]
+    assert ladder(tmp_path / "out", "--schemes", "pre", *words).status == 0
+    (run,) = (tmp_path / "out" / "runs").iterdir()
+    for name in ("there", "gone"):
+        other = shutil.copytree(run, run.with_name(run.name.replace("pre", name)))
+        place = f"./{name}_rule.py:Evil"
+        settings = yaml.safe_load((other / "config.yaml").read_text())
+        (other / "config.yaml").write_text(yaml.safe_dump({**settings, "scheme": place}))
+        summary = json.loads((other / "summary.json").read_text())
+        (other / "summary.json").write_text(json.dumps({**summary, "scheme": place}))
+    (tmp_path / "there_rule.py").write_text("open('it-ran', 'w').close()\n")
+    again = ladder(tmp_path / "out", "--schemes", "pre", *words)
+    assert again.status == 0, again.err
+    assert {row["scheme"] for row in results(tmp_path / "out")["points"]} == {
+        "pre", "./there_rule.py:Evil", "./gone_rule.py:Evil"
+    }  # fmt: skip
+    assert not (tmp_path / "it-ran").exists()
 
 
 @pytest.mark.parametrize(

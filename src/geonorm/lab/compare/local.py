@@ -137,8 +137,7 @@ class Local(Team):
 
     def start(self, config: TrainConfig, device: int) -> Worker:
         path, log = self.settings(config), self.log(config)
-        environment = {**os.environ, "OMP_NUM_THREADS": str(config.runtime.threads), "TOKENIZERS_PARALLELISM": "false"}
-        environment[PARENT] = str(os.getpid())
+        environment = {**os.environ, **self.variables(), PARENT: str(os.getpid())}
         if self.gpus:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             place = device % self.gpus

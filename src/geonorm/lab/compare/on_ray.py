@@ -60,8 +60,7 @@ class OnRay(Team):
             num_cpus=threads, num_gpus=self.gpus, max_retries=self.config.ray.retries, retry_exceptions=[RunFailed],
             max_calls=1,  # a process of its own for every run: nothing of one stays in the memory of a GPU
         )(train_one)  # fmt: skip
-        carried = {name: os.environ[name] for name in CARRIED if name in os.environ}
-        carried |= {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        carried = {name: os.environ[name] for name in CARRIED if name in os.environ} | self.variables()
         waiting = list(configs)
         running: dict[Any, TrainConfig] = {}
         try:

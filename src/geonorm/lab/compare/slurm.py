@@ -104,7 +104,7 @@ class OnSlurm(Team):
             "settings=${runs[$SLURM_ARRAY_TASK_ID]}",
             f'exec >>{logs}/"$(basename "$settings" .yaml).log" 2>&1',
             *self.setup,
-            f"export OMP_NUM_THREADS={config.runtime.threads} TOKENIZERS_PARALLELISM=false",
+            self.exported(),
             # torchrun gives its ranks 30 seconds to save, and then kills them
             *([f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={GRACE}"] if gpus > 1 else []),
             "# SIGTERM, before the time limit or a preemption, reaches the training itself, which saves and ends",
@@ -115,10 +115,15 @@ class OnSlurm(Team):
     def following(self) -> str:
         """The job that goes on when the array has ended, however its tasks ended."""
         settings = (self.out / "config.yaml").absolute()
-        command = shlex.join([sys.executable, "-m", "geonorm", self.config.verb, "--config", str(settings)])
+        typed = ["--slurm.submit"] if self.config.slurm.submit else []  # in a file it would not be believed
+        command = shlex.join([sys.executable, "-m", "geonorm", self.config.verb, "--config", str(settings), *typed])
         log = shlex.quote(str((self.folder / "next.log").absolute()))
         head = [*self.head("next"), "#SBATCH --ntasks=1", "#SBATCH --cpus-per-task=1"]
-        return "\n".join([*head, f"exec >>{log} 2>&1", *self.setup, f"export {GOES_ON}=1", f"exec {command}", ""])
+        body = [f"exec >>{log} 2>&1", *self.setup, self.exported(), f"export {GOES_ON}=1", f"exec {command}", ""]
+        return "\n".join([*head, *body])
+
+    def exported(self) -> str:
+        return shlex.join(["export", *(f"{name}={value}" for name, value in self.variables().items())])
 
     def head(self, what: str) -> list[str]:
         options = self.config.slurm

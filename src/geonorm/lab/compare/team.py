@@ -62,6 +62,12 @@ class Team:
     def close(self) -> None:
         """Gives back what the team holds."""
 
+    def variables(self) -> dict[str, str]:
+        """Environment of the process of a run: its threads, and no file of the working directory, which `python -m`
+        would look in first, in the place of an installed module."""
+        threads = str(self.config.runtime.threads)
+        return {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", "PYTHONSAFEPATH": "1"}
+
     def settings(self, config: TrainConfig) -> Path:
         """Writes the settings of a run where its process reads them; its output goes beside them, as `log` says."""
         import yaml

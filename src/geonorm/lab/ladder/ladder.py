@@ -111,8 +111,9 @@ def outline(shape: ModelConfig) -> Any:
 
 
 def about(config: TrainConfig) -> dict[str, Any]:
-    """Where a run stands on the ladder, by its settings."""
-    shape = config.decoder(config.scheme)
+    """Where a run stands on the ladder, by its settings. Its scheme, which owns no table, is not built: a folder may
+    name any."""
+    shape = config.decoder("pre")
     return {
         "size": f"d{shape.layers}w{shape.width}",
         "depth": shape.layers,

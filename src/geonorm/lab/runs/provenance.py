@@ -91,12 +91,7 @@ class Provenance:
         before = known[0] if known else {}
         data, tokenizer = before.get("data_sha256"), before.get("tokenizer_sha256")
         new_tokenizer = tokenizer is not None and tokenizer != self.tokenizer
-        other = [
-            f"with another source of {place} (sha256 {short(about['sha256'])}, now "
-            f"{short(self.schemes[place]['sha256'])}; it is kept in {folder / FOLDER})"
-            for place, about in (before.get("schemes") or {}).items()
-            if place in self.schemes and self.schemes[place]["sha256"] != about["sha256"]
-        ]
+        other = changed_sources(before.get("schemes") or {}, self.schemes, folder / FOLDER)
         if new_tokenizer and not self.own_tokenizer:
             other = [f"with another tokenizer (sha256 {short(tokenizer)}, now {short(self.tokenizer)})"]
         elif new_tokenizer or data not in (None, self.data):
@@ -122,6 +117,17 @@ class Provenance:
             if before and name in before[-1] and before[-1][name] != versions[name]
         ]
         return f"{folder} was begun with other versions: {', '.join(changed)}" if changed else None
+
+
+def changed_sources(before: Mapping[str, Any], now: Mapping[str, Any], kept: Path) -> list[str]:
+    """What to say of schemes from elsewhere, in the form of `sources_of`, that have another source now; `kept` holds
+    the former."""
+    return [
+        f"with another source of {place} (sha256 {short(about['sha256'])}, now {short(now[place]['sha256'])}; it is "
+        f"kept in {kept})"
+        for place, about in before.items()
+        if place in now and now[place]["sha256"] != about["sha256"]
+    ]
 
 
 def short(value: object) -> str:

@@ -7,7 +7,7 @@ and trajectories.safetensors where --keep asks for it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,25 @@ def check_directory(out: Path, settings: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{out} holds a simulation with {differs}; choose another --out")
 
 
+def read_sources(schemes: Sequence[str]) -> dict[str, Any]:
+    """For environment.json: schemes from elsewhere in each scheme that has any, in the form of `sources_of`."""
+    from ...schemes import parse, sources_of
+
+    return {str(scheme): kept for scheme in map(parse, schemes) if (kept := sources_of(scheme))}
+
+
 def read_interrupted(out: Path, environment: Mapping[str, Any]) -> dict[str, Any] | None:
     """Files of an interrupted simulation by their names without suffix, to go on with; None where there is none, or
-    where another version of the program made it."""
+    where another version of the program made it. CheckpointError where a scheme that is finished had another source."""
     summary, before = read_object(out / "summary.json"), read_object(out / "environment.json")
     if summary.get("status") != "interrupted" or any(before.get(key) != environment[key] for key in SAME):
         return None
+    from ..runs.provenance import changed_sources
+
+    then, now = before.get("schemes") or {}, environment["schemes"]
+    for name in [row["scheme"] for row in summary["schemes"]]:
+        if other := changed_sources(then.get(name, {}), now.get(name, {}), out / "environment.json"):
+            raise CheckpointError(f"{out} was made {other[0]}: put it back, or choose another --out")
     from ...dynamics.trajectories import load_trajectories
 
     sides = {name: read_object(out / f"{name}.json") for name in ("theory", "particles")}

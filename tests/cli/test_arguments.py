@@ -1,0 +1,129 @@
+"""Settings from a file: they run no code that nobody has typed, whichever setting names it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from geonorm import elsewhere, parse
+from geonorm.cli.arguments import read
+from geonorm.cli.main import COMMANDS, main
+from geonorm.errors import ConfigError, UntrustedCode
+from geonorm.settings import bare, choices, from_dict, members, options
+
+RULE = """
+from dataclasses import dataclass
+from pathlib import Path
+from geonorm import Placement
+Path("it-ran").touch()
+
+@dataclass(frozen=True)
+class Evil(Placement):
+    def write(self, x, u, p, site, h=1.0):
+        return x + h * 0.5 * u
+"""
+EVIL = "./stranger/rule_of_one.py:Evil"
+
+
+@pytest.fixture(autouse=True)
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with somebody's folder in it, and a user who has typed nothing yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "stranger").mkdir()
+    (tmp_path / "stranger" / "rule_of_one.py").write_text(RULE)
+    yield tmp_path
+    elsewhere.HERE.clear()
+
+
+def file_of(**settings: Any) -> str:
+    Path("settings.yaml").write_text(yaml.safe_dump(settings))
+    return "settings.yaml"
+
+
+def texts() -> list[tuple[str, str]]:
+    """Every option of every command that takes free text."""
+    return [
+        (command, option.name)
+        for command, kind in COMMANDS.items()
+        for option in options(kind).values()
+        if str in map(bare, members(option.one))
+    ]
+
+
+@pytest.mark.parametrize(("command", "name"), texts())
+def test_no_text_of_a_file_is_typed(command: str, name: str) -> None:
+    """Whatever a command makes of a text: after its file was read, parse runs no place that stands in it."""
+    kind = COMMANDS[command]
+    option = options(kind)[name]
+    value: Any = [EVIL] if option.many else EVIL
+    for group in reversed(name.split(".")):
+        value = {group: value}
+    asked = [o for o in options(kind).values() if o.default is MISSING]
+    needed = {o.name: choices(o.one)[0] if choices(o.one) else "1" for o in asked}
+
+    def ask() -> None:
+        with suppress(ConfigError):  # refused before anything could be made of it
+            read(kind, "geonorm", ["--config", file_of(**{**needed, **value})])
+            with pytest.raises(UntrustedCode, match=r"settings.yaml names code, ./stranger/rule_of_one.py \(sha256"):
+                parse(EVIL)
+
+    copy_context().run(ask)
+    assert not Path("it-ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        ("compare", {"schemes": ["mix(post, pre)"], "grid": [f"scheme.b={EVIL}"], "out": "out"}),
+        ("compare", {"schemes": ["mix(post, pre)"], "grid": [f"scheme.b='{EVIL}'"], "out": "out"}),
+        ("compare", {"schemes": ["pre", EVIL], "out": "out"}),
+        ("ladder", {"schemes": [f"mix({EVIL}, pre)"], "out": "out"}),
+        ("train", {"scheme": EVIL, "out": "out"}),
+        ("eval", {"model": ".", "data": "stdlib", "scheme": EVIL}),
+        ("simulate", {"schemes": [EVIL], "out": "out"}),
+        ("schemes", {"name": EVIL}),
+        ("bench train", {"baseline": EVIL, "out": "out"}),
+        ("bench norms", {"scheme": EVIL, "out": "out"}),
+    ],
+)
+def test_a_scheme_of_a_file_is_refused(command: str, settings: dict[str, Any], capsys: Any) -> None:
+    assert main([*command.split(), "--config", file_of(**settings)]) == 2
+    err = capsys.readouterr().err
+    assert "settings.yaml names code, ./stranger/rule_of_one.py (sha256" in err and len(err.splitlines()) == 1
+    assert not Path("it-ran").exists() and not Path("out").exists()
+
+
+def test_what_stands_on_the_command_line_is_typed(capsys: Any) -> None:
+    """Beside a file, too; and from then on it may stand in one."""
+    assert main(["schemes", f"mix(post, {EVIL})", "--config", file_of(json=True)]) == 0
+    assert Path("it-ran").exists()
+    assert main(["schemes", "--config", file_of(name=EVIL)]) == 0
+    Path("stranger/rule_of_one.py").write_text(RULE.replace("0.5", "0.75"))
+    assert main(["schemes", "--config", file_of(name=EVIL)]) == 2
+    assert main(["schemes", "--config", file_of(name=EVIL), "--out", f"x{EVIL}"]) == 2  # that is another place
+    assert main(["schemes", "--config", file_of(name=EVIL), "--trust-code"]) == 0
+    assert "runs, as you said" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "said"),
+    [
+        ("probe", {"models": ["model"], "trust_remote_code": True}, ["--trust-remote-code"]),
+        ("bench train", {"nanogpt": "stranger"}, ["--nanogpt", "stranger"]),
+        ("compare", {"slurm": {"submit": True, "time": "01:00"}}, ["--slurm.submit"]),
+        ("ladder", {"slurm": {"submit": "true"}}, ["--slurm.submit"]),
+    ],
+)
+def test_a_file_does_not_start_what_runs_code(command: str, settings: dict[str, Any], said: list[str]) -> None:
+    kind, words = COMMANDS[command], ["--config", file_of(**settings)]
+    with pytest.raises(ConfigError, match=rf"settings.yaml would run code: say {said[0]} on the command line"):
+        read(kind, "geonorm", words)
+    assert read(kind, "geonorm", [*words, *said]) == from_dict(kind, settings, typed=True)
