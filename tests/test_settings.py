@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -75,6 +76,7 @@ def test_a_text_stands_for_a_number_where_a_person_wrote_it() -> None:
     found = from_dict(Whole, written, typed=True)
     assert found == Whole("7", 3, [0.01, 1.0], True, Part(pair=(1.0, 2.0)))
     assert from_dict(Whole, {"name": "x", "number": "null"}, typed=True).number is None
+    assert from_dict(Whole, {"name": date(2026, 1, 2)}, typed=True).name == "2026-01-02"  # what YAML makes of it
     for value in ("three", "1e3", "nan", [1]):
         with pytest.raises(ConfigError, match="--number takes a whole number, got "):
             from_dict(Whole, {"name": "x", "number": value}, typed=True)

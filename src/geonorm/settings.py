@@ -152,7 +152,9 @@ def read_typed(name: str, value: Any, kind: Any) -> Any:
     if get_origin(kind) is list:
         return value if isinstance(value, list) else [value]
     if not isinstance(value, str):
-        return json.dumps(value, default=str) if kind is str and not isinstance(value, (list, dict)) else value
+        if kind is not str or isinstance(value, (list, dict)):
+            return value
+        return json.dumps(value) if isinstance(value, (bool, int, float, NoneType)) else str(value)  # YAML knows dates
     if not value.isascii() and value != value.encode(errors="replace").decode():
         raise ConfigError(f"{name} is not valid Unicode text: {value!r}; write it as UTF-8")
     if "\0" in value:

@@ -127,3 +127,11 @@ def test_a_file_does_not_start_what_runs_code(command: str, settings: dict[str, 
     with pytest.raises(ConfigError, match=rf"settings.yaml would run code: say {said[0]} on the command line"):
         read(kind, "geonorm", words)
     assert read(kind, "geonorm", [*words, *said]) == from_dict(kind, settings, typed=True)
+
+
+def test_a_word_of_trust_that_means_nothing_is_refused() -> None:
+    for word in ("maybe", "1"):
+        with pytest.raises(ConfigError, match="--trust-code takes true or false"):
+            read(COMMANDS["schemes"], "geonorm schemes", [f"--trust-code={word}"])
+    read(COMMANDS["schemes"], "geonorm schemes", ["--trust-code=False"])
+    assert not elsewhere.ALLOWED.get()

@@ -48,7 +48,10 @@ def read(kind: type[C], program: str, arguments: list[str]) -> C:
     if asked.intersection(HELP):
         raise HelpAsked(print_help(kind, program, every="--help-all" in asked))
     given = split(kind, program, arguments)
-    if given.pop("trust_code", "false") == "true":
+    trusted = str(given.pop("trust_code", "false")).lower()
+    if trusted not in ("true", "false"):
+        raise ConfigError(f"--trust-code takes true or false, got {trusted!r}")
+    if trusted == "true":
         elsewhere.allow()
     file = given.pop("config", None)
     settings = from_file(Path(file), kind) if file else {}

@@ -196,6 +196,11 @@ def open_model(
     hub: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     settings = read_settings(name, causal=causal, **hub)
     if isinstance(settings, TrainConfig):
+        others = {"dtype": dtype != "auto", "tokenizer": tokenizer, "revision": revision, "one-block": build}
+        if asked := next((option for option, given in others.items() if given), None):
+            raise ConfigError(
+                f"{name} is a run: --{asked} is for models of transformers; leave it out, or open them apart"
+            )
         return open_trained(Path(name), device)
     images = load.tells_images(settings)
     if images and tokenizer is not None:
