@@ -109,6 +109,9 @@ def plan(known: Summaries) -> Grid:
     for scheme, rate in latex.items():
         for seed in range(3):
             wanted.add(scheme, rate, seed, data="latex")
+    for seed in range(1, 3):  # the other seeds of Pre-Norm at the two rates, which the parts compare
+        for rate in OCTAVES[:2]:
+            wanted.add(READ, rate, seed)
     return wanted.grid
 
 
