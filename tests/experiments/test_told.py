@@ -13,6 +13,7 @@ from geonorm.report.style import signed
 from .made import ROOT
 
 RAW, SPHERE = "(entry=embedding)", ""
+READ = "geonorm(entry=embedding, input=norm)"
 UNIT = "geonorm(entry=embedding, update=unit)"
 EQUAL = UNIT[:-1] + ", retraction=projection, decay=sqrt, decay_on=update, index=sublayer)"
 LAST, MEAN = "val_loss", "val_loss_average"
@@ -45,6 +46,16 @@ CASES = [
         )
         for measure in (LAST, MEAN)
     ),
+    *(
+        ("017-paper-recipe", first, second, measure)
+        for first, second in (
+            (recipe(READ, 1.8e-3), PRE),
+            (recipe(READ, 1.8e-3), STRONGEST),
+            (("latex-", f"geonorm{RAW}", 7.2e-3), ("latex-", f"pre{RAW}", 1.8e-3)),
+        )
+        for measure in (LAST, MEAN)
+    ),
+    other("017-paper-recipe", recipe(READ, 1.8e-3), recipe(f"pre{RAW}", 1.8e-3)),
     other("017-paper-recipe", GEO, recipe(f"pre{RAW}", 7.2e-3)),
     other("017-paper-recipe", recipe(f"geonorm{RAW}", 3.6e-3), recipe(f"pre{RAW}", 3.6e-3)),
     other("017-paper-recipe", recipe(UNIT, 3.6e-3), recipe(f"geonorm{RAW}", 3.6e-3)),
