@@ -14,6 +14,7 @@ from geonorm.errors import ConfigError
 from geonorm.nn import generate
 from geonorm.nn.models import build
 from geonorm.nn.sampling import generate_answer, sample
+from geonorm.nn.trunk import evaluating
 
 
 def decoder() -> Decoder:
@@ -46,6 +47,10 @@ def test_a_model_is_left_as_it_was_also_where_sampling_ends_early(two: bool, tra
     walk.close()
     assert model.training == training and model.exit.training == training
     list(generate_answer(model, ids(), 1, 3) if two else generate(model, ids(), 3))
+    assert model.training == training
+    with pytest.raises(ZeroDivisionError), evaluating(model):
+        assert not model.training
+        1 / 0  # noqa: B018
     assert model.training == training
 
 
