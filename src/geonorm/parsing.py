@@ -1,9 +1,10 @@
-"""JSON and YAML from files that anybody may have written: whatever is wrong with them is a ValueError."""
+"""JSON and YAML from files that anybody may have written: whatever is wrong with them is a ValueError. And for JSON."""
 
 from __future__ import annotations
 
 import json
 from functools import cache
+from math import isfinite
 from typing import Any
 
 
@@ -13,6 +14,11 @@ def from_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def finite_or_none(value: Any) -> Any:
+    """The value, or None for a number that is not finite: JSON has none."""
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def from_yaml(text: str) -> Any:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from ...nn.config import ModelConfig
+from ...parsing import finite_or_none
 from ...progress import span
 from ..config import TrainConfig
 from ..tasks.examination import last_answers
-from .run import RunFolder, finite_or_none, read_rows
+from .run import RunFolder, read_rows
 from .statistics import spikes
 
 MORE = """

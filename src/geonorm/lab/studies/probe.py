@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
 from ...nn.trunk import IGNORED
+from ...parsing import finite_or_none
 from ...probes import load
 from ...probes.blockwise import load_one_block
 from ...probes.config import ProbeConfig
@@ -39,7 +40,7 @@ from ..data.images import open_images
 from ..data.objectives import HELD_OUT
 from ..open import Opened, OpenedClassifier, OpenedImages, encode_running, open_model, read_settings, run_of
 from ..runs import environment
-from ..runs.run import LOCK, check_writable, finite_or_none, first_difference, stored_settings
+from ..runs.run import LOCK, check_writable, first_difference, stored_settings
 from ..train.classifiers import ask
 from .simulate import save
 

@@ -21,9 +21,9 @@ from typing import Any
 
 from ...errors import ConfigError, DataError, cause, nearest
 from ...nn.decoder import Decoder
+from ...parsing import finite_or_none
 from ..data import Tokenizer
 from ..data.files import JSON_SUFFIXES, read_bytes
-from ..runs.run import finite_or_none
 
 MISSING = "tasks need lm-evaluation-harness: pip install geonorm[eval]"
 

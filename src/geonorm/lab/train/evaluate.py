@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...nn.decoder import Decoder
 from ...nn.trunk import IGNORED, evaluating
-from ..runs.run import finite_or_none
+from ...parsing import finite_or_none
 from ..scale.world import ALONE, World
 
 A = TypeVar("A")

@@ -23,6 +23,7 @@ from ...errors import CheckpointError
 from ...nn.models import build
 from ...ops.available import read_backend
 from ...output import launched
+from ...parsing import finite_or_none
 from ...progress import Pace, Unwatched
 from ...schemes import advance
 from ...settings import to_dict
@@ -31,7 +32,7 @@ from ..resolve import Resolved, check_memory, resolve
 from ..runs import environment
 from ..runs.loggers import FINISHED, Logger, Loggers, Start, find_loggers, tracked_id
 from ..runs.provenance import Provenance
-from ..runs.run import VOLATILE, RunFolder, finite_or_none
+from ..runs.run import VOLATILE, RunFolder
 from ..runs.summary import describe, loss_text, progress_line, summarise
 from ..scale import checkpoint, parallel
 from ..scale.world import ALONE, World, join_world, lost_peer, own_device
