@@ -82,7 +82,7 @@ def progress_line(row: dict[str, Any], steps: int, left: float | None = None) ->
     return "  ".join(parts)
 
 
-def last_line(summary: dict[str, Any]) -> str:
+def result_line(summary: dict[str, Any]) -> str:
     """What a run came to: its held-out loss, and bits per byte of text or the accuracy of images."""
     bits = summary["val_bpb"]
     also = f"accuracy {summary['val_accuracy']:.1%}" if bits is None else f"bits per byte {bits:.4f}"
