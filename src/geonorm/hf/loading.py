@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,16 @@ def loaded_kept(module: nn.Module) -> Iterator[None]:
     with torch.no_grad():
         for tensor, value in loaded:
             tensor.copy_(value)
+
+
+def share_weights(kind: Any, config: Any, ours: nn.Module, rename: Callable[[str], str]) -> Any:
+    """A model of transformers with the very weights of ours, whose names it changes."""
+    with torch.device("meta"):
+        found = kind(config)
+    weights = {rename(name): value for name, value in ours.state_dict(keep_vars=True).items()}
+    found.load_state_dict(weights, strict=True, assign=True)
+    found.tie_weights()
+    return found.train(ours.training)
 
 
 class ReadsFolders:
