@@ -119,7 +119,7 @@ def undrawn_table(role: str, rows: int, width: int) -> nn.Embedding:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Leaves a model in training or not, as it was, also after an error."""
+    """In evaluation within; in training or not as it was behind it, also after an error."""
     training = model.training
     model.eval()
     try:

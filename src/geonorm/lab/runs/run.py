@@ -17,7 +17,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from ...errors import CheckpointError, ConfigError, near_folder
-from ...parsing import finite_or_none, from_json, from_yaml
+from ...parsing import finite_row, from_json, from_yaml
 from ...settings import from_dict, to_dict
 from ..config import TrainConfig
 
@@ -262,9 +262,7 @@ class RunFolder:
             return
         self.check_there()
         with open(path, "a", encoding="utf-8") as file:
-            file.writelines(
-                json.dumps({key: finite_or_none(value) for key, value in row.items()}) + "\n" for row in rows
-            )
+            file.writelines(json.dumps(finite_row(row)) + "\n" for row in rows)
 
     def truncate(self, step: int) -> None:
         """Drops rows after `step`: they will be written again by the resumed run."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...nn.config import ModelConfig
-from ...parsing import finite_or_none
+from ...parsing import finite_row
 from ...progress import span
 from ..config import TrainConfig
 from ..tasks.examination import last_answers
@@ -49,7 +49,7 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> di
             summary[key] = evaluated[-1][key]
     if tasks := last_answers(rows):
         summary["tasks"] = tasks
-    summary = {key: finite_or_none(value) for key, value in summary.items()}
+    summary = finite_row(summary)
     run.write("summary.json", summary)
     return summary
 

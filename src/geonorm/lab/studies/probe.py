@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
 from ...nn.trunk import IGNORED
-from ...parsing import finite_or_none
+from ...parsing import finite_row
 from ...probes import load
 from ...probes.blockwise import load_one_block
 from ...probes.config import ProbeConfig
@@ -376,11 +376,7 @@ def probe_files(found: Sequence[Probe], data: str | None = None) -> dict[str, An
     """Content of the files of a probe's folder, by name."""
     named = {"trace.jsonl": "sites", "norms.jsonl": "norms", **OPTIONAL}
     files: dict[str, Any] = {
-        file: [
-            {"model": one.name, **{key: finite_or_none(value) for key, value in row.items()}}
-            for one in found
-            for row in getattr(one, rows)
-        ]
+        file: [{"model": one.name, **finite_row(row)} for one in found for row in getattr(one, rows)]
         for file, rows in named.items()
         if file not in OPTIONAL or any(getattr(one, rows) for one in found)
     }
