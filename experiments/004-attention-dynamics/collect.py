@@ -12,6 +12,7 @@ import shutil
 import sys
 from math import log
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 from geonorm.dynamics.simulate import COLLAPSED, ROUNDING
@@ -25,12 +26,6 @@ IN_T = ("post", "mix")
 """Schemes whose clock is t until tokens agree to rounding, so that their slope is against t."""
 FEWEST = 4
 """Points that a slope needs."""
-
-
-def slope(xs: list[float], ys: list[float]) -> float:
-    """Of the least-squares line."""
-    centre = sum(xs) / len(xs)
-    return sum((x - centre) * y for x, y in zip(xs, ys, strict=True)) / sum((x - centre) ** 2 for x in xs)
 
 
 def slopes(trace: SavedSimulation) -> list[dict[str, Any]]:
@@ -57,7 +52,8 @@ def measured(name: str, seeds: list[list[dict[str, Any]]], key: str, scale: Any)
     """Mean over seeds, and every seed, of the slope of log row[key] against scale(t)."""
     if not seeds or min(map(len, seeds)) < FEWEST:
         return {name: None, f"{name}_by_seed": None}
-    each = [slope([scale(row["t"]) for row in rows], [log(row[key]) for row in rows]) for rows in seeds]
+    lines = [linear_regression([scale(row["t"]) for row in rows], [log(row[key]) for row in rows]) for rows in seeds]
+    each = [line.slope for line in lines]
     return {name: sum(each) / len(each), f"{name}_by_seed": each}
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import rankdata
 
 from geonorm.lab.data.batches import validation_batches
 from geonorm.lab.open import open_run
@@ -62,14 +63,8 @@ def measured(path: Path, ids: torch.Tensor) -> dict[str, Any] | None:
     }
 
 
-def ranks(values: list[float]) -> np.ndarray:
-    """Ranks from 0, ties shared."""
-    found = np.asarray(values, dtype=float)
-    return np.array([(found < v).sum() + ((found == v).sum() - 1) / 2 for v in found])
-
-
 def spearman(a: list[float], b: list[float]) -> float:
-    x, y = ranks(a), ranks(b)
+    x, y = rankdata(a), rankdata(b)
     x, y = x - x.mean(), y - y.mean()
     scale = float(np.sqrt((x * x).sum() * (y * y).sum()))
     return float((x * y).sum()) / scale if scale else 0.0

@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import linear_regression, mean
 from typing import Any
 
 import torch
@@ -54,8 +54,7 @@ def r2(values: Sequence[float], law: Sequence[float]) -> float:
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
     """Of a line through the logarithms."""
-    a, b = [math.log(x) for x in xs], [math.log(y) for y in ys]
-    return sum((x - mean(a)) * (y - mean(b)) for x, y in zip(a, b, strict=True)) / sum((x - mean(a)) ** 2 for x in a)
+    return linear_regression([math.log(x) for x in xs], [math.log(y) for y in ys]).slope
 
 
 def fits(xs: Sequence[int], rows: list[list[float]], law: Callable[[int], float]) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""JSON and YAML from files that anybody may have written: whatever is wrong with them is a ValueError."""
+"""JSON and YAML from files that anybody may have written, where all that is wrong is a ValueError; numbers for JSON."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
+from math import isfinite
 from typing import Any
 
 
@@ -13,6 +15,15 @@ def from_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def finite_or_none(value: Any) -> Any:
+    """The value, or None for a number that is not finite: JSON has none."""
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def finite_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: finite_or_none(value) for key, value in row.items()}
 
 
 def from_yaml(text: str) -> Any:

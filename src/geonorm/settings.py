@@ -76,7 +76,7 @@ def check(config: Any, prefix: str = "") -> None:
     """Gives every field of a dataclass its type: whole numbers become floats and lists tuples where those are due."""
     for name, hint in hints(type(config)).items():
         given = getattr(config, name)
-        value = convert(prefix + name, given, hint)
+        value = convert_value(prefix + name, given, hint)
         if value is not given:
             object.__setattr__(config, name, value)
 
@@ -102,7 +102,7 @@ def choices(hint: Any) -> list[str]:
     return [word for member in members(hint) if get_origin(member) is Literal for word in get_args(member)]
 
 
-def convert(name: str, value: Any, hint: Any, typed: bool = False) -> Any:
+def convert_value(name: str, value: Any, hint: Any, typed: bool = False) -> Any:
     """The value as its type wants it. ConfigError names the field and what it takes. `typed`: a person or a YAML file
     wrote it, where a text may stand for a number; limits are not looked at."""
     for member in sorted(members(hint), key=lambda member: member is not NoneType):
@@ -130,7 +130,7 @@ def convert_as(name: str, value: Any, kind: Any, typed: bool) -> Any:
         inner, many = get_args(kind), get_origin(kind)
         if not isinstance(value, (list, tuple)) or (many is tuple and len(value) != len(inner)):
             return NOTHING
-        found = [convert(name, each, inner[0], typed) for each in value]
+        found = [convert_value(name, each, inner[0], typed) for each in value]
         same = type(value) is many and all(new is old for new, old in zip(found, value, strict=True))
         return value if same else many(found)
     if kind is str and isinstance(value, os.PathLike):
@@ -273,6 +273,6 @@ def from_dict(kind: type, values: dict[str, Any], prefix: str = "", typed: bool 
         elif is_dataclass(group) and not isinstance(value, group):  # type: ignore[arg-type]
             raise ConfigError(f"{prefix}{key} must be a mapping of settings, got {value!r}")
         elif typed:
-            value = convert(flag(prefix + key), value, group, typed)
+            value = convert_value(flag(prefix + key), value, group, typed)
         result[key] = value
     return kind(**result)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from geonorm import dynamics
-from geonorm.dynamics import Attention, Fresh, Mlp, random_attention, random_mlp, uniform
+from geonorm.dynamics import Attention, Fresh, Mlp, fields, random_attention, random_mlp, uniform
 from geonorm.errors import ConfigError
 
 F64 = torch.float64
@@ -32,8 +32,7 @@ def slow_attention(field: Attention, y: Tensor) -> Tensor:
         for j in range(n):
             seen = range(j + 1) if field.causal else range(n)
             weights = [exp(field.beta * float((y[j] @ q[h]) @ (y[i] @ k[h]))) for i in seen]
-            total = sum(weights) if field.normalised else len(weights)
-            rows[j] = sum(w * (y[i] @ v[h]) for w, i in zip(weights, seen, strict=True)) / total
+            rows[j] = sum(w * (y[i] @ v[h]) for w, i in zip(weights, seen, strict=True)) / sum(weights)
         if field.o is not None:
             out += rows @ field.o[h]
         else:
@@ -46,8 +45,13 @@ def weights(heads: int, head: int, dim: int, with_o: bool) -> dict[str, Tensor]:
     return {**found, "o": normal(heads, head, dim, seed=9)} if with_o else found
 
 
+def take_blocks(patch: pytest.MonkeyPatch, rows: int) -> None:
+    """Attention without PyTorch's kernel, so many queries at a time."""
+    patch.setattr(fields, "has_kernel", lambda *_: False)
+    patch.setattr(fields, "block_rows", lambda *_: rows)
+
+
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -61,12 +65,14 @@ def weights(heads: int, head: int, dim: int, with_o: bool) -> dict[str, Tensor]:
     ],
     ids=["identity", "heads", "negative", "one head", "two heads", "wide heads", "only q and k"],
 )
-def test_attention_is_what_two_loops_give(settings: dict[str, Any], causal: bool, normalised: bool) -> None:
+def test_attention_is_what_two_loops_give(
+    settings: dict[str, Any], causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     y = uniform(7, 6)
-    field = Attention(**{"beta": 1.3, **settings}, causal=causal, normalised=normalised)
+    field = Attention(**{"beta": 1.3, **settings}, causal=causal)
     expected = slow_attention(field, y[0])
     torch.testing.assert_close(field(y)[0], expected, rtol=1e-12, atol=1e-14)
-    field.chunk = 3
+    take_blocks(monkeypatch, 3)
     torch.testing.assert_close(field(y)[0], expected, rtol=1e-12, atol=1e-14)
 
 
@@ -78,7 +84,9 @@ def test_blocks_and_batches_do_not_change_the_result(dtype: torch.dtype, causal:
     tolerance = 1e-6 if dtype == torch.float32 else 1e-14
     whole = Attention(beta=2.0, causal=causal, **own)(y)
     for chunk in (1, 5, 33, 100):
-        blocks = Attention(beta=2.0, causal=causal, chunk=chunk, **own)(y)
+        with pytest.MonkeyPatch.context() as patch:
+            take_blocks(patch, chunk)
+            blocks = Attention(beta=2.0, causal=causal, **own)(y)
         torch.testing.assert_close(blocks, whole, rtol=0, atol=10 * tolerance)
     for i in range(3):
         one = Attention(beta=2.0, causal=causal, **{name: w[i] for name, w in own.items()})(y[i])
@@ -86,33 +94,27 @@ def test_blocks_and_batches_do_not_change_the_result(dtype: torch.dtype, causal:
 
 
 def test_the_automatic_block_size_bounds_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from geonorm.dynamics import fields
-
     y = uniform(40, 4, seeds=range(2))
-    expected = Attention(normalised=False)(y)
+    monkeypatch.setattr(fields, "has_kernel", lambda *_: False)
+    expected = Attention()(y)
     monkeypatch.setattr(fields, "BLOCK_BYTES", 2 * 40 * 8 * 18)
     assert fields.block_rows(y.unsqueeze(1), y.unsqueeze(1)) == 18
-    torch.testing.assert_close(Attention(normalised=False)(y), expected, rtol=1e-14, atol=0)
+    torch.testing.assert_close(Attention()(y), expected, rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("chunk", [None, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_a_huge_beta_selects_the_nearest_key(dtype: torch.dtype, chunk: int | None) -> None:
+def test_a_huge_beta_selects_the_nearest_key(
+    dtype: torch.dtype, chunk: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At beta = 1e4 a unit vector sees itself alone; with k = -I its antipode's nearest."""
+    if chunk:
+        take_blocks(monkeypatch, chunk)
     y = uniform(12, 8, dtype=dtype)
-    torch.testing.assert_close(Attention(beta=1e4, chunk=chunk)(y), y)
-    away = Attention(beta=1e4, k=-torch.eye(8, dtype=dtype)[None], chunk=chunk)(y)
+    torch.testing.assert_close(Attention(beta=1e4)(y), y)
+    away = Attention(beta=1e4, k=-torch.eye(8, dtype=dtype)[None])(y)
     nearest = (y @ y.mT).argmin(-1)
     torch.testing.assert_close(away[0], y[0][nearest[0]])
-
-
-def test_exp_without_a_denominator_refuses_to_overflow() -> None:
-    y = uniform(4, 3)
-    assert Attention(beta=700.0, normalised=False)(y).isfinite().all()
-    with pytest.raises(ConfigError, match="overflows at beta = 800"):
-        Attention(beta=800.0, normalised=False)(y)
-    with pytest.raises(ConfigError, match="overflows"):
-        Attention(beta=90.0, normalised=False)(y.float())
 
 
 @pytest.mark.parametrize(

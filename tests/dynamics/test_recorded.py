@@ -16,6 +16,8 @@ from geonorm.dynamics.rates import motion
 from geonorm.dynamics.recorded import Unrecordable, record, record_around
 from geonorm.schemes import Scheme, Site
 
+from .test_compiled import Choosy
+
 F64 = torch.float64
 X = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, -2.0]], dtype=F64)
 Y = torch.tensor([[1.0, 0.5], [2.0, 0.0], [0.0, 0.0]], dtype=F64)
@@ -125,14 +127,6 @@ def test_few_operations_are_left(scheme: str) -> None:
     rule, site = flow.rule(1.5)
     graph = compiled.record_velocity(rule, flow.own(rule, site, 5, x), x, flow.update(x, 1.5), site)
     assert sum(node.op == "call_function" for node in graph.graph.nodes) <= OPERATIONS[scheme]
-
-
-@dataclass(frozen=True)
-class Choosy(Scheme):
-    """It looks at its numbers before it decides."""
-
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: float | Tensor = 1.0) -> Tensor:
-        return x + h * u if u.sum() > 0 else x - h * u
 
 
 @dataclass(frozen=True)

@@ -54,20 +54,21 @@ def ids() -> Any:
     return torch.randint(1, 61, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def train_run(folder: Path, *options: str) -> Path:
     """A finished run of six steps with an own BPE."""
     from geonorm.cli.main import main
 
-    folder = tmp_path_factory.mktemp("run")
-    text = folder / "small.txt"
-    text.write_text(
-        "".join(f"the cat number {i} sat on the mat and saw {i * i} residual streams.\n" for i in range(400))
-    )
+    lines = (f"the cat number {i} sat on the mat and saw {i * i} residual streams.\n" for i in range(400))
+    (folder / "small.txt").write_text("".join(lines))
+    shape = "--model.layers 2 --model.width 16 --model.heads 2 --model.hidden 16 --model.vocab_size 300"
+    rest = "--evaluation.tokens 256 --evaluation.trace_tokens 64 --runtime.tensorboard false --runtime.device cpu"
+    words = ["train", *f"{shape} {rest} --steps 6".split(), *options, "--data", str(folder / "small.txt")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GEONORM_CACHE", str(folder / "cache"))
-        shape = "--model.layers 2 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16"
-        rest = "--model.vocab_size 300 --evaluation.tokens 256 --evaluation.trace_tokens 64 --runtime.tensorboard false"
-        words = f"train {shape} {rest} --runtime.device cpu --steps 6 --scheme pre".split()
-        assert main([*words, "--data", str(text), "--out", str(folder / "out")]) == 0
+        assert main([*words, "--out", str(folder / "out")]) == 0
     return folder / "out"
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_run(tmp_path_factory.mktemp("run"), "--model.context", "16", "--scheme", "pre")

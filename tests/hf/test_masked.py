@@ -21,7 +21,7 @@ from geonorm import hf  # noqa: E402
 from geonorm.hf.config import NAMES  # noqa: E402
 from geonorm.hf.export import adapt, hf_name  # noqa: E402
 
-from .conftest import SIZE  # noqa: E402
+from .conftest import SIZE, train_run  # noqa: E402
 from .fresh import WITHOUT, python  # noqa: E402
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -109,17 +109,8 @@ def test_each_language_model_refuses_the_configuration_of_the_other() -> None:
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of six steps with an own BPE."""
-    folder = tmp_path_factory.mktemp("encoder")
-    lines = (f"the cat number {i} sat on the mat and saw {i * i} residual streams.\n" for i in range(400))
-    (folder / "small.txt").write_text("".join(lines))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GEONORM_CACHE", str(folder / "cache"))
-        shape = "--model.layers 2 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16"
-        rest = "--model.vocab_size 300 --evaluation.tokens 256 --evaluation.trace_tokens 64 --runtime.tensorboard false"
-        words = f"train --objective mlm --preset nano-bert {shape} {rest} --runtime.device cpu --steps 6".split()
-        assert main([*words, "--data", str(folder / "small.txt"), "--out", str(folder / "out")]) == 0
-    return folder / "out"
+    words = "--objective mlm --preset nano-bert --model.context 16".split()
+    return train_run(tmp_path_factory.mktemp("encoder"), *words)
 
 
 ALONE = (

@@ -24,6 +24,7 @@ from geonorm import hf  # noqa: E402
 from geonorm.hf.encoder_decoder import adapt_both  # noqa: E402
 from geonorm.hf.export import fast_tokenizer  # noqa: E402
 
+from .conftest import train_run  # noqa: E402
 from .fresh import WITHOUT, python  # noqa: E402
 
 ALONE = (
@@ -44,24 +45,10 @@ IDS = torch.arange(2, 20).view(2, 9)
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "small.txt"
-    lines = (f"the cat number {i} sat on the mat and saw {i * i} residual streams.\n" for i in range(400))
-    path.write_text("".join(lines))
-    return path
-
-
-@pytest.fixture(scope="module")
-def run(text: Path) -> Path:
-    """A finished run of six steps with an own BPE, of T5's layout."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GEONORM_CACHE", str(text.parent / "cache"))
-        shape = "--model.layers 2 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 32"
-        rest = "--model.vocab_size 300 --evaluation.tokens 256 --evaluation.trace_tokens 64 --runtime.tensorboard false"
-        goal = ["--objective", "denoise", "--preset", "nano-t5", "--scheme", "pre(entry=embedding)", "--lr", "0.02"]
-        words = ["train", *goal, *f"{shape} {rest} --runtime.device cpu --steps 6".split()]
-        assert main([*words, "--data", str(text), "--out", str(text.parent / "out")]) == 0
-    return text.parent / "out"
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of T5's layout."""
+    words = "--objective denoise --preset nano-t5 --lr 0.02 --model.context 32".split()
+    return train_run(tmp_path_factory.mktemp("run"), *words, "--scheme", "pre(entry=embedding)")
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +170,7 @@ def test_what_is_t5_and_what_is_not(entry: str, tied: bool, tmp_path: Path) -> N
 
 
 def test_folders_are_evaluated_probed_and_written_with_as_the_run(
-    run: Path, folder: Path, t5: Path, text: Path, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+    run: Path, folder: Path, t5: Path, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GEONORM_CACHE", str(tmp_path / "cache"))
     other = tmp_path / "other.txt"

@@ -13,7 +13,7 @@ from PIL import Image
 
 from geonorm.cli.main import main
 from geonorm.errors import ConfigError
-from geonorm.lab.data.pixels import fit, normalise
+from geonorm.lab.data.pixels import crop, normalise
 from geonorm.lab.open import open_trained
 from geonorm.nn import VisionTransformer, vision_preset
 
@@ -127,7 +127,7 @@ def test_export_and_its_pipeline(run: Path, tmp_path: Path, capsys: pytest.Captu
     torch.testing.assert_close(given, normalise([np.asarray(same)]))
     torch.testing.assert_close(tell.model(given).logits, own(given), rtol=1e-5, atol=1e-5)
     scaled = tell.image_processor(image, return_tensors="pt")["pixel_values"]
-    torch.testing.assert_close(scaled, normalise([fit(np.asarray(image), 8, "x")]))
+    torch.testing.assert_close(scaled, normalise([crop(np.asarray(image), 8, "x")]))
 
 
 def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,11 +73,40 @@ def train(call: Command, tiny: list[str]) -> Command:
     """geonorm train with the smallest model: train(out, *options). The caller's options replace the same ones here."""
 
     def run(out: Path, *options: Any) -> Result:
-        given = {word for word in options if str(word).startswith("--")}
-        pairs = zip(tiny[::2], tiny[1::2], strict=True)
-        return call("train", *(word for pair in pairs if pair[0] not in given for word in pair), "--out", out, *options)
+        return call("train", *without(tiny, options), "--out", out, *options)
 
     return run
+
+
+def without(words: Sequence[Any], options: Sequence[Any]) -> list[Any]:
+    """Pairs of option and value but for the options that are given anew."""
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return [word for pair in pairs if pair[0] not in options for word in pair]
+
+
+@pytest.fixture(scope="session")
+def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """trained(*options): a run with the smallest model that has learned something, for all tests of a file."""
+
+    def run(*options: Any) -> Path:
+        out = tmp_path_factory.mktemp("trained") / "run"
+        usual = [*MODEL, "--data", text, "--lr", 0.02, "--runtime.tensorboard", "false", "--out", out]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GEONORM_CACHE", str(out.parent / "cache"))
+            assert main([str(word) for word in ["train", *without(usual, options), *options]]) == 0
+        return out
+
+    return run
+
+
+def summary(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return found
+
+
+def results(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return found
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

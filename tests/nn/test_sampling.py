@@ -7,22 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from geonorm import Decoder, DecoderConfig
 from geonorm.errors import ConfigError
 from geonorm.nn import generate
 from geonorm.nn.models import build
 from geonorm.nn.sampling import generate_answer, sample
+from geonorm.nn.trunk import evaluating
 
-
-def decoder() -> Decoder:
-    torch.manual_seed(0)
-    return Decoder(DecoderConfig(layers=2, width=32, heads=4, hidden=48, vocab_size=61, context=16))
-
-
-def ids(batch: int = 2, tokens: int = 12) -> Tensor:
-    return torch.randint(61, (batch, tokens), generator=torch.Generator().manual_seed(0))
+from .tiny import TINY, decoder, ids
 
 
 def test_greedy_takes_the_most_likely_token() -> None:
@@ -38,14 +30,17 @@ def test_greedy_takes_the_most_likely_token() -> None:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("two", [False, True])
 def test_a_model_is_left_as_it_was_also_where_sampling_ends_early(two: bool, training: bool) -> None:
-    shape = DecoderConfig(layers=1, width=32, heads=4, hidden=48, vocab_size=61, context=16)
-    model: Any = build(replace(shape, encoder_layers=1) if two else shape).train(training)
+    model: Any = build(replace(TINY, encoder_layers=1 if two else None)).train(training)
     walk: Any = generate_answer(model, ids(), 1, 3) if two else generate(model, ids(), 3)
     next(walk)
     assert not model.training
     walk.close()
     assert model.training == training and model.exit.training == training
     list(generate_answer(model, ids(), 1, 3) if two else generate(model, ids(), 3))
+    assert model.training == training
+    with pytest.raises(ZeroDivisionError), evaluating(model):
+        assert not model.training
+        1 / 0  # noqa: B018
     assert model.training == training
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from geonorm import Decoder, DecoderConfig
 from geonorm.errors import ConfigError
-from geonorm.nn.models import build
 from geonorm.probes.accumulate import SiteMeasure
 from geonorm.probes.capture import Capture
 from geonorm.probes.norms import examine, norms_of
@@ -146,99 +145,6 @@ def test_norm_rows_are_a_plain_computation_in_fp64(family: str, tiny_model: Tiny
             cosine = rows_of.sum(-1) / rows_of.norm(dim=-1) / sqrt(rows_of.shape[-1])
             assert row[f"cos_ones_{end}"] == pytest.approx(cosine.abs().mean().item(), abs=1e-5)
             assert row[f"share_ones_{end}"] == pytest.approx(cosine.square().mean().item(), abs=1e-5)
-
-
-def test_padding_is_left_out(tiny_model: Tiny) -> None:
-    """A batch with padding has the rows of its tokens: those of each sequence alone."""
-    model, _ = tiny_model("llama")
-    ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(1))
-    mask = torch.ones(2, 9, dtype=torch.int64)
-    mask[1, 5:] = 0
-    padded = watched(Capture(model), masks={"decoder": mask}, input_ids=ids, attention_mask=mask)
-    apart = Capture(model)
-    for row, length in ((0, 9), (1, 5)):
-        watched(apart, input_ids=ids[row : row + 1, :length])
-    compare(padded.rows(), apart.rows())
-    compare(padded.norm_rows(), apart.norm_rows())
-    assert {row["tokens"] for row in padded.rows()} == {14}
-
-
-@pytest.mark.parametrize("scheme", ["attnres", "hyper"])
-def test_padding_of_several_streams(scheme: str) -> None:
-    """Norms that read all streams of a token at once are measured of its streams, and of no padding."""
-    torch.manual_seed(0)
-    model = Decoder(DecoderConfig(scheme=scheme, layers=2, width=24, heads=2, vocab_size=31, context=16))
-    ids, mask = torch.randint(0, 31, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
-    mask[1, 5:] = 0
-    padded = watched(Capture(model), ids, masks={"decoder": mask})
-    apart = watched(watched(Capture(model), ids[:1]), ids[1:, :5])
-    compare(padded.rows(), apart.rows())
-    compare(padded.norm_rows(), apart.norm_rows())
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_slots_that_nothing_is_written_to_are_not_averaged(padded: bool) -> None:
-    torch.manual_seed(0)
-    model = Decoder(DecoderConfig(scheme="attnres", layers=1, width=24, heads=2, vocab_size=31, context=16))
-    mask = torch.ones(2, 6, dtype=torch.int64)
-    mask[1, 4:] = not padded
-    seen: list[Tensor] = []
-    key = model.get_submodule("exit.own.recall.key")
-    key.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
-    capture = watched(Capture(model), torch.randint(0, 31, (2, 6)), masks={"decoder": mask} if padded else None)
-    (row,) = [row for row in capture.norm_rows() if row["norm"] == "exit.own.recall.key"]
-    lengths = seen[0][:, :, :3][mask.bool()].norm(dim=-1)  # the embedding, and what two sub-layers wrote
-    assert seen[0][:, :, 3:].eq(0).all() and row["tokens"] == lengths.numel() == 3 * int(mask.sum())
-    assert row["norm_before"] == pytest.approx(lengths.mean().item(), rel=1e-5)
-
-
-def compare(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
-    assert some and len(some) == len(others)
-    for one, other in zip(some, others, strict=True):
-        assert one.keys() == other.keys()
-        for name, value in one.items():
-            loose = 2e-2 if "_p" in name else 1e-4
-            if isinstance(value, float) or name == "top_dims_share":
-                assert value == pytest.approx(other[name], rel=loose, abs=1e-5), name
-            else:
-                assert value == other[name], name
-
-
-def test_padding_of_opts_flat_tokens(tiny_model: Tiny) -> None:
-    model, inputs = tiny_model("opt")
-    mask = torch.ones_like(inputs["input_ids"])
-    mask[0, 6:] = 0
-    capture = watched(Capture(model), masks={"decoder": mask}, **inputs, attention_mask=mask)
-    assert {row["tokens"] for row in capture.rows() + capture.norm_rows()} == {int(mask.sum())}
-
-
-def test_encoder_and_decoder_have_masks_of_their_own(tiny_model: Tiny) -> None:
-    model, inputs = tiny_model("t5")
-    masks = {"encoder": torch.ones_like(inputs["input_ids"]), "decoder": torch.ones_like(inputs["decoder_input_ids"])}
-    masks["encoder"][0, 4:], masks["decoder"][1, 3:] = 0, 0
-    own = {"attention_mask": masks["encoder"], "decoder_attention_mask": masks["decoder"]}
-    capture = watched(Capture(model), masks=masks, **inputs, **own)
-    for row in capture.rows() + capture.norm_rows():
-        assert row["tokens"] == int(masks[row["stack"]].sum())
-    with pytest.raises(ConfigError, match="probe without padding"), capture.watching(decoder=torch.zeros(1, 2)):
-        model(**inputs)
-
-
-def test_what_stands_outside_our_encoder_is_the_decoders() -> None:
-    torch.manual_seed(0)
-    config = DecoderConfig(layers=1, encoder_layers=1, width=16, heads=2, hidden=24, vocab_size=31, transform=True)
-    source, answer = torch.randint(0, 31, (2, 6)), torch.randint(0, 31, (2, 6))
-    mask = torch.ones(2, 6, dtype=torch.int64)
-    mask[0, 3:] = 0
-    capture = watched(Capture(build(config)), source, answer, masks={"encoder": mask})
-    stacks = {row["norm"]: row["stack"] for row in capture.norm_rows() if row["kind"] is None}
-    assert stacks == {
-        "encoder.entry.own.norm": "encoder", "encoder.exit.own.norm": "encoder",
-        "entry.own.norm": "decoder", "exit.own.norm": "decoder", "transform.norm": "decoder",
-    }  # fmt: skip
-    # a mask of one stack says nothing of the other
-    for row in capture.norm_rows() + capture.rows():
-        assert row["tokens"] == {"encoder": 9, "decoder": 12}[row["stack"]]
 
 
 def test_bf16_models_are_measured_in_fp32(tiny_model: Tiny) -> None:

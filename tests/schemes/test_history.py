@@ -11,7 +11,8 @@ from geonorm.errors import ConfigError
 from geonorm.schemes import read_at, write_at
 
 from . import textbook
-from .test_streams import DEPTH, DIM, SITES, branch, embedding, network, norm, own, same, weights
+from .test_streams import DEPTH, DIM, SITES, branch, embedding, network, norm, own, weights
+from .textbook import same
 
 
 def attention_residuals(text: str, size: int) -> Tensor:

@@ -9,7 +9,8 @@ from torch import Tensor
 from geonorm import Decoder, DecoderConfig, Site, parse
 from geonorm.errors import ConfigError
 
-from .test_streams import DEPTH, SITES, branch, embedding, network, norm, own, same, weights
+from .test_streams import DEPTH, SITES, branch, embedding, network, norm, own, weights
+from .textbook import same
 
 
 def nanochat(start: str, backout: float | None) -> Tensor:

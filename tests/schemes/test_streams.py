@@ -13,6 +13,8 @@ from geonorm import Decoder, DecoderConfig, Site, parse
 from geonorm.norms import NormSpec
 from geonorm.schemes import Parts, Scheme, read_at, reset_parts, write_at
 
+from .textbook import same
+
 DIM, DEPTH, EPS = 8, 3, 1e-5
 SITES = [Site(layer, kind, DEPTH) for layer in range(DEPTH) for kind in ("attn", "mlp")]
 OFFICIAL = "siamese(sum=norm, decay=sqrt, alpha=0.7071067811865476)"
@@ -58,10 +60,6 @@ def network(text: str, moved: float = 0.3) -> Tensor:
         y, carry = read_at(scheme, x, p(), site)
         x = write_at(scheme, x, branch(site.layer, site.kind)(y), p(), site, carry=carry)
     return scheme.exit(x, own(scheme, exit, moved)(), exit)
-
-
-def same(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def siamese_algorithm(

@@ -44,10 +44,10 @@ def ratio(times: Sequence[float], to: Sequence[float]) -> Ratio:
     return Ratio(*ratio_interval([a / b for a, b in zip(times, to, strict=True)]))
 
 
-def take_turns(samplers: Mapping[str, Sampler], rounds: int, seed: int = 0) -> dict[str, list[float]]:
+def take_turns(samplers: Mapping[str, Sampler], rounds: int) -> dict[str, list[float]]:
     """Seconds of every program in every round: each runs once a round, in an order drawn anew each round."""
     order = list(samplers)
-    random = Random(seed)
+    random = Random(0)
     times: dict[str, list[float]] = {name: [] for name in order}
     for _ in range(rounds):
         random.shuffle(order)

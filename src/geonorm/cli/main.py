@@ -183,7 +183,7 @@ def train(command: TrainCommand) -> int:
         settings = json.dumps(found["settings"], indent=1)
         print(json.dumps(found, indent=1) if command.json else f"{settings}\n{table(found)}")
         return 0
-    from ..lab.runs.summary import last_line
+    from ..lab.runs.summary import result_line
     from ..lab.train.loop import Interrupted
     from ..lab.train.loop import train as run
 
@@ -195,7 +195,7 @@ def train(command: TrainCommand) -> int:
             output.complain(f"{stop}; the same command goes on from there")
         return 130
     if output.first():
-        print(f"{last_line(summary)}  in {config.out}")
+        print(f"{result_line(summary)}  in {config.out}")
     return 0
 
 

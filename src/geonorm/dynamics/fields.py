@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite, log, sqrt
+from math import isfinite, sqrt
 from typing import Protocol
 
 import torch
@@ -35,25 +35,21 @@ class Field(Protocol):
 class Attention:
     """A_j = sum_k softmax_k(beta <Q y_j, K y_k>) V y_k for y of shape (..., n, dim).
 
-    beta: inverse temperature, finite. causal: token j sees k <= j. normalised=False: the mean over the visible k of
-    exp(beta <Q y_j, K y_k>) V y_k, without the softmax's denominator. heads: how often the identity is cut where a
-    matrix is None. q, k, v: (..., heads, dim, head_dim), y @ q; o: (..., heads, head_dim, dim), or None for heads side
-    by side; leading axes broadcast with those of y (one set of weights per seed). rope: base of rotary positions
-    0, 1, ... on queries and keys, turned as nn's attention turns them; None for no positions. chunk: queries at a time;
-    None chooses it from the size of the problem. Raises ConfigError for shapes that do not fit and for exp that
-    overflows.
+    beta: inverse temperature, finite. causal: token j sees k <= j. heads: how often the identity is cut where a matrix
+    is None. q, k, v: (..., heads, dim, head_dim), y @ q; o: (..., heads, head_dim, dim), or None for heads side by
+    side; leading axes broadcast with those of y (one set of weights per seed). rope: base of rotary positions 0, 1, ...
+    on queries and keys, turned as nn's attention turns them; None for no positions. Raises ConfigError for shapes that
+    do not fit.
     """
 
     beta: float = 1.0
     causal: bool = False
-    normalised: bool = True
     heads: int = 1
     q: Tensor | None = None
     k: Tensor | None = None
     v: Tensor | None = None
     o: Tensor | None = None
     rope: float | None = None
-    chunk: int | None = None
     fresh = False
 
     def __post_init__(self) -> None:
@@ -91,7 +87,7 @@ class Attention:
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Weighted means of v, (..., heads, n, head_dim), in blocks of queries."""
         n = q.shape[-2]
-        if self.normalised and self.chunk is None and has_kernel(q, v):
+        if has_kernel(q, v):
             shape = v.shape
             if q.dim() != 4:
                 q, k, v = (part.reshape(-1, *part.shape[-3:]) for part in (q, k, v))
@@ -99,7 +95,7 @@ class Attention:
             q, scale = (q, self.beta) if self.beta > 0 else (self.beta * q, 1.0)
             out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=scale)
             return out if out.shape == shape else out.view(shape)
-        rows = self.chunk or block_rows(q, k)
+        rows = block_rows(q, k)
         if rows >= n:
             return self.block(q, k, v, 0)
         return torch.cat([self.block(q[..., i : i + rows, :], k, v, i) for i in range(0, n, rows)], dim=-2)
@@ -113,17 +109,7 @@ class Attention:
         if self.causal:
             seen = torch.ones(rows, k.shape[-2], dtype=torch.bool, device=q.device).tril(first)
             scores = scores.masked_fill(~seen, -torch.inf)
-        if self.normalised:
-            return torch.softmax(scores, dim=-1) @ v
-        top = log(torch.finfo(scores.dtype).max)
-        if scores.numel() and scores.detach().amax() >= top:
-            raise ConfigError(
-                f"exp(beta <q, k>) overflows at beta = {self.beta:g}: use a smaller beta or normalised=True"
-            )
-        if self.causal:
-            counts = torch.arange(first + 1, first + rows + 1, device=q.device, dtype=q.dtype).unsqueeze(-1)
-            return (scores.exp() @ v) / counts
-        return (scores.exp() @ v) / k.shape[-2]
+        return torch.softmax(scores, dim=-1) @ v
 
 
 def has_kernel(q: Tensor, v: Tensor) -> bool:

@@ -120,7 +120,7 @@ class Recorder(TorchDispatchMode):
         """An operation with several results: whole, and an item of it for each."""
         a, nodes = self.look(args)
         whole = self.call(func, [self.spell(v, given, False) for v, given in zip(a, args, strict=True)], kwargs, out[0])
-        level = not nodes and name_of(func) in LEVEL
+        level = not nodes and operation_name(func) in LEVEL
         for number, each in enumerate(out):
             item = Level(each.reshape(-1)[0].item()) if level else self.call(getitem, [whole, number], {}, each)
             self.learn(each, item)
@@ -143,7 +143,7 @@ class Recorder(TorchDispatchMode):
     def shorten(self, func: Any, args: Any, kwargs: Any, out: Tensor) -> Known:
         """What an operation comes to: a number, something that is known, or its node."""
         a, nodes = self.look(args)
-        name = name_of(func)
+        name = operation_name(func)
         if name in NEW or (name in LEVEL | SPREAD | ALONE and not nodes):
             return Level(out.reshape(-1)[0].item())
         found = None if kwargs.get("alpha", 1) != 1 else self.simple(name, a, out)
@@ -239,14 +239,14 @@ class Recorder(TorchDispatchMode):
 
     def call(self, func: Any, args: list[Any], kwargs: Any, out: Tensor) -> Node:
         """The node of an operation; the one that is there if it was done before."""
-        if name_of(func) in ("eq", "ne", "lt", "le", "gt", "ge") and out.dtype == torch.bool:
+        if operation_name(func) in ("eq", "ne", "lt", "le", "gt", "ge") and out.dtype == torch.bool:
             # a whole number beside fractions makes PyTorch convert, which takes ten times as long
             floating = isinstance(args[0], Node) and self.like[args[0]].is_floating_point()
             args = [float(v) if floating and type(v) is int else v for v in args]
         key = (func, repr(args), repr(kwargs))
         if key not in self.done:
             # torch's own function is called faster than the operator behind it
-            name = name_of(func)
+            name = operation_name(func)
             node = self.done[key] = self.graph.call_function(getattr(torch, name, func), tuple(args), kwargs)
             node.meta.update(name=name, func=func)
             self.like[node] = out
@@ -262,6 +262,6 @@ def place(tensor: Tensor) -> object:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def name_of(func: Any) -> str:
+def operation_name(func: Any) -> str:
     name: str = "getitem" if func is getitem else func._schema.name.removeprefix("aten::")
     return name

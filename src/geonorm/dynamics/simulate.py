@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from math import exp, expm1, isfinite, log, log1p
+from math import exp, expm1, log, log1p
+from statistics import linear_regression
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from .. import sphere
 from ..devices import pick_device
 from ..errors import ConfigError
+from ..parsing import finite_or_none
 from ..results import Result, Rows
 from ..schemes import Scheme, parse
 from ..settings import from_dict
@@ -229,7 +231,7 @@ def measure(flow: Flow, x: Tensor, tau: float) -> list[dict[str, Any]]:
     listed = {key: None if column is None else column.tolist() for key, column in columns.items()}
     return [
         {"layer": tau, "kind": "attn", "t": tau + 1}
-        | {key: None if column is None or not isfinite(column[i]) else column[i] for key, column in listed.items()}
+        | {key: None if column is None else finite_or_none(column[i]) for key, column in listed.items()}
         for i in range(x.shape[0])
     ]
 
@@ -351,10 +353,4 @@ def slope(times: list[float], radii: list[float | None]) -> float | None:
     points = [(log1p(t), log(r)) for t, r in zip(times, radii, strict=True) if r and log1p(t) >= half]
     if len(points) < 4:
         return None
-    centre = sum(a for a, _ in points) / len(points)
-    return sum((a - centre) * b for a, b in points) / sum((a - centre) ** 2 for a, _ in points)
-
-
-def finite_or_none(value: float) -> float | None:
-    """JSON has no infinity."""
-    return value if isfinite(value) else None
+    return linear_regression(*zip(*points, strict=True)).slope

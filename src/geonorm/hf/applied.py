@@ -19,7 +19,6 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import output_capturing
 
-from ..elsewhere import allow_within
 from ..errors import ConfigError, unknown
 from ..nn.trunk import End
 from ..residual import Residual
@@ -27,8 +26,7 @@ from ..schemes import parse, reset_parts, sources_of
 from ..sites.anatomy import FAMILIES
 from .block import Affine, Gain, StockBranch
 from .config import from_folder
-from .loading import loaded_kept
-from .older import ReadsOlder
+from .loading import ReadsFolders, loaded_kept
 from .sites import replace_sites
 
 TYPE = "geonorm_applied"
@@ -84,19 +82,12 @@ class AppliedFields:
         return {**top, **dict.fromkeys(sorted(self.guarded()), guard), "stock": rest}
 
 
-class AppliedModel(ReadsOlder):
+class AppliedModel(ReadsFolders):
     """Mixed into every stock model class inside a model that a scheme was applied to."""
 
     def __init__(self, config: Any, *inputs: Any, **kwargs: Any) -> None:
         super().__init__(config, *inputs, **kwargs)  # type: ignore[call-arg]
         install(self, config.scheme, config.matched)
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **settings: Any) -> Any:
-        """As transformers does it. A scheme from elsewhere that config.json names runs with trust_remote_code=True, or
-        if it was typed here before."""
-        with allow_within(settings.get("trust_remote_code") is True):
-            return super().from_pretrained(*args, **settings)  # type: ignore[misc]
 
     def _init_weights(self, module: nn.Module) -> None:
         """What a file held stays: a module is handed over, too, for a buffer alone that no file holds."""

@@ -30,6 +30,7 @@ from ..norms import NormSpec, upcast
 from ..schemes import Scheme, Site, state_of
 from .config import GeoNormConfig
 from .layers import Attend, GeoNormCrossLayer, GeoNormEncoderLayer, run_layers
+from .loading import share_weights
 from .modeling import GeoNormGenerationMixin, GeoNormLanguageModel, GeoNormPreTrainedModel
 
 
@@ -372,12 +373,7 @@ def adapt_both(model: EncoderDecoder, **tokens: Any) -> GeoNormForConditionalGen
     """The encoder-decoder as a transformers model, sharing its weights; tokens: as `adapt`, and
     decoder_start_token_id."""
     config = GeoNormEncoderDecoderConfig.of(model.config, dtype=model.embed.weight.dtype, **tokens)
-    with torch.device("meta"):
-        found = GeoNormForConditionalGeneration(config)
-    weights = {both_name(name): value for name, value in model.state_dict(keep_vars=True).items()}
-    found.load_state_dict(weights, strict=True, assign=True)
-    found.tie_weights()
-    return found.train(model.training)
+    return share_weights(GeoNormForConditionalGeneration, config, model, both_name)
 
 
 FRONT = {"embed": "embed_tokens", "position": "position", "embed_norm": "embed_norm"}

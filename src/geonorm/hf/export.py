@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
@@ -23,6 +22,7 @@ from ..schemes import parse
 from .config import GeoNormConfig
 from .encoder_decoder import GeoNormForConditionalGeneration, adapt_both
 from .layouts import architecture
+from .loading import share_weights
 from .modeling import GeoNormForCausalLM, GeoNormForMaskedLM
 from .remote import FILE, auto_map, modeling_source
 from .stock import to_stock
@@ -34,12 +34,8 @@ def adapt(decoder: Decoder, **tokens: Any) -> GeoNormForCausalLM | GeoNormForMas
     if isinstance(decoder, EncoderDecoder):
         return adapt_both(decoder, **tokens)
     config = GeoNormConfig.of(decoder.config, dtype=decoder.embed.weight.dtype, **tokens)
-    with torch.device("meta"):
-        model = (GeoNormForCausalLM if decoder.config.causal else GeoNormForMaskedLM)(config)
-    weights = {hf_name(name): value for name, value in decoder.state_dict(keep_vars=True).items()}
-    model.load_state_dict(weights, strict=True, assign=True)
-    model.tie_weights()
-    return model.train(decoder.training)
+    kind = GeoNormForCausalLM if decoder.config.causal else GeoNormForMaskedLM
+    return share_weights(kind, config, decoder, hf_name)
 
 
 def hf_name(name: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig
 from ..nn.plans import FEED_FORWARD
-from ..nn.rope_scaling import KINDS, name_of
+from ..nn.rope_scaling import KINDS, rule_name
 from ..schemes import Placement, parse
 from ..sites.anatomy import FAMILIES, Stack, anatomy
 from .config import NAMES, layer_types
@@ -145,7 +145,7 @@ class Layout:
             found.append(f"head_width={config.head_dim}, not {usual:g}")
         if config.rotary != 1 and not self.rotary:
             found.append(f"rotary={config.rotary:g}, not 1")
-        if (rule := config.scaling) is not None and name_of(rule) not in self.scalings:
+        if (rule := config.scaling) is not None and rule_name(rule) not in self.scalings:
             found.append(f"rope_scaling={rule}, not None or {' or '.join(self.scalings)}")
         elif rule is not None and not (rule.windows or self.by_window):
             found.append(f"rope_scaling={rule}, not the same in windows")
@@ -323,7 +323,7 @@ def find_unequal(theirs: Any, layout: Layout) -> tuple[str, Any, Any] | None:
     return None
 
 
-def shape_of(theirs: Any, layout: Layout) -> DecoderConfig:
+def read_shape(theirs: Any, layout: Layout) -> DecoderConfig:
     """The decoder of their configuration, biases aside. ConfigError names the setting that has no equal."""
 
     def refuse(name: str | None, value: Any, wanted: Any) -> None:

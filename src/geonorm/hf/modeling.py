@@ -23,7 +23,6 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from ..elsewhere import allow_within
 from ..errors import ConfigError
 from ..nn.attention import rotary_of
 from ..nn.decoder import Transform, slot_on_logits
@@ -35,12 +34,11 @@ from ..residual import Residual
 from ..schemes import Scheme, Site, state_of
 from .config import GeoNormConfig, layer_types
 from .layers import LAYERS, Attend, run_layers
-from .loading import LOADED, loaded_kept
-from .older import ReadsOlder
+from .loading import LOADED, ReadsFolders, loaded_kept
 from .rope import SLIDING
 
 
-class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
+class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
     config: GeoNormConfig
     config_class = GeoNormConfig
     base_model_prefix = "model"
@@ -59,13 +57,6 @@ class GeoNormPreTrainedModel(ReadsOlder, PreTrainedModel):
         "hidden_states": GradientCheckpointingLayer,
         "attentions": OutputRecorder(Attend, index=1),
     }
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **settings: Any) -> Any:
-        """As transformers does it. A scheme from elsewhere that config.json names runs with trust_remote_code=True, or
-        if it was typed here before."""
-        with allow_within(settings.get("trust_remote_code") is True):
-            return super().from_pretrained(*args, **settings)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

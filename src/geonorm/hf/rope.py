@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig
-from ..nn.rope_scaling import Yarn, make_scaling, name_of
+from ..nn.rope_scaling import Yarn, make_scaling, rule_name
 
 ROPE = {"rope_theta": "rope_theta", "rotary": "partial_rotary_factor"}
 """Fields of DecoderConfig, and what rope_parameters call them."""
@@ -66,7 +66,7 @@ def write_rope(config: DecoderConfig, partial: bool) -> dict[str, Any]:
     given = {f.name: getattr(rule, f.name) for f in fields(rule) if f.name != "windows"}
     if "original" in given:
         given[ORIGINAL] = given.pop("original") or config.context
-    return {"rope_type": name_of(rule), **said, **{name: value for name, value in given.items() if value is not None}}
+    return {"rope_type": rule_name(rule), **said, **{name: value for name, value in given.items() if value is not None}}
 
 
 def write_by_window(config: DecoderConfig, partial: bool) -> dict[str, Any]:

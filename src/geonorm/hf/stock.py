@@ -20,7 +20,7 @@ from ..nn.config import DecoderConfig
 from ..probes.load import one_line, with_weights
 from .config import GeoNormConfig, layer_types
 from .encoder_decoder import GeoNormForConditionalGeneration
-from .layouts import QKV, SHARED, TOKENS, Layout, architecture, join_names, layout_for, layout_of, shape_of
+from .layouts import QKV, SHARED, TOKENS, Layout, architecture, join_names, layout_for, layout_of, read_shape
 from .modeling import GeoNormForCausalLM, language_model
 from .rope import ORIGINAL, write_by_window, write_rope
 from .t5 import to_t5
@@ -114,7 +114,7 @@ def load_stock(folder: str | Path) -> GeoNormForCausalLM:
     if theirs.model_type.startswith("geonorm"):
         raise ConfigError(f"{folder} is under a scheme already: load it with transformers.AutoModelForCausalLM")
     layout = layout_for(theirs)
-    shape = shape_of(theirs, layout)
+    shape = read_shape(theirs, layout)
     with one_line(str(folder), f"{folder} holds no weights that can be read"):
         stock = with_weights(transformers.AutoModelForCausalLM, str(folder), dtype="auto")
     weights = stock.state_dict()

@@ -9,7 +9,6 @@ from functools import partial
 from types import new_class
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutput, ImageClassifierOutput
@@ -26,6 +25,7 @@ from ..norms import NormSpec
 from ..schemes import Scheme, Site, state_of
 from .config import NAMES, THEIRS, UnderScheme, add_fields
 from .layers import LAYERS, Attend, run_layers
+from .loading import share_weights
 from .modeling import GeoNormPreTrainedModel
 
 VISION_NAMES = {
@@ -170,11 +170,7 @@ class GeoNormForImageClassification(GeoNormVisionPreTrainedModel):
 def adapt_vision(model: VisionTransformer, **more: Any) -> GeoNormForImageClassification:
     """The vision transformer as a model of transformers, sharing its weights; more: such as id2label."""
     config = GeoNormVisionConfig.of(model.config, dtype=model.patch.weight.dtype, **more)
-    with torch.device("meta"):
-        found = GeoNormForImageClassification(config)
-    weights = {vision_name(name): value for name, value in model.state_dict(keep_vars=True).items()}
-    found.load_state_dict(weights, strict=True, assign=True)
-    return found.train(model.training)
+    return share_weights(GeoNormForImageClassification, config, model, vision_name)
 
 
 def vision_name(name: str) -> str:

@@ -15,7 +15,7 @@ from ..norms import RMSNorm, transformed
 from ..schemes import Scheme, Site
 from .config import DecoderConfig, TrunkConfig
 from .roles import linear
-from .rope_scaling import RopeScaling, plain
+from .rope_scaling import RopeScaling, unscaled_frequencies
 from .values import mix_of
 
 Rope = tuple[Tensor, ...]
@@ -27,7 +27,7 @@ def rope(positions: Tensor, dim: int, theta: float, scaling: RopeScaling | None 
     scaling: the rule for long texts, which may ask for the model's context; blocks with a window may go without it."""
     exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
     if scaling is None:
-        angles = positions.float().unsqueeze(-1) * plain(theta, exponents)
+        angles = positions.float().unsqueeze(-1) * unscaled_frequencies(theta, exponents)
         return angles.cos(), angles.sin()
     angles = positions.float().unsqueeze(-1) * scaling.frequencies(exponents, theta, context, positions.max() + 1)
     table = angles.cos() * scaling.sharpness(), angles.sin() * scaling.sharpness()

@@ -54,7 +54,7 @@ class RopeScaling(Settings):
     def __str__(self) -> str:
         """The text that `read_scaling` reads."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        return f"{name_of(self)}({', '.join(f'{name}={write_value(value)}' for name, value in given.items())})"
+        return f"{rule_name(self)}({', '.join(f'{name}={write_value(value)}' for name, value in given.items())})"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Linear(RopeScaling):
     """Every rotation `factor` times slower: position interpolation (arXiv:2306.15595)."""
 
     def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
-        return plain(theta, exponents) / self.factor
+        return unscaled_frequencies(theta, exponents) / self.factor
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Dynamic(RopeScaling):
     def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
         dim = 2 * len(exponents)
         stretch = self.factor * length.clamp(min=context) / context - (self.factor - 1)
-        return plain(theta * stretch ** (dim / (dim - 2)), exponents)
+        return unscaled_frequencies(theta * stretch ** (dim / (dim - 2)), exponents)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Llama3(RopeScaling):
 
     def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
         original, low, high = self.original or context, self.low_freq_factor, self.high_freq_factor
-        kept = plain(theta, exponents)
+        kept = unscaled_frequencies(theta, exponents)
         wavelength = 2 * pi / kept
         slowed = (kept / self.factor).where(wavelength > original / low, kept)
         share = (original / wavelength - low) / (high - low)
@@ -178,7 +178,7 @@ EXAMPLE = {"factor": "4", "short_factor": "1 1.1", "long_factor": "1.5 8", "orig
 """Fields that have to be given, as a person writes them."""
 
 
-def plain(theta: Any, exponents: Any) -> Any:
+def unscaled_frequencies(theta: Any, exponents: Any) -> Any:
     """Frequencies without a rule: 1 / theta^e and not theta^-e, to the last bit what transformers computes."""
     return 1.0 / theta**exponents
 
@@ -190,7 +190,7 @@ def write_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:.15g}"
 
 
-def name_of(rule: RopeScaling) -> str:
+def rule_name(rule: RopeScaling) -> str:
     return next(name for name, kind in KINDS.items() if type(rule) is kind)
 
 

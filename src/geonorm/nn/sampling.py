@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import ConfigError
 from .decoder import Decoder
 from .encoder_decoder import EncoderDecoder
+from .trunk import evaluating
 
 NOT_CAUSAL = "this model attends to both sides of a token (--objective mlm), so it cannot write text"
 
@@ -72,17 +72,6 @@ def generate_answer(
             fresh = sample(logits, temperature, top_k, generator)
             answer = torch.cat((answer, fresh), dim=1)
             yield fresh
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Leaves a model in training or not, as it was, also where sampling ends early."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 def check_request(what: str, ids: Tensor, temperature: float, top_k: int | None) -> None:

@@ -8,6 +8,7 @@ or one residual per block around attention and MLP side by side. No layer knows 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -114,6 +115,17 @@ def undrawn_table(role: str, rows: int, width: int) -> nn.Embedding:
     table = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
     table.role = role
     return table
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In evaluation within; in training or not as it was behind it, also after an error."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 class Trunk(nn.Module):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isfinite, sqrt
+from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..parsing import finite_or_none
 from ..sphere import safe_divide
 from .measures import analytic_null, norm_tokens, null_cosines, ones_tokens, site_tokens, uniform_cosine
 from .sample import SAMPLE, concentration, many, principal
@@ -38,10 +39,6 @@ def chunks(rows: Tensor) -> Iterator[slice]:
     tokens, dim = rows.shape
     size = max(1, CHUNK // dim)
     return (slice(start, start + size) for start in range(0, tokens, size))
-
-
-def number(value: float) -> float | None:
-    return value if isfinite(value) else None
 
 
 class Null:
@@ -146,16 +143,16 @@ class SiteMeasure:
         spread, radius = found["radius_std"], found["radius"]
         found["radius_cv"] = spread / radius if radius else None
         found |= self.null.row() | {"cos_null_analytic": analytic_null(dim)}
-        found["cos_pair"] = number(self.pairs / self.sequences) if self.sequences else None
+        found["cos_pair"] = finite_or_none(self.pairs / self.sequences) if self.sequences else None
         assert isinstance(self.direction, Tensor)
         n = self.moments.count
-        resultant = number((self.direction.norm() / n).item())
+        resultant = finite_or_none((self.direction.norm() / n).item())
         found["resultant"] = resultant
         found["concentration"] = None if resultant is None else concentration(resultant, dim)
         share, where = self.shares().max(0)
-        found["top_dim"], found["top_dim_share"] = int(where), number(share.item())
+        found["top_dim"], found["top_dim_share"] = int(where), finite_or_none(share.item())
         largest = self.moments.high[self.moments.names.index("abs_peak")].item()
-        found["abs_max"] = number(largest)
+        found["abs_max"] = finite_or_none(largest)
         return found | many(self.sample.kept[0], largest)
 
 

@@ -18,7 +18,7 @@ def align(table: Sequence[Sequence[str]], numbers: bool = True) -> list[str]:
     return lines
 
 
-def fit(table: Sequence[Sequence[str]], width: int) -> list[list[str]]:
+def fit_width(table: Sequence[Sequence[str]], width: int) -> list[list[str]]:
     """The table with its first column cut so that aligned lines are no wider."""
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
     short = cut_apart([first for first, *_ in table], max(6, width - sum(widths[1:]) - 2 * (len(widths) - 1)))

@@ -15,7 +15,7 @@ from textwrap import wrap
 
 from ..lab.runs.statistics import ending
 from .checks import SEEDS_FOR_A_CLAIM, early
-from .columns import align, fit
+from .columns import align, fit_width
 from .page import Cells, Part, Section, html_table, limits_box
 from .runs import Record, repeat_elsewhere
 from .source import SavedTables
@@ -183,7 +183,7 @@ def text_lines(found: SavedGrid, width: int = WIDTH) -> list[str]:
     (scheme, *titles, _), cells = table(found)
     last = [name.rpartition(".")[2] for name in titles]
     heads = last if len(set(last)) == len(last) else titles
-    lines = align(fit([[scheme, *heads], *(row[:-1] for row in cells)], width))
+    lines = align(fit_width([[scheme, *heads], *(row[:-1] for row in cells)], width))
     said = [headline(found, curve) for curve in found.shown]
     if limited := caveats(found):
         said += ["", f"{LIMITS}:", *(f"- {limit}" for limit in limited)]

@@ -86,15 +86,15 @@ def curve(runs: Sequence[Run], key: str, x: str = "tokens") -> Curve | None:
     return _summarise(_groups(found))
 
 
-def paired_gap(runs: Sequence[Run], base: Sequence[Run], key: str = "val_loss") -> Curve | None:
-    """Mean difference to the baseline over tokens, paired by seed at each step, with its 95 % interval."""
-    others = {run.summary.get("seed"): {number(r, "step"): shared(r, key) for r in run.metrics} for run in base}
+def paired_gap(runs: Sequence[Run], base: Sequence[Run]) -> Curve | None:
+    """Mean difference of val_loss to the baseline over tokens, paired by seed at each step, with its 95 % interval."""
+    others = {run.summary.get("seed"): {number(r, "step"): shared(r, "val_loss") for r in run.metrics} for run in base}
     found: list[Point] = []
     for run in runs:
         other = others.get(run.summary.get("seed"), {})
         for record in run.metrics:
             step = number(record, "step")
-            found.append((step, number(record, "tokens"), shared(record, key) - other.get(step, math.nan)))
+            found.append((step, number(record, "tokens"), shared(record, "val_loss") - other.get(step, math.nan)))
     groups = _groups(found)
     mean = _summarise(groups)
     if mean is None:

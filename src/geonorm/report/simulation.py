@@ -42,7 +42,7 @@ class SavedSimulation(SavedStudy):
         found: Record = next(row for row in self.summary["schemes"] if row["scheme"] == scheme)
         return found
 
-    def mean(self, scheme: str, key: str, start: float = 0.0) -> tuple[list[float], list[float]]:
+    def mean(self, scheme: str, key: str) -> tuple[list[float], list[float]]:
         """(times, means over seeds) of a column, where every seed has a value."""
         by_time: dict[float, list[float | None]] = {}
         for row in self.rows.get(scheme, ()):
@@ -50,7 +50,7 @@ class SavedSimulation(SavedStudy):
         points = [
             (time, sum(v for v in values if v is not None) / len(values))
             for time, values in by_time.items()
-            if time >= start and None not in values and len(values) == self.summary["seeds"]
+            if None not in values and len(values) == self.summary["seeds"]
         ]
         return [time for time, _ in points], [value for _, value in points]
 

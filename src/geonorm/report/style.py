@@ -71,14 +71,14 @@ def ramp(names: Sequence[str]) -> dict[str, Look]:
     return {name: Look(colour, colour, "", "circle") for name, colour in zip(names, colours, strict=True)}
 
 
-def si(value: float | None, unit: str = "") -> str:
+def si(value: float | None) -> str:
     """Three figures with a metric prefix: 1.05M."""
     if value is None or not math.isfinite(value):
         return "–"
     for factor, prefix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor * 0.9995:
-            return f"{value / factor:.3g}{prefix}{unit}"
-    return f"{value:.3g}{unit}"
+            return f"{value / factor:.3g}{prefix}"
+    return f"{value:.3g}"
 
 
 def memory(value: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..lab.runs.run import read_object
 from ..lab.runs.statistics import SEED_CAP, Row, significant
-from .columns import align, fit, markdown_lines
+from .columns import align, fit_width, markdown_lines
 from .runs import SavedComparison
 from .source import SavedTables
 from .style import memory, rate, si, signed
@@ -100,7 +100,7 @@ def text_lines(rows: Sequence[Row], limits: Sequence[str] = (), width: int = WID
     ones a column that the page has too is left out."""
     columns = [column for column in COLUMNS if column.terminal and (width >= WIDTH or column.title != "p, Holm")]
     table = [[column.title for column in columns], *([column.cell(row) for column in columns] for row in rows)]
-    lines = align(fit(table, width))
+    lines = align(fit_width(table, width))
     lines.insert(1, "-" * max(map(len, lines)))
     said = [headline(row) for row in rows]
     if limits:

@@ -29,6 +29,8 @@ from geonorm.lab.config import TUNING_SEED, CompareConfig, TrainConfig
 from geonorm.lab.runs.run import RunFolder, lock_folder, read_rows, slug
 from geonorm.progress import Bars
 
+from ..conftest import results
+
 ROW = set("scheme n lr val_loss_mean val_loss_std difference difference_low difference_high".split())
 BUILD = report.build
 FAST = ["--steps", "4", "--evaluation.every", "4"]
@@ -37,11 +39,6 @@ FAST = ["--steps", "4", "--evaluation.every", "4"]
 @pytest.fixture
 def compare(call: Any, tiny: list[str]) -> Any:
     return lambda out, *options: call("compare", *tiny, "--out", out, *FAST, *options)
-
-
-def results(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / "results.json").read_text())
-    return found
 
 
 def test_end_to_end_and_extension(

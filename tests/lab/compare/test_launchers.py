@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -22,6 +21,8 @@ from geonorm.cli.main import main
 from geonorm.lab.compare import slurm
 from geonorm.lab.compare.slurm import GOES_ON
 from geonorm.lab.config import CompareConfig
+
+from ..conftest import results
 
 FAST = ["--steps", "4", "--evaluation.every", "4", "--jobs", "3"]
 SBATCH = """#!/bin/bash
@@ -108,11 +109,6 @@ def compare(call: Any, tiny: list[str]) -> Any:
         return call("compare", *tiny, "--out", out, *FAST, "--launcher", "slurm", *options)
 
     return run
-
-
-def results(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / "results.json").read_text())
-    return found
 
 
 def test_processes_import_nothing_of_the_working_directory(

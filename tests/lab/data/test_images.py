@@ -16,7 +16,7 @@ from PIL import Image
 from geonorm.errors import DataError
 from geonorm.lab.data.image_batches import ImageBatches, validation_images
 from geonorm.lab.data.images import RECORD, open_images
-from geonorm.lab.data.pixels import change, change_bits, decode_file, fit, normalise
+from geonorm.lab.data.pixels import change, change_bits, crop, decode_file, normalise
 
 Pixels = NDArray[np.uint8]
 
@@ -229,10 +229,10 @@ def test_other_formats_and_sizes() -> None:
         decode_file(out.getvalue(), "x")
     wide = np.zeros((4, 20, 3), np.uint8)
     wide[:, 7:13] = 200  # the square in the middle and a pixel on either side, which scaling looks at
-    assert (fit(wide, 8, "x") == 200).all() and fit(wide, 8, "x").shape == (8, 8, 3)
+    assert (crop(wide, 8, "x") == 200).all() and crop(wide, 8, "x").shape == (8, 8, 3)
     with pytest.raises(DataError, match="x: 201 by 2 pixels are too narrow"):
-        fit(np.zeros((2, 201, 3), np.uint8), 8, "x")
-    assert fit(picture(1), 8, "x").shape == (8, 8, 3) and np.array_equal(fit(picture(1), 8, "x"), picture(1))
+        crop(np.zeros((2, 201, 3), np.uint8), 8, "x")
+    assert crop(picture(1), 8, "x").shape == (8, 8, 3) and np.array_equal(crop(picture(1), 8, "x"), picture(1))
 
 
 def test_changes_by_hand() -> None:

@@ -21,6 +21,8 @@ from geonorm.lab.runs.speedup import judge_ladder
 from geonorm.lab.scale.plan import looked_up
 from geonorm.settings import to_dict
 
+from ..conftest import results
+
 BUILD = report.build
 WSD = ["--optim.schedule", "wsd"]
 
@@ -32,11 +34,6 @@ def ladder(call: Any, tiny: list[str]) -> Any:
     return lambda out, *options: call(
         "ladder", *words, "--rule.least", 32, "--rule.batch", 1e-6, "--out", out, *options
     )
-
-
-def results(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / "results.json").read_text())
-    return found
 
 
 def test_end_to_end_and_extension(

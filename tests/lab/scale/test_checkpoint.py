@@ -15,6 +15,7 @@ import geonorm
 from geonorm.errors import CheckpointError
 from geonorm.lab.config import Optim
 from geonorm.lab.scale import checkpoint, storage
+from geonorm.lab.scale.world import ALONE
 from geonorm.lab.train import optim
 from geonorm.nn import Decoder, DecoderConfig
 
@@ -40,6 +41,12 @@ def save(folder: Path, step: int, model: Decoder, optimizers: list[Any], progres
         saver.save(step, model, optimizers, progress)
         saver.wait()
     return folder / f"step-{step}"
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    """All weights of a checkpoint by parameter name, whole, whatever number of ranks saved them, if its files are."""
+    state = checkpoint.read_and_verify(path, ALONE, everything=False)
+    return storage.read_tensors(path, [name for name in state["sha256"] if storage.kind_of(name) == "model"])
 
 
 def states(optimizers: list[Any]) -> list[Any]:

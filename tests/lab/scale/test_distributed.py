@@ -19,9 +19,11 @@ from geonorm.lab.config import TrainConfig
 from geonorm.lab.data.batches import Batches
 from geonorm.lab.resolve import resolve
 from geonorm.lab.runs.run import read_rows
-from geonorm.lab.scale import checkpoint, parallel, storage
+from geonorm.lab.scale import parallel, storage
 from geonorm.lab.scale.world import World
 from geonorm.settings import from_dict
+
+from .test_checkpoint import weights
 
 SCHEMES = ("pre", "geonorm", "ngpt")
 STEPS = ["--steps", 10, "--model.layers", 2, "--batch_size", 8, "--evaluation.every", 5]
@@ -83,8 +85,8 @@ def test_every_world_computes_the_same(runs: Any, tmp_path: Path, scheme: str) -
         assert [row["step"] for row in trace] == [5] * 4 + [10] * 4
         if dtype == "fp64":
             assert numbers(run, "grad_norm") == pytest.approx(numbers(alone, "grad_norm"), rel=1e-9)
-            expected = checkpoint.weights(alone / "checkpoints" / "step-10")
-            found = checkpoint.weights(run / "checkpoints" / "step-10")
+            expected = weights(alone / "checkpoints" / "step-10")
+            found = weights(run / "checkpoints" / "step-10")
             assert set(found) == set(expected)
             for key, tensor in found.items():
                 torch.testing.assert_close(tensor, expected[key], rtol=1e-8, atol=1e-9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Container
@@ -19,6 +18,8 @@ from geonorm.lab.scale import checkpoint, storage
 from geonorm.lab.train.guard import Judge, Trouble
 from geonorm.lab.train.loop import Loop
 
+from ..conftest import summary
+
 
 def spoil(patch: pytest.MonkeyPatch, bad: Container[int], factor: float = math.nan) -> None:
     """Multiplies the loss of some batches of the data (counted from 1)."""
@@ -30,10 +31,6 @@ def spoil(patch: pytest.MonkeyPatch, bad: Container[int], factor: float = math.n
         return batch(loop, step)
 
     patch.setattr(Loop, "batch", spoilt)
-
-
-def summary(run: Path) -> dict[str, Any]:
-    return dict(json.loads((run / "summary.json").read_text()))
 
 
 def weights_and_moments(run: Path, step: int) -> dict[str, Any]:

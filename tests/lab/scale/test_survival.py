@@ -22,7 +22,7 @@ from geonorm.lab.runs.run import read_rows
 from geonorm.lab.scale import checkpoint, storage
 from geonorm.nn import Decoder
 
-from .test_checkpoint import SMALL, save
+from .test_checkpoint import SMALL, save, weights
 
 ROOT = Path(__file__).parents[3]
 
@@ -107,8 +107,8 @@ def test_disk_filled_while_two_ranks_save(ranks: Any, tiny: list[str], call: Any
     assert [r.status for r in ended] == [0, 0] and f"at step {newest} of 30" in ended[0].out, ended
     assert [r.status for r in ranks("run", 2, "fp32", *command, whole).wait()] == [0, 0]
     assert losses(run) == losses(whole)
-    weights = [checkpoint.weights(path / "checkpoints" / "step-30") for path in (run, whole)]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    first, second = (weights(path / "checkpoints" / "step-30") for path in (run, whole))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_read_only_disk(train: Any, after: Any, disk: Path) -> None:
@@ -201,4 +201,4 @@ def test_bytes_are_written_beside_the_training(tmp_path: Path, monkeypatch: pyte
     saver.wait()
     saver.close()
     assert threads and all(thread is not threading.main_thread() for thread in threads)
-    assert all(torch.equal(t, before[name]) for name, t in checkpoint.weights(tmp_path / "step-2").items())
+    assert all(torch.equal(t, before[name]) for name, t in weights(tmp_path / "step-2").items())

@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from geonorm.lab.scale import checkpoint
-
+from .test_checkpoint import weights
 from .test_distributed import STEPS, numbers, runs  # noqa: F401 a fixture
 
 TENSOR = ["--runtime.tensor_size", 2]
@@ -34,7 +33,7 @@ def both(runs: Any, tmp_path: Path) -> Any:  # noqa: F811
             2 if "--runtime.compile" not in more else 1
         )
         if dtype == "fp64":
-            expected, found = (checkpoint.weights(path / "checkpoints" / "step-10") for path in (alone, run))
+            expected, found = (weights(path / "checkpoints" / "step-10") for path in (alone, run))
             assert set(found) == set(expected)
             for key, tensor in found.items():
                 torch.testing.assert_close(tensor, expected[key], rtol=100 * bound, atol=10 * bound)

@@ -22,6 +22,8 @@ from geonorm.lab.runs.run import read_rows
 from geonorm.lab.train.images import check_classes, judge_images, measure_images
 from geonorm.nn import VisionTransformer
 
+from ..conftest import summary, without
+
 CPU = torch.device("cpu")
 COLOURS = {"blue": 2, "green": 1, "red": 0}
 SMALL = (
@@ -67,16 +69,9 @@ def classify(call: Any, colours: Path) -> Any:
     """Trains with SMALL, but for what is given."""
 
     def train(out: Path, *more: Any) -> Any:
-        usual = [*SMALL, "--data", colours, "--batch-size", 4, "--out", out]
-        pairs = zip(usual[::2], usual[1::2], strict=True)
-        return call("train", *(word for pair in pairs if pair[0] not in more for word in pair), *more)
+        return call("train", *without([*SMALL, "--data", colours, "--batch-size", 4, "--out", out], more), *more)
 
     return train
-
-
-def summary(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    return found
 
 
 def test_a_run_learns_colours_and_says_how_often_it_is_right(run: Path) -> None:

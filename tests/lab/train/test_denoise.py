@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +21,15 @@ from geonorm.lab.train.validation import Validation
 from geonorm.nn.encoder_decoder import EncoderDecoder
 from geonorm.nn.sampling import generate_answer
 
+from ..conftest import summary
+
 DENOISE = ["--objective", "denoise", "--model.vocab_size", 258]
 SITES = [("encoder", "attn"), ("encoder", "mlp"), ("decoder", "attn"), ("decoder", "cross"), ("decoder", "mlp")]
 
 
-def summary(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    return found
-
-
 @pytest.fixture(scope="module")
-def models(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has learned something."""
-    from geonorm.cli.main import main
-
-    from ..conftest import MODEL
-
-    out = tmp_path_factory.mktemp("denoise") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GEONORM_CACHE", str(out.parent / "cache"))
-        words = [*MODEL, "--data", text, "--steps", 60, "--lr", 0.02, "--out", out, "--runtime.tensorboard", "false"]
-        words[words.index("257")] = 258
-        words += ["--objective", "denoise", "--model.positions", "relative", "--model.mlp", "geglu"]
-        assert main([str(word) for word in ["train", *words]]) == 0
-    return out
+def models(trained: Callable[..., Path]) -> Path:
+    return trained(*DENOISE, "--steps", 60, "--model.positions", "relative", "--model.mlp", "geglu")
 
 
 def test_a_run_learns_and_says_how_often_it_is_right(models: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,14 @@ from geonorm.lab.train.evaluate import evaluate_held_out
 from geonorm.lab.train.text import load_text
 from geonorm.lab.train.validation import Validation
 
+from ..conftest import summary
+
 MLM = ["--objective", "mlm", "--model.vocab_size", 258]
 
 
-def summary(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    return found
-
-
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
-    """A run of 40 steps."""
-    from geonorm.cli.main import main
-
-    from ..conftest import MODEL
-
-    out = tmp_path_factory.mktemp("mlm") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GEONORM_CACHE", str(out.parent / "cache"))
-        words = [*MODEL, "--data", text, "--steps", 40, "--lr", 0.02, "--out", out, "--runtime.tensorboard", "false"]
-        words[words.index("257")] = 258
-        assert main([str(word) for word in ["train", *words, "--objective", "mlm"]]) == 0
-    return out
+def models(trained: Callable[..., Path]) -> Path:
+    return trained(*MLM, "--steps", 40)
 
 
 def test_a_run_learns_what_is_masked_and_says_how_often_it_is_right(models: Path) -> None:

@@ -18,7 +18,7 @@ from ...errors import ConfigError, unknown
 from ...nn.config import DecoderConfig
 from ...schemes import parse, stored
 from ...schemes.grammar import set_field
-from ...settings import convert, flag, from_dict, options, to_dict
+from ...settings import convert_value, flag, from_dict, options, to_dict
 from ..config import TRAINED_WITH, CompareConfig, Recipe, TrainConfig
 from ..runs.run import VOLATILE
 
@@ -92,7 +92,7 @@ def read_values(name: str, text: str) -> list[str]:
 
 def read_value(name: str, text: str) -> Any:
     """What a value stands for; of a field of schemes its text."""
-    return text if name.startswith(OWN) else convert(flag(name), text, options(Recipe)[name].hint, typed=True)
+    return text if name.startswith(OWN) else convert_value(flag(name), text, options(Recipe)[name].hint, typed=True)
 
 
 def make_cell(config: CompareConfig, chosen: Mapping[str, str]) -> CompareConfig:

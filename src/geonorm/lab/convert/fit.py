@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from ...hf.block import Affine, Gain, norm_in
 from ...hf.match import regress, scale
 from ...nn.decoder import Decoder
-from ...nn.sampling import evaluating
-from ...nn.trunk import End
+from ...nn.trunk import End, evaluating
 from ...nn.values import TokenValues
 from ...residual import Residual
 from ...schemes import Site, read_at, write_at

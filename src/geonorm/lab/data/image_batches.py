@@ -11,7 +11,7 @@ from ...errors import DataError
 from .batches import Shuffled
 from .images import Images, Pixels
 from .objectives import Pair
-from .pixels import change, change_bits, fit, normalise
+from .pixels import change, change_bits, crop, normalise
 
 
 class ImageBatches(Shuffled):
@@ -53,4 +53,4 @@ def validation_images(
 
 
 def read_fitted(images: Images, number: int, size: int) -> Pixels:
-    return fit(images.pixels(number), size, images.called(number))
+    return crop(images.pixels(number), size, images.called(number))

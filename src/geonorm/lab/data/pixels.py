@@ -50,7 +50,7 @@ NARROW = 100
 """How many times longer than wide an image may be."""
 
 
-def fit(pixels: NDArray[np.uint8], size: int, name: str) -> NDArray[np.uint8]:
+def crop(pixels: NDArray[np.uint8], size: int, name: str) -> NDArray[np.uint8]:
     """The middle (size, size, 3) of an image whose shorter side is scaled to that, bilinear; as it is where it fits.
     DataError for one whose sides differ too much."""
     height, width, _ = pixels.shape

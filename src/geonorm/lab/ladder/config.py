@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import ConfigError, unknown
 from ...nn.config import preset
-from ...settings import Count, Positive, Settings, convert, to_dict
+from ...settings import Count, Positive, Settings, convert_value, to_dict
 from ..config import Grid
 
 OWN = {"width": Count, "heads": Count, "hidden": Count, "batch_size": Count, "lr": Positive}
@@ -147,7 +147,7 @@ def read_size(text: str) -> tuple[int, dict[str, Any]]:
         if name not in OWN:
             raise ConfigError(unknown(f"setting of --depth {head}", name, OWN))
         about = f"{name} of --depth {head}"
-        own[name] = convert(about, convert(about, value, OWN[name], typed=True), OWN[name])
+        own[name] = convert_value(about, convert_value(about, value, OWN[name], typed=True), OWN[name])
     return depth, own
 
 

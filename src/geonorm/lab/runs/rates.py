@@ -43,28 +43,24 @@ class Minimum(NamedTuple):
     problem: str | None
 
 
-def fit_parabola(lrs: ArrayLike, losses: ArrayLike, weights: ArrayLike | None = None) -> Parabola | None:
-    """Least squares over all runs, one rate and one loss each; None with fewer than three different rates.
-
-    `weights`, by default equal, are the inverse variances of the runs up to a factor.
-    """
+def fit_parabola(lrs: ArrayLike, losses: ArrayLike) -> Parabola | None:
+    """Least squares over all runs, one rate and one loss each; None with fewer than three different rates."""
     rates, y = np.asarray(lrs, dtype=float), np.asarray(losses, dtype=float)
-    w = np.ones_like(y) if weights is None else np.asarray(weights, dtype=float)
     tried, place = np.unique(rates, return_inverse=True)
     if tried.size < 3:
         return None
     centre = float(np.exp(np.log(tried).mean()))
     z = np.log2(rates / centre)
     design = np.stack([np.ones_like(z), z, z * z], axis=1)
-    covariance = np.linalg.inv(design.T @ (w[:, None] * design))
-    coefficients = covariance @ (design.T @ (w * y))
-    left = float(w @ (y - design @ coefficients) ** 2)
+    covariance = np.linalg.inv(design.T @ design)
+    coefficients = covariance @ (design.T @ y)
+    left = float(np.sum((y - design @ coefficients) ** 2))
     df = y.size - 3
     repeats, groups = y.size - tried.size, tried.size - 3
     misfit = None
     if repeats and groups:
-        means = np.bincount(place, w * y) / np.bincount(place, w)
-        noise = float(w @ (y - means[place]) ** 2)
+        means = np.bincount(place, y) / np.bincount(place)
+        noise = float(np.sum((y - means[place]) ** 2))
         ratio = max(0.0, left - noise) / groups / (noise / repeats) if noise else math.inf if left > 1e-18 else 0.0
         misfit = float(fdtrc(groups, repeats, ratio))
     variance = left / df if df else 0.0

@@ -12,13 +12,12 @@ import re
 import stat
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
-from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 from ...errors import CheckpointError, ConfigError, near_folder
-from ...parsing import from_json, from_yaml
+from ...parsing import finite_row, from_json, from_yaml
 from ...settings import from_dict, to_dict
 from ..config import TrainConfig
 
@@ -67,11 +66,6 @@ def write_atomic(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def finite_or_none(value: Any) -> Any:
-    """The value, or None for a number that is not finite: JSON has none."""
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -268,9 +262,7 @@ class RunFolder:
             return
         self.check_there()
         with open(path, "a", encoding="utf-8") as file:
-            file.writelines(
-                json.dumps({key: finite_or_none(value) for key, value in row.items()}) + "\n" for row in rows
-            )
+            file.writelines(json.dumps(finite_row(row)) + "\n" for row in rows)
 
     def truncate(self, step: int) -> None:
         """Drops rows after `step`: they will be written again by the resumed run."""

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from ...nn.config import ModelConfig
+from ...parsing import finite_row
 from ...progress import span
 from ..config import TrainConfig
 from ..tasks.examination import last_answers
-from .run import RunFolder, finite_or_none, read_rows
+from .run import RunFolder, read_rows
 from .statistics import spikes
 
 MORE = """
@@ -48,7 +49,7 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> di
             summary[key] = evaluated[-1][key]
     if tasks := last_answers(rows):
         summary["tasks"] = tasks
-    summary = {key: finite_or_none(value) for key, value in summary.items()}
+    summary = finite_row(summary)
     run.write("summary.json", summary)
     return summary
 
@@ -81,7 +82,7 @@ def progress_line(row: dict[str, Any], steps: int, left: float | None = None) ->
     return "  ".join(parts)
 
 
-def last_line(summary: dict[str, Any]) -> str:
+def result_line(summary: dict[str, Any]) -> str:
     """What a run came to: its held-out loss, and bits per byte of text or the accuracy of images."""
     bits = summary["val_bpb"]
     also = f"accuracy {summary['val_accuracy']:.1%}" if bits is None else f"bits per byte {bits:.4f}"

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 
 from ...errors import CheckpointError, cause
-from .storage import Reader, Writer, clear, ignore_single_process, kind_of, read_state, read_tensors, verify
+from .storage import Reader, Writer, clear, ignore_single_process, kind_of, read_state, verify
 from .world import ALONE, World, on_all_ranks
 
 Optimizers = list[torch.optim.Optimizer]
@@ -169,13 +169,6 @@ def load_newest(
                 ) from error
             warn(f"{error}; falling back to the previous one")
     return None
-
-
-def weights(path: Path) -> dict[str, Tensor]:
-    """All weights of a checkpoint by parameter name, whole, whatever number of ranks saved them. Tied weights stand
-    under their first name. CheckpointError if the checkpoint is not whole."""
-    state = read_and_verify(path, ALONE, everything=False)
-    return read_tensors(path, [name for name in state["sha256"] if kind_of(name) == "model"])
 
 
 def saved_steps(folder: Path) -> list[int]:

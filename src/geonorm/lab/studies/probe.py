@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
 from ...nn.trunk import IGNORED
+from ...parsing import finite_row
 from ...probes import load
 from ...probes.blockwise import load_one_block
 from ...probes.config import ProbeConfig
@@ -39,7 +40,7 @@ from ..data.images import open_images
 from ..data.objectives import HELD_OUT
 from ..open import Opened, OpenedClassifier, OpenedImages, encode_running, open_model, read_settings, run_of
 from ..runs import environment
-from ..runs.run import LOCK, check_writable, finite_or_none, first_difference, stored_settings
+from ..runs.run import LOCK, check_writable, first_difference, stored_settings
 from ..train.classifiers import ask
 from .simulate import save
 
@@ -375,11 +376,7 @@ def probe_files(found: Sequence[Probe], data: str | None = None) -> dict[str, An
     """Content of the files of a probe's folder, by name."""
     named = {"trace.jsonl": "sites", "norms.jsonl": "norms", **OPTIONAL}
     files: dict[str, Any] = {
-        file: [
-            {"model": one.name, **{key: finite_or_none(value) for key, value in row.items()}}
-            for one in found
-            for row in getattr(one, rows)
-        ]
+        file: [{"model": one.name, **finite_row(row)} for one in found for row in getattr(one, rows)]
         for file, rows in named.items()
         if file not in OPTIONAL or any(getattr(one, rows) for one in found)
     }

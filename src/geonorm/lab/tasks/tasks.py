@@ -21,9 +21,9 @@ from typing import Any
 
 from ...errors import ConfigError, DataError, cause, nearest
 from ...nn.decoder import Decoder
+from ...parsing import finite_row
 from ..data import Tokenizer
 from ..data.files import JSON_SUFFIXES, read_bytes
-from ..runs.run import finite_or_none
 
 MISSING = "tasks need lm-evaluation-harness: pip install geonorm[eval]"
 
@@ -166,7 +166,7 @@ class Tasks:
                     row.update(gold(task, samples))
             if name in lm.too_long:
                 row["too_long"] = len(lm.too_long[name])
-            found[name] = {key: finite_or_none(value) for key, value in row.items()}
+            found[name] = finite_row(row)
         return found
 
 

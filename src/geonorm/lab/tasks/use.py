@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
 from ...nn.sampling import NOT_CAUSAL, generate, sample
+from ...parsing import finite_or_none
 from ...probes.load import predicts_masked
 from ...progress import Pace, show_progress
 from ..config import EvalConfig, GenerateConfig
@@ -27,7 +28,7 @@ from ..data.images import open_images
 from ..data.objectives import Pair
 from ..open import Opened, OpenedClassifier, OpenedImages, OpenedRun, open_model
 from ..runs.provenance import read_parts
-from ..runs.run import check_writable, finite_or_none
+from ..runs.run import check_writable
 from ..train.classifiers import ask
 from ..train.evaluate import evaluate_held_out, with_perplexity
 from ..train.images import measure_images

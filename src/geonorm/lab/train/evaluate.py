@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...nn.decoder import Decoder
-from ...nn.trunk import IGNORED
-from ..runs.run import finite_or_none
+from ...nn.trunk import IGNORED, evaluating
+from ...parsing import finite_or_none
 from ..scale.world import ALONE, World
 
 A = TypeVar("A")
@@ -40,31 +40,29 @@ def evaluate_held_out(
     (vocabulary,); special tokens count 0. Ranks take turns at the batches; every rank gets the same result, that of one
     rank but for the order in which batches are added up in fp64.
     """
-    was_training = model.training
-    model.eval()
     nats = torch.zeros((), dtype=torch.float64, device=device)
     hits, span_nats, span_hits = nats.clone(), nats.clone(), nats.clone()
     tokens = size = words = 0
-    for ids, targets, counts in share_batches(batches, world):
-        given = ids.to(device), targets.to(device)
-        met = torch.zeros_like(hits)
-        if accuracy:
-            losses, right = judge(model, *given)
-            loss, met = losses.double().sum(), right.sum()
-        else:
-            loss = model.loss(*given, reduction="sum").double()
-        if counts:
-            nats += loss
-            hits += met
-            predicted = targets[targets != IGNORED].numpy()
-            tokens += len(predicted)
-            size += int(token_bytes[predicted].sum())
-            if spans:
-                text = torch.from_numpy(token_bytes[targets.flatten().numpy()] > 0).to(device)
-                words += int(text.sum())
-                span_nats += (losses.double() * text).sum()
-                span_hits += (right * text).sum()
-    model.train(was_training)
+    with evaluating(model):
+        for ids, targets, counts in share_batches(batches, world):
+            given = ids.to(device), targets.to(device)
+            met = torch.zeros_like(hits)
+            if accuracy:
+                losses, right = judge(model, *given)
+                loss, met = losses.double().sum(), right.sum()
+            else:
+                loss = model.loss(*given, reduction="sum").double()
+            if counts:
+                nats += loss
+                hits += met
+                predicted = targets[targets != IGNORED].numpy()
+                tokens += len(predicted)
+                size += int(token_bytes[predicted].sum())
+                if spans:
+                    text = torch.from_numpy(token_bytes[targets.flatten().numpy()] > 0).to(device)
+                    words += int(text.sum())
+                    span_nats += (losses.double() * text).sum()
+                    span_hits += (right * text).sum()
     sums = [nats.item(), tokens, size, hits.item(), span_nats.item(), words, span_hits.item()]
     total, count, length, found, *of_spans = world.total(sums)
     tokens, size = int(count), int(length)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import CheckpointError, ConfigError, DataError
 from ...nn.config import ModelConfig, VisionConfig
-from ...nn.trunk import Trunk
+from ...nn.trunk import Trunk, evaluating
 from ..config import Recipe, TrainConfig
 from ..data.image_batches import ImageBatches, validation_images
 from ..data.images import LabelledImages, open_images
@@ -128,18 +128,16 @@ def measure_images(
 
     model: from images to logits, with `eval` and `train`. Ranks take turns at the batches; every rank gets the result.
     """
-    was_training = model.training
-    model.eval()
     sums = torch.zeros(4, len(classes), dtype=torch.float64)  # nats, images, hits, hits among five
     told = 0
-    for images, labels, counts in share_batches(batches, world):
-        logits = model(images.to(device))
-        told = logits.shape[-1]
-        losses, first, five = judge_images(logits, labels.to(device))
-        if counts:
-            found = torch.stack((losses.double(), torch.ones_like(losses).double(), first.double(), five.double()))
-            sums.index_add_(1, labels, found.cpu())
-    model.train(was_training)
+    with evaluating(model):
+        for images, labels, counts in share_batches(batches, world):
+            logits = model(images.to(device))
+            told = logits.shape[-1]
+            losses, first, five = judge_images(logits, labels.to(device))
+            if counts:
+                found = torch.stack((losses.double(), torch.ones_like(losses).double(), first.double(), five.double()))
+                sums.index_add_(1, labels, found.cpu())
     sums = torch.tensor(world.total(sums.flatten().tolist()), dtype=torch.float64).view(4, -1)
     nats, number, hits, among = (total.item() for total in sums.sum(1))
     rows = [

@@ -23,6 +23,7 @@ from ...errors import CheckpointError
 from ...nn.models import build
 from ...ops.available import read_backend
 from ...output import launched
+from ...parsing import finite_or_none, finite_row
 from ...progress import Pace, Unwatched
 from ...schemes import advance
 from ...settings import to_dict
@@ -31,7 +32,7 @@ from ..resolve import Resolved, check_memory, resolve
 from ..runs import environment
 from ..runs.loggers import FINISHED, Logger, Loggers, Start, find_loggers, tracked_id
 from ..runs.provenance import Provenance
-from ..runs.run import VOLATILE, RunFolder, finite_or_none
+from ..runs.run import VOLATILE, RunFolder
 from ..runs.summary import describe, loss_text, progress_line, summarise
 from ..scale import checkpoint, parallel
 from ..scale.world import ALONE, World, join_world, lost_peer, own_device
@@ -285,12 +286,9 @@ class Loop:
 
     def read_pending(self) -> list[dict[str, Any]]:
         """The rows since the last time, tensors as floats; on a GPU this waits for the steps to end."""
-        rows = [
-            {k: finite_or_none(v.item() if isinstance(v, Tensor) else v) for k, v in row.items()}
-            for row in self.pending
-        ]
+        rows = [{k: v.item() if isinstance(v, Tensor) else v for k, v in row.items()} for row in self.pending]
         self.pending.clear()
-        return rows
+        return list(map(finite_row, rows))
 
     def clock(self, rows: list[dict[str, Any]], elapsed: float) -> None:
         """Spreads the time of the steps since the last reading evenly over their rows."""
@@ -313,7 +311,7 @@ class Loop:
             if self.step == c.steps:
                 result |= self.validation.at_the_end(self.model, result["val_loss"], self.average, self.spread.settle)
         self.spread.settle()
-        return {key: finite_or_none(value) for key, value in result.items()}
+        return finite_row(result)
 
     def save(self, run: RunFolder, row: dict[str, Any]) -> None:
         """Copies the state; the writing goes on beside the next steps."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import sphere
-from ...nn.trunk import End, Trunk
+from ...nn.trunk import End, Trunk, evaluating
 from ...norms import Derf, DyT, GatedNorm, LayerNorm, RMSNorm, UnitNorm, upcast
 from ...probes import NormMeasure, SiteMeasure
 from ...probes.accumulate import filled
@@ -81,13 +81,8 @@ def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients, targets: T
         measure.update(wide(x), wide(y), getattr(norm, "weight", None), getattr(norm, "bias", None), filled(x, None))
         norms[norm] = {**about(step, str(scheme), site, stack), "norm": name, **without_quantiles(measure.row())}
 
-    was_training = model.training
-    model.eval()
-    try:
-        with watch(model, look), watch_calls({norm: norm for norm in found}, look_at_norm):
-            model(*model.reads(ids, targets))
-    finally:
-        model.train(was_training)
+    with evaluating(model), watch(model, look), watch_calls({norm: norm for norm in found}, look_at_norm):
+        model(*model.reads(ids, targets))
     return Trace(sites, list(norms.values()))
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...nn.trunk import IGNORED
+from ...nn.trunk import IGNORED, evaluating
 from ..config import TrainConfig
 from ..data import TokenData
 from ..data.batches import validation_batches
@@ -108,25 +108,23 @@ class Validation(HeldOut):
         owners = number_documents(text, int(self.tokens.meta["eos"]))
         sums = torch.zeros(4, int(owners[-1]) + 1, dtype=torch.float64)  # nats, tokens, bytes, hits
         of_spans = torch.zeros(3, dtype=torch.float64)  # nats, tokens, hits of text alone
-        was_training = model.training
-        model.eval()
         windows = validation_batches(text, self.rows, self.context, objective=self.objective)
         places = validation_batches(owners, self.rows, self.context, objective=About(self.objective))
-        for (ids, targets), owner, counts in share_batches(zip(windows, places, strict=True), self.world):
-            given = ids.to(self.device), targets.to(self.device)
-            if self.accuracy:
-                losses, hits = (each.double().cpu() for each in judge(model, *given))
-            else:
-                losses = model.loss(*given, reduction="none").double().cpu()
-                hits = torch.zeros_like(losses)
-            if counts:
-                predicted = (targets != IGNORED).flatten()
-                length = sizes[targets.flatten().clamp(min=0)] * predicted
-                found = torch.stack((losses, predicted.double(), length.double(), hits))
-                words = (length > 0).double()
-                of_spans += torch.stack(((losses * words).sum(), words.sum(), (hits * words).sum()))
-                sums.index_add_(1, owner[0].flatten(), found)
-        model.train(was_training)
+        with evaluating(model):
+            for (ids, targets), owner, counts in share_batches(zip(windows, places, strict=True), self.world):
+                given = ids.to(self.device), targets.to(self.device)
+                if self.accuracy:
+                    losses, hits = (each.double().cpu() for each in judge(model, *given))
+                else:
+                    losses = model.loss(*given, reduction="none").double().cpu()
+                    hits = torch.zeros_like(losses)
+                if counts:
+                    predicted = (targets != IGNORED).flatten()
+                    length = sizes[targets.flatten().clamp(min=0)] * predicted
+                    found = torch.stack((losses, predicted.double(), length.double(), hits))
+                    words = (length > 0).double()
+                    of_spans += torch.stack(((losses * words).sum(), words.sum(), (hits * words).sum()))
+                    sums.index_add_(1, owner[0].flatten(), found)
         sums = torch.tensor(self.world.total(sums.flatten().tolist()), dtype=torch.float64).view(4, -1)
         nats, tokens, size, right = (total.item() for total in sums.sum(1))
         result: dict[str, Any] = {"val_loss": nats / tokens, "val_bpb": nats / log(2) / max(1, size)}
