@@ -101,7 +101,7 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
 
 
 def order_schemes(out: Path, schemes: Sequence[str], grid: Sequence[str] = ()) -> list[str]:
-    """The order of tables, the baseline first; of a grid curves, else schemes. Those of this command lead, and what else
+    """The order of tables, the baseline first; in a grid of curves. Those of this command lead, and what else
     has finished runs follows. But a command without the baseline only extends the folder: its schemes stand behind."""
     now = [curve_of(scheme, grid) for scheme in schemes]
     if not (out / "config.yaml").exists():
