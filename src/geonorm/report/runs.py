@@ -150,9 +150,10 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:
 def _baselines(results: Record) -> list[tuple[str, Any]]:
     """Schemes of a comparison, a grid or a ladder and what each is compared with, in the order of the whole study: the
     first cell of a grid may lack the baseline of the others."""
-    rows, order = results.get("schemes", results.get("points", ())), results.get("order", ())
-    rows = sorted(rows, key=lambda row: _place(row.get("curve", row["scheme"]), order)[0])
-    return [(str(row["scheme"]), row.get("baseline")) for row in rows]
+    rows: list[Record] = results["schemes"] if "schemes" in results else results.get("points", [])
+    order: list[str] = results.get("order", [])
+    ordered = sorted(rows, key=lambda row: _place(str(row.get("curve", row["scheme"])), order)[0])
+    return [(str(row["scheme"]), row.get("baseline")) for row in ordered]
 
 
 def repeat_elsewhere(out: str, command: list[str]) -> list[str]:

@@ -186,7 +186,7 @@ def test_the_baseline_of_a_folder_stays_unless_it_is_named_behind_another(tmp_pa
     finish("peri", "post")
     write_json(tmp_path / "results.json", {"schemes": [{"scheme": "pre"}, {"scheme": "peri"}]})
     assert lab.order_schemes(tmp_path, ["nag"]) == ["pre", "peri", "post", "nag"]
-    for damaged in ("[]", '{"schemes": 1}', '{"schemes": [1]}', "{"):
+    for damaged in ("[]", '{"schemes": 1}', '{"schemes": [1]}', '{"order": [[1]]}', "{"):
         (tmp_path / "results.json").write_text(damaged)
         assert lab.order_schemes(tmp_path, ["peri"]) == ["post", "peri"]
     rows = [{"scheme": f"{name}(alpha=2)", "curve": name} for name in ("geonorm", "pre")]

@@ -115,7 +115,7 @@ def order_schemes(out: Path, schemes: Sequence[str], grid: Sequence[str] = ()) -
             before.append(curve_of(str(parse(stored(scheme, None, str(out)))), grid))
     ended = [RunFolder(path.parent).summary() or {} for path in sorted((out / "runs").glob("*/summary.json"))]
     finished = {curve_of(run["scheme"], run.get("cell", ())) for run in ended if run.get("status") == "finished"}
-    before = [name for name in before if name in finished]
+    before = [name for name in before if isinstance(name, str) and name in finished]
     kept = bool(before) and before[0] not in now
     return list(dict.fromkeys([*before, *now] if kept else [*now, *before]))
 
