@@ -1,6 +1,8 @@
-"""Which device to compute on."""
+"""Which device to compute on, and what it can hold."""
 
 from __future__ import annotations
+
+import os
 
 import torch
 
@@ -20,3 +22,10 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} is asked for, but PyTorch sees no GPU here; use auto or cpu")
     return device
+
+
+def memory_of_machine() -> int:
+    """Bytes of memory that this machine has; 0 where the system does not say."""
+    if not hasattr(os, "sysconf"):
+        return 0
+    return max(0, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

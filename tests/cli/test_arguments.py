@@ -120,6 +120,11 @@ def test_what_stands_on_the_command_line_is_typed(capsys: Any) -> None:
         ("bench train", {"nanogpt": "stranger"}, ["--nanogpt", "stranger"]),
         ("compare", {"slurm": {"submit": True, "time": "01:00"}}, ["--slurm.submit"]),
         ("ladder", {"slurm": {"submit": "true"}}, ["--slurm.submit"]),
+        (
+            "compare",
+            {"launcher": "ray", "ray": {"address": "ray://stranger:10001"}},
+            ["--ray.address", "ray://stranger:10001"],
+        ),
     ],
 )
 def test_a_file_does_not_start_what_runs_code(command: str, settings: dict[str, Any], said: list[str]) -> None:

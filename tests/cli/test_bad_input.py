@@ -48,6 +48,7 @@ BAD = [
     ("train --model.layers 0", "model.layers must be at least 1"),
     ("train --model.layers 1000000000", "weights and gradients of this model take more than"),
     ("compare --model.width 100000000", "weights and gradients of this model take more than"),
+    ("simulate --init uniform --tokens 1000000000000", "1,000,000,000,000 tokens take more than"),
     ("train --runtime.compile maybe", "--runtime.compile takes true or false, got 'maybe'"),
     ("train --runtime.accumulate 3", "batch_size 4 must be a multiple of runtime.accumulate 3"),
     ("train --scheme ngpt --model.init zero", "under ngpt output matrices that begin at 0 would stay there"),

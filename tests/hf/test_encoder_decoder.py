@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from geonorm.errors import ConfigError
+from geonorm.lab.data import NO_TEXT, load_tokenizer
 from geonorm.nn import DecoderConfig
 from geonorm.nn.encoder_decoder import EncoderDecoder
 from geonorm.nn.sampling import generate_answer
@@ -231,6 +232,22 @@ def test_half_precision_and_positions_of_packed_answers() -> None:
     packed = model(input_ids=source, decoder_input_ids=answer, decoder_position_ids=places, use_cache=False).logits
     alone = model(input_ids=source, decoder_input_ids=answer[:, 3:]).logits
     torch.testing.assert_close(packed[:, 3:], alone, rtol=1e-4, atol=2e-5)
+
+
+def test_a_t5_with_more_decoder_than_encoder_blocks_generates(tmp_path: Path) -> None:
+    """transformers' `generate` makes it a cache of as many layers as the encoder has."""
+    t5 = {**LAYOUTS["T5"], "kv_heads": None, "vocab_size": 263}
+    source, byte = texts()[0], load_tokenizer("byte", NO_TEXT, 263, sentinels=6)
+    for blocks, cached in ((1, False), (2, True)):
+        own = build("pre(entry=embedding)", encoder_layers=blocks, **t5)
+        folder = hf.export(own, byte.json, byte.eos, tmp_path / str(blocks), layout="stock", sentinels=byte.sentinels)
+        theirs = transformers.T5ForConditionalGeneration.from_pretrained(folder)
+        assert theirs.generation_config.use_cache is not False or not cached
+        wanted = adapt_both(own, decoder_start_token_id=byte.eos, eos_token_id=byte.eos, pad_token_id=byte.eos)
+        written = [model.generate(source, max_new_tokens=6, do_sample=False) for model in (theirs, wanted)]
+        assert torch.equal(*written)
+        stock = hf.to_stock(wanted)
+        assert torch.equal(stock.generate(source, max_new_tokens=6, do_sample=False), written[1])
 
 
 def test_what_is_refused() -> None:

@@ -35,7 +35,7 @@ from .pictures import Album, alike, take_pictures
 from .rates import in_plane, settled_radius
 from .starts import STARTS
 from .sublayers import build_sublayers, drawn, inverse_temperature
-from .trajectories import Trajectories, check_room, join, look
+from .trajectories import Trajectories, check_memory, check_room, join, look
 
 Progress = Callable[[str, float], None]
 CLUSTERED = 2048
@@ -125,7 +125,9 @@ def simulate(
         if schemes.count(scheme) > 1:
             raise ConfigError(f"--schemes names {scheme} twice")
     check_room(config, schemes)
-    start = beginning(config).to(pick_device(config.device))
+    if (device := pick_device(config.device)).type == "cpu":
+        check_memory(config, schemes)
+    start = beginning(config).to(device)
     results = Simulation.empty(config) if into is None else into
     with torch.no_grad():
         for scheme in schemes:

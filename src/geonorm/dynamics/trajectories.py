@@ -1,4 +1,4 @@
-"""What is kept of every particle along a simulation, and its file."""
+"""What a simulation holds: whether the machine has room for it, what is kept of every particle, and its file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..devices import memory_of_machine
 from ..errors import CheckpointError, ConfigError
 from ..schemes import Scheme
 from .config import SimulateConfig
@@ -36,6 +37,25 @@ def check_room(config: SimulateConfig, schemes: Sequence[Scheme]) -> None:
         raise ConfigError(
             f"--keep {' '.join(config.keep)} would hold {wanted / 2**30:.3g} GiB, and {MOST_BYTES // 2**30} GiB "
             "are the most: keep less, or take fewer points, tokens, seeds or schemes"
+        )
+
+
+def count_state(config: SimulateConfig, schemes: Sequence[Scheme]) -> int:
+    """Bytes that particles take at least: the starts of all seeds, and of those that move together the state, the next
+    one and the velocities of a step."""
+    of_seed = config.tokens * config.dim * getattr(torch, config.dtype).itemsize
+    together = config.seeds if config.weights == "identity" else 1
+    held = 2 + {"adaptive": 7, "rk4": 4}.get(config.method, 1)
+    return of_seed * (config.seeds + together * held * max(scheme.streams for scheme in schemes))
+
+
+def check_memory(config: SimulateConfig, schemes: Sequence[Scheme]) -> None:
+    """ConfigError for particles that this machine cannot hold on the CPU: it would be busy for hours without a word."""
+    least, there = count_state(config, schemes), memory_of_machine()
+    if least > there > 0:
+        raise ConfigError(
+            f"{config.tokens:,} tokens take more than {least / 2**30:,.0f} GiB, and this machine has "
+            f"{there / 2**30:,.0f}: choose fewer --tokens or --seeds, or less --dim"
         )
 
 

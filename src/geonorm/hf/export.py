@@ -132,7 +132,8 @@ def export(
         model.config.auto_map = auto_map(decoder.config)
     note_data(model, trained_on)
     if decoder.config.causal:
-        model.generation_config = transformers.GenerationConfig(**{"pad_token_id": end, **tokens})
+        caches = {"use_cache": False} if model.generation_config.use_cache is False else {}
+        model.generation_config = transformers.GenerationConfig(**{"pad_token_id": end, **tokens, **caches})
     files = {"README.md": card, FILE: source}
     return put_folder(model, to, files, fast_tokenizer(tokenizer, end, decoder.config.context, mask, sentinels), shard)
 

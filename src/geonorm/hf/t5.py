@@ -81,6 +81,8 @@ def to_t5(model: GeoNormForConditionalGeneration) -> Any:
         out = transformers.T5ForConditionalGeneration(theirs)
     if not c.tied:  # transformers ties the head of every T5 unless its folder says otherwise
         out.all_tied_weights_keys.pop("lm_head.weight", None)
+    if c.layers > (c.encoder_layers or 0):  # for T5, `generate` makes a cache of as many layers as the encoder has
+        out.generation_config.use_cache = False
     out.load_state_dict(weights, strict=True, assign=True)
     return out.train(model.training)
 

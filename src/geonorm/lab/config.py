@@ -220,7 +220,7 @@ class Grid(Shared):
     """What its folder holds."""
 
     schemes: list[str] = field(default_factory=lambda: ["pre", "geonorm", "post", "peri"])
-    """Residual schemes; differences are paired to the first."""
+    """Residual schemes; differences are paired to the first, or to the baseline that a folder which is extended has."""
     seeds: Annotated[int, Range(1, TUNING_SEED)] = 3
     """Seeds of the final runs."""
     out: str = "runs/compare"

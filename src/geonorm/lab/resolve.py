@@ -3,10 +3,10 @@ scheme's own recipe changes, and how the model lies on the ranks."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..devices import memory_of_machine
 from ..errors import ConfigError
 from ..nn.config import ModelConfig
 from ..nn.roles import check_start
@@ -52,11 +52,9 @@ def check_memory(shape: ModelConfig) -> None:
     """ConfigError for a model that this machine cannot hold while it trains on the CPU: building it would take hours,
     and the system end the process without a word. By the matrices that every block has and the embedding, their
     gradients included, in fp32: less than is needed."""
-    if not hasattr(os, "sysconf"):
-        return
     block = 2 * shape.width * (shape.heads * shape.head_dim + shape.hidden)
     least = 8 * (shape.layers * block + shape.width * getattr(shape, "vocab_size", 0))
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    there = memory_of_machine()
     if least > there > 0:
         raise ConfigError(
             f"weights and gradients of this model take more than {least / 2**30:,.0f} GiB, and this machine has "

@@ -128,9 +128,9 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:
     results: dict[Path, Record] = {}
     rows: list[tuple[str, Any]] = []
     for folder in [*roots, *_studies(roots, paths)]:
-        with refuse_damaged(folder / "results.json", "compare") as file:
+        with refuse_damaged(folder / "results.json", "ladder" if study_kind(folder) == "ladder" else "compare") as file:
             results[folder] = read_whole(file) if file.is_file() else {}
-            rows += [(str(row["scheme"]), row.get("baseline")) for row in results[folder].get("schemes", ())]
+            rows += _baselines(results[folder])
     order = [scheme for scheme, _ in rows]
     order.append("pre")  # the usual baseline leads where nothing else is on record
     runs = sorted(map(read_run, paths), key=lambda run: _place(run.scheme, order))
@@ -145,6 +145,15 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:
         source=", ".join(sources),
         command=shlex.join(repeat_elsewhere("NEW", command)) if isinstance(command, list) else command,
     )
+
+
+def _baselines(results: Record) -> list[tuple[str, Any]]:
+    """Schemes of a comparison, a grid or a ladder and what each is compared with, in the order of the whole study: the
+    first cell of a grid may lack the baseline of the others."""
+    rows: list[Record] = results["schemes"] if "schemes" in results else results.get("points", [])
+    order: list[str] = results.get("order", [])
+    ordered = sorted(rows, key=lambda row: _place(str(row.get("curve", row["scheme"])), order)[0])
+    return [(str(row["scheme"]), row.get("baseline")) for row in ordered]
 
 
 def repeat_elsewhere(out: str, command: list[str]) -> list[str]:
@@ -213,11 +222,12 @@ def _run_paths(root: Path) -> list[Path]:
 
 
 def _studies(roots: Sequence[Path], paths: Sequence[Path]) -> list[Path]:
-    """The comparisons, not among `roots`, in whose runs/ some of these runs lie: they say what the first scheme is."""
+    """The comparisons and ladders, not among `roots`, in whose runs/ some of these runs lie: they say what the first
+    scheme is."""
     runs = dict.fromkeys(path.resolve().parent for path in paths)
     studies = [folder.parent for folder in runs if folder.name == "runs"]
     given = {root.resolve() for root in roots}
-    return [study for study in studies if study not in given and study_kind(study) in ("comparison", "grid")]
+    return [study for study in studies if study not in given and study_kind(study) in ("comparison", "grid", "ladder")]
 
 
 def _source(root: Path) -> str:

@@ -17,6 +17,7 @@ from geonorm.lab.compare.grid import curve_of, describe_grid, make_cells
 from geonorm.lab.config import CompareConfig
 from geonorm.lab.options import Evaluation, Optim
 from geonorm.lab.runs.run import write_json
+from geonorm.report.runs import load as load_runs
 from geonorm.settings import to_dict
 
 BUILD = report.build
@@ -38,6 +39,21 @@ def test_a_cell_for_each_combination() -> None:
     name = Path(lab.run_config(first, "pre", 5e-3, 1).out).name
     assert name == "pre-model.width-64-optim.weight_decay-0-lr0.005-seed1"
     assert curve_of("geonorm(alpha=0.5)", first.grid) == "geonorm" and curve_of("pre", ["model.width=64"]) == "pre"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "grid", "curve"),
+    [
+        ("mix(geonorm, share=0.5)", "scheme.share=0.25,0.5,1", "mix(a=geonorm)"),
+        ("mix(post, geonorm)", "scheme.a=post,peri,deepnorm", "mix(b=geonorm)"),
+        ("mix(hyper, hyper)", "scheme.b=hyper,hyper(n=4)", "mix(a=hyper)"),  # which alone could not be combined
+        ("per_kind(mlp=peri)", "scheme.attn=pre,geonorm", "per_kind(mlp=peri)"),
+        ("prores(post, steps=10)", "scheme.scheme=post,pre", "prores(steps=10)"),
+    ],
+)
+def test_fields_of_combinators_are_on_one_curve_too(scheme: str, grid: str, curve: str) -> None:
+    cells = make_cells(config(grid, schemes=[scheme]))
+    assert {curve_of(cell.schemes[0], cell.grid) for cell in cells} == {curve} and len(cells) > 1
 
 
 def test_schemes_of_runs_that_may_not_run_are_curves_of_their_own(tmp_path: Path) -> None:
@@ -143,11 +159,40 @@ def test_new_values_alone_turn_no_sign_and_tear_no_curve(tmp_path: Path) -> None
             Path(run.out).mkdir(parents=True)
             write_json(Path(run.out) / "summary.json", {**summary, "val_loss": loss + run.seed / 100})
             (Path(run.out) / "config.yaml").write_text(yaml.safe_dump(to_dict(run)))
-        team: Any = SimpleNamespace(out=tmp_path, asked=asked, schemes=schemes)
+        team: Any = SimpleNamespace(out=tmp_path, asked=asked, order=schemes)
         rows = lab.write_results(team, [])["schemes"]
         assert len(rows) == (4 if "," in values else 6)
         assert [row["curve"] for row in rows] == schemes * (len(rows) // 2)
         assert all(row["difference"] == pytest.approx(0.1) for row in rows[1::2]), rows
+
+
+def test_the_baseline_of_a_folder_stays_unless_it_is_named_behind_another(tmp_path: Path) -> None:
+    def finish(*schemes: str, status: str = "finished") -> None:
+        for scheme in schemes:
+            (folder := tmp_path / "runs" / scheme).mkdir(parents=True)
+            cell = ["scheme.alpha=2"] if "alpha" in scheme else []
+            write_json(folder / "summary.json", {"scheme": scheme, "status": status, "cell": cell})
+
+    assert lab.order_schemes(tmp_path, ["post", "pre"]) == ["post", "pre"]
+    (tmp_path / "config.yaml").write_text("schemes: [pre, 'geonorm(alpha=1, decay=sqrt)']")  # stopped before results
+    assert lab.order_schemes(tmp_path, ["post"]) == ["post"]  # and before a run: nothing to be compared with
+    finish("pre", status="diverged")
+    assert lab.order_schemes(tmp_path, ["post"]) == ["post"]
+    write_json(tmp_path / "runs" / "pre" / "summary.json", {"scheme": "pre", "status": "finished"})
+    finish("geonorm(decay=sqrt)")
+    assert lab.order_schemes(tmp_path, ["post"]) == ["pre", "geonorm(decay=sqrt)", "post"]
+    assert lab.order_schemes(tmp_path, ["post", "pre"]) == ["post", "pre", "geonorm(decay=sqrt)"]
+    (tmp_path / "config.yaml").write_text("schemes: [post]")
+    finish("peri", "post")
+    write_json(tmp_path / "results.json", {"schemes": [{"scheme": "pre"}, {"scheme": "peri"}]})
+    assert lab.order_schemes(tmp_path, ["nag"]) == ["pre", "peri", "post", "nag"]
+    for damaged in ("[]", '{"schemes": 1}', '{"schemes": [1]}', '{"order": [[1]]}', "{"):
+        (tmp_path / "results.json").write_text(damaged)
+        assert lab.order_schemes(tmp_path, ["peri"]) == ["post", "peri"]
+    rows = [{"scheme": f"{name}(alpha=2)", "curve": name} for name in ("geonorm", "pre")]
+    write_json(tmp_path / "results.json", {"schemes": rows, "order": ["pre", "geonorm"]})
+    finish("pre(alpha=2)", "geonorm(alpha=2)")
+    assert lab.order_schemes(tmp_path, ["polar(alpha=2)"], ["scheme.alpha=2,3"]) == ["pre", "geonorm", "post", "polar"]
 
 
 def test_from_end_to_end(processes: Any, call: Any, tiny: list[str], tmp_path: Path, monkeypatch: Any) -> None:
@@ -179,6 +224,17 @@ def test_from_end_to_end(processes: Any, call: Any, tiny: list[str], tmp_path: P
     wider = call("compare", *tiny, *fast, "--grid", "optim.weight_decay=0.1", "scheme.alpha=1,2")
     assert wider.status == 0 and "2 of 4 runs are finished already" in wider.out
     assert len(json.loads((out / "results.json").read_text())["schemes"]) == 10
+    for words, cells in (
+        (["--grid", "optim.weight_decay=0,0.1", "scheme.alpha=1"], 12),
+        (["--grid", "optim.weight_decay=0,0.1", "scheme.alpha=1", "--config", out / "config.yaml"], 12),
+    ):
+        alone = call("compare", *tiny, *fast[:6], "--out", out, "--schemes", "geonorm(decay=sqrt)", *words)
+        assert alone.status == 0 and "differences are to pre, as before" in alone.out, alone
+        rows = json.loads((out / "results.json").read_text())["schemes"]
+        assert len(rows) == cells and {row["baseline"].partition("(")[0] for row in rows} == {"pre"}
+        assert rows[2]["scheme"] == "geonorm(decay=sqrt)" and rows[2]["difference"] is not None
+    one_by_one = load_runs(sorted(path for path in (out / "runs").iterdir() if "weight_decay-0-" in path.name))
+    assert one_by_one.baseline.partition("(")[0] == "pre"
     for words in ([], ["--grid", "optim.clip=1,2"]):
         refused = call("compare", *tiny, *fast, *words)
         assert refused.status == 2 and "a grid over optim.weight_decay scheme.alpha, not" in refused.err

@@ -91,3 +91,22 @@ def test_text_is_not_validated_on_itself(tmp_path: Path) -> None:
         open_source(str(tmp_path))
     with pytest.raises(DataError, match=r"copy.txt: its content is training text too"):
         open_source(str(tmp_path / "train.txt"), validation=str(tmp_path / "copy.txt"))
+
+
+def test_copies_among_the_validation_files_are_named(tmp_path: Path) -> None:
+    for part in ("train", "validation"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "own.txt").write_text(part)
+        (tmp_path / part / "__init__.py").write_text("")  # no text, in both
+    assert len(open_source(str(tmp_path)).files) == 4
+    for number in range(5):
+        for part in ("train", "validation"):
+            (tmp_path / part / f"{number}.txt").write_text(f"text {number}")
+        with pytest.raises(DataError) as refused:
+            open_source(str(tmp_path))
+        said = str(refused.value)
+        assert said.startswith(str(tmp_path / "validation" / "0.txt")) and "\n" not in said
+        if number == 0:
+            remedy = "give another validation source, or take it out of one of the two"
+            assert said.endswith(f": its content is training text too: {remedy}")
+    assert "2.txt and 2 more: their content is training text too" in said and "3.txt" not in said

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -117,7 +119,7 @@ def test_two_ends_of_one_vocabulary_are_other_data(path, tmp_path):
         assert tokenizer.own_end == end and data.train[-1] == tokenizer.eos == vocabulary[end]
 
 
-@pytest.mark.parametrize("damage", ["truncate", "meta", "remove"])
+@pytest.mark.parametrize("damage", ["truncate", "meta", "remove", "change"])
 def test_damaged_cache_is_rebuilt(path, tmp_path, damage):
     source = open_source(str(path))
     first = tokenize(source, ByteTokenizer(), tmp_path)
@@ -127,12 +129,27 @@ def test_damaged_cache_is_rebuilt(path, tmp_path, damage):
         os.truncate(file, 10)
     elif damage == "meta":
         (file.parent / "meta.json").write_text("{")
+    elif damage == "change":  # of the right size
+        time.sleep(0.02)
+        with file.open("r+b") as opened:
+            opened.write(bytes([first.validation[0] ^ 1]))
     else:
         file.unlink()
     again = tokenize(source, ByteTokenizer(), tmp_path)
     assert again.sha256 == first.sha256
     assert np.array_equal(again.validation, expected)
     assert len(list((tmp_path / "tokens").iterdir())) == 1
+
+
+def test_a_copied_cache_is_hashed_once_and_kept(path, tmp_path, monkeypatch):
+    source = open_source(str(path))
+    data = tokenize(source, ByteTokenizer(), tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "second", copy_function=shutil.copyfile)
+    (file,) = tmp_path.glob("second/tokens/*/train.bin")
+    os.utime(meta := file.parent / "meta.json", (0, 0))  # copied before the files that it describes
+    monkeypatch.setattr("geonorm.lab.data.tokens.write_tokens", None)
+    assert tokenize(source, ByteTokenizer(), tmp_path / "second").sha256 == data.sha256
+    assert meta.stat().st_mtime_ns >= file.stat().st_mtime_ns
 
 
 PREPARE = """

@@ -19,6 +19,7 @@ from geonorm.lab.ladder.config import LadderConfig, Rule, Size
 from geonorm.lab.ladder.ladder import about, check_sizes, count, outline, run_config
 from geonorm.lab.runs.speedup import judge_ladder
 from geonorm.lab.scale.plan import looked_up
+from geonorm.report import runs as report_runs
 from geonorm.settings import to_dict
 
 from ..conftest import results
@@ -73,6 +74,15 @@ def test_end_to_end_and_extension(
     assert {(row["size"], row["scheme"]) for row in results(out)["points"]} == {
         ("d1w16", "pre"), ("d1w16", "geonorm(decay=sqrt)"), ("d2w16", "pre")
     }  # fmt: skip
+    alone = ladder(out, "--schemes", "geonorm(decay=sqrt)", "--depth", 1, *words)
+    assert "differences are to pre, as before" in alone.out and results(out)["baseline"] == "pre"
+    one_by_one = report_runs.load(sorted((out / "runs").glob("d1w16*")))
+    assert one_by_one.baseline == one_by_one.names[0] == "pre"
+    geonorm_first = ladder(out, "--schemes", "geonorm(decay=sqrt)", "pre", "--depth", 1, *words)
+    assert "as before" not in geonorm_first.out and results(out)["baseline"] == "geonorm(decay=sqrt)"
+    one_by_one = report_runs.load(sorted((out / "runs").glob("d1w16*")))
+    assert one_by_one.baseline == one_by_one.names[0] == "geonorm(decay=sqrt)"
+
     refused = ladder(out, "--schemes", "pre", "--depth", 1, *words[:2], "0.96k", *words[3:])
     assert refused.status == 2 and "holds a ladder with budgets" in refused.err and refused.err.count("\n") == 1
     other = call("compare", "--out", out)

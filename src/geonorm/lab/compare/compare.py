@@ -8,8 +8,8 @@ scheme first gets short runs on a seed that no final run uses; `tune` extends th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import fields, replace
 from math import inf
 from pathlib import Path
@@ -17,12 +17,22 @@ from typing import Any, Literal
 
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError
-from ...schemes import parse
+from ...schemes import parse, stored
 from ...settings import from_dict, to_dict
 from ..config import TUNING_SEED, CompareConfig, Grid, Recipe, TrainConfig
 from ..resolve import check_memory, resolve
 from ..runs.provenance import Provenance
-from ..runs.run import LOCK, RunFolder, first_difference, lock_folder, slug, stored_settings, write_atomic, write_json
+from ..runs.run import (
+    LOCK,
+    RunFolder,
+    first_difference,
+    lock_folder,
+    read_object,
+    slug,
+    stored_settings,
+    write_atomic,
+    write_json,
+)
 from ..runs.statistics import aggregate
 from ..train.load import load_data
 from .clusters import Ray, Slurm
@@ -65,7 +75,7 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
     `samples`: a run of each scheme, for each size there is."""
     import yaml
 
-    out = Path(config.out)
+    out, grid = Path(config.out), getattr(config, "grid", ())
     if config.launcher == "local" or not config.runtime.device.startswith("cuda"):  # elsewhere there may be GPUs
         device = pick_device(config.runtime.device)
         for sample in samples if config.launcher == "local" and device.type == "cpu" else ():
@@ -83,9 +93,31 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
     for settings in sorted((out / "runs").glob("*/config.yaml")):
         provenance.check(settings.parent)
     with closing(make_team(out, config, say, live)) as team, lock_folder(out):
+        team.schemes, team.order = schemes, order_schemes(out, schemes, grid)
+        if team.order[0] != curve_of(schemes[0], grid):
+            team.say(f"differences are to {team.order[0]}, as before; to change that, name it behind another scheme")
         write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
-        team.schemes = schemes
         yield team
+
+
+def order_schemes(out: Path, schemes: Sequence[str], grid: Sequence[str] = ()) -> list[str]:
+    """The order of tables, the baseline first; in a grid of curves. Those of this command lead, and what else
+    has finished runs follows. But a command without the baseline only extends the folder: its schemes stand behind."""
+    now = [curve_of(scheme, grid) for scheme in schemes]
+    if not (out / "config.yaml").exists():
+        return now
+    found, before = read_object(out / "results.json"), []
+    with suppress(AttributeError, KeyError, TypeError):  # an edited file: runs are read from their own folders
+        rows = found.get("schemes") or found.get("points") or []
+        before = [found.get("baseline"), *(found.get("order") or [row.get("curve", row["scheme"]) for row in rows])]
+    for scheme in stored_settings(out).get("schemes", ()):  # of a command that was stopped before its results, too
+        with suppress(ConfigError):
+            before.append(curve_of(str(parse(stored(scheme, None, str(out)))), grid))
+    ended = [RunFolder(path.parent).summary() or {} for path in sorted((out / "runs").glob("*/summary.json"))]
+    finished = {curve_of(run["scheme"], run.get("cell", ())) for run in ended if run.get("status") == "finished"}
+    before = [name for name in before if isinstance(name, str) and name in finished]
+    kept = bool(before) and before[0] not in now
+    return list(dict.fromkeys([*before, *now] if kept else [*now, *before]))
 
 
 def repeat_command(config: Grid) -> list[str]:
@@ -176,13 +208,13 @@ def check_directory(out: Path, config: Grid) -> None:
 
 
 def write_results(team: Team, command: list[str]) -> dict[str, Any]:
-    """Reads every run of a comparison and writes results.json. The first scheme is the baseline."""
+    """Reads every run of a comparison and writes results.json. The first scheme of the order is the baseline."""
     runs = read_runs(team)
     cells: dict[tuple[str, ...], list[dict[str, Any]]] = {tuple(run.cell): [] for run in team.asked}
     for run, summary in runs:
         cells.setdefault(tuple(run.cell), []).append(summary)
     rows = [row for cell, found in cells.items() for row in compare_cell(team, cell, found)]
-    results = {"command": command, "runs": [summary for _, summary in runs], "schemes": rows}
+    results = {"command": command, "order": team.order, "runs": [summary for _, summary in runs], "schemes": rows}
     write_json(team.out / "results.json", results)
     return results
 
@@ -191,7 +223,7 @@ def compare_cell(team: Team, cell: tuple[str, ...], found: list[dict[str, Any]])
     """The rows of a comparison, or of a cell of its grid, of which they then name values and curve. By their curves
     schemes stand in every cell as in the comparison, whether it was asked for this time or earlier."""
     curves = {run["scheme"]: curve_of(run["scheme"], cell) for run in found}
-    order = [curve_of(scheme, cell) for scheme in team.schemes]
+    order = [curve_of(scheme, cell) for scheme in team.order]
     place = {scheme: order.index(curve) if curve in order else len(order) for scheme, curve in curves.items()}
     found = sorted(found, key=lambda run: place[run["scheme"]])
     rows = aggregate(found)  # the first is the baseline
@@ -205,7 +237,7 @@ def read_runs(team: Team) -> list[tuple[TrainConfig, dict[str, Any]]]:
     asked = set(runs)
     for folder in sorted(path.parent for path in (team.out / "runs").glob("*/config.yaml")):
         runs[folder.name] = replace(RunFolder(folder).config(), out=str(folder))  # the folder may have been moved
-    schemes = dict.fromkeys([*team.schemes, *(config.scheme for config in team.asked)])
+    schemes = dict.fromkeys([*team.order, *(config.scheme for config in team.asked)])
     order = {scheme: place for place, scheme in enumerate(schemes)}
     found = [(config, {**outcome(config), "run": name, "asked": name in asked}) for name, config in runs.items()]
     return sorted(found, key=lambda run: (order.get(run[1]["scheme"], len(order)), run[1]["run"]))

@@ -10,7 +10,7 @@ the comparison with one value of each; its own settings say so (`grid`, one valu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -18,6 +18,7 @@ from ...errors import ConfigError, unknown
 from ...nn.config import DecoderConfig
 from ...schemes import parse, stored
 from ...schemes.grammar import set_field
+from ...schemes.registry import format_scheme
 from ...settings import convert_value, flag, from_dict, options, to_dict
 from ..config import TRAINED_WITH, CompareConfig, Recipe, TrainConfig
 from ..runs.run import VOLATILE
@@ -163,5 +164,4 @@ def curve_of(scheme: str, cell: Sequence[str]) -> str:
         found = parse(stored(scheme, None, "a run"))
     except ConfigError:
         return scheme
-    defaults: dict[str, Any] = {f.name: f.default for f in fields(found) if f.name in own and f.default is not MISSING}
-    return str(replace(found, **defaults))
+    return format_scheme(found, but=own)

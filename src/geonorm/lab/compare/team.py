@@ -41,7 +41,8 @@ class Team:
         self.unheard: list[float] = []  # times at which nobody could hear what was said
         self.say = stop_unheard(say, self.unheard)
         self.asked: list[TrainConfig] = []
-        self.schemes: list[str] = []  # as they write themselves, the baseline first
+        self.schemes: list[str] = []  # of this command, as they write themselves
+        self.order: list[str] = []  # of all in the folder, the baseline first
 
     def run(self, configs: list[TrainConfig]) -> list[dict[str, Any]]:
         """Runs what is not finished yet and returns the summaries in order. A run that died has status failed."""

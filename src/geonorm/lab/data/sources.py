@@ -62,7 +62,7 @@ def open_source(spec: str, *, validation: str | None = None, validation_fraction
     `validation` names a second source to validate on (its validation split if it has one, else all of it);
     then the first is not split. Otherwise a source without a validation split has `validation_fraction` of it
     held out. Raises `DataError` where the source does not exist, holds no text, its first document cannot be read,
-    or its validation files are among the training files, by path or by content.
+    or a validation file is among the training files, by path or by content.
     """
     if not 0 < validation_fraction < 1:
         raise DataError(f"validation_fraction is {validation_fraction}: give a number between 0 and 1")
@@ -88,13 +88,27 @@ def open_source(spec: str, *, validation: str | None = None, validation_fraction
             raise DataError(f"{files[0] if len(files) == 1 else name}: empty: give a file with text in it")
         sums[split] = [sha256_of(path) for path in files]
         lines += [f"{split} {format_of(path)} {sha256}" for path, sha256 in zip(files, sums[split], strict=True)]
-    if held_out and set(sums["validation"]) <= set(sums["train"]):
-        raise DataError(f"{held_out[0]}: its content is training text too: give another validation source")
+    check_copies(held_out, sums)
     if not held_out:
         lines.append(f"held out {validation_fraction!r}")
         one_text = len(train) == 1 and format_of(train[0]) == "text"
         splits = hold_out(name, splits["train"], validation_fraction, one_text=one_text)
     return Source(name, hashlib.sha256("\n".join(lines).encode()).hexdigest(), train + held_out, splits, left_out)
+
+
+def check_copies(held_out: tuple[Path, ...], sums: Mapping[Split, list[str]]) -> None:
+    """DataError for validation files with text whose sha256 is that of a training file: what was learned by heart would
+    count as foretold."""
+    known = set(sums["train"])
+    same = [path for path, sha256 in zip(held_out, sums["validation"], strict=True) if sha256 in known]
+    if copies := [path for path in same if next(read_documents(path), None) is not None]:
+        more = f" and {len(copies) - 3} more" if len(copies) > 3 else ""
+        whose, what = ("its", "it") if len(copies) == 1 else ("their", "them")
+        some = "" if len(same) == len(held_out) else f", or take {what} out of one of the two"
+        raise DataError(
+            f"{', '.join(map(str, copies[:3]))}{more}: {whose} content is training text too: give another validation "
+            f"source{some}"
+        )
 
 
 def read_all(files: tuple[Path, ...]) -> Iterator[str]:

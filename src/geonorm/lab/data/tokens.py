@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,16 +73,36 @@ def tokenize(
 
 
 def load_tokens(folder: Path, tokenizer: Tokenizer) -> TokenData | None:
-    """Map the token files, or return None where they are missing or do not fit their description."""
+    """Map the token files, or return None where they are missing, have changed or do not fit their description."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         dtype = np.dtype(meta["dtype"])
         train, validation = (np.memmap(folder / f"{split}.bin", dtype=dtype, mode="r") for split in SPLITS)
         if [len(train), len(validation)] != [meta["splits"][split]["tokens"] for split in SPLITS]:
             return None
+        if not is_unchanged(folder, meta["sha256"]):
+            return None
         return TokenData(train, validation, meta, tokenizer.token_bytes(), meta["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def is_unchanged(folder: Path, sha256: str) -> bool:
+    """Whether the token files are as they were when their description, which is written last, was. Those that are newer
+    are hashed, once: in a folder that was copied they may be."""
+    meta, files = folder / "meta.json", [folder / f"{split}.bin" for split in SPLITS]
+    if all(file.stat().st_mtime_ns <= meta.stat().st_mtime_ns for file in files):
+        return True
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    if digest.hexdigest() != sha256:
+        return False
+    with suppress(OSError):  # a cache that is only read
+        os.utime(meta)
+    return True
 
 
 def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, progress: Progress) -> None:

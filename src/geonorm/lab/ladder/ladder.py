@@ -49,7 +49,7 @@ def ladder(
             )
         found = [{**summary, **about(run)} for run, summary in read_runs(team)]
         results = {"command": command or repeat_command(config), "data": config.data, "runs": found}
-        results |= judge_ladder(found, team.schemes[0])
+        results |= judge_ladder(found, team.order[0])
         write_json(team.out / "results.json", results)
         return results
 
