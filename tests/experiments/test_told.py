@@ -60,8 +60,19 @@ CASES = [
     other("017-paper-recipe", recipe(f"geonorm{RAW}", 3.6e-3), recipe(f"pre{RAW}", 3.6e-3)),
     other("017-paper-recipe", recipe(UNIT, 3.6e-3), recipe(f"geonorm{RAW}", 3.6e-3)),
     other("012-depth", ("36-", "geonorm", 8e-3), ("36-", "pre", 8e-3)),
-    other("001-placement-on-cpu", ("", "geonorm", None), ("", "pre", None)),
-    other("003-zoo", ("", "geonorm", None), ("", "pre", None)),
+    *(
+        other("019-again", (f"{length}-", first, lr), (f"{length}-", second, other_lr))
+        for length, first, lr, second, other_lr in (
+            ("1.0M", f"geonorm{RAW}", 1.2e-2, "pre", 6e-3),
+            ("1.0M", f"geonorm{RAW}", 1.2e-2, f"pre{RAW}", 4.2e-3),
+            ("1.0M", "geonorm", 6e-3, f"geonorm{RAW}", 1.2e-2),
+            ("1.0M", "geonorm", 6e-3, "pre", 6e-3),
+            ("1.0M", "deepnorm", 6e-3, "pre", 6e-3),
+            ("1.0M", "peri", 6e-3, "pre", 6e-3),
+            ("0.4M", f"geonorm{RAW}", 2.4e-2, "pre", 6e-3),
+            ("0.4M", "geonorm", 6e-3, "pre", 6e-3),
+        )
+    ),
     *(
         other("015-conversion", (f"{entry}-{way}-", f"geonorm{of}", None), (f"{entry}-baseline-", f"pre{of}", None))
         for entry, of in (("raw", RAW), ("sphere", SPHERE))
