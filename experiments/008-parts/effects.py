@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from cells import Runs
 from programme import read_runs
-from runs import CEILINGS, CONTROLS, DECAYS, ENDS, RATES, SUMS, WRITES, name_cell
+from runs import CEILINGS, CONTROLS, DECAYS, RATES, SUMS, WRITES, name_cell
 
 from geonorm.lab.runs.significance import LEVEL, holm, two_sided_p
 from geonorm.lab.runs.statistics import usable
@@ -201,7 +201,7 @@ def tabulate_beside(runs: Runs) -> list[str]:
     loss = {(run["scheme"], run["lr"]): run["val_loss"] for run in runs if usable(run) and run["seed"] == 0}
     rows = [
         [name_cell(write, decay, "ceiling", equal=True), *(name_cell(write, d, "ceiling") for d in ("harmonic", decay))]
-        for write in ENDS for decay in DECAYS if decay != "harmonic"
+        for write in WRITES for decay in DECAYS if decay != "harmonic"
     ]  # fmt: skip
     lines = []
     for scheme, *others in [*rows, *([control] for control in CONTROLS)]:

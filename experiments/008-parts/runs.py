@@ -25,7 +25,6 @@ WRITES = {
 }
 """Cells that differ in the write alone: all read through a norm, none has gains, all end in a norm. On the sphere that
 norm changes nothing; off it, without one, twelve blocks overflow in their first step."""
-ENDS = ("add", "geodesic")
 CEILINGS = {"ceiling": {"step": "pi/4", "angle": "pi/4"}, "free": {"step": "none", "angle": "pi"}}
 DECAYS = ("constant", "sqrt", "harmonic", "linear")
 SUMS = {
@@ -36,7 +35,8 @@ SUMS = {
 }
 """Of the steps of all blocks at alpha = 1."""
 RATES = (3e-3, 6e-3)
-"""All cells at the higher, every second one at the lower, which tells all effects of one and two factors apart."""
+"""All cells at the higher; at the lower every second one, which tells all effects of one and two factors apart, and of
+the decays that all writes learn with the others, too, for the resolution."""
 CONTROLS = ("norm_preserving", "lns", "pre", "pre(entry=embedding)")
 
 
@@ -47,7 +47,7 @@ def name_cell(write: str, decay: str, ceiling: str, equal: bool = False) -> str:
 
 def plan(known: Summaries) -> Grid:
     """Every cell at the higher rate, then every second one at the lower; controls at both; at the higher, decays at
-    equal sums under two writes, and a second seed for an eighth of the cells."""
+    equal sums and a second seed for an eighth of the cells; then the other cells at the lower but constant steps."""
     grid: dict[str, list[str]] = {}
 
     def add(scheme: str, rate: float, seed: int = 0) -> None:
@@ -63,9 +63,12 @@ def plan(known: Summaries) -> Grid:
             add(name_cell(*cell), rate)
         for scheme in CONTROLS:
             add(scheme, rate)
-    for write, decay in product(ENDS, DECAYS):  # at the harmonic's summed step, with the ceiling
+    for write, decay in product(WRITES, DECAYS):  # at the harmonic's summed step, with the ceiling
         if decay != "harmonic":
             add(name_cell(write, decay, "ceiling", equal=True), RATES[1])
-    for write, decay in product(ENDS, ("constant", "harmonic")):  # the noise
+    for write, decay in product(("add", "geodesic"), ("constant", "harmonic")):  # the noise
         add(name_cell(write, decay, "ceiling"), RATES[1], 1)
+    for cell in cells:
+        if cell not in half and cell[1] != "constant":
+            add(name_cell(*cell), RATES[0])
     return grid

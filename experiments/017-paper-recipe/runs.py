@@ -27,7 +27,6 @@ PAPER = 7.2e-3
 OCTAVES = (PAPER, PAPER / 2, PAPER / 4)
 SMOOTH = "geonorm(entry=embedding, retraction=0.5, max_angle=pi)"
 CELLS = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
-SEEDS = dict(zip(CELLS, (5, 5, 3, 3), strict=True))
 UNIT = "geonorm(entry=embedding, update=unit)"
 EQUAL = f"geonorm(entry=embedding, update=unit, {EQUAL_SHARES})"
 """The only other way with a unit tangent that is tried here."""
@@ -91,8 +90,7 @@ def plan(known: Summaries) -> Grid:
     best = {scheme: rate for scheme in CELLS for rate in tune(wanted, scheme, half=scheme in CELLS[:2])}
     for seed in range(5):
         for scheme, rate in best.items():
-            if seed < SEEDS[scheme]:
-                wanted.add(scheme, rate, seed)
+            wanted.add(scheme, rate, seed)
     for seed in range(1, 3):
         for scheme in CELLS[:2]:
             for rate in OCTAVES[:2]:
