@@ -84,11 +84,11 @@ def test_every_run_of_007_is_a_command() -> None:
 
 
 def test_every_run_of_008_is_a_command() -> None:
-    """Four writes, four decays, with a ceiling and free, all at one rate and half of them at another; four controls;
-    three decays at the harmonic's sum and a second seed, at one, under two writes. Of any two levels of two
-    factors there is a cell at the lower rate."""
+    """Four writes, four decays, with a ceiling and free, all at one rate, and all but half of the constant ones at
+    another; four controls; three decays at the harmonic's sum under every write and a second seed under two, at one
+    rate. Of any two levels of two factors there is a cell at the lower rate."""
     grid = plan_of("008-parts")({})
-    assert len(grid) == 32 + 16 + 2 * 4 + 6 + 4
+    assert len(grid) == 32 + 16 + 2 * 4 + 12 + 4 + 12
     lower = {words[words.index("--scheme") + 1] for name, words in grid.items() if "-lr0.003-" in name}
     own = runpy.run_path(str(ROOT / "008-parts" / "runs.py"))
     cells = set(product(*map(tuple, (own["WRITES"], own["DECAYS"], own["CEILINGS"]))))
@@ -98,14 +98,14 @@ def test_every_run_of_008_is_a_command() -> None:
     configs = [read(TrainCommand, "geonorm train", list(words)).run() for words in list(grid.values())[::9]]
     shapes = [config.decoder(config.scheme) for config in configs]
     assert {(shape.layers, shape.gains) for shape in shapes} == {(12, False)}
-    assert sum(name.startswith("geonorm-") and "alpha" not in name for name in grid) == 8 + 4 + 2
+    assert sum(name.startswith("geonorm-") and "alpha" not in name for name in grid) == 8 + 4 + 2 + 3
     for words in grid.values():
         assert parse(words[words.index("--scheme") + 1])
 
 
 def test_017_chooses_rates_with_one_seed_and_asks_for_seeds_there() -> None:
-    """Every scheme best at half the paper's rate: half octaves about it for the paper's two, five seeds of these,
-    three of the others, and no rate is asked for because a second seed was worse."""
+    """Every scheme best at half the paper's rate: half octaves about it for the paper's two, five seeds of these
+    with either entry, three of the others, and no rate is asked for because a second seed was worse."""
     plan = plan_of("017-paper-recipe")
     known: dict[str, Any] = {}
     for _ in range(4):
@@ -113,7 +113,7 @@ def test_017_chooses_rates_with_one_seed_and_asks_for_seeds_there() -> None:
     grid = plan(known)
     assert set(grid) == set(known)
     runs = {name: [n for n in grid if n.startswith(f"books-{name}-lr0.0036-")] for name in ("pre", "geonorm")}
-    assert [len(found) for found in runs.values()] == [3, 3]
+    assert [len(found) for found in runs.values()] == [5, 5]
     assert sum(n.startswith("books-geonorm-entry-embedding-721140-lr0.0036-") for n in grid) == 5
     half = [name.partition("-lr")[0] for name in grid if "lr0.00255" in name]
     assert half == ["books-pre-entry-embedding-bb08ee", "books-geonorm-entry-embedding-721140"]
