@@ -36,7 +36,7 @@ def fused(y: Tensor) -> bool:
     node = y.grad_fn
     if "ToCopy" in type(node).__name__:
         node = node.next_functions[0][0]
-    return "Fused" in type(node).__name__
+    return type(node).__name__ == "FusedBackward"  # not PyTorch's FusedRmsNormBackward0
 
 
 def run(

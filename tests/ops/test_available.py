@@ -61,9 +61,18 @@ def test_why_not_triton(
     device: str, dtype: torch.dtype, dim: int, angles: AngleMap, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(available, "has_triton", lambda: True)
+    monkeypatch.setattr(available, "HAS_TRITON", True)
     reason = available.why_not_triton(torch.device(device), (torch.float32, dtype), dim, angles)
     assert says in reason and bool(says) == bool(reason) and "\n" not in reason
+
+
+def test_whether_the_kernels_can_run_is_asked_inside_a_compiled_graph() -> None:
+    """On a GPU every residual asks: a question that cannot be traced breaks the graph there."""
+
+    def ask(x: torch.Tensor) -> torch.Tensor:
+        return x + bool(available.why_not_triton(torch.device("cuda"), (x.dtype, x.dtype), x.shape[-1], AngleMap()))
+
+    torch.compile(ask, fullgraph=True, backend="eager")(torch.ones(2, 8))
 
 
 def test_a_decay_that_nobody_learns_now_goes_through_the_kernels() -> None:
@@ -76,10 +85,10 @@ def test_a_decay_that_nobody_learns_now_goes_through_the_kernels() -> None:
 def test_asking_for_kernels_that_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     x, u = pair()
-    monkeypatch.setattr(available, "has_triton", lambda: False)
+    monkeypatch.setattr(available, "HAS_TRITON", False)
     with pytest.raises(ConfigError, match=r"not installed: pip install \"geonorm\[kernels\]\""):
         geodesic_update(x, u, backend="triton")
-    monkeypatch.setattr(available, "has_triton", lambda: True)
+    monkeypatch.setattr(available, "HAS_TRITON", True)
     with pytest.raises(ConfigError, match="on cpu, not cuda") as error:
         geodesic_update(x, u, backend="triton")
     assert "\n" not in str(error.value)
@@ -93,7 +102,7 @@ def test_backends_say_what_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GEONORM_BACKEND", raising=False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert backends("cpu")["auto"] == "closed"
-    monkeypatch.setattr(available, "has_triton", lambda: True)
+    monkeypatch.setattr(available, "HAS_TRITON", True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert backends("cuda")["auto"] == backends()["auto"] == "triton"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -101,7 +110,7 @@ def test_backends_say_what_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
         "auto": "closed",
         "reason": "closed form in PyTorch; no fused kernels: no CUDA device is visible",
     }
-    monkeypatch.setattr(available, "has_triton", lambda: False)
+    monkeypatch.setattr(available, "HAS_TRITON", False)
     assert "pip install" in backends("cuda")["reason"]
     monkeypatch.setenv("GEONORM_BACKEND", "triton")
     assert backends("cpu")["auto"] == "triton" and "cannot run" in backends("cpu")["reason"]

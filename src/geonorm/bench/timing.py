@@ -115,7 +115,8 @@ class CudaClock:
             for _ in range(count):
                 call()
 
-        def sample() -> float:
+        def sample(held: Call = call) -> float:
+            """`held`: a graph knows addresses only, so what is there must live as long as it."""
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             with self.region():
                 if not cached:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -22,19 +21,18 @@ under autograd."""
 REMEDY = "use backend='auto' (or unset GEONORM_BACKEND)"
 
 
-@cache
-def has_triton() -> bool:
-    return find_spec("triton") is not None
+HAS_TRITON = find_spec("triton") is not None
+"""Asked once, here: torch.compile cannot trace the question, and would break every graph at every residual."""
 
 
 def interpreting() -> bool:
     """Whether Triton runs its kernels in Python, on CPU tensors: slow, for tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1" and has_triton()
+    return HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def why_not_triton(device: torch.device, dtypes: tuple[torch.dtype, ...], dim: int, angles: AngleMap) -> str:
     """Empty if the kernels can run, else the reason and what to do."""
-    if not has_triton():
+    if not HAS_TRITON:
         return 'it is not installed: pip install "geonorm[kernels]"'
     if device.type != "cuda" and not (device.type == "cpu" and interpreting()):
         return f"the tensors are on {device.type}, not cuda: {REMEDY}"
