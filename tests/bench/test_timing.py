@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import chain, repeat
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from geonorm.bench.timing import Call, CpuClock, clock_of, host_seconds, ratio, take_turns
+from geonorm.bench.config import OpsBench
+from geonorm.bench.ops import bench_ops
+from geonorm.bench.timing import Call, CpuClock, CudaClock, clock_of, host_seconds, ratio, take_turns
 
 
 def test_everyone_is_timed_once_a_round_in_changing_order() -> None:
@@ -115,3 +121,41 @@ def test_host_time_is_the_least_mean() -> None:
     clock = FakeClock()
     call = clock.calls(*[1.0] * 5, *[5.0] * 2, *[3.0] * 2, *[4.0] * 2)
     assert host_seconds(lambda: call, clock, calls=2, tries=3) == 3.0
+
+
+class FakeEvent:
+    def __init__(self, enable_timing: bool) -> None: ...
+    def record(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def elapsed_time(self, other: object) -> float:
+        return 1.0
+
+
+def test_what_a_captured_graph_points_to_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph knows addresses, and capturing the next one gives free memory back to the driver."""
+    stream = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
+    for name, fake in {
+        "stream": lambda stream: nullcontext(), "current_stream": lambda device: stream, "Event": FakeEvent,
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None), "graph": lambda graph, stream: nullcontext(),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, fake)
+    clock = CudaClock.__new__(CudaClock)
+    clock.device, clock.stream, clock.flush = torch.device("cpu"), stream, torch.zeros(1)  # type: ignore[assignment]
+    alive: list[Callable[[], torch.Tensor | None]] = []
+
+    def build() -> Call:
+        source = torch.ones(4)
+        alive.append(weakref.ref(source))
+        return lambda: source + 1
+
+    sample = clock.sampler(build, cached=False)
+    assert sample() == 1e-3 and alive[0]() is not None
+    del sample
+    assert alive[0]() is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_benchmark_of_a_gpu_runs() -> None:
+    summary = bench_ops(OpsBench(quick=True, dtypes=["bf16"], device="cuda"))
+    assert {row["name"] for row in summary["rows"]} >= {"geonorm", "geonorm, read through a norm"}

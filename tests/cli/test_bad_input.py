@@ -247,6 +247,12 @@ def test_what_the_machine_lacks_is_one_line(error: Exception, said: str, monkeyp
     assert err.startswith(f"geonorm train: {said}") and len(err.splitlines()) == 1
 
 
+def test_a_fault_on_the_device_is_not_called_a_lack_of_memory(monkeypatch: Any) -> None:
+    monkeypatch.setitem(cli.VERBS, "train", failing(RuntimeError("CUDA error: an illegal memory access")))
+    with pytest.raises(RuntimeError, match="illegal"):
+        main(["train"])
+
+
 def test_interrupt_before_work_begins(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setitem(cli.VERBS, "train", failing(KeyboardInterrupt()))
     assert main(["train"]) == 130 and capsys.readouterr().err == "geonorm train: interrupted\n"

@@ -219,7 +219,10 @@ def check_layouts(device: str) -> None:
                 outputs = geodesic_step_read(a, b, AngleMap(post=0.5), None, "triton", reader)
                 results.append((*outputs, *torch.autograd.grad(sum(o.sum() for o in outputs), (a, b, *leaves))))
             for one, two in zip(*results, strict=True):
-                assert torch.equal(one, two)
+                if device == "cpu":
+                    assert torch.equal(one, two)
+                else:  # a compiler adds rows up in an order that depends on what their strides are multiples of
+                    assert (one - two).abs().max() < 1e-6 * two.abs().max()
 
 
 def check_norm_of_rows_without_a_direction(device: str) -> None:

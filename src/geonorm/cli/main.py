@@ -118,7 +118,9 @@ def problem(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     text = " ".join(str(error).splitlines())
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and re.search("out of memory|allocate memory", text)):
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and re.search("out of memory|allocate memory", text)
+    ):
         return f"out of memory ({text[:160]}); a smaller batch or model, or --runtime.recompute, needs less"
     if not isinstance(error, (GeonormError, OSError)):
         raise error
