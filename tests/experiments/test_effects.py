@@ -166,7 +166,7 @@ def test_effects_of_008_are_those_that_were_planted(tmp_path: Path) -> None:
     text = (tmp_path / "effects.md").read_text()
     assert "every write learns: sqrt, harmonic, linear." in text and "| decay | constant" not in text
     assert text.count("(5.90 nats)") == 8 and "| write | tangent − add | +0.09" in text.replace("+0.10", "+0.09")
-    assert len(places) == 32 + 16 + 4 and made["Fit"](places, [0.0] * 52).df == 52 - 31  # what is planned is enough
+    assert len(places) == 32 + 28 + 4 and made["Fit"](places, [0.0] * 64).df == 64 - 31  # what is planned is enough
 
 
 @pytest.mark.parametrize("experiment", ["009-tokens", "010-size"])
