@@ -21,7 +21,7 @@ from ...settings import to_dict
 from ..config import TrainConfig
 from ..open import Opened, open_model, open_run, read_run_settings
 from ..runs.provenance import FILE, FOLDER, read_sources
-from ..runs.run import write_atomic
+from ..runs.run import write_settings
 from ..scale.checkpoint import Saver, read_and_verify, restore_optimizers, saved_steps
 from ..scale.storage import kind_of, read_state, read_tensors
 from ..scale.world import ALONE
@@ -144,8 +144,6 @@ class RunOrigin(Origin):
             divide_state(optimizers, fit(model, self.original, loop.batches.at(0)[0].to(loop.device)))
 
     def save(self, loop: Loop, way: Path, out: Path) -> None:
-        import yaml
-
         model, last = loop.model, way / "checkpoints" / f"step-{self.settings.steps}"
         if self.config.way == "gradual":
             settle(model)
@@ -164,7 +162,7 @@ class RunOrigin(Origin):
         saver.wait()
         saver.close()
         config = replace(self.settings, scheme=str(self.target), out=str(out))
-        write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
+        write_settings(out / "config.yaml", to_dict(config))
 
 
 class ModelOrigin(Origin):

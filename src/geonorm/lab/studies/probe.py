@@ -40,7 +40,7 @@ from ..data.images import open_images
 from ..data.objectives import HELD_OUT
 from ..open import Opened, OpenedClassifier, OpenedImages, encode_running, open_model, read_settings, run_of
 from ..runs import environment
-from ..runs.run import LOCK, check_writable, first_difference, stored_settings
+from ..runs.run import check_writable, first_difference, is_unused, stored_settings
 from ..train.classifiers import ask
 from .simulate import save
 
@@ -322,7 +322,7 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
     out = Path(config.out)
     check_writable(out)
     probed = (out / "norms.jsonl").exists() and not (out / "metrics.jsonl").exists()  # a run has norms too
-    if out.exists() and not probed and any(entry.name != LOCK for entry in out.iterdir()):
+    if not probed and not is_unused(out):
         raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
     if probed:
         before = asdict(ProbeConfig(config.models)) | stored_settings(out)  # older folders lack newer settings

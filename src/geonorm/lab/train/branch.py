@@ -17,7 +17,7 @@ from ...settings import to_dict
 from ..config import TrainConfig
 from ..resolve import resolve
 from ..runs.loggers import TRACKED
-from ..runs.run import VOLATILE, RunFolder, first_difference, read_text, write_atomic
+from ..runs.run import VOLATILE, RunFolder, first_difference, read_text, write_atomic, write_settings
 from ..scale.checkpoint import read_and_verify, saved_steps
 from ..scale.world import ALONE
 from .averaging import averaging_start
@@ -82,8 +82,6 @@ class Extension:
         """Drops what the shorter run did after that, with its summary, and makes it the longer one. Whatever moment
         this is cut short at, the folder holds a run, the shorter or the longer, that goes on from a checkpoint of
         both."""
-        import yaml
-
         steps = saved_steps(run.checkpoints)
         usable = [step for step in steps if step <= self.last]
         for step in reversed(usable):
@@ -97,7 +95,7 @@ class Extension:
             shutil.rmtree(run.checkpoints / f"step-{step}")
         for name in ("summary.json", TRACKED):
             (run.path / name).unlink(missing_ok=True)
-        write_atomic(run.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
+        write_settings(run.path / "config.yaml", to_dict(self.config))
 
 
 def find_extension(config: TrainConfig) -> Extension | None:
