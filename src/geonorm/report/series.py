@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..lab.runs.statistics import paired_interval, spikes
-from .runs import Record, Run
+from .runs import Run
+from .whole import Record
 
 Array = NDArray[np.float64]
 Point = tuple[float, float, float]
