@@ -133,9 +133,7 @@ def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None, l
     source = open_source(data)
     ours = isinstance(opened, OpenedRun)
     text = tokenize(source, opened.reader)
-    seen = text.sha256 == trained_on(opened)
-    # the fingerprint holds the share to hold out exactly where the text has no held-out part of its own
-    whole = not seen and source.fingerprint != open_source(data, validation_fraction=0.5).fingerprint
+    whole = not source.own_split and text.sha256 != trained_on(opened)
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
     objective = opened.objective(context)
     batches = validation_batches(ids, max(1, EVALUATION_BATCH // context), context, tokens, objective)
