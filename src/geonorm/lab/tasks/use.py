@@ -27,7 +27,7 @@ from ..data.batches import validation_batches
 from ..data.images import open_images
 from ..data.objectives import Pair
 from ..open import Opened, OpenedClassifier, OpenedImages, OpenedRun, open_model
-from ..runs.provenance import read_parts
+from ..runs.provenance import read_last
 from ..runs.run import check_writable
 from ..train.classifiers import ask
 from ..train.evaluate import evaluate_held_out, with_perplexity
@@ -85,7 +85,7 @@ def trained_on(opened: Opened) -> str | None:
     if not isinstance(opened, OpenedRun | OpenedImages):
         return getattr(opened.model.config, "trained_on_sha256", None)
     with suppress(CheckpointError):  # a run that does not say
-        return next((part.get("data_sha256") for part in read_parts(Path(opened.name))[-1:]), None)
+        return read_last(Path(opened.name)).get("data_sha256")
     return None
 
 

@@ -39,13 +39,18 @@ def shared_steps(config: TrainConfig, other: TrainConfig) -> int:
     if config.optim.schedule != "wsd":
         raise ConfigError(f"--branch needs --optim.schedule wsd, not {config.optim.schedule}")
     last = min(run.optim.trunk_end(run.steps) for run in (config, other))
-    for step in range(1, last + 1):
-        if rate_share(config.optim, step, config.steps) != rate_share(other.optim, step, other.steps):
-            raise ConfigError(
-                f"cannot branch from {config.branch}: another learning rate at step {step}; give both the same "
-                "--optim.warmup-steps"
-            )
+    if (step := first_other_rate(config, other, last)) is not None:
+        raise ConfigError(
+            f"cannot branch from {config.branch}: another learning rate at step {step}; give both the same "
+            "--optim.warmup-steps"
+        )
     return min(last, averaging_start(config))
+
+
+def first_other_rate(config: TrainConfig, other: TrainConfig, last: int) -> int | None:
+    """The first step up to `last` at which the two runs have another share of their highest rate."""
+    shares = ([rate_share(run.optim, step, run.steps) for run in (config, other)] for step in range(1, last + 1))
+    return next((step for step, (own, others) in enumerate(shares, 1) if own != others), None)
 
 
 @dataclass(frozen=True)
@@ -119,8 +124,7 @@ def find_extension(config: TrainConfig) -> Extension | None:
         )
     wsd = after.optim.schedule == "wsd"
     shared = before.optim.trunk_end(stored.steps) if wsd else stored.steps
-    steps = range(1, shared + 1)
-    if any(rate_share(before.optim, n, stored.steps) != rate_share(after.optim, n, config.steps) for n in steps):
+    if first_other_rate(before, after, shared) is not None:
         warmup = before.optim.warmup_end(stored.steps)
         raise CheckpointError(f"{where}, with {warmup} of warm-up: add --optim.warmup-steps {warmup} to extend it")
     last = min(shared, averaging_start(after))
