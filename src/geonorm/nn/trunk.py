@@ -21,7 +21,7 @@ from ..schemes import Parts, Scheme, Site, parse
 from .attention import LayerCache, Rope, SelfAttention
 from .config import TrunkConfig
 from .mlp import MLP
-from .roles import ROLES, draw_weight
+from .roles import draw_weight
 from .values import Handing
 
 
@@ -45,6 +45,15 @@ def under(branch: nn.Module, scheme: Scheme, site: Site, config: TrunkConfig) ->
     return Residual(branch, scheme, site, c.width, c.norm, c.gains, c.eps, c.norm_bias)
 
 
+def make_sites(
+    block: nn.Module, config: TrunkConfig, scheme: Scheme, layer: int, kinds: dict[str, Any], depth: int
+) -> None:
+    """Gives a block its residuals by kind, in order."""
+    for kind, make in kinds.items():
+        site = Site(layer, kind, depth, len(kinds))
+        setattr(block, kind, under(make(config, scheme.resolve(site), site), scheme, site, config))
+
+
 class Block(nn.Module):
     """One layer: an attention residual, then an MLP residual. Keyword arguments go to the attention."""
 
@@ -55,10 +64,7 @@ class Block(nn.Module):
 
     def __init__(self, config: TrunkConfig, scheme: Scheme, layer: int) -> None:
         super().__init__()
-        for name, make in (("attn", self.attention), ("mlp", MLP)):
-            site = Site(layer, name, config.layers)
-            branch = make(config, scheme.resolve(site), site)
-            setattr(self, name, under(branch, scheme, site, config))
+        make_sites(self, config, scheme, layer, {"attn": self.attention, "mlp": MLP}, config.layers)
 
     def forward(self, x: Tensor, **attention: Any) -> Any:
         """The stream; behind it what attention returned beside its update, if anything."""
@@ -254,8 +260,3 @@ class Trunk(nn.Module):
     def matmul_parameter_count(self) -> int:
         """Parameters of matrices, those at the ends included: equal for all schemes at one size."""
         return sum(weight.numel() for _, weight, _, _ in self.weights())
-
-
-assert set(ROLES) == {
-    "embed", "patch", "position", "class_token", "values", "q", "k", "v", "o", "up", "gate", "down", "head", "transform"
-}  # fmt: skip

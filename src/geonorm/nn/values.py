@@ -25,7 +25,7 @@ def mix_of(config: TrunkConfig, site: Site) -> nn.Module | None:
     layer = int(site.layer)
     if config.values == "first" and layer > 0:
         return FirstValues()
-    if config.values == "token" and has_token_values(config, layer):
+    if has_token_values(config, layer):
         return TokenValues(min(CHANNELS, config.width), config.groups)
     return None
 
