@@ -22,16 +22,17 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..errors import ConfigError
 from ..nn.attention import rotary_of
+from ..nn.config import DecoderConfig
 from ..nn.encoder_decoder import EncoderDecoder, RelativePositions
-from ..nn.roles import undrawn
-from ..nn.trunk import IGNORED, End
+from ..nn.roles import undrawn_table
+from ..nn.trunk import IGNORED, End, norm_of
 from ..nn.values import Handing
-from ..norms import NormSpec, upcast
-from ..schemes import Scheme, Site, state_of
+from ..norms import upcast
+from ..schemes import Scheme, Site
 from .config import GeoNormConfig
-from .layers import Attend, GeoNormCrossLayer, GeoNormEncoderLayer, run_layers
+from .layers import Attend, GeoNormCrossLayer, GeoNormEncoderLayer
 from .loading import share_weights
-from .modeling import GeoNormGenerationMixin, GeoNormLanguageModel, GeoNormPreTrainedModel
+from .modeling import GeoNormGenerationMixin, GeoNormLanguageModel, GeoNormPreTrainedModel, Stream
 
 
 class GeoNormEncoderDecoderConfig(GeoNormConfig):
@@ -71,37 +72,24 @@ class Place(NamedTuple):
     site: Site
 
 
-class GeoNormStack(GeoNormEncoderDecoderPreTrainedModel):
+class GeoNormStack(Stream, GeoNormEncoderDecoderPreTrainedModel):
     """The stream of one stack: entry, blocks, exit."""
 
     def __init__(self, config: GeoNormEncoderDecoderConfig, layer: type[nn.Module], depth: int, sublayers: int) -> None:
         super().__init__(config)
-        scheme, c = config.rule(), config.shape()
-        norm, causal = NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias), layer is GeoNormCrossLayer
-        self.add_front(norm)
+        c, causal = config.shape(), layer is GeoNormCrossLayer
+        self.add_front(c)
         self.relative = RelativePositions(c.heads, causal) if c.positions == "relative" else None
-        self.entry = End(scheme, Site(0, "entry", depth, sublayers), norm)
-        self.blocks = nn.ModuleList(layer(c, scheme, number) for number in range(depth))
-        self.exit = End(scheme, Site(depth - 1, "exit", depth, sublayers), norm)
-        self.one_stream = state_of(self.entry.scheme) == "one stream"
         self.rotary = rotary_of(c)
-        self.gradient_checkpointing = False
-        for module in self.modules():
-            if isinstance(module, Attend):
-                module.config = config
-        self.post_init()
+        self.add_stream(layer, depth, sublayers)
 
-    def add_front(self, norm: NormSpec) -> None:
+    def add_front(self, shape: DecoderConfig) -> None:
         """Makes what stands before the entry."""
 
     def run(self, x: Tensor, position_ids: Tensor, mask: Any, dtype: torch.dtype, **kwargs: Any) -> Tensor:
         """The end of the stream, in that dtype, of what `begin` returns. kwargs: for the blocks."""
         kwargs["positions"] = None if self.rotary is None else self.rotary(position_ids.unsqueeze(1))
-        whole = self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        values, masks = Handing(nn.ModuleDict(), None), [mask] * len(self.blocks)
-        x = run_layers(self.blocks, self.entry, self.entry(x), values, masks, whole, **kwargs)
-        out: Tensor = self.exit(x)
-        return out.to(dtype)
+        return self.run_stream(x, Handing(nn.ModuleDict(), None), [mask] * len(self.blocks), dtype, **kwargs)
 
     def add_distances(self, mask: Any, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Any:
         """The mask of transformers, which says what is seen, or what is added to scores, with the numbers of relative
@@ -129,25 +117,15 @@ class GeoNormEncoder(GeoNormStack):
         self.outer = tuple(Place(scheme.resolve(site), site) for site in sites)
         super().__init__(config, GeoNormEncoderLayer, config.encoder_layers or 1, 2)
 
-    def add_front(self, norm: NormSpec) -> None:
-        c = self.config.shape()
-        self.embed_tokens = undrawn(nn.Embedding, c.vocab_size, c.width)
-        self.position = None
-        if c.positions == "learned":
-            self.position = undrawn(nn.Embedding, c.context, c.width)
-            self.position.role = "position"
-        self.embed_norm = norm() if c.embed_norm else None
+    def add_front(self, shape: DecoderConfig) -> None:
+        c = shape
+        self.embed_tokens = undrawn_table("embed", c.vocab_size, c.width)
+        self.position = undrawn_table("position", c.context, c.width) if c.positions == "learned" else None
+        self.embed_norm = norm_of(c)() if c.embed_norm else None
 
     def ends(self) -> Any:
         """Of the decoder: the embedding is drawn for its stream."""
         return self.outer
-
-    def get_input_embeddings(self) -> nn.Module:
-        found: nn.Module = self.embed_tokens
-        return found
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embed_tokens = value
 
     def begin(
         self, ids: Tensor | None, embeds: Tensor | None, position_ids: Tensor | None, past: Any = 0, name: str = ""

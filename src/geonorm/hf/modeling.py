@@ -8,7 +8,7 @@ where weights are in half precision.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,10 +26,10 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from ..errors import ConfigError
 from ..nn.attention import rotary_of
 from ..nn.decoder import Transform, slot_on_logits
-from ..nn.roles import base_std, linear, undrawn
-from ..nn.trunk import End
+from ..nn.roles import base_std, linear, undrawn_table
+from ..nn.trunk import End, norm_of
 from ..nn.values import Handing, token_tables
-from ..norms import NormSpec, upcast
+from ..norms import upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site, state_of
 from .config import GeoNormConfig, layer_types
@@ -141,37 +141,47 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         super().save_pretrained(*args, **settings)
 
 
-class GeoNormModel(GeoNormPreTrainedModel):
+class Stream:
+    """Mixed into models of transformers that run a stream from its entry through layers to its exit."""
+
+    def add_stream(self: Any, layer: Callable[..., nn.Module], depth: int, sublayers: int) -> None:
+        """Makes the stream, the last that such a model is made of."""
+        scheme, shape = self.config.rule(), self.config.shape()
+        norm = norm_of(shape)
+        self.entry = End(scheme, Site(0, "entry", depth, sublayers), norm)
+        self.blocks = nn.ModuleList(layer(shape, scheme, number) for number in range(depth))
+        self.exit = End(scheme, Site(depth - 1, "exit", depth, sublayers), norm)
+        self.one_stream = state_of(self.entry.scheme) == "one stream"
+        self.gradient_checkpointing = False
+        for module in self.modules():
+            if isinstance(module, Attend):
+                module.config = self.config
+        self.post_init()
+
+    def run_stream(
+        self: Any, x: Tensor, values: Handing, masks: Sequence[Any], dtype: torch.dtype, **kwargs: Any
+    ) -> Tensor:
+        """From what stands before the entry to what leaves the exit, in that dtype. masks: one for each layer; kwargs:
+        for all of them."""
+        whole = self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        x = run_layers(self.blocks, self.entry, self.entry(x), values, masks, whole, **kwargs)
+        out: Tensor = self.exit(x)
+        return out.to(dtype)
+
+
+class GeoNormModel(Stream, GeoNormPreTrainedModel):
     """The stream from embedding to exit; returns the last hidden states in the dtype of the embedding."""
 
     def __init__(self, config: GeoNormConfig) -> None:
         super().__init__(config)
-        scheme, c = config.rule(), config.shape()
-        norm = NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
+        c = config.shape()
         # without padding_idx: where the end of a text serves as padding too, it would never learn
-        self.embed_tokens = undrawn(nn.Embedding, c.vocab_size, c.width)
-        self.position = None
-        if c.positions == "learned":
-            self.position = undrawn(nn.Embedding, c.context, c.width)
-            self.position.role = "position"
-        self.values = token_tables(c, lambda *shape: undrawn(nn.Embedding, *shape))
-        self.embed_norm = norm() if c.embed_norm else None
-        self.entry = End(scheme, Site(0, "entry", c.layers, c.sublayers), norm)
-        self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
-        self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers, c.sublayers), norm)
-        self.one_stream = state_of(self.entry.scheme) == "one stream"
+        self.embed_tokens = undrawn_table("embed", c.vocab_size, c.width)
+        self.position = undrawn_table("position", c.context, c.width) if c.positions == "learned" else None
+        self.values = token_tables(c)
+        self.embed_norm = norm_of(c)() if c.embed_norm else None
         self.rotary, self.scaling, self.layer_types = rotary_of(c), c.scaling, layer_types(c)
-        self.gradient_checkpointing = False
-        for module in self.modules():
-            if isinstance(module, Attend):
-                module.config = config
-        self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embed_tokens = value
+        self.add_stream(LAYERS[c.block], c.layers, c.sublayers)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -214,14 +224,10 @@ class GeoNormModel(GeoNormPreTrainedModel):
             x = x + self.position(position_ids)
         if self.embed_norm is not None:
             x = self.embed_norm(x)
-        x = self.entry(x)
         kwargs.update(positions=turns, past_key_values=past_key_values)
-        whole = self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states)
         seen = [masks[kind] for kind in self.layer_types]
-        x = run_layers(self.blocks, self.entry, x, Handing(self.values, input_ids), seen, whole, **kwargs)
-        return BaseModelOutputWithPast(
-            last_hidden_state=self.exit(x).to(embedded.dtype), past_key_values=past_key_values
-        )
+        x = self.run_stream(x, Handing(self.values, input_ids), seen, embedded.dtype, **kwargs)
+        return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=past_key_values)
 
 
 class GeoNormLanguageModel(GeoNormPreTrainedModel):

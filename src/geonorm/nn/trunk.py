@@ -39,6 +39,12 @@ class End(nn.Module):
         return move(x, self.own(), self.site)
 
 
+def norm_of(config: TrunkConfig) -> NormSpec:
+    """What N means in this model."""
+    c = config
+    return NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
+
+
 def under(branch: nn.Module, scheme: Scheme, site: Site, config: TrunkConfig) -> Residual:
     """The branch under the scheme, with the norms of this model."""
     c = config
@@ -115,14 +121,6 @@ IGNORED = -100
 BLOCKS = {"sequential": Block, "parallel": ParallelBlock}
 
 
-def undrawn_table(role: str, rows: int, width: int) -> nn.Embedding:
-    """Vectors to be looked up, or added by place, whose weights nobody has drawn yet."""
-    # torch's own initial values are skipped: on the meta device they import the compiler
-    table = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
-    table.role = role
-    return table
-
-
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """In evaluation within; in training or not as it was behind it, also after an error."""
@@ -149,7 +147,7 @@ class Trunk(nn.Module):
         super().__init__()
         self.config = c = config
         self.scheme = parse(c.scheme)
-        norm = NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
+        norm = norm_of(c)
         self.add_front(norm)
         self.add_stream(norm)
         self.add_head()
