@@ -180,7 +180,8 @@ def load_processor(name: str, *, revision: str | None = None, trust_remote_code:
 
 def context_of(config: Any) -> int | None:
     """The most tokens a model can read, or None."""
-    most = next((getattr(config, n, None) for n in ("max_position_embeddings", "n_positions", "n_ctx")), None)
+    given = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "n_ctx")]
+    most = next((number for number in given if number is not None), None)
     if most is None:
         return None
     # RoBERTa counts positions from behind its padding
