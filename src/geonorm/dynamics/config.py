@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import ceil, isfinite
+from math import ceil, expm1, isfinite, log1p
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -119,6 +119,14 @@ class SimulateConfig(Settings):
             raise ConfigError(f"method layers counts whole layers: time must be a whole number, got {self.time}")
         if self.out == "" or Path(self.out).is_file():
             raise ConfigError(f"out is {'empty' if self.out == '' else f'a file: {self.out}'}; choose another --out")
+
+    def times(self, count: int, log: bool) -> list[float]:
+        """So many times, 0 and the end among them, even in log(1 + time) or in time; the whole ones where layers are
+        counted."""
+        shares = [i / (count - 1) for i in range(count)]
+        times = [expm1(share * log1p(self.time)) if log else share * self.time for share in shares]
+        times[0], times[-1] = 0.0, float(self.time)
+        return sorted({float(round(t)) for t in times}) if self.method == "layers" else times
 
     @property
     def layers(self) -> int:

@@ -156,12 +156,8 @@ class Flow:
 
     def velocity(self, x: Tensor, tau: float) -> Tensor:
         """dx/dtau, shape of x: the sum over the sub-layers. Differentiable in x."""
-        total: Tensor | None = None
-        for index in range(len(self.sublayers)):
-            moved = self.move(x, tau, index)
-            total = moved if total is None else total + moved
-        assert total is not None
-        return total
+        first, *others = (self.move(x, tau, index) for index in range(len(self.sublayers)))
+        return sum(others, start=first)
 
     def move(self, x: Tensor, tau: float, sublayer: int) -> Tensor:
         """dx/dtau by one sub-layer: as rates.motion has it, by a graph where no gradient is asked for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import expm1, log1p
+from math import log1p
 from typing import Any
 
 import numpy as np
@@ -45,10 +45,7 @@ class Album:
     frames: list[tuple[float, Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        share = [i / (FRAMES - 1) for i in range(FRAMES)]
-        times = [expm1(p * log1p(self.config.time)) for p in share]
-        times[0], times[-1] = 0.0, float(self.config.time)
-        self.times = sorted({float(round(t)) for t in times}) if self.config.method == "layers" else times
+        self.times = self.config.times(FRAMES, log=True)
 
     def see(self, tau: float, theta: Tensor, measured: Sequence[float]) -> None:
         """Takes the nearest measurement to each time of a frame, where the simulation itself is shown."""

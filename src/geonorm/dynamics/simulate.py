@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from math import exp, expm1, log, log1p
+from math import exp, log, log1p
 from statistics import linear_regression
 from typing import Any
 
@@ -160,20 +160,11 @@ def beginning(config: SimulateConfig) -> Tensor:
     return made
 
 
-def grid(config: SimulateConfig) -> list[float]:
-    """Times of measurement, 0 and the end among them."""
-    share = [i / (config.points - 1) for i in range(config.points)]
-    end = log1p(config.time)
-    times = [expm1(p * end) if config.log_time else p * config.time for p in share]
-    times[0], times[-1] = 0.0, float(config.time)
-    return sorted({float(round(t)) for t in times}) if config.method == "layers" else times
-
-
 def one(
     config: SimulateConfig, scheme: Scheme, start: Tensor, results: Simulation, progress: Progress
 ) -> dict[str, Any]:
     """Simulates one scheme, appends its trace and pictures to the results, and returns its row of the summary."""
-    name, times = str(scheme), grid(config)
+    name, times = str(scheme), config.times(config.points, config.log_time)
     batches = [start] if config.weights == "identity" else list(start.split(1))
     velocities: list[float] = []
     rows: list[dict[str, Any]] = []
