@@ -4,7 +4,6 @@ records of hidden states."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from ..nn.encoder_decoder import CrossAttention, CrossBlock, EncoderBlock
 from ..nn.trunk import Block, End, ParallelBlock
 from ..nn.values import Handing
 from ..norms import upcast
-from ..schemes import Placement, Scheme, Site
+from ..schemes import Scheme, Site, enter_as
 from .config import GeoNormConfig
 
 
@@ -115,9 +114,7 @@ class View:
     """
 
     def __init__(self, entry: End) -> None:
-        scheme = entry.scheme
-        self.entry = entry
-        self.scheme = replace(scheme, entry="embedding") if isinstance(scheme, Placement) else scheme
+        self.entry, self.scheme = entry, enter_as(entry.scheme, "embedding")
 
     def seen(self, x: Tensor) -> Tensor:
         return self.scheme.seen(x)
