@@ -24,15 +24,13 @@ from ..errors import ConfigError
 from ..nn.attention import rotary_of
 from ..nn.config import DecoderConfig
 from ..nn.encoder_decoder import EncoderDecoder, RelativePositions
-from ..nn.roles import undrawn_table
-from ..nn.trunk import IGNORED, End, norm_of
+from ..nn.trunk import IGNORED, End
 from ..nn.values import Handing
-from ..norms import upcast
 from ..schemes import Scheme, Site
 from .config import GeoNormConfig
 from .layers import Attend, GeoNormCrossLayer, GeoNormEncoderLayer
 from .loading import share_weights
-from .modeling import GeoNormGenerationMixin, GeoNormLanguageModel, GeoNormPreTrainedModel, Stream
+from .modeling import GeoNormGenerationMixin, GeoNormLanguageModel, GeoNormPreTrainedModel, Stream, TokenFront, like
 
 
 class GeoNormEncoderDecoderConfig(GeoNormConfig):
@@ -103,7 +101,7 @@ class GeoNormStack(Stream, GeoNormEncoderDecoderPreTrainedModel):
         return bias.masked_fill(~mask, least) if mask.dtype == torch.bool else (bias + mask).clamp(min=least)
 
 
-class GeoNormEncoder(GeoNormStack):
+class GeoNormEncoder(TokenFront, GeoNormStack):
     """The stream of the source, with the embedding, which is the answer's too."""
 
     _can_record_outputs = {  # noqa: RUF012
@@ -117,31 +115,9 @@ class GeoNormEncoder(GeoNormStack):
         self.outer = tuple(Place(scheme.resolve(site), site) for site in sites)
         super().__init__(config, GeoNormEncoderLayer, config.encoder_layers or 1, 2)
 
-    def add_front(self, shape: DecoderConfig) -> None:
-        c = shape
-        self.embed_tokens = undrawn_table("embed", c.vocab_size, c.width)
-        self.position = undrawn_table("position", c.context, c.width) if c.positions == "learned" else None
-        self.embed_norm = norm_of(c)() if c.embed_norm else None
-
     def ends(self) -> Any:
         """Of the decoder: the embedding is drawn for its stream."""
         return self.outer
-
-    def begin(
-        self, ids: Tensor | None, embeds: Tensor | None, position_ids: Tensor | None, past: Any = 0, name: str = ""
-    ) -> tuple[Tensor, Tensor, torch.dtype]:
-        """What enters the stream of either stack behind `past` tokens, its positions, the dtype of the model."""
-        if (ids is None) == (embeds is None):
-            raise ValueError(f"give either {name}input_ids or {name}inputs_embeds")
-        embedded: Tensor = self.embed_tokens(ids) if embeds is None else embeds
-        if position_ids is None:
-            position_ids = torch.arange(embedded.shape[1], device=embedded.device).unsqueeze(0) + past
-        x = upcast(embedded)
-        if self.position is not None:
-            x = x + self.position(position_ids)
-        if self.embed_norm is not None:
-            x = self.embed_norm(x)
-        return x, position_ids, embedded.dtype
 
     @merge_with_config_defaults
     @capture_outputs
@@ -153,7 +129,7 @@ class GeoNormEncoder(GeoNormStack):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
-        x, position_ids, dtype = self.begin(input_ids, inputs_embeds, position_ids)
+        x, position_ids, dtype = self.begin(input_ids, inputs_embeds, position_ids, None)
         mask = create_bidirectional_mask(
             config=self.config, inputs_embeds=like(x, dtype), attention_mask=attention_mask
         )  # fmt: skip
@@ -190,7 +166,7 @@ class GeoNormCrossDecoder(GeoNormStack):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """x, position_ids, dtype: what `GeoNormEncoder.begin` returns."""
+        """x, position_ids, dtype: what the encoder's `begin` returns."""
         fresh = past_key_values is None  # of a cache that begins here transformers would not look for texts in one row
         if use_cache and fresh:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
@@ -211,11 +187,6 @@ class GeoNormCrossDecoder(GeoNormStack):
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.run(x, position_ids, mask, dtype, **kwargs), past_key_values=past_key_values
         )
-
-
-def like(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """As much of the stream as masks are made from: batch, length, device, dtype."""
-    return x.new_empty((*x.shape[:2], 0), dtype=dtype)
 
 
 class GeoNormEncoderDecoderModel(GeoNormEncoderDecoderPreTrainedModel):
@@ -268,8 +239,8 @@ class GeoNormEncoderDecoderModel(GeoNormEncoderDecoderPreTrainedModel):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
             past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        begun = self.encoder.begin(decoder_input_ids, decoder_inputs_embeds, decoder_position_ids, past, "decoder_")
+        given = decoder_input_ids, decoder_inputs_embeds, decoder_position_ids
+        begun = self.encoder.begin(*given, past_key_values, "decoder_")
         out = self.decoder(
             *begun, attention_mask=decoder_attention_mask, encoder_hidden_states=encoder_outputs.last_hidden_state,
             encoder_attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache, **kwargs,

@@ -25,8 +25,9 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..errors import ConfigError
 from ..nn.attention import rotary_of
+from ..nn.config import DecoderConfig
 from ..nn.decoder import Transform, slot_on_logits
-from ..nn.roles import base_std, linear, undrawn_table
+from ..nn.roles import base_std, linear, matrices, undrawn_table
 from ..nn.trunk import End, norm_of
 from ..nn.values import Handing, token_tables
 from ..norms import upcast
@@ -65,9 +66,8 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         if isinstance(module, Residual):
             module.layer.fill_(module.index)  # a file that was put together from others does not move it
             site = module.place()
-            for part in module.branch.modules():
-                if isinstance(part, nn.Linear) and hasattr(part, "role"):
-                    self.draw(part, module.scheme, site)
+            for matrix in matrices(module.branch):
+                self.draw(matrix, module.scheme, site)
         elif isinstance(module, nn.Embedding) or getattr(module, "role", None) in ("head", "transform", "patch"):
             end = self.ends()[getattr(module, "role", None) in ("head", "transform")]
             self.draw(module, end.scheme, end.site)
@@ -113,9 +113,8 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
 
     def constrained_in_blocks(self) -> Iterator[tuple[Scheme, str, Tensor]]:
         for residual in (module for module in self.modules() if isinstance(module, Residual)):
-            for part in residual.branch.modules():
-                if isinstance(part, nn.Linear) and hasattr(part, "role"):
-                    yield residual.scheme, str(part.role), part.weight
+            for matrix in matrices(residual.branch):
+                yield residual.scheme, str(matrix.role), matrix.weight
 
     @torch.no_grad()
     def constrain(self) -> None:
@@ -169,17 +168,49 @@ class Stream:
         return out.to(dtype)
 
 
-class GeoNormModel(Stream, GeoNormPreTrainedModel):
-    """The stream from embedding to exit; returns the last hidden states in the dtype of the embedding."""
+class TokenFront:
+    """Mixed into models of transformers in front of whose stream tokens are embedded."""
 
-    def __init__(self, config: GeoNormConfig) -> None:
-        super().__init__(config)
-        c = config.shape()
+    def add_front(self: Any, shape: DecoderConfig) -> None:
+        """Makes what stands in front of the entry."""
+        c = shape
         # without padding_idx: where the end of a text serves as padding too, it would never learn
         self.embed_tokens = undrawn_table("embed", c.vocab_size, c.width)
         self.position = undrawn_table("position", c.context, c.width) if c.positions == "learned" else None
         self.values = token_tables(c)
         self.embed_norm = norm_of(c)() if c.embed_norm else None
+
+    def begin(
+        self: Any, ids: Tensor | None, embeds: Tensor | None, position_ids: Tensor | None, cache: Any, name: str = ""
+    ) -> tuple[Tensor, Tensor, torch.dtype]:
+        """What enters the stream behind the tokens of a cache, its positions, the dtype of the model. name: what the
+        arguments of the model have in front of theirs."""
+        if (ids is None) == (embeds is None):
+            raise ValueError(f"give either {name}input_ids or {name}inputs_embeds")
+        embedded: Tensor = self.embed_tokens(ids) if embeds is None else embeds
+        if position_ids is None:
+            past = 0 if cache is None else cache.get_seq_length()
+            position_ids = torch.arange(embedded.shape[1], device=embedded.device).unsqueeze(0) + past
+        x = upcast(embedded)
+        if self.position is not None:
+            x = x + self.position(position_ids)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
+        return x, position_ids, embedded.dtype
+
+
+def like(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """As much of the stream as masks are made from: batch, length, device, dtype."""
+    return x.new_empty((*x.shape[:2], 0), dtype=dtype)
+
+
+class GeoNormModel(TokenFront, Stream, GeoNormPreTrainedModel):
+    """The stream from embedding to exit; returns the last hidden states in the dtype of the embedding."""
+
+    def __init__(self, config: GeoNormConfig) -> None:
+        super().__init__(config)
+        c = config.shape()
+        self.add_front(c)
         self.rotary, self.scaling, self.layer_types = rotary_of(c), c.scaling, layer_types(c)
         self.add_stream(LAYERS[c.block], c.layers, c.sublayers)
 
@@ -195,23 +226,18 @@ class GeoNormModel(Stream, GeoNormPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
+        x, position_ids, dtype = self.begin(input_ids, inputs_embeds, position_ids, past_key_values)
         if input_ids is None and self.values:
             raise ConfigError("this model adds a vector of each token to its values (values=token): give input_ids")
-        embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         before = past_key_values  # of a cache that begins here transformers would not look for texts in one row
         if use_cache and past_key_values is None and self.config.is_causal:
             past_key_values = DynamicCache(config=self.config)
-        if position_ids is None:
-            past = 0 if past_key_values is None else past_key_values.get_seq_length()
-            position_ids = torch.arange(embedded.shape[1], device=embedded.device).unsqueeze(0) + past
         masks = attention_mask  # generate makes those of a static cache itself
         if not isinstance(masks, dict):
             masks = {
                 kind: (create_sliding_window_causal_mask if kind == SLIDING else create_causal_mask)(
                     config=self.config,
-                    inputs_embeds=embedded,
+                    inputs_embeds=like(x, dtype),
                     attention_mask=attention_mask,
                     past_key_values=before,
                     position_ids=position_ids,
@@ -219,14 +245,9 @@ class GeoNormModel(Stream, GeoNormPreTrainedModel):
                 for kind in dict.fromkeys(self.layer_types)
             }
         turns = None if self.rotary is None else self.rotary(position_ids.unsqueeze(1))
-        x = upcast(embedded)
-        if self.position is not None:
-            x = x + self.position(position_ids)
-        if self.embed_norm is not None:
-            x = self.embed_norm(x)
         kwargs.update(positions=turns, past_key_values=past_key_values)
         seen = [masks[kind] for kind in self.layer_types]
-        x = self.run_stream(x, Handing(self.values, input_ids), seen, embedded.dtype, **kwargs)
+        x = self.run_stream(x, Handing(self.values, input_ids), seen, dtype, **kwargs)
         return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=past_key_values)
 
 

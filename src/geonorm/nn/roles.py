@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,6 +66,11 @@ def undrawn_table(role: str, rows: int, width: int) -> nn.Embedding:
     table = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
     table.role = role
     return table
+
+
+def matrices(branch: nn.Module) -> Iterator[nn.Linear]:
+    """The linear layers inside a branch that know their role."""
+    return (part for part in branch.modules() if isinstance(part, nn.Linear) and hasattr(part, "role"))
 
 
 def base_std(role: str, fan_in: int, config: TrunkConfig) -> float:

@@ -21,7 +21,7 @@ from ..schemes import Parts, Scheme, Site, parse
 from .attention import LayerCache, Rope, SelfAttention
 from .config import TrunkConfig
 from .mlp import MLP
-from .roles import draw_weight
+from .roles import draw_weight, matrices
 from .values import Handing
 
 
@@ -217,9 +217,8 @@ class Trunk(nn.Module):
         """Every weight with a role: (role, weight, the scheme it stands under, its site); here those of the blocks, to
         which a model adds its own."""
         for site, residual in self.residuals():
-            for module in residual.branch.modules():
-                if isinstance(module, nn.Linear) and hasattr(module, "role"):
-                    yield str(module.role), module.weight, residual.scheme, site
+            for matrix in matrices(residual.branch):
+                yield str(matrix.role), matrix.weight, residual.scheme, site
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
