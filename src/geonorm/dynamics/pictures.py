@@ -63,7 +63,8 @@ def take_pictures(
     times = [t for t in SNAPSHOTS if t <= config.time]
     x = start[:1]
     run = {"tokens": config.tokens, "dim": config.dim, "init": config.init, "seeds": 1, "time": times[-1]}
-    if alike(config) and config.dim > 3:
+    apart = alike(config) and config.dim > 3  # tokens of their own are shown, not those of the simulation
+    if apart:
         x = STARTS["uniform"](DRAWN, 3, seeds=(0,), dtype=start.dtype).to(start.device)
         run |= {"tokens": DRAWN, "dim": 3, "init": "uniform"}
     flow = Flow(scheme, build_sublayers(config, scheme, 0), depth=config.layers)
@@ -86,7 +87,7 @@ def take_pictures(
         for tau, theta in taken
     ]
     frames = album.frames
-    if alike(config) and config.dim > 3:
+    if apart:
         frames = []
         for tau, theta in walk(album.times, even=True):
             frames.append((tau, theta))

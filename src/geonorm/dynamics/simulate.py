@@ -296,7 +296,6 @@ def conclude(
     crossings = [collapse_time(times, g, COLLAPSED) for g in gaps]
     reached = [each for each in crossings if each is not None]
     expected, why = foretell(config, scheme, start)
-    solved = None
     path = None
     closed = config.init == "equiangular" and alike(config) and not config.causal and config.method != "layers"
     narrow = config.init == "cone" and config.delta <= NARROW and is_drawn(config) and config.rope is None
@@ -304,16 +303,16 @@ def conclude(
         path = theory.solve_equiangular(scheme, config.tokens, inverse_temperature(config), times, config.layers)
     elif expected is not None and narrow and times[-1] <= config.layers:
         path = follow_drawn(config, scheme, times, sum(g[0] for g in gaps) / seeds)
-    if path is not None:
-        solved = asdict(path)
-        results.theory[name] = {key: [finite_or_none(value) for value in values] for key, values in solved.items()}
+    solved = {} if path is None else {k: [finite_or_none(v) for v in values] for k, values in asdict(path).items()}
+    if solved:
+        results.theory[name] = solved
 
     def at(key: str, place: int) -> float | None:
         found = [of_seed[place][key] for of_seed in by_seed if of_seed[place][key] is not None]
         return sum(found) / len(found) if found else None
 
     def said(key: str, place: int) -> float | None:
-        return None if solved is None else finite_or_none(solved[key][place])
+        return solved[key][place] if solved else None
 
     return {
         "scheme": name,
