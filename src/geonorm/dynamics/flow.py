@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from ..norms import NormSpec, transformed
 from ..schemes import Parts, Scheme, Site, parse, read_at, state_of, write_at
 from .fields import Field
-from .rates import derivative, motion, parameters, radial_rate, speed
+from .rates import derivative, motion, parameters, radial_rate, speed, write_nothing
 
 if TYPE_CHECKING:
     from .compiled import Asked, Velocity
@@ -104,13 +104,9 @@ class Flow:
         return rule.enter(x, self.own(rule, site, x.shape[-1], x)(), site)
 
     def settle(self, x: Tensor, tau: float, kind: str | None = None) -> Tensor:
-        """The state that a step of size 0 leaves: schemes that normalise the stream put it on their sphere. kind: of
-        the sub-layer, the first when not given."""
+        """The state that a step of size 0 leaves. kind: of the sub-layer, the first when not given."""
         rule, site = self.rule(tau, kind)
-        p = self.own(rule, site, x.shape[-1], x)()
-        y, carry = read_at(rule, x, p, site)
-        still = torch.zeros((), dtype=x.dtype, device=x.device)
-        return write_at(rule, x, torch.zeros_like(y), p, site, still, carry=carry)
+        return write_nothing(rule, self.own(rule, site, x.shape[-1], x), x, site)
 
     def tokens(self, x: Tensor) -> Tensor:
         """Directions theta (..., n, dim), |theta| = 1, of what the head would read."""

@@ -96,20 +96,18 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
     def constrained(self) -> Iterator[tuple[Scheme, str, Tensor]]:
         """Every weight that a scheme may put a constraint on: the scheme, the weight's role, the weight."""
         yield from self.constrained_in_blocks()
-        embedding: Any = self.get_input_embeddings()
-        yield self.ends()[0].scheme, "embed", embedding.weight
-        position: Any = getattr(self.base_model, "position", None)
-        if position is not None:
-            yield self.ends()[0].scheme, "position", position.weight
-        head: Any = self.get_output_embeddings()
-        if head is not None and not self.config.tie_word_embeddings:
-            yield self.ends()[1].scheme, "head", head.weight
-        transform: Any = getattr(self, "transform", None)
-        if transform is not None:
-            yield self.ends()[1].scheme, "transform", transform.dense.weight
-        tables: Any = getattr(self.base_model, "values", {})
-        for table in tables.values():
-            yield self.ends()[0].scheme, "values", table.weight
+        entry, exit_ = self.ends()
+        base: Any = self.base_model
+        found: list[tuple[Scheme, str, Any]] = [
+            (entry.scheme, "embed", self.get_input_embeddings()),
+            (entry.scheme, "position", getattr(base, "position", None)),
+            (exit_.scheme, "head", None if self.config.tie_word_embeddings else self.get_output_embeddings()),
+            (exit_.scheme, "transform", getattr(getattr(self, "transform", None), "dense", None)),
+            *((entry.scheme, "values", table) for table in getattr(base, "values", {}).values()),
+        ]
+        for scheme, role, module in found:
+            if module is not None:
+                yield scheme, role, module.weight
 
     def constrained_in_blocks(self) -> Iterator[tuple[Scheme, str, Tensor]]:
         for residual in (module for module in self.modules() if isinstance(module, Residual)):

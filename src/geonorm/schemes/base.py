@@ -256,6 +256,17 @@ class Placement(Scheme):
         return p.norm(x) if self.final == "norm" else x
 
 
+@dataclass(frozen=True)
+class Copied(Placement):
+    """A scheme of several streams that start as copies of one."""
+
+    planar = False
+
+    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        start = super().enter(x, p, site)
+        return torch.stack((start,) * self.streams, dim=-2)
+
+
 def enter_as(scheme: Scheme, entry: str) -> Scheme:
     """The scheme with another entry; itself where it has no such field."""
     return replace(scheme, entry=entry) if isinstance(scheme, Placement) else scheme  # type: ignore[arg-type]
