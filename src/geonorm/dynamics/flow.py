@@ -29,11 +29,15 @@ if TYPE_CHECKING:
 Sublayers = Sequence[tuple[str, Field]]
 
 
+def chooses(scheme: Scheme) -> bool:
+    """Whether another scheme may act in another block, as in combinators."""
+    return type(scheme).resolve is not Scheme.resolve
+
+
 def changed_values(scheme: Scheme, depth: int) -> str | None:
     """What is said of a scheme that puts a module on the values inside attention, None of all others: what a particle
     field proposes then is not what the network's attention proposes."""
-    chosen = type(scheme).resolve is not Scheme.resolve  # else every block is the first
-    for layer in range(depth if chosen else 1):
+    for layer in range(depth if chooses(scheme) else 1):
         site = Site(layer, "attn", depth)
         rule = scheme.resolve(site)
         if rule.slot("v", (2, 2), 4, site) is not None:
@@ -223,6 +227,8 @@ class Flow:
         layers = range(int(start) + 1, ceil(end))
         if any(field.fresh for _, field in self.sublayers):
             return [float(layer) for layer in layers]
+        if not chooses(self.scheme):
+            return []
 
         def changes(layer: int) -> bool:
             return any(self.rule(layer, kind)[0] != self.rule(layer - 1, kind)[0] for kind, _ in self.sublayers)

@@ -21,6 +21,7 @@ from ..schemes import Scheme, Site
 from .config import SimulateConfig
 from .drawn import DrawnAttention, DrawnMlp, Sub, enter_radius
 from .fields import Attention, Field, Fresh, Mlp, generator_of, random_attention, random_mlp
+from .flow import chooses
 
 GATED = {"swiglu": "silu"}
 """Activations of gated MLPs."""
@@ -125,8 +126,8 @@ def find_unit(scheme: Scheme, model: DecoderConfig) -> float:
     """The radius of N in the network, 1 among particles: sqrt(width), but for schemes that bring an N of their own,
     which shows where embeddings are put on its sphere. ConfigError for a scheme made of such that have several."""
     entry = Site(0, "entry", model.layers)
-    chosen = type(scheme).resolve is not Scheme.resolve  # else every block is the first
-    sites = [Site(layer, kind, model.layers) for layer in range(model.layers if chosen else 1) for kind in BRANCHES]
+    layers = range(model.layers if chooses(scheme) else 1)
+    sites = [Site(layer, kind, model.layers) for layer in layers for kind in BRANCHES]
     rules = dict.fromkeys(scheme.resolve(site).resolve(entry) for site in (entry, *sites))
     (first, unit), *others = ((rule, enter_radius(rule, entry, model.norm, model.width)) for rule in rules)
     for other, radius in others:
