@@ -112,7 +112,7 @@ def outline(shape: ModelConfig) -> Any:
 
 def about(config: TrainConfig, parameters: int | None = None) -> dict[str, Any]:
     """Where a run stands on the ladder, by its settings. Its scheme, which owns no table, is not built: a folder may
-    name any. parameters: as it counted them, before it failed."""
+    name any. parameters: as the run counted them; of one that never did, those of its shape under Pre-Norm."""
     shape = config.decoder("pre")
     model = outline(shape)
     return {
