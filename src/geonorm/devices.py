@@ -22,7 +22,7 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} is asked for, but PyTorch sees no GPU here; use auto or cpu")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise ConfigError(f"device {name!r} is asked for, but GPUs here are cuda:0 to cuda:{count - 1}")
+        raise ConfigError(f"device {name!r} is asked for, but the last GPU here is cuda:{count - 1}")
     return device
 
 
