@@ -21,6 +21,8 @@ def pick_device(name: str) -> torch.device:
         raise ConfigError(f"device {name!r} is not supported; use auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r} is asked for, but PyTorch sees no GPU here; use auto or cpu")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ConfigError(f"device {name!r} is asked for, but the last GPU here is cuda:{count - 1}")
     return device
 
 

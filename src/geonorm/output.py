@@ -49,10 +49,15 @@ def columns(most: int) -> int:
     return min(most, max(40, get_terminal_size((most, 24)).columns)) if sys.stdout.isatty() else most
 
 
+def placed() -> bool:
+    """Whether this process was told its place in a world."""
+    return all(name in os.environ for name in TORCHRUN)
+
+
 def launched() -> bool:
     """Whether torchrun, or something that speaks like it, started this process. ConfigError if what it says is not
     a place in a world."""
-    if not all(name in os.environ for name in TORCHRUN):
+    if not placed():
         return False
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
         if not os.environ[name].isascii() or not os.environ[name].isdigit():
@@ -68,13 +73,13 @@ def launched() -> bool:
 
 def first() -> bool:
     """Whether this process speaks for its world."""
-    return not all(name in os.environ for name in TORCHRUN) or os.environ["RANK"] == "0"
+    return not placed() or os.environ["RANK"] == "0"
 
 
 def speaker(error: BaseException) -> str | None:
     """How a line about an error begins on this rank; None where another one says it. What all ranks have agreed on the
     first says; what went wrong before they met, the first of each machine; anything else the rank where it happened."""
-    if not all(name in os.environ for name in TORCHRUN) or not os.environ["RANK"].isdigit():
+    if not placed() or not os.environ["RANK"].isdigit():
         return ""
     if getattr(error, "agreed", False):
         return "" if first() else None

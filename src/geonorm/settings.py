@@ -251,6 +251,12 @@ def classes(module: str) -> dict[str, ast.ClassDef]:
     return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
+def check_out(out: str) -> None:
+    """ConfigError where `out` cannot be a folder."""
+    if out == "" or os.path.isfile(out):
+        raise ConfigError(f"out is {'empty' if out == '' else f'a file: {out}'}; choose another --out")
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """Plain nested dict for YAML."""
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from huggingface_hub import errors
 
 from geonorm.cli.main import main
 from geonorm.errors import CheckpointError, ConfigError, near_folder
-from geonorm.probes.load import check_name, load_config, load_model
+from geonorm.probes.load import check_name, context_of, load_config, load_model
 
 
 @pytest.fixture
@@ -59,6 +60,19 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception | None], list[st
         return asked
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        ({"max_position_embeddings": 64, "n_positions": 32}, 64),
+        ({"n_positions": 32}, 32),
+        ({"max_position_embeddings": None, "n_ctx": 16}, 16),
+        ({}, None),
+    ],
+)
+def test_the_context_by_whatever_name_a_configuration_has_it(config: dict[str, Any], most: int | None) -> None:
+    assert context_of(SimpleNamespace(model_type="of elsewhere", **config)) == most
 
 
 def answer(kind: type[Exception]) -> Exception:

@@ -47,6 +47,14 @@ def test_courses_are_those_of_the_file(make_run: MakeRun) -> None:
     assert series.over_norms({}) is None and series.norm_courses(runs, "nothing") == {}
 
 
+def test_norms_of_a_kind_that_is_not_known_come_last(make_run: MakeRun) -> None:
+    """A newer version, or a hand, has written them."""
+    path = with_norms(make_run("pre"), lambda step, place: 0.1)
+    (path / "norms.jsonl").write_text((path / "norms.jsonl").read_text().replace('"attn"', '"conv"'))
+    places = [str(place) for place in series.norm_courses([read_run(path)], "cos_ones_before")]
+    assert places == ["0 mlp input", "0 conv input", "1 conv input", "exit norm"]
+
+
 def test_page_and_figure_show_it_where_norms_were_measured(make_run: MakeRun, tmp_path: Path) -> None:
     plain = make_run("post")
     assert towards_uniform(load(plain)) == []

@@ -38,7 +38,6 @@ from .measure import DTYPES, NORM_TOLERANCE, Candidate, Tensors, Times, measure_
 from .timing import Call, Clock, ratio, take_turns
 from .train import LR, WARM_UP, finish
 
-Say = Callable[[str], None]
 EPS = 1e-6
 BASE = "LayerNorm, torch"
 FLOPS = {"rms": (4, 9), "layer without bias": (6, 12), "layer": (7, 13)}
@@ -158,7 +157,7 @@ def candidates(dim: int, device: torch.device, modes: Sequence[str]) -> list[Nor
     ]
 
 
-def bench_norms(config: NormsBench, say: Say = print) -> dict[str, Any]:
+def bench_norms(config: NormsBench, say: show.Say = print) -> dict[str, Any]:
     """Checks, times, prints and, with `out`, writes summary.json and figures/; returns the summary. WrongResult before
     anything of a shape is timed if a norm differs from fp64."""
     device, clock = prepare_bench(config)

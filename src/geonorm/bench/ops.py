@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ from .config import OpsBench
 from .measure import measure_tables, prepare_bench, program, specialise
 from .timing import Clock, host_seconds
 
-Say = Callable[[str], None]
 HOST_SHAPE = (8, 64)
 """So small that only the cost of starting the work is left."""
 
 
-def bench_ops(config: OpsBench, say: Say = print) -> dict[str, Any]:
+def bench_ops(config: OpsBench, say: show.Say = print) -> dict[str, Any]:
     """Checks, times, prints and, with `out`, writes summary.json and figures/; returns the summary. WrongResult before
     anything of a shape is timed if a candidate differs from fp64; ConfigError for a word that fits no candidate."""
     device, clock = prepare_bench(config)

@@ -30,7 +30,6 @@ from .measure import check_folder
 from .nanogpt import NanoGPT
 from .timing import Clock, clock_of, ratio, take_turns
 
-Say = Callable[[str], None]
 WARM_UP = 3
 LR = 1e-3
 
@@ -47,7 +46,7 @@ class Program:
     peak: int = 0
 
 
-def bench_train(config: TrainBench, say: Say = print) -> dict[str, Any]:
+def bench_train(config: TrainBench, say: show.Say = print) -> dict[str, Any]:
     """Builds every program, lets them take turns, prints the table and, with `out`, writes summary.json; returns the
     summary. ConfigError for a bad scheme or preset, GeonormError if a loss is not finite."""
     device = pick_device(config.device)
@@ -157,20 +156,12 @@ def nanogpt(
     its train.py takes on GPUs alone."""
     torch.manual_seed(0)
     model = rival.build(shape).train().to(device)
-    parameters = sum(p.numel() for p in model.parameters())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     forward = torch.compile(model) if mode == "compiled" else model
-
-    def step() -> Tensor:
-        loss: Tensor = forward(ids, targets)[1]
-        finish(loss, model, [optimizer])
-        return loss
-
-    return Program(rival.name, mode, parameters, step)
+    return plain_loop(rival.name, mode, model, lambda: forward(ids, targets)[1])
 
 
 def llama(shape: DecoderConfig, ids: Tensor, targets: Tensor, device: torch.device) -> Program:
-    """The same step for transformers' Llama of the same shape, in a plain loop: one AdamW over all parameters."""
+    """The same step for transformers' Llama of the same shape."""
     try:
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError:
@@ -188,15 +179,24 @@ def llama(shape: DecoderConfig, ids: Tensor, targets: Tensor, device: torch.devi
         attn_implementation="sdpa",
     )
     model = LlamaForCausalLM(config).train().to(device)
+
+    def loss_of() -> Tensor:
+        logits = model(input_ids=ids, use_cache=False).logits
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    return plain_loop("transformers' Llama", "eager", model, loss_of)
+
+
+def plain_loop(name: str, mode: str, model: nn.Module, loss_of: Callable[[], Tensor]) -> Program:
+    """Steps of a model of others: one AdamW over all its parameters."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def step() -> Tensor:
-        logits = model(input_ids=ids, use_cache=False).logits
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss = loss_of()
         finish(loss, model, [optimizer])
         return loss
 
-    return Program("transformers' Llama", "eager", sum(p.numel() for p in model.parameters()), step)
+    return Program(name, mode, sum(p.numel() for p in model.parameters()), step)
 
 
 def finish(loss: Tensor, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:

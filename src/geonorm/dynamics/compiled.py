@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from ..errors import ConfigError
+from ..errors import ConfigError, cause
 from ..schemes import Parts, Scheme, Site, read_at
 from .rates import derivative, motion
 from .recorded import Unrecordable, record, record_around
@@ -126,8 +126,7 @@ def compile_velocity(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site)
                 made: Graph = torch.compile(record_motion(rule, own, x, u, site).forward, dynamic=False)
                 made(x, u, number(site.layer, x), *values)  # compiles
         except Exception as error:  # a compiler may fail in any way
-            why = str(error).strip().splitlines() or [type(error).__name__]
-            raise ConfigError(f"{rule} cannot be compiled here, simulate without compile: {why[0]}") from error
+            raise ConfigError(f"{rule} cannot be compiled here, simulate without compile: {cause(error)}") from error
         GRAPHS[key] = made
     graph = GRAPHS[key]
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import ceil, isfinite
-from pathlib import Path
+from math import ceil, expm1, isfinite, log1p
 from typing import Annotated, Literal
 
 from ..errors import ConfigError
-from ..settings import Count, Range, Settings
+from ..settings import Count, Range, Settings, check_out
 
 DEFAULT_SCHEMES = ("post", "pre", "peri", "sqrt", "ngpt(alpha=1)", "geonorm")
 
@@ -117,8 +116,15 @@ class SimulateConfig(Settings):
             raise ConfigError("--per layer needs random weights: add --weights kaiming or gaussian")
         if self.method == "layers" and self.time != int(self.time):
             raise ConfigError(f"method layers counts whole layers: time must be a whole number, got {self.time}")
-        if self.out == "" or Path(self.out).is_file():
-            raise ConfigError(f"out is {'empty' if self.out == '' else f'a file: {self.out}'}; choose another --out")
+        check_out(self.out)
+
+    def times(self, count: int, log: bool) -> list[float]:
+        """So many times, 0 and the end among them, even in log(1 + time) or in time; the whole ones where layers are
+        counted."""
+        shares = [i / (count - 1) for i in range(count)]
+        times = [expm1(share * log1p(self.time)) if log else share * self.time for share in shares]
+        times[0], times[-1] = 0.0, float(self.time)
+        return sorted({float(round(t)) for t in times}) if self.method == "layers" else times
 
     @property
     def layers(self) -> int:

@@ -16,7 +16,7 @@ Radii are in units of the scheme's N: |N(x)| = 1. Width is infinite.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import atan2, cos, hypot, isclose, log, sin, sqrt
 
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..norms import NormSpec
-from ..schemes import Parts, Placement, Scheme, Site, read_at, write_at
+from ..schemes import Parts, Scheme, Site, enter_as, read_at, write_at
 from .fields import ACTIVATIONS, Attention
 from .flow import Flow, check_values
 from .theory import SLOW, Terminal, grow, read_law
@@ -98,8 +98,7 @@ def init_factor(rule: Scheme, site: Site, role: str) -> float:
 @cache
 def enter_radius(rule: Scheme, entry: Site, norm: str, width: int) -> float:
     """The radius at which one stream begins where its embedding is put on a sphere; sqrt(width) if it never is."""
-    rule = rule.resolve(entry)
-    rule = replace(rule, entry="sphere") if isinstance(rule, Placement) else rule
+    rule = enter_as(rule.resolve(entry), "sphere")
     own = Parts(rule, entry, NormSpec(norm, width, gains=False, eps=0.0)).double()
     given = 7.0
     x = torch.full((1, width), given / sqrt(width), dtype=torch.float64)

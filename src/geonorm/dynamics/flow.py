@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from ..norms import NormSpec, transformed
 from ..schemes import Parts, Scheme, Site, parse, read_at, state_of, write_at
 from .fields import Field
-from .rates import derivative, motion, parameters, radial_rate, speed
+from .rates import derivative, motion, parameters, radial_rate, speed, write_nothing
 
 if TYPE_CHECKING:
     from .compiled import Asked, Velocity
@@ -29,11 +29,15 @@ if TYPE_CHECKING:
 Sublayers = Sequence[tuple[str, Field]]
 
 
+def chooses(scheme: Scheme) -> bool:
+    """Whether another scheme may act in another block, as in combinators."""
+    return type(scheme).resolve is not Scheme.resolve
+
+
 def changed_values(scheme: Scheme, depth: int) -> str | None:
     """What is said of a scheme that puts a module on the values inside attention, None of all others: what a particle
     field proposes then is not what the network's attention proposes."""
-    chosen = type(scheme).resolve is not Scheme.resolve  # else every block is the first
-    for layer in range(depth if chosen else 1):
+    for layer in range(depth if chooses(scheme) else 1):
         site = Site(layer, "attn", depth)
         rule = scheme.resolve(site)
         if rule.slot("v", (2, 2), 4, site) is not None:
@@ -104,13 +108,9 @@ class Flow:
         return rule.enter(x, self.own(rule, site, x.shape[-1], x)(), site)
 
     def settle(self, x: Tensor, tau: float, kind: str | None = None) -> Tensor:
-        """The state that a step of size 0 leaves: schemes that normalise the stream put it on their sphere. kind: of
-        the sub-layer, the first when not given."""
+        """The state that a step of size 0 leaves. kind: of the sub-layer, the first when not given."""
         rule, site = self.rule(tau, kind)
-        p = self.own(rule, site, x.shape[-1], x)()
-        y, carry = read_at(rule, x, p, site)
-        still = torch.zeros((), dtype=x.dtype, device=x.device)
-        return write_at(rule, x, torch.zeros_like(y), p, site, still, carry=carry)
+        return write_nothing(rule, self.own(rule, site, x.shape[-1], x), x, site)
 
     def tokens(self, x: Tensor) -> Tensor:
         """Directions theta (..., n, dim), |theta| = 1, of what the head would read."""
@@ -156,12 +156,8 @@ class Flow:
 
     def velocity(self, x: Tensor, tau: float) -> Tensor:
         """dx/dtau, shape of x: the sum over the sub-layers. Differentiable in x."""
-        total: Tensor | None = None
-        for index in range(len(self.sublayers)):
-            moved = self.move(x, tau, index)
-            total = moved if total is None else total + moved
-        assert total is not None
-        return total
+        first, *others = (self.move(x, tau, index) for index in range(len(self.sublayers)))
+        return sum(others, start=first)
 
     def move(self, x: Tensor, tau: float, sublayer: int) -> Tensor:
         """dx/dtau by one sub-layer: as rates.motion has it, by a graph where no gradient is asked for."""
@@ -231,6 +227,8 @@ class Flow:
         layers = range(int(start) + 1, ceil(end))
         if any(field.fresh for _, field in self.sublayers):
             return [float(layer) for layer in layers]
+        if not chooses(self.scheme):
+            return []
 
         def changes(layer: int) -> bool:
             return any(self.rule(layer, kind)[0] != self.rule(layer - 1, kind)[0] for kind, _ in self.sublayers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import expm1, log1p
+from math import log1p
 from typing import Any
 
 import numpy as np
@@ -45,10 +45,7 @@ class Album:
     frames: list[tuple[float, Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        share = [i / (FRAMES - 1) for i in range(FRAMES)]
-        times = [expm1(p * log1p(self.config.time)) for p in share]
-        times[0], times[-1] = 0.0, float(self.config.time)
-        self.times = sorted({float(round(t)) for t in times}) if self.config.method == "layers" else times
+        self.times = self.config.times(FRAMES, log=True)
 
     def see(self, tau: float, theta: Tensor, measured: Sequence[float]) -> None:
         """Takes the nearest measurement to each time of a frame, where the simulation itself is shown."""
@@ -66,7 +63,8 @@ def take_pictures(
     times = [t for t in SNAPSHOTS if t <= config.time]
     x = start[:1]
     run = {"tokens": config.tokens, "dim": config.dim, "init": config.init, "seeds": 1, "time": times[-1]}
-    if alike(config) and config.dim > 3:
+    apart = alike(config) and config.dim > 3  # tokens of their own are shown, not those of the simulation
+    if apart:
         x = STARTS["uniform"](DRAWN, 3, seeds=(0,), dtype=start.dtype).to(start.device)
         run |= {"tokens": DRAWN, "dim": 3, "init": "uniform"}
     flow = Flow(scheme, build_sublayers(config, scheme, 0), depth=config.layers)
@@ -89,7 +87,7 @@ def take_pictures(
         for tau, theta in taken
     ]
     frames = album.frames
-    if alike(config) and config.dim > 3:
+    if apart:
         frames = []
         for tau, theta in walk(album.times, even=True):
             frames.append((tau, theta))

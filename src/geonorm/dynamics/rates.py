@@ -49,6 +49,14 @@ def derivative(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> Te
     return torch.autograd.grad(backward, cotangent)[0]
 
 
+def write_nothing(rule: Scheme, own: Parts, x: Tensor, site: Site) -> Tensor:
+    """The stream after a step of size 0: schemes that normalise it put it on their sphere."""
+    p = own()
+    y, carry = read_at(rule, x, p, site)
+    still = torch.zeros((), dtype=x.dtype, device=x.device)
+    return write_at(rule, x, torch.zeros_like(y), p, site, still, carry=carry)
+
+
 def in_plane(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
     """(drho/dh, dtau/dh, v): the rates, each (..., 1), and the tangential part of u; differentiable in x and u.
 
@@ -101,10 +109,7 @@ def settled_radius(rule: Scheme, own: Parts, x: Tensor, site: Site) -> Tensor:
     own: the parameters of the site at dim = 2."""
     radius = sphere.radius(x)
     flat = torch.cat((radius, torch.zeros_like(radius)), dim=-1)
-    p = own()
-    y, carry = read_at(rule, flat, p, site)
-    still = torch.zeros((), dtype=x.dtype, device=x.device)
-    after = sphere.radius(write_at(rule, flat, torch.zeros_like(y), p, site, still, carry=carry))
+    after = sphere.radius(write_nothing(rule, own, flat, site))
     return torch.where((after - radius).abs() <= 8 * torch.finfo(x.dtype).eps * radius, radius, after)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from math import exp, expm1, log, log1p
+from math import exp, log, log1p
 from statistics import linear_regression
 from typing import Any
 
@@ -160,20 +160,11 @@ def beginning(config: SimulateConfig) -> Tensor:
     return made
 
 
-def grid(config: SimulateConfig) -> list[float]:
-    """Times of measurement, 0 and the end among them."""
-    share = [i / (config.points - 1) for i in range(config.points)]
-    end = log1p(config.time)
-    times = [expm1(p * end) if config.log_time else p * config.time for p in share]
-    times[0], times[-1] = 0.0, float(config.time)
-    return sorted({float(round(t)) for t in times}) if config.method == "layers" else times
-
-
 def one(
     config: SimulateConfig, scheme: Scheme, start: Tensor, results: Simulation, progress: Progress
 ) -> dict[str, Any]:
     """Simulates one scheme, appends its trace and pictures to the results, and returns its row of the summary."""
-    name, times = str(scheme), grid(config)
+    name, times = str(scheme), config.times(config.points, config.log_time)
     batches = [start] if config.weights == "identity" else list(start.split(1))
     velocities: list[float] = []
     rows: list[dict[str, Any]] = []
@@ -305,7 +296,6 @@ def conclude(
     crossings = [collapse_time(times, g, COLLAPSED) for g in gaps]
     reached = [each for each in crossings if each is not None]
     expected, why = foretell(config, scheme, start)
-    solved = None
     path = None
     closed = config.init == "equiangular" and alike(config) and not config.causal and config.method != "layers"
     narrow = config.init == "cone" and config.delta <= NARROW and is_drawn(config) and config.rope is None
@@ -313,16 +303,16 @@ def conclude(
         path = theory.solve_equiangular(scheme, config.tokens, inverse_temperature(config), times, config.layers)
     elif expected is not None and narrow and times[-1] <= config.layers:
         path = follow_drawn(config, scheme, times, sum(g[0] for g in gaps) / seeds)
-    if path is not None:
-        solved = asdict(path)
-        results.theory[name] = {key: [finite_or_none(value) for value in values] for key, values in solved.items()}
+    solved = {} if path is None else {k: [finite_or_none(v) for v in values] for k, values in asdict(path).items()}
+    if solved:
+        results.theory[name] = solved
 
     def at(key: str, place: int) -> float | None:
         found = [of_seed[place][key] for of_seed in by_seed if of_seed[place][key] is not None]
         return sum(found) / len(found) if found else None
 
     def said(key: str, place: int) -> float | None:
-        return None if solved is None else finite_or_none(solved[key][place])
+        return solved[key][place] if solved else None
 
     return {
         "scheme": name,

@@ -21,10 +21,12 @@ from ..schemes import Scheme, Site
 from .config import SimulateConfig
 from .drawn import DrawnAttention, DrawnMlp, Sub, enter_radius
 from .fields import Attention, Field, Fresh, Mlp, generator_of, random_attention, random_mlp
+from .flow import chooses
 
 GATED = {"swiglu": "silu"}
 """Activations of gated MLPs."""
-KINDS = ("attn", "mlp")
+BRANCHES: dict[str, type[SelfAttention] | type[MLP]] = {"attn": SelfAttention, "mlp": MLP}
+"""Sub-layers of a decoder, by kind of site."""
 
 
 def inverse_temperature(config: SimulateConfig) -> float:
@@ -38,11 +40,8 @@ def inverse_temperature(config: SimulateConfig) -> float:
 def build_sublayers(config: SimulateConfig, scheme: Scheme, seed: int) -> list[tuple[str, Field]]:
     """(kind, field) in order, for one seed: weights per run are those of layer 0."""
     if config.weights == "network":
-        kinds: dict[str, type[SelfAttention] | type[MLP]] = {
-            "attn": SelfAttention,
-            **({"mlp": MLP} if config.mlp else {}),
-        }
-        return [(kind, per_layer(config, draw_network(config, scheme, kind, kinds[kind], seed))) for kind in kinds]
+        kinds = BRANCHES if config.mlp else ("attn",)
+        return [(kind, per_layer(config, draw_network(config, scheme, kind, seed))) for kind in kinds]
     found: list[tuple[str, Field]] = [("attn", attention(config, seed))]
     return [*found, ("mlp", mlp(config, seed))] if config.mlp else found
 
@@ -96,9 +95,7 @@ class Branch:
         return out.view(y.shape)
 
 
-def draw_network(
-    config: SimulateConfig, scheme: Scheme, kind: str, branch: type[SelfAttention] | type[MLP], seed: int
-) -> Callable[[int], Field]:
+def draw_network(config: SimulateConfig, scheme: Scheme, kind: str, seed: int) -> Callable[[int], Field]:
     """Layer by layer the branch that a decoder under the scheme begins with, biases and gains as there."""
     model = network(config, scheme)
     unit = find_unit(scheme, model)
@@ -106,7 +103,7 @@ def draw_network(
     def make(layer: int) -> Field:
         site = Site(min(layer, model.layers - 1), kind, model.layers)
         rule = scheme.resolve(site)
-        made = branch(model, rule, site)
+        made = BRANCHES[kind](model, rule, site)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator_of(seed if kind == "attn" else -1 - seed, layer).initial_seed())
             for module in made.modules():
@@ -129,8 +126,8 @@ def find_unit(scheme: Scheme, model: DecoderConfig) -> float:
     """The radius of N in the network, 1 among particles: sqrt(width), but for schemes that bring an N of their own,
     which shows where embeddings are put on its sphere. ConfigError for a scheme made of such that have several."""
     entry = Site(0, "entry", model.layers)
-    chosen = type(scheme).resolve is not Scheme.resolve  # else every block is the first
-    sites = [Site(layer, kind, model.layers) for layer in range(model.layers if chosen else 1) for kind in KINDS]
+    layers = range(model.layers if chooses(scheme) else 1)
+    sites = [Site(layer, kind, model.layers) for layer in layers for kind in BRANCHES]
     rules = dict.fromkeys(scheme.resolve(site).resolve(entry) for site in (entry, *sites))
     (first, unit), *others = ((rule, enter_radius(rule, entry, model.norm, model.width)) for rule in rules)
     for other, radius in others:

@@ -56,9 +56,11 @@ class Chain(nn.Module):
     """Stock modules one after the other. The first gets the arguments; what it returns beside its output is handed
     back."""
 
-    def __init__(self, steps: Iterable[nn.Module], gains: Affine | None = None) -> None:
+    gains: Affine | None
+
+    def __init__(self, steps: Iterable[nn.Module]) -> None:
         super().__init__()
-        self.gains = gains
+        self.gains = None
         self.steps = nn.ModuleList(steps)
 
     def forward(self, y: Tensor, **arguments: Any) -> tuple[Tensor, ...]:
@@ -77,10 +79,12 @@ class StockBranch(nn.Module):
     """What a stock block does between reading the stream and adding to it, dropout included; chains side by side are
     summed, as in GPT-J."""
 
-    def __init__(self, chains: Iterable[Chain], gain: Gain | None = None) -> None:
+    gain: Gain | None
+
+    def __init__(self, chains: Iterable[Chain]) -> None:
         super().__init__()
         self.chains = nn.ModuleList(chains)
-        self.gain = gain
+        self.gain = None
 
     def forward(self, y: Tensor, **arguments: Any) -> Any:
         u, *beside = self.chains[0](y, **arguments)
@@ -165,22 +169,21 @@ def site_of(
     chains = [Chain(branch_modules(block, branch)) for branch in sublayer.branches]
     residual = Residual(StockBranch(chains), scheme, site, dim, spec.kind, spec.gains, spec.eps, spec.bias)
     own = residual.own
-    inputs = {branch.norm for branch in sublayer.branches}
+    several = len({branch.norm for branch in sublayer.branches}) > 1
     for path, role in sublayer.norms.items():
         if isinstance(norms[path], nn.Identity) and role in own:
             own[role] = nn.Identity()  # ModernBERT's first block reads what the entry has normalised
         target = norm_in(own, role)
-        if target is not None and not (role == "input" and len(inputs) > 1):
+        if target is not None and not (role == "input" and several):
             carry(norms[path], target, stack.gain_offset)
     reads = norm_in(own, "input")
-    if len(inputs) > 1 and reads is not None and spec.gains:
+    if several and reads is not None and spec.gains:
         # one N for all branches, the gains of each on its own chain (GPT-NeoX)
         own["input"] = NormSpec(spec.kind, dim, gains=False, eps=spec.eps)()
-    free = reads is None or len(inputs) > 1
+    on_chains = matched if reads is None else several
     for chain, branch in zip(chains, sublayer.branches, strict=True):
         stock = norms.get(branch.norm) if branch.norm else None
-        wanted = len(inputs) > 1 and reads is not None
-        if stock is not None and spec.gains and free and (wanted or matched):
+        if stock is not None and spec.gains and on_chains:
             chain.gains = Affine(dim, getattr(stock, "bias", None) is not None)
             carry(stock, chain.gains, stack.gain_offset)
     if matched and norm_in(own, "output") is None:

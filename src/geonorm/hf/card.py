@@ -75,19 +75,13 @@ def usage(model_type: str, remote_code: bool, shape: ModelConfig) -> str:
             f'fill = pipeline("fill-mask", "FOLDER"{trust})\n'
             'print(fill(f"Once upon a {fill.tokenizer.mask_token}"))'
         )
-    if shape.encoder_layers is not None:
-        return (
-            f"{first}from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
-            f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})\n'
-            f'model = AutoModelForSeq2SeqLM.from_pretrained("FOLDER"{trust})\n'
-            'ids = tokenizer("Once upon a <extra_id_0> there was", return_tensors="pt").input_ids\n'
-            "print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))"
-        )
+    both = shape.encoder_layers is not None
+    auto, text = ("Seq2SeqLM", "Once upon a <extra_id_0> there was") if both else ("CausalLM", "Once")
     return (
-        f"{first}from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f"{first}from transformers import AutoModelFor{auto}, AutoTokenizer\n\n"
         f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})\n'
-        f'model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})\n'
-        'ids = tokenizer("Once", return_tensors="pt").input_ids\n'
+        f'model = AutoModelFor{auto}.from_pretrained("FOLDER"{trust})\n'
+        f'ids = tokenizer("{text}", return_tensors="pt").input_ids\n'
         "print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))"
     )
 

@@ -22,16 +22,15 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..errors import ConfigError
 from ..nn.attention import rotary_of
+from ..nn.config import DecoderConfig
 from ..nn.encoder_decoder import EncoderDecoder, RelativePositions
-from ..nn.roles import undrawn
 from ..nn.trunk import IGNORED, End
 from ..nn.values import Handing
-from ..norms import NormSpec, upcast
-from ..schemes import Scheme, Site, state_of
+from ..schemes import Scheme, Site
 from .config import GeoNormConfig
-from .layers import Attend, GeoNormCrossLayer, GeoNormEncoderLayer, run_layers
+from .layers import Attend, GeoNormCrossLayer, GeoNormEncoderLayer
 from .loading import share_weights
-from .modeling import GeoNormGenerationMixin, GeoNormLanguageModel, GeoNormPreTrainedModel
+from .modeling import GeoNormGenerationMixin, GeoNormLanguageModel, GeoNormPreTrainedModel, Stream, TokenFront, like
 
 
 class GeoNormEncoderDecoderConfig(GeoNormConfig):
@@ -71,37 +70,24 @@ class Place(NamedTuple):
     site: Site
 
 
-class GeoNormStack(GeoNormEncoderDecoderPreTrainedModel):
+class GeoNormStack(Stream, GeoNormEncoderDecoderPreTrainedModel):
     """The stream of one stack: entry, blocks, exit."""
 
     def __init__(self, config: GeoNormEncoderDecoderConfig, layer: type[nn.Module], depth: int, sublayers: int) -> None:
         super().__init__(config)
-        scheme, c = config.rule(), config.shape()
-        norm, causal = NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias), layer is GeoNormCrossLayer
-        self.add_front(norm)
+        c, causal = config.shape(), layer is GeoNormCrossLayer
+        self.add_front(c)
         self.relative = RelativePositions(c.heads, causal) if c.positions == "relative" else None
-        self.entry = End(scheme, Site(0, "entry", depth, sublayers), norm)
-        self.blocks = nn.ModuleList(layer(c, scheme, number) for number in range(depth))
-        self.exit = End(scheme, Site(depth - 1, "exit", depth, sublayers), norm)
-        self.one_stream = state_of(self.entry.scheme) == "one stream"
         self.rotary = rotary_of(c)
-        self.gradient_checkpointing = False
-        for module in self.modules():
-            if isinstance(module, Attend):
-                module.config = config
-        self.post_init()
+        self.add_stream(layer, depth, sublayers)
 
-    def add_front(self, norm: NormSpec) -> None:
+    def add_front(self, shape: DecoderConfig) -> None:
         """Makes what stands before the entry."""
 
     def run(self, x: Tensor, position_ids: Tensor, mask: Any, dtype: torch.dtype, **kwargs: Any) -> Tensor:
         """The end of the stream, in that dtype, of what `begin` returns. kwargs: for the blocks."""
         kwargs["positions"] = None if self.rotary is None else self.rotary(position_ids.unsqueeze(1))
-        whole = self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        values, masks = Handing(nn.ModuleDict(), None), [mask] * len(self.blocks)
-        x = run_layers(self.blocks, self.entry, self.entry(x), values, masks, whole, **kwargs)
-        out: Tensor = self.exit(x)
-        return out.to(dtype)
+        return self.run_stream(x, Handing(nn.ModuleDict(), None), [mask] * len(self.blocks), dtype, **kwargs)
 
     def add_distances(self, mask: Any, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Any:
         """The mask of transformers, which says what is seen, or what is added to scores, with the numbers of relative
@@ -115,7 +101,7 @@ class GeoNormStack(GeoNormEncoderDecoderPreTrainedModel):
         return bias.masked_fill(~mask, least) if mask.dtype == torch.bool else (bias + mask).clamp(min=least)
 
 
-class GeoNormEncoder(GeoNormStack):
+class GeoNormEncoder(TokenFront, GeoNormStack):
     """The stream of the source, with the embedding, which is the answer's too."""
 
     _can_record_outputs = {  # noqa: RUF012
@@ -129,41 +115,9 @@ class GeoNormEncoder(GeoNormStack):
         self.outer = tuple(Place(scheme.resolve(site), site) for site in sites)
         super().__init__(config, GeoNormEncoderLayer, config.encoder_layers or 1, 2)
 
-    def add_front(self, norm: NormSpec) -> None:
-        c = self.config.shape()
-        self.embed_tokens = undrawn(nn.Embedding, c.vocab_size, c.width)
-        self.position = None
-        if c.positions == "learned":
-            self.position = undrawn(nn.Embedding, c.context, c.width)
-            self.position.role = "position"
-        self.embed_norm = norm() if c.embed_norm else None
-
     def ends(self) -> Any:
         """Of the decoder: the embedding is drawn for its stream."""
         return self.outer
-
-    def get_input_embeddings(self) -> nn.Module:
-        found: nn.Module = self.embed_tokens
-        return found
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embed_tokens = value
-
-    def begin(
-        self, ids: Tensor | None, embeds: Tensor | None, position_ids: Tensor | None, past: Any = 0, name: str = ""
-    ) -> tuple[Tensor, Tensor, torch.dtype]:
-        """What enters the stream of either stack behind `past` tokens, its positions, the dtype of the model."""
-        if (ids is None) == (embeds is None):
-            raise ValueError(f"give either {name}input_ids or {name}inputs_embeds")
-        embedded: Tensor = self.embed_tokens(ids) if embeds is None else embeds
-        if position_ids is None:
-            position_ids = torch.arange(embedded.shape[1], device=embedded.device).unsqueeze(0) + past
-        x = upcast(embedded)
-        if self.position is not None:
-            x = x + self.position(position_ids)
-        if self.embed_norm is not None:
-            x = self.embed_norm(x)
-        return x, position_ids, embedded.dtype
 
     @merge_with_config_defaults
     @capture_outputs
@@ -175,7 +129,7 @@ class GeoNormEncoder(GeoNormStack):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
-        x, position_ids, dtype = self.begin(input_ids, inputs_embeds, position_ids)
+        x, position_ids, dtype = self.begin(input_ids, inputs_embeds, position_ids, None)
         mask = create_bidirectional_mask(
             config=self.config, inputs_embeds=like(x, dtype), attention_mask=attention_mask
         )  # fmt: skip
@@ -212,7 +166,7 @@ class GeoNormCrossDecoder(GeoNormStack):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """x, position_ids, dtype: what `GeoNormEncoder.begin` returns."""
+        """x, position_ids, dtype: what the encoder's `begin` returns."""
         fresh = past_key_values is None  # of a cache that begins here transformers would not look for texts in one row
         if use_cache and fresh:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
@@ -233,11 +187,6 @@ class GeoNormCrossDecoder(GeoNormStack):
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.run(x, position_ids, mask, dtype, **kwargs), past_key_values=past_key_values
         )
-
-
-def like(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """As much of the stream as masks are made from: batch, length, device, dtype."""
-    return x.new_empty((*x.shape[:2], 0), dtype=dtype)
 
 
 class GeoNormEncoderDecoderModel(GeoNormEncoderDecoderPreTrainedModel):
@@ -290,8 +239,8 @@ class GeoNormEncoderDecoderModel(GeoNormEncoderDecoderPreTrainedModel):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
             past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        begun = self.encoder.begin(decoder_input_ids, decoder_inputs_embeds, decoder_position_ids, past, "decoder_")
+        given = decoder_input_ids, decoder_inputs_embeds, decoder_position_ids
+        begun = self.encoder.begin(*given, past_key_values, "decoder_")
         out = self.decoder(
             *begun, attention_mask=decoder_attention_mask, encoder_hidden_states=encoder_outputs.last_hidden_state,
             encoder_attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache, **kwargs,

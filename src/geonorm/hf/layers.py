@@ -4,7 +4,6 @@ records of hidden states."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from ..nn.encoder_decoder import CrossAttention, CrossBlock, EncoderBlock
 from ..nn.trunk import Block, End, ParallelBlock
 from ..nn.values import Handing
 from ..norms import upcast
-from ..schemes import Placement, Scheme, Site
+from ..schemes import Scheme, Site, enter_as
 from .config import GeoNormConfig
 
 
@@ -77,32 +76,21 @@ class GeoNormAttention(SelfAttention):
             k, v = past_key_values.update(k, v, self.inner.layer_idx)
         if self.window is not None:  # the mask says it too; some functions have none
             more["sliding_window"] = self.window
-        return look(self, q, k, v, mask, **more)
-
-
-def look(attention: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **more: Any) -> Tensor:
-    """What an attention finds, (batch, tokens, heads, head_dim), by the function that its `inner` calls."""
-    if attention.training and attention.dropout:
-        more["dropout"] = attention.dropout
-    out: Tensor = attention.inner(q, k, v, mask, **more)[0]
-    # some functions join the heads; that of vLLM, whose batch is one text, leaves out the batch too
-    return out if out.dim() == 4 else out.reshape(q.shape[0], q.shape[2], -1, attention.head_dim)
+        if self.training and self.dropout:
+            more["dropout"] = self.dropout
+        out: Tensor = self.inner(q, k, v, mask, **more)[0]
+        # some functions join the heads; that of vLLM, whose batch is one text, leaves out the batch too
+        return out if out.dim() == 4 else out.reshape(q.shape[0], q.shape[2], -1, self.head_dim)
 
 
 class GeoNormEncoderAttention(GeoNormAttention):
-    """That of an encoder in front of a decoder: every token sees all others, whatever the shape of both says."""
+    """That of an encoder in front of a decoder."""
 
-    def __init__(self, config: TrunkConfig, scheme: Scheme, site: Site) -> None:
-        super().__init__(config, scheme, site)
-        self.causal = self.inner.is_causal = False
+    both_sides = True
 
 
-class GeoNormCrossAttention(CrossAttention):
+class GeoNormCrossAttention(CrossAttention, GeoNormAttention):
     """The decoder's view of the encoder's output, whose keys and values are made once where there is a cache."""
-
-    def __init__(self, config: TrunkConfig, scheme: Scheme, site: Site) -> None:
-        super().__init__(config, scheme, site)
-        self.inner = Attend(int(site.layer), self.heads // self.groups, self.head_dim, causal=False)
 
     def keys_and_values(self, dtype: torch.dtype, memory: Tensor | None, kept: Any) -> tuple[Tensor, Tensor]:
         """kept: transformers' EncoderDecoderCache."""
@@ -117,9 +105,6 @@ class GeoNormCrossAttention(CrossAttention):
         k, v = kept.cross_attention_cache.update(k, v, layer)
         return k, v
 
-    def look(self, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, **more: Any) -> Tensor:
-        return look(self, q, k, v, mask, **more)
-
 
 class View:
     """Hidden states, (batch, tokens, width) for every scheme: of a stream of another shape, what sub-layers see.
@@ -129,9 +114,7 @@ class View:
     """
 
     def __init__(self, entry: End) -> None:
-        scheme = entry.scheme
-        self.entry = entry
-        self.scheme = replace(scheme, entry="embedding") if isinstance(scheme, Placement) else scheme
+        self.entry, self.scheme = entry, enter_as(entry.scheme, "embedding")
 
     def seen(self, x: Tensor) -> Tensor:
         return self.scheme.seen(x)

@@ -7,7 +7,7 @@ called there. Where a field has no equal, the answer is a ConfigError that names
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig
 from ..nn.plans import FEED_FORWARD
 from ..nn.rope_scaling import KINDS, rule_name
-from ..schemes import Placement, parse
+from ..schemes import enter_as, parse
 from ..sites.anatomy import FAMILIES, Stack, anatomy
 from .config import NAMES, layer_types
 from .rope import FULL, ROPE, SLIDING, read_by_window, read_rope
@@ -263,7 +263,7 @@ def layout_of(config: DecoderConfig, model_type: str | None = None) -> Layout:
     """The architecture that a decoder equals: the one of that name, or the first. ConfigError names what stands in the
     way."""
     scheme = parse(config.scheme)
-    plain = str(replace(scheme, entry="embedding") if isinstance(scheme, Placement) else scheme)
+    plain = str(enter_as(scheme, "embedding"))
     asked = LAYOUTS if model_type is None else layouts_of(model_type)
     by_scheme = [layout for layout in asked if plain in layout.schemes]
     if not by_scheme:

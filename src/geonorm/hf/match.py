@@ -27,7 +27,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, cause
 from ..norms import upcast
 from ..residual import Residual
 from ..schemes import Site, read_at, write_at
@@ -133,8 +133,8 @@ def check_inputs(model: Any, inputs: dict[str, Any]) -> None:
     except (IndexError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, (ConfigError, torch.OutOfMemoryError)):
             raise
-        cause = (str(error).strip().splitlines() or [""])[0][:200]
-        raise ConfigError(f"{type(model).__name__} cannot read the probe ({type(error).__name__}: {cause})") from error
+        why = f"{type(error).__name__}: {cause(error)[:200]}"
+        raise ConfigError(f"{type(model).__name__} cannot read the probe ({why})") from error
 
 
 def answer(model: Any, inputs: dict[str, Any]) -> tuple[str, Tensor]:

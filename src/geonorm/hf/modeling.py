@@ -8,7 +8,7 @@ where weights are in half precision.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,11 +25,12 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..errors import ConfigError
 from ..nn.attention import rotary_of
+from ..nn.config import DecoderConfig
 from ..nn.decoder import Transform, slot_on_logits
-from ..nn.roles import base_std, linear, undrawn
-from ..nn.trunk import End
+from ..nn.roles import base_std, linear, matrices, undrawn_table
+from ..nn.trunk import End, norm_of
 from ..nn.values import Handing, token_tables
-from ..norms import NormSpec, upcast
+from ..norms import upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site, state_of
 from .config import GeoNormConfig, layer_types
@@ -65,9 +66,8 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         if isinstance(module, Residual):
             module.layer.fill_(module.index)  # a file that was put together from others does not move it
             site = module.place()
-            for part in module.branch.modules():
-                if isinstance(part, nn.Linear) and hasattr(part, "role"):
-                    self.draw(part, module.scheme, site)
+            for matrix in matrices(module.branch):
+                self.draw(matrix, module.scheme, site)
         elif isinstance(module, nn.Embedding) or getattr(module, "role", None) in ("head", "transform", "patch"):
             end = self.ends()[getattr(module, "role", None) in ("head", "transform")]
             self.draw(module, end.scheme, end.site)
@@ -96,26 +96,23 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
     def constrained(self) -> Iterator[tuple[Scheme, str, Tensor]]:
         """Every weight that a scheme may put a constraint on: the scheme, the weight's role, the weight."""
         yield from self.constrained_in_blocks()
-        embedding: Any = self.get_input_embeddings()
-        yield self.ends()[0].scheme, "embed", embedding.weight
-        position: Any = getattr(self.base_model, "position", None)
-        if position is not None:
-            yield self.ends()[0].scheme, "position", position.weight
-        head: Any = self.get_output_embeddings()
-        if head is not None and not self.config.tie_word_embeddings:
-            yield self.ends()[1].scheme, "head", head.weight
-        transform: Any = getattr(self, "transform", None)
-        if transform is not None:
-            yield self.ends()[1].scheme, "transform", transform.dense.weight
-        tables: Any = getattr(self.base_model, "values", {})
-        for table in tables.values():
-            yield self.ends()[0].scheme, "values", table.weight
+        entry, exit_ = self.ends()
+        base: Any = self.base_model
+        found: list[tuple[Scheme, str, Any]] = [
+            (entry.scheme, "embed", self.get_input_embeddings()),
+            (entry.scheme, "position", getattr(base, "position", None)),
+            (exit_.scheme, "head", None if self.config.tie_word_embeddings else self.get_output_embeddings()),
+            (exit_.scheme, "transform", getattr(getattr(self, "transform", None), "dense", None)),
+            *((entry.scheme, "values", table) for table in getattr(base, "values", {}).values()),
+        ]
+        for scheme, role, module in found:
+            if module is not None:
+                yield scheme, role, module.weight
 
     def constrained_in_blocks(self) -> Iterator[tuple[Scheme, str, Tensor]]:
         for residual in (module for module in self.modules() if isinstance(module, Residual)):
-            for part in residual.branch.modules():
-                if isinstance(part, nn.Linear) and hasattr(part, "role"):
-                    yield residual.scheme, str(part.role), part.weight
+            for matrix in matrices(residual.branch):
+                yield residual.scheme, str(matrix.role), matrix.weight
 
     @torch.no_grad()
     def constrain(self) -> None:
@@ -141,37 +138,79 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         super().save_pretrained(*args, **settings)
 
 
-class GeoNormModel(GeoNormPreTrainedModel):
+class Stream:
+    """Mixed into models of transformers that run a stream from its entry through layers to its exit."""
+
+    def add_stream(self: Any, layer: Callable[..., nn.Module], depth: int, sublayers: int) -> None:
+        """Makes the stream, the last that such a model is made of."""
+        scheme, shape = self.config.rule(), self.config.shape()
+        norm = norm_of(shape)
+        self.entry = End(scheme, Site(0, "entry", depth, sublayers), norm)
+        self.blocks = nn.ModuleList(layer(shape, scheme, number) for number in range(depth))
+        self.exit = End(scheme, Site(depth - 1, "exit", depth, sublayers), norm)
+        self.one_stream = state_of(self.entry.scheme) == "one stream"
+        self.gradient_checkpointing = False
+        for module in self.modules():
+            if isinstance(module, Attend):
+                module.config = self.config
+        self.post_init()
+
+    def run_stream(
+        self: Any, x: Tensor, values: Handing, masks: Sequence[Any], dtype: torch.dtype, **kwargs: Any
+    ) -> Tensor:
+        """From what stands before the entry to what leaves the exit, in that dtype. masks: one for each layer; kwargs:
+        for all of them."""
+        whole = self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        x = run_layers(self.blocks, self.entry, self.entry(x), values, masks, whole, **kwargs)
+        out: Tensor = self.exit(x)
+        return out.to(dtype)
+
+
+class TokenFront:
+    """Mixed into models of transformers in front of whose stream tokens are embedded."""
+
+    def add_front(self: Any, shape: DecoderConfig) -> None:
+        """Makes what stands in front of the entry."""
+        c = shape
+        # without padding_idx: where the end of a text serves as padding too, it would never learn
+        self.embed_tokens = undrawn_table("embed", c.vocab_size, c.width)
+        self.position = undrawn_table("position", c.context, c.width) if c.positions == "learned" else None
+        self.values = token_tables(c)
+        self.embed_norm = norm_of(c)() if c.embed_norm else None
+
+    def begin(
+        self: Any, ids: Tensor | None, embeds: Tensor | None, position_ids: Tensor | None, cache: Any, name: str = ""
+    ) -> tuple[Tensor, Tensor, torch.dtype]:
+        """What enters the stream behind the tokens of a cache, its positions, the dtype of the model. name: what the
+        arguments of the model have in front of theirs."""
+        if (ids is None) == (embeds is None):
+            raise ValueError(f"give either {name}input_ids or {name}inputs_embeds")
+        embedded: Tensor = self.embed_tokens(ids) if embeds is None else embeds
+        if position_ids is None:
+            past = 0 if cache is None else cache.get_seq_length()
+            position_ids = torch.arange(embedded.shape[1], device=embedded.device).unsqueeze(0) + past
+        x = upcast(embedded)
+        if self.position is not None:
+            x = x + self.position(position_ids)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
+        return x, position_ids, embedded.dtype
+
+
+def like(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """As much of the stream as masks are made from: batch, length, device, dtype."""
+    return x.new_empty((*x.shape[:2], 0), dtype=dtype)
+
+
+class GeoNormModel(TokenFront, Stream, GeoNormPreTrainedModel):
     """The stream from embedding to exit; returns the last hidden states in the dtype of the embedding."""
 
     def __init__(self, config: GeoNormConfig) -> None:
         super().__init__(config)
-        scheme, c = config.rule(), config.shape()
-        norm = NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
-        # without padding_idx: where the end of a text serves as padding too, it would never learn
-        self.embed_tokens = undrawn(nn.Embedding, c.vocab_size, c.width)
-        self.position = None
-        if c.positions == "learned":
-            self.position = undrawn(nn.Embedding, c.context, c.width)
-            self.position.role = "position"
-        self.values = token_tables(c, lambda *shape: undrawn(nn.Embedding, *shape))
-        self.embed_norm = norm() if c.embed_norm else None
-        self.entry = End(scheme, Site(0, "entry", c.layers, c.sublayers), norm)
-        self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
-        self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers, c.sublayers), norm)
-        self.one_stream = state_of(self.entry.scheme) == "one stream"
+        c = config.shape()
+        self.add_front(c)
         self.rotary, self.scaling, self.layer_types = rotary_of(c), c.scaling, layer_types(c)
-        self.gradient_checkpointing = False
-        for module in self.modules():
-            if isinstance(module, Attend):
-                module.config = config
-        self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embed_tokens = value
+        self.add_stream(LAYERS[c.block], c.layers, c.sublayers)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -185,23 +224,18 @@ class GeoNormModel(GeoNormPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
+        x, position_ids, dtype = self.begin(input_ids, inputs_embeds, position_ids, past_key_values)
         if input_ids is None and self.values:
             raise ConfigError("this model adds a vector of each token to its values (values=token): give input_ids")
-        embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         before = past_key_values  # of a cache that begins here transformers would not look for texts in one row
         if use_cache and past_key_values is None and self.config.is_causal:
             past_key_values = DynamicCache(config=self.config)
-        if position_ids is None:
-            past = 0 if past_key_values is None else past_key_values.get_seq_length()
-            position_ids = torch.arange(embedded.shape[1], device=embedded.device).unsqueeze(0) + past
         masks = attention_mask  # generate makes those of a static cache itself
         if not isinstance(masks, dict):
             masks = {
                 kind: (create_sliding_window_causal_mask if kind == SLIDING else create_causal_mask)(
                     config=self.config,
-                    inputs_embeds=embedded,
+                    inputs_embeds=like(x, dtype),
                     attention_mask=attention_mask,
                     past_key_values=before,
                     position_ids=position_ids,
@@ -209,19 +243,10 @@ class GeoNormModel(GeoNormPreTrainedModel):
                 for kind in dict.fromkeys(self.layer_types)
             }
         turns = None if self.rotary is None else self.rotary(position_ids.unsqueeze(1))
-        x = upcast(embedded)
-        if self.position is not None:
-            x = x + self.position(position_ids)
-        if self.embed_norm is not None:
-            x = self.embed_norm(x)
-        x = self.entry(x)
         kwargs.update(positions=turns, past_key_values=past_key_values)
-        whole = self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states)
         seen = [masks[kind] for kind in self.layer_types]
-        x = run_layers(self.blocks, self.entry, x, Handing(self.values, input_ids), seen, whole, **kwargs)
-        return BaseModelOutputWithPast(
-            last_hidden_state=self.exit(x).to(embedded.dtype), past_key_values=past_key_values
-        )
+        x = self.run_stream(x, Handing(self.values, input_ids), seen, dtype, **kwargs)
+        return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=past_key_values)
 
 
 class GeoNormLanguageModel(GeoNormPreTrainedModel):

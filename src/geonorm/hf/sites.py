@@ -34,13 +34,13 @@ def replace_sites(model: Any, scheme: Scheme, matched: bool) -> set[int]:
         blocks = blocks_of(model, stack, base)
         depth, dim = len(blocks), int(model.config.hidden_size)
         count = max(2, len(stack.sublayers))
-        made: Any = None
         like = next(p for block in blocks for p in block.parameters() if p.is_floating_point())
         last = None if stack.exit is None else model.get_submodule(join_path(base, stack.exit))
         inside = [blocks[0].get_submodule(path) for place in stack.sublayers for path in place.norms]
         spec = norm_spec(stack, dim, inside if last is None else [last])
+        stock = type(blocks[0])
+        made: Any = type(stock.__name__, (AppliedBlock, stock), {"__module__": __name__})
         for layer, block in enumerate(blocks):
-            made = made or type(type(block).__name__, (AppliedBlock, type(block)), {"__module__": __name__})
             sites = nn.ModuleDict()
             for sublayer in stack.sublayers:
                 site = Site(layer, sublayer.kind, depth, count)
@@ -60,11 +60,11 @@ def replace_sites(model: Any, scheme: Scheme, matched: bool) -> set[int]:
         target = norm_in(exit.own, "norm")
         if last is None:
             blocks[-1].exit = exit
-        else:
-            if target is not None:
-                carry(last, target, stack.gain_offset)
-                carried |= {id(p) for p in target.parameters()}
-            model.set_submodule(join_path(base, stack.exit or ""), exit)
+            continue
+        if target is not None:
+            carry(last, target, stack.gain_offset)
+            carried |= {id(p) for p in target.parameters()}
+        model.set_submodule(join_path(base, stack.exit or ""), exit)
     return carried
 
 

@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 from transformers import initialization
 
-from ..errors import ConfigError
+from ..errors import ConfigError, cause
 from ..nn.config import DecoderConfig
 from ..probes.load import one_line, with_weights
 from .config import GeoNormConfig, layer_types
@@ -109,8 +109,7 @@ def load_stock(folder: str | Path) -> GeoNormForCausalLM:
     try:
         theirs = transformers.AutoConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{folder} holds no model of transformers ({why})") from None
+        raise ConfigError(f"{folder} holds no model of transformers ({cause(error)})") from None
     if theirs.model_type.startswith("geonorm"):
         raise ConfigError(f"{folder} is under a scheme already: load it with transformers.AutoModelForCausalLM")
     layout = layout_for(theirs)
@@ -125,11 +124,8 @@ def load_stock(folder: str | Path) -> GeoNormForCausalLM:
     config = GeoNormConfig.of(shape, **{name: getattr(theirs, name, None) for name in TOKENS})
     with torch.device("meta"):
         model = GeoNormForCausalLM(config)
-    found, wanted, dtype = (
-        Weights(),
-        model.state_dict(),
-        weights[f"{layout.base}.{layout.stack.embedding}.weight"].dtype,
-    )
+    found, wanted, offset = Weights(), model.state_dict(), layout.stack.gain_offset
+    dtype = weights[f"{layout.base}.{layout.stack.embedding}.weight"].dtype
     for ours, there in layout.pairs(shape):
         for kind in ("weight", "bias"):
             names = [name for place in ours if (name := f"{place}.{kind}") in wanted]
@@ -140,11 +136,7 @@ def load_stock(folder: str | Path) -> GeoNormForCausalLM:
                 found.update({name: neutral(wanted[name], kind).to(dtype) for name in names})
                 continue
             # a gain that is stored less one has digits that its dtype cannot hold with the one
-            whole = (
-                given[0].float() + layout.stack.gain_offset
-                if layout.stack.gain_offset and is_gain(ours[0])
-                else given[0]
-            )
+            whole = given[0].float() + offset if offset and is_gain(ours[0]) else given[0]
             whole = whole.t().contiguous() if is_turned(ours[0], kind, layout) else whole
             parts = split_weights(whole, [wanted[name].shape[0] for name in names], layout, shape)
             found.update(zip(names, parts, strict=True))

@@ -5,7 +5,6 @@ T5 does not divide scores by the root of the head's width: that, and `qk_scale`,
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from transformers import initialization
 from ..errors import ConfigError
 from ..nn.config import DecoderConfig
 from ..nn.encoder_decoder import BUCKETS, FURTHEST
-from ..schemes import Placement, parse
+from ..schemes import enter_as, parse
 from .encoder_decoder import GeoNormForConditionalGeneration
 
 SCHEME = "pre(entry=embedding)"
@@ -32,7 +31,7 @@ MLP = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
 def check_t5(config: DecoderConfig) -> None:
     """ConfigError names what stands in the way of an encoder-decoder as T5."""
     scheme = parse(config.scheme)
-    plain = str(replace(scheme, entry="embedding") if isinstance(scheme, Placement) else scheme)
+    plain = str(enter_as(scheme, "embedding"))
     if plain != SCHEME:
         raise ConfigError(f"{scheme} is not t5, which is {SCHEME}: use --layout geonorm")
     wrong = [f"{name}={getattr(config, name)} (only {value})" for name, value in FIXED.items()

@@ -17,16 +17,14 @@ from transformers.utils.output_capturing import capture_outputs
 
 from ..errors import ConfigError, UntrustedCode, unknown
 from ..nn.config import VisionConfig
-from ..nn.roles import linear, undrawn
-from ..nn.trunk import End
+from ..nn.roles import linear, undrawn_table
 from ..nn.values import Handing
 from ..nn.vision import VisionTransformer, embed_patches, pool, turns_of_places
-from ..norms import NormSpec
-from ..schemes import Scheme, Site, state_of
+from ..schemes import Scheme
 from .config import NAMES, THEIRS, UnderScheme, add_fields
-from .layers import LAYERS, Attend, run_layers
+from .layers import LAYERS
 from .loading import share_weights
-from .modeling import GeoNormPreTrainedModel
+from .modeling import GeoNormPreTrainedModel, Stream
 
 VISION_NAMES = {
     **{f.name: NAMES.get(f.name, f.name) for f in fields(VisionConfig) if f.name not in ("causal", "classes")},
@@ -90,37 +88,19 @@ class GeoNormVisionPreTrainedModel(GeoNormPreTrainedModel):
             yield exit_.scheme, "head", head.weight
 
 
-class GeoNormVisionModel(GeoNormVisionPreTrainedModel):
+class GeoNormVisionModel(Stream, GeoNormVisionPreTrainedModel):
     """The stream from patches to exit; returns the last hidden states (batch, tokens, width) in the dtype of the
     weights. The first token is that of the class, where there is one."""
 
+    _input_embed_layer = "patch"
+
     def __init__(self, config: GeoNormVisionConfig) -> None:
         super().__init__(config)
-        scheme, c = config.rule(), config.shape()
-        norm = NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
+        c = config.shape()
         self.patch = linear("patch", c.channels * c.patch**2, c.width, c.bias)
-        self.class_token, self.position = None, None
-        if c.pool == "token":
-            self.class_token = undrawn(nn.Embedding, 1, c.width)
-            self.class_token.role = "class_token"
-        if c.positions == "learned":
-            self.position = undrawn(nn.Embedding, c.context, c.width)
-            self.position.role = "position"
-        self.entry = End(scheme, Site(0, "entry", c.layers, c.sublayers), norm)
-        self.blocks = nn.ModuleList(LAYERS[c.block](c, scheme, layer) for layer in range(c.layers))
-        self.exit = End(scheme, Site(c.layers - 1, "exit", c.layers, c.sublayers), norm)
-        self.one_stream = state_of(self.entry.scheme) == "one stream"
-        self.gradient_checkpointing = False
-        for module in self.modules():
-            if isinstance(module, Attend):
-                module.config = config
-        self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.patch
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.patch = value  # type: ignore[assignment]
+        self.class_token = undrawn_table("class_token", 1, c.width) if c.pool == "token" else None
+        self.position = undrawn_table("position", c.context, c.width) if c.positions == "learned" else None
+        self.add_stream(LAYERS[c.block], c.layers, c.sublayers)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -129,11 +109,10 @@ class GeoNormVisionModel(GeoNormVisionPreTrainedModel):
             raise ValueError("give pixel_values")
         c = self.config.shape()
         turns = turns_of_places(c, pixel_values.device) if c.positions == "rope" else None
-        x = self.entry(embed_patches(pixel_values, c, self.patch, self.class_token, self.position))
-        whole = self.one_stream or not kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        values = Handing(nn.ModuleDict(), None)
-        x = run_layers(self.blocks, self.entry, x, values, [None] * c.layers, whole, positions=turns, **kwargs)
-        return BaseModelOutput(last_hidden_state=self.exit(x).to(self.patch.weight.dtype))
+        x = embed_patches(pixel_values, c, self.patch, self.class_token, self.position)
+        values, dtype = Handing(nn.ModuleDict(), None), self.patch.weight.dtype
+        x = self.run_stream(x, values, [None] * c.layers, dtype, positions=turns, **kwargs)
+        return BaseModelOutput(last_hidden_state=x)
 
 
 class GeoNormForImageClassification(GeoNormVisionPreTrainedModel):

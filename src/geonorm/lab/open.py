@@ -23,7 +23,7 @@ from .config import TrainConfig
 from .data import NO_TEXT, Tokenizer, load_tokenizer
 from .data.objectives import NEXT, MaskedTokens, Objective, pick_objective
 from .data.tokenizer import FileTokenizer
-from .runs.provenance import read_parts, read_sources
+from .runs.provenance import read_last, read_sources
 from .runs.run import RunFolder, read_rows
 from .runs.statistics import usable
 from .scale import checkpoint, parallel
@@ -284,10 +284,10 @@ def read_finished(path: Path) -> FinishedRun:
         raise CheckpointError(
             f"{path} is not finished ({summary['status']}): the command that began it goes on with it"
         )
-    environment = read_parts(path)
+    environment = read_last(path)
     if not environment:
         raise CheckpointError(f"{path / 'environment.json'} is missing: the run directory is damaged")
-    return FinishedRun(summary, environment[-1], list(read_rows(run.metrics)))
+    return FinishedRun(summary, environment, list(read_rows(run.metrics)))
 
 
 def run_of(name: str, scheme: str | None) -> str:

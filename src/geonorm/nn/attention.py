@@ -112,10 +112,14 @@ class LayerCache:
 class SelfAttention(nn.Module):
     """(batch, tokens, width) to the same. Schemes may put modules on q, k, v (before RoPE), q_rope, k_rope (after)."""
 
+    both_sides = False
+    """Whether a token sees all others, whatever the configuration says."""
+
     def __init__(self, config: TrunkConfig, scheme: Scheme, site: Site) -> None:
         super().__init__()
         c = config
-        self.heads, self.groups, self.head_dim, self.causal = c.heads, c.groups, c.head_dim, c.causal
+        self.heads, self.groups, self.head_dim = c.heads, c.groups, c.head_dim
+        self.causal = c.causal and not self.both_sides
         self.q = linear("q", c.width, c.heads * c.head_dim, c.bias)
         self.k = linear("k", c.width, c.groups * c.head_dim, c.bias)
         self.v = linear("v", c.width, c.groups * c.head_dim, c.bias)
@@ -161,10 +165,15 @@ class SelfAttention(nn.Module):
         v = self.split("v", self.v(y))
         if self.mix is not None:
             v = self.mix(v, values, y)
-        found = self.attend(q if self.sharper == 1 else q * self.sharper, k, v.transpose(1, 2), **context).flatten(-2)
-        result: Tensor = self.o(found if self.gate is None else found * torch.sigmoid(self.gate(y)))
+        result = self.update(y, q, k, v.transpose(1, 2), **context)
         # a copy, not a view: FSDP hooks what a block returns
         return (result, v.flatten(-2).clone()) if self.shows else result
+
+    def update(self, y: Tensor, q: Tensor, k: Tensor, v: Tensor, **context: Any) -> Tensor:
+        """What attention finds, through the gate, which reads y, and the output matrix: (batch, tokens, width)."""
+        found = self.attend(q if self.sharper == 1 else q * self.sharper, k, v, **context).flatten(-2)
+        out: Tensor = self.o(found if self.gate is None else found * torch.sigmoid(self.gate(y)))
+        return out
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | None = None, bias: Tensor | None = None

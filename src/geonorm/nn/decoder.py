@@ -7,7 +7,6 @@ same model as an encoder, for masked language modelling.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +17,8 @@ from ..norms import NormSpec, upcast
 from ..schemes import Scheme, Site
 from .attention import LayerCache, Rope, rotary_of
 from .config import DecoderConfig
-from .roles import linear
-from .trunk import End, Trunk, undrawn_table
+from .roles import linear, undrawn_table
+from .trunk import End, Trunk, norm_of
 from .values import Handing, token_tables
 
 
@@ -50,7 +49,7 @@ class Transform(nn.Module):
         c = config
         self.dense = linear("transform", c.width, c.width, bias=True)
         self.formula = "tanh" if c.mlp == "gelu_tanh" else "none"
-        self.norm = NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)()
+        self.norm = norm_of(c)()
 
     def forward(self, y: Tensor) -> Tensor:
         out: Tensor = self.norm(F.gelu(self.dense(y), approximate=self.formula))
@@ -67,7 +66,7 @@ class Decoder(Trunk):
         self.rotary = rotary_of(c)
         self.embed = undrawn_table("embed", c.vocab_size, c.width)
         self.position = undrawn_table("position", c.context, c.width) if c.positions == "learned" else None
-        self.values = token_tables(c, partial(undrawn_table, "values"))
+        self.values = token_tables(c)
         self.embed_norm = norm() if c.embed_norm else None
 
     def add_head(self) -> None:

@@ -14,17 +14,16 @@ from math import log
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..norms import NormSpec, Scalars
 from ..residual import Residual
 from ..schemes import Scheme, Site
 from .attention import LayerCache, Rope, SelfAttention
-from .config import DecoderConfig, TrunkConfig
+from .config import DecoderConfig
 from .decoder import Decoder
 from .mlp import MLP
-from .trunk import Block, End, under
+from .trunk import Block, End, make_sites
 
 BUCKETS = 32
 """Kinds of distance that relative positions tell apart (T5's number)."""
@@ -64,19 +63,13 @@ def buckets(ahead: Tensor, causal: bool) -> Tensor:
     return found if causal else found + half * (ahead > 0)
 
 
-class Memory:
-    """Keys and values of the encoder's output for one block: made once, (batch, kv_heads, tokens, head_dim)."""
-
-    def __init__(self) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-
-
 class BlockCache:
     """What one block of the decoder keeps between tokens."""
 
     def __init__(self, room: int) -> None:
-        self.own, self.memory = LayerCache(room), Memory()
+        self.own = LayerCache(room)
+        self.memory: tuple[Tensor, Tensor] | None = None
+        """Keys and values of the encoder's output, made once, (batch, kv_heads, tokens, head_dim)."""
 
     @property
     def length(self) -> int:
@@ -85,40 +78,34 @@ class BlockCache:
 
 class CrossAttention(SelfAttention):
     """(batch, tokens, width) to the same: queries of what is read, keys and values of `memory` (batch, others, width),
-    without positions."""
+    without positions. Every query sees all of the memory."""
 
-    def forward(self, y: Tensor, memory: Tensor | None = None, kept: Memory | None = None, **context: Any) -> Any:  # type: ignore[override]
+    both_sides = True
+
+    def forward(self, y: Tensor, memory: Tensor | None = None, kept: Any = None, **context: Any) -> Any:  # type: ignore[override]
         """kept: where keys and values stand after the first token; then memory is not needed."""
         q = self.turn("q_rope", self.split("q", self.q(y)), None)
         k, v = self.keys_and_values(y.dtype, memory, kept)
-        found = self.look(q if self.sharper == 1 else q * self.sharper, k, v, **context).flatten(-2)
-        out: Tensor = self.o(found if self.gate is None else found * torch.sigmoid(self.gate(y)))
-        return out
+        return self.update(y, q, k, v, **context)
 
-    def keys_and_values(self, dtype: torch.dtype, memory: Tensor | None, kept: Memory | None) -> tuple[Tensor, Tensor]:
-        if kept is not None and kept.keys is not None and kept.values is not None:
-            return kept.keys, kept.values
+    def keys_and_values(
+        self, dtype: torch.dtype, memory: Tensor | None, kept: BlockCache | None
+    ) -> tuple[Tensor, Tensor]:
+        if kept is not None and kept.memory is not None:
+            return kept.memory
         assert memory is not None, "cross-attention needs the encoder's output"
         memory = memory.to(dtype)
         k = self.turn("k_rope", self.split("k", self.k(memory)), None)
         v = self.split("v", self.v(memory)).transpose(1, 2)
         if kept is not None:
-            kept.keys, kept.values = k, v
+            kept.memory = k, v
         return k, v
-
-    def look(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Every query sees all of the memory."""
-        dropout = self.dropout if self.training else 0.0
-        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, enable_gqa=self.groups != self.heads)
-        return out.transpose(1, 2)
 
 
 class EncoderAttention(SelfAttention):
     """Every token sees all others."""
 
-    def __init__(self, config: TrunkConfig, scheme: Scheme, site: Site) -> None:
-        super().__init__(config, scheme, site)
-        self.causal = False
+    both_sides = True
 
 
 class EncoderBlock(Block):
@@ -148,20 +135,11 @@ class CrossBlock(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor | None = None, cache: BlockCache | None = None, **attention: Any
     ) -> Tensor:
-        own, kept = (None, None) if cache is None else (cache.own, cache.memory)
+        own = None if cache is None else cache.own
         x, reading = self.attn(x, then=self.cross, cache=own, **attention)
-        x, reading = self.cross(x, reading=reading, then=self.mlp, memory=memory, kept=kept)
+        x, reading = self.cross(x, reading=reading, then=self.mlp, memory=memory, kept=cache)
         out: Tensor = self.mlp(x, reading=reading)
         return out
-
-
-def make_sites(
-    block: nn.Module, config: DecoderConfig, scheme: Scheme, layer: int, kinds: dict[str, Any], depth: int
-) -> None:
-    """Gives a block its residuals by kind, in order."""
-    for kind, make in kinds.items():
-        site = Site(layer, kind, depth, len(kinds))
-        setattr(block, kind, under(make(config, scheme.resolve(site), site), scheme, site, config))
 
 
 class Encoder(nn.Module):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -46,22 +47,30 @@ SLOTS = {
 """Where a scheme may put a module inside a branch or the head, by kind of site (`Scheme.slot`)."""
 
 
-def undrawn(kind: type[nn.Module], *args: Any, **settings: Any) -> Any:
-    """A layer of torch on the default device whose weights nobody has drawn yet: the model draws them.
+def linear(role: str, inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
+    """A linear layer on the default device that knows its role, whose weights nobody has drawn yet: the model draws
+    them.
 
     They are registered anew, not moved as `skip_init` does, so that accelerate's `init_empty_weights`, and vLLM, see
     them and keep them on meta."""
-    layer = kind(*args, device="meta", **settings)
-    for name, weight in list(layer.named_parameters(recurse=False)):
+    layer = nn.Linear(inputs, outputs, bias=bias, device="meta")
+    for name, weight in list(layer.named_parameters()):
         layer.register_parameter(name, nn.Parameter(torch.empty_like(weight, device=torch.get_default_device())))
-    return layer
-
-
-def linear(role: str, inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
-    """A linear layer that knows its role."""
-    layer: nn.Linear = undrawn(nn.Linear, inputs, outputs, bias=bias)
     layer.role = role  # type: ignore[assignment]
     return layer
+
+
+def undrawn_table(role: str, rows: int, width: int) -> nn.Embedding:
+    """Vectors to be looked up, or added by place, whose weights nobody has drawn yet."""
+    # torch's own initial values are skipped: on the meta device they import the compiler
+    table = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+    table.role = role
+    return table
+
+
+def matrices(branch: nn.Module) -> Iterator[nn.Linear]:
+    """The linear layers inside a branch that know their role."""
+    return (part for part in branch.modules() if isinstance(part, nn.Linear) and hasattr(part, "role"))
 
 
 def base_std(role: str, fan_in: int, config: TrunkConfig) -> float:

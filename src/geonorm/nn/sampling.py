@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError
 from .decoder import Decoder
-from .encoder_decoder import EncoderDecoder
+from .encoder_decoder import BlockCache, EncoderDecoder
 from .trunk import evaluating
 
 NOT_CAUSAL = "this model attends to both sides of a token (--objective mlm), so it cannot write text"
 
 
-@torch.no_grad()
 def generate(
     model: Decoder,
     ids: Tensor,
@@ -33,20 +32,9 @@ def generate(
     if not model.config.causal:
         raise ConfigError(NOT_CAUSAL)
     check_request("prompt", ids, temperature, top_k)
-    with evaluating(model):
-        cache = model.new_cache(ids.shape[1] + tokens) if cached else None
-        fresh, rule = ids, model.config.scaling
-        for _ in range(tokens):
-            if cache and rule and rule.renews(past := cache[0].length, past + fresh.shape[1]):
-                cache, fresh = model.new_cache(cache[0].room), ids
-            logits = model(fresh if cached else ids, cache)[:, -1].float()
-            token = sample(logits, temperature, top_k, generator)
-            ids = torch.cat((ids, token), dim=1)
-            fresh = token
-            yield token
+    yield from continue_ids(model, model, ids, tokens, temperature, top_k, generator, cached)
 
 
-@torch.no_grad()
 def generate_answer(
     model: EncoderDecoder,
     source: Tensor,
@@ -60,17 +48,36 @@ def generate_answer(
     """Yields `tokens` ids of shape (batch, 1) of an answer to source ids (batch, length), which begins behind the id
     `start`. The rest is as in `generate`."""
     check_request("source", source, temperature, top_k)
+
+    def forward(answer: Tensor, cache: list[BlockCache] | None) -> Tensor:
+        return model(None if cache and cache[0].length else source, answer, cache)
+
+    begun = torch.full_like(source[:, :1], start)
+    yield from continue_ids(model, forward, begun, tokens, temperature, top_k, generator, cached)
+
+
+@torch.no_grad()
+def continue_ids(
+    model: Decoder,
+    forward: Callable[..., Tensor],
+    ids: Tensor,
+    tokens: int,
+    temperature: float,
+    top_k: int | None,
+    generator: torch.Generator | None,
+    cached: bool,
+) -> Iterator[Tensor]:
+    """Yields what goes on from ids; forward: ids of tokens and the cache of those before them to logits."""
     with evaluating(model):
-        cache = model.new_cache(tokens + 1) if cached else None
-        answer = fresh = torch.full_like(source[:, :1], start)
-        rule = model.config.scaling
+        room, rule = ids.shape[1] + tokens, model.config.scaling
+        cache = model.new_cache(room) if cached else None
+        fresh = ids
         for _ in range(tokens):
             if cache and rule and rule.renews(past := cache[0].length, past + fresh.shape[1]):
-                cache, fresh = model.new_cache(tokens + 1), answer
-            known = None if cache and cache[0].length else source
-            logits = model(known, fresh if cached else answer, cache)[:, -1].float()
+                cache, fresh = model.new_cache(room), ids
+            logits = forward(fresh if cached else ids, cache)[:, -1].float()
             fresh = sample(logits, temperature, top_k, generator)
-            answer = torch.cat((answer, fresh), dim=1)
+            ids = torch.cat((ids, fresh), dim=1)
             yield fresh
 
 

@@ -21,7 +21,7 @@ from ..schemes import Parts, Scheme, Site, parse
 from .attention import LayerCache, Rope, SelfAttention
 from .config import TrunkConfig
 from .mlp import MLP
-from .roles import ROLES, draw_weight
+from .roles import draw_weight, matrices
 from .values import Handing
 
 
@@ -39,10 +39,25 @@ class End(nn.Module):
         return move(x, self.own(), self.site)
 
 
+def norm_of(config: TrunkConfig) -> NormSpec:
+    """What N means in this model."""
+    c = config
+    return NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
+
+
 def under(branch: nn.Module, scheme: Scheme, site: Site, config: TrunkConfig) -> Residual:
     """The branch under the scheme, with the norms of this model."""
     c = config
     return Residual(branch, scheme, site, c.width, c.norm, c.gains, c.eps, c.norm_bias)
+
+
+def make_sites(
+    block: nn.Module, config: TrunkConfig, scheme: Scheme, layer: int, kinds: dict[str, Any], depth: int
+) -> None:
+    """Gives a block its residuals by kind, in order."""
+    for kind, make in kinds.items():
+        site = Site(layer, kind, depth, len(kinds))
+        setattr(block, kind, under(make(config, scheme.resolve(site), site), scheme, site, config))
 
 
 class Block(nn.Module):
@@ -55,10 +70,7 @@ class Block(nn.Module):
 
     def __init__(self, config: TrunkConfig, scheme: Scheme, layer: int) -> None:
         super().__init__()
-        for name, make in (("attn", self.attention), ("mlp", MLP)):
-            site = Site(layer, name, config.layers)
-            branch = make(config, scheme.resolve(site), site)
-            setattr(self, name, under(branch, scheme, site, config))
+        make_sites(self, config, scheme, layer, {"attn": self.attention, "mlp": MLP}, config.layers)
 
     def forward(self, x: Tensor, **attention: Any) -> Any:
         """The stream; behind it what attention returned beside its update, if anything."""
@@ -109,14 +121,6 @@ IGNORED = -100
 BLOCKS = {"sequential": Block, "parallel": ParallelBlock}
 
 
-def undrawn_table(role: str, rows: int, width: int) -> nn.Embedding:
-    """Vectors to be looked up, or added by place, whose weights nobody has drawn yet."""
-    # torch's own initial values are skipped: on the meta device they import the compiler
-    table = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
-    table.role = role
-    return table
-
-
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """In evaluation within; in training or not as it was behind it, also after an error."""
@@ -143,7 +147,7 @@ class Trunk(nn.Module):
         super().__init__()
         self.config = c = config
         self.scheme = parse(c.scheme)
-        norm = NormSpec(c.norm, c.width, c.gains, c.eps, c.norm_bias)
+        norm = norm_of(c)
         self.add_front(norm)
         self.add_stream(norm)
         self.add_head()
@@ -213,9 +217,8 @@ class Trunk(nn.Module):
         """Every weight with a role: (role, weight, the scheme it stands under, its site); here those of the blocks, to
         which a model adds its own."""
         for site, residual in self.residuals():
-            for module in residual.branch.modules():
-                if isinstance(module, nn.Linear) and hasattr(module, "role"):
-                    yield str(module.role), module.weight, residual.scheme, site
+            for matrix in matrices(residual.branch):
+                yield str(matrix.role), matrix.weight, residual.scheme, site
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -254,8 +257,3 @@ class Trunk(nn.Module):
     def matmul_parameter_count(self) -> int:
         """Parameters of matrices, those at the ends included: equal for all schemes at one size."""
         return sum(weight.numel() for _, weight, _, _ in self.weights())
-
-
-assert set(ROLES) == {
-    "embed", "patch", "position", "class_token", "values", "q", "k", "v", "o", "up", "gate", "down", "head", "transform"
-}  # fmt: skip

@@ -6,7 +6,6 @@ cache keeps the values as they are after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from ..norms import Scalars
 from ..schemes import Site
 from .config import DecoderConfig, TrunkConfig
+from .roles import undrawn_table
 
 CHANNELS = 12
 """First features of what attention reads that the gate of a token's vector sees (nanochat)."""
@@ -25,7 +25,7 @@ def mix_of(config: TrunkConfig, site: Site) -> nn.Module | None:
     layer = int(site.layer)
     if config.values == "first" and layer > 0:
         return FirstValues()
-    if config.values == "token" and has_token_values(config, layer):
+    if has_token_values(config, layer):
         return TokenValues(min(CHANNELS, config.width), config.groups)
     return None
 
@@ -93,10 +93,8 @@ class Handing:
         return x
 
 
-def token_tables(config: DecoderConfig, make: Callable[[int, int], nn.Embedding]) -> nn.ModuleDict:
+def token_tables(config: DecoderConfig) -> nn.ModuleDict:
     """The tables of token vectors, by block; none where values are made otherwise."""
     layers = [layer for layer in range(config.layers) if has_token_values(config, layer)]
-    tables = nn.ModuleDict({str(layer): make(config.vocab_size, config.groups * config.head_dim) for layer in layers})
-    for table in tables.values():
-        table.role = "values"  # type: ignore[assignment]
-    return tables
+    width = config.groups * config.head_dim
+    return nn.ModuleDict({str(layer): undrawn_table("values", config.vocab_size, width) for layer in layers})

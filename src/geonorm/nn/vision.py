@@ -12,8 +12,8 @@ from ..norms import NormSpec, upcast
 from ..schemes import Scheme, Site
 from .attention import Rope, rope
 from .config import VisionConfig
-from .roles import linear
-from .trunk import Trunk, undrawn_table
+from .roles import linear, undrawn_table
+from .trunk import Trunk
 from .values import Handing
 
 

@@ -36,10 +36,20 @@ class AngleMap:
     """Whether what post is multiplied with is at most max_angle and post at most 1, so that the last minimum never
     binds."""
 
+    @property
+    def bare(self) -> bool:
+        """Whether there is nothing beside the retraction, the ceiling and a decay behind it."""
+        numbers = (self.pre, self.gain, self.bias)
+        return not any(isinstance(n, Tensor) for n in numbers) and numbers == (1.0, 1.0, 0.0)
+
+    @property
+    def biased(self) -> bool:
+        return isinstance(self.bias, Tensor) or self.bias != 0
+
     def __call__(self, ratio: Tensor) -> Tensor:
         """Angle in radians for ratio >= 0 of any shape: plain differentiable PyTorch, the definition."""
         turn = self.gain * self.unclamped(ratio).clamp(max=self.max_angle)
-        if isinstance(self.bias, Tensor) or self.bias != 0:
+        if self.biased:
             turn = turn + self.bias * ratio * torch.rsqrt(ratio * ratio + BIAS_SOFTNESS**2)
         return (self.post * turn).clamp(max=self.max_angle)
 
@@ -76,7 +86,7 @@ class AngleMap:
         ceiling = torch.where(zero, inf, self.max_angle * torch.rsqrt(torch.where(zero, 1.0, squared)))
         free = self.pre * sphere.retraction_quotient(self.pre * self.pre * squared, self.power)
         turn = self.gain * torch.where(free >= ceiling, ceiling, free)
-        if isinstance(self.bias, Tensor) or self.bias != 0:
+        if self.biased:
             turn = turn + self.bias * torch.rsqrt(squared + BIAS_SOFTNESS**2)
         turn = self.post * turn
         return torch.where(turn >= ceiling, ceiling, turn)

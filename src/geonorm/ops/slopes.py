@@ -10,7 +10,7 @@ An angle map is kept as three quantities, none of which divides by a vanishing r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import factorial, inf
 
 import torch
 from torch import Tensor
@@ -81,16 +81,8 @@ def sinc_bend(angle: Tensor) -> Tensor:
     )
 
 
-def bend_series(terms: int) -> list[float]:
-    """(cos - sinc) / angle^2 = sum over k >= 1 of (-1)^k 2k/(2k+1)! angle^(2k-2)."""
-    coefficients, factorial = [], 1.0
-    for k in range(1, terms + 1):
-        factorial *= 2 * k * (2 * k + 1)
-        coefficients.append((-1) ** k * 2 * k / factorial)
-    return coefficients
-
-
-BEND = bend_series(11)
+BEND = [(-1) ** k * 2 * k / float(factorial(2 * k + 1)) for k in range(1, 12)]
+"""(cos - sinc) / angle^2 in powers of angle^2."""
 
 
 class General:
@@ -103,7 +95,7 @@ class General:
         self.turned = retraction_slopes(ratio, angles.pre, angles.power)
         self.inner = self.turned.clamp(ratio, angles.max_angle)
         total = self.inner.times(angles.gain)
-        if isinstance(angles.bias, Tensor) or angles.bias != 0:
+        if angles.biased:
             total = total.plus(bias_slopes(ratio, angles.bias))
         self.total = total
         self.outer = total.times(angles.post).clamp(ratio, angles.max_angle)
@@ -124,7 +116,7 @@ class General:
         held = self.turned.quotient * ratio >= angles.max_angle
         # a held angle is the ceiling to the last bit: with a gain of 1, as it begins, rounding would say who is bound
         turn = angles.gain * torch.where(held, angles.max_angle, self.turned.quotient * ratio)
-        if isinstance(angles.bias, Tensor) or angles.bias != 0:
+        if angles.biased:
             turn = turn + bias_slopes(ratio, angles.bias).quotient * ratio
         bound = angles.post * turn >= angles.max_angle
         free = torch.cos(self.angle) * m - torch.sin(self.angle) * ratio * p
@@ -156,9 +148,7 @@ class Plain:
 
     @staticmethod
     def fits(angles: AngleMap) -> bool:
-        numbers = (angles.pre, angles.gain, angles.bias)
-        plain = not any(isinstance(n, Tensor) for n in numbers) and numbers == (1.0, 1.0, 0.0)
-        return plain and angles.power == inf and angles.max_angle <= 1.0
+        return angles.bare and angles.power == inf and angles.max_angle <= 1.0
 
     def turn(self, p: Tensor, m: Tensor) -> Tensor:
         """As `General.turn`."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal
 
 from ..errors import ConfigError
-from ..settings import Count, Range, Settings
+from ..settings import Count, Range, Settings, check_out
 from ..sites.anatomy import Stack
 
 
@@ -68,8 +67,7 @@ class ProbeConfig(Settings):
         super().__post_init__()
         if not self.models:
             raise ConfigError("no MODEL given: name a run, a Hugging Face directory or a hub name")
-        if self.out == "" or Path(self.out).is_file():
-            raise ConfigError(f"out is {'empty' if self.out == '' else f'a file: {self.out}'}; choose another --out")
+        check_out(self.out)
         if bool(self.blocks) != bool(self.sublayers):
             raise ConfigError("--blocks and --sublayers go together: the list of blocks, and the sites of each")
         if self.norms_only and (self.gradients or self.ablate_blocks or self.blocks):

@@ -77,8 +77,6 @@ class SiteDetail:
 
 def starts(x: Tensor, mask: Tensor | None) -> Tensor:
     """Where the sequences of (batch, tokens, dim) begin among their tokens without padding."""
-    if x.dim() < 3:
-        return torch.zeros(1, dtype=torch.int64, device=x.device)
     if mask is None:
         return torch.arange(x.shape[0], device=x.device) * x.shape[1]
     counts = mask.sum(1)

@@ -7,14 +7,13 @@ else that stands there. In evaluation mode; one window of text at a time, whose 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .subject import Inputs, Subject, pass_by
+from .subject import Inputs, Subject, without
 
 
 @torch.no_grad()
@@ -34,9 +33,7 @@ def logit_lens(
         whole = F.log_softmax(logits, -1)
         count += targets.numel()
         for ran in range(len(blocks) + 1):
-            with ExitStack() as hooks:
-                for block in blocks[ran:]:
-                    hooks.callback(block.register_forward_hook(pass_by, with_kwargs=True).remove)
+            with without(blocks[ran:]):
                 found = F.log_softmax(subject.predictions(batch)[0], -1)
             totals[ran, 0] += F.nll_loss(found, targets, reduction="sum").double().cpu()
             totals[ran, 1] += (whole.exp() * (whole - found)).sum(dtype=torch.float64).cpu()

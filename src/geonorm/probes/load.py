@@ -89,8 +89,7 @@ def model_class(config: Any) -> Any:
     """The class that the weights were saved from, or, where transformers does not have it, what stands for its kind."""
     transformers = hugging_face()
     names = getattr(config, "architectures", None) or ()
-    causal = any("CausalLM" in name for name in names)
-    known = causal or predicts_masked(config) or predicts_spans(config) or tells_images(config)
+    known = is_for("CausalLM", config) or predicts_masked(config) or predicts_spans(config) or tells_images(config)
     other = task_class(config) if known else transformers.AutoModel
     return next((getattr(transformers, name) for name in names if hasattr(transformers, name)), other)
 
@@ -105,20 +104,24 @@ def task_class(config: Any) -> Any:
     return transformers.AutoModelForMaskedLM if predicts_masked(config) else transformers.AutoModelForCausalLM
 
 
+def is_for(task: str, config: Any) -> bool:
+    """Whether the weights were saved from a class with these words in its name."""
+    return any(task in name for name in getattr(config, "architectures", None) or ())
+
+
 def predicts_masked(config: Any) -> bool:
     """Whether the weights are those of a model of masked tokens."""
-    return any("MaskedLM" in name for name in getattr(config, "architectures", None) or ())
+    return is_for("MaskedLM", config)
 
 
 def tells_images(config: Any) -> bool:
     """Whether the weights are those of a model that tells classes of images apart."""
-    return any(IMAGES in name for name in getattr(config, "architectures", None) or ())
+    return is_for(IMAGES, config)
 
 
 def predicts_spans(config: Any) -> bool:
     """Whether the weights are those of an encoder-decoder that writes, as T5's: asked for missing spans."""
-    both = getattr(config, "is_encoder_decoder", False)
-    return both and any("ConditionalGeneration" in name for name in getattr(config, "architectures", None) or ())
+    return getattr(config, "is_encoder_decoder", False) and is_for("ConditionalGeneration", config)
 
 
 def load_model(
@@ -132,8 +135,7 @@ def load_model(
     trust_remote_code: bool = False,
 ) -> Any:
     """The model of a configuration, in evaluation mode; dtype auto: as stored. causal: one that predicts tokens, masked
-    ones if its weights do. ConfigError where its weights are not
-    safetensors."""
+    ones if its weights do. ConfigError where its weights are not safetensors."""
     path = Path(name)
     if path.is_dir() and not any(path.glob("*.safetensors")):
         raise ConfigError(
@@ -144,7 +146,7 @@ def load_model(
     with one_line(name, no_model(name, causal)):
         model = with_weights(
             kind, name, config=config, dtype=wanted, revision=revision, trust_remote_code=trust_remote_code
-        )  # fmt: skip
+        )
     return model.to(device).eval()
 
 
@@ -180,7 +182,8 @@ def load_processor(name: str, *, revision: str | None = None, trust_remote_code:
 
 def context_of(config: Any) -> int | None:
     """The most tokens a model can read, or None."""
-    most = next((getattr(config, n, None) for n in ("max_position_embeddings", "n_positions", "n_ctx")), None)
+    given = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "n_ctx")]
+    most = next((number for number in given if number is not None), None)
     if most is None:
         return None
     # RoBERTa counts positions from behind its padding

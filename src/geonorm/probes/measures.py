@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..parsing import finite_or_none
 from ..sphere import safe_divide
 
 NULL_DIRECTIONS = 64
@@ -155,8 +156,7 @@ def step_measures(x: Tensor, after: Tensor, u: Tensor | None = None) -> dict[str
 
 def mean(values: Tensor) -> float | None:
     """Mean as a float; None where it is not finite, so that JSON stays JSON."""
-    value = values.mean()
-    return value.item() if torch.isfinite(value) else None
+    return finite_or_none(values.mean().item())
 
 
 @cache

@@ -87,11 +87,6 @@ def left_course(points: list[tuple[float, float]]) -> float:
     return float((1 + course / scatter) ** (-free / 2))
 
 
-def subtract_mean(values: list[float]) -> list[float]:
-    mean = sum(values) / len(values)
-    return [value - mean for value in values]
-
-
 def describe_fit(rest: list[float], total: float) -> dict[str, float | None]:
     """Of a law, from the logarithms of value / law; r2 is None where all values are the same."""
     left = squares(rest)

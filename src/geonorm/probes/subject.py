@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -200,12 +201,8 @@ def ablation(
         ]
         turned = ends(subject, stack, batches, windows)
         for done, (start, last) in enumerate(windows):
-            handles = [block.register_forward_hook(pass_by, with_kwargs=True) for block in blocks[start : last + 1]]
-            try:
+            with without(blocks[start : last + 1]):
                 loss = mean_loss(subject, batches)
-            finally:
-                for handle in handles:
-                    handle.remove()
             about = {"stack": stack, "first": start, "last": last, "blocks": last - start + 1}
             angle = turned[start, last]
             rows.append(about | {"loss": loss, "increase": loss - whole, "angle": angle, "distance": angle / torch.pi})
@@ -217,6 +214,15 @@ def ablation(
 def mean_loss(subject: Subject, batches: Sequence[Tensor | Inputs]) -> float:
     """Over the tokens of all batches, whatever their sizes."""
     return torch.cat([subject.losses(batch) for batch in batches]).double().mean().item()
+
+
+@contextmanager
+def without(blocks: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, the stream passes by these blocks."""
+    with ExitStack() as hooks:
+        for block in blocks:
+            hooks.callback(block.register_forward_hook(pass_by, with_kwargs=True).remove)
+        yield
 
 
 def pass_by(block: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from .style import Look
     from .vega import Figure
 
+    Teller = Callable[[Any, Mapping[str, int]], Part]
+    """What is said of a study; the numbers are the places of its series in the legend."""
+
 __all__ = ["build", "draw", "write_figures"]
 
 AnyPath = str | PathLike[str]
@@ -101,27 +104,24 @@ def _read(
 
     paths = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
     kinds = {path: runs.study_kind(path) for path in paths}
-    trained = [path for path in paths if kinds[path] not in ("simulation", "probe", "ladder", "grid")]
-    found: list[SavedStudy] = [runs.load(trained)] if trained else []
-    found += [ladder.load(path) for path in paths if kinds[path] == "ladder"]
-    found += [grid.load(path) for path in paths if kinds[path] == "grid"]
-    found += [simulation.load(path) for path in paths if kinds[path] == "simulation"]
-    found += [probe.load(path) for path in paths if kinds[path] == "probe"]
-    names = [name for source in found for pair in source.keys.items() for name in pair]
+    readers: dict[str, tuple[Callable[[Path], SavedStudy], Teller]] = {
+        "ladder": (ladder.load, studies.report_ladder),
+        "grid": (grid.load, grid.report_grid),
+        "simulation": (simulation.load, studies.report_simulation),
+        "probe": (probe.load, studies.report_probe),
+    }
+    trained = [path for path in paths if kinds[path] not in readers]
+    found: list[tuple[SavedStudy, Teller]] = [(runs.load(trained), comparison.report_comparison)] if trained else []
+    for kind, (load, tell) in readers.items():
+        found += [(load(path), tell) for path in paths if kinds[path] == kind]
+    names = [name for source, _ in found for pair in source.keys.items() for name in pair]
     for scheme in schemes:
         if scheme not in names:
             raise GeonormError(unknown("scheme", scheme, dict.fromkeys(names)))
-    chosen = [source for source in (each.only(schemes, sort) for each in found) if source.keys]
-    styles = looks(list(dict.fromkeys(key for source in chosen for key in source.keys.values())))
+    chosen = [(only, tell) for source, tell in found if (only := source.only(schemes, sort)).keys]
+    styles = looks(list(dict.fromkeys(key for source, _ in chosen for key in source.keys.values())))
     place = {name: index for index, name in enumerate(styles)}
-    parts: dict[type[SavedStudy], Callable[[Any, Mapping[str, int]], Part]] = {
-        runs.SavedComparison: comparison.report_comparison,
-        ladder.SavedLadder: studies.report_ladder,
-        grid.SavedGrid: grid.report_grid,
-        simulation.SavedSimulation: studies.report_simulation,
-        probe.Geometry: studies.report_probe,
-    }
-    return styles, [parts[type(source)](replace(source, styles=styles), place) for source in chosen]
+    return styles, [tell(replace(source, styles=styles), place) for source, tell in chosen]
 
 
 def _save(parts: Sequence[Part], out_dir: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from textwrap import wrap
 
 
 def align(table: Sequence[Sequence[str]], numbers: bool = True) -> list[str]:
@@ -46,6 +47,11 @@ def cut_apart(names: Iterable[str], room: int) -> dict[str, str]:
 
 def _cut(name: str, room: int) -> str:
     return name if len(name) <= room else name[: room - 1] + "…"
+
+
+def wrap_all(texts: Iterable[str], width: int) -> list[str]:
+    """Texts as lines of at most that width, those after the first of each indented; an empty text is an empty line."""
+    return [line for text in texts for line in wrap(text, width, subsequent_indent="  ") or [""]]
 
 
 def markdown_lines(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -68,7 +68,7 @@ def report_comparison(comparison: SavedComparison, place: Mapping[str, int]) -> 
         sections=sections,
         aside=limits_box(LIMITS, limits(comparison)) or NO_LIMITS,
         tables=[(titles, cells)],
-        records=[{key: v for key, v in row.items() if not isinstance(v, (dict, list))} for row in comparison.rows],
+        records=comparison.rows,
         figures=charts.figures_of(comparison),
     )
 

@@ -37,7 +37,11 @@ def latex(parts: Sequence[Part]) -> str:
 
 def csv_text(parts: Sequence[Part]) -> str:
     """One row per scheme or model: the source it is from, and every number the report has of it."""
-    rows = [{"source": part.title, **record} for part in parts for record in part.records]
+    rows = [
+        {"source": part.title, **{key: value for key, value in record.items() if not isinstance(value, dict | list)}}
+        for part in parts
+        for record in part.records
+    ]
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import product
 from pathlib import Path
-from textwrap import wrap
 
 from ..lab.runs.statistics import ending
 from .checks import SEEDS_FOR_A_CLAIM, early
-from .columns import align, fit_width
+from .columns import align, fit_width, wrap_all
 from .page import Cells, Part, Section, html_table, limits_box
-from .runs import Record, repeat_elsewhere
+from .runs import repeat_elsewhere
 from .source import SavedTables
 from .style import figures
 from .tables import LIMITS, WIDTH, count, endings, learning_rate, outdated, paired_difference, spread, unfinished
 from .vega import NUMBER, Axis, Chart, figure_specs
-from .whole import read_whole, refuse_damaged
+from .whole import Record, read_whole, refuse_damaged
 
 NOTE = (
     "Mean ± standard deviation over seeds, each scheme at its best learning rate in its cell. Differences are to the "
@@ -187,7 +185,7 @@ def text_lines(found: SavedGrid, width: int = WIDTH) -> list[str]:
     said = [headline(found, curve) for curve in found.shown]
     if limited := caveats(found):
         said += ["", f"{LIMITS}:", *(f"- {limit}" for limit in limited)]
-    return [*lines, "", *(line for text in said for line in wrap(text, width, subsequent_indent="  ") or [""])]
+    return [*lines, "", *wrap_all(said, width)]
 
 
 def report_grid(found: SavedGrid, place: Mapping[str, int]) -> Part:
@@ -195,9 +193,6 @@ def report_grid(found: SavedGrid, place: Mapping[str, int]) -> Part:
     name, drawn = found.path.resolve().name, curves(found)
     sizes = " x ".join(str(len(values)) for values in found.axes.values())
     caption = f"{sizes} cells: " + ", ".join(" ".join([axis, *values]) for axis, values in found.axes.items())
-    rows = [{key: v for key, v in row.items() if not isinstance(v, (dict, list))} | row["at"] for row in found.rows]
-    command = found.results.get("command")
-    again = shlex.join(repeat_elsewhere("NEW", command)) if isinstance(command, list) else str(command)
     nothing = "<p>No run finished with a validation loss, so there is nothing to draw yet.</p>"
     return Part(
         source=name,
@@ -208,10 +203,10 @@ def report_grid(found: SavedGrid, place: Mapping[str, int]) -> Part:
         sections=[
             Section("Loss over the grid", [drawn or nothing]),
             Section("Table", [html_table(*table(found), place), f"<p>{escape(NOTE)}</p>"]),
-            Section("Repeat it", [f"<pre>{escape(again)}</pre>"]),
+            Section("Repeat it", [f"<pre>{escape(repeat_elsewhere(found.results.get('command')))}</pre>"]),
         ],
         aside=limits_box(LIMITS, caveats(found)),
         tables=[table(found)],
-        records=rows,
+        records=[row | row["at"] for row in found.rows],
         figures=figure_specs({"grid": drawn}, caption),
     )

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import wrap
 
-from .columns import align
+from .columns import align, wrap_all
 from .page import Cells
-from .runs import Record
 from .source import SavedTables
 from .style import rate, si, signed
-from .tables import WIDTH, chances, count, learning_rate, outdated, paired_difference, spread
-from .whole import read_whole, refuse_damaged
+from .tables import WIDTH, chances, count, learning_rate, outdated, paired_difference, seeds_of, spread
+from .whole import Record, read_whole, refuse_damaged
 
 NOTE = (
     "Effective speed-up: how many times the tokens (along sizes: the compute) the baseline needs for the loss of the "
@@ -116,12 +114,11 @@ def caption(found: SavedLadder) -> str:
     sized = dict.fromkeys(si(row["parameters"]) for row in sizes)
     tokens = sorted(row["tokens"] for row in points)
     lengths = dict.fromkeys((si(tokens[0]), si(tokens[-1])))
-    seeds = sorted({row["n"] for row in points})
     return " · ".join(
         [
             f"{', '.join(sized)} parameters",
             f"{' to '.join(lengths)} tokens",
-            count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds",
+            seeds_of(points),
             f"data {Path(str(found.results.get('data'))).name}",
         ]
     )
@@ -209,12 +206,11 @@ def records(found: SavedLadder) -> list[Record]:
     for row in found.rows("points"):
         end = ends.get((row["scheme"], row["size"], row["tokens"]), {})
         rows.append({**end, "speedup_n": end.get("n"), **row})
-    return [{key: value for key, value in row.items() if not isinstance(value, (dict, list))} for row in rows]
+    return rows
 
 
 def text_lines(found: SavedLadder) -> list[str]:
     """The table of speed-ups, one sentence each, and what limits them."""
     titles, cells = tables(found)["Speed-up"]
     said = [text for _, text in headlines(found)] + ["", f"{LIMITED}:", *(f"- {limit}" for limit in caveats(found))]
-    wrapped = [line for text in said for line in wrap(text, WIDTH, subsequent_indent="  ") or [""]]
-    return [*align([titles, *cells], numbers=False), "", *wrapped]
+    return [*align([titles, *cells], numbers=False), "", *wrap_all(said, WIDTH)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from .ladder import SavedLadder, speedup_text
-from .runs import Record
 from .style import figures, si, signed
 from .vega import NUMBER, RATE, Axis, Chart
+from .whole import Record
 
 LOSS = "validation loss (nats per token)"
 ROUGHLY = "replace(format(datum.value, '.3~s'), 'G', 'B')"
@@ -21,9 +22,7 @@ def speedup(found: SavedLadder) -> list[Chart]:
         return []
     ends = [row[f"speedup{end}"] for row in rows for end in ("", "_low", "_high") if row[f"speedup{end}"]]
     ends += [row["limit"] for row in rows if row["bound"]] + [math.exp(ln) for row in rows for ln in row["ln"]]
-    title = f"speed-up over {found.baseline} (right of 1 is better)"
-    x = Axis.around([0.95, 1.05, *ends], log=True, margin=0.08, title=title)
-    x = Axis.around([0.95, 1.05, *ends], log=True, margin=0.08, title=title, labels=round_ratios(x))
+    x = ratios_axis(ends, f"speed-up over {found.baseline} (right of 1 is better)")
     drawn = []
     for size in dict.fromkeys(row["size"] for row in rows):
         here = [row for row in rows if row["size"] == size]
@@ -46,8 +45,7 @@ def speedup(found: SavedLadder) -> list[Chart]:
 def over_sizes(found: SavedLadder, rows: list[Record], ends: list[float]) -> Chart:
     x = Axis.around([row["parameters"] for row in rows], log=True, margin=0.08, title="parameters", form=ROUGHLY,
                     labels=[row["parameters"] for row in found.sizes.values()])  # fmt: skip
-    y = Axis.around([0.95, 1.05, *ends], log=True, margin=0.08, title=f"speed-up over {found.baseline}")
-    y = Axis.around([0.95, 1.05, *ends], log=True, margin=0.08, title=y.title, labels=round_ratios(y))
+    y = ratios_axis(ends, f"speed-up over {found.baseline}")
     chart = Chart(
         "Speed-up over sizes", x, y, found.looks, "The band is the 95 % interval at each size. Logarithmic scales."
     )
@@ -63,15 +61,16 @@ def over_sizes(found: SavedLadder, rows: list[Record], ends: list[float]) -> Cha
     return chart
 
 
-def round_ratios(axis: Axis) -> list[float]:
-    """Ratios to write on an axis, about five of them, 1 among them."""
+def ratios_axis(ratios: list[float], title: str) -> Axis:
+    """A logarithmic axis that holds these ratios and those near 1, with about five written on it, 1 among them."""
+    axis = Axis.around([0.95, 1.05, *ratios], log=True, margin=0.08, title=title)
     for steps in (
         [0.9, 0.95, 1, 1.05, 1.1], [0.8, 0.9, 1, 1.1, 1.25], [0.5, 0.67, 0.8, 1, 1.25, 1.5, 2],
         [0.1, 0.2, 0.5, 1, 2, 5, 10],
     ):  # fmt: skip
         if steps[0] <= axis.low * 1.06 and steps[-1] >= axis.high / 1.06:
-            return [step for step in steps if axis.holds(step)]
-    return axis.ticks()
+            return replace(axis, labels=[step for step in steps if axis.holds(step)])
+    return axis
 
 
 def places(found: SavedLadder) -> tuple[str, Axis]:
@@ -100,11 +99,10 @@ def loss(found: SavedLadder) -> list[Chart]:
         inside = [row[key] for row in rows if row["scheme"] == fit["scheme"] and fit["size"] in ("all", row["size"])]
         steps = [math.exp(math.log(min(inside)) + i / 40 * math.log(max(inside) / min(inside))) for i in range(41)]
         chart.line(fit["scheme"], [(s, fit["E"] + fit["A"] * (s / fit["scale"]) ** -fit["a"]) for s in steps], "dotted")
-    for scheme, line in lines(found, rows):
+    for scheme, line in lines(rows):
         chart.line(scheme, [(row[key], row["val_loss_mean"]) for row in line])
         for row in line:
-            label = f"{scheme} · {si(row['parameters'])} parameters · {si(row['tokens'])} tokens"
-            chart.mark(scheme, row[key], row["val_loss_mean"], f"{label}: {figures(row['val_loss_mean'])}")
+            chart.mark(scheme, row[key], row["val_loss_mean"], f"{place(row)}: {figures(row['val_loss_mean'])}")
     return [chart]
 
 
@@ -121,17 +119,21 @@ def difference(found: SavedLadder) -> list[Chart]:
     )
     chart = Chart("Difference to the baseline", x, y, found.looks, note)
     chart.rule(y=0.0)
-    for scheme, line in lines(found, rows):
+    for scheme, line in lines(rows):
         known = [row for row in line if row["difference_low"] is not None]
         chart.band(scheme, [(row[key], row["difference_low"], row["difference_high"]) for row in known])
         chart.line(scheme, [(row[key], row["difference"]) for row in line])
         for row in line:
-            label = f"{scheme} · {si(row['parameters'])} parameters · {si(row['tokens'])} tokens"
-            chart.mark(scheme, row[key], row["difference"], f"{label}: {signed(row['difference'], 4)} nats")
+            chart.mark(scheme, row[key], row["difference"], f"{place(row)}: {signed(row['difference'], 4)} nats")
     return [chart]
 
 
-def lines(found: SavedLadder, rows: list[Record]) -> list[tuple[str, list[Record]]]:
+def place(row: Record) -> str:
+    """A point in words."""
+    return f"{row['scheme']} · {si(row['parameters'])} parameters · {si(row['tokens'])} tokens"
+
+
+def lines(rows: list[Record]) -> list[tuple[str, list[Record]]]:
     """What one line joins: the budgets of a scheme at a size, or its sizes where each has one budget."""
     several = len({(row["size"], row["tokens"]) for row in rows}) > len({row["size"] for row in rows})
     joined: dict[tuple[str, str], list[Record]] = {}

@@ -47,7 +47,7 @@ class Part:
     aside: str = ""
     tables: Sequence[tuple[Sequence[str], Cells]] = ()
     records: list[dict[str, Any]] = field(default_factory=list)
-    """Numbers for CSV, one row per series."""
+    """What CSV has the numbers of, one row per series."""
     figures: dict[str, Spec] = field(default_factory=dict)
 
 

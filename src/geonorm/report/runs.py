@@ -15,9 +15,8 @@ from ..lab.runs.run import flatten, read_object, read_objects, read_text, rows_o
 from ..lab.runs.statistics import Choice, Row, aggregate, choose
 from ..parsing import from_yaml
 from .source import SavedStudy
-from .whole import read_whole, refuse_damaged
+from .whole import Record, read_whole, refuse_damaged
 
-Record = dict[str, Any]
 AnyPath = str | PathLike[str]
 
 
@@ -143,7 +142,7 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:
         runs=runs,
         rows=aggregate([run.summary for run in runs], baseline),
         source=", ".join(sources),
-        command=shlex.join(repeat_elsewhere("NEW", command)) if isinstance(command, list) else command,
+        command=repeat_elsewhere(command) if command else None,
     )
 
 
@@ -156,11 +155,13 @@ def _baselines(results: Record) -> list[tuple[str, Any]]:
     return [(str(row["scheme"]), row.get("baseline")) for row in ordered]
 
 
-def repeat_elsewhere(out: str, command: list[str]) -> list[str]:
-    """The command with another --out: with its own it would find everything done."""
+def repeat_elsewhere(command: Any) -> str:
+    """The command with another --out, as a line of shell: with its own it would find everything done."""
+    if not isinstance(command, list):  # older folders hold the line itself
+        return str(command)
     words = [part for word in command for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
     at = words.index("--out") if "--out" in words else len(words)
-    return [*words[:at], "--out", out, *words[at + 2 :]]
+    return shlex.join([*words[:at], "--out", "NEW", *words[at + 2 :]])
 
 
 def read_run(path: Path) -> Run:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..lab.runs.statistics import paired_interval, spikes
-from .runs import Record, Run
+from .runs import Run
+from .whole import Record
 
 Array = NDArray[np.float64]
 Point = tuple[float, float, float]
@@ -141,9 +142,8 @@ def norm_courses(runs: Sequence[Run], measure: str) -> dict[NormKey, Curve]:
                 number(record, "layer"), str(record.get("kind")), str(record.get("norm")), str(record.get("stack", ""))
             )
             points.setdefault(where, []).append((step, step * _tokens_per_step(run), number(record, measure)))
-    order = ("entry", *KINDS, "exit")
     places = sorted(
-        points, key=lambda p: (p.stack == "decoder", p.kind == "exit", p.kind != "entry", p.layer, order.index(p.kind))
+        points, key=lambda p: (p.stack == "decoder", p.kind == "exit", p.kind != "entry", p.layer, rank_kind(p.kind))
     )
     curves = {where: _summarise(_groups(points[where])) for where in places}
     return {where: curve for where, curve in curves.items() if curve}
@@ -185,10 +185,12 @@ def read_measure(record: Record, measure: str) -> float:
 def all_sites(profiles: Iterable[dict[SiteKey, tuple[float, float, float]]]) -> list[SiteKey]:
     """Sites in the order in which the stream meets them, an encoder's first."""
     sites = {site for found in profiles for site in found}
-    return sorted(
-        sites,
-        key=lambda site: (site.stack != "encoder", site.layer, KINDS.index(site.kind) if site.kind in KINDS else 9),
-    )
+    return sorted(sites, key=lambda site: (site.stack != "encoder", site.layer, rank_kind(site.kind)))
+
+
+def rank_kind(kind: str) -> int:
+    """Where a kind of site stands in its block; one that is not known comes last."""
+    return KINDS.index(kind) if kind in KINDS else len(KINDS)
 
 
 def spread_evenly(layers: Sequence[float]) -> list[float]:

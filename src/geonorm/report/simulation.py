@@ -8,9 +8,8 @@ from pathlib import Path
 
 from .columns import align, markdown_lines
 from .page import Cells
-from .runs import Record
 from .source import SavedStudy
-from .whole import read_every_line, read_whole, refuse_damaged
+from .whole import Record, read_every_line, read_whole, refuse_damaged
 
 START = {
     "equiangular": "orthonormal start",

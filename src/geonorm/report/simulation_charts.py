@@ -17,6 +17,8 @@ FLOORS = {"float64": 1e-20, "float32": 1e-12}
 """Lowest 1 - cos shown: below it positions are rounding error."""
 SHIFT = 0.4
 """Factor by which a predicted law is drawn below its curve."""
+RING = {"ring": Look("#a5a8ab", "#a5a8ab", "", "circle")}
+"""The look of the rim of a sphere."""
 Points = list[tuple[float, float]]
 Theory = Callable[[Any], Sequence[float | None]]
 
@@ -120,8 +122,7 @@ def sphere(trace: SavedSimulation) -> list[Chart]:
     x = Axis(-1.1, step * (columns - 1) + 1.1, shown=False)
     y = Axis(-(step + title) * (len(shown) - 1) - 1.1, 1.9, shown=False)
     scale = 420 / (x.high - x.low) if columns > 2 else 110
-    ring = {"ring": Look("#a5a8ab", "#a5a8ab", "", "circle")}
-    chart = Chart("Tokens on the sphere", x, y, ring | trace.looks, _picture_caption(trace),
+    chart = Chart("Tokens on the sphere", x, y, RING | trace.looks, _picture_caption(trace),
                   width=round(scale * (x.high - x.low)), height=round(scale * (y.high - y.low)))  # fmt: skip
     for row, scheme in enumerate(shown):
         for column, picture in enumerate(pictures[scheme]):
@@ -130,11 +131,16 @@ def sphere(trace: SavedSimulation) -> list[Chart]:
             for point in picture["points"]:
                 dx, dy, near = seen_from((*point, 0.0, 0.0)[:3])
                 label = f"{scheme} · t = {picture['time'] + 1:.3g}"
-                chart.mark(scheme, right + dx, up + dy, label, "dot", o=round(0.25 + 0.65 * (1 + near) / 2, 3))
+                chart.mark(scheme, right + dx, up + dy, label, "dot", o=opacity(near))
             if not row:
                 chart.text("", right, up + 1.72, f"t = {picture['time'] + 1:.3g}")
         chart.text(scheme, -1.1, -(step + title) * row + 1.3, scheme, "left")
     return [chart]
+
+
+def opacity(near: float) -> float:
+    """How dark a token is drawn, by its place from -1, the far side, to 1."""
+    return round(0.25 + 0.65 * (1 + near) / 2, 3)
 
 
 def circle() -> Points:

@@ -10,8 +10,7 @@ from struct import iter_unpack
 from typing import Any
 
 from .simulation import SavedSimulation, caption
-from .simulation_charts import circle, seen_from
-from .style import Look
+from .simulation_charts import RING, circle, opacity, seen_from
 from .vega import Axis, Chart, inline
 
 SIZE, REACH, SCALE = 200, 1.1, 32767
@@ -44,12 +43,11 @@ def _figure(
     trace: SavedSimulation, name: str, frames: Sequence[Mapping[str, Any]], place: Mapping[str, int], middle: int
 ) -> str:
     axis = Axis(-REACH, REACH, shown=False)
-    ring = {"ring": Look("#a5a8ab", "#a5a8ab", "", "circle")}
-    chart = Chart(f"{name} on the sphere", axis, axis, ring | trace.looks, width=SIZE, height=SIZE)
+    chart = Chart(f"{name} on the sphere", axis, axis, RING | trace.looks, width=SIZE, height=SIZE)
     chart.outline("ring", circle(), "ring")
     for token, point in enumerate(unpack(frames[min(middle, len(frames) - 1)]["points"])):
         right, up, near = seen_from(point)
-        chart.mark(name, right, up, f"{name} · token {token}", "dot", o=round(0.25 + 0.65 * (1 + near) / 2, 3))
+        chart.mark(name, right, up, f"{name} · token {token}", "dot", o=opacity(near))
     data = [[frame["cos"], frame["points"]] for frame in frames]
     return (
         f'<figure data-s="{place[name]}" data-frames="{escape(json.dumps(data))}"><figcaption><strong>{escape(name)}'

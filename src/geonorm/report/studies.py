@@ -11,7 +11,7 @@ from . import ladder_charts
 from . import probe as probes
 from . import simulation as simulations
 from .ladder import SavedLadder
-from .page import Part, Section, bullets, details, html_table, pairs
+from .page import Part, Section, details, html_table, limits_box, pairs
 from .probe import Geometry
 from .probe_charts import FIGURES, draw_probe
 from .simulation import SavedSimulation
@@ -42,7 +42,7 @@ def report_simulation(trace: SavedSimulation, place: Mapping[str, int]) -> Part:
             Section("Settings", [details("All settings", pairs(settings.items()))]),
         ],
         tables=tables,
-        records=[{k: v for k, v in row.items() if not isinstance(v, (dict, list))} for row in rows],
+        records=rows,
         figures=figure_specs(drawn, caption) | figure_specs({"sphere": pictures}, ""),
     )
 
@@ -75,7 +75,7 @@ def report_ladder(found: SavedLadder, place: Mapping[str, int]) -> Part:
     told = {title: content for title, content in ladders.tables(found).items() if content[1]}
     speedups, *others = (f"<h3>{escape(title)}</h3>{html_table(*content, place)}" for title, content in told.items())
     drawn = {draw.__name__: draw(found) for draw in ladder_charts.CHARTS}
-    name, caption, limited = found.path.resolve().name, ladders.caption(found), ladders.caveats(found)
+    name, caption = found.path.resolve().name, ladders.caption(found)
     again = shlex.join(["geonorm", "ladder", "--config", str(found.path / "config.yaml"), "--out", "NEW"])
     runs = pairs((run["run"], f"{run['status']}, {run['val_loss']}") for run in found.results["runs"])
     return Part(
@@ -90,7 +90,7 @@ def report_ladder(found: SavedLadder, place: Mapping[str, int]) -> Part:
             Section("In numbers", [*others]),
             Section("Repeat it", [f"<pre>{escape(again)}</pre>", details("All runs", runs)]),
         ],
-        aside=f'<aside class="limits"><strong>{ladders.LIMITED}</strong>{bullets(limited)}</aside>' if limited else "",
+        aside=limits_box(ladders.LIMITED, ladders.caveats(found)),
         tables=list(told.values()),
         records=ladders.records(found),
         figures=figure_specs(drawn, caption),

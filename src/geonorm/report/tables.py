@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from textwrap import wrap
 from typing import Any, NamedTuple
 
 from ..lab.runs.run import read_object
 from ..lab.runs.statistics import SEED_CAP, Row, significant
-from .columns import align, fit_width, markdown_lines
+from .columns import align, fit_width, markdown_lines, wrap_all
 from .runs import SavedComparison
 from .source import SavedTables
 from .style import memory, rate, si, signed
@@ -76,12 +75,11 @@ def summary_line(comparison: SavedComparison) -> str:
     rows = comparison.rows
     sizes = [row["parameters"] for row in rows if row["parameters"]]
     tokens = [row["tokens"] for row in rows if row["tokens"] and row["n"]]
-    seeds = sorted({row["n"] for row in rows})
     parts = [
         f"{si(max(sizes))} parameters" if sizes else "size unknown",
         count(comparison.depth, "layer") if comparison.depth else "depth unknown",
         f"{si(max(tokens))} tokens per run" if tokens else "tokens unknown",
-        count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds",
+        seeds_of(rows),
         f"data {comparison.data}" if comparison.data else "data not named",
         *asked_for(comparison, rows),
     ]
@@ -105,12 +103,18 @@ def text_lines(rows: Sequence[Row], limits: Sequence[str] = (), width: int = WID
     said = [headline(row) for row in rows]
     if limits:
         said += ["", f"{LIMITS}:", *(f"- {limit}" for limit in limits)]
-    return [*lines, "", *(line for text in said for line in wrap(text, width, subsequent_indent="  ") or [""])]
+    return [*lines, "", *wrap_all(said, width)]
 
 
 def count(n: int, noun: str) -> str:
     """1 seed, 2 seeds."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def seeds_of(rows: Sequence[Row]) -> str:
+    """How many seeds rows are means of: 3 seeds, 2 to 5 seeds."""
+    seeds = sorted({row["n"] for row in rows})
+    return count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
 
 
 def outdated(found: SavedTables) -> list[str]:
@@ -233,7 +237,7 @@ COLUMNS = (
     Column(
         "bits/byte", lambda row: "–" if row["val_bpb_mean"] is None else f"{row['val_bpb_mean']:.4f}", terminal=False
     ),
-    Column("accuracy", lambda row: accuracy(row), terminal=False),
+    Column("accuracy", accuracy, terminal=False),
     Column("memory", lambda row: memory(row["peak_memory_bytes"]), terminal=False),
     Column("parameters", lambda row: si(row["parameters"]), terminal=False),
     Column("spikes", lambda row: f"{row['spikes']} / {row['grad_spikes']}" if row["n"] else "–", terminal=False),

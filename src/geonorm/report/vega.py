@@ -88,16 +88,16 @@ class Axis:
     def holds(self, value: float) -> bool:
         return self.low <= value <= self.high
 
-    def ticks(self, about: int = 5) -> list[float]:
-        """Round values along the axis."""
+    def ticks(self) -> list[float]:
+        """Round values along the axis, about five."""
         if self.log:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             decades = range(first, last + 1)
             for steps in ((1,), (1, 3), (1, 2, 5)):
                 found = [s * 10.0**d for d in decades for s in steps if self.low <= s * 10.0**d <= self.high]
                 if len(found) >= 3:
-                    return found[:: math.ceil(len(found) / (about + 2))]
-        rough = (self.high - self.low) / about
+                    return found[:: math.ceil(len(found) / 7)]
+        rough = (self.high - self.low) / 5
         scale = 10.0 ** math.floor(math.log10(rough))
         step = min((s * scale for s in (1, 2, 5, 10)), key=lambda s: abs(math.log(s / rough)))
         first = math.ceil(self.low / step - 1e-9)
@@ -196,7 +196,7 @@ class Chart:
         dashed = {"type": "rule", "color": SOFT, "strokeDash": [4, 3], "strokeWidth": 1.2}
         layers: list[Spec] = []
         for rule in self.rules:
-            places = {name: channel for name, channel in self._place("s").items() if name in rule}
+            places = {name: channel for name, channel in self._place().items() if name in rule}
             layers.append({"data": {"values": [rule]}, "mark": dashed, "encoding": places})
         listed = listed if legend or self.own_legend else []
         layers += [self._layer(kind, self.rows[kind], listed) for kind in MARKS if kind in self.rows]
@@ -212,7 +212,7 @@ class Chart:
             return {"field": "s", "type": "nominal", "scale": {"domain": names, "range": list(values)}, "legend": key}
 
         looks = list(self.looks.values())
-        encoding = self._place("s") | {"color": scale([look.light for look in looks]), "description": {"field": "d"}}
+        encoding = self._place() | {"color": scale([look.light for look in looks]), "description": {"field": "d"}}
         if kind in ("line", "thin") and any(look.dash for look in looks):
             encoding["strokeDash"] = scale([look.dashes for look in looks])
         if kind in ("mark", "hollow", "best"):
@@ -226,10 +226,10 @@ class Chart:
         encoding |= {end: {"field": end} for end in ("x2", "y2") if end in rows[0]}
         return {"data": {"values": rows}, "mark": MARKS[kind], "encoding": encoding}
 
-    def _place(self, row: str) -> Spec:
-        """The encodings of the axes; without a y axis, a row for each value of the column `row`."""
+    def _place(self) -> Spec:
+        """The encodings of the axes; without a y axis, a row for each series."""
         names = [name for name in self.looks if any(text["s"] == name for text in self.texts)]
-        rows = {"field": row, "type": "nominal", "scale": {"domain": names}, "axis": None}
+        rows = {"field": "s", "type": "nominal", "scale": {"domain": names}, "axis": None}
         return {"x": self.x.channel("x"), "y": self.y.channel("y") if self.y else rows}
 
     def _text(self, row: Spec) -> Spec:
@@ -238,7 +238,7 @@ class Chart:
         colour = self.looks[row["s"]].light if bold and row["s"] in self.looks else TEXT if strip else SOFT
         mark = {"type": "text", "align": row["align"], "baseline": "middle", "color": colour, "fontSize": 12,
                 "fontWeight": "bold" if bold else "normal"}  # fmt: skip
-        place = self._place("s")
+        place = self._place()
         if strip:
             mark["dy"] = -17
             place["x"] = {"value": "width" if row["at"] == "w" else 0}
@@ -246,7 +246,7 @@ class Chart:
         return {"data": {"values": [row]}, "mark": mark, "encoding": place | encoding}
 
 
-def figure(charts: Sequence[Chart], caption: str = "", columns: int = 2, title: str = "") -> Spec:
+def figure(charts: Sequence[Chart], caption: str = "", columns: int = 2) -> Spec:
     """Charts side by side as one figure for print: titles, one legend, the caption and what one sees below it."""
     parts, beside = [], {series for chart in charts if chart.y for series in chart.shown}
     shared = share_looks([chart.looks for chart in charts])
@@ -256,7 +256,7 @@ def figure(charts: Sequence[Chart], caption: str = "", columns: int = 2, title: 
         parts.append(chart.spec(beside=beside) | {"title": {"text": chart.title, "subtitle": words}})
     whole: Spec = {"concat": parts, "columns": min(columns, len(parts)), "spacing": 28} if len(parts) > 1 else parts[0]
     if caption and len(parts) > 1:
-        whole["title"] = {"text": title or caption, **({"subtitle": caption} if title else {}), "fontSize": 11}
+        whole["title"] = {"text": caption, "fontSize": 11}
     elif caption:
         whole["title"]["subtitle"] = [*wrap(caption, 96), *whole["title"]["subtitle"]]
     return whole | {"config": CONFIG}

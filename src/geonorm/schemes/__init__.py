@@ -3,7 +3,7 @@
 from .pre import Pre  # first, as in every list of names
 
 # isort: split
-from .base import About, Placement, Scheme, Site
+from .base import About, Placement, Scheme, Site, enter_as
 from .combine import First, Mix, PerKind, state_of
 from .flat import DeepNorm, Keel, LayerNormScaling, Olmo2, Peri, Post, Sandwich, Sqrt
 from .geodesic import GeoNorm
@@ -63,6 +63,7 @@ __all__ = [
     "Site",
     "Sqrt",
     "advance",
+    "enter_as",
     "find",
     "names",
     "parse",

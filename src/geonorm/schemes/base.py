@@ -8,7 +8,7 @@ tensor, its string is its name everywhere, and no code outside this package asks
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any, ClassVar, Literal
 
@@ -254,6 +254,22 @@ class Placement(Scheme):
 
     def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
         return p.norm(x) if self.final == "norm" else x
+
+
+@dataclass(frozen=True)
+class Copied(Placement):
+    """A scheme of several streams that start as copies of one."""
+
+    planar = False
+
+    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
+        start = super().enter(x, p, site)
+        return torch.stack((start,) * self.streams, dim=-2)
+
+
+def enter_as(scheme: Scheme, entry: str) -> Scheme:
+    """The scheme with another entry; itself where it has no such field."""
+    return replace(scheme, entry=entry) if isinstance(scheme, Placement) else scheme  # type: ignore[arg-type]
 
 
 def require(condition: bool, message: str) -> None:

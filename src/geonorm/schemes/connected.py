@@ -5,20 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-import torch
 from torch import Tensor
 
 from ..norms import upcast
 from ..settings import Range
-from .base import Number, Placement, Site
+from .base import Copied, Number, Site
 
 
 @dataclass(frozen=True)
-class Connected(Placement):
+class Connected(Copied):
     """n streams that start as copies and leave as their sum. What `read` carries says what becomes of them, (..., n,
     dim), and what each receives of the sub-layer's output, (..., n)."""
 
-    planar = False
     carries = True
 
     n: Annotated[int, Range(2)] = field(default=4, kw_only=True)
@@ -31,10 +29,6 @@ class Connected(Placement):
     def first(self, site: Site) -> int:
         """The stream that a sub-layer reads most at the start: the k-th of the network stream k mod n."""
         return int(site.layer if site.kind == "parallel" else site.number) % self.n
-
-    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
-        start = super().enter(x, p, site)
-        return torch.stack((start,) * self.n, dim=-2)
 
     def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
         return super().exit(x.sum(-2), p, site)

@@ -112,7 +112,7 @@ class SchemeReader:
         kind, token = self.take()
         if kind == "number" or token in ("pi", "inf"):
             number: float | int = pi if token == "pi" else inf if token == "inf" else literal(token)
-            while self.peek() in ("*", "/") and self.peek():
+            while self.peek() in ("*", "/"):
                 mark = self.take()[1]
                 factor_kind, factor = self.take()
                 if factor_kind != "number" and factor != "pi":

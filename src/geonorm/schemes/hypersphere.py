@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..decay import Schedule, schedule
-from ..norms import NormSpec, upcast
+from ..norms import NormSpec, UnitNorm, upcast
 from ..settings import TINIEST, Range
 from .base import About, Number, Placement, Site, drawn
 from .registry import register
@@ -32,13 +32,13 @@ class Interpolated(Placement):
     """scaled: the head is constrained like all weights, and each logit has a learned scale; plain: neither."""
 
     def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
-        return super().end_parts(site, unit(norm.dim))
+        return super().end_parts(site, NormSpec("unit", norm.dim, gains=False, eps=0.0))
 
     def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
         if name == "q_rope":
             return UnitQuery(shape, dim)
         if name == "k_rope":
-            return unit(shape[-1])()
+            return UnitNorm(shape[-1])
         return None
 
     def constrain(self, weights_by_role: Mapping[str, list[Tensor]]) -> None:
@@ -53,11 +53,6 @@ class Interpolated(Placement):
 
     def recipe(self) -> dict[str, float]:
         return {"weight_decay": 0.0, "warmup": 0.0}
-
-
-def unit(dim: int) -> NormSpec:
-    """The N of both: radius 1, without gains."""
-    return NormSpec("unit", dim, gains=False, eps=0.0)
 
 
 @register("ngpt")
@@ -82,7 +77,7 @@ class NGPT(Interpolated):
     """How the step size falls with depth; the published form is constant."""
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
-        return {"unit": unit(norm.dim)(), "alpha": Scale((norm.dim,), self.alpha, norm.dim**-0.5)}
+        return {"unit": UnitNorm(norm.dim), "alpha": Scale((norm.dim,), self.alpha, norm.dim**-0.5)}
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
         step = p.alpha().abs() * schedule(self.decay, 1.0, site.t, site.depth)

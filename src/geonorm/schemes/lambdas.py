@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ..norms import NormSpec
 from ..settings import Positive
-from .base import About, Number, Placement, Site
+from .base import About, Copied, Number, Site
 from .registry import register
 
 
 @register("lambdas")
 @dataclass(frozen=True)
-class Lambdas(Placement):
+class Lambdas(Copied):
     """Pre-Norm with learned scales: before each block the stream is a x + b x0, x0 the start of the stream, and at the
     end c times what it was behind the middle block is taken out ("backout").
 
@@ -32,7 +32,6 @@ class Lambdas(Placement):
         checked="official code run (karpathy/nanochat 92d63d4), to rounding, initial values too",
         lawless="the start of the stream is added again and again: a direction of its own",
     )
-    planar = False
     carries = True
 
     start: Literal["depth", "neutral"] = field(default="depth", kw_only=True)
@@ -55,10 +54,6 @@ class Lambdas(Placement):
     def end_parts(self, site: Site, norm: NormSpec) -> Mapping[str, Any]:
         own = super().end_parts(site, norm)
         return own if site.kind == "entry" or self.backout == "none" else {**own, "backout": self.backout}
-
-    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
-        start = super().enter(x, p, site)
-        return torch.stack((start,) * self.streams, dim=-2)
 
     def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
         last = self.seen(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..norms import NormSpec, Scalars
+from ..norms import Scalars, UnitNorm
 
 
 class Scale(Scalars):
@@ -59,7 +59,7 @@ class UnitQuery(nn.Module):
     def __init__(self, shape: tuple[int, ...], dim: int) -> None:
         super().__init__()
         self.scale = Scale(shape, 1.0, dim**-0.5)
-        self.unit = NormSpec("unit", shape[-1], gains=False, eps=0.0)()
+        self.unit = UnitNorm(shape[-1])
         self.softmax = float(shape[-1])
 
     def forward(self, q: Tensor) -> Tensor:

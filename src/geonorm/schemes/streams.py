@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from ..decay import Schedule, schedule
 from ..norms import NormSpec, Scalars, upcast
 from ..settings import Positive
-from .base import About, Number, Placement, Site, add
+from .base import About, Copied, Number, Site, add
 from .connected import Connected
 from .registry import register
 
 
 @register("residual_dual")
 @dataclass(frozen=True)
-class ResidualDual(Placement):
+class ResidualDual(Copied):
     """ResiDual: a Post-Norm stream that sub-layers read, beside a plain sum of all updates, joined at the end."""
 
     about = About(
@@ -30,13 +30,8 @@ class ResidualDual(Placement):
         lawless="two streams; the Post-Norm stream by itself is that of `post`",
     )
     streams = 2
-    planar = False
 
     parts = {"stream": "norm"}
-
-    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
-        start = super().enter(x, p, site)
-        return torch.stack((start, start), dim=-2)
 
     def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
         normed, total = x.unbind(-2)
@@ -52,7 +47,7 @@ class ResidualDual(Placement):
 
 @register("siamese")
 @dataclass(frozen=True)
-class Siamese(Placement):
+class Siamese(Copied):
     """SiameseNorm: a Post-Norm stream a and a Pre-Norm stream b that share every sub-layer, which reads a + N(b).
 
     Without fields this is the paper's algorithm. The official code normalises each sum a + N(b) once more and divides
@@ -70,7 +65,6 @@ class Siamese(Placement):
         lawless="two streams, and what leaves is the sum of one with the norm of the other",
     )
     streams = 2
-    planar = False
 
     decay: Schedule = field(default="constant", kw_only=True)
     """How the share falls with block t: harmonic 1/t, sqrt 1/sqrt(t), linear (L - t + 1)/L, constant, or t to the power
@@ -87,10 +81,6 @@ class Siamese(Placement):
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
         own = {"stream": "norm", "norm": "norm"}
         return {**own, "sum": "norm"} if self.sum == "norm" else own
-
-    def enter(self, x: Tensor, p: Any, site: Site) -> Tensor:
-        start = super().enter(x, p, site)
-        return torch.stack((start, start), dim=-2)
 
     def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
         post, pre = x.unbind(-2)

@@ -46,9 +46,6 @@ class Orthogonal(Decayed):
         update = u.to(wide.dtype)
         return update - sphere.dot(wide, update) / (sphere.dot(wide, wide) + self.eps) * wide
 
-    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Number = 1.0) -> Tensor:
-        return self.add(upcast(x), self.proposal(x, u, p), site, h)
-
 
 @register("norm_preserving")
 @dataclass(frozen=True)

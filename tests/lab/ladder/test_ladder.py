@@ -20,6 +20,7 @@ from geonorm.lab.ladder.ladder import about, check_sizes, count, outline, run_co
 from geonorm.lab.runs.speedup import judge_ladder
 from geonorm.lab.scale.plan import looked_up
 from geonorm.report import runs as report_runs
+from geonorm.report.style import si
 from geonorm.settings import to_dict
 
 from ..conftest import results
@@ -157,6 +158,18 @@ def test_a_ladder_runs_no_scheme_of_its_folder(
         "pre", "./there_rule.py:Evil", "./gone_rule.py:Evil"
     }  # fmt: skip
     assert not (tmp_path / "it-ran").exists()
+
+
+def test_a_size_at_which_every_run_failed_is_in_the_tables(processes: Any, ladder: Any, tmp_path: Path) -> None:
+    """Its runs left no number of parameters: the largest size did not fit the machine, say."""
+    processes.fail = staticmethod(lambda name: name.startswith("d2w"))
+    words = ["--schemes", "pre", "geonorm", "--depth", 1, 2, "--budgets", "0.32k", "--seeds", 1]
+    found = ladder(tmp_path / "out", *words)
+    assert found.status == 2, found.err
+    points = [row for row in results(tmp_path / "out")["points"] if row["size"] == "d2w16"]
+    assert [(row["n"], row["failed"]) for row in points] == [(0, 1), (0, 1)]
+    size = points[0]["parameters"]
+    assert size > 10_000 and f"pre at {si(size)} parameters, 320 tokens: 1 run did not finish." in found.out
 
 
 @pytest.mark.parametrize(

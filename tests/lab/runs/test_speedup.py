@@ -106,6 +106,13 @@ def test_what_lies_outside_is_a_bound_and_said() -> None:
     assert row["speedup"] is None and "no curve" in row["problem"]
 
 
+def test_sizes_are_counted_by_runs_of_the_baseline_that_ended() -> None:
+    """Of one that failed before it counted its parameters they are estimated."""
+    lost, *found = runs(planted(1.25))
+    rows = judge_ladder([lost | {"status": "failed", "val_loss": None, "parameters": 329_000}, *found], "pre")["points"]
+    assert {row["parameters"] for row in rows} == {330_000}
+
+
 def test_a_run_that_is_lost_is_said_and_one_seed_gives_no_interval() -> None:
     found = runs(planted(1.25), seeds=1)
     (row,) = judge_ladder(found, "pre")["speedups"]

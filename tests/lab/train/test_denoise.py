@@ -63,7 +63,7 @@ def test_measures_are_those_by_hand(models: Path) -> None:
     assert found["val_loss"] == pytest.approx(sum(all_nats) / len(all_nats), rel=1e-5)
     assert found["val_span_loss"] == pytest.approx(sum(nats) / len(nats), rel=1e-5)
     assert found["val_span_accuracy"] == sum(hits) / len(hits) and found["bytes"] == size
-    whole = validation.by_document(model)
+    whole = validation.on_all(model)
     rows = whole["val_documents"]
     assert sum(row["tokens"] for row in rows) == whole["val_tokens"]
     assert whole["val_loss"] == pytest.approx(sum(r["tokens"] * r["loss"] for r in rows) / whole["val_tokens"])

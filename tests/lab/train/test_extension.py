@@ -58,7 +58,7 @@ def test_an_extended_run_is_the_one_that_was_planned_so(
     assert shorter.status == 2 and "holds a run with steps 20, not 10" in shorter.err
 
 
-@pytest.mark.parametrize("moment", ["rmtree", "unlink", "write_atomic"])
+@pytest.mark.parametrize("moment", ["rmtree", "unlink", "write_settings"])
 def test_cut_short_at_any_moment_it_goes_on(
     train: Any, losses: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -77,7 +77,7 @@ def test_cut_short_at_any_moment_it_goes_on(
         elif moment == "rmtree":
             patch.setattr(branch, "shutil", type("Cut", (), {"rmtree": staticmethod(cut)}))
         else:
-            patch.setattr(branch, "write_atomic", cut)
+            patch.setattr(branch, "write_settings", cut)
         failed = train(run, *given, "--steps", 20)
     assert failed.status == 2 and "Input/output error" in failed.err
     assert yaml.safe_load((run / "config.yaml").read_text())["steps"] == 10

@@ -56,7 +56,7 @@ def test_measures_are_those_of_masked_tokens_by_hand(models: Path) -> None:
     found = evaluate_held_out(model, validation.part, text.tokens.token_bytes, torch.device("cpu"), accuracy=True)
     assert found["val_loss"] == pytest.approx(nats / count, rel=1e-5) and found["val_accuracy"] == right / count
     assert (found["tokens"], found["bytes"]) == (count, bytes_)
-    whole = validation.by_document(model)
+    whole = validation.on_all(model)
     rows = whole["val_documents"]
     assert sum(row["tokens"] for row in rows) == whole["val_tokens"]
     mean = sum(row["tokens"] * row["loss"] for row in rows) / whole["val_tokens"]

@@ -23,15 +23,15 @@ from ..config import TUNING_SEED, CompareConfig, Grid, Recipe, TrainConfig
 from ..resolve import check_memory, resolve
 from ..runs.provenance import Provenance
 from ..runs.run import (
-    LOCK,
     RunFolder,
     first_difference,
+    is_unused,
     lock_folder,
     read_object,
     slug,
     stored_settings,
-    write_atomic,
     write_json,
+    write_settings,
 )
 from ..runs.statistics import aggregate
 from ..train.load import load_data
@@ -73,8 +73,6 @@ def compare(
 def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) -> Iterator[Team]:
     """Checks all that can be known before anything is written, then locks the folder and hands out the team.
     `samples`: a run of each scheme, for each size there is."""
-    import yaml
-
     out, grid = Path(config.out), getattr(config, "grid", ())
     if config.launcher == "local" or not config.runtime.device.startswith("cuda"):  # elsewhere there may be GPUs
         device = pick_device(config.runtime.device)
@@ -96,7 +94,7 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
         team.schemes, team.order = schemes, order_schemes(out, schemes, grid)
         if team.order[0] != curve_of(schemes[0], grid):
             team.say(f"differences are to {team.order[0]}, as before; to change that, name it behind another scheme")
-        write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
+        write_settings(out / "config.yaml", to_dict(config))
         yield team
 
 
@@ -191,9 +189,7 @@ GRID |= {f"{group}.{f.name}" for group, kind in (("ray", Ray), ("slurm", Slurm))
 
 def check_directory(out: Path, config: Grid) -> None:
     """CheckpointError, before anything is written, if `out` holds something else or runs with other settings."""
-    if out.exists() and not out.is_dir():
-        raise CheckpointError(f"{out} is a file; choose another --out")
-    if not out.exists() or all(entry.name == LOCK for entry in out.iterdir()):
+    if is_unused(out):
         return
     stored = stored_settings(out) if (out / "config.yaml").exists() else {}
     if "schemes" not in stored:

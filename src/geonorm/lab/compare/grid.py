@@ -42,7 +42,7 @@ def make_cells(config: CompareConfig) -> list[CompareConfig]:
         raise ConfigError("--grid names a setting twice; its values stand together, with commas between")
     values = {name: read_values(name, text) for name, text in axes.items()}
     cells = [make_cell(config, dict(zip(values, chosen, strict=True))) for chosen in product(*values.values())]
-    runs = sum(len(cell.schemes) * count_runs(config) for cell in cells)
+    runs = count_runs(config, cells)
     if config.grid and runs > config.max_runs:
         raise ConfigError(
             f"--grid makes {runs} runs, more than --max-runs {config.max_runs}: name fewer values, or more runs"
@@ -59,14 +59,15 @@ def list_values(text: str) -> list[str]:
     return [value.strip() for value in text.split(",")] if text else []
 
 
-def count_runs(config: CompareConfig) -> int:
-    """Runs of a scheme in a cell, those that --tune may add left out."""
-    return config.seeds + (len(config.lrs) if len(config.lrs) > 1 else 0)
+def count_runs(config: CompareConfig, cells: Sequence[CompareConfig]) -> int:
+    """Runs of all cells, those that --tune may add left out."""
+    each = config.seeds + (len(config.lrs) if len(config.lrs) > 1 else 0)
+    return sum(len(cell.schemes) * each for cell in cells)
 
 
 def describe_grid(config: CompareConfig, cells: Sequence[CompareConfig]) -> str:
     """What a grid comes to, in a line."""
-    runs = sum(len(cell.schemes) * count_runs(config) for cell in cells)
+    runs = count_runs(config, cells)
     more = " and those that --tune adds" if config.tune else ""
     return f"grid: {len(cells)} cells x {len(config.schemes)} schemes, {runs} runs{more} (--max-runs {config.max_runs})"
 

@@ -166,11 +166,11 @@ class Local(Team):
                     worker.process.terminate()
 
 
-def last_rows(path: Path, size: int = 1 << 16) -> list[dict[str, Any]]:
-    """The rows in the last `size` bytes of a file of metrics."""
+def last_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows in the last 64 KiB of a file of metrics."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - size))
+            file.seek(max(0, path.stat().st_size - 2**16))
             return list(rows_of(file.read().decode(errors="replace").splitlines()))
     except OSError:
         return []

@@ -17,7 +17,7 @@ from ...output import columns
 from ...progress import NAME, shorten
 from ...settings import to_dict
 from ..config import Grid, TrainConfig
-from ..runs.run import RunFolder, write_atomic
+from ..runs.run import RunFolder, write_settings
 from ..train.loop import Interrupted
 from ..train.signals import stop_unheard
 
@@ -71,11 +71,9 @@ class Team:
 
     def settings(self, config: TrainConfig) -> Path:
         """Writes the settings of a run where its process reads them; its output goes beside them, as `log` says."""
-        import yaml
-
         path = self.out / "configs" / f"{Path(config.out).name}.yaml"
         path.parent.mkdir(exist_ok=True)
-        write_atomic(path, yaml.safe_dump(to_dict(config), sort_keys=False))
+        write_settings(path, to_dict(config))
         return path
 
     def log(self, config: TrainConfig) -> Path:

@@ -20,7 +20,7 @@ from ...nn.trunk import IGNORED
 from ...output import launched
 from ...progress import Unwatched
 from ...settings import to_dict
-from ..runs.run import RunFolder, first_difference, read_object, write_json
+from ..runs.run import RunFolder, first_difference, is_unused, read_object, write_json
 from ..scale import parallel
 from ..scale.checkpoint import load_newest
 from ..scale.world import on_all_ranks
@@ -125,11 +125,9 @@ def asked(config: ConvertConfig) -> dict[str, Any]:
 
 def check_out(config: ConvertConfig, out: Path, way: Path, summary: dict[str, Any]) -> None:
     """CheckpointError unless the folder is new, empty or holds this conversion, begun or finished."""
-    if out.exists() and not out.is_dir():
-        raise CheckpointError(f"{out} is a file; choose another --out")
     known = summary.get("conversion") or read_object(way / BEGUN)
     if known:
         if differs := first_difference(known.get("settings", {}), asked(config)):
             raise CheckpointError(f"{out} holds a conversion with {differs}; choose another --out")
-    elif out.exists() and not way.is_dir() and any(out.iterdir()):
+    elif not way.is_dir() and not is_unused(out):
         raise CheckpointError(f"{out} is not empty and holds no conversion; choose another --out")

@@ -21,8 +21,8 @@ from ...nn.values import TokenValues
 from ...residual import Residual
 from ...schemes import Site, read_at, write_at
 from ...sites.watch import ModelSite, sites_of, stream_of, tensor_of, watch, watch_calls
+from ..train.matrices import WRITERS
 
-WRITERS = ("o", "down")
 Factors = list[tuple[Tensor, Tensor]]
 """Weights that were multiplied, each with its factors in a shape that broadcasts."""
 SMALLEST = 1e-6
@@ -101,13 +101,17 @@ class Fit:
         residual, u = self.residual, tensor_of(out)
         scheme, p, site = residual.scheme, residual.own(), residual.site(self.x)
         carry = read_at(scheme, self.x, p, site)[1]
+
+        def written() -> Tensor:
+            return write_at(scheme, self.x, self.gain(u), p, site, carry=carry)
+
         norm = norm_in(residual.own, "output")
         weight: Any = self.gain.weight if norm is None else norm.weight
         if weight is not None:
-            scale(weight, lambda: scheme.seen(write_at(scheme, self.x, self.gain(u), p, site, carry=carry)), self.after)
+            scale(weight, lambda: scheme.seen(written()), self.after)
         stream = norm_in(residual.own, "stream")
         if self.beyond is not None and stream is not None:
-            regress(stream, lambda: write_at(scheme, self.x, self.gain(u), p, site, carry=carry), self.beyond)
+            regress(stream, written, self.beyond)
         return (self.gain(u), *out[1:]) if isinstance(out, tuple) else self.gain(u)
 
     def fold(self) -> Factors:

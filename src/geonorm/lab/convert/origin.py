@@ -6,7 +6,7 @@ import copy
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from ...nn.decoder import Decoder
 from ...schemes import Morph, Pre, Scheme, Site, parse, settle, stored
 from ...settings import to_dict
 from ..config import TrainConfig
-from ..open import Opened, open_model, open_run, read_run_settings
+from ..open import Opened, open_model, open_run, read_run_settings, read_settings, run_of
 from ..runs.provenance import FILE, FOLDER, read_sources
-from ..runs.run import write_atomic
+from ..runs.run import write_settings
 from ..scale.checkpoint import Saver, read_and_verify, restore_optimizers, saved_steps
 from ..scale.storage import kind_of, read_state, read_tensors
 from ..scale.world import ALONE
@@ -104,7 +104,9 @@ class RunOrigin(Origin):
         batch = c.batch_size or own.batch_size
         steps = self.steps(batch, shape.context)
         self.settings = TrainConfig(
-            **{f.name: getattr(own, f.name) for f in fields(TrainConfig) if f.name in ("preset", "objective", "model")},
+            preset=own.preset,
+            objective=own.objective,
+            model=own.model,
             **self.shared(way, steps, batch),
             lr=own.lr if c.lr is None else c.lr,
             data=c.data or own.data,
@@ -144,8 +146,6 @@ class RunOrigin(Origin):
             divide_state(optimizers, fit(model, self.original, loop.batches.at(0)[0].to(loop.device)))
 
     def save(self, loop: Loop, way: Path, out: Path) -> None:
-        import yaml
-
         model, last = loop.model, way / "checkpoints" / f"step-{self.settings.steps}"
         if self.config.way == "gradual":
             settle(model)
@@ -164,7 +164,7 @@ class RunOrigin(Origin):
         saver.wait()
         saver.close()
         config = replace(self.settings, scheme=str(self.target), out=str(out))
-        write_atomic(out / "config.yaml", yaml.safe_dump(to_dict(config), sort_keys=False))
+        write_settings(out / "config.yaml", to_dict(config))
 
 
 class ModelOrigin(Origin):
@@ -189,16 +189,16 @@ class ModelOrigin(Origin):
                 "belong together"
             )
         context, batch = window(opened, c.context), c.batch_size or 4
+        untraced = replace(c.evaluation, trace_tokens=0)
         self.settings = TrainConfig(
             # what the loop asks of a shape: how many tokens there are, and how many it reads
             model=Model(vocab_size=vocabulary, context=context, positions="none"),
-            **self.shared(way, self.steps(batch, context), batch),
+            **(self.shared(way, self.steps(batch, context), batch) | {"evaluation": untraced}),
             lr=1e-4 if c.lr is None else c.lr,
             data=c.data,
             optim=replace(TrainConfig().optim, **SCHEDULE),
             tokens=replace(TrainConfig().tokens, tokenizer=tokenizer),
         )
-        self.settings = replace(self.settings, evaluation=replace(c.evaluation, trace_tokens=0))
         self.conversion: Any = None
 
     def build(self, loop: Any, shape: DecoderConfig) -> Any:
@@ -259,8 +259,6 @@ class Adapted(Scorer):
 
 def find_origin(config: ConvertConfig, way: Path) -> Origin:
     """GeonormError, one line, for whatever cannot be converted; nothing is written."""
-    from ..open import read_settings, run_of
-
     name = run_of(config.model, config.scheme)
     if isinstance(read_settings(name), TrainConfig):
         return RunOrigin(config, Path(name), way)

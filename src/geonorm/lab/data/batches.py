@@ -83,11 +83,15 @@ def validation_batches(
     blocks = count_blocks(tokens, context)
     if blocks == 0:
         raise DataError(f"{len(tokens)} validation tokens do not fill one window of {context}: use more text")
-    count = blocks if max_tokens is None else min(blocks, max(1, max_tokens // context))
-    for start in range(0, count, batch_size):
-        places = range(start, min(start + batch_size, count))
-        numbers = [place * blocks // count for place in places]
+    for numbers in pick_evenly(blocks, None if max_tokens is None else max_tokens // context, batch_size):
         yield objective.pairs(cut_windows(tokens, numbers, context), numbers, HELD_OUT)
+
+
+def pick_evenly(items: int, most: int | None, batch_size: int) -> Iterator[list[int]]:
+    """Numbers of at most `most` of so many items, but of at least one, spread evenly over all, a batch at a time."""
+    count = items if most is None else min(items, max(1, most))
+    for start in range(0, count, batch_size):
+        yield [place * items // count for place in range(start, min(start + batch_size, count))]
 
 
 def count_blocks(tokens: NDArray[Any], context: int) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import DataError
-from .batches import Shuffled
+from .batches import Shuffled, pick_evenly
 from .images import Images, Pixels
 from .objectives import Pair
 from .pixels import change, change_bits, crop, normalise
@@ -41,10 +41,7 @@ def validation_images(
 ) -> Iterator[Pair]:
     """(images, labels) in order, unchanged, at most `batch_size` in a batch. size: height and width in pixels, or what
     makes a batch of decoded images of any size. At most `most` images, but at least one, spread evenly over all."""
-    total = len(images)
-    count = total if most is None else min(total, max(1, most))
-    for start in range(0, count, batch_size):
-        numbers = [place * total // count for place in range(start, min(start + batch_size, count))]
+    for numbers in pick_evenly(len(images), most, batch_size):
         if isinstance(size, int):
             found = normalise([read_fitted(images, number, size) for number in numbers])
         else:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...errors import DataError, cause
 from .pixels import decode_file
 from .sources import entries
-from .split import HASH_RANGE, HELD_OUT_NAMES, SPLITS, TRAIN_NAMES
+from .split import HELD_OUT_NAMES, SPLITS, TRAIN_NAMES, border_of, hash_of
 
 FORMAT = 1  # of the fingerprint: raise it whenever the same files would give other images, classes or splits
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
@@ -173,14 +173,11 @@ def join_parts(path: Path, train: Part, validation: Part | None) -> dict[str, Pa
 def hold_out(path: Path, images: Images, classes: tuple[str, ...], seal: str, share: float) -> dict[str, Part]:
     """A share of the images, chosen by a hash of their bytes, so that equal ones land on the same side: at least one,
     and never all."""
-    hashes = np.array(
-        [int.from_bytes(hashlib.sha256(images.read(i)).digest()[:8], "big") for i in range(len(images))], np.uint64
-    )
+    hashes = np.array([hash_of(images.read(i)) for i in range(len(images))], np.uint64)
     smallest, largest = int(hashes.min()), int(hashes.max())
     if smallest == largest:
         raise DataError(f"{path}: too few different images to hold some out: give at least two")
-    border = min(max(int(share * HASH_RANGE), smallest + 1), largest)
-    chosen = hashes < np.uint64(border)
+    chosen = hashes < np.uint64(border_of(share, smallest, largest))
     seal = f"{seal}\nheld out {share!r}"
     parts = {"train": ~chosen, "validation": chosen}
     return {split: (images.some(np.flatnonzero(which)), classes, seal) for split, which in parts.items()}

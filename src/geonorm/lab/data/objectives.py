@@ -81,22 +81,15 @@ class MaskedTokens:
         return torch.from_numpy(windows)[:, :-1]
 
     def pairs(self, windows: NDArray[np.int64], numbers: list[int], seed: int) -> Pair:
-        return self.mask_windows(windows[:, :-1].copy(), numbers, seed)
-
-    def mask_windows(self, ids: NDArray[np.int64], numbers: list[int], seed: int = HELD_OUT) -> Pair:
-        """Masks windows (rows, context) in place: (inputs, targets)."""
+        ids = windows[:, :-1].copy()
         targets = np.full_like(ids, IGNORED)
         for row, target, number in zip(ids, targets, numbers, strict=True):
-            self.mask_row(row, target, self.bits(seed, number, len(row)))
+            self.mask_row(row, target, draw(seed, number, 3 * len(row)).reshape(3, -1))
         return torch.from_numpy(ids), torch.from_numpy(targets)
 
-    @staticmethod
-    def bits(seed: int, number: int, context: int) -> NDArray[np.uint64]:
-        """Random bits (3, context) of a window: which tokens, what becomes of them, what replaces them."""
-        return draw(seed, number, 3 * context).reshape(3, context)
-
     def mask_row(self, ids: NDArray[np.int64], targets: NDArray[np.int64], bits: NDArray[np.uint64]) -> None:
-        """Masks ids (context,) and fills in targets (context,), in place."""
+        """Masks ids (context,) and fills in targets (context,), in place. bits: random ones (3, context): which tokens,
+        what becomes of them, what replaces them."""
         order = np.lexsort((bits[0], ids == self.end))  # ends of documents last
         chosen = order[: max(1, round(SHARE * len(ids)))]
         targets[chosen] = ids[chosen]
@@ -134,13 +127,9 @@ class SpanCorruption:
         return cls(tokenizer.sentinels[:spans], tokenizer.eos)
 
     def pairs(self, windows: NDArray[np.int64], numbers: list[int], seed: int) -> Pair:
-        return self.cut_windows(windows[:, :-1], numbers, seed)
-
-    def cut_windows(self, ids: NDArray[np.int64], numbers: list[int], seed: int = HELD_OUT) -> Pair:
-        """Windows (rows, context) as inputs and targets."""
         marks, end = np.array(self.sentinels), np.array([self.end])
         inputs, targets = [], []
-        for row, number in zip(ids, numbers, strict=True):
+        for row, number in zip(windows[:, :-1], numbers, strict=True):
             source, answer = self.places(len(row), number, seed)
             # a place below 0 is a sentinel, -1 the first
             joined = [np.where(at < 0, marks[-1 - at.clip(max=-1)], row[at]) for at in (source, answer)]

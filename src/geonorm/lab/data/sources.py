@@ -35,6 +35,8 @@ class Source:
     files: tuple[Path, ...]
     splits: Mapping[Split, Documents] = field(repr=False, compare=False)
     left_out: tuple[Path, ...] = ()
+    own_split: bool = True
+    """Whether it came with text to validate on; else that was held out of its own."""
 
     def documents(self, split: Split) -> Iterator[str]:
         """A fresh lazy iterator over the documents (non-empty strings) of a split."""
@@ -93,7 +95,8 @@ def open_source(spec: str, *, validation: str | None = None, validation_fraction
         lines.append(f"held out {validation_fraction!r}")
         one_text = len(train) == 1 and format_of(train[0]) == "text"
         splits = hold_out(name, splits["train"], validation_fraction, one_text=one_text)
-    return Source(name, hashlib.sha256("\n".join(lines).encode()).hexdigest(), train + held_out, splits, left_out)
+    fingerprint = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return Source(name, fingerprint, train + held_out, splits, left_out, bool(held_out))
 
 
 def check_copies(held_out: tuple[Path, ...], sums: Mapping[Split, list[str]]) -> None:
@@ -248,7 +251,7 @@ def open_hub(spec: str, fraction: float) -> Source:
     own = "validation" in dataset
     splits = {s: partial(read, s) for s in SPLITS} if own else hold_out_stream(partial(read, "train"), fraction)
     identity = f"geonorm hub 1\n{name}\n{config}\n{revision}\n{field}\n{'own split' if own else repr(fraction)}"
-    return Source(spec, hashlib.sha256(identity.encode()).hexdigest(), (), splits)
+    return Source(spec, hashlib.sha256(identity.encode()).hexdigest(), (), splits, own_split=own)
 
 
 def no_dataset(spec: str, error: Exception) -> DataError:

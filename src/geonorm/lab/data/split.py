@@ -35,7 +35,7 @@ def hold_out(name: str, documents: Documents, fraction: float, *, one_text: bool
         held out: at least one document, and never all."""
         count, characters, smallest, largest = 0, 0, HASH_RANGE, -1
         for text in documents():
-            value = text_hash(text)
+            value = hash_of(text.encode())
             count, characters = count + 1, characters + len(text)
             smallest, largest = min(smallest, value), max(largest, value)
         if count == 0:
@@ -47,7 +47,7 @@ def hold_out(name: str, documents: Documents, fraction: float, *, one_text: bool
             return True, max(characters - tail, 1)
         if smallest == largest:
             raise DataError(f"{name}: all {count} documents are equal: give validation text of its own")
-        return False, min(max(int(fraction * HASH_RANGE), smallest + 1), largest)
+        return False, border_of(fraction, smallest, largest)
 
     def part(split: Split) -> Iterator[str]:
         whole, start = place()
@@ -65,12 +65,17 @@ def hold_out_stream(documents: Documents, fraction: float) -> dict[Split, Docume
     return {split: partial(part, split) for split in SPLITS}
 
 
-def text_hash(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+def hash_of(content: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
+
+
+def border_of(fraction: float, smallest: int, largest: int) -> int:
+    """The hash below which an item is held out: of items with hashes between these two at least one, never all."""
+    return min(max(int(fraction * HASH_RANGE), smallest + 1), largest)
 
 
 def pick_documents(documents: Iterator[str], threshold: int, split: Split) -> Iterator[str]:
-    return (text for text in documents if (text_hash(text) < threshold) == (split == "validation"))
+    return (text for text in documents if (hash_of(text.encode()) < threshold) == (split == "validation"))
 
 
 def cut_text(pieces: Iterator[str], start: int, split: Split) -> Iterator[str]:

@@ -96,8 +96,7 @@ def is_unchanged(folder: Path, sha256: str) -> bool:
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     if digest.hexdigest() != sha256:
         return False
     with suppress(OSError):  # a cache that is only read
@@ -114,8 +113,8 @@ def write_tokens(folder: Path, source: Source, tokenizer: Tokenizer, progress: P
             for batch in pieces_in_batches(source.documents(split)):
                 for (text, ends), ids in zip(batch, tokenizer.encode([text for text, _ in batch]), strict=True):
                     data = np.append(ids, ids.dtype.type(tokenizer.eos)) if ends else ids
-                    file.write(data.tobytes())
-                    digest.update(data.tobytes())
+                    file.write(content := data.tobytes())
+                    digest.update(content)
                     counts["documents"] += ends
                     counts["tokens"] += len(data)
                     counts["bytes"] += len(text.encode())

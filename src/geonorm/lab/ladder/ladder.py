@@ -47,7 +47,7 @@ def ladder(
                     for scheme in team.schemes
                 ]
             )
-        found = [{**summary, **about(run)} for run, summary in read_runs(team)]
+        found = [{**summary, **about(run, summary.get("parameters"))} for run, summary in read_runs(team)]
         results = {"command": command or repeat_command(config), "data": config.data, "runs": found}
         results |= judge_ladder(found, team.order[0])
         write_json(team.out / "results.json", results)
@@ -110,15 +110,17 @@ def outline(shape: ModelConfig) -> Any:
         return build(shape)
 
 
-def about(config: TrainConfig) -> dict[str, Any]:
+def about(config: TrainConfig, parameters: int | None = None) -> dict[str, Any]:
     """Where a run stands on the ladder, by its settings. Its scheme, which owns no table, is not built: a folder may
-    name any."""
+    name any. parameters: as the run counted them; of one that never did, those of its shape under Pre-Norm."""
     shape = config.decoder("pre")
+    model = outline(shape)
     return {
         "size": f"d{shape.layers}w{shape.width}",
         "depth": shape.layers,
         "width": shape.width,
         "batch_size": config.batch_size,
         "planned_tokens": config.steps * config.batch_size * shape.context,
-        "embedding": looked_up(outline(shape)),
+        "parameters": parameters or model.parameter_count(),
+        "embedding": looked_up(model),
     }

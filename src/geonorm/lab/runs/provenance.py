@@ -33,11 +33,15 @@ def read_parts(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def read_last(folder: Path) -> dict[str, Any]:
+    """The newest part of the record of a run; empty if there is none. CheckpointError if it cannot be read."""
+    return next(reversed(read_parts(folder)), {})
+
+
 def read_sources(folder: Path) -> dict[str, dict[str, Any]]:
     """The schemes from elsewhere of a run, in the form of `sources_of`. CheckpointError if it is damaged."""
-    last = read_parts(folder)[-1:]
     found = {}
-    for place, about in (last[0].get("schemes") or {} if last else {}).items():
+    for place, about in (read_last(folder).get("schemes") or {}).items():
         try:
             names, sha256 = list(about["files"]), about["sha256"]
             files = {
@@ -87,8 +91,7 @@ class Provenance:
         failed, is made from whatever is there now."""
         if not any((folder / "checkpoints").glob("*")) and not size_of(folder / "metrics.jsonl"):
             return
-        known = read_parts(folder)[-1:]
-        before = known[0] if known else {}
+        before = read_last(folder)
         data, tokenizer = before.get("data_sha256"), before.get("tokenizer_sha256")
         new_tokenizer = tokenizer is not None and tokenizer != self.tokenizer
         other = changed_sources(before.get("schemes") or {}, self.schemes, folder / FOLDER)

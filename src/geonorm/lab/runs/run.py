@@ -10,7 +10,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -51,6 +51,13 @@ def check_writable(out: Path) -> None:
                 folder.rmdir()
 
 
+def is_unused(folder: Path) -> bool:
+    """Whether a folder is not there, or holds nothing but a lock. CheckpointError if it is a file."""
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file; choose another --out")
+    return not folder.exists() or all(entry.name == LOCK for entry in folder.iterdir())
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Writes beside the file, flushes to disk, renames: a reader sees the old text or the new, never half."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -66,6 +73,13 @@ def write_atomic(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Writes settings as YAML, in their order."""
+    import yaml
+
+    write_atomic(path, yaml.safe_dump(dict(settings), sort_keys=False))
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -212,21 +226,17 @@ class RunFolder:
         """Creates or re-enters config.out. CheckpointError if another process works in it, if it holds a run that
         differs in more than `but`, or if it holds this run and resume is `never`; nothing is written in any of these
         cases."""
-        import yaml
-
         run = RunFolder(Path(config.out))
         stored = run.path / "config.yaml"
-        if run.path.exists() and not run.path.is_dir():
-            raise CheckpointError(f"{run.path} is a file; choose another --out")
         if stored.exists():
             if config.resume == "never":
                 raise CheckpointError(f"{run.path} already holds a run; choose another --out or --resume auto")
             run.check_same(config, but)
-        elif run.path.exists() and any(entry.name != LOCK for entry in run.path.iterdir()):
+        elif not is_unused(run.path):
             raise CheckpointError(f"{run.path} is not empty and holds no run; choose another --out")
         with lock_folder(run.path):
             if not stored.exists():
-                write_atomic(stored, yaml.safe_dump(to_dict(config), sort_keys=False))
+                write_settings(stored, to_dict(config))
             run.opened_as = identity(run.path)
             yield run
 

@@ -171,10 +171,10 @@ def judge_ladder(runs: Sequence[Summary], baseline: str) -> dict[str, Any]:
 
 def read_points(runs: Sequence[Summary], baseline: str) -> tuple[list[Row], dict[Any, dict[Any, Summary]]]:
     """A row of a comparison (statistics.aggregate) per size, budget and scheme, each at its best rate, and its runs by
-    seed. Sizes and compute are those of the baseline."""
+    seed. Sizes and compute are those of the baseline, as a run of it that ended counted them, if any did."""
     cells: dict[tuple[str, int], list[Summary]] = {}
     parameters: dict[str, int] = {}
-    for run in sorted(runs, key=lambda run: run["scheme"] != baseline):
+    for run in sorted(runs, key=lambda run: (run["scheme"] != baseline, run["val_loss"] is None)):
         cells.setdefault((run["size"], run["planned_tokens"]), []).append(run)
         parameters[run["size"]] = parameters.get(run["size"]) or int(run["parameters"] or 0)
     points, counted = [], {}

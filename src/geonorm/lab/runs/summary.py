@@ -70,7 +70,7 @@ def loss_text(row: dict[str, Any]) -> str:
     return "loss not finite" if row["loss"] is None else f"loss {row['loss']:.4f}"
 
 
-def progress_line(row: dict[str, Any], steps: int, left: float | None = None) -> str:
+def progress_line(row: dict[str, Any], steps: int, left: float | None) -> str:
     """Where a run is, in a line of 80 columns. left: seconds to its end."""
     parts = [f"step {row['step']}/{steps}", loss_text(row), f"{row['tokens_per_second']:,.0f} tokens/s"]
     if "val_loss" in row:

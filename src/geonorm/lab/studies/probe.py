@@ -40,7 +40,7 @@ from ..data.images import open_images
 from ..data.objectives import HELD_OUT
 from ..open import Opened, OpenedClassifier, OpenedImages, encode_running, open_model, read_settings, run_of
 from ..runs import environment
-from ..runs.run import LOCK, check_writable, first_difference, stored_settings
+from ..runs.run import check_writable, first_difference, is_unused, stored_settings
 from ..train.classifiers import ask
 from .simulate import save
 
@@ -143,35 +143,45 @@ def probe(
     folder, its best finished run of that scheme. batch: windows of a pass, 8, or images, as many as are 4,096 tokens. A
     model in memory stays on its device. Raises ConfigError or DataError with one line.
     """
-    encode: Callable[[str], list[int]] | None = None
-    opened: Opened | None = None
-    if isinstance(model, str):
-        config = ProbeConfig([model], tokens=tokens, context=context, batch=batch, device=device)
-        opened = open_probed(run_of(model, scheme), config)
-        subject = Subject(opened.model, stacks, sites=sites)
-        name, encode, tokenizer = name or opened.name, opened.encode, opened.tokenizer
-        context = min(context, opened.context or context)
-    else:
-        subject, name = Subject(model, stacks, sites=sites), name or type(model).__name__
-        encode = partial(encode_running, tokenizer) if tokenizer is not None else None
     batches: Sequence[Any]
     asked: Sequence[Inputs | Tensor] | None = None
-    losses = gradients or ablate_blocks or logit_lens
-    if isinstance(opened, OpenedImages | OpenedClassifier) and isinstance(data, str):
-        batches, asked = images_of(opened, data, tokens, batch, bos)
-    elif isinstance(data, str):
-        if encode is None:
-            raise ConfigError("a model in memory needs its tokenizer to read text: tokenizer=..., or give ids")
-        begin = beginning(tokenizer, name) if bos else None
-        windows = list(text(data, encode, tokens, context, vocabulary(subject), begin).split(batch or WINDOWS))
-        asked = ask_masked(opened, windows, bos) if opened is not None and losses else None
-        batches = windows if opened is None else given_to(opened, windows)
+    if isinstance(model, str):
+        config = ProbeConfig(
+            [model], tokens=tokens, context=context, batch=batch, bos=bos, device=device, gradients=gradients,
+            ablate_blocks=ablate_blocks, logit_lens=logit_lens,
+        )  # fmt: skip
+        opened = open_probed(run_of(model, scheme), config)
+        subject, name = Subject(opened.model, stacks, sites=sites), name or opened.name
+        if isinstance(data, str):
+            batches, asked = read_data(opened, subject, data, config)
     else:
+        subject, name = Subject(model, stacks, sites=sites), name or type(model).__name__
+        if isinstance(data, str):
+            if tokenizer is None:
+                raise ConfigError("a model in memory needs its tokenizer to read text: tokenizer=..., or give ids")
+            begin = beginning(tokenizer, name) if bos else None
+            encode = partial(encode_running, tokenizer)
+            batches = text(data, encode, tokens, context, vocabulary(subject), begin).split(batch or WINDOWS)
+    if not isinstance(data, str):
         batches = [data] if isinstance(data, (Tensor, Mapping)) else list(data)
     return measure_model(
         subject, name, batches, asked, gradients=gradients, ablate_blocks=ablate_blocks, logit_lens=logit_lens,
         progress=progress,
     )  # fmt: skip
+
+
+def read_data(
+    opened: Opened, subject: Subject, data: str, c: ProbeConfig
+) -> tuple[Sequence[Tensor | Inputs], Sequence[Tensor | Inputs] | None]:
+    """Text or images for an opened model, in batches: what hidden states are measured on, and what losses are, if any
+    is asked for and that is something else."""
+    if isinstance(opened, OpenedImages | OpenedClassifier):
+        return images_of(opened, data, c.tokens, c.batch, c.bos)
+    context = min(c.context, opened.context or c.context)
+    begin = beginning(opened.tokenizer, opened.name) if c.bos else None
+    windows = text(data, opened.encode, c.tokens, context, vocabulary(subject), begin).split(c.batch or WINDOWS)
+    losses = c.gradients or c.ablate_blocks or c.logit_lens
+    return given_to(opened, windows), ask_masked(opened, windows, c.bos) if losses else None
 
 
 def ask_masked(opened: Opened, batches: Sequence[Tensor], bos: bool = False) -> Sequence[Tensor | Inputs]:
@@ -217,12 +227,12 @@ def measure_model(
     subject: Subject,
     name: str,
     batches: Sequence[Tensor | Inputs],
-    asked: Sequence[Tensor | Inputs] | None = None,
+    asked: Sequence[Tensor | Inputs] | None,
     *,
-    gradients: bool = False,
-    ablate_blocks: bool = False,
-    logit_lens: bool = False,
-    progress: Told | None = None,
+    gradients: bool,
+    ablate_blocks: bool,
+    logit_lens: bool,
+    progress: Told | None,
 ) -> Probe:
     """batches: what hidden states are measured on; asked: what losses are, where that is something else."""
     started = time.perf_counter()
@@ -322,7 +332,7 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
     out = Path(config.out)
     check_writable(out)
     probed = (out / "norms.jsonl").exists() and not (out / "metrics.jsonl").exists()  # a run has norms too
-    if out.exists() and not probed and any(entry.name != LOCK for entry in out.iterdir()):
+    if not probed and not is_unused(out):
         raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
     if probed:
         before = asdict(ProbeConfig(config.models)) | stored_settings(out)  # older folders lack newer settings
@@ -341,23 +351,13 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
     for name, label in zip(models, short_names(models), strict=True):
         opened = open_probed(name, config)
         subject = Subject(opened.model, config.stacks(), sites=not config.norms_only)
-        losses = config.gradients or config.ablate_blocks or config.logit_lens
-        batches: Sequence[Tensor | Inputs]
-        asked: Sequence[Tensor | Inputs] | None
-        if isinstance(opened, OpenedImages | OpenedClassifier):
-            batches, asked = images_of(opened, config.data, config.tokens, config.batch, config.bos)
-        else:
-            context = min(config.context, opened.context or config.context)
-            begin = beginning(opened.tokenizer, name) if config.bos else None
-            ids = text(config.data, opened.encode, config.tokens, context, vocabulary(subject), begin)
-            windows = list(ids.split(config.batch or WINDOWS))
-            asked = ask_masked(opened, windows, config.bos) if losses else None
-            batches = given_to(opened, windows)
-        measured = measure_model(
-            subject, label, batches, asked, gradients=config.gradients,
-            ablate_blocks=config.ablate_blocks, logit_lens=config.logit_lens, progress=progress,
+        batches, asked = read_data(opened, subject, config.data, config)
+        found.append(
+            measure_model(
+                subject, label, batches, asked, gradients=config.gradients, ablate_blocks=config.ablate_blocks,
+                logit_lens=config.logit_lens, progress=progress,
+            )
         )  # fmt: skip
-        found.append(measured)
         del opened, subject
     files = probe_files(found, config.data)
     described = environment.collect(pick_device(config.device))

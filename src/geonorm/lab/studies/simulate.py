@@ -13,15 +13,16 @@ from typing import Any
 
 from ...errors import CheckpointError
 from ..runs.run import (
-    LOCK,
     check_writable,
     first_difference,
+    is_unused,
     lock_folder,
     read_object,
     read_rows,
     stored_settings,
     write_atomic,
     write_json,
+    write_settings,
 )
 
 VOLATILE = ("out", "device", "compile")
@@ -32,7 +33,7 @@ SAME = ("geonorm", "commit", "python", "torch")
 def check_directory(out: Path, settings: Mapping[str, Any]) -> None:
     """CheckpointError if `out` cannot be written or holds something else than this simulation. Leaves nothing."""
     check_writable(out)
-    if not out.exists() or not any(entry.name != LOCK for entry in out.iterdir()):
+    if is_unused(out):
         return
     if not (out / "config.yaml").exists() or "beta" not in stored_settings(out):
         raise CheckpointError(f"{out} is not empty and holds no simulation; choose another --out")
@@ -76,14 +77,12 @@ def save(
 ) -> None:
     """Writes a simulation, finished or interrupted; files: contents of NAME.json, or a list of rows for
     NAME.jsonl; trajectories: tensors, if any were kept. Each file is replaced whole, summary.json last."""
-    import yaml
-
     from ...dynamics.trajectories import save_trajectories
 
     with lock_folder(out):
         if trajectories:
             save_trajectories(out, trajectories)
-        write_atomic(out / "config.yaml", yaml.safe_dump(dict(settings), sort_keys=False))
+        write_settings(out / "config.yaml", settings)
         write_json(out / "environment.json", environment)
         for name, content in sorted(files.items(), key=lambda item: item[0] == "summary.json"):
             if name.endswith(".jsonl"):

@@ -189,13 +189,14 @@ def gold(task: Any, samples: list[dict[str, Any]]) -> dict[str, float]:
         scores = [float(score) for score, _ in sample["filtered_resps"][: len(choices)]]
         right = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
         right = [choices.index(right) if isinstance(right, str) else right] if not isinstance(right, list) else right
-        if max(scores[i] for i in right) == -inf:
+        best = max(scores[i] for i in right)
+        if best == -inf:
             continue
         top = max(scores)
         weights = [exp(score - top) for score in scores]
         chance.append(len(right) / len(choices))
         shares.append(sum(weights[i] for i in right) / sum(weights))
-        nats.append(-max(scores[i] for i in right))
+        nats.append(-best)
     if not chance:
         return {}
     return {

@@ -27,7 +27,7 @@ from ..data.batches import validation_batches
 from ..data.images import open_images
 from ..data.objectives import Pair
 from ..open import Opened, OpenedClassifier, OpenedImages, OpenedRun, open_model
-from ..runs.provenance import read_parts
+from ..runs.provenance import read_last
 from ..runs.run import check_writable
 from ..train.classifiers import ask
 from ..train.evaluate import evaluate_held_out, with_perplexity
@@ -85,7 +85,7 @@ def trained_on(opened: Opened) -> str | None:
     if not isinstance(opened, OpenedRun | OpenedImages):
         return getattr(opened.model.config, "trained_on_sha256", None)
     with suppress(CheckpointError):  # a run that does not say
-        return next((part.get("data_sha256") for part in read_parts(Path(opened.name))[-1:]), None)
+        return read_last(Path(opened.name)).get("data_sha256")
     return None
 
 
@@ -133,9 +133,7 @@ def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None, l
     source = open_source(data)
     ours = isinstance(opened, OpenedRun)
     text = tokenize(source, opened.reader)
-    seen = text.sha256 == trained_on(opened)
-    # the fingerprint holds the share to hold out exactly where the text has no held-out part of its own
-    whole = not seen and source.fingerprint != open_source(data, validation_fraction=0.5).fingerprint
+    whole = not source.own_split and text.sha256 != trained_on(opened)
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
     objective = opened.objective(context)
     batches = validation_batches(ids, max(1, EVALUATION_BATCH // context), context, tokens, objective)

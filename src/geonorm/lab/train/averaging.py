@@ -28,10 +28,11 @@ class Average:
     def __init__(self, model: Trunk, config: TrainConfig, held: HeldNorms | None = None) -> None:
         self.model, self.held = model, held
         self.first = averaging_start(config) + 1
-        wide = {
-            name: p.detach().to(torch.promote_types(p.dtype, torch.float32)) for name, p in model.named_parameters()
+        self.means = {
+            name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
+            for name, p in model.named_parameters()
+            if config.evaluation.average
         }
-        self.means = {name: p.clone() for name, p in wide.items()} if config.evaluation.average else {}
 
     @torch.no_grad()
     def update(self, step: int) -> None:

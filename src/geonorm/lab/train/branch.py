@@ -17,7 +17,7 @@ from ...settings import to_dict
 from ..config import TrainConfig
 from ..resolve import resolve
 from ..runs.loggers import TRACKED
-from ..runs.run import VOLATILE, RunFolder, first_difference, read_text, write_atomic
+from ..runs.run import VOLATILE, RunFolder, first_difference, read_text, write_atomic, write_settings
 from ..scale.checkpoint import read_and_verify, saved_steps
 from ..scale.world import ALONE
 from .averaging import averaging_start
@@ -39,13 +39,18 @@ def shared_steps(config: TrainConfig, other: TrainConfig) -> int:
     if config.optim.schedule != "wsd":
         raise ConfigError(f"--branch needs --optim.schedule wsd, not {config.optim.schedule}")
     last = min(run.optim.trunk_end(run.steps) for run in (config, other))
-    for step in range(1, last + 1):
-        if rate_share(config.optim, step, config.steps) != rate_share(other.optim, step, other.steps):
-            raise ConfigError(
-                f"cannot branch from {config.branch}: another learning rate at step {step}; give both the same "
-                "--optim.warmup-steps"
-            )
+    if (step := first_other_rate(config, other, last)) is not None:
+        raise ConfigError(
+            f"cannot branch from {config.branch}: another learning rate at step {step}; give both the same "
+            "--optim.warmup-steps"
+        )
     return min(last, averaging_start(config))
+
+
+def first_other_rate(config: TrainConfig, other: TrainConfig, last: int) -> int | None:
+    """The first step up to `last` at which the two runs have another share of their highest rate."""
+    shares = ([rate_share(run.optim, step, run.steps) for run in (config, other)] for step in range(1, last + 1))
+    return next((step for step, (own, others) in enumerate(shares, 1) if own != others), None)
 
 
 @dataclass(frozen=True)
@@ -82,8 +87,6 @@ class Extension:
         """Drops what the shorter run did after that, with its summary, and makes it the longer one. Whatever moment
         this is cut short at, the folder holds a run, the shorter or the longer, that goes on from a checkpoint of
         both."""
-        import yaml
-
         steps = saved_steps(run.checkpoints)
         usable = [step for step in steps if step <= self.last]
         for step in reversed(usable):
@@ -97,7 +100,7 @@ class Extension:
             shutil.rmtree(run.checkpoints / f"step-{step}")
         for name in ("summary.json", TRACKED):
             (run.path / name).unlink(missing_ok=True)
-        write_atomic(run.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
+        write_settings(run.path / "config.yaml", to_dict(self.config))
 
 
 def find_extension(config: TrainConfig) -> Extension | None:
@@ -121,8 +124,7 @@ def find_extension(config: TrainConfig) -> Extension | None:
         )
     wsd = after.optim.schedule == "wsd"
     shared = before.optim.trunk_end(stored.steps) if wsd else stored.steps
-    steps = range(1, shared + 1)
-    if any(rate_share(before.optim, n, stored.steps) != rate_share(after.optim, n, config.steps) for n in steps):
+    if first_other_rate(before, after, shared) is not None:
         warmup = before.optim.warmup_end(stored.steps)
         raise CheckpointError(f"{where}, with {warmup} of warm-up: add --optim.warmup-steps {warmup} to extend it")
     last = min(shared, averaging_start(after))

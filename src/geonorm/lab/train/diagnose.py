@@ -26,9 +26,7 @@ def name_place(model: Trunk, place: ModelSite) -> str:
 
 
 @torch.no_grad()
-def diagnose(
-    model: Trunk, ids: Tensor, step: int, what: str = "loss is not finite", targets: Tensor | None = None
-) -> str:
+def diagnose(model: Trunk, ids: Tensor, step: int, what: str, targets: Tensor) -> str:
     """One line: what went wrong, the step, the first site that overflows or spikes on the batch ids, the clamp rate,
     the smallest |x|."""
     broken = [name for name, p in model.named_parameters() if not all_finite(p)]

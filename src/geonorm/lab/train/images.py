@@ -57,7 +57,7 @@ class ImageSet:
             write_json(folder / CLASSES, list(self.images.classes))
 
 
-def load_images(config: Recipe, world: World = ALONE) -> ImageSet:
+def load_images(config: Recipe, world: World) -> ImageSet:
     """Images for a run or comparison. DataError for anything unusable, too few for one batch included."""
     world.dog.at(0, "reading the images")
     shape = config.shape("pre")
@@ -100,14 +100,12 @@ class ImageValidation(HeldOut):
     """The held-out images of one run."""
 
     def __init__(
-        self, images: LabelledImages, c: TrainConfig, shape: VisionConfig, device: torch.device, world: World = ALONE
+        self, images: LabelledImages, c: TrainConfig, shape: VisionConfig, device: torch.device, world: World
     ) -> None:
-        super().__init__(c, shape.context, device, world)
+        super().__init__(c, shape.context, len(images.validation) * shape.context, device, world)
         self.images, self.size = images, shape.image_size
         most = max(1, c.evaluation.tokens // shape.context)
         self.part = list(validation_images(images.validation, self.rows, shape.image_size, most))
-        cheap = 3 * len(images.validation) <= c.steps * c.batch_size
-        self.whole = cheap if c.evaluation.whole is None else c.evaluation.whole
 
     def on_part(self, model: Trunk) -> dict[str, Any]:
         found = measure_images(model, self.part, self.images.classes, self.device, self.world)

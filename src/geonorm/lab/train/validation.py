@@ -28,19 +28,20 @@ MANY = 256
 
 
 class HeldOut:
-    """What is held out of the data of one run, and measured. A kind of data fills in `part` and `whole`, and says what
-    is measured on either."""
+    """What is held out of the data of one run, and measured. A kind of data fills in `part`, and says what is measured
+    on that and on all."""
 
     part: list[Pair]
     """Batches spread over all of it."""
-    whole: bool
-    """Whether all of it is measured at the end."""
 
-    def __init__(self, config: TrainConfig, context: int, device: torch.device, world: World = ALONE) -> None:
-        """context: tokens of a row of a batch."""
+    def __init__(self, config: TrainConfig, context: int, size: int, device: torch.device, world: World) -> None:
+        """context: tokens of a row of a batch; size: tokens of all that is held out."""
         self.context, self.device, self.world = context, device, world
         self.rows = max(1, EVALUATION_BATCH // context)
         self.trace_tokens = config.evaluation.trace_tokens
+        cheap = 3 * size <= config.steps * config.batch_size * context
+        self.whole = cheap if config.evaluation.whole is None else config.evaluation.whole
+        """Whether all of it is measured at the end."""
 
     def trace_ids(self) -> Tensor:
         """Whole rows of the part, spread over it, at least one."""
@@ -82,13 +83,10 @@ class Validation(HeldOut):
         world: World = ALONE,
         objective: Objective = NEXT,
     ) -> None:
-        super().__init__(config, context, device, world)
+        super().__init__(config, context, len(tokens.validation), device, world)
         self.tokens = tokens
         self.objective, self.accuracy, self.spans = objective, objective.accuracy, objective.spans
         self.part = list(validation_batches(tokens.validation, self.rows, context, config.evaluation.tokens, objective))
-        size = len(tokens.validation)
-        cheap = 3 * size <= config.steps * config.batch_size * context
-        self.whole = cheap if config.evaluation.whole is None else config.evaluation.whole
 
     def on_part(self, model: Any) -> dict[str, Any]:
         """val_loss, val_bpb and, of masked tokens, val_accuracy on the spread part."""
@@ -97,13 +95,10 @@ class Validation(HeldOut):
         )
         return {key: result[key] for key in MEASURES if key in result}
 
-    def on_all(self, model: Any) -> dict[str, Any]:
-        """The same on the whole text, val_tokens (those predicted) and val_documents (tokens and loss of each)."""
-        return self.by_document(model)
-
     @torch.no_grad()
-    def by_document(self, model: Any) -> dict[str, Any]:
-        """A token belongs to the document it stands in, the mark at its end included."""
+    def on_all(self, model: Any) -> dict[str, Any]:
+        """The same on the whole text, val_tokens (those predicted) and val_documents (tokens and loss of each). A token
+        belongs to the document it stands in, the mark at its end included."""
         text, sizes = self.tokens.validation, torch.from_numpy(self.tokens.token_bytes)
         owners = number_documents(text, int(self.tokens.meta["eos"]))
         sums = torch.zeros(4, int(owners[-1]) + 1, dtype=torch.float64)  # nats, tokens, bytes, hits
