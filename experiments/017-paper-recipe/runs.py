@@ -87,7 +87,7 @@ def plan(known: Summaries) -> Grid:
     for seed in range(1, 3):
         for scheme in (EQUAL, UNIT):
             wanted.add(scheme, OCTAVES[1], seed)
-    best = {scheme: rate for scheme in CELLS for rate in tune(wanted, scheme, half=scheme in CELLS[:2])}
+    best = {scheme: rate for scheme in CELLS for rate in tune(wanted, scheme, half=True)}
     for seed in range(5):
         for scheme, rate in best.items():
             wanted.add(scheme, rate, seed)
