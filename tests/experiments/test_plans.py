@@ -116,7 +116,8 @@ def test_017_chooses_rates_with_one_seed_and_asks_for_seeds_there() -> None:
     assert [len(found) for found in runs.values()] == [5, 5]
     assert sum(n.startswith("books-geonorm-entry-embedding-721140-lr0.0036-") for n in grid) == 5
     half = [name.partition("-lr")[0] for name in grid if "lr0.00255" in name]
-    assert half == ["books-pre-entry-embedding-bb08ee", "books-geonorm-entry-embedding-721140"]
+    names = ("pre-entry-embedding-bb08ee", "geonorm-entry-embedding-721140", "pre", "geonorm")
+    assert half == [f"books-{name}" for name in names]
     assert not [name for name in grid if "lr0.0144" in name]
     for name in known:
         known[name] = {**known[name], "val_loss": known[name]["val_loss"] + (not name.endswith("seed0"))}
