@@ -6,6 +6,7 @@ One chart a scheme, one line a run, by rate. figures/clamped.svg: the share of s
 figures/course.svg: the training loss less that of `pre` with the same entry, rate and seed, on the same batches.
 figures/ratio.svg: for the first seed of each scheme and rate the ratio |v|/|x| site by site, v the tangential part of
 what the sub-layer proposes, median over tokens: above the dashed line it is clamped.
+figures/quantiles.svg: how that ratio is spread over tokens at the end, from the 5th to the 95th percentile.
 """
 
 from __future__ import annotations
@@ -74,6 +75,13 @@ def draw_shares(traces: Rows, runs: Mapping[str, Any]) -> list[Chart]:
     return draw_rows(lines, Axis(0, 1.02, title="share of site-tokens"))
 
 
+def ceiling_of(scheme: str) -> float:
+    """What the ratio of a proposal is compared with; NaN where that is another number."""
+    rule = parse(scheme)
+    hard = [getattr(rule, name, "") for name in ("retraction", "decay_on")] == ["exp", "angle"]
+    return float(getattr(rule, "max_angle", math.nan)) if hard else math.nan
+
+
 def draw_ratio(rows: Sequence[Mapping[str, str]], run: Mapping[str, Any], y: Axis) -> Chart:
     blocks = sorted({int(row["layer"]) for row in rows})
     colours = ramp([f"block {block + 1}" for block in blocks])
@@ -82,21 +90,52 @@ def draw_ratio(rows: Sequence[Mapping[str, str]], run: Mapping[str, Any], y: Axi
         sites[f"{name}, attention"] = look
         sites[f"{name}, MLP"] = Look(look.light, look.dark, "4 3", "square")
     x = Axis.around([int(row["step"]) for row in rows], log=True, title=STEPS)
-    scheme = parse(run["scheme"])
-    fields = [getattr(scheme, name, "") for name in ("retraction", "decay_on")]
-    hard = fields == ["exp", "angle"]  # else the ratio is not what the ceiling is compared with
+    ceiling = ceiling_of(run["scheme"])
+    hard = not math.isnan(ceiling)
     chart = Chart(
         f"{rate(run['lr'])} {name_row(run)}", x, y, sites,
         "Median over tokens" + ("; clamped above the dashed line." if hard else "."), own_legend=True,
     )  # fmt: skip
     if hard:
-        chart.rule(y=float(getattr(scheme, "max_angle", math.nan)))
+        chart.rule(y=ceiling)
     for site in sites:
         block, kind = site.removeprefix("block ").split(", ")
         place = str(int(block) - 1), "mlp" if kind == "MLP" else "attn"
         own = [row for row in rows if (row["layer"], row["kind"]) == place]
         chart.line(site, [(int(row["step"]), float(row["proposal_p50"])) for row in own])
     return chart
+
+
+def draw_quantiles(traces: Rows, runs: Mapping[str, Any], shown: Sequence[str]) -> list[Chart]:
+    """A chart for each row: at the last evaluation of each run shown, every site's ratio from p5 to p95, p50 marked."""
+    ends: dict[str, list[dict[str, str]]] = {}
+    for name in shown:
+        last = max((row["step"] for row in traces[name]), key=int)
+        ends[name] = [row for row in traces[name] if row["step"] == last]
+    spans = [float(row[f"proposal_p{p:02}"]) for rows in ends.values() for row in rows for p in (5, 95)]
+    y = Axis.around([span for span in spans if span > 0], log=True, title="|v| / |x|")
+    blocks = 1 + max(int(row["layer"]) for rows in ends.values() for row in rows)
+    x = Axis(0.75, blocks + 0.75, title="block: attention, then its MLP")
+    rates = ramp(sorted({rate(runs[name]["lr"]) for name in shown}, key=float))
+    charts: dict[str, Chart] = {}
+    for name, rows in ends.items():
+        row, lr = name_row(runs[name]), rate(runs[name]["lr"])
+        chart = charts.setdefault(row, Chart(row, x, y, rates, width=360, height=200))
+        for site in rows:
+            place = (
+                1
+                + int(site["layer"])
+                + 0.5 * (site["kind"] == "mlp")
+                + 0.055 * (list(rates).index(lr) - len(rates) // 2)
+            )
+            low, mid, high = (float(site[f"proposal_p{p:02}"]) for p in (5, 50, 95))
+            chart.line(lr, [(place, low), (place, high)])
+            chart.mark(lr, place, mid, f"{low:.3g} to {high:.3g}")
+    for name in shown:
+        chart = charts[name_row(runs[name])]
+        if not chart.rules and not math.isnan(ceiling := ceiling_of(runs[name]["scheme"])):
+            chart.rule(y=ceiling)
+    return list(charts.values())
 
 
 def draw_gaps(runs: Mapping[str, Any]) -> list[Chart]:
@@ -143,6 +182,10 @@ def main(experiment: Path, chosen: Sequence[str]) -> int:
             "training loss less that of pre with the same entry, rate and seed; means over 500 steps",
         ),
         "ratio": ([draw_ratio(traces[name], runs[name], y) for _, name in sorted(first.items())], "first seed of each"),
+        "quantiles": (
+            draw_quantiles(traces, runs, [name for _, name in sorted(first.items())]),
+            "ratio at the end, 5th to 95th percentile over tokens, the mark is the median; first seed of each",
+        ),
     }
     (experiment / "figures").mkdir(exist_ok=True)
     for name, (charts, caption) in drawn.items():

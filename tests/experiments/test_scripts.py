@@ -136,6 +136,28 @@ def test_a_ceiling_is_drawn_where_the_ratio_is_held_against_it(scheme: str, rule
     assert own["draw_ratio"](rows, run, own["Axis"].around([0.1, 1.0], title="ratio")).rules == rules
 
 
+def test_quantiles_are_those_of_the_last_evaluation_by_site_and_rate() -> None:
+    own = runpy.run_path(str(ROOT / "clamp.py"))
+    runs, traces = {}, {}
+    for lr, scale in ((0.1, 1.0), (0.2, 10.0)):
+        name = f"books-{own['slug']('geonorm')}-lr{lr:g}-seed0"
+        runs[name] = {"run": name, "scheme": "geonorm", "lr": lr, "seed": 0}
+        traces[name] = [
+            {"step": step, "layer": layer, "kind": kind, "proposal_p05": f"{value}", "proposal_p50": f"{2 * value}",
+             "proposal_p95": f"{4 * value}"}
+            for step, part in (("900", 0.01), ("1000", 0.1)) for layer in "01" for kind in ("attn", "mlp")
+            for value in [part * scale]
+        ]  # fmt: skip
+    (chart,) = own["draw_quantiles"](traces, runs, list(runs))
+    assert chart.title == "geonorm" and len(chart.rules) == 1 and abs(chart.rules[0]["y"] - 0.785398) < 1e-6
+    marks = [(row["s"], round(row["x"], 3), row["y"]) for row in chart.rows["mark"]]
+    assert marks == [
+        (own["rate"](lr), round(site + shift, 3), median)
+        for lr, shift, median in ((0.1, -0.055, 0.2), (0.2, 0.0, 2.0)) for site in (1, 1.5, 2, 2.5)
+    ]  # fmt: skip
+    assert {row["y"] for row in chart.rows["line"]} == {0.1, 0.4, 1.0, 4.0}
+
+
 WRONG = {
     "no experiment": ("programme.py", ["run", "nowhere", "out"], "nowhere has no runs.py"),
     "no folder of runs": ("programme.py", ["keep", "017-paper-recipe"], "keep needs OUT"),
