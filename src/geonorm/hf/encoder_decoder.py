@@ -30,7 +30,8 @@ from ..schemes import Scheme, Site
 from .config import GeoNormConfig
 from .layers import Attend, GeoNormCrossLayer, GeoNormEncoderLayer
 from .loading import share_weights
-from .modeling import GeoNormGenerationMixin, GeoNormLanguageModel, GeoNormPreTrainedModel, Stream, TokenFront, like
+from .modeling import GeoNormGenerationMixin, GeoNormLanguageModel, GeoNormPreTrainedModel
+from .stream import Stream, TokenFront, like
 
 
 class GeoNormEncoderDecoderConfig(GeoNormConfig):

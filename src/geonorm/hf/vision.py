@@ -24,7 +24,8 @@ from ..schemes import Scheme
 from .config import NAMES, THEIRS, UnderScheme, add_fields
 from .layers import LAYERS
 from .loading import share_weights
-from .modeling import GeoNormPreTrainedModel, Stream
+from .modeling import GeoNormPreTrainedModel
+from .stream import Stream
 
 VISION_NAMES = {
     **{f.name: NAMES.get(f.name, f.name) for f in fields(VisionConfig) if f.name not in ("causal", "classes")},
