@@ -67,7 +67,7 @@ def test_why_not_triton(
 
 
 def test_whether_the_kernels_can_run_is_asked_inside_a_compiled_graph() -> None:
-    """On a GPU every residual asks: a question that cannot be traced breaks the graph there."""
+    """On a GPU every residual asks. A question that cannot be traced breaks the graph there (torch 2.11), or warns."""
 
     def ask(x: torch.Tensor) -> torch.Tensor:
         return x + bool(available.why_not_triton(torch.device("cuda"), (x.dtype, x.dtype), x.shape[-1], AngleMap()))

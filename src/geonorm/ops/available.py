@@ -22,7 +22,7 @@ REMEDY = "use backend='auto' (or unset GEONORM_BACKEND)"
 
 
 HAS_TRITON = find_spec("triton") is not None
-"""Asked once, here: torch.compile cannot trace the question, and would break every graph at every residual."""
+"""Asked once, here: torch 2.11 cannot trace the question, and breaks every graph at every residual."""
 
 
 def interpreting() -> bool:
