@@ -126,7 +126,7 @@ def draw_quantiles(traces: Rows, runs: Mapping[str, Any], shown: Sequence[str]) 
                 1
                 + int(site["layer"])
                 + 0.5 * (site["kind"] == "mlp")
-                + 0.055 * (list(rates).index(lr) - len(rates) // 2)
+                + 0.4 * ((list(rates).index(lr) + 0.5) / len(rates) - 0.5)
             )
             low, mid, high = (float(site[f"proposal_p{p:02}"]) for p in (5, 50, 95))
             chart.line(lr, [(place, low), (place, high)])

@@ -153,7 +153,7 @@ def test_quantiles_are_those_of_the_last_evaluation_by_site_and_rate() -> None:
     marks = [(row["s"], round(row["x"], 3), row["y"]) for row in chart.rows["mark"]]
     assert marks == [
         (own["rate"](lr), round(site + shift, 3), median)
-        for lr, shift, median in ((0.1, -0.055, 0.2), (0.2, 0.0, 2.0)) for site in (1, 1.5, 2, 2.5)
+        for lr, shift, median in ((0.1, -0.1, 0.2), (0.2, 0.1, 2.0)) for site in (1, 1.5, 2, 2.5)
     ]  # fmt: skip
     assert {row["y"] for row in chart.rows["line"]} == {0.1, 0.4, 1.0, 4.0}
 
