@@ -147,6 +147,7 @@ if __name__ == "__main__":
         handle = os.open(environment["OUTPUT"] + name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(handle, stream.fileno())
     torch.set_num_threads(1)
+    faulthandler.enable()  # a rank that a library aborts says where it stood
     faulthandler.register(signal.SIGUSR1)  # for whoever looks for the reason of a hang
     jobs: dict[str, Any] = {
         "run": run, "spoilt": spoilt, "stuck": stuck, "struck": struck, "gather": gather, "born": born,
