@@ -27,7 +27,7 @@ from geonorm.lab.runs.significance import Estimate, contrast, fit_prior, moderat
 from geonorm.lab.runs.statistics import aggregate, paired_interval, usable
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import Look, looks, rate, signed
-from geonorm.report.tables import fitted_minimum
+from geonorm.report.tables import chances, fitted_minimum, moderated_difference, paired_difference
 from geonorm.report.vega import Axis, Chart, Figure, figure
 
 Runs = Sequence[Mapping[str, Any]]
@@ -171,28 +171,29 @@ def tabulate_minima(runs: Runs) -> list[str]:
 
 
 def tabulate_best(runs: Runs, baseline: str) -> list[str]:
-    """Each scheme at its best rate, and its difference to the baseline at its own, paired by seed (Student's 95 %). The
-    best of the lowest seed, which alone has all rates: a mean of more seeds would be held against the luck of one; and
-    of rates at which no run diverged: survivors are no scheme."""
+    """Each scheme at its best rate, and its difference to the baseline at its own, paired by seed (Student's 95 %), and
+    with moderated variances; p once more by Holm, the differences of one kind of weights being a family. The best of
+    the lowest seed, which alone has all rates: a mean of more seeds would be held against the luck of one; and of rates
+    at which no run diverged: survivors are no scheme."""
     cells = []
     lost = {(run["scheme"], run["lr"]) for run in runs if not usable(run)}
     for key, weights in (("val_loss", "last"), ("val_loss_average", "averaged")):
         own = [run for run in runs if run.get(key) is not None and (run["scheme"], run["lr"]) not in lost]
         first = min((run["seed"] for run in own), default=0)
-        best: dict[str, dict[int, float]] = {}
+        best: list[dict[str, Any]] = []
         for scheme in dict.fromkeys(run["scheme"] for run in own):
             ends = [run for run in own if run["scheme"] == scheme]
             low = min((run for run in ends if run["seed"] == first), key=lambda run: run[key])["lr"]
-            best[scheme] = {run["seed"]: run[key] for run in ends if run["lr"] == low}
-            shared = [loss - best[baseline][n] for n, loss in best[scheme].items() if n in best.get(baseline, {})]
-            gap = paired_interval(shared)
-            apart = "–" if scheme == baseline or not shared else f"{signed(gap.mean)}, {gap.n}"
-            if scheme != baseline and gap.low is not None and gap.high is not None:
-                p = "" if gap.p is None else f", p = {gap.p:.2g}"
-                apart = f"{signed(gap.mean)} ({signed(gap.low)} to {signed(gap.high)}){p}, {gap.n}"
-            losses = ", ".join(f"{loss:.4f}" for _, loss in sorted(best[scheme].items()))
-            cells.append([f"`{scheme}`", weights, rate(low), losses, apart])
-    return markdown_lines(["scheme", "weights", "best rate", "loss, seed by seed", "difference (95 %), pairs"], cells)
+            best += [{**run, "val_loss": run[key]} for run in ends if run["lr"] == low]
+        for row in aggregate(best, baseline, absent=True):
+            ends = sorted((run["seed"], run["val_loss"]) for run in best if run["scheme"] == row["scheme"])
+            losses = ", ".join(f"{loss:.4f}" for _, loss in ends)
+            apart = f"{paired_difference(row)}, {row['pairs']}" if row["pairs"] else "–"
+            p = row["moderated_p"]
+            alike = "–" if p is None else f"{moderated_difference(row)}, {p:.2g}, {row['moderated_p_holm']:.2g}"
+            cells.append([f"`{row['scheme']}`", weights, rate(row["lr"]), losses, apart, chances(row), alike])
+    heads = ["scheme", "weights", "best rate", "loss, seed by seed", "difference (95 %), pairs", "p, Holm"]
+    return markdown_lines([*heads, "moderated (95 %), p, Holm"], cells)
 
 
 def main(experiment: Path, baseline: str, schemes: Sequence[str]) -> int:
