@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,6 +30,12 @@ class DataError(GeonormError):
 
 class CheckpointError(GeonormError):
     """A run or checkpoint that is missing, damaged or does not fit."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """PyTorch says it with a RuntimeError, on a CPU in words alone."""
+    said = isinstance(error, RuntimeError) and re.search("out of memory|allocate memory", str(error))
+    return isinstance(error, MemoryError) or bool(said)
 
 
 def cause(error: BaseException) -> str:

@@ -49,11 +49,17 @@ def spoilt(bad_rank: str, position: str, *command: str) -> int:
 
 def stuck(bad_rank: str, step: str, how: str, where: str, *command: str) -> int:
     """geonorm train in which one rank does not come back from reading a batch, or preparing the data: it sleeps, the
-    process is stopped, or it is out of memory."""
+    process is stopped or gone, or it is out of memory."""
     batch, load = train.Loop.batch, train.load_data
 
     def wait(config: Any, world: Any) -> Any:
-        return time.sleep(600) if world.rank == int(bad_rank) else load(config, world)
+        if world.rank == int(bad_rank):
+            if how == "dead":
+                os._exit(9)
+            if how == "torch is out of memory":
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
+            time.sleep(600)
+        return load(config, world)
 
     def stay(loop: train.Loop, at: int) -> Any:
         if loop.world.rank == int(bad_rank) and at == int(step):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +13,7 @@ from typing import Any
 from .. import elsewhere, output
 from ..bench.config import NormsBench, OpsBench, TrainBench
 from ..dynamics.config import SimulateConfig
-from ..errors import ConfigError, GeonormError, unknown
+from ..errors import ConfigError, GeonormError, is_out_of_memory, unknown
 from ..lab.config import CompareConfig, DataConfig, EvalConfig, ExportConfig, GenerateConfig, Grid, TrainCommand
 from ..lab.convert.config import ConvertConfig
 from ..lab.ladder.config import LadderConfig
@@ -118,9 +117,7 @@ def problem(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     text = " ".join(str(error).splitlines())
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and re.search("out of memory|allocate memory", text)
-    ):
+    if is_out_of_memory(error):
         return f"out of memory ({text[:160]}); a smaller batch or model, or --runtime.recompute, needs less"
     if not isinstance(error, (GeonormError, OSError)):
         raise error

@@ -15,6 +15,8 @@ from geonorm.lab.config import Guard
 from geonorm.lab.runs.run import read_rows
 from geonorm.lab.runs.statistics import SpikeWatch, spikes
 from geonorm.lab.scale import checkpoint, storage
+from geonorm.lab.scale.watchdog import Watchdog
+from geonorm.lab.train.evaluate import share_batches
 from geonorm.lab.train.guard import Judge, Trouble
 from geonorm.lab.train.loop import Loop
 
@@ -229,4 +231,43 @@ def test_the_cause_of_a_failure_is_said_by_its_rank(world: Any) -> None:
     ended = world("stuck", 1, 5, "out of memory", "reading the batch", options=["--guard.stuck", 60]).wait()
     assert [r.status for r in ended] == [2, 2]
     assert ended[1].err.startswith("geonorm train: rank 1: out of memory") and len(ended[1].err.splitlines()) == 1
-    assert "rank 0: lost another rank after step 4" in ended[0].err
+    assert re.search("rank 0: lost another rank in [a-z ']+ of step 5; the same command goes on", ended[0].err)
+
+
+def test_a_rank_that_dies_before_the_first_step(world: Any) -> None:
+    ended = world("stuck", 1, 5, "dead", "preparing the data", options=["--guard.stuck", 60]).wait()
+    assert [r.status for r in ended] == [2, 9]
+    assert ended[0].err.startswith("geonorm train: rank 0: lost another rank in preparing the data; the same command")
+    assert len(ended[0].err.splitlines()) == 1
+
+
+def test_too_little_memory_on_one_rank_is_said_on_all(world: Any) -> None:
+    """PyTorch's error of it is none of ours."""
+    ended = world("stuck", 1, 5, "torch is out of memory", "preparing the data", options=["--guard.stuck", 60]).wait()
+    assert [r.status for r in ended] == [2, 2]
+    assert ended[0].err.startswith("geonorm train: rank 1: DefaultCPUAllocator: can't allocate memory")
+
+
+class Clock:
+    """A world whose watchdog counts how often it is told that all is well."""
+
+    readers, reader, counts = 2, 0, True
+
+    def __init__(self) -> None:
+        self.dog, self.told = self, 0
+
+    def get_on(self) -> None:
+        self.told += 1
+
+
+def test_an_evaluation_that_takes_long_is_not_stuck() -> None:
+    clock: Any = Clock()
+    assert len(list(share_batches([(i, i) for i in range(7)], clock))) == 4 == clock.told
+
+
+def test_a_watchdog_knows_what_it_is_told() -> None:
+    dog = Watchdog()
+    dog.at(7, "evaluation")
+    assert dog.place == "evaluation of step 7"
+    with pytest.raises(ValueError, match="not in tuple"):
+        dog.at(0, "reading the images")

@@ -34,7 +34,11 @@ class Place:
     heard: float
 
     def __str__(self) -> str:
-        return DOINGS[self.doing] + (f" of step {self.step}" if self.step else "")
+        return name_place(self.step, self.doing)
+
+
+def name_place(step: int, doing: int) -> str:
+    return DOINGS[doing] + (f" of step {step}" if step else "")
 
 
 class Watchdog:
@@ -45,7 +49,7 @@ class Watchdog:
         self, rank: int = 0, size: int = 1, timeout: float = inf, store: Any = None, host: int | None = 0
     ) -> None:
         self.rank, self.size, self.timeout, self.store, self.host = rank, size, timeout, store, host
-        self.here = (0, DOINGS[0])
+        self.here = (0, 0)
         self.since = time.monotonic()
         self.tick = min(1.0, timeout / 10)
         self.patience = max(5.0, 4 * self.tick)  # a busy machine may well keep a thread waiting for a second or two
@@ -54,9 +58,18 @@ class Watchdog:
         self.looked = self.began = inf  # when the places were read last, and since when they are
 
     def at(self, step: int, doing: str) -> None:
-        """This rank now does this in this step. Costs an assignment."""
-        self.here = (step, doing)
+        """This rank now does this, one of DOINGS, in this step."""
+        self.here = (step, DOINGS.index(doing))
+        self.get_on()
+
+    def get_on(self) -> None:
+        """This rank still does what it said last, and is not stuck in it. Costs an assignment."""
         self.since = time.monotonic()
+
+    @property
+    def place(self) -> str:
+        """Where this rank stands, in words."""
+        return name_place(*self.here)
 
     @property
     def age(self) -> float:
@@ -78,7 +91,7 @@ class Watchdog:
     def publish(self) -> None:
         step, doing = self.here
         self.beat += 1
-        self.store.set(f"rank {self.rank}", f"{step} {DOINGS.index(doing)} {self.beat} {self.age}")
+        self.store.set(f"rank {self.rank}", f"{step} {doing} {self.beat} {self.age}")
 
     def read(self) -> None:
         """What all ranks have said last; those that never came are left out."""

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from ...errors import CheckpointError, ConfigError, DataError, GeonormError, cause
+from ...errors import CheckpointError, ConfigError, DataError, GeonormError, cause, is_out_of_memory
 from ...output import launched
 from .watchdog import Watchdog, run_watchdog
 
@@ -112,8 +112,10 @@ class World:
         failure: tuple[str, str] | None = None
         try:
             result = work()
-        except (GeonormError, OSError, MemoryError) as error:
-            failure = (type(error).__name__, str(error) or "out of memory")
+        except (GeonormError, OSError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+                raise  # a fault of the program: it is told whole, and ends this rank
+            failure = (type(error).__name__, " ".join(str(error).split()) or "out of memory")
         for rank, found in enumerate(self.gather(failure)):
             if found is not None:
                 kind, text = found
@@ -243,11 +245,15 @@ def listen(host: str, port: int) -> int | None:
         return server.detach()
 
 
-def lost_peer(error: RuntimeError, world: World, step: int) -> Exception:
+@contextmanager
+def told_of_lost_peers(world: World) -> Iterator[None]:
     """One line for what a rank sees when another has died; any other error is itself."""
-    if world.size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
-        return error
-    return GeonormError(
-        f"lost another rank after step {step}; the same command goes on from the last checkpoint, "
-        "and torchrun --max-restarts N does so by itself"
-    )
+    try:
+        yield
+    except RuntimeError as error:
+        if world.size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise GeonormError(
+            f"lost another rank in {world.dog.place}; the same command goes on from the last checkpoint, "
+            "and torchrun --max-restarts N does so by itself"
+        ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -24,15 +24,20 @@ class Examination:
         self.every = config.evaluation.task_every
         self.tasks = Tasks(config.evaluation.tasks, config.evaluation.task_limit)
         self.precision = partial(parallel.precision, config.runtime, model.embed.weight.device)
-        self.lm = listener(*adapt_decoder(model, tokenizer), BATCH)
+        self.model, fast = adapt_decoder(model, tokenizer)
+        self.lm = listener(self.model, fast, BATCH)
 
     def due(self, step: int, last: bool) -> bool:
         return last or (self.every is not None and step % self.every == 0)
 
-    def row(self) -> dict[str, float]:
-        """Asks, and returns `tasks/NAME/METRIC`: value."""
-        with self.precision():
-            answers = self.tasks.ask(self.lm)
+    def row(self, told: Callable[[], None]) -> dict[str, float]:
+        """Asks, and returns `tasks/NAME/METRIC`: value. told: called before each of many forward passes."""
+        watched = self.model.register_forward_pre_hook(lambda *_: told())
+        try:
+            with self.precision():
+                answers = self.tasks.ask(self.lm)
+        finally:
+            watched.remove()
         return {f"{PREFIX}{name}/{metric}": v for name, found in answers.items() for metric, v in found.items()}
 
 

@@ -59,7 +59,7 @@ class ImageSet:
 
 def load_images(config: Recipe, world: World) -> ImageSet:
     """Images for a run or comparison. DataError for anything unusable, too few for one batch included."""
-    world.dog.at(0, "reading the images")
+    world.dog.at(0, "preparing the data")
     shape = config.shape("pre")
     assert isinstance(shape, VisionConfig)
     if shape.channels != 3:

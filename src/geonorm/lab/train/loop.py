@@ -35,7 +35,7 @@ from ..runs.provenance import Provenance
 from ..runs.run import VOLATILE, RunFolder
 from ..runs.summary import describe, loss_text, progress_line, summarise
 from ..scale import checkpoint, parallel
-from ..scale.world import ALONE, World, join_world, lost_peer, own_device
+from ..scale.world import ALONE, World, join_world, own_device, told_of_lost_peers
 from . import optim, trace
 from .averaging import Average
 from .branch import LONGER, find_extension, find_trunk
@@ -68,7 +68,7 @@ def train(
     stopped: list[float] = []
     device = own_device(pick_device(config.runtime.device))
     torch.set_num_threads(config.runtime.threads)
-    with join_world(device, config.guard.stuck) as world, ExitStack() as opened:
+    with join_world(device, config.guard.stuck) as world, told_of_lost_peers(world), ExitStack() as opened:
         say = stop_unheard(say, stopped) if world.first else lambda line: None
         if device.type == "cpu":
             check_memory(config.shape(config.scheme))
@@ -89,10 +89,7 @@ def train(
             raise Diverged(
                 f"{run.path} has diverged and would again: {ended.get('diagnosis')}; choose another --out for it"
             )
-        try:
-            return loop.run(run, provenance, stopped, loggers, shown or Unwatched(tell=False))
-        except RuntimeError as error:
-            raise lost_peer(error, world, loop.step) from error
+        return loop.run(run, provenance, stopped, loggers, shown or Unwatched(tell=False))
 
 
 class Loop:
@@ -201,7 +198,7 @@ class Loop:
                     rows[-1].update(self.evaluate(run, gradients))
                 if asking and self.examination is not None:
                     self.dog.at(step, "tasks")
-                    rows[-1].update(self.examination.row())
+                    rows[-1].update(self.examination.row(self.dog.get_on))
                     self.spread.settle()
                 run.append(run.metrics, rows)
                 for row in rows:
