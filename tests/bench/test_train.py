@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._dynamo.exc import TorchDynamoException
 
 from geonorm.bench import train
@@ -63,10 +65,29 @@ def test_steps_learn(scheme: str) -> None:
 def test_llama_has_as_many_parameters() -> None:
     pytest.importorskip("transformers")
     ids = torch.randint(0, 32, (2, 8))
-    program = train.llama(TINY, ids, ids, torch.device("cpu"))
-    ours = train.ours("pre(entry=embedding)", "eager", TINY, TrainBench(), ids, ids, torch.device("cpu"))
-    assert program.parameters == ours.parameters
-    assert torch.isfinite(program.step())
+    for shape in (TINY, replace(TINY, kv_heads=1)):
+        program = train.llama(shape, TrainBench(), ids, ids, torch.device("cpu"))
+        ours = train.ours("pre(entry=embedding)", "eager", shape, TrainBench(), ids, ids, torch.device("cpu"))
+        assert program.parameters == ours.parameters
+        assert torch.isfinite(program.step())
+    with pytest.raises(ConfigError, match=r"a Llama's shape: llama has no equal for model.mlp=gelu, not swiglu$"):
+        train.llama(replace(TINY, mlp="gelu"), TrainBench(), ids, ids, torch.device("cpu"))
+
+
+def test_rivals_compute_in_the_same_precision(monkeypatch: Any) -> None:
+    pytest.importorskip("transformers")
+    ids, seen = torch.randint(0, 32, (2, 8)), set[torch.dtype]()
+    linear = F.linear
+
+    def seeing(*args: Any) -> torch.Tensor:
+        out = linear(*args)
+        seen.add(out.dtype)
+        return out
+
+    program = train.llama(TINY, TrainBench(dtype="bf16"), ids, ids, torch.device("cpu"))
+    monkeypatch.setattr(F, "linear", seeing)
+    program.step()
+    assert seen == {torch.bfloat16}
 
 
 def test_a_loss_that_is_not_finite_is_refused() -> None:

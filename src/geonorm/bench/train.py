@@ -73,9 +73,9 @@ def bench_train(config: TrainBench, say: show.Say = print) -> dict[str, Any]:
         partial(ours, scheme, mode, shape, config, ids, targets, device) for mode in config.modes for scheme in schemes
     ]
     if rival is not None:
-        makers += [partial(nanogpt, rival, mode, shape, ids, targets, device) for mode in config.modes]
+        makers += [partial(nanogpt, rival, mode, shape, config, ids, targets, device) for mode in config.modes]
     if config.llama:
-        makers.append(partial(llama, shape, ids, targets, device))
+        makers.append(partial(llama, shape, config, ids, targets, device))
     programs = [warm_up(make, device) for make in makers]
     samplers = {f"{p.scheme} {p.mode}": partial(one_step, p, clock, device) for p in programs}
     times = take_turns(samplers, config.pairs)
@@ -150,49 +150,60 @@ def ours(
 
 
 def nanogpt(
-    rival: NanoGPT, mode: str, shape: DecoderConfig, ids: Tensor, targets: Tensor, device: torch.device
+    rival: NanoGPT,
+    mode: str,
+    shape: DecoderConfig,
+    config: TrainBench,
+    ids: Tensor,
+    targets: Tensor,
+    device: torch.device,
 ) -> Program:
     """The same step for nanoGPT's model, compiled whole as its own train.py does. It gets the fused AdamW, which
     its train.py takes on GPUs alone."""
     torch.manual_seed(0)
     model = rival.build(shape).train().to(device)
     forward = torch.compile(model) if mode == "compiled" else model
-    return plain_loop(rival.name, mode, model, lambda: forward(ids, targets)[1])
+    return plain_loop(rival.name, mode, model, lambda: forward(ids, targets)[1], config, device)
 
 
-def llama(shape: DecoderConfig, ids: Tensor, targets: Tensor, device: torch.device) -> Program:
-    """The same step for transformers' Llama of the same shape."""
+def llama(shape: DecoderConfig, config: TrainBench, ids: Tensor, targets: Tensor, device: torch.device) -> Program:
+    """The same step for transformers' Llama of the same shape. ConfigError for a shape that no Llama has."""
     try:
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from ..hf.export import adapt
+        from ..hf.layouts import architecture
+        from ..hf.stock import to_stock
     except ImportError:
         raise GeonormError("--llama needs transformers: pip install 'geonorm[hf]'") from None
+    shape = replace(shape, scheme="pre(entry=embedding)")
+    try:
+        architecture(shape, "llama")
+    except ConfigError as error:
+        raise ConfigError(f"--llama is for presets of a Llama's shape: {str(error).partition(': use ')[0]}") from None
     torch.manual_seed(0)
-    settings: Any = LlamaConfig
-    config = settings(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.width,
-        intermediate_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        max_position_embeddings=shape.context,
-        tie_word_embeddings=False,
-        attn_implementation="sdpa",
-    )
-    model = LlamaForCausalLM(config).train().to(device)
+    model = to_stock(adapt(Decoder(shape)), "llama").train().to(device)
 
     def loss_of() -> Tensor:
         logits = model(input_ids=ids, use_cache=False).logits
         return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    return plain_loop("transformers' Llama", "eager", model, loss_of)
+    return plain_loop("transformers' Llama", "eager", model, loss_of, config, device)
 
 
-def plain_loop(name: str, mode: str, model: nn.Module, loss_of: Callable[[], Tensor]) -> Program:
-    """Steps of a model of others: one AdamW over all its parameters."""
+def plain_loop(
+    name: str,
+    mode: str,
+    model: nn.Module,
+    loss_of: Callable[[], Tensor],
+    config: TrainBench,
+    device: torch.device,
+) -> Program:
+    """Steps of a model of others, in our precision: one AdamW over all its parameters."""
+    runtime = Runtime(dtype=config.dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def step() -> Tensor:
-        loss = loss_of()
+        with parallel.precision(runtime, device):
+            loss = loss_of()
         finish(loss, model, [optimizer])
         return loss
 

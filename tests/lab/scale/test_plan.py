@@ -131,6 +131,12 @@ def test_a_plan_reads_as_written_out_by_hand() -> None:
     assert found["tokens"] == 10 * 64 * 1024 and found["flops"] == found["flops_per_token"] * found["tokens"]
 
 
+def test_scales_of_heads_multiply_no_vectors() -> None:
+    """They are laid out by heads, in two dimensions, like a matrix."""
+    found = {scheme: plan(TrainConfig(scheme=scheme), 1)["flops_per_token"] for scheme in ("pre", "ngpt", "angpt")}
+    assert found["ngpt"] == found["angpt"] == found["pre"]
+
+
 def test_averaged_weights_are_held_besides() -> None:
     config = TrainConfig(batch_size=64, runtime=Runtime(parallel="fsdp"))
     without, found = (plan(replace(config, evaluation=Evaluation(average=share)), 8) for share in (0.0, 0.1))

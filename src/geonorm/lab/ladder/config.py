@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any
+from typing import Annotated, Any
 
 from ...errors import ConfigError, unknown
 from ...nn.config import preset
-from ...settings import Count, Positive, Settings, convert_value, to_dict
+from ...settings import Count, Positive, Range, Settings, convert_value, to_dict
 from ..config import Grid
 
 OWN = {"width": Count, "heads": Count, "hidden": Count, "batch_size": Count, "lr": Positive}
@@ -30,7 +30,7 @@ class Rule(Settings):
     """Width of the stream, per block; hidden units in the proportion of the preset."""
     head: Count = 16
     """Width of a head, so that heads = width / head."""
-    batch: Positive = 0.2
+    batch: Annotated[float, Range(1e-6, 1e6)] = 0.2
     """Tokens of a step, over the square root of all tokens, as critical batches grow (arXiv:2410.21676): 514 at
     6.6M."""
     least: Count = 512

@@ -26,6 +26,8 @@ from ...nn.config import ModelConfig, VisionConfig
 from ...nn.encoder_decoder import EncoderDecoder
 from ...nn.models import build
 from ...nn.roles import ROLES
+from ...schemes.scales import Scale
+from ...schemes.streams import Connection
 from ...settings import to_dict
 from ..compare.clusters import Machine
 from ..config import Runtime, TrainConfig
@@ -122,8 +124,11 @@ def flops_per_token(model: Model) -> int:
 
 
 def matrices_without_role(model: Model) -> list[Tensor]:
-    """Those that a scheme or a norm owns, which multiply every vector of their stack."""
+    """Those that a scheme or a norm owns, which multiply every vector of their stack; no scales, which may be laid out
+    by heads, nor mixtures of streams, neither of which multiplies vectors."""
     known = {id(weight) for _, weight, _, _ in model.weights()}
+    known |= {id(weight) for part in model.modules() if isinstance(part, Scale) for weight in part.parameters()}
+    known |= {id(part.mix) for part in model.modules() if isinstance(part, Connection)}
     return [weight for weight in model.parameters() if weight.dim() == 2 and id(weight) not in known]
 
 
