@@ -376,3 +376,23 @@ def test_a_block_with_parts_that_the_table_does_not_know_is_refused(tiny_model: 
     with pytest.raises(ConfigError, match=r"parameters that apply does not know: adapter\.weight"):
         hf.apply(model, "geonorm")
     assert [name for name, _ in model.named_parameters()] == names and type(model).__name__ == "LlamaForCausalLM"
+
+
+def test_a_copy_has_a_way_back_of_its_own(tiny_model: Tiny) -> None:
+    model, inputs = fresh(tiny_model, "llama")
+    before, kind = model(**inputs).logits, type(model)
+    hf.apply(model, "geonorm")
+    twin = copy.deepcopy(model)
+    hf.restore(twin)
+    assert type(twin) is kind and torch.equal(twin(**inputs).logits, before)
+    assert type(model) is not kind and not torch.equal(model(**inputs).logits, before)
+    hf.restore(model)
+    assert type(model) is kind and torch.equal(model(**inputs).logits, before)
+
+
+def test_a_tokenizer_output_is_a_probe(tiny_model: Tiny) -> None:
+    from transformers import BatchEncoding
+
+    model, inputs = fresh(tiny_model, "llama")
+    report = hf.apply(model, "geonorm", init="match", probe=BatchEncoding(dict(inputs)))
+    assert report.near is not None

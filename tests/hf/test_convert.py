@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from geonorm.errors import ConfigError
-from geonorm.schemes import advance
+from geonorm.schemes import advance, settle
 
 pytest.importorskip("transformers")
 
@@ -109,3 +109,27 @@ def test_side_by_side_it_can_go_where_the_norm_stays(stock: Any) -> None:
     advance(model)
     after = logits(model)
     assert torch.isfinite(after).all() and torch.allclose(logits(conversion.finish()), after, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_without_a_norm_at_its_end(stock: Any) -> None:
+    """As the smallest OPT."""
+    config = stock("opt").config
+    config._remove_final_layer_norm = True
+    torch.manual_seed(0)
+    model = transformers.OPTForCausalLM(config).eval()
+    before = logits(model)
+    geonorm.hf.convert(model, "geonorm", steps=2)
+    torch.testing.assert_close(logits(model), before)
+
+
+def test_settled_models_of_ours_are_saved_as_their_target(tmp_path: Path) -> None:
+    config = geonorm.hf.GeoNormConfig(
+        scheme="morph(pre, geonorm, 2)", hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, vocab_size=32,
+    )  # fmt: skip
+    model = geonorm.hf.GeoNormForCausalLM(config).eval()
+    advance(model, 2)
+    settle(model)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert again.config.scheme == "geonorm" and torch.equal(logits(again), logits(model))

@@ -275,3 +275,10 @@ def test_what_is_refused() -> None:
             act()
     with pytest.raises(ValueError, match="give either decoder_input_ids or decoder_inputs_embeds"):
         model(input_ids=source)
+
+
+def test_states_of_the_last_layer_of_an_encoder_that_is_deeper() -> None:
+    model = adapt_both(build(layers=1, encoder_layers=3), eos_token_id=1).eval()
+    found = model(torch.arange(1, 7)[None], decoder_input_ids=torch.arange(3)[None], output_hidden_states=[-1])
+    kept = [state is not None for state in found.encoder_hidden_states]
+    assert kept == [False, False, False, True]

@@ -86,3 +86,24 @@ def test_they_learn(build: Any, ids: Any) -> None:
         optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < 0.05 < losses[0]
+
+
+@pytest.mark.parametrize("kind", ["TokenClassification", "QuestionAnswering"])
+def test_a_head_on_a_loaded_body_begins_without_bias(
+    build: Any, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory comes uninitialised."""
+    build("geonorm").save_pretrained(tmp_path)
+    empty = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **more: empty(*args, **more).fill_(7.0))
+    model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(tmp_path)
+    head = model.score if kind == "TokenClassification" else model.qa_outputs
+    assert bool((head.bias == 0).all()) and 0 < float(head.weight.detach().std()) < 1
+
+
+def test_new_words_of_a_classifier_meet_the_constraints_of_its_scheme(build: Any) -> None:
+    config = build("ngpt").config
+    config.update({"pad_token_id": 0, "num_labels": 3})
+    model = hf.GeoNormForSequenceClassification(config)
+    model.resize_token_embeddings(70)
+    torch.testing.assert_close(model.get_input_embeddings().weight.norm(dim=-1), torch.ones(70))

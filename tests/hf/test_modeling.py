@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from geonorm import Decoder, names
+from geonorm import Decoder, DecoderConfig, names
+from geonorm.errors import ConfigError
 
 transformers = pytest.importorskip("transformers")
 
@@ -374,3 +375,29 @@ def test_weights_are_cut_whole_rows_for_every_scheme(build: Any) -> None:
         cut = {name.rpartition(".")[2]: how for name, how in model.config.base_model_tp_plan.items()}
         assert {role for role, how in cut.items() if how == "rowwise"} == {"o", "down"}
         assert {role for role, how in cut.items() if how == "colwise"} == {"q", "k", "v", "gate", "up"}
+
+
+def test_writing_from_vectors_is_writing_from_their_ids(build: Any, ids: Any) -> None:
+    model = build("geonorm")
+    model.generation_config.pad_token_id = 0
+    options = {"max_new_tokens": 5, "do_sample": False}
+    told = model.generate(inputs_embeds=model.get_input_embeddings()(ids), **options)
+    assert torch.equal(told, model.generate(ids, **options)[:, ids.shape[1] :])
+
+
+def test_frozen_weights_stay_frozen(build: Any) -> None:
+    decoder = Decoder(DecoderConfig("ngpt", layers=1, width=16, heads=2, hidden=16, vocab_size=32, context=16))
+    decoder.embed.weight.requires_grad_(False)
+    model = hf.adapt(decoder)
+    assert not decoder.embed.weight.requires_grad and decoder.head.weight.requires_grad
+    model.requires_grad_(False)
+    scale = model.logits_slot.scale.weight
+    model.resize_token_embeddings(32)
+    assert model.logits_slot.scale.weight is scale
+    model.resize_token_embeddings(40)
+    assert not model.logits_slot.scale.weight.requires_grad
+
+
+def test_a_window_of_one_token_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sliding_window 1"):
+        hf.GeoNormConfig(sliding_window=1)

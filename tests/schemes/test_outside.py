@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +284,35 @@ def test_a_write_of_another_shape_is_one_line() -> None:
     residual = Residual(nn.Linear(8, 8), Cut(), Site(0, "mlp", 1), 8)
     with pytest.raises(ConfigError, match=r"Cut.*: write returned \(2, 3\) for a stream of \(2, 8\)"):
         residual(torch.randn(2, 8))
+
+
+@dataclass(frozen=True)
+class Gated(Placement):
+    """Its gate begins nearly open, whatever a linear layer usually begins with."""
+
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+        gate = nn.Linear(norm.dim, 1)
+        nn.init.zeros_(gate.weight)
+        nn.init.constant_(gate.bias, 2.0)
+        return {"input": "norm", "gate": gate}
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Any = 1.0) -> Tensor:
+        return x + h * p.gate(x).sigmoid() * u
+
+
+def test_a_module_begins_as_its_scheme_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a model as around one sub-layer, here and among transformers, and when all is drawn anew."""
+    monkeypatch.setitem(REGISTRY, "gated", Gated)
+    shape = DecoderConfig("gated", layers=2, width=32, heads=4, hidden=48, vocab_size=61, context=16)
+    decoder = Decoder(shape)
+    models = [decoder, Residual(nn.Linear(32, 32), "gated", Site(0, "mlp", 2), dim=32)]
+    if find_spec("transformers"):
+        from geonorm import hf
+
+        models.append(hf.GeoNormForCausalLM(hf.GeoNormConfig.of(shape)))
+    for model in models:
+        gates = {name: p for name, p in model.named_parameters() if "own.gate." in name}
+        assert gates and all(bool((p == (2 if name.endswith("bias") else 0)).all()) for name, p in gates.items())
+    torch.nn.init.normal_(decoder.blocks[0].mlp.own.gate.weight)
+    decoder.reset_parameters()
+    assert bool((decoder.blocks[0].mlp.own.gate.weight == 0).all())

@@ -7,8 +7,9 @@ model is then of another type: it saves and loads as that (see applied.py). `rep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -126,34 +127,34 @@ def prepare_undo(model: nn.Module) -> Callable[[], None]:
     """What takes a change back. Modules that had left the model come to where its others are now, in their dtype and
     mode; those that stayed are as they are, and configurations say what was set meanwhile."""
     before = [(m, type(m), dict(m._modules), {k: vars(m)[k] for k in KEPT if k in vars(m)}) for m in model.modules()]
+    return partial(take_back, model, before)  # whose arguments are copied with the model
 
-    def back() -> None:
-        here, configs = {id(module) for module in model.modules()}, {}
-        for module, kind, children, attributes in before:
-            whole = isinstance(module, AppliedBlock)
-            gone = {k: old for k, old in children.items() if whole or isinstance(module._modules.get(k), Exit)}
-            like: Any = next((p for p in module.parameters() if p.is_floating_point()), None) if gone else None
-            for old in gone.values() if like is not None else ():
-                for part in old.modules() if old is not None else ():
-                    if id(part) not in here:
-                        fit_in(part, like, module.training)
-            if whole:
-                module._modules = children
-            else:
-                module._modules.update(gone)
-            if whole or is_applied(module):
-                module.__class__ = kind
-            worn = vars(module).get("config")
-            for name in KEPT:
-                vars(module).pop(name, None)
-            vars(module).update(attributes)
-            if isinstance(worn, AppliedFields):
-                if id(worn) not in configs:
-                    configs[id(worn)] = stock_config(worn, attributes["config"])
-                vars(module)["config"] = configs[id(worn)]
-        forget_hooks(model)
 
-    return back
+def take_back(model: nn.Module, before: Sequence[tuple[nn.Module, Any, dict[str, Any], dict[str, Any]]]) -> None:
+    here, configs = {id(module) for module in model.modules()}, {}
+    for module, kind, children, attributes in before:
+        whole = isinstance(module, AppliedBlock)
+        gone = {k: old for k, old in children.items() if whole or isinstance(module._modules.get(k), Exit)}
+        like: Any = next((p for p in module.parameters() if p.is_floating_point()), None) if gone else None
+        for old in gone.values() if like is not None else ():
+            for part in old.modules() if old is not None else ():
+                if id(part) not in here:
+                    fit_in(part, like, module.training)
+        if whole:
+            module._modules = children
+        else:
+            module._modules.update(gone)
+        if whole or is_applied(module):
+            module.__class__ = kind
+        worn = vars(module).get("config")
+        for name in KEPT:
+            vars(module).pop(name, None)
+        vars(module).update(attributes)
+        if isinstance(worn, AppliedFields):
+            if id(worn) not in configs:
+                configs[id(worn)] = stock_config(worn, attributes["config"])
+            vars(module)["config"] = configs[id(worn)]
+    forget_hooks(model)
 
 
 def fit_in(part: nn.Module, like: Tensor, training: bool) -> None:

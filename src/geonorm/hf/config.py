@@ -184,6 +184,8 @@ class GeoNormConfig(UnderScheme, ShapeFields):
             )
         with suppress(UntrustedCode):  # text of a folder: whoever builds the model says whether its code may run
             self.rule()
+        if self.sliding_window == 1:  # transformers' cache of one token before the last keeps all of them
+            raise ConfigError("sliding_window 1 is not for models of transformers: a token would see itself alone")
         if self.num_key_value_heads is None:  # type: ignore[has-type]
             self.num_key_value_heads = self.num_attention_heads
         self.shape()

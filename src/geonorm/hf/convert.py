@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..errors import ConfigError, unknown
@@ -15,6 +15,12 @@ from .block import norm_in
 WAYS = ("abrupt", "match", "gradual")
 SOURCE = Pre(entry="embedding")
 """What a Pre-Norm family is."""
+
+
+def source_of(model: Any) -> Pre:
+    """What a model is; one of a family may lack the norm at the end (the smallest OPT)."""
+    ended = all(stack.exit is not None for stack, _ in stacks_of(model))
+    return SOURCE if ended else replace(SOURCE, final="none")
 
 
 @dataclass
@@ -33,10 +39,6 @@ class Conversion:
         its end."""
         if self.way == "gradual" and self.model.config.scheme != self.target:
             settle(self.model)
-            for module in self.model.modules():
-                config: Any = getattr(module, "config", None)
-                if hasattr(config, "scheme"):
-                    config.scheme = self.target
         return self.model
 
     def undo(self) -> None:
@@ -67,7 +69,7 @@ def convert(
     if way != "gradual":
         report = apply(model, target, init="match" if way == "match" else "keep", probe=probe)
         return Conversion(model, str(target), way, report)
-    report = apply(model, Morph(SOURCE, target, steps, course))
+    report = apply(model, Morph(source_of(model), target, steps, course))
     if any(split_gains(module) for module in model.modules()):
         family = model.config.stock_type
         restore(model)

@@ -106,7 +106,7 @@ class GeoNormEncoder(TokenFront, GeoNormStack):
     """The stream of the source, with the embedding, which is the answer's too."""
 
     _can_record_outputs = {  # noqa: RUF012
-        "hidden_states": GradientCheckpointingLayer,
+        "hidden_states": OutputRecorder(GradientCheckpointingLayer, num_hidden_layers_key="encoder_layers"),
         "attentions": OutputRecorder(Attend, index=1),
     }
 

@@ -160,9 +160,11 @@ def export_vision(
 
 
 def note_data(model: Any, sha256: str | None) -> None:
-    """In config.json, whatever the architecture: what was trained on is not held out."""
-    if sha256 is not None:
-        model.config.trained_on_sha256 = sha256
+    """In config.json, whatever the architecture: what was trained on is not held out. Of several texts the hashes stand
+    one after the other, those of a model that was converted among them."""
+    before = getattr(model.config, "trained_on_sha256", None)
+    if found := " ".join(dict.fromkeys(f"{before or ''} {sha256 or ''}".split())):
+        model.config.trained_on_sha256 = found
 
 
 def put_folder(model: Any, to: Path, files: Mapping[str, str], tokenizer: Any = None, shard: str = "5GB") -> Path:

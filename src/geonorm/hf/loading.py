@@ -35,8 +35,11 @@ def share_weights(kind: Any, config: Any, ours: nn.Module, rename: Callable[[str
     with torch.device("meta"):
         found = kind(config)
     weights = {rename(name): value for name, value in ours.state_dict(keep_vars=True).items()}
+    frozen = [parameter for parameter in ours.parameters() if not parameter.requires_grad]
     found.load_state_dict(weights, strict=True, assign=True)
     found.tie_weights()
+    for parameter in frozen:
+        parameter.requires_grad_(False)
     return found.train(ours.training)
 
 

@@ -94,7 +94,7 @@ def match_model(model: Any, change: Callable[[], Any], probe: Any) -> tuple[Any,
 def inputs_of(model: Any, probe: Any) -> dict[str, Any]:
     """Keyword arguments of a forward pass; random ids or pixels, the same each time, where none are given."""
     config, device = model.config, model.device
-    if isinstance(probe, dict):
+    if isinstance(probe, Mapping):
         return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in probe.items()}
     if isinstance(probe, Tensor):
         inputs = {model.main_input_name: probe.to(device)}

@@ -27,10 +27,11 @@ from ..errors import ConfigError
 from ..nn.attention import rotary_of
 from ..nn.decoder import Transform, slot_on_logits
 from ..nn.roles import base_std, linear, matrices
+from ..nn.rope_scaling import LongRope
 from ..nn.trunk import End
 from ..nn.values import Handing
 from ..residual import Residual
-from ..schemes import Scheme, Site
+from ..schemes import Scheme, Site, belongs_to_scheme
 from .config import GeoNormConfig, layer_types
 from .layers import LAYERS, Attend
 from .loading import LOADED, ReadsFolders, loaded_kept
@@ -64,14 +65,20 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         after its children. Buffers too: from_pretrained leaves garbage in what no file held."""
         if isinstance(module, Residual):
             module.layer.fill_(module.index)  # a file that was put together from others does not move it
+            with loaded_kept(module.own):
+                module.own.reset_parameters()
             site = module.place()
             for matrix in matrices(module.branch):
                 self.draw(matrix, module.scheme, site)
         elif isinstance(module, nn.Embedding) or getattr(module, "role", None) in ("head", "transform", "patch"):
             end = self.ends()[getattr(module, "role", None) in ("head", "transform")]
             self.draw(module, end.scheme, end.site)
+        elif belongs_to_scheme(module):
+            pass  # its Parts restore it
         elif isinstance(module, nn.Linear) and not hasattr(module, "role"):  # a classifier
             init.normal_(module.weight, 0.0, module.in_features**-0.5)
+            if module.bias is not None:
+                init.zeros_(module.bias)
         elif not isinstance(module, nn.Linear) and (reset := getattr(module, "reset_parameters", None)):
             with loaded_kept(module):
                 reset()
@@ -112,6 +119,16 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         for residual in (module for module in self.modules() if isinstance(module, Residual)):
             for matrix in matrices(residual.branch):
                 yield residual.scheme, str(matrix.role), matrix.weight
+
+    @torch.no_grad()
+    def resize_token_embeddings(self, *args: Any, **settings: Any) -> nn.Embedding:
+        """As transformers does it; new weights meet the scheme's constraints. ConfigError where blocks have tables of
+        token vectors, which would not grow."""
+        if self.config.values == "token" and (args or settings):
+            raise ConfigError("values=token: tables of token vectors in the blocks do not grow with the vocabulary")
+        embedding: nn.Embedding = super().resize_token_embeddings(*args, **settings)
+        self.constrain()
+        return embedding
 
     @torch.no_grad()
     def constrain(self) -> None:
@@ -226,18 +243,17 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
 
     @torch.no_grad()
     def resize_token_embeddings(self, *args: Any, **settings: Any) -> nn.Embedding:
-        """As transformers does it; the scheme's scale on logits grows too, and new weights meet its constraints.
-        ConfigError where blocks have tables of token vectors, which would not grow."""
-        if self.config.values == "token" and (args or settings):
-            raise ConfigError("values=token: tables of token vectors in the blocks do not grow with the vocabulary")
-        embedding: nn.Embedding = super().resize_token_embeddings(*args, **settings)
+        """As of any of these models; the scheme's scale on logits grows too."""
+        embedding = super().resize_token_embeddings(*args, **settings)
         old, new = self.logits_slot, self.slot_on_logits()
         if old is not None and new is not None:
-            for was, becomes in zip(old.parameters(), new.parameters(), strict=True):
-                kept = min(len(was), len(becomes))
-                becomes[:kept] = was[:kept]
-            self.logits_slot = new.to(self.lm_head.weight)
-        self.constrain()
+            pairs = list(zip(old.parameters(), new.parameters(), strict=True))
+            if any(was.shape != becomes.shape for was, becomes in pairs):
+                for was, becomes in pairs:
+                    kept = min(len(was), len(becomes))
+                    becomes[:kept] = was[:kept]
+                    becomes.requires_grad_(was.requires_grad)
+                self.logits_slot = new.to(self.lm_head.weight)
         return embedding
 
 
@@ -249,15 +265,22 @@ def shared_padding(mask: Any) -> int:
 class GeoNormGenerationMixin(GenerationMixin):
     """What writes a text, or an answer, with a cache."""
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any) -> Any:
-        """As transformers does it; where a rotation for long texts turns all tokens anew, so are keys and values."""
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, past_key_values: Any = None, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        """As transformers does it; where a rotation for long texts turns all tokens anew, so are keys and values.
+        ConfigError for such a rotation and vectors in the place of ids, which are not there to be turned anew."""
         rule, cache = self.model.scaling, past_key_values
+        if inputs_embeds is not None and isinstance(rule, LongRope):
+            raise ConfigError("longrope turns a long text anew, from its ids: generate from input_ids")
         if rule is not None and cache is not None:
             # positions of a decoder count from the first token that is no padding, those behind an encoder all
             padding = 0 if self.config.is_encoder_decoder else shared_padding(kwargs.get("attention_mask"))
             if rule.renews(cache.get_seq_length() - padding, input_ids.shape[1] - padding):
                 past_key_values = kwargs["next_sequence_length"] = None
-        return super().prepare_inputs_for_generation(input_ids, past_key_values=past_key_values, **kwargs)
+        return super().prepare_inputs_for_generation(
+            input_ids, past_key_values=past_key_values, inputs_embeds=inputs_embeds, **kwargs
+        )
 
 
 class GeoNormForCausalLM(GeoNormLanguageModel, GeoNormGenerationMixin):

@@ -318,6 +318,8 @@ class EvalConfig(Settings):
             raise ConfigError("--data is missing: give a text, or questions with --tasks")
         if self.limit is not None and not self.tasks:
             raise ConfigError("--limit is about questions: give --tasks too, or --tokens for a text")
+        if self.data is None and (self.tokens, self.context) != (None, None):
+            raise ConfigError("--tokens and --context are about a text: give --data too, or --limit for questions")
 
 
 @dataclass(frozen=True)
@@ -338,7 +340,7 @@ class GenerateConfig(Settings):
     """New tokens."""
     temperature: NotNegative = 0.8
     """0 takes the likeliest token each time."""
-    top_k: int | None = 50
+    top_k: Count | None = 50
     """Sample among this many likeliest tokens."""
     seed: Annotated[int, Range(0, MAX_SEED)] = 0
     """Seed of the sampling."""

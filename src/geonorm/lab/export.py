@@ -11,6 +11,7 @@ from ..hf.layouts import architecture, check_layout
 from ..settings import to_dict
 from .config import ExportConfig
 from .open import FinishedRun, OpenedImages, open_trained, read_finished, run_of
+from .runs.provenance import seen_data
 from .train.images import read_classes
 
 
@@ -32,7 +33,7 @@ def export_run(options: ExportConfig) -> list[str]:
     export(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text,
            mask=None if shape.causal else run.tokenizer.mask,
            sentinels=run.tokenizer.sentinels if both else (),
-           trained_on=record[1]["data_sha256"])  # fmt: skip
+           trained_on=" ".join(sorted(seen_data(path))))  # fmt: skip
     ours = "geonorm.hf, " if model_type == "geonorm" and not options.remote_code else ""
     how = f"{str(to)!r}, trust_remote_code=True" if options.remote_code else repr(str(to))
     kind = "Seq2SeqLM" if both else "CausalLM" if shape.causal else "MaskedLM"
@@ -45,6 +46,7 @@ def export_images(run: OpenedImages, options: ExportConfig, record: FinishedRun)
         given = "--remote-code" if options.remote_code else f"--layout {options.layout}"
         raise ConfigError(f"{given} is for models of text: leave it out")
     text = hf.card(run.model.config, to_dict(run.config), *record)
-    to = export_vision(run.model, read_classes(Path(run.name)), Path(options.to), text, record[1]["data_sha256"])
+    path = Path(run.name)
+    to = export_vision(run.model, read_classes(path), Path(options.to), text, " ".join(sorted(seen_data(path))))
     load = f"transformers.AutoModelForImageClassification.from_pretrained({str(to)!r})"
     return [str(to), f"load it: import geonorm.hf, transformers; {load}"]

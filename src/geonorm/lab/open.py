@@ -49,6 +49,12 @@ class Opened:
         """Ids of running text, without tokens that mark its ends."""
         return encode_running(self.tokenizer, text)
 
+    def check(self, largest: int) -> None:
+        """DataError where its tokenizer gives an id that its model has no embedding for."""
+        known = self.model.get_input_embeddings().weight.shape[0]
+        if largest >= known:
+            raise DataError(f"the tokenizer of {self.name} gives ids up to {largest}, its model knows {known}")
+
     @property
     def predicts(self) -> str:
         """What a model predicts that is not `causal`."""
@@ -118,6 +124,9 @@ class OpenedRun(Opened):
 
     def encode(self, text: str) -> list[int]:
         return [int(i) for i in self.tokenizer.encode([text])[0]]
+
+    def check(self, largest: int) -> None:
+        """Its tokenizer is the one that it was trained with."""
 
     @property
     def causal(self) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..norms import NormSpec
 from ..residual import Residual
-from ..schemes import Parts, Scheme, Site, parse
+from ..schemes import Parts, Scheme, Site, belongs_to_scheme, parse
 from .attention import LayerCache, Rope, SelfAttention
 from .config import TrunkConfig
 from .mlp import MLP
@@ -234,10 +234,10 @@ class Trunk(nn.Module):
         """Restores all that is not drawn: every norm, scalar, bias and buffer."""
         for module in self.modules():
             reset = getattr(module, "reset_parameters", None)
-            if reset is not None and module is not self and not hasattr(module, "role"):
+            if reset is not None and not (module is self or hasattr(module, "role") or belongs_to_scheme(module)):
                 reset()
         for module in self.modules():
-            if isinstance(module, nn.Linear) and module.bias is not None:
+            if isinstance(module, nn.Linear) and module.bias is not None and not belongs_to_scheme(module):
                 module.bias.zero_()
 
     @torch.no_grad()

@@ -149,8 +149,8 @@ def _data(comparison: SavedComparison) -> Iterator[str]:
     hashes = set()
     for run in comparison.runs:
         settings = [pair for part in run.environment for pair in flatten(part).items()]
-        hashes.add(next((str(value) for key, value in settings if key.endswith("data_sha256")), None))
-    if len(hashes - {None}) > 1:
+        hashes.add(frozenset(str(value) for key, value in settings if key.endswith("data_sha256")))
+    if len(hashes - {frozenset()}) > 1:
         yield "The runs did not all see the same data: their sha256 differ."
 
 

@@ -17,7 +17,7 @@ from .manifold import ManifoldHyper
 from .morph import Morph, settle
 from .nag import NAG
 from .origin import schemes_in, sources_of, stored
-from .parts import Parts, Progress, advance, read_at, reset_parts, write_at
+from .parts import Parts, Progress, advance, belongs_to_scheme, read_at, reset_parts, write_at
 from .polar import Polar
 from .prores import ProRes
 from .registry import names, register
@@ -63,6 +63,7 @@ __all__ = [
     "Site",
     "Sqrt",
     "advance",
+    "belongs_to_scheme",
     "enter_as",
     "find",
     "names",

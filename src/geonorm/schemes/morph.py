@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import FrozenInstanceError, dataclass, field, replace
 from math import pi
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from ..settings import Count
 from .base import About, Number, Scheme, Site, require
 from .combine import Nested, state_of
 from .geodesic import GeoNorm
+from .grammar import parse
 from .parts import Named, Parts, Progress, parts_of, read_at
 from .pre import Pre
 from .registry import register
@@ -206,3 +207,20 @@ def settle(model: nn.Module) -> None:
         for name in [name for name in vars(module.own()) if name not in wanted]:
             delattr(module.own, name)
         module.scheme, module.own.made_from = target, (target, site, norm)
+    for module in model.modules():
+        name_target(module)
+
+
+def name_target(module: Any) -> None:
+    """Where a module names a `morph`, in its configuration or by itself, its target is named from now on."""
+    config: Any = getattr(module, "config", None)
+    own = vars(module).get("scheme")
+    named = getattr(config, "scheme", None)
+    rule = parse(named) if isinstance(named, str) else None
+    if isinstance(rule, Morph):
+        try:
+            config.scheme = str(rule.target)
+        except FrozenInstanceError:  # of a model of ours
+            module.config = replace(config, scheme=str(rule.target))
+    if isinstance(own, Morph):
+        module.scheme = own.target

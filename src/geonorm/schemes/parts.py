@@ -18,6 +18,34 @@ class Named:
     """The parts of a site by name: p.stream is called, p.scale is a tensor."""
 
 
+OWNED = "_owned_by_scheme"
+
+
+def belongs_to_scheme(module: nn.Module) -> bool:
+    """Whether a module, none of ours, lies in the Parts of a scheme, which restore it: whoever draws weights leaves it
+    alone."""
+    return hasattr(module, OWNED)
+
+
+def mark_foreign(module: nn.Module) -> None:
+    """Notes of a module, and of those inside it, that they are none of ours."""
+    if not isinstance(module, Scalars):
+        setattr(module, OWNED, True)
+        for child in module.children():
+            mark_foreign(child)
+
+
+def gather(parts: Mapping[str, nn.Module | nn.Parameter]) -> dict[str, Tensor]:
+    """All parameters and buffers of parts, by their names in Parts."""
+    found: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        if isinstance(part, nn.Module):
+            found |= {f"{name}.{inner}": t for inner, t in (*part.named_parameters(), *part.named_buffers())}
+        else:
+            found[name] = part
+    return found
+
+
 class Parts(Scalars, nn.ModuleDict):
     """Norms, learned numbers and other modules of a scheme at a site. Called, it gives them by name: as a call, so that
     whoever moves weights about (offloading, sharding) sees them asked for."""
@@ -28,6 +56,8 @@ class Parts(Scalars, nn.ModuleDict):
         for name, part in self.make().items():
             require(not hasattr(self, name), f"a part of {type(scheme).__name__} cannot be called {name!r}")
             setattr(self, name, part)
+            if isinstance(part, nn.Module):
+                mark_foreign(part)
 
     def make(self) -> dict[str, nn.Module | nn.Parameter]:
         """The parts at their initial values."""
@@ -45,12 +75,18 @@ class Parts(Scalars, nn.ModuleDict):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Gives the learned numbers the values that the scheme starts them with; the modules restore themselves."""
-        if self._parameters:
+        """Gives learned numbers the values that the scheme starts them with, and modules that are none of ours those
+        that it made them with, whatever their class would draw; ours restore themselves."""
+        held = dict(self.named_parameters(recurse=False))
+        for path, module in self.named_modules():
+            if belongs_to_scheme(module):
+                own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+                held |= {f"{path}.{name}": tensor for name, tensor in own}
+        if held:
             with torch.device("cpu"):
-                start = self.make()
-            for name, parameter in self.named_parameters(recurse=False):
-                parameter.copy_(start[name])  # type: ignore[arg-type]
+                start = gather(self.make())
+            for name, tensor in held.items():
+                tensor.copy_(start[name])
 
 
 def parts_of(scheme: Scheme, site: Site, norm: NormSpec) -> Mapping[str, Any]:
@@ -80,7 +116,7 @@ def reset_parts(own: nn.Module) -> None:
     """Gives every norm and scalar of a site its initial value, in the dtype it has."""
     for module in own.modules():
         reset = getattr(module, "reset_parameters", None)
-        if reset is not None:
+        if reset is not None and not belongs_to_scheme(module):
             reset()
 
 

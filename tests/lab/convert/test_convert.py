@@ -22,6 +22,7 @@ from geonorm.lab.data.tokenizer import BYTE_JSON
 from geonorm.lab.open import open_model, open_run
 from geonorm.report.comparison import _repeat_run
 from geonorm.report.runs import Run, load
+from geonorm.settings import to_dict
 
 pytest.importorskip("transformers")
 
@@ -73,6 +74,24 @@ def test_a_page_repeats_the_conversion(tmp_path: Path) -> None:
     summary = {"scheme": "geonorm", "conversion": {"settings": asked(config)}}
     program, verb, *words = _repeat_run(Run(tmp_path, summary, {}, "", [], [], [], 0))
     assert (program, verb) == ("geonorm", "convert") and read(ConvertConfig, "", words) == replace(config, out="NEW")
+    config = replace(config, runtime=replace(config.runtime, dtype="bf16", accumulate=2, tensorboard=False))
+    own = {name: to_dict(getattr(config, name)) for name in ("evaluation", "checkpoint", "runtime")}
+    _, _, *words = _repeat_run(Run(tmp_path, summary, own, "", [], [], [], 0))
+    assert read(ConvertConfig, "", words) == replace(config, out="NEW")
+
+
+def test_what_the_source_was_trained_on_is_not_unseen(
+    source: Path, convert: Any, call: Any, text: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text()[::-1])
+    assert convert(source, tmp_path / "out", "--data", other).status == 0
+    assert call("export", tmp_path / "out", "--to", tmp_path / "folder").status == 0
+    for model in (source, tmp_path / "out", tmp_path / "folder"):
+        assert json.loads(call("eval", model, "--data", text).out)["part"] == "held-out"
+    assert [json.loads(call("eval", model, "--data", other).out)["part"] for model in (source, tmp_path / "out")] == [
+        "all", "held-out",
+    ]  # fmt: skip
 
 
 def state(run: Path, kind: str) -> dict[str, torch.Tensor]:

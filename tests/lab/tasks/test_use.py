@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from geonorm.errors import ConfigError
-from geonorm.lab.config import GenerateConfig
+from geonorm.lab.config import EvalConfig, GenerateConfig
 from geonorm.lab.open import open_run
 from geonorm.lab.tasks import use
 from geonorm.lab.tasks.tasks import gold
@@ -129,6 +129,8 @@ def test_generation_of_a_model_folder_is_that_of_its_run(layout: str, train: Any
         texts = [call("generate", name, "--prompt", "the cat", "--tokens", 8, *options).out for name in (run, folder)]
         assert texts[0] == texts[1] and texts[0].startswith("the cat")
     assert call("generate", folder, "--tokens", 4).status == 0  # begins a new text
+    refused = call("generate", folder, "--tokens", 4, "--top-k", 0)
+    assert refused.status == 2 and "top_k must be at least 1" in refused.err
     too_long = call("generate", folder, "--prompt", "the cat " * 9, "--tokens", 200)
     if layout == "gpt2":
         assert too_long.status == 2 and "more than the context of this model: " in too_long.err.splitlines()[-1]
@@ -142,7 +144,7 @@ def test_generation_of_a_model_folder_is_that_of_its_run(layout: str, train: Any
         (["--tokens", 0], "tokens must be between 1 and 1e+06"),
         (["--tokens", 10**30], "tokens must be between 1 and 1e+06"),
         (["--temperature", -1], "temperature must be at least 0"),
-        (["--top-k", 0], "top_k at least 1"),
+        (["--top-k", 0], "top_k must be at least 1"),
         (["--seed", -1], "seed must be between 0"),
         (["--prompt", "\udcff"], "prompt is not valid Unicode"),
         (["--device", "tpu"], "'tpu'"),
@@ -297,3 +299,22 @@ def test_a_window_leaves_room_for_the_token_before_it(
     assert use.window(opened, None) == use.window(opened, longest) == longest
     with pytest.raises(ConfigError, match=f"its context is {longest}"):
         use.window(opened, longest + 1)
+
+
+def test_a_tokenizer_with_more_ids_than_its_model(train: Any, call: Any, text: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    run, folder = tmp_path / "run", tmp_path / "folder"
+    assert train(run, "--steps", 2, "--scheme", "pre(entry=embedding)").status == 0
+    assert call("export", run, "--to", folder, "--layout", "stock").status == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(100)
+    model.save_pretrained(folder)
+    for command in (["eval", folder, "--data", text], ["generate", folder, "--prompt", "the cat", "--tokens", 2]):
+        found = call(*command)
+        assert found.status == 2 and "gives ids up to" in found.err and "its model knows 100" in found.err
+
+
+@pytest.mark.parametrize("option", ["tokens", "context"])
+def test_settings_of_a_text_need_one(option: str) -> None:
+    with pytest.raises(ConfigError, match="are about a text"):
+        EvalConfig("model", tasks=["hellaswag"], **{option: 5})

@@ -20,8 +20,8 @@ from ...schemes import Morph, Pre, Scheme, Site, parse, settle, stored
 from ...settings import to_dict
 from ..config import TrainConfig
 from ..open import Opened, open_model, open_run, read_run_settings, read_settings, run_of
-from ..runs.provenance import FILE, FOLDER, read_sources
-from ..runs.run import write_settings
+from ..runs.provenance import FILE, FOLDER, read_parts, read_sources
+from ..runs.run import write_json, write_settings
 from ..scale.checkpoint import Saver, read_and_verify, restore_optimizers, saved_steps
 from ..scale.storage import kind_of, read_state, read_tensors
 from ..scale.world import ALONE
@@ -34,7 +34,7 @@ OF_RUN = ("step", "sha256", "state_sha256", "optimizer")
 """What of a checkpoint's state the saver writes itself."""
 SCHEDULE: dict[str, Any] = {"schedule": "cosine", "warmup": 0.05, "warmup_steps": None}
 """Of the rate on a way."""
-KEPT = ("metrics.jsonl", "trace.jsonl", "norms.jsonl", "tokenizer.json", FILE)
+KEPT = ("metrics.jsonl", "trace.jsonl", "norms.jsonl", "tokenizer.json")
 """Files of the run on its way that are those of the result too."""
 
 
@@ -156,6 +156,7 @@ class RunOrigin(Origin):
         for name in KEPT:
             if (way / name).exists():
                 shutil.copyfile(way / name, out / name)
+        write_json(out / FILE, [*read_parts(self.path), *read_parts(way)])  # what both have seen is not held out
         if (way / FOLDER).is_dir():
             shutil.copytree(way / FOLDER, out / FOLDER, dirs_exist_ok=True)
         progress = {key: value for key, value in read_state(last).items() if key not in OF_RUN}
@@ -172,12 +173,13 @@ class ModelOrigin(Origin):
 
     def __init__(self, config: ConvertConfig, opened: Opened, tokenizer: str, way: Path) -> None:
         from ...hf.apply import check_model
-        from ...hf.convert import SOURCE, check_pre_norm
+        from ...hf.convert import check_pre_norm, source_of
 
         super().__init__(config)
-        c, self.opened, self.name, self.source = config, opened, opened.name, SOURCE
+        c, self.opened, self.name = config, opened, opened.name
         check_model(opened.model)
         check_pre_norm(opened.model)
+        self.source = source_of(opened.model)
         if not opened.causal:
             raise ConfigError(f"{opened.name} predicts {opened.predicts}: convert needs a model of the next token")
         if c.data is None:

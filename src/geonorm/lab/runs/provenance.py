@@ -38,6 +38,11 @@ def read_last(folder: Path) -> dict[str, Any]:
     return next(reversed(read_parts(folder)), {})
 
 
+def seen_data(folder: Path) -> set[str]:
+    """sha256 of what a run, and the run that it was converted from, was trained on."""
+    return {sha256 for part in read_parts(folder) if (sha256 := part.get("data_sha256"))}
+
+
 def read_sources(folder: Path) -> dict[str, dict[str, Any]]:
     """The schemes from elsewhere of a run, in the form of `sources_of`. CheckpointError if it is damaged."""
     found = {}

@@ -37,6 +37,7 @@ def fill(opened: Opened, config: GenerateConfig) -> Iterator[str]:
     for piece, behind in zip(pieces, [*known[:count], tokenizer.eos], strict=True):
         source += [*opened.encode(piece), behind]
     generator = torch.Generator(opened.device).manual_seed(c.seed)
+    opened.check(max(source))
     given = torch.tensor([source], device=opened.device)
     answer: list[int] = []
     rest = c.tokens, c.temperature, c.top_k, generator

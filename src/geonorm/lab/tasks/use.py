@@ -27,7 +27,7 @@ from ..data.batches import validation_batches
 from ..data.images import open_images
 from ..data.objectives import Pair
 from ..open import Opened, OpenedClassifier, OpenedImages, OpenedRun, open_model
-from ..runs.provenance import read_last
+from ..runs.provenance import seen_data
 from ..runs.run import check_writable
 from ..train.classifiers import ask
 from ..train.evaluate import evaluate_held_out, with_perplexity
@@ -80,13 +80,14 @@ def describe_model(opened: Opened) -> dict[str, Any]:
     return {"model": opened.name, "model_type": config.model_type, "scheme": getattr(config, "scheme", None)}
 
 
-def trained_on(opened: Opened) -> str | None:
-    """sha256 of the data of a run, or of the run that a folder was exported from; None where nothing says it."""
+def trained_on(opened: Opened) -> set[str]:
+    """sha256 of all data of a run, or of the run that a folder was exported from; a conversion has seen its own and
+    those of the model that it began with. Empty where nothing says it."""
     if not isinstance(opened, OpenedRun | OpenedImages):
-        return getattr(opened.model.config, "trained_on_sha256", None)
+        return set((getattr(opened.model.config, "trained_on_sha256", None) or "").split())
     with suppress(CheckpointError):  # a run that does not say
-        return read_last(Path(opened.name)).get("data_sha256")
-    return None
+        return seen_data(Path(opened.name))
+    return set()
 
 
 def evaluate_images(opened: OpenedImages | OpenedClassifier, c: EvalConfig) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def evaluate_images(opened: OpenedImages | OpenedClassifier, c: EvalConfig) -> d
         raise ConfigError("--context is of text: an image is read whole")
     images = open_images(c.data)
     asked = ask(opened, images)
-    held_out = images.own_split or images.sha256 == trained_on(opened)
+    held_out = images.own_split or images.sha256 in trained_on(opened)
     parts = [images.validation] if held_out else [images.train, images.validation]
     rows, total = max(1, EVALUATION_BATCH // asked.tokens), sum(map(len, parts))
     most = total if c.tokens is None else max(1, c.tokens // asked.tokens)
@@ -133,8 +134,9 @@ def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None, l
     source = open_source(data)
     ours = isinstance(opened, OpenedRun)
     text = tokenize(source, opened.reader)
-    whole = not source.own_split and text.sha256 != trained_on(opened)
+    whole = not source.own_split and text.sha256 not in trained_on(opened)
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
+    opened.check(int(ids.max()))
     objective = opened.objective(context)
     batches = validation_batches(ids, max(1, EVALUATION_BATCH // context), context, tokens, objective)
     scorer, count = opened.model if ours else scorer_of(opened), min(len(ids), tokens or len(ids))
@@ -223,6 +225,7 @@ def generate_text(config: GenerateConfig) -> Iterator[str]:
     if not opened.causal:
         raise ConfigError(NOT_CAUSAL)
     ids, ends, writer, read = (of_run if isinstance(opened, OpenedRun) else of_transformers)(opened, c.prompt)
+    opened.check(max(ids))
     yield (told := read(ids))
     generator = torch.Generator(device).manual_seed(c.seed)
     for token in writer(torch.tensor([ids], device=device), c.tokens, c.temperature, c.top_k, generator):
@@ -263,13 +266,26 @@ def generate_cached(
     """As `nn.generate`, for a model of transformers."""
     past, fresh = None, ids
     for _ in range(tokens):
+        if past is not None and renews(model, past.get_seq_length(), ids.shape[1]):
+            past, fresh = None, ids
         try:
             out = model(fresh, past_key_values=past, use_cache=True)
         except IndexError:  # learned positions have an end
             longest = getattr(model.config, "max_position_embeddings", "unknown")
             raise ConfigError(f"prompt and new tokens are more than the context of this model: {longest}") from None
         past, fresh = out.past_key_values, sample(out.logits[:, -1].float(), temperature, top_k, generator)
+        ids = torch.cat((ids, fresh), dim=1)
         yield fresh
+
+
+def renews(model: Any, past: int, tokens: int) -> bool:
+    """Whether a text that grows so turns all its tokens anew (longrope), so that what is kept of them is of no use."""
+    rule, config = getattr(model.base_model, "scaling", None), model.config
+    if rule is not None:  # of ours
+        return bool(rule.renews(past, tokens))
+    rope = getattr(config, "rope_parameters", None) or {}
+    original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", 0)
+    return rope.get("rope_type") == "longrope" and past <= (original or 0) < tokens
 
 
 def decode(tokenizer: Tokenizer, ids: list[int]) -> str:
