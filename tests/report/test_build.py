@@ -12,8 +12,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 
+import geonorm
 from geonorm.errors import GeonormError
+from geonorm.lab.studies.probe import probe_files, save
 from geonorm.report import build, write_figures
 from geonorm.report.comparison_charts import figures_of
 from geonorm.report.runs import load
@@ -239,3 +242,18 @@ def test_figures_name_their_series(comparison_dir: Path) -> None:
     law = figures_of(load(comparison_dir))["law"]
     keys = [layer["encoding"]["color"]["legend"] for part in law["concat"] for layer in part["layer"]]
     assert keys and all(key["values"] for key in keys)
+
+
+def test_csv_of_a_probe_has_numbers(tmp_path: Path) -> None:
+    """As they were measured, not as the page shows them: laws and growth among them."""
+    shape = geonorm.DecoderConfig(scheme="pre", layers=4, width=16, heads=2, hidden=16, vocab_size=32)
+    found = geonorm.probe(geonorm.Decoder(shape), torch.randint(0, 32, (4, 16)))
+    save(tmp_path / "probe", {}, {}, probe_files([found]))
+    with open(build(tmp_path / "probe", tmp_path / "p.csv", format="csv")) as file:
+        (row,) = csv.DictReader(file)
+    ratios = [site["ratio"] for site in found.sites]
+    assert float(row["ratio"]) == pytest.approx(sum(ratios) / len(ratios), rel=1e-12)
+    assert (int(row["sites"]), row["scheme"], int(row["depth"])) == (8, "pre", 4)
+    assert float(row["power_low"]) <= float(row["power_of_t"]) <= float(row["power_high"])
+    law = found.growth["decoder"]["all"]
+    assert float(row["growth_all_growth"]) == pytest.approx(law["growth"]) and float(row["rotation"]) < 3.2

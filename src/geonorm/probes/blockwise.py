@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..errors import ConfigError
 from ..sites.anatomy import Stack, anatomy, join_path, root_stacks
-from .load import load_config, model_class
+from .load import load_config, model_class, no_model, one_line
 
 
 class Shards:
@@ -71,6 +71,13 @@ def load_one_block(
     """
     config = load_config(name)
     stacks = stacks or anatomy(config)
+    with one_line(name, no_model(name, False)):
+        return build_one_block(config, Path(name), device, stacks, dtype)
+
+
+def build_one_block(
+    config: Any, folder: Path, device: torch.device, stacks: tuple[Stack, ...], dtype: str
+) -> nn.Module:
     kind = model_class(config)
     stored = dtype if dtype != "auto" else getattr(config, "dtype", None) or "float32"
     wanted = getattr(torch, stored) if isinstance(stored, str) else stored
@@ -78,7 +85,7 @@ def load_one_block(
         make = getattr(kind, "_from_config", None) or kind.from_config  # the second of an Auto class
         model: Any = make(config, dtype=wanted).eval()
     # torch gives buffers the default dtype of _from_config where a checkpoint would keep them in fp32
-    shards = Shards(Path(name), getattr(model, "base_model_prefix", ""))
+    shards = Shards(folder, getattr(model, "base_model_prefix", ""))
     owners: dict[str, nn.Module] = {}
     for stack, base in root_stacks(model, stacks):
         path = join_path(base, stack.blocks)

@@ -160,42 +160,76 @@ def power_of(law: Row | None) -> str:
     return f"{-fitted['exponent']:.2f}{between}".replace("-0.00", "0.00")
 
 
+MEANS = ("ratio", "cos_pair", "effective_rank", "kurtosis", "attn_first", "attn_first_null", "clamped")
+"""Of sites."""
+NORM_MEANS = ("rotation", "cos_ones_before", "cos_null_before", "cos_principal_before")
+
+
+def measures(found: Geometry, name: str) -> Row:
+    """Means over the sites, and over the norms in blocks, of a series; None for what is not known. rotation: radians;
+    norm_spread: standard deviation of |x| over tokens before and after the norms of blocks, as arXiv:2409.12951."""
+    rows, norms = found.sites.get(name, []), norm_rows(found, name) or found.norms.get(name, [])
+    spread = found._model(name).get("norm_spread") or {}
+    return {
+        "radius_first": rows[0]["radius"] if rows else None,
+        "radius_last": rows[-1]["radius_after"] if rows else None,
+        **{key: column_mean(rows, key) for key in MEANS},
+        **{key: column_mean(norms, key) for key in NORM_MEANS},
+        **{f"norm_spread_{key}": spread.get(key) for key in ("before", "after", "factor")},
+        "massive": sum(bool(row["massive"]) for row in rows),
+        "sites": len(rows),
+        "first_token": times_the_rest(rows),
+    }
+
+
+def records(found: Geometry) -> list[Row]:
+    """Every number of the page by series, as it is."""
+    result = []
+    for name in found.names:
+        model, law = found._model(name), found.schedule(name) or {}
+        stack = next((stack for stack in model.get("schedule") or {} if series_name(
+            model["model"], stack, model["schedule"]) == name), "")  # fmt: skip
+        best, power = law.get(str(law.get("best"))) or {}, law.get("power") or {}
+        grown = (model.get("growth") or {}).get(stack) or {}
+        result.append({
+            "model": name,
+            **{key: model.get(key) for key in ("class", "model_type", "scheme", "depth", "parameters", "tokens")},
+            "law": law.get("best"), "law_alpha": best.get("alpha"), "law_r2": best.get("r2"),
+            **{f"power_{end}": -power[key] if key in power else None
+               for end, key in (("of_t", "exponent"), ("low", "high"), ("high", "low"))},
+            **{f"growth_{which}_{key}": (grown.get(which) or {}).get(key)
+               for which in ("all", "later") for key in ("best", "growth", "order", "low", "high", "aligned")},
+            **measures(found, name),
+        })  # fmt: skip
+    return result
+
+
 def averages(found: Geometry) -> tuple[list[str], Cells]:
-    """Means over the sites, and over the norms in blocks, of each series."""
+    """Means over the sites, and over the norms in blocks, of each series, as a table."""
     titles = ["model", "|x| first", "|x| last", "step", "rotation", "spread of |x| by norms", "|cos| to 1", "its null",
               "principal", "cos of pairs", "effective rank", "massive", "kurtosis", "first token's |x|",
               "attention to it", "even attention", "clamped"]  # fmt: skip
     cells = []
     for name in found.names:
-        rows, norms = found.sites.get(name, []), norm_rows(found, name) or found.norms.get(name, [])
-        ends = [rows[0]["radius"], rows[-1]["radius_after"]] if rows else [None, None]
-        degree = column_mean(norms, "rotation")
+        m = measures(found, name)
+        before, after, factor = (figures(m[f"norm_spread_{key}"]) for key in ("before", "after", "factor"))
         cells.append([
-            name, *(figures(v) for v in ends), figures(column_mean(rows, "ratio")),
-            "–" if degree is None else f"{math.degrees(degree):.1f}°",
-            spread_by_norms(found._model(name)),
-            *(figures(column_mean(norms, f"cos_{key}_before")) for key in ("ones", "null", "principal")),
-            figures(column_mean(rows, "cos_pair")), figures(column_mean(rows, "effective_rank")),
-            f"{sum(bool(r['massive']) for r in rows)} of {len(rows)} sites",
-            figures(column_mean(rows, "kurtosis")), times_the_rest(rows),
-            *(figures(column_mean(rows, key)) for key in ("attn_first", "attn_first_null", "clamped")),
+            name, *(figures(m[key]) for key in ("radius_first", "radius_last", "ratio")),
+            "–" if m["rotation"] is None else f"{math.degrees(m['rotation']):.1f}°",
+            "–" if m["norm_spread_before"] is None else f"{before} to {after} (÷ {factor})",
+            *(figures(m[f"cos_{key}"]) for key in ("ones_before", "null_before", "principal_before", "pair")),
+            figures(m["effective_rank"]), f"{m['massive']} of {m['sites']} sites", figures(m["kurtosis"]),
+            "–" if m["first_token"] is None else f"{figures(m['first_token'])} ×",
+            *(figures(m[key]) for key in ("attn_first", "attn_first_null", "clamped")),
         ])  # fmt: skip
     return titles, cells
 
 
-def spread_by_norms(model: Row) -> str:
-    """Standard deviation of |x| over tokens before and after the norms of a model's blocks, as arXiv:2409.12951."""
-    pooled = model.get("norm_spread")
-    if not pooled:
-        return "–"
-    return f"{figures(pooled['before'])} to {figures(pooled['after'])} (÷ {figures(pooled['factor'])})"
-
-
-def times_the_rest(rows: Sequence[Row]) -> str:
+def times_the_rest(rows: Sequence[Row]) -> float | None:
     """The length of first tokens over that of the others, where it is furthest from 1."""
     factors = [row["radius_first"] / row["radius_rest"] for row in rows
                if row.get("radius_first") and row.get("radius_rest")]  # fmt: skip
-    return f"{figures(max(factors, key=lambda f: abs(math.log(f))))} ×" if factors else "–"
+    return max(factors, key=lambda f: abs(math.log(f))) if factors else None
 
 
 def headline(found: Geometry, name: str) -> str:

@@ -52,7 +52,6 @@ def report_probe(found: Geometry, place: Mapping[str, int]) -> Part:
     index = {name: place[key] for name, key in found.keys.items()}
     tables = [probes.overview(found.models), probes.averages(found)]
     drawn = draw_probe(found)
-    titles, rows = tables[1]
     name, caption = found.path.resolve().name, probes.caption(found)
     return Part(
         source=name,
@@ -65,7 +64,7 @@ def report_probe(found: Geometry, place: Mapping[str, int]) -> Part:
             *(Section(FIGURES[figure][0], [charts]) for figure, charts in drawn.items() if charts),
         ],
         tables=tables,
-        records=[dict(zip(titles, row, strict=True)) for row in rows],
+        records=probes.records(found),
         figures=figure_specs(drawn, caption, columns=3),
     )
 

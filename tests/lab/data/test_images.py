@@ -165,6 +165,9 @@ def test_damaged_images_are_named_in_one_line(tmp_path: Path) -> None:
         ({"labels": np.array([0.5, 1.0])}, "whole numbers"),
         ({"data": np.array(["a"])}, "data must be bytes"),
         ({"data": np.array([{}], dtype=object)}, "not a readable .npz file"),
+        ({"classes": np.array(["crane", "dog", "crane"])}, "class 'crane' stands twice"),
+        ({"classes": np.array("cat")}, "a row of texts"),
+        ({"classes": np.array([b"cat", b"dog"])}, "a row of texts"),
     ],
 )
 def test_damaged_archives(tmp_path: Path, change: dict[str, NDArray[np.generic]], message: str) -> None:
@@ -186,6 +189,14 @@ def test_what_is_no_source_of_images(tmp_path: Path) -> None:
     refuse(tmp_path / "nowhere", "no images at '.*nowhere'")
     refuse(tmp_path, "0 folders with images")
     (tmp_path / "x.npz").write_bytes(b"PK no archive")
+    refuse(tmp_path / "x.npz", "x.npz: not a readable .npz file")
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    (tmp_path / "x.npy").rename(tmp_path / "x.npz")
+    refuse(tmp_path / "x.npz", "x.npz: not a readable .npz file")
+    np.savez_compressed(tmp_path / "x.npz", data=np.arange(9999, dtype=np.uint8))
+    content = bytearray((tmp_path / "x.npz").read_bytes())
+    content[60:99] = bytes(39)
+    (tmp_path / "x.npz").write_bytes(content)
     refuse(tmp_path / "x.npz", "x.npz: not a readable .npz file")
     np.savez(tmp_path / "y.npz", data=np.zeros(3, np.uint8))
     refuse(tmp_path / "y.npz", "data, offsets and labels are needed")

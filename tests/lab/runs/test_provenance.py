@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,20 @@ class Half(Placement):
     def write(self, x, u, p, site, h=1.0):
         return x + h * 0.5 * u
 """
+
+
+def test_a_repository_around_the_environment_is_not_that_of_the_package(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
+
+    for folder in ("lib/geonorm", "src"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "code.py").write_text("x = 1\n")
+    git("init", "-q")
+    git("add", "src")
+    git("commit", "-q", "-m", "mine")
+    assert environment.commit(tmp_path / "lib" / "geonorm") is None
+    assert len(environment.commit(tmp_path / "src") or "") == 40
 
 
 @pytest.fixture

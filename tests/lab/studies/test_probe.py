@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -378,3 +379,34 @@ def test_a_probe_with_its_lens_and_layers(folder: Path, tmp_path: Path) -> None:
     for title in ("Logit lens", "The first token", "Likeness of depths", "growth of |x|"):
         assert title in page
     assert "Tokens at the ceiling" not in page  # it has none
+
+
+@pytest.mark.parametrize(
+    "scheme", ["mix(post, geonorm, share=0.5)", "mix(pre, post, share=0.25)", "geonorm(decay=sqrt)"]
+)
+def test_a_model_has_the_name_of_its_own_scheme(scheme: str) -> None:
+    """Not that of its first site."""
+    shape = geonorm.DecoderConfig(scheme=scheme, layers=2, width=16, heads=2, hidden=16, vocab_size=32)
+    found = geonorm.probe(geonorm.Decoder(shape), torch.randint(0, 32, (2, 8)))
+    assert found.about["scheme"] == str(geonorm.parse(scheme))
+
+
+def test_gradients_of_a_model_with_places_that_never_run() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=16, add_cross_attention=True, is_decoder=True
+    )
+    found = geonorm.probe(transformers.GPT2LMHeadModel(config), torch.randint(0, 32, (1, 8)), gradients=True)
+    assert len(found.sites) == 4 and all(row["grad_norm"] > 0 for row in found.sites)
+
+
+def test_damaged_weights_one_block_at_a_time(folder: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder, damaged)
+    (file, *_) = sorted(damaged.glob("*.safetensors"))
+    file.write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(ConfigError, match="that can be read"):
+        load_one_block(str(damaged), torch.device("cpu"))
+    (damaged / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(ConfigError, match="that can be read"):
+        load_one_block(str(damaged), torch.device("cpu"))

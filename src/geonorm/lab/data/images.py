@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -218,10 +219,10 @@ def read_npz(paths: list[Path]) -> Part:
     try:
         with np.load(path, allow_pickle=False) as archive:
             found: dict[str, Any] = {name: archive[name] for name in ("data", "offsets", "labels")}
-            names = archive["classes"].tolist() if "classes" in archive else None
+            called = archive.get("classes")
     except KeyError as error:
         raise DataError(f"{path}: {error.args[0]}: data, offsets and labels are needed") from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
+    except (OSError, ValueError, TypeError, EOFError, zlib.error, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
         raise DataError(f"{path}: not a readable .npz file ({cause(error)}): fetch it again") from error
     data, offsets, labels = found["data"], found["offsets"], found["labels"]
     if (
@@ -234,7 +235,11 @@ def read_npz(paths: list[Path]) -> Part:
     fits = len(offsets) == len(labels) + 1 and len(labels) > 0 and offsets[0] >= 0 and offsets[-1] <= len(data)
     if not fits or (np.diff(offsets) < 0).any():
         raise DataError(f"{path}: offsets do not fit the data: {len(labels)} labels, {len(data)} bytes")
-    names = [str(i) for i in range(int(labels.max()) + 1)] if names is None else [str(name) for name in names]
+    if called is not None and (called.dtype.kind != "U" or called.ndim != 1):
+        raise DataError(f"{path}: classes must be a row of texts, one name for each class")
+    names = list(map(str, range(int(labels.max()) + 1) if called is None else called.tolist()))
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise DataError(f"{path}: class {twice!r} stands twice in classes: give each a name of its own")
     if labels.min() < 0 or labels.max() >= len(names):
         raise DataError(f"{path}: labels up to {labels.max()}, but {len(names)} classes")
     digest = hashlib.sha256(data.tobytes() + offsets.tobytes() + labels.tobytes())

@@ -157,7 +157,7 @@ def inspect_source(source: Source, tokenizer: Tokenizer | None = None) -> dict[s
                 tokens += sum(map(len, tokenizer.encode(texts)))
         if tokenizer is not None:
             tokens += counts["documents"]
-            counts |= {"tokens": tokens, "bytes_per_token": counts["bytes"] / tokens}
+            counts |= {"tokens": tokens, "bytes_per_token": counts["bytes"] / tokens if tokens else None}
         splits[split] = counts
     return {
         "name": source.name,

@@ -41,8 +41,9 @@ def installed_version(package: str) -> str | None:
 
 def commit(here: Path = Path(__file__).parent) -> str | None:
     """Commit of the source tree this package runs from, or of another's, with + when it has local changes; None outside
-    a checkout."""
+    a checkout, and in one that does not track it, as where an environment lies in somebody's repository."""
     try:
+        subprocess.run(["git", "ls-files", "--error-unmatch", "."], cwd=here, capture_output=True, check=True)
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
         dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):

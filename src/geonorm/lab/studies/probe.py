@@ -33,6 +33,7 @@ from ...probes.measures import pool_spreads
 from ...probes.schedule import implied
 from ...probes.subject import Inputs, Subject, ablation, measure_gradients
 from ...results import Result, Rows
+from ...schemes import parse
 from ...sites.anatomy import Stack
 from ..config import TrainConfig
 from ..data import Tokenizer, open_source
@@ -244,8 +245,11 @@ def measure_model(
     tokens = subject.measure(batches, lambda _: told(name, next(done) / len(batches)))
     sites, norms = subject.capture.rows(), subject.capture.norm_rows()
     if gradients:
-        for row, found in zip(sites, measure_gradients(subject, asked[0]).values(), strict=True):
-            row.update(found)
+        found = {
+            (stack, site.layer, site.kind): row for (stack, site), row in measure_gradients(subject, asked[0]).items()
+        }
+        for row in sites:  # not of every place: attention to a second stack may never have run
+            row.update(found[row["stack"], row["layer"], row["kind"]])
     known = (isinstance(batch, Tensor) or "pixel_values" in batch for batch in batches)
     sizes = (subject.size(batch) if counted else ABLATION_TOKENS for batch, counted in zip(batches, known, strict=True))
     most = next((i for i, size in enumerate(accumulate(sizes), start=1) if size >= ABLATION_TOKENS), len(batches))
@@ -264,12 +268,20 @@ def measure_model(
         "class": type(subject.model).__name__,
         "model_type": getattr(subject.config, "model_type", None),
         "parameters": sum(p.numel() for p in subject.model.parameters()),
-        "scheme": sites[0]["scheme"] if sites else None,
+        "scheme": scheme_of(subject, sites),
         "depth": sites[0]["depth"] if sites else None,
     }
     seconds = time.perf_counter() - started
     laws, layers = implied(sites), subject.capture.layer_rows()
     return Probe(name, tokens, seconds, about, sites, norms, laws, ablated, loss, growth(sites), layers, lens)
+
+
+def scheme_of(subject: Subject, sites: Sequence[Mapping[str, Any]]) -> str | None:
+    """The one that the model names, as of a combinator each site has a part alone; else that of all sites; None where
+    there is neither."""
+    named = getattr(getattr(subject.model, "config", None), "scheme", None)
+    own, *others = {row["scheme"] for row in sites} or {None}
+    return str(parse(named)) if isinstance(named, str) else own if not others else None
 
 
 def single_windows(batches: Iterable[Tensor | Inputs]) -> list[Tensor | Inputs]:

@@ -50,6 +50,10 @@ def ask(opened: OpenedImages | OpenedClassifier, images: LabelledImages) -> Aske
             f"{images.name} has class {strange[0]!r}, which {opened.name} does not tell apart (id2label: "
             f"{shown(names)}): give images of its classes, under their names"
         )
+    if twice := next((name for name in images.classes if names.count(name) > 1), None):
+        raise DataError(
+            f"{opened.name} calls more than one of its classes {twice!r} (id2label): which is meant is not known"
+        )
     place = torch.tensor([names.index(name) for name in images.classes])
     tokens = tokens_of_image(config)
     if tokens is None:
