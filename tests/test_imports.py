@@ -46,7 +46,7 @@ ALLOWED = {
     "hf": MODELS | {"sites", "probes.load", ""},  # "" is the package itself: its version
     "lab": MODELS | {"sites", "hf", "probes", "dynamics", ""},
     "report": {"errors", "lab.runs.run", "lab.runs.statistics", "parsing", "decay", "settings"},
-    "bench": MODELS | {"lab", "report"},
+    "bench": MODELS | {"hf", "lab", "report"},
     "__main__": {"cli"},
     "": set(),  # geonorm/__init__.py loads by name, on use
 }

@@ -69,7 +69,7 @@ BAD = [
         "--runtime.shard_size 3 needs --runtime.parallel fsdp and a number of ranks that is a multiple",
     ),
     ("train --dry-run --machine.mfu 2", "machine.mfu must be between 1e-06 and 1, got 2"),
-    ("train --dry-run --machine.memory 0", "machine.memory must be at least"),
+    ("train --dry-run --machine.memory 0", "machine.memory must be between"),
     ("train --checkpoint.keep 0", "checkpoint.keep must be at least 1"),
     ("train --preset small", "unknown preset 'small'"),
     ("train --scheme geonrom", "unknown scheme 'geonrom': did you mean 'geonorm'?"),

@@ -9,10 +9,8 @@ from html import escape
 from pathlib import Path
 from statistics import fmean
 
-from ..lab.config import Runtime
-from ..lab.options import Checkpoint, Evaluation
 from ..lab.runs.run import flatten
-from ..settings import flag, to_dict
+from ..settings import flag
 from . import comparison_charts as charts
 from .checks import PER_RUN, limits
 from .page import Part, Section, bullets, details, html_table, limits_box, pairs, plain_text
@@ -20,8 +18,6 @@ from .runs import Run, SavedComparison
 from .tables import COLUMNS, LIMITS, count, describe_conversion, headline, summary_line
 from .vega import Chart
 
-APART = {"evaluation": Evaluation, "checkpoint": Checkpoint, "runtime": Runtime}
-"""Settings of a conversion that do not make it another one: they stand in the configuration of its result alone."""
 STATUS = ("scheme", "seed", "lr", "phase", "status", "val_loss")
 NO_LOSS = "No run finished with a validation loss, so there is nothing to compare yet."
 NO_METRICS = "No metrics were recorded in these runs."
@@ -142,13 +138,11 @@ def _recipe(comparison: SavedComparison) -> str:
 
 def _repeat_run(run: Run) -> list[str]:
     """The command that makes a run, or a conversion, again."""
-    if asked := (run.summary.get("conversion") or {}).get("settings"):
-        given = [word for key, value in asked.items() if key != "model" and value is not None
-                 for word in (flag(key), str(value))]  # fmt: skip
-        usual = flatten({name: to_dict(settings()) for name, settings in APART.items()})
-        own = flatten({name: run.config[name] for name in APART if name in run.config})
-        given += [word for key, value in own.items() if key in usual and value != usual[key] and value is not None
-                  for word in (flag(key), str(value).lower() if isinstance(value, bool) else str(value))]  # fmt: skip
+    about = run.summary.get("conversion") or {}
+    if asked := about.get("settings"):
+        told = {**asked, **about.get("besides", {})}
+        given = [word for key, value in told.items() if key != "model" and value is not None
+                 for word in (flag(key), str(value).lower() if isinstance(value, bool) else str(value))]  # fmt: skip
         return ["geonorm", "convert", str(asked["model"]), *given, "--out", "NEW"]
     config = Path(str(run.config.get("out") or run.path)) / "config.yaml"
     return ["geonorm", "train", "--config", str(config), "--out", "NEW"]

@@ -17,12 +17,11 @@ from geonorm.cli.arguments import read
 from geonorm.cli.main import main
 from geonorm.lab.convert import convert as work
 from geonorm.lab.convert.config import ConvertConfig
-from geonorm.lab.convert.convert import asked
+from geonorm.lab.convert.convert import asked, asked_besides
 from geonorm.lab.data.tokenizer import BYTE_JSON
 from geonorm.lab.open import open_model, open_run
 from geonorm.report.comparison import _repeat_run
 from geonorm.report.runs import Run, load
-from geonorm.settings import to_dict
 
 pytest.importorskip("transformers")
 
@@ -71,12 +70,12 @@ def contents(folder: Path) -> dict[str, str]:
 def test_a_page_repeats_the_conversion(tmp_path: Path) -> None:
     """All of its settings but the folder, read back from the words that are shown."""
     config = ConvertConfig("my model", "geonorm(decay=sqrt)", 1000, distill=0.5, course="layers", lr=1e-4)
-    summary = {"scheme": "geonorm", "conversion": {"settings": asked(config)}}
+    summary: dict[str, Any] = {"scheme": "geonorm", "conversion": {"settings": asked(config)}}
     program, verb, *words = _repeat_run(Run(tmp_path, summary, {}, "", [], [], [], 0))
     assert (program, verb) == ("geonorm", "convert") and read(ConvertConfig, "", words) == replace(config, out="NEW")
     config = replace(config, runtime=replace(config.runtime, dtype="bf16", accumulate=2, tensorboard=False))
-    own = {name: to_dict(getattr(config, name)) for name in ("evaluation", "checkpoint", "runtime")}
-    _, _, *words = _repeat_run(Run(tmp_path, summary, own, "", [], [], [], 0))
+    summary["conversion"] = {"settings": asked(config), "besides": asked_besides(config)}
+    _, _, *words = _repeat_run(Run(tmp_path, summary, {}, "", [], [], [], 0))
     assert read(ConvertConfig, "", words) == replace(config, out="NEW")
 
 

@@ -20,7 +20,7 @@ from ...nn.trunk import IGNORED
 from ...output import launched
 from ...progress import Unwatched
 from ...settings import to_dict
-from ..runs.run import RunFolder, first_difference, is_unused, read_object, write_json
+from ..runs.run import RunFolder, first_difference, flatten, is_unused, read_object, write_json
 from ..scale import parallel
 from ..scale.checkpoint import load_newest
 from ..scale.world import on_all_ranks
@@ -101,6 +101,7 @@ def convert(config: ConvertConfig, say: Say = print, shown: Unwatched | None = N
             "from": str(Path(origin.name).resolve() if Path(origin.name).exists() else origin.name),
             "source": str(origin.source),
             "settings": asked(config),
+            "besides": asked_besides(config),
             "layers": len(loop.model.all_blocks),
             "tokens": ended["tokens"],
             "loss_before": begun.get("loss_before"),
@@ -121,6 +122,13 @@ def convert(config: ConvertConfig, say: Say = print, shown: Unwatched | None = N
 def asked(config: ConvertConfig) -> dict[str, Any]:
     """What makes one conversion another."""
     return {key: value for key, value in to_dict(config).items() if key not in APART}
+
+
+def asked_besides(config: ConvertConfig) -> dict[str, Any]:
+    """What else was asked for, as in evaluations: it makes no other conversion, but belongs to the command."""
+    given, usual = (flatten({name: to_dict(c)[name] for name in APART if name != "out"})
+                    for c in (config, ConvertConfig(config.model, config.to, config.tokens)))  # fmt: skip
+    return {key: value for key, value in given.items() if value != usual[key]}
 
 
 def check_out(config: ConvertConfig, out: Path, way: Path, summary: dict[str, Any]) -> None:
