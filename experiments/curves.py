@@ -186,8 +186,8 @@ def tabulate_best(runs: Runs, baseline: str) -> list[str]:
             low = min((run for run in ends if run["seed"] == first), key=lambda run: run[key])["lr"]
             best += [{**run, "val_loss": run[key]} for run in ends if run["lr"] == low]
         for row in aggregate(best, baseline, absent=True):
-            ends = sorted((run["seed"], run["val_loss"]) for run in best if run["scheme"] == row["scheme"])
-            losses = ", ".join(f"{loss:.4f}" for _, loss in ends)
+            seeds = sorted((run["seed"], run["val_loss"]) for run in best if run["scheme"] == row["scheme"])
+            losses = ", ".join(f"{loss:.4f}" for _, loss in seeds)
             apart = f"{paired_difference(row)}, {row['pairs']}" if row["pairs"] else "–"
             p = row["moderated_p"]
             alike = "–" if p is None else f"{moderated_difference(row)}, {p:.2g}, {row['moderated_p_holm']:.2g}"

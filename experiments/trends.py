@@ -1,10 +1,11 @@
 """How differences to a baseline move with tokens or size, in the runs of an experiment.
 
-    python experiments/trends.py experiments/009-tokens
+    python experiments/trends.py experiments/009-tokens [--only "books, raw entry" ...]
 
 The experiment's runs.py names its ladders, LADDERS = {name: (what names of runs begin with, baseline, schemes)}; each
 is judged as `geonorm ladder` judges its own: every scheme at its best rate for each budget and size, the effective
-speed-up, and slopes of the difference within a seed. Writes trends.md and, for each ladder, figures/trend-NAME.svg.
+speed-up, and slopes of the difference within a seed. Writes trends.md and, for each ladder, figures/trend-NAME.svg;
+with --only of these ladders alone, as while others are incomplete.
 """
 
 from __future__ import annotations
@@ -47,9 +48,13 @@ def open_ladder(path: Path, runs: Sequence[Mapping[str, Any]], baseline: str, sc
     return SavedLadder(path, {**judge_ladder(own, baseline), "data": path.name}, order)
 
 
-def main(experiment: Path) -> int:
+def main(experiment: Path, only: Sequence[str] = ()) -> int:
     made = runpy.run_path(str(experiment / "runs.py"))
     ladders: Ladders = made["LADDERS"]
+    if strange := sorted(set(only) - set(ladders)):
+        print(f"{experiment} has no ladder {strange[0]!r}: it has {', '.join(map(repr, ladders))}", file=sys.stderr)
+        return 2
+    ladders = {name: ladder for name, ladder in ladders.items() if name in (only or ladders)}
     runs = read_runs(experiment)
     placed = place_runs(runs, made["plan"]({run["run"]: run for run in runs}))
     (experiment / "figures").mkdir(exist_ok=True)
@@ -79,4 +84,6 @@ def main(experiment: Path) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", type=folder_with("runs.py", "results.jsonl"), help="folder of an experiment")
-    sys.exit(main(parser.parse_args().experiment))
+    parser.add_argument("--only", nargs="+", default=(), metavar="LADDER", help="names of ladders in runs.py")
+    words = parser.parse_args()
+    sys.exit(main(words.experiment, words.only))

@@ -29,7 +29,8 @@ FOUR = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
 OTHERS = (EQUAL, SMOOTH, "deepnorm", "keel", "peri", "lns")
 LADDERS = {
     "books, raw entry": ("books-", FOUR[0], FOUR[1:2]),
-    "books, entry on the sphere": ("books-", FOUR[2], (FOUR[3], *OTHERS)),
+    "books, entry on the sphere": ("books-", FOUR[2], FOUR[3:]),
+    "books, other schemes": ("books-", FOUR[2], OTHERS),
     "books, the entry of Pre-Norm": ("books-", FOUR[0], FOUR[2:3]),
     "latex, raw entry": ("latex-", FOUR[0], FOUR[1:2]),
     "latex, entry on the sphere": ("latex-", FOUR[2], FOUR[3:]),

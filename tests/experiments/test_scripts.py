@@ -166,6 +166,11 @@ WRONG = {
     "no scheme": ("cost.py", ["013-candidate", "nobody"], "unknown scheme 'nobody'"),
     "no traces": ("clamp.py", ["003-zoo"], "003-zoo has no traces.csv"),
     "no run with a ceiling": ("clamp.py", ["017-paper-recipe", "nowhere"], "has no such runs, or none with a ceiling"),
+    "no such ladder": (
+        "trends.py",
+        ["009-tokens", "--only", "nothing"],
+        "009-tokens has no ladder 'nothing': it has 'b",
+    ),
     "no words": ("heads.py", [], "the following arguments are required: OUT.csv, RUN"),
     "no run that has finished": ("probed.py", ["012-depth", "nowhere"], "nowhere holds no run that has finished"),
     "no table": ("heads.py", ["runs/a", "runs/b"], "runs/a is no .csv in a folder that is there"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from geonorm.lab.runs.run import slug
 from geonorm.lab.runs.statistics import paired_interval, usable
 from geonorm.report.style import signed
 
@@ -60,6 +61,20 @@ CASES = [
     other("017-paper-recipe", recipe(f"geonorm{RAW}", 3.6e-3), recipe(f"pre{RAW}", 3.6e-3)),
     other("017-paper-recipe", recipe(UNIT, 3.6e-3), recipe(f"geonorm{RAW}", 3.6e-3)),
     other("012-depth", ("36-", "geonorm", 8e-3), ("36-", "pre", 8e-3)),
+    *(
+        other(
+            "009-tokens", (f"books-{slug(one)}-{tokens}M-", one, lr), (f"books-{slug(two)}-{tokens}M-", two, other_lr)
+        )
+        for one, lr, two, other_lr, tokens in (
+            (f"geonorm{RAW}", 6e-3, f"pre{RAW}", 6e-3, 1),
+            (f"geonorm{RAW}", 3e-3, f"pre{RAW}", 1.5e-3, 16),
+            ("geonorm", 6e-3, "pre", 6e-3, 1),
+            ("geonorm", 3e-3, "pre", 1.5e-3, 16),
+            ("pre", 6e-3, f"pre{RAW}", 6e-3, 1),
+            ("pre", 1.5e-3, f"pre{RAW}", 1.5e-3, 16),
+            ("geonorm", 3e-3, f"pre{RAW}", 1.5e-3, 16),
+        )
+    ),
     *(
         other("019-again", (f"{length}-", first, lr), (f"{length}-", second, other_lr))
         for length, first, lr, second, other_lr in (
