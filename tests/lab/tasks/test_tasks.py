@@ -303,7 +303,11 @@ def test_refusals(run: Path, call: Any, tmp_path: Path, sets: Path) -> None:
     for arguments, said in [
         ((run, "--tasks", bad), "not a set of questions"),
         ((run, "--tasks", "plain.validation", "--limit", 0), "limit must be at least 1"),
-        ((run, "--tasks", "plain.validation", "--context", 16), "--context is for Hugging Face models"),
+        ((run, "--tasks", "plain.validation", "--context", 16), "--context are about a text: give --data too"),
+        (
+            (run, "--tasks", "plain.validation", "--data", "stdlib", "--context", 16),
+            "--context is for Hugging Face models",
+        ),
         ((run,), "--data is missing"),
         ((tmp_path / "nowhere", "--tasks", "plain.validation"), "there is no run and no model folder"),
         ((sets, "--tasks", "plain.validation"), "nor a config.json"),
@@ -334,13 +338,26 @@ def test_sets_are_named_by_file(sets: Path, tmp_path: Path) -> None:
     definition = tasks.definition("x", sets / "eval/shared.test.jsonl")
     assert definition["doc_to_choice"] == "contexts" and definition["task"] == "x"
     wrong = tmp_path / "wrong.jsonl"
+    right, shared = (
+        {key: value, "choices": ["b", "c"], "gold": 1} for key, value in (("context", "a"), ("contexts", ["a", "b"]))
+    )
     for row in (
         {"context": "a", "choices": ["b"], "gold": 1},
         {"contexts": ["a"], "choices": ["b", "c"], "gold": 0},
+        {"context": ["a"], "choices": ["b", "c"], "gold": 0},
+        {"context": "a", "choices": ["b", "c"]},
+        {"context": "a", "choices": ["b", 2], "gold": 0},
         3,
     ):
-        wrong.write_text(json.dumps(row))
-        with pytest.raises(DataError, match="not a set of questions"):
+        wrong.write_text(f"{json.dumps(right)}\n\n{json.dumps(row)}")  # any line, not the first alone
+        with pytest.raises(DataError, match="line 3: not a set of questions"):
+            tasks.definition("wrong", wrong)
+    for text, said in (
+        ("", "no questions"),
+        (f"{json.dumps(right)}\n{json.dumps(shared)}", "some lines have context and"),
+    ):
+        wrong.write_text(text)
+        with pytest.raises(DataError, match=said):
             tasks.definition("wrong", wrong)
     own = tasks.local_sets()["plain.validation"]
     (other := tmp_path / own.name).write_bytes(own.read_bytes())

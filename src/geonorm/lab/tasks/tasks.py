@@ -57,20 +57,9 @@ def definition(name: str, path: Path) -> dict[str, Any]:
     """The harness's own definition of a local set, plain data: written as YAML, its command line runs it too.
 
     Accuracy by characters (acc_norm) is left out where all choices end in one shared continuation: the harness would
-    divide by the length of the contexts. DataError for a file of another form.
+    divide by the length of the contexts. DataError for a file with any line of another form.
     """
-    try:
-        first = json.loads(read_bytes(path).split(b"\n", 1)[0])
-        shared = "contexts" in first
-        gold, choices = first["gold"], first["choices"]
-        fits = 0 <= gold < len(choices) and (not shared or len(first["contexts"]) == len(choices))
-        if not fits or not (shared or isinstance(first["context"], str)):
-            raise ValueError
-    except (ValueError, KeyError, TypeError):
-        raise DataError(
-            f"{path}: not a set of questions: each line needs context (or contexts), choices and gold, the index of "
-            "the right one"
-        ) from None
+    shared = has_contexts(path)
     texts = (
         {"doc_to_text": "gold", "doc_to_choice": "contexts", "doc_to_target": "{{choices[gold]}}"}
         if shared
@@ -88,6 +77,36 @@ def definition(name: str, path: Path) -> dict[str, Any]:
         "num_fewshot": 0,
         "metric_list": [{"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in metrics],
     }
+
+
+def has_contexts(path: Path) -> bool:
+    """Whether the questions of a local set have one context per choice, which all of them or none must."""
+    forms = set()
+    for number, line in enumerate(read_bytes(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            question = json.loads(line)
+            gold, choices = question["gold"], question["choices"]
+            shared = "contexts" in question
+            before = question["contexts"] if shared else [question["context"]]
+            fits = (
+                isinstance(choices, list)
+                and isinstance(before, list)
+                and len(before) == (len(choices) if shared else 1)
+            )
+            fits = fits and all(isinstance(text, str) for text in before + choices)
+            if not fits or type(gold) is not int or not 0 <= gold < len(choices):
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise DataError(
+                f"{path}, line {number}: not a set of questions: each line needs context (or contexts), choices and "
+                "gold, the index of the right one"
+            ) from None
+        forms.add(shared)
+    if len(forms) != 1:
+        raise DataError(f"{path}: {'no questions' if not forms else 'some lines have context and some contexts'}")
+    return forms.pop()
 
 
 class Tasks:
