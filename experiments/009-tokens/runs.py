@@ -100,7 +100,7 @@ def plan(known: Summaries) -> Grid:
     budgets = tuple(STEPS)
     grid = plan_budgets(known, rows("books", BOOKS, FOUR[:2]), budgets, seeds=3, tuned=8)
     grid |= plan_budgets(known, rows("books", BOOKS, FOUR[2:]), budgets, seeds=3, tuned=8)
-    grid |= plan_budgets(known, rows("books", BOOKS, OTHERS), budgets, seeds=1, tuned=4)
+    grid |= plan_budgets(known, rows("books", BOOKS, OTHERS), budgets, seeds=1, tuned=8)
     grid |= plan_budgets(known, rows("latex", LATEX, FOUR), budgets[:3])
     for length, batch in LENGTHS.items():
         own = settings(
