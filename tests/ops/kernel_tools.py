@@ -24,6 +24,9 @@ def maps(device: str) -> dict[str, AngleMap]:
         "cayley": AngleMap(power=2.0, post=rate, max_angle=pi / 8),
         "smooth ceiling": AngleMap(power=0.5, max_angle=pi),
         "power 3.7": AngleMap(power=3.7, max_angle=2.5),
+        "one angle": AngleMap(power=2.0, post=0.4).level(),
+        "one angle, post tensor": AngleMap(post=rate, max_angle=pi).level(),
+        "one angle, post over one": AngleMap(power=1.0, post=2.5).level(),
     }
 
 

@@ -106,6 +106,25 @@ def check_rows_without_a_direction(device: str) -> None:
             assert largest_error(a[keep], b[keep]) < 2e-6
 
 
+def check_one_angle_without_a_direction(device: str) -> None:
+    """Rows that are 0 or have no update stay, with gradients that are large there, finite, and those of the closed
+    form."""
+    for angles in (AngleMap().level(), AngleMap(post=0.3, power=1.0).level()):
+        x, u, grad = sample(8, 64, device)
+        x[0] = 0
+        x[1] = u[1] = 0
+        u[2] = 0
+        u[3] *= 1e-3 * x[3].norm() / u[3].norm()
+        x[7] *= 1e-20
+        out, dx, du = run(x, u, grad, angles)
+        assert out[:2].eq(0).all() and torch.equal(out[2], x[2]) and torch.equal(out[7], x[7])
+        assert torch.equal(dx[[0, 1, 7]], grad[[0, 1, 7]]) and du[[0, 1, 7]].eq(0).all()
+        assert du[2].norm() > 100 * du[4].norm() and du.isfinite().all()
+        for found, true in zip((out, dx, du), run(x, u, grad, angles, "closed"), strict=True):
+            for row in range(8):
+                assert largest_error(found[row : row + 1], true[row : row + 1]) < 5e-6, row
+
+
 def check_extreme_rows(device: str) -> None:
     pairs = [
         (radius, ratio)

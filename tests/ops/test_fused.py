@@ -23,6 +23,7 @@ from geonorm.ops import AngleMap, fused, geodesic_step, launch
 pytestmark = pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*:DeprecationWarning")
 FULL, HALF = torch.float32, torch.bfloat16
 PAPER, SMOOTH = AngleMap(post=torch.tensor(0.5)), AngleMap(post=0.5, power=0.5, max_angle=pi)
+EVEN = AngleMap(post=0.5, power=1.0).level()
 NORMS = [RMSNorm(16), RMSNorm(16, gains=False), LayerNorm(16), LayerNorm(16, bias=False), LayerNorm(16, gains=False)]
 READS = [None, nn.Identity(), *NORMS]
 """Nobody reads, somebody reads x' itself, or reads through a norm."""
@@ -58,11 +59,11 @@ def direct(
 
 
 @pytest.mark.parametrize("norm", READS, ids=str)
-@pytest.mark.parametrize("angles", [PAPER, SMOOTH], ids=["paper", "smooth"])
+@pytest.mark.parametrize("angles", [PAPER, SMOOTH, EVEN], ids=["paper", "smooth", "even"])
 def test_operators_keep_their_contract(angles: AngleMap, norm: nn.Module | None) -> None:
     x, u = (t.detach() for t in pair(2, 3, 16, update=HALF))
     post = angles.post if isinstance(angles.post, Tensor) else None
-    scalars = (post, [0.5, angles.max_angle, 1 / angles.power])
+    scalars = (post, fused.numbers_of(angles))
     known = fused.RowNorm() if norm in READS[:2] else fused.row_norm(norm, x)
     assert known is not None
     weight, shift = (None if t is None else t.detach() for t in (known.weight, known.shift))
@@ -80,7 +81,7 @@ def test_operators_keep_their_contract(angles: AngleMap, norm: nn.Module | None)
 
 @pytest.mark.parametrize("types", [(FULL, FULL, FULL), (FULL, HALF, HALF), (HALF, HALF, HALF)], ids=str)
 @pytest.mark.parametrize("norm", READS, ids=str)
-@pytest.mark.parametrize("angles", [PAPER, SMOOTH], ids=["paper", "smooth"])
+@pytest.mark.parametrize("angles", [PAPER, SMOOTH, EVEN], ids=["paper", "smooth", "even"])
 def test_the_function_around_them_equals_the_closed_form(
     angles: AngleMap, norm: nn.Module | None, types: tuple[torch.dtype, ...]
 ) -> None:

@@ -44,7 +44,7 @@ def test_kernels_under_the_interpreter() -> None:
     command = [sys.executable, "-W", "error", "-W", known, str(SCRIPT)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(": passed") == len(checks.CHECKS) == 26
+    assert done.stdout.count(": passed") == len(checks.CHECKS) == 27
 
 
 COMPILE = """
@@ -56,17 +56,19 @@ norm = {"NORMED": True, "CENTRED": True, "WEIGHTED": True}
 for kernel, dim, backward, flags in (
     (kernels.forward_kernel, 768, False, {}),
     (kernels.backward_kernel, 64, True, {"STREAM": True}),
+    (kernels.forward_kernel, 768, False, {"EVEN": True}),
+    (kernels.backward_kernel, 64, True, {"EVEN": True, "STREAM": True}),
     (kernels.forward_kernel, 768, False, norm | {"SHIFTED": True}),
     (kernels.backward_kernel, 768, True, norm | {"STREAM": True, "DWEIGHT": True, "DSHIFT": True}),
 ):
     block, rows, warps = launch.settings(dim, backward, "NORMED" in flags)
-    flags |= {"POST_PTR": True, "SMOOTH": True, "READ": True, "DIM": dim, "BLOCK": block, "ROWS": rows}
-    names = ("NORMED", "CENTRED", "WEIGHTED", "SHIFTED", "STREAM", "DWEIGHT", "DSHIFT")
+    flags |= {"POST_PTR": True, "SMOOTH": not flags.get("EVEN"), "READ": True, "DIM": dim, "BLOCK": block, "ROWS": rows}
+    names = ("EVEN", "NORMED", "CENTRED", "WEIGHTED", "SHIFTED", "STREAM", "DWEIGHT", "DSHIFT")
     flags = {name: flags.get(name, False) for name in (*names, *flags) if name in kernel.arg_names}
     types = {"x_ptr": "*fp32", "u_ptr": "*bf16", "out_ptr": "*fp32", "read_ptr": "*bf16", "dx_ptr": "*fp32"}
     types |= {"grad_ptr": "*fp32", "read_grad_ptr": "*bf16", "du_ptr": "*bf16"}
     types |= {name: "*fp32" for name in ("post", "stats_ptr", "weight_ptr", "shift_ptr", "dweight_ptr", "dshift_ptr")}
-    types |= {name: "fp32" for name in ("max_angle", "inverse_power", "eps")}
+    types |= {name: "fp32" for name in ("max_angle", "inverse_power", "even", "eps")}
     signature = {n: "constexpr" if n in flags else types.get(n, "i32") for n in kernel.arg_names}
     whole = [i for i, n in enumerate(kernel.arg_names) if signature[n] in ("i32", "*fp32", "*bf16")]
     aligned = {(i,): [["tt.divisibility", 16]] for i in whole}
@@ -86,7 +88,7 @@ def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     environment |= {"PYTHONPATH": source, "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("built") == 4
+    assert done.stdout.count("built") == 6
 
 
 @pytest.mark.parametrize("dim", [1, 2, 63, 128, 129, 768, 1024, 1025, 4096, 8192, 16384])

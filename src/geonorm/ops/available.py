@@ -14,9 +14,9 @@ from . import launch
 from .angle import AngleMap
 
 BACKENDS = ("auto", "triton", "inductor", "closed", "reference")
-"""auto: the fastest path that fits; triton: the fused kernels, of the paper's angle map and of p atan(t / p);
-inductor: torch.compile of the closed form; closed: closed-form forward and backward in PyTorch; reference: the textbook
-under autograd."""
+"""auto: the fastest path that fits; triton: the fused kernels, of the paper's angle map, of p atan(t / p) and of one
+angle for all tokens; inductor: torch.compile of the closed form; closed: closed-form forward and backward in PyTorch;
+reference: the textbook under autograd."""
 
 REMEDY = "use backend='auto' (or unset GEONORM_BACKEND)"
 
@@ -42,14 +42,15 @@ def why_not_triton(device: torch.device, dtypes: tuple[torch.dtype, ...], dim: i
     if not 0 < dim <= launch.MAX_DIM:
         return f"rows may be 1 to {launch.MAX_DIM} wide, not {dim}: {REMEDY}"
     if not fusible(angles):
-        return f"it has no learned scalars, no bias and no decay before the clamp: {REMEDY}"
+        return f"it has no learned scalars, no bias beside the ratio and no decay before the clamp: {REMEDY}"
     return ""
 
 
 def fusible(angles: AngleMap) -> bool:
-    """Whether the kernels have this map: a decay after the clamp that nobody learns, of t or p atan(t / p)."""
+    """Whether the kernels have this map: a decay that nobody learns, after the clamp of t or p atan(t / p), or of one
+    angle for all tokens."""
     learned = isinstance(angles.post, Tensor) and angles.post.requires_grad and torch.is_grad_enabled()
-    return angles.bare and not learned
+    return (angles.bare or angles.even) and not learned
 
 
 def read_backend(backend: str) -> str:

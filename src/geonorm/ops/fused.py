@@ -6,8 +6,9 @@
 y is x' in the dtype of the next sub-layer or, with norm = rms | layer instead of none, N(x'); weight and shift are the
 gains and biases of N, (dim,). Raw operators with autograd outside cost a third of `custom_op` with `register_autograd`
 per call. Each knows its shapes (torch.compile, meta tensors), its CPU form (the closed form, or the kernels under
-Triton's interpreter) and how it may be sharded. `numbers` are post, max_angle and 1 / power of the angle map; a tensor
-`post` replaces the first. stats is (3, *batch) fp32, of a norm (5, *batch).
+Triton's interpreter) and how it may be sharded. `numbers` are post, max_angle, 1 / power of the angle map, and the
+angle of all tokens or 0 (`numbers_of`); a tensor `post` replaces the first. stats is (3, *batch)
+fp32, of a norm (5, *batch).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def row_norm(norm: nn.Module | None, x: Tensor) -> RowNorm | None:
 
 def update(x: Tensor, u: Tensor, angles: AngleMap) -> Tensor:
     """x' by the kernels. Arguments have been checked by the caller."""
-    out: Tensor = Fused.apply(x, u, angles.post, angles.max_angle, angles.power, None, "none", 0.0, None, None)
+    out: Tensor = Fused.apply(x, u, angles.post, numbers_of(angles), None, "none", 0.0, None, None)
     return out
 
 
@@ -78,7 +79,7 @@ def update_and_read(
     norm = norm or RowNorm()
     # N has the dtype of its input, so a wider one would hold digits that it does not give
     narrow = read if read.itemsize <= x.dtype.itemsize else x.dtype
-    scalars = (angles.post, angles.max_angle, angles.power)
+    scalars = (angles.post, numbers_of(angles))
     out, y = Fused.apply(x, u, *scalars, narrow, norm.kind, norm.eps, norm.weight, norm.shift)
     return out, y.to(read)
 
@@ -90,8 +91,7 @@ class Fused(torch.autograd.Function):
         x: Tensor,
         u: Tensor,
         post: float | Tensor,
-        max_angle: float,
-        power: float,
+        numbers: list[float],
         read: torch.dtype | None,
         norm: str,
         eps: float,
@@ -99,8 +99,6 @@ class Fused(torch.autograd.Function):
         shift: Tensor | None,
     ) -> Any:
         tensor = post if isinstance(post, Tensor) else None
-        rate = 0.0 if isinstance(post, Tensor) else float(post)
-        numbers = [rate, float(max_angle), 0.0 if power == inf else 1.0 / power]
         apart = read if norm != "none" or read != x.dtype else None
         tell_shard_rules(x)
         out, y, stats = torch.ops.geonorm.geodesic_forward(x, u, tensor, numbers, apart, norm, eps, weight, shift)
@@ -122,20 +120,20 @@ class Fused(torch.autograd.Function):
                     return (out,)
                 return out, apply_norm(upcast(out), ctx.norm, ctx.eps, weight, shift).to(ctx.read)
 
-            wanted = (*ctx.needs_input_grad[:2], *ctx.needs_input_grad[8:])
+            wanted = (*ctx.needs_input_grad[:2], *ctx.needs_input_grad[7:])
             grads = (grad,) if ctx.read is None else (grad, read_grad)
             dx, du, gains, biases = gradients_of(textbook, (x, u, weight, shift), wanted, grads)
         elif grad is None and read_grad is None:
             dx = du = gains = biases = None
         else:
             norm = "none" if read_grad is None else ctx.norm
-            dweight, dshift = [asked and norm != "none" for asked in ctx.needs_input_grad[8:]]
+            dweight, dshift = [asked and norm != "none" for asked in ctx.needs_input_grad[7:]]
             dx, du, gains, biases = torch.ops.geonorm.geodesic_backward(
                 grad, read_grad, x, u, stats, post, ctx.numbers, norm, weight, dweight, dshift
             )
             gains = gains.to(weight.dtype) if dweight else None
             biases = biases.to(shift.dtype) if dshift else None
-        return dx, du, None, None, None, None, None, None, gains, biases
+        return dx, du, None, None, None, None, None, gains, biases
 
 
 def apply_norm(x: Tensor, norm: str, eps: float, weight: Tensor | None, shift: Tensor | None) -> Tensor:
@@ -153,7 +151,15 @@ Forward = tuple[Tensor, Tensor, Tensor]
 Backward = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
+def numbers_of(angles: AngleMap) -> list[float]:
+    rate = 0.0 if isinstance(angles.post, Tensor) else float(angles.post)
+    even = float(angles.bias) if angles.even else 0.0
+    return [rate, float(angles.max_angle), 0.0 if angles.power == inf else 1.0 / angles.power, even]
+
+
 def angle_map(post: Tensor | None, numbers: list[float]) -> AngleMap:
+    if numbers[3]:
+        return AngleMap(post=numbers[0] if post is None else post, gain=0.0, bias=numbers[3], max_angle=numbers[1])
     power = 1 / numbers[2] if numbers[2] else inf
     return AngleMap(post=numbers[0] if post is None else post, max_angle=numbers[1], power=power)
 

@@ -42,13 +42,17 @@ def as_rows(t: Tensor) -> Tensor:
 
 
 def arguments_of(post: Tensor | None, numbers: list[float], x: Tensor) -> tuple[list[Any], dict[str, bool]]:
-    """Kernel arguments post, max_angle and inverse_power, and the flags that belong to them. A number in the memory of
-    the CPU is read there: nothing is copied to a GPU, which a CUDA graph would not allow."""
+    """Kernel arguments post, max_angle, inverse_power and even, and the flags that belong to them. A number in the
+    memory of the CPU is read there: nothing is copied to a GPU, which a CUDA graph would not allow."""
     rate: Any = numbers[0]
     if post is not None:
         near = post.device.type != "cpu" or x.device.type == "cpu"
         rate = post.to(x.device) if near else post.item()
-    return [rate, *numbers[1:]], {"POST_PTR": isinstance(rate, Tensor), "SMOOTH": numbers[2] != 0.0}
+    return [rate, *numbers[1:]], {
+        "POST_PTR": isinstance(rate, Tensor),
+        "SMOOTH": numbers[2] != 0.0,
+        "EVEN": numbers[3] != 0.0,
+    }
 
 
 def forward_outputs(x: Tensor, read: torch.dtype | None, normed: bool) -> tuple[Tensor, Tensor, Tensor]:
