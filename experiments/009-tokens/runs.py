@@ -101,7 +101,7 @@ def plan(known: Summaries) -> Grid:
     grid = plan_budgets(known, rows("books", BOOKS, FOUR[:2]), budgets, seeds=3, tuned=8)
     grid |= plan_budgets(known, rows("books", BOOKS, FOUR[2:]), budgets, seeds=3, tuned=8)
     grid |= plan_budgets(known, rows("books", BOOKS, OTHERS), budgets, seeds=1, tuned=8)
-    grid |= plan_budgets(known, rows("latex", LATEX, FOUR), budgets[:3])
+    grid |= plan_budgets(known, rows("latex", LATEX, FOUR), budgets[:3], seeds=3)
     for length, batch in LENGTHS.items():
         own = settings(
             data="books", model__context=length, batch_size=batch, steps=STEPS[4], evaluation__every=STEPS[4]

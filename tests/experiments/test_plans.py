@@ -125,12 +125,11 @@ def test_017_chooses_rates_with_one_seed_and_asks_for_seeds_there() -> None:
 
 
 def test_every_run_of_009_is_a_command_and_branches_from_one_before() -> None:
-    """Four schemes on books at four budgets, six at three of them, four on LaTeX at three, two at two lengths; three
-    rates of each. A budget whose best rate is the highest asks for an octave there, and no other budget does; longer
+    """Ten schemes on books at four budgets, four on LaTeX at three, two at two lengths; three rates of each. A budget whose best rate is the highest asks for an octave there, and no other budget does; longer
     budgets are trained at the rate that is best at the longest of these."""
     plan = plan_of("009-tokens")
     first = plan({})
-    assert len(first) == 3 * (4 * 4 + 6 * 3 + 4 * 3 + 2 * 2)
+    assert len(first) == 3 * (10 * 4 + 4 * 3 + 2 * 2)
     order = list(first)
     for name, words in first.items():
         if "--branch" in words:
@@ -153,7 +152,7 @@ def test_every_run_of_009_is_a_command_and_branches_from_one_before() -> None:
     longest = [name for name in fresh if "-16M-lr0.003-seed0" in name]
     assert len(octaves) == 14 and all("-1M-" in name for name in octaves) and len(longest) == 10
     assert all(again[name][-1] == name.replace("-16M-", "-8M-") for name in longest)
-    assert sum("seed0" in name for name in fresh) == 14 + 4 + 2 * 6
+    assert sum("seed0" in name for name in fresh) == 14 + 10
     assert sum("-16M-lr0.003-seed1" in name for name in fresh) == 4
     assert not any("0.0015-seed1" in name for name in fresh)
     all_of_it = {name: known(name) | {"val_loss": 9.0} if "-seed0" not in name else known(name) for name in again}
