@@ -125,8 +125,9 @@ def test_017_chooses_rates_with_one_seed_and_asks_for_seeds_there() -> None:
 
 
 def test_every_run_of_009_is_a_command_and_branches_from_one_before() -> None:
-    """Ten schemes on books at four budgets, four on LaTeX at three, two at two lengths; three rates of each. A budget whose best rate is the highest asks for an octave there, and no other budget does; longer
-    budgets are trained at the rate that is best at the longest of these."""
+    """Ten schemes on books at four budgets, four on LaTeX at three, two at two lengths; three rates of each. A
+    budget whose best rate is the highest asks for an octave there, and no other budget does; the longest one is trained
+    at the rate that is best at the one before."""
     plan = plan_of("009-tokens")
     first = plan({})
     assert len(first) == 3 * (10 * 4 + 4 * 3 + 2 * 2)
