@@ -245,10 +245,11 @@ def test_wide_rows_take_the_step_and_then_the_norm() -> None:
 def test_a_number_in_the_memory_of_the_cpu_is_not_copied_to_a_gpu() -> None:
     """A copy in every call would be refused while a CUDA graph is recorded. (meta stands for a GPU.)"""
     x = torch.empty(2, 4, device="meta")
-    numbers, flags = launch.arguments_of(torch.tensor([0.5]), [0.0, 1.0, 0.0], x)
-    assert numbers == [0.5, 1.0, 0.0] and flags == {"POST_PTR": False, "SMOOTH": False}
-    numbers, flags = launch.arguments_of(torch.ones(1, device="meta"), [0.0, 1.0, 0.5], x)
-    assert isinstance(numbers[0], Tensor) and numbers[2] == 0.5 and flags == {"POST_PTR": True, "SMOOTH": True}
+    numbers, flags = launch.arguments_of(torch.tensor([0.5]), [0.0, 1.0, 0.0, 0.3], x)
+    assert numbers == [0.5, 1.0, 0.0, 0.3] and flags == {"POST_PTR": False, "SMOOTH": False, "EVEN": True}
+    numbers, flags = launch.arguments_of(torch.ones(1, device="meta"), [0.0, 1.0, 0.5, 0.0], x)
+    assert isinstance(numbers[0], Tensor) and numbers[2] == 0.5
+    assert flags == {"POST_PTR": True, "SMOOTH": True, "EVEN": False}
 
 
 # sharding
