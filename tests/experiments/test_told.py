@@ -76,6 +76,10 @@ CASES = [
         )
     ),
     *(
+        other("009-tokens", (f"latex-{slug(one)}-4M-", one, 6e-3), (f"latex-{slug(two)}-4M-", two, lr))
+        for one, two, lr in ((f"geonorm{RAW}", f"pre{RAW}", 6e-3), ("geonorm", "pre", 3e-3))
+    ),
+    *(
         other("019-again", (f"{length}-", first, lr), (f"{length}-", second, other_lr))
         for length, first, lr, second, other_lr in (
             ("1.0M", f"geonorm{RAW}", 1.2e-2, "pre", 6e-3),
@@ -117,6 +121,34 @@ def test_a_difference_is_that_of_the_runs(experiment: str, first: Side, second: 
     assert found.low is not None and found.high is not None
     told = f"{signed(found.mean)} ({signed(found.low)} to {signed(found.high)})"
     assert told in (ROOT.parent / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+def test_single_runs_of_009_are_those_of_its_page() -> None:
+    """Losses of the first seed, each at its best rate for the budget, the longest at that of the one before."""
+    known = list(map(json.loads, (ROOT / "009-tokens" / "results.jsonl").read_text(encoding="utf-8").splitlines()))
+    page = (ROOT / "009-tokens" / "README.md").read_text(encoding="utf-8")
+    equal = EQUAL.replace("entry=embedding, ", "")
+    schemes = (
+        "pre",
+        equal,
+        "peri",
+        "keel",
+        "deepnorm",
+        "lns",
+        "geonorm(retraction=0.5, max_angle=pi)",
+        "geonorm",
+        PRE[1],
+    )
+    rates: dict[str, float] = {}
+    for budget in ("1M", "2M", "4M", "8M", "16M"):
+        row = []
+        for scheme in schemes:
+            start = f"books-{slug(scheme)}-{budget}-lr"
+            own = {run["lr"]: run["val_loss"] for run in known if run["run"].startswith(start) and run["seed"] == 0}
+            rates[scheme] = rates[scheme] if budget == "16M" else min(own, key=own.__getitem__)
+            row.append(own[rates[scheme]])
+        cells = [f"{row[0]:.4f}", *(f"{loss:.4f} ({signed(loss - row[0])})" for loss in row[1:])]
+        assert f"| {' | '.join(cells)} |" in page, budget
 
 
 @pytest.mark.parametrize("page", ["docs/results.md", "docs/clamp.md", "experiments/020-fields/README.md"])

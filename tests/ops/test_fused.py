@@ -23,7 +23,7 @@ from geonorm.ops import AngleMap, fused, geodesic_step, launch
 pytestmark = pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*:DeprecationWarning")
 FULL, HALF = torch.float32, torch.bfloat16
 PAPER, SMOOTH = AngleMap(post=torch.tensor(0.5)), AngleMap(post=0.5, power=0.5, max_angle=pi)
-EVEN = AngleMap(post=0.5, power=1.0).level()
+LEVEL = AngleMap(post=0.5, power=1.0).level()
 NORMS = [RMSNorm(16), RMSNorm(16, gains=False), LayerNorm(16), LayerNorm(16, bias=False), LayerNorm(16, gains=False)]
 READS = [None, nn.Identity(), *NORMS]
 """Nobody reads, somebody reads x' itself, or reads through a norm."""
@@ -59,7 +59,7 @@ def direct(
 
 
 @pytest.mark.parametrize("norm", READS, ids=str)
-@pytest.mark.parametrize("angles", [PAPER, SMOOTH, EVEN], ids=["paper", "smooth", "even"])
+@pytest.mark.parametrize("angles", [PAPER, SMOOTH, LEVEL], ids=["paper", "smooth", "level"])
 def test_operators_keep_their_contract(angles: AngleMap, norm: nn.Module | None) -> None:
     x, u = (t.detach() for t in pair(2, 3, 16, update=HALF))
     post = angles.post if isinstance(angles.post, Tensor) else None
@@ -81,7 +81,7 @@ def test_operators_keep_their_contract(angles: AngleMap, norm: nn.Module | None)
 
 @pytest.mark.parametrize("types", [(FULL, FULL, FULL), (FULL, HALF, HALF), (HALF, HALF, HALF)], ids=str)
 @pytest.mark.parametrize("norm", READS, ids=str)
-@pytest.mark.parametrize("angles", [PAPER, SMOOTH, EVEN], ids=["paper", "smooth", "even"])
+@pytest.mark.parametrize("angles", [PAPER, SMOOTH, LEVEL], ids=["paper", "smooth", "level"])
 def test_the_function_around_them_equals_the_closed_form(
     angles: AngleMap, norm: nn.Module | None, types: tuple[torch.dtype, ...]
 ) -> None:
@@ -246,10 +246,10 @@ def test_a_number_in_the_memory_of_the_cpu_is_not_copied_to_a_gpu() -> None:
     """A copy in every call would be refused while a CUDA graph is recorded. (meta stands for a GPU.)"""
     x = torch.empty(2, 4, device="meta")
     numbers, flags = launch.arguments_of(torch.tensor([0.5]), [0.0, 1.0, 0.0, 0.3], x)
-    assert numbers == [0.5, 1.0, 0.0, 0.3] and flags == {"POST_PTR": False, "SMOOTH": False, "EVEN": True}
+    assert numbers == [0.5, 1.0, 0.0, 0.3] and flags == {"POST_PTR": False, "SMOOTH": False, "LEVEL": True}
     numbers, flags = launch.arguments_of(torch.ones(1, device="meta"), [0.0, 1.0, 0.5, 0.0], x)
     assert isinstance(numbers[0], Tensor) and numbers[2] == 0.5
-    assert flags == {"POST_PTR": True, "SMOOTH": True, "EVEN": False}
+    assert flags == {"POST_PTR": True, "SMOOTH": True, "LEVEL": False}
 
 
 # sharding

@@ -56,19 +56,19 @@ norm = {"NORMED": True, "CENTRED": True, "WEIGHTED": True}
 for kernel, dim, backward, flags in (
     (kernels.forward_kernel, 768, False, {}),
     (kernels.backward_kernel, 64, True, {"STREAM": True}),
-    (kernels.forward_kernel, 768, False, {"EVEN": True}),
-    (kernels.backward_kernel, 64, True, {"EVEN": True, "STREAM": True}),
+    (kernels.forward_kernel, 768, False, {"LEVEL": True}),
+    (kernels.backward_kernel, 64, True, {"LEVEL": True, "STREAM": True}),
     (kernels.forward_kernel, 768, False, norm | {"SHIFTED": True}),
     (kernels.backward_kernel, 768, True, norm | {"STREAM": True, "DWEIGHT": True, "DSHIFT": True}),
 ):
     block, rows, warps = launch.settings(dim, backward, "NORMED" in flags)
-    flags |= {"POST_PTR": True, "SMOOTH": not flags.get("EVEN"), "READ": True, "DIM": dim, "BLOCK": block, "ROWS": rows}
-    names = ("EVEN", "NORMED", "CENTRED", "WEIGHTED", "SHIFTED", "STREAM", "DWEIGHT", "DSHIFT")
+    flags |= {"POST_PTR": True, "SMOOTH": "LEVEL" not in flags, "READ": True, "DIM": dim, "BLOCK": block, "ROWS": rows}
+    names = ("LEVEL", "NORMED", "CENTRED", "WEIGHTED", "SHIFTED", "STREAM", "DWEIGHT", "DSHIFT")
     flags = {name: flags.get(name, False) for name in (*names, *flags) if name in kernel.arg_names}
     types = {"x_ptr": "*fp32", "u_ptr": "*bf16", "out_ptr": "*fp32", "read_ptr": "*bf16", "dx_ptr": "*fp32"}
     types |= {"grad_ptr": "*fp32", "read_grad_ptr": "*bf16", "du_ptr": "*bf16"}
     types |= {name: "*fp32" for name in ("post", "stats_ptr", "weight_ptr", "shift_ptr", "dweight_ptr", "dshift_ptr")}
-    types |= {name: "fp32" for name in ("max_angle", "inverse_power", "even", "eps")}
+    types |= {name: "fp32" for name in ("max_angle", "inverse_power", "level", "eps")}
     signature = {n: "constexpr" if n in flags else types.get(n, "i32") for n in kernel.arg_names}
     whole = [i for i, n in enumerate(kernel.arg_names) if signature[n] in ("i32", "*fp32", "*bf16")]
     aligned = {(i,): [["tt.divisibility", 16]] for i in whole}

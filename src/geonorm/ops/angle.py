@@ -43,7 +43,7 @@ class AngleMap:
         return not any(isinstance(n, Tensor) for n in numbers) and numbers == (1.0, 1.0, 0.0)
 
     @property
-    def even(self) -> bool:
+    def levelled(self) -> bool:
         """Whether it is a map of `level` with nothing learned before `post`: one angle for all tokens."""
         numbers = (self.pre, self.gain, self.bias)
         return not any(isinstance(n, Tensor) for n in numbers) and numbers[:2] == (1.0, 0.0) and self.biased

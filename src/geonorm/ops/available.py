@@ -42,7 +42,7 @@ def why_not_triton(device: torch.device, dtypes: tuple[torch.dtype, ...], dim: i
     if not 0 < dim <= launch.MAX_DIM:
         return f"rows may be 1 to {launch.MAX_DIM} wide, not {dim}: {REMEDY}"
     if not fusible(angles):
-        return f"it has no learned scalars, no bias beside the ratio and no decay before the clamp: {REMEDY}"
+        return f"it has no learned scalars, no bias and no decay before the clamp: {REMEDY}"
     return ""
 
 
@@ -50,7 +50,7 @@ def fusible(angles: AngleMap) -> bool:
     """Whether the kernels have this map: a decay that nobody learns, after the clamp of t or p atan(t / p), or of one
     angle for all tokens."""
     learned = isinstance(angles.post, Tensor) and angles.post.requires_grad and torch.is_grad_enabled()
-    return (angles.bare or angles.even) and not learned
+    return (angles.bare or angles.levelled) and not learned
 
 
 def read_backend(backend: str) -> str:

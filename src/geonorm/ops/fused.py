@@ -6,9 +6,9 @@
 y is x' in the dtype of the next sub-layer or, with norm = rms | layer instead of none, N(x'); weight and shift are the
 gains and biases of N, (dim,). Raw operators with autograd outside cost a third of `custom_op` with `register_autograd`
 per call. Each knows its shapes (torch.compile, meta tensors), its CPU form (the closed form, or the kernels under
-Triton's interpreter) and how it may be sharded. `numbers` are post, max_angle, 1 / power of the angle map, and the
-angle of all tokens or 0 (`numbers_of`); a tensor `post` replaces the first. stats is (3, *batch)
-fp32, of a norm (5, *batch).
+Triton's interpreter) and how it may be sharded. `numbers` are post, max_angle, 1 / power (0 for an
+infinite one) and the one angle of all tokens (0 if each has its own); a tensor `post` replaces the first. stats is
+(3, *batch) fp32, of a norm (5, *batch).
 """
 
 from __future__ import annotations
@@ -152,9 +152,10 @@ Backward = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def numbers_of(angles: AngleMap) -> list[float]:
+    """An angle map as the operators take it, and back: `angle_map`."""
     rate = 0.0 if isinstance(angles.post, Tensor) else float(angles.post)
-    even = float(angles.bias) if angles.even else 0.0
-    return [rate, float(angles.max_angle), 0.0 if angles.power == inf else 1.0 / angles.power, even]
+    level = float(angles.bias) if angles.levelled else 0.0
+    return [rate, float(angles.max_angle), 0.0 if angles.power == inf else 1.0 / angles.power, level]
 
 
 def angle_map(post: Tensor | None, numbers: list[float]) -> AngleMap:

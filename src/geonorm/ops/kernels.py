@@ -3,7 +3,7 @@ p atan(t / p), and one angle for all tokens, with or without what the next sub-l
 it reads.
 
     angle = min(post * min(R(ratio), max_angle), max_angle),   R(t) = t or, SMOOTH, p atan(t / p)
-    EVEN: angle = min(post * even * ratio / sqrt(ratio^2 + SOFT^2), max_angle)
+    LEVEL: angle = min(post * level * ratio / sqrt(ratio^2 + SOFTNESS^2), max_angle)
 
 The row maths is that of closed_form.py and slopes.py, in fp32 on chip. Forward reads x and u once and writes x' and,
 with READ, y: x' in another dtype or, NORMED, N(x'). Backward reads x, u and the gradient(s) once and writes dx and du.
@@ -28,7 +28,7 @@ HALF_PI, HALF_PI_REST = tl.constexpr(1.57079637050628662109375), tl.constexpr(4.
 """pi/2 is the first, an fp32 number, less the second."""
 TINY = tl.constexpr(2.0**-126)
 """The least normal number of fp32: 1 over less may overflow."""
-SOFT2 = tl.constexpr(BIAS_SOFTNESS**2)
+SOFTNESS2 = tl.constexpr(BIAS_SOFTNESS**2)
 ATAN = tl.constexpr(
     (
         -0.33333277702331543,
@@ -97,12 +97,12 @@ def retraction(ratio, inverse_power, SMOOTH: tl.constexpr):
 
 
 @triton.jit
-def level(ratio, angle):
+def level_slopes(ratio, angle):
     """quotient, slope and curvature of one angle for all ratios but those near 0, as `slopes.bias_slopes`."""
-    root = tl.div_rn(1.0, tl.sqrt_rn(ratio * ratio + SOFT2))
+    root = tl.div_rn(1.0, tl.sqrt_rn(ratio * ratio + SOFTNESS2))
     quotient = angle * root
     bend = quotient * (root * root)
-    return quotient, SOFT2 * bend, -bend
+    return quotient, SOFTNESS2 * bend, -bend
 
 
 @triton.jit
@@ -118,10 +118,10 @@ def clamp(quotient, slope, curvature, ratio, ceiling):
 
 
 @triton.jit
-def angle_map(ratio, post, max_angle, inverse_power, even, SMOOTH: tl.constexpr, EVEN: tl.constexpr):
+def angle_map(ratio, post, max_angle, inverse_power, level, SMOOTH: tl.constexpr, LEVEL: tl.constexpr):
     """quotient, slope and curvature of the angle."""
-    if EVEN:
-        quotient, slope, curvature = level(ratio, even)
+    if LEVEL:
+        quotient, slope, curvature = level_slopes(ratio, level)
     else:
         quotient, slope, curvature = retraction(ratio, inverse_power, SMOOTH)
         quotient, slope, curvature = clamp(quotient, slope, curvature, ratio, max_angle)
@@ -152,7 +152,7 @@ def sinc_bend(angle, cos, sinc):
 
 
 @triton.jit
-def advance(x, u, post, max_angle, inverse_power, even, SMOOTH: tl.constexpr, EVEN: tl.constexpr):
+def advance(x, u, post, max_angle, inverse_power, level, SMOOTH: tl.constexpr, LEVEL: tl.constexpr):
     """x', and <x,x>, c, |t|^2 of every row."""
     xx = tl.sum(x * x, 1)
     inverse = invert(xx)
@@ -165,19 +165,19 @@ def advance(x, u, post, max_angle, inverse_power, even, SMOOTH: tl.constexpr, EV
     n2 = tl.where(n2 < 0.0, 0.0, n2)
 
     ratio = tl.sqrt_rn(n2 * inverse)
-    quotient, _, _ = angle_map(ratio, post, max_angle, inverse_power, even, SMOOTH, EVEN)
+    quotient, _, _ = angle_map(ratio, post, max_angle, inverse_power, level, SMOOTH, LEVEL)
     _, a, _, b = coefficients(quotient, ratio, xx)
     out = (a - b * correction)[:, None] * x + b[:, None] * t
     return out, xx, c + correction, n2
 
 
 @triton.jit
-def turn(xx, n2, post, max_angle, inverse_power, even, SMOOTH: tl.constexpr, EVEN: tl.constexpr):
+def turn(xx, n2, post, max_angle, inverse_power, level, SMOOTH: tl.constexpr, LEVEL: tl.constexpr):
     """What the backward pass knows of a row before it has seen a gradient: x' = a x + b t, 1 / <x,x>, and the slope of
     the angle and its bend."""
     inverse = invert(xx)
     ratio = tl.sqrt_rn(n2 * inverse)
-    quotient, slope, curvature = angle_map(ratio, post, max_angle, inverse_power, even, SMOOTH, EVEN)
+    quotient, slope, curvature = angle_map(ratio, post, max_angle, inverse_power, level, SMOOTH, LEVEL)
     angle, a, sinc, b = coefficients(quotient, ratio, xx)
     # (slope cos - b) / ratio^2 without the division
     bend = slope * quotient * quotient * sinc_bend(angle, a, sinc) + sinc * curvature
@@ -241,9 +241,9 @@ def load_line(base, columns, across):
 @triton.jit
 def forward_kernel(
     x_ptr, u_ptr, out_ptr, read_ptr, stats_ptr, weight_ptr, shift_ptr,
-    post, max_angle, inverse_power, even, eps,
+    post, max_angle, inverse_power, level, eps,
     count, x_stride, u_stride,
-    POST_PTR: tl.constexpr, SMOOTH: tl.constexpr, EVEN: tl.constexpr, READ: tl.constexpr,
+    POST_PTR: tl.constexpr, SMOOTH: tl.constexpr, LEVEL: tl.constexpr, READ: tl.constexpr,
     NORMED: tl.constexpr, CENTRED: tl.constexpr, WEIGHTED: tl.constexpr, SHIFTED: tl.constexpr,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -256,7 +256,7 @@ def forward_kernel(
     mask = inside[:, None] & across[None, :]
     x = load_rows(x_ptr, rows, x_stride, columns, mask)
     u = load_rows(u_ptr, rows, u_stride, columns, mask)
-    out, xx, c, n2 = advance(x, u, number(post, POST_PTR), max_angle, inverse_power, even, SMOOTH, EVEN)
+    out, xx, c, n2 = advance(x, u, number(post, POST_PTR), max_angle, inverse_power, level, SMOOTH, LEVEL)
     kept = out.to(out_ptr.dtype.element_ty)
     tl.store(where_in_memory(out_ptr, rows, DIM, columns), kept, mask=mask)
     tl.store(stats_ptr + rows, xx, mask=inside)
@@ -285,9 +285,9 @@ def forward_kernel(
 @triton.jit
 def backward_kernel(
     grad_ptr, read_grad_ptr, x_ptr, u_ptr, stats_ptr, weight_ptr, dx_ptr, du_ptr, dweight_ptr, dshift_ptr,
-    post, max_angle, inverse_power, even,
+    post, max_angle, inverse_power, level,
     count, grad_stride, read_grad_stride, x_stride, u_stride,
-    POST_PTR: tl.constexpr, SMOOTH: tl.constexpr, EVEN: tl.constexpr, STREAM: tl.constexpr, READ: tl.constexpr,
+    POST_PTR: tl.constexpr, SMOOTH: tl.constexpr, LEVEL: tl.constexpr, STREAM: tl.constexpr, READ: tl.constexpr,
     NORMED: tl.constexpr, CENTRED: tl.constexpr, WEIGHTED: tl.constexpr, DWEIGHT: tl.constexpr, DSHIFT: tl.constexpr,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -311,7 +311,7 @@ def backward_kernel(
         xx = load_numbers(stats_ptr, 0, count, rows, inside)
         c = load_numbers(stats_ptr, 1, count, rows, inside)
         n2 = load_numbers(stats_ptr, 2, count, rows, inside)
-        a, b, inverse, slope, bend = turn(xx, n2, rate, max_angle, inverse_power, even, SMOOTH, EVEN)
+        a, b, inverse, slope, bend = turn(xx, n2, rate, max_angle, inverse_power, level, SMOOTH, LEVEL)
         t = u - c[:, None] * x
 
         do = tl.zeros((ROWS, BLOCK), tl.float32)

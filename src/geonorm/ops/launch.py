@@ -42,7 +42,7 @@ def as_rows(t: Tensor) -> Tensor:
 
 
 def arguments_of(post: Tensor | None, numbers: list[float], x: Tensor) -> tuple[list[Any], dict[str, bool]]:
-    """Kernel arguments post, max_angle, inverse_power and even, and the flags that belong to them. A number in the
+    """Kernel arguments post, max_angle, inverse_power and level, and the flags that belong to them. A number in the
     memory of the CPU is read there: nothing is copied to a GPU, which a CUDA graph would not allow."""
     rate: Any = numbers[0]
     if post is not None:
@@ -51,7 +51,7 @@ def arguments_of(post: Tensor | None, numbers: list[float], x: Tensor) -> tuple[
     return [rate, *numbers[1:]], {
         "POST_PTR": isinstance(rate, Tensor),
         "SMOOTH": numbers[2] != 0.0,
-        "EVEN": numbers[3] != 0.0,
+        "LEVEL": numbers[3] != 0.0,
     }
 
 

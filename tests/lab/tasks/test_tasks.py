@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from geonorm.errors import ConfigError, DataError
+from geonorm.errors import ConfigError
 from geonorm.lab.config import EvalConfig
 from geonorm.lab.open import open_run
 from geonorm.lab.tasks import tasks
@@ -333,32 +333,7 @@ def test_without_the_harness(run: Path, call: Any, monkeypatch: pytest.MonkeyPat
     assert result.status == 2 and "pip install geonorm[eval]" in result.err and len(result.err.splitlines()) == 1
 
 
-def test_sets_are_named_by_file(sets: Path, tmp_path: Path) -> None:
-    assert list(tasks.local_sets()) == ["plain.validation", "shared.test"]
-    definition = tasks.definition("x", sets / "eval/shared.test.jsonl")
-    assert definition["doc_to_choice"] == "contexts" and definition["task"] == "x"
-    wrong = tmp_path / "wrong.jsonl"
-    right, shared = (
-        {key: value, "choices": ["b", "c"], "gold": 1} for key, value in (("context", "a"), ("contexts", ["a", "b"]))
-    )
-    for row in (
-        {"context": "a", "choices": ["b"], "gold": 1},
-        {"contexts": ["a"], "choices": ["b", "c"], "gold": 0},
-        {"context": ["a"], "choices": ["b", "c"], "gold": 0},
-        {"context": "a", "choices": ["b", "c"]},
-        {"context": "a", "choices": ["b", 2], "gold": 0},
-        3,
-    ):
-        wrong.write_text(f"{json.dumps(right)}\n\n{json.dumps(row)}")  # any line, not the first alone
-        with pytest.raises(DataError, match="line 3: not a set of questions"):
-            tasks.definition("wrong", wrong)
-    for text, said in (
-        ("", "no questions"),
-        (f"{json.dumps(right)}\n{json.dumps(shared)}", "some lines have context and"),
-    ):
-        wrong.write_text(text)
-        with pytest.raises(DataError, match=said):
-            tasks.definition("wrong", wrong)
+def test_two_sets_of_one_name_are_refused(tmp_path: Path) -> None:
     own = tasks.local_sets()["plain.validation"]
     (other := tmp_path / own.name).write_bytes(own.read_bytes())
     with pytest.raises(ConfigError, match=r"two sets are called plain\.validation: rename"):  # one would be lost

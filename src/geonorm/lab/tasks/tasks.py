@@ -1,16 +1,10 @@
-"""Evaluation with tasks: lm-evaluation-harness over a model in hand, on local question files or tasks of its own.
-
-A local set is a JSON-lines file, one question a line: `{"context": str, "choices": [str, ...], "gold": int}`, or with
-`contexts`, one per choice, before one shared continuation (WinoGrande). The score of a choice is the log-likelihood of
-exactly its text after exactly its context. Sets are found in `$GEONORM_DATA/eval` by file name without suffix
-(`copa.validation`), or given as a path; any other name is a task of the harness, whose data come from the network.
-"""
+"""Evaluation with tasks: lm-evaluation-harness over a model in hand, on local question files (`questions`) or tasks of
+its own, whose data come from the network. The score of a choice is the log-likelihood of exactly its text after exactly
+its context."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 from collections.abc import Iterable
 from functools import partial
 from importlib import import_module
@@ -23,7 +17,7 @@ from ...errors import ConfigError, DataError, cause, nearest
 from ...nn.decoder import Decoder
 from ...parsing import finite_row
 from ..data import Tokenizer
-from ..data.files import JSON_SUFFIXES, read_bytes
+from .questions import definition, local_sets, set_name
 
 MISSING = "tasks need lm-evaluation-harness: pip install geonorm[eval]"
 
@@ -36,77 +30,6 @@ def harness(name: str) -> Any:
         raise ConfigError(f"{MISSING} ({error})" if "lm_eval" not in str(error) else MISSING) from None
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     return module
-
-
-def local_sets() -> dict[str, Path]:
-    """Question files of `$GEONORM_DATA/eval` by name."""
-    root = os.environ.get("GEONORM_DATA")
-    folder = Path(root) / "eval" if root else None
-    if folder is None or not folder.is_dir():
-        return {}
-    return {name: path for path in sorted(folder.iterdir()) if (name := set_name(path)) is not None}
-
-
-def set_name(path: Path) -> str | None:
-    """The name of a question file; None for any other path."""
-    suffix = next((suffix for suffix in JSON_SUFFIXES if suffix in path.name), None)
-    return path.name.partition(suffix)[0] if suffix and path.is_file() else None
-
-
-def definition(name: str, path: Path) -> dict[str, Any]:
-    """The harness's own definition of a local set, plain data: written as YAML, its command line runs it too.
-
-    Accuracy by characters (acc_norm) is left out where all choices end in one shared continuation: the harness would
-    divide by the length of the contexts. DataError for a file with any line of another form.
-    """
-    shared = has_contexts(path)
-    texts = (
-        {"doc_to_text": "gold", "doc_to_choice": "contexts", "doc_to_target": "{{choices[gold]}}"}
-        if shared
-        else {"doc_to_text": "{{context}}", "doc_to_choice": "{{choices}}", "doc_to_target": "gold"}
-    )
-    metrics = ("acc",) if shared else ("acc", "acc_norm")
-    return {
-        "task": name,
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(path.resolve())}},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        **texts,
-        "target_delimiter": "",
-        "num_fewshot": 0,
-        "metric_list": [{"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in metrics],
-    }
-
-
-def has_contexts(path: Path) -> bool:
-    """Whether the questions of a local set have one context per choice, which all of them or none must."""
-    forms = set()
-    for number, line in enumerate(read_bytes(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            question = json.loads(line)
-            gold, choices = question["gold"], question["choices"]
-            shared = "contexts" in question
-            before = question["contexts"] if shared else [question["context"]]
-            fits = (
-                isinstance(choices, list)
-                and isinstance(before, list)
-                and len(before) == (len(choices) if shared else 1)
-            )
-            fits = fits and all(isinstance(text, str) for text in before + choices)
-            if not fits or type(gold) is not int or not 0 <= gold < len(choices):
-                raise ValueError
-        except (ValueError, KeyError, TypeError):
-            raise DataError(
-                f"{path}, line {number}: not a set of questions: each line needs context (or contexts), choices and "
-                "gold, the index of the right one"
-            ) from None
-        forms.add(shared)
-    if len(forms) != 1:
-        raise DataError(f"{path}: {'no questions' if not forms else 'some lines have context and some contexts'}")
-    return forms.pop()
 
 
 class Tasks:
