@@ -4,8 +4,8 @@
 
 The experiment's runs.py names its ladders, LADDERS = {name: (what names of runs begin with, baseline, schemes)}; each
 is judged as `geonorm ladder` judges its own: every scheme at its best rate for each budget and size, the effective
-speed-up, and slopes of the difference within a seed. Writes trends.md and, for each ladder, figures/trend-NAME.svg;
-with --only of these ladders alone, as while others are incomplete.
+speed-up, and slopes of the difference within a seed. Writes trends.md and, for each ladder of more than one size or
+budget, figures/trend-NAME.svg; with --only of these ladders alone, as while others are incomplete.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ def main(experiment: Path, only: Sequence[str] = ()) -> int:
             for title, table in tables(found).items()
             if table[1]
         ]
-        drawn = figure([*loss(found), *difference(found)], f"{experiment.name}, {name}")
-        print(Figure(drawn).save(experiment / "figures" / f"trend-{name.replace(',', '').replace(' ', '-')}.svg"))
+        if len({(run["size"], run["tokens"]) for run in own}) > 1:  # one place is no trend: its table says it all
+            drawn = figure([*loss(found), *difference(found)], f"{experiment.name}, {name}")
+            print(Figure(drawn).save(experiment / "figures" / f"trend-{name.replace(',', '').replace(' ', '-')}.svg"))
     if not parts:
         print(f"{experiment} has no two schemes of one ladder yet: train its runs first", file=sys.stderr)
         return 2
