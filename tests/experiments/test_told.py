@@ -80,6 +80,10 @@ CASES = [
         for one, two, lr in ((f"geonorm{RAW}", f"pre{RAW}", 6e-3), ("geonorm", "pre", 3e-3))
     ),
     *(
+        other("009-tokens", (f"length{length}-", f"geonorm{RAW}", 6e-3), (f"length{length}-", f"pre{RAW}", lr))
+        for length, lr in ((256, 3e-3), (512, 6e-3))
+    ),
+    *(
         other("019-again", (f"{length}-", first, lr), (f"{length}-", second, other_lr))
         for length, first, lr, second, other_lr in (
             ("1.0M", f"geonorm{RAW}", 1.2e-2, "pre", 6e-3),
