@@ -21,6 +21,7 @@ import transformers
 
 from geonorm import hf
 from geonorm.errors import ConfigError
+from geonorm.hf.block import Chain
 from geonorm.hf.match import error, regress
 from geonorm.schemes import names, parse
 
@@ -73,6 +74,33 @@ def test_saved_and_loaded(family: str, scheme: str, tiny_model: Tiny, tmp_path: 
         hf.restore(again)
     with pytest.raises(ConfigError, match="already applied"):
         hf.apply(again, "post")
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "t5", "vit"])
+def test_pickled_it_is_the_same_in_another_process(case: str, tiny_model: Tiny, tmp_path: Path) -> None:
+    """As `torch.save(model)` and whatever starts processes of its own do."""
+    model, inputs = copy.deepcopy(tiny_model(case))
+    model.set_attn_implementation("eager")  # which returns attention weights
+    hf.apply(model, "peri", init="match", probe=inputs)
+    file = tmp_path / "model.pt"
+    torch.save((model, inputs), file)
+    script = """if True:
+        import sys, torch
+        model, inputs = torch.load(sys.argv[1], weights_only=False)
+        with torch.no_grad():
+            out = model(**inputs, output_attentions=True)
+        torch.save(out[0], sys.argv[1])
+        print(type(model).__name__, len(out.get('attentions') or out.encoder_attentions), type(model.config).__name__)
+        from geonorm import hf
+        hf.restore(model)
+        print(type(model).__name__)
+    """
+    done = subprocess.run([sys.executable, "-c", script, file], capture_output=True, text=True, check=True)
+    with torch.no_grad():
+        assert torch.equal(torch.load(file), model(**inputs)[0])
+    name, attentions, config, restored = done.stdout.split()
+    assert name == type(model).__name__ and config == type(model.config).__name__
+    assert int(attentions) == model.config.num_hidden_layers and f"Geonorm{restored}" == name
 
 
 @pytest.mark.parametrize(("case", "scheme"), [*(("gpt2", name) for name in names()), ("t5", "lambdas")])
@@ -165,12 +193,19 @@ print(torch.equal(logits, torch.load(folder + "/logits.pt")), model.config.schem
     assert done.stdout.split() == ["True", "geonorm"], done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("case", ["llama", "gpt_neox", "bert", "t5", "vit", "gemma2"])
-def test_matched_gains_bring_the_first_pass_nearer(case: str, tiny_model: Tiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "scheme"),
+    [*((case, "geonorm") for case in ("llama", "gpt_neox", "bert", "t5", "vit", "gemma2")), ("llama", "nag")],
+)
+def test_matched_gains_bring_the_first_pass_nearer(case: str, scheme: str, tiny_model: Tiny, tmp_path: Path) -> None:
+    """Under `nag`, whose norm has no gains, those of the stock norm stand on the branch."""
     model, inputs = tiny_model(case)
     stock, model, kept = returned(model, inputs), copy.deepcopy(model), copy.deepcopy(model)
-    report = hf.apply(model, "geonorm", init="match", probe=inputs)
-    hf.apply(kept, "geonorm")
+    report = hf.apply(model, scheme, init="match", probe=inputs)
+    hf.apply(kept, scheme)
+    if scheme == "nag":
+        chains = [module for module in model.modules() if isinstance(module, Chain)]
+        assert chains and all(chain.gains is not None for chain in chains)
     assert report.near.matched < 0.9 * report.near.kept
     assert report.near.matched == pytest.approx(error(returned(model, inputs), stock), rel=1e-5)
     assert report.near.kept == pytest.approx(error(returned(kept, inputs), stock), rel=1e-4)

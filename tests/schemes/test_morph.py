@@ -78,6 +78,15 @@ def test_settled_it_is_the_target_and_nothing_else() -> None:
         settle(model)
 
 
+def test_settled_inside_a_combinator_it_is_named_as_its_target() -> None:
+    model = build("mix(morph(pre, geonorm, steps=1), pre, share=0.5)")
+    advance(model)
+    settle(model)
+    assert model.config.scheme == "mix(a=geonorm, share=0.5)"
+    assert {str(residual.scheme) for _, residual in model.residuals()} == {"geonorm", "pre"}
+    assert torch.equal(model(IDS), build(model.config.scheme, model.state_dict())(IDS))
+
+
 def test_by_layers_each_block_has_its_turn() -> None:
     """Of 4 blocks over 12 steps, block 2 moves in steps 6 to 9 by half a cosine: a quarter of the way after a third."""
     shares = []

@@ -26,6 +26,7 @@ from ..schemes import parse, reset_parts, sources_of
 from ..sites.anatomy import FAMILIES
 from .block import Affine, Gain, StockBranch
 from .config import from_folder
+from .derived import Derived
 from .loading import ReadsFolders, loaded_kept
 from .sites import replace_sites
 
@@ -53,7 +54,7 @@ class AppliedConfig(PreTrainedConfig):
         return config_class(stock).from_dict(config_dict, **kwargs)
 
 
-class AppliedFields:
+class AppliedFields(Derived):
     """Mixed into a stock configuration: `scheme`, `stock_type`, `matched` (whether there are gains on the branches)."""
 
     scheme: str
@@ -82,7 +83,7 @@ class AppliedFields:
         return {**top, **dict.fromkeys(sorted(self.guarded()), guard), "stock": rest}
 
 
-class AppliedModel(ReadsFolders):
+class AppliedModel(Derived, ReadsFolders):
     """Mixed into every stock model class inside a model that a scheme was applied to."""
 
     def __init__(self, config: Any, *inputs: Any, **kwargs: Any) -> None:
@@ -102,11 +103,16 @@ class AppliedModel(ReadsFolders):
         else:
             super()._init_weights(module)  # type: ignore[misc]
 
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        record_outputs(self)  # transformers forgets them with the process
+
 
 @cache
 def config_class(stock: Any) -> Any:
     """The configuration of a family under a scheme; the family's models under a scheme become known to Auto classes."""
-    made: Any = type(f"Geonorm{stock.__name__}", (AppliedFields, stock), {"model_type": TYPE, "__module__": __name__})
+    body = {"model_type": TYPE, "__module__": __name__, "made_by": (config_class, stock)}
+    made: Any = type(f"Geonorm{stock.__name__}", (AppliedFields, stock), body)
     for name in dir(modeling_auto):
         auto: Any = getattr(modeling_auto, name)
         models = getattr(auto, "_model_mapping", None)
@@ -120,8 +126,13 @@ def config_class(stock: Any) -> Any:
 @cache
 def applied_class(stock: Any, config: Any) -> Any:
     """The class of a stock model under a scheme."""
-    body = {"config_class": config, "__module__": __name__}
+    body = {"config_class": config, "__module__": __name__, "made_by": (model_class, stock, config.made_by[-1])}
     return type(f"Geonorm{stock.__name__}", (AppliedModel, stock), body)
+
+
+def model_class(stock: Any, config: Any) -> Any:
+    """The same, from the stock configuration."""
+    return applied_class(stock, config_class(config))
 
 
 def is_applied(model: Any) -> bool:
@@ -151,8 +162,7 @@ def dress(model: Any, scheme: str, family: str, matched: bool) -> None:
         if not is_applied(module):
             kind: Any = type(module)
             module.__class__ = applied_class(kind, made)
-        # transformers looks this up by the class's name; there is no public way to enter a class of one's own
-        output_capturing._CAN_RECORD_REGISTRY[module] = relocate_outputs(module)
+        record_outputs(module)
         vars(module).update(_tp_plan={}, _pp_plan={}, _weight_conversions=[])  # they name the stock paths
 
 
@@ -167,14 +177,15 @@ def stock_config(worn: Any, before: Any) -> Any:
     return before if vars(found) == vars(before) else found
 
 
-def relocate_outputs(module: Any) -> Any:
-    """What transformers records of a model, where it is now: T5 finds attentions by layers that are gone, GPT-2 those
+def record_outputs(module: Any) -> None:
+    """Enters what transformers records of a model, where it is now: it looks this up by the class's name, and there is
+    no public way to enter a class of one's own. T5 finds attentions by layers that are gone, GPT-2 those
     to an encoder by a path. A branch returns what its attention does."""
     found = module._can_record_outputs
     for key, kind in (("attentions", "attn"), ("cross_attentions", "cross")):
         if found and isinstance(found.get(key), output_capturing.OutputRecorder):
             found = {**found, key: replace(found[key], target_class=StockBranch, layer_name=f"residuals.{kind}")}
-    return found
+    output_capturing._CAN_RECORD_REGISTRY[module] = found
 
 
 def forget_hooks(model: nn.Module) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..schemes import Scheme, Site
 from ..schemes.scales import Times
 from ..sites.anatomy import Branch as Where
 from ..sites.anatomy import Stack, Sublayer
+from .derived import Derived
 
 
 class Affine(nn.Module):
@@ -130,7 +132,7 @@ class Call:
         return found if accepts is None else {k: v for k, v in found.items() if k in accepts}
 
 
-class AppliedBlock:
+class AppliedBlock(Derived):
     """Mixed into a stock block's class: the same call, the same results, our residuals."""
 
     call: Call
@@ -159,6 +161,13 @@ class AppliedBlock:
         return (x, *map(beside.get, call.returns)) if call.returns else x
 
 
+@cache
+def block_class(stock: Any) -> Any:
+    """The class of a stock block with our residuals, under its own name, by which transformers splits models."""
+    body = {"__module__": __name__, "made_by": (block_class, stock)}
+    return type(stock.__name__, (AppliedBlock, stock), body)
+
+
 def site_of(
     block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, site: Site, dim: int, matched: bool
 ) -> Residual:
@@ -176,11 +185,11 @@ def site_of(
         target = norm_in(own, role)
         if target is not None and not (role == "input" and several):
             carry(norms[path], target, stack.gain_offset)
-    reads = norm_in(own, "input")
-    if several and reads is not None and spec.gains:
+    gained = has_gains(norm_in(own, "input"))
+    if several and gained:
         # one N for all branches, the gains of each on its own chain (GPT-NeoX)
         own["input"] = NormSpec(spec.kind, dim, gains=False, eps=spec.eps)()
-    on_chains = matched if reads is None else several
+    on_chains = several if gained else matched
     for chain, branch in zip(chains, sublayer.branches, strict=True):
         stock = norms.get(branch.norm) if branch.norm else None
         if stock is not None and spec.gains and on_chains:
@@ -226,6 +235,10 @@ def norm_in(own: nn.Module, role: str) -> nn.Module | None:
     if not isinstance(part, nn.Module):
         return None
     return next((m for m in part.modules() if isinstance(m, tuple(NORMS.values()))), None)
+
+
+def has_gains(norm: nn.Module | None) -> bool:
+    return getattr(norm, "weight", None) is not None
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ from ..residual import Residual
 from ..schemes import Site, read_at, write_at
 from ..sites.anatomy import blocks_of, join_path
 from ..sites.watch import ModelSite, sites_of, stacks_of, watch, watch_calls
-from .block import Exit, norm_in
+from .block import Exit, has_gains, norm_in
 
 SEQUENCES, TOKENS = 4, 64
 """Size of a random probe."""
@@ -152,7 +152,7 @@ def run_kept(model: Any, inputs: dict[str, Any]) -> Tensor:
     added = [
         chain.gains
         for module in model.modules()
-        if isinstance(module, Residual) and norm_in(module.own, "input") is None
+        if isinstance(module, Residual) and not has_gains(norm_in(module.own, "input"))
         for chain in cast(Any, module.branch).chains
         if chain.gains is not None
     ]

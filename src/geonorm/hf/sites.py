@@ -12,7 +12,7 @@ from ..nn.trunk import End
 from ..schemes import Scheme, Site
 from ..sites.anatomy import Stack, blocks_of, join_path
 from ..sites.watch import stacks_of
-from .block import AppliedBlock, Exit, call_of, carry, norm_in, norm_spec, site_of
+from .block import Exit, block_class, call_of, carry, norm_in, norm_spec, site_of
 
 
 def stock_norms(model: Any) -> Iterator[str]:
@@ -38,8 +38,8 @@ def replace_sites(model: Any, scheme: Scheme, matched: bool) -> set[int]:
         last = None if stack.exit is None else model.get_submodule(join_path(base, stack.exit))
         inside = [blocks[0].get_submodule(path) for place in stack.sublayers for path in place.norms]
         spec = norm_spec(stack, dim, inside if last is None else [last])
-        stock = type(blocks[0])
-        made: Any = type(stock.__name__, (AppliedBlock, stock), {"__module__": __name__})
+        stock: Any = type(blocks[0])
+        made = block_class(stock)
         for layer, block in enumerate(blocks):
             sites = nn.ModuleDict()
             for sublayer in stack.sublayers:

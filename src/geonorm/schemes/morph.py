@@ -217,10 +217,19 @@ def name_target(module: Any) -> None:
     own = vars(module).get("scheme")
     named = getattr(config, "scheme", None)
     rule = parse(named) if isinstance(named, str) else None
-    if isinstance(rule, Morph):
+    if rule is not None and (target := arrived(rule)) != rule:
         try:
-            config.scheme = str(rule.target)
+            config.scheme = str(target)
         except FrozenInstanceError:  # of a model of ours
-            module.config = replace(config, scheme=str(rule.target))
-    if isinstance(own, Morph):
-        module.scheme = own.target
+            module.config = replace(config, scheme=str(target))
+    if isinstance(own, Scheme):
+        module.scheme = arrived(own)
+
+
+def arrived(scheme: Scheme) -> Scheme:
+    """The scheme with its target wherever a `morph` stands, inside combinators too."""
+    if isinstance(scheme, Morph):
+        return arrived(scheme.target)
+    inside = {name: value for name, value in vars(scheme).items() if isinstance(value, Scheme)}
+    changes = {name: arrived(value) for name, value in inside.items()}
+    return scheme if changes == inside else replace(scheme, **changes)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -19,7 +20,7 @@ from geonorm.errors import ConfigError, GeonormError
 from geonorm.lab.config import TrainConfig
 from geonorm.lab.options import Log
 from geonorm.lab.runs import loggers
-from geonorm.lab.runs.loggers import Loggers, Start
+from geonorm.lab.runs.loggers import Loggers, MLflow, Start
 from geonorm.lab.runs.run import read_object, read_rows
 from geonorm.lab.train.loop import train as train_run
 
@@ -179,6 +180,27 @@ def test_mlflow(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     losses = {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, "loss")}
     assert losses == {row["step"]: row["loss"] for row in read_rows(out / "metrics.jsonl")}
     assert [m.step for m in client.get_metric_history(run.info.run_id, "val_loss")] == [2, 4]
+
+
+def test_mlflow_waits_for_every_batch() -> None:
+    """Its threads send them in no order."""
+    sent: list[bool] = []
+
+    class Batch:
+        def __init__(self) -> None:
+            self.at = len(sent)
+            sent.append(False)
+
+        def wait(self) -> None:
+            sent[self.at] = True
+
+    logger = object.__new__(MLflow)
+    logger.client, logger.id, logger.sent = MagicMock(log_batch=lambda *_, **__: Batch()), "1", []
+    logger.entities = MagicMock()
+    for step in range(3):
+        logger.log({"loss": 1.0}, step)
+    logger.finish("finished")
+    assert sent == [True] * 3
 
 
 def test_trackio(text: Path, tmp_path: Path) -> None:

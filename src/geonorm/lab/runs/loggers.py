@@ -106,7 +106,7 @@ class MLflow:
     """The project is an experiment. Settings are parameters, which MLflow never changes: those of the first start."""
 
     def __init__(self, library: Any, start: Start) -> None:
-        self.client, self.entities, self.last = library.MlflowClient(), library.entities, None
+        self.client, self.entities, self.sent = library.MlflowClient(), library.entities, list[Any]()
         known = self.client.get_experiment_by_name(start.project)
         experiment = known.experiment_id if known else self.client.create_experiment(start.project)
         found = self.client.search_runs([experiment], f"tags.geonorm = '{start.id}'")
@@ -122,11 +122,11 @@ class MLflow:
 
     def log(self, row: Mapping[str, float], step: int) -> None:
         metrics = [self.entities.Metric(name, value, int(1000 * time.time()), step) for name, value in row.items()]
-        self.last = self.client.log_batch(self.id, metrics=metrics, synchronous=False)
+        self.sent.append(self.client.log_batch(self.id, metrics=metrics, synchronous=False))
 
     def finish(self, status: str) -> None:
-        if self.last is not None:
-            self.last.wait()
+        for batch in self.sent:  # several threads send them, in no order
+            batch.wait()
         ends = {FINISHED: "FINISHED", "interrupted": "KILLED"}
         self.client.set_terminated(self.id, ends.get(status, "FAILED"))
 
