@@ -1,0 +1,159 @@
+"""GeoNorm less Pre-Norm wherever experiments trained both: one figure, from their results.jsonl.
+
+    python experiments/answer.py
+
+Writes docs/figures/answer.svg and answer.md beside it: a row for each comparison of two seeds or more, each scheme at
+the best of the rates that have two, unless the row says another, paired by seed, with 95 % intervals; on one side the
+raw embedding for both, as in the papers, on the other a norm after the embedding for both, the default here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cells import at_best, describe
+from programme import read_runs
+
+from geonorm.lab.runs.statistics import aggregate, paired_interval, usable
+from geonorm.report.columns import markdown_lines
+from geonorm.report.style import COLOURS, Look
+from geonorm.report.vega import Axis, Chart, Figure, figure
+
+HERE = Path(__file__).parent
+OUT = HERE.parent / "docs" / "figures"
+ENTRIES = {
+    "The raw embedding in both": ("geonorm(entry=embedding)", "pre(entry=embedding)"),
+    "A norm after the embedding in both": ("geonorm", "pre"),
+}
+"""GeoNorm and Pre-Norm by what they take in."""
+NAMES = {"books": "novels", "latex": "LaTeX"}
+RECIPES = {
+    "early": Look(*COLOURS["sky"], "", "circle"),
+    "ours": Look(*COLOURS["blue"], "", "square"),
+    "paper": Look(*COLOURS["vermilion"], "", "diamond"),
+    "other": Look(*COLOURS["green"], "", "triangle-up"),
+}
+NOTE = (
+    "First number: tokens per parameter. Red: the paper's recipe; blue: the laboratory's; light: less than two tokens "
+    "per parameter; green: others. One mark a seed; bars: 95 %."
+)
+
+
+Gaps = dict[int, float]
+"""GeoNorm's loss less Pre-Norm's, by seed."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where both were trained: runs of an experiment whose names begin so, of a number of steps."""
+
+    label: str
+    recipe: str
+    experiment: str
+    start: str
+    steps: int | None = None
+    lr: float | None = None
+    """One rate for both; else each at its best one."""
+    averaged: bool = False
+    """Whether the loss is that of the weights averaged over the last tenth, at the rates that are best without."""
+
+
+def places() -> Iterator[Place]:
+    """In the order of the figure."""
+    for start, tokens in (("0.4M", "0.4"), ("1.0M", "1")):
+        yield Place(f"novels, {tokens}, width 128", "early", "019-again", f"{start}-")
+    for layers, tokens in ((36, "0.5"), (12, "1.4")):
+        yield Place(f"novels, {tokens}, {layers} blocks", "early", "012-depth", f"{layers}-")
+    for (data, name), (steps, each) in product(
+        NAMES.items(),
+        {2000: 3, 4000: 6, 8000: 12, 16000: 25, 32000: 50}.items(),
+    ):
+        yield Place(f"{name}, {each}", "ours", "009-tokens", f"{data}-", steps)
+    for length in (256, 512):
+        yield Place(f"novels, 12, sequences of {length}", "ours", "009-tokens", f"length{length}-")
+    yield Place("novels, 6, the paper's start", "paper", "016-streams", "neox-")
+    paper = "017-paper-recipe"
+    yield Place("novels, 39, at the paper's rate", "paper", paper, "books-", lr=7.2e-3)
+    yield Place("novels, 39, at half of it", "paper", paper, "books-", lr=3.6e-3)
+    for data, name in NAMES.items():
+        yield Place(f"{name}, 39, best rates", "paper", paper, f"{data}-")
+        yield Place(f"{name}, 39, the same, averaged", "paper", paper, f"{data}-", averaged=True)
+    yield Place("novels, 6, nanochat's block, Muon", "other", "016-streams", "modern-")
+    yield Place("images, half an epoch, 36 blocks", "other", "014-beyond-decoders", "vision-")
+    yield Place("masked text, 12", "other", "014-beyond-decoders", "long-")
+    yield Place("missing text, 1.7", "other", "014-beyond-decoders", "denoise-")
+
+
+def compare(place: Place, schemes: tuple[str, str]) -> Gaps:
+    """Empty where one of the two has no rate with two seeds."""
+    runs = [
+        run
+        for run in read_runs(HERE / place.experiment)
+        if run["scheme"] in schemes
+        and run["run"].startswith(place.start)
+        and "-nogains-" not in run["run"]
+        and place.steps in (None, run["steps"])
+        and place.lr in (None, run["lr"])
+    ]
+    several = Counter((run["scheme"], run["lr"]) for run in runs if usable(run))
+    runs = [run for run in runs if several[run["scheme"], run["lr"]] > 1]
+    if {run["scheme"] for run in runs} != set(schemes):
+        return {}
+    rows = {row["scheme"]: at_best(runs, row) for row in aggregate(runs, schemes[1])}
+    key = "val_loss_average" if place.averaged else "val_loss"
+    own, base = (rows[scheme] for scheme in schemes)
+    return {seed: own[seed][key] - base[seed][key] for seed in sorted(own.keys() & base.keys())}
+
+
+def draw(title: str, found: Mapping[Place, Gaps], shared: Mapping[str, Look], x: Axis) -> Chart:
+    chart = Chart(title, x, None, shared, NOTE)
+    chart.rule(x=0.0)
+    for place, gaps in found.items():
+        mean = paired_interval(list(gaps.values()))
+        told = describe(list(gaps.values()))[0]
+        chart.strip(place.label, told, [(gap, f"seed {seed}") for seed, gap in gaps.items()], mean[:3])
+    return chart
+
+
+Sides = Mapping[str, Mapping[Place, Gaps]]
+
+
+def collect() -> Sides:
+    """By entry, the places that have two pairs or more."""
+    return {
+        title: {place: gaps for place in places() if len(gaps := compare(place, schemes)) > 1}
+        for title, schemes in ENTRIES.items()
+    }
+
+
+def tabulate(sides: Sides) -> str:
+    head = ("where, tokens per parameter", "experiment", "difference (95 %)", "p", "n")
+    parts = []
+    for title, found in sides.items():
+        rows = [[place.label, place.experiment, *describe(list(gaps.values()))] for place, gaps in found.items()]
+        parts.append("\n".join([f"## {title}", "", *markdown_lines(head, rows)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    sides = collect()
+    ends = [0.0]
+    for gaps in (gaps for found in sides.values() for gaps in found.values()):
+        mean = paired_interval(list(gaps.values()))
+        ends += [end for end in (*gaps.values(), mean.low, mean.high) if end is not None]
+    x = Axis.around(ends, title="GeoNorm less Pre-Norm, nats (left of 0 GeoNorm is better)")
+    shared = {place.label: RECIPES[place.recipe] for place in places()}
+    charts = [draw(title, found, shared, x) for title, found in sides.items()]
+    print(Figure(figure(charts, "GeoNorm less Pre-Norm")).save(OUT / "answer.svg"))
+    (OUT / "answer.md").write_text(tabulate(sides), encoding="utf-8")
+    print(OUT / "answer.md")
+
+
+if __name__ == "__main__":
+    main()
