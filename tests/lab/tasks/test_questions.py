@@ -39,6 +39,12 @@ def test_the_harness_is_told_where_the_choices_are(tmp_path: Path) -> None:
     assert [len(told["metric_list"]) for told in (plain, shared)] == [2, 1]
 
 
+def test_behind_several_contexts_stands_one_continuation(tmp_path: Path) -> None:
+    """The harness is told of that of the right choice alone, and would compare no other."""
+    with pytest.raises(DataError, match=r"line 3: with contexts the choices are one continuation"):
+        questions.check_questions(write(tmp_path / "q.jsonl", SHARED, SHARED | {"choices": ["c", "d"]}))
+
+
 @pytest.mark.parametrize(
     "row",
     [

@@ -82,6 +82,11 @@ def check_questions(path: Path) -> bool:
                 f"{path}, line {number}: not a set of questions: each line needs context (or contexts), choices and "
                 "gold, the index of the right one"
             ) from None
+        if shared and len(set(choices)) > 1:
+            raise DataError(
+                f"{path}, line {number}: with contexts the choices are one continuation, which stands behind each of "
+                "them: give the same text every time"
+            )
         forms.add(shared)
     if len(forms) != 1:
         raise DataError(f"{path}: {'no questions' if not forms else 'some lines have context and some contexts'}")
