@@ -60,6 +60,8 @@ class Place:
     steps: int | None = None
     lr: float | None = None
     """One rate for both; else each at its best one."""
+    fresh: int = 0
+    """The first seed that counts: those before it chose the rates."""
     averaged: bool = False
     """Whether the loss is that of the weights averaged over the last tenth, at the rates that are best without."""
 
@@ -75,6 +77,7 @@ def places() -> Iterator[Place]:
         {2000: 3, 4000: 6, 8000: 12, 16000: 25, 32000: 50}.items(),
     ):
         yield Place(f"{name}, {each}", "ours", "009-tokens", f"{data}-", steps)
+    yield Place("LaTeX, 12, ten seeds", "ours", "013-candidate", "confirm-", fresh=10)
     for length in (256, 512):
         yield Place(f"novels, 12, sequences of {length}", "ours", "009-tokens", f"length{length}-")
     yield Place("novels, 6, the paper's start", "paper", "016-streams", "neox-")
@@ -97,6 +100,7 @@ def compare(place: Place, schemes: tuple[str, str]) -> Gaps:
         for run in read_runs(HERE / place.experiment)
         if run["scheme"] in schemes
         and run["run"].startswith(place.start)
+        and run["seed"] >= place.fresh
         and "-nogains-" not in run["run"]
         and place.steps in (None, run["steps"])
         and place.lr in (None, run["lr"])

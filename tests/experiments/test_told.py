@@ -17,6 +17,7 @@ RAW, SPHERE = "(entry=embedding)", ""
 READ = "geonorm(entry=embedding, input=norm)"
 UNIT = "geonorm(entry=embedding, update=unit)"
 EQUAL = UNIT[:-1] + ", retraction=projection, decay=sqrt, decay_on=update, index=sublayer)"
+CANDIDATE = "geonorm(update=unit, decay=sqrt, index=sublayer)"
 LAST, MEAN = "val_loss", "val_loss_average"
 Side = tuple[str, str, float | None]
 """How the names of its runs begin, their scheme, their rate (None: the only one of its final runs)."""
@@ -84,6 +85,23 @@ CASES = [
         for length, lr in ((256, 3e-3), (512, 6e-3))
     ),
     *(
+        other("013-candidate", ("confirm-", first, lr), ("confirm-", second, 6e-3))
+        for first, lr, second in (
+            ("geonorm", 6e-3, "pre"),
+            ("geonorm", 6e-3, f"pre{RAW}"),
+            ("peri", 6e-3, "pre"),
+            ("peri", 6e-3, f"pre{RAW}"),
+            ("deepnorm", 3e-3, "pre"),
+            ("pre", 6e-3, f"pre{RAW}"),
+            *((name, 6e-3, CANDIDATE) for name in ("pre", "keel", f"pre{RAW}", "geonorm", "peri")),
+            ("deepnorm", 3e-3, CANDIDATE),
+        )
+    ),
+    *(
+        other("013-candidate", ("confirm-", name, 6e-3), ("equal-confirm-", CANDIDATE, 6e-3))
+        for name in ("pre", "geonorm", "peri")
+    ),
+    *(
         other("019-again", (f"{length}-", first, lr), (f"{length}-", second, other_lr))
         for length, first, lr, second, other_lr in (
             ("1.0M", f"geonorm{RAW}", 1.2e-2, "pre", 6e-3),
@@ -110,7 +128,8 @@ def runs_of(known: list[dict[str, Any]], side: Side) -> dict[int, dict[str, Any]
     found = [
         run for run in known
         if run["run"].startswith(start) and run["scheme"] == scheme and run["phase"] == "final" and usable(run)
-        and "nogains" not in run["run"] and (lr is None or abs(run["lr"] / lr - 1) < 0.01)
+        and "nogains" not in run["run"] and ("confirm-" not in start or run["seed"] >= 10)
+        and (lr is None or abs(run["lr"] / lr - 1) < 0.01)
     ]  # fmt: skip
     assert len({run["lr"] for run in found}) == 1, (side, [run["run"] for run in found])
     return {run["seed"]: run for run in found}
