@@ -161,7 +161,7 @@ def test_quantiles_are_those_of_the_last_evaluation_by_site_and_rate() -> None:
 WRONG = {
     "no experiment": ("programme.py", ["run", "nowhere", "out"], "nowhere has no runs.py"),
     "no folder of runs": ("programme.py", ["keep", "017-paper-recipe"], "keep needs OUT"),
-    "no results": ("curves.py", ["018-norms", "pre", "geonorm"], "018-norms has no results.jsonl"),
+    "no results": ("curves.py", ["010-size", "pre", "geonorm"], "010-size has no results.jsonl"),
     "no such scheme": ("curves.py", ["017-paper-recipe", "pre", "nobody"], "has no runs of nobody on books"),
     "no scheme": ("cost.py", ["013-candidate", "nobody"], "unknown scheme 'nobody'"),
     "no traces": ("clamp.py", ["003-zoo"], "003-zoo has no traces.csv"),
@@ -180,7 +180,7 @@ WRONG = {
         ["nowhere", "001-placement-on-cpu"],
         "nowhere has no results.json: name the folder",
     ),
-    "nothing collected": ("collect.py", ["018-norms"], "018-norms has no results.jsonl: name the folder of a comp"),
+    "nothing collected": ("collect.py", ["010-size"], "010-size has no results.jsonl: name the folder of a comp"),
     "no experiment's folder": ("collect.py", ["nowhere"], "nowhere has no README.md"),
     "none of the runs": ("014-beyond-decoders/geometry.py", ["nowhere"], "nowhere holds none of the runs"),
     "no sources": ("015-conversion/runs.py", ["run", "nowhere", "out"], "nowhere lacks books-pre"),
