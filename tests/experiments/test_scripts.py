@@ -161,7 +161,7 @@ def test_quantiles_are_those_of_the_last_evaluation_by_site_and_rate() -> None:
 WRONG = {
     "no experiment": ("programme.py", ["run", "nowhere", "out"], "nowhere has no runs.py"),
     "no folder of runs": ("programme.py", ["keep", "017-paper-recipe"], "keep needs OUT"),
-    "no results": ("curves.py", ["010-size", "pre", "geonorm"], "010-size has no results.jsonl"),
+    "no results": ("curves.py", ["planned", "pre", "geonorm"], "planned has no results.jsonl"),
     "no such scheme": ("curves.py", ["017-paper-recipe", "pre", "nobody"], "has no runs of nobody on books"),
     "no scheme": ("cost.py", ["013-candidate", "nobody"], "unknown scheme 'nobody'"),
     "no traces": ("clamp.py", ["003-zoo"], "003-zoo has no traces.csv"),
@@ -180,7 +180,7 @@ WRONG = {
         ["nowhere", "001-placement-on-cpu"],
         "nowhere has no results.json: name the folder",
     ),
-    "nothing collected": ("collect.py", ["010-size"], "010-size has no results.jsonl: name the folder of a comp"),
+    "nothing collected": ("collect.py", ["planned"], "planned has no results.jsonl: name the folder of a comp"),
     "no experiment's folder": ("collect.py", ["nowhere"], "nowhere has no README.md"),
     "none of the runs": ("014-beyond-decoders/geometry.py", ["nowhere"], "nowhere holds none of the runs"),
     "no sources": ("015-conversion/runs.py", ["run", "nowhere", "out"], "nowhere lacks books-pre"),
@@ -192,12 +192,17 @@ def test_wrong_words_are_answered_in_a_line(
     what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     script, words, said = WRONG[what]
+    out, planned = tmp_path / "out", tmp_path / "planned"
+    planned.mkdir()
+    for name in ("README.md", "runs.py"):
+        (planned / name).touch()
+    places = {"out": str(out), "planned": str(planned)}
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("sys.argv", [script, *(str(tmp_path / word) if word == "out" else word for word in words)])
+    monkeypatch.setattr("sys.argv", [script, *(places.get(word, word) for word in words)])
     with pytest.raises(SystemExit) as left:
         runpy.run_path(str(ROOT / script), run_name="__main__")
     assert left.value.code == 2 and said in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    assert not out.exists() and {path.name for path in planned.iterdir()} == {"README.md", "runs.py"}
 
 
 def test_a_run_that_cannot_be_probed_is_one_line(

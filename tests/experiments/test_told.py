@@ -11,7 +11,7 @@ from geonorm.lab.runs.run import slug
 from geonorm.lab.runs.statistics import paired_interval, usable
 from geonorm.report.style import signed
 
-from .made import ROOT
+from .made import ROOT, table_of
 
 RAW, SPHERE = "(entry=embedding)", ""
 READ = "geonorm(entry=embedding, input=norm)"
@@ -144,6 +144,15 @@ def test_a_difference_is_that_of_the_runs(experiment: str, first: Side, second: 
     assert found.low is not None and found.high is not None
     told = f"{signed(found.mean)} ({signed(found.low)} to {signed(found.high)})"
     assert told in (ROOT.parent / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+def test_norms_at_width_4_are_told_as_their_runs_are() -> None:
+    made = table_of("018-norms")
+    cells = made["read_cells"](ROOT / "018-norms")
+    told = (ROOT.parent / "docs" / "results.md").read_text(encoding="utf-8")
+    for scheme in ("pre", "geonorm", "post", "peri"):
+        (rows,) = made["judge"]({scheme: cells["books", 4, scheme]}).values()
+        assert f"`{scheme}` {made['paired_difference'](rows[1])}" in told
 
 
 def test_single_runs_of_009_are_those_of_its_page() -> None:

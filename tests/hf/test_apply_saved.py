@@ -103,6 +103,13 @@ def test_pickled_it_is_the_same_in_another_process(case: str, tiny_model: Tiny, 
     assert int(attentions) == model.config.num_hidden_layers and f"Geonorm{restored}" == name
 
 
+def test_an_object_of_a_subclass_stays_one_in_a_copy(tiny_model: Tiny) -> None:
+    model = copy.deepcopy(tiny_model("gpt2")[0])
+    hf.apply(model, "geonorm")
+    model.__class__ = mine = type("Mine", (type(model),), {})
+    assert type(copy.deepcopy(model)) is mine
+
+
 @pytest.mark.parametrize(("case", "scheme"), [*(("gpt2", name) for name in names()), ("t5", "lambdas")])
 def test_every_parameter_of_a_scheme_is_loaded_as_it_was_saved(
     case: str, scheme: str, tiny_model: Tiny, tmp_path: Path

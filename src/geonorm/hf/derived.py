@@ -12,6 +12,8 @@ class Derived:
     """A function, by its module and name, and the stock classes from which it makes the class."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if "made_by" not in vars(type(self)):  # of somebody's subclass, which Python finds by its name
+            return super().__reduce_ex__(protocol)
         return make_bare, self.made_by, self.__getstate__()
 
 
