@@ -5,7 +5,9 @@
 The experiment's runs.py names its ladders, LADDERS = {name: (what names of runs begin with, baseline, schemes)}; each
 is judged as `geonorm ladder` judges its own: every scheme at its best rate for each budget and size, the effective
 speed-up, and slopes of the difference within a seed. Writes trends.md and, for each ladder of more than one size or
-budget, figures/trend-NAME.svg; with --only of these ladders alone, as while others are incomplete.
+budget, figures/trend-NAME.svg; with --only of these ladders alone, as while others are incomplete. Where runs.py has
+PUBLISHED = {where: (parameters, difference)}, the differences of a ladder of several sizes are drawn over size, beside
+these points.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ from geonorm.lab.ladder.ladder import about
 from geonorm.lab.runs.speedup import judge_ladder
 from geonorm.report.columns import markdown_lines
 from geonorm.report.ladder import SavedLadder, tables
-from geonorm.report.ladder_charts import difference, loss
-from geonorm.report.vega import Figure, figure
+from geonorm.report.ladder_charts import ROUGHLY, difference, loss
+from geonorm.report.style import looks, si, signed
+from geonorm.report.vega import NUMBER, Axis, Chart, Figure, figure
 
 Ladders = Mapping[str, tuple[str, str, Sequence[str]]]
+Published = Mapping[str, tuple[float, float]]
 
 
 def place_runs(runs: Sequence[Mapping[str, Any]], grid: Grid) -> list[dict[str, Any]]:
@@ -46,6 +50,37 @@ def open_ladder(path: Path, runs: Sequence[Mapping[str, Any]], baseline: str, sc
     order = [baseline, *(scheme for scheme in schemes if any(run["scheme"] == scheme for run in runs))]
     own = [run for run in runs if run["scheme"] in order]
     return SavedLadder(path, {**judge_ladder(own, baseline), "data": path.name}, order)
+
+
+def over_size(found: SavedLadder, published: Published) -> list[Chart]:
+    """The difference to the baseline at every size, and published ones, through which nothing is fitted."""
+    rows = [row for row in found.rows("points") if row["difference"] is not None and row["scheme"] != found.baseline]
+    if len(found.sizes) < 2 or not rows or not published:
+        return []
+    places = [row["parameters"] for row in rows] + [size for size, _ in published.values()]
+    ends = [row[f"difference{end}"] for row in rows for end in ("", "_low", "_high")]
+    x = Axis.around(places, log=True, margin=0.08, title="parameters", labels=sorted(set(places)), form=ROUGHLY)
+    y = Axis.around(
+        [0.0, *(end for end in ends if end is not None), *(gap for _, gap in published.values())], margin=0.08,
+        title="difference (nats per token)", form=NUMBER,
+    )  # fmt: skip
+    note = (
+        f"Less {found.baseline}, paired by seed; the band is the 95 % interval. Published: single runs with another "
+        "tokenizer, so not the same nats; nothing is fitted through them."
+    )
+    chart = Chart("Difference over size", x, y, looks([*found.looks, *published]), note)
+    chart.rule(y=0.0)
+    for scheme in dict.fromkeys(row["scheme"] for row in rows):
+        own = [row for row in rows if row["scheme"] == scheme]
+        known = [row for row in own if row["difference_low"] is not None]
+        chart.band(scheme, [(row["parameters"], row["difference_low"], row["difference_high"]) for row in known])
+        chart.line(scheme, [(row["parameters"], row["difference"]) for row in own])
+        for row in own:
+            label = f"{si(row['parameters'])} parameters: {signed(row['difference'], 4)} nats"
+            chart.mark(scheme, row["parameters"], row["difference"], label)
+    for where, (size, gap) in published.items():
+        chart.mark(where, size, gap, f"{signed(gap, 4)} nats", kind="hollow")
+    return [chart]
 
 
 def main(experiment: Path, only: Sequence[str] = ()) -> int:
@@ -72,7 +107,8 @@ def main(experiment: Path, only: Sequence[str] = ()) -> int:
             if table[1]
         ]
         if len({(run["size"], run["tokens"]) for run in own}) > 1:  # one place is no trend: its table says it all
-            drawn = figure([*loss(found), *difference(found)], f"{experiment.name}, {name}")
+            charts = [*loss(found), *(over_size(found, made.get("PUBLISHED", {})) or difference(found))]
+            drawn = figure(charts, f"{experiment.name}, {name}")
             print(Figure(drawn).save(experiment / "figures" / f"trend-{name.replace(',', '').replace(' ', '-')}.svg"))
     if not parts:
         print(f"{experiment} has no two schemes of one ladder yet: train its runs first", file=sys.stderr)

@@ -200,7 +200,9 @@ def test_trends_are_told_within_a_seed(experiment: str, tmp_path: Path) -> None:
     text = (tmp_path / "trends.md").read_text()
     n = 2 if experiment == "009-tokens" else 6  # seeds, whose budgets share a trunk; differences, as sizes share none
     assert "| geonorm(entry=embedding) | " in text and f"| {n} | −0.1500 (" in text and "sphere" not in text
-    assert len(list((tmp_path / "figures").glob("trend-*raw-entry.svg"))) == 1
+    (drawn,) = (tmp_path / "figures").glob("trend-*raw-entry.svg")
+    svg, sized = drawn.read_text(), experiment == "010-size"
+    assert ("published: 125M, Arxiv" in svg) == ("Difference over size" in svg) == sized
     (tmp_path / "results.jsonl").write_text(json.dumps(rows[0]) + "\n")
     assert made["main"](tmp_path) == 2
     first = next(iter(grid))  # a rate that the plan no longer asks for, before the row's others
