@@ -32,6 +32,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from geonorm.lab.runs.spikes import find_spikes
+
 Summaries = dict[str, dict[str, Any]]
 Grid = Mapping[str, Sequence[str]]
 Plan = Callable[[Summaries], Grid]
@@ -142,7 +144,7 @@ def keep(experiment: Path, out: Path) -> None:
     """Adds what has finished to results.jsonl and traces.csv. With each run goes the course of its validation loss on
     the part of the held-out text that all evaluations share, the mean training loss of every 500 steps (runs of one
     seed see the same batches, so that differences of thousandths show), and at every evaluation how far one step
-    turned `o` and `down`, and how long they are."""
+    turned `o` and `down`, and how long they are; of runs older than that, the steps of spikes."""
     known, fresh = read_kept(experiment), read_finished(out)
     for name, row in fresh.items():
         metrics = {row["step"]: row for row in read_lines(out / name / "metrics.jsonl")}  # of a repeated step the last
@@ -155,7 +157,8 @@ def keep(experiment: Path, out: Path) -> None:
         turning = [
             [step, *(float(f"{row[key]:.5g}") for key in TURNING)] for step, row in metrics.items() if TURNING[0] in row
         ]
-        known[name] = {"run": name, **row, "course": course, "train": train, "turning": turning}
+        where = find_spikes([row for _, row in sorted(metrics.items())])
+        known[name] = {"run": name, **where, **row, "course": course, "train": train, "turning": turning}
     text = "".join(json.dumps(known[name]) + "\n" for name in sorted(known))
     (experiment / "results.jsonl").write_text(text, encoding="utf-8")
     traces = experiment / "traces.csv"

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geonorm.lab.runs.statistics import SEED_CAP, aggregate
-from geonorm.report import series
+from geonorm.report import build, series
 from geonorm.report.checks import limits
 from geonorm.report.runs import load, read_run
 from geonorm.report.style import COLOURS, figures, looks, memory, rate, si, signed
@@ -264,6 +264,17 @@ def test_rates_tuned_on_shorter_runs_are_a_limit(make_run: MakeRun, tmp_path: Pa
         make_run("pre", 9, lr=lr, phase="tune", tokens=409_600)
     said = limits(load([tmp_path]))
     assert any("tuned on 410k of 819k tokens" in limit for limit in said)
+
+
+def test_spikes_that_are_the_batchs_stand_apart(make_run: MakeRun, tmp_path: Path) -> None:
+    """Step 9 is strange to both runs; what older runs do not know is not said."""
+    for scheme, steps in (("pre", [9]), ("post", [9, 30])):
+        make_run(scheme, spikes=len(steps), spike_steps=steps, grad_spikes=0, grad_spike_steps=[])
+    assert "| 1 (0) / 0 (0) |" in (text := markdown(load([tmp_path]).rows)) and "| 2 (1) / 0 (0) |" in text
+    page = build([tmp_path], tmp_path / "page.html").read_text()
+    assert "2 loss spikes and 0 gradient spikes in 1 finished run, 1 and 0 its own." in page
+    make_run("peri", spikes=1, grad_spikes=0)
+    assert "| 1 / 0 |" in markdown(load([tmp_path]).rows)
 
 
 def test_a_scheme_that_diverged_early_says_nothing_of_the_length(make_run: MakeRun, tmp_path: Path) -> None:

@@ -26,8 +26,9 @@ TABLE_NOTE = (
     "<p>Mean ± standard deviation over seeds; differences are paired by seed, with their 95 % interval; p of each "
     "alone, and by Holm for all {family}; moderated: the difference of the means, variances drawn towards that of "
     "all schemes as far as their spreads agree; fitted minimum: of a parabola in log rate through all full runs, "
-    "± standard error; spikes (of the loss / of the gradient norm) are summed over the n runs. Speeds are not "
-    "compared: runs share a machine (geonorm bench train measures them in turns).</p>"
+    "± standard error; spikes (of the loss / of the gradient norm) are summed over the n runs, in brackets those that "
+    "most other runs have not at the same batch. Speeds are not compared: runs share a machine (geonorm bench train "
+    "measures them in turns).</p>"
 )
 CLASSES_NOTE = (
     "<p>Share of the held-out images of a class that are given it, mean over the runs that the table above counts; "
@@ -99,10 +100,16 @@ def _stability(comparison: SavedComparison) -> str:
     sentences = [
         f"{row['scheme']}: {count(row['spikes'], 'loss spike')} and "
         f"{count(row['grad_spikes'], 'gradient spike')} "
-        f"in {count(row['n'], 'finished run')}" + (f"; {row['failed']} did not finish." if row["failed"] else ".")
+        f"in {count(row['n'], 'finished run')}"
+        + ("" if row.get("spikes_apart") is None else f", {row['spikes_apart']} and {row['grad_spikes_apart']} its own")
+        + (f"; {row['failed']} did not finish." if row["failed"] else ".")
         for row in comparison.rows
     ]
-    rule = "A spike is a value more than 6 standard deviations above the mean of the 100 steps before it."
+    rule = (
+        "A spike is a value more than 6 standard deviations above the mean of the 100 steps before it. Runs of one "
+        "seed see the same batches: a spike that more than half of the others have at the same step is the batch's, "
+        "any other the run's own."
+    )
     return f"<p>{rule}</p>{bullets(sentences)}"
 
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..lab.runs.statistics import paired_interval, spikes
+from ..lab.runs.spikes import spikes
+from ..lab.runs.statistics import paired_interval
 from .runs import Run
 from .whole import Record
 

@@ -217,6 +217,15 @@ def learning_rate(row: Row) -> str:
     return f"{rate(row['lr'])} " + {True: "interior", False: "edge", None: "untuned"}[row["lr_interior"]]
 
 
+def spikes(row: Row) -> str:
+    """Of the loss / of the gradient norm, in brackets those that are not the batch's, where that is known."""
+    told = [
+        f"{row[kind]}" + ("" if row.get(f"{kind}_apart") is None else f" ({row[f'{kind}_apart']})")
+        for kind in ("spikes", "grad_spikes")
+    ]
+    return " / ".join(told) if row["n"] else "–"
+
+
 def _digits(row: Row) -> int:
     """Decimals that leave two figures of a narrow interval."""
     low, high = row["difference_low"], row["difference_high"]
@@ -240,6 +249,6 @@ COLUMNS = (
     Column("accuracy", accuracy, terminal=False),
     Column("memory", lambda row: memory(row["peak_memory_bytes"]), terminal=False),
     Column("parameters", lambda row: si(row["parameters"]), terminal=False),
-    Column("spikes", lambda row: f"{row['spikes']} / {row['grad_spikes']}" if row["n"] else "–", terminal=False),
+    Column("spikes", spikes, terminal=False),
     Column("not finished", lambda row: endings(row) or "0", terminal=False),
 )

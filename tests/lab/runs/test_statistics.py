@@ -17,7 +17,6 @@ from geonorm.lab.runs.statistics import (
     paired_interval,
     ratio_interval,
     seeds_needed,
-    spikes,
 )
 
 FINITE = st.floats(-1e3, 1e3, allow_nan=False)
@@ -95,32 +94,6 @@ def test_ratio_interval_needs_six_values() -> None:
     assert math.isnan(ratio_interval([])[0])
 
 
-def test_spikes_finds_each_of_two_neighbours() -> None:
-    values = np.random.default_rng(3).normal(3.0, 0.1, 300)
-    values[[150, 151, 220]] = 8.0
-    values[250] = math.nan
-    assert spikes(values) == [150, 151, 220, 250]
-
-
-def test_spikes_waits_for_twenty_values_and_ignores_constants() -> None:
-    assert spikes([1.0] * 10 + [50.0] + [1.0] * 5) == []
-    assert spikes([0.1] * 400) == []
-    assert spikes([math.inf, 1.0, math.nan]) == [0, 2]
-
-
-def test_spikes_accepts_a_new_level_after_a_whole_window() -> None:
-    noise = np.random.default_rng(4).normal(0.0, 0.1, 600)
-    noise[300:] += 5.0
-    assert spikes(noise, window=50) == list(range(300, 350))
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(-10, 10), max_size=150), st.floats(0.1, 10), st.floats(-5, 5))
-def test_spikes_never_falls_for_a_drop(values: list[float], scale: float, shift: float) -> None:
-    falling = np.sort(np.array(values) * scale + shift)[::-1]
-    assert spikes(falling) == []
-
-
 def test_aggregate_pairs_by_seed() -> None:
     runs = [summary("pre", s, 3.0 + s) for s in range(3)]
     runs += [summary("geo", s, 2.9 + s + 0.001 * s) for s in (2, 0, 1)]
@@ -130,6 +103,18 @@ def test_aggregate_pairs_by_seed() -> None:
     assert geo["difference_low"] < geo["difference"] < geo["difference_high"] < 0
     assert geo["val_loss_std"] == pytest.approx(1.001)  # far wider than the paired difference
     assert geo["spikes"] == 3 and geo["grad_spikes"] == 6 and geo["failed"] == 0
+    assert geo["spikes_apart"] is None  # these runs do not say where
+
+
+def test_spikes_of_the_batch_are_told_apart_by_all_finished_runs() -> None:
+    """The judged runs of `pre` and `geo` are at their best rates; a third run, at another rate, saw the batch, too."""
+    runs = [summary("pre", 0, 3.0, steps=50, spike_steps=[7], grad_spike_steps=[7, 9])]
+    runs += [summary("geo", 0, 2.9, steps=50, spike_steps=[7, 8], grad_spike_steps=[])]
+    runs += [summary("geo", 0, 3.9, 2e-3, steps=50, spike_steps=[7], grad_spike_steps=[9])]
+    runs += [summary("geo", 0, None, 4e-3, steps=50, spike_steps=[8], grad_spike_steps=[9]) | {"status": "diverged"}]
+    pre, geo = aggregate(runs)
+    assert (pre["spikes_apart"], pre["grad_spikes_apart"]) == (0, 2)
+    assert (geo["lr"], geo["spikes_apart"], geo["grad_spikes_apart"]) == (1e-3, 1, 0)
 
 
 def test_a_seed_that_was_run_twice_is_one_observation() -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from geonorm.lab.config import Guard
 from geonorm.lab.runs.run import read_rows
-from geonorm.lab.runs.statistics import SpikeWatch, spikes
+from geonorm.lab.runs.spikes import SpikeWatch, spikes
 from geonorm.lab.scale import checkpoint, storage
 from geonorm.lab.scale.watchdog import Watchdog
 from geonorm.lab.train.evaluate import share_batches

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +20,9 @@ from scipy.special import nctdtr, stdtrit
 
 from .rates import Minimum, Parabola, find_minimum, fit_parabola
 from .significance import LEVEL, MARGIN, Estimate, Prior, contrast, equal_p, fit_prior, holm, moderate, two_sided_p
+from .spikes import count_apart
 
 SEED_CAP = 1000  # seeds_needed answers SEED_CAP + 1 for "more than SEED_CAP"
-MIN_SPIKE_WINDOW = 20
 
 Summary = Mapping[str, Any]
 Row = dict[str, Any]
@@ -99,41 +99,6 @@ def ratio_interval(ratios: ArrayLike) -> tuple[float, float | None, float | None
         tail += math.comb(n, rank)
     median = float(np.median(values))
     return (median, float(values[rank - 1]), float(values[n - rank])) if rank else (median, None, None)
-
-
-class SpikeWatch:
-    """Judges values one by one: a spike lies above mean + `sigmas` std of the trailing window of values that were no
-    spikes.
-
-    NaN and infinity are spikes. Judgement starts at 20 values. After a whole window of spikes in a row the level has
-    moved for good, and the window starts again.
-    """
-
-    def __init__(self, window: int = 100, sigmas: float = 6.0, recent: Iterable[float] = (), streak: int = 0) -> None:
-        self.window, self.sigmas, self.streak = window, sigmas, streak
-        self.recent = deque(recent, maxlen=window)
-
-    def __call__(self, value: float) -> bool:
-        spike = not math.isfinite(value)
-        if not spike and len(self.recent) >= min(MIN_SPIKE_WINDOW, self.window):
-            recent = np.fromiter(self.recent, dtype=float)
-            mean = float(recent.mean())
-            spike = value > mean + self.sigmas * float(recent.std()) + 1e-9 * abs(mean)
-        if not spike:
-            self.recent.append(value)
-            self.streak = 0
-        elif self.streak + 1 < self.window:
-            self.streak += 1
-        else:
-            self.recent.clear()
-            self.streak = 0
-        return spike
-
-
-def spikes(values: Iterable[float], window: int = 100, sigmas: float = 6.0) -> list[int]:
-    """Indices of the values that are spikes, as `SpikeWatch` judges them."""
-    watch = SpikeWatch(window, sigmas)
-    return [index for index, value in enumerate(values) if watch(value)]
 
 
 def usable(summary: Summary) -> bool:
@@ -226,8 +191,9 @@ def aggregate(
     Differences are to `baseline` (default: the first scheme), paired by seed; ValueError where it has no run, unless it
     may be `absent`: then no row has a difference. `p_holm` counts them as one family, which `family` names.
     `moderated_...` is the difference of the two means under variances that the spreads of all schemes moderate, and
-    `equal` says whether it lies within `margin` (two one-sided tests). `failed` counts every run that did not finish,
-    and `statuses` says how each ended.
+    `equal` says whether it lies within `margin` (two one-sided tests). `spikes_apart` and `grad_spikes_apart` are those
+    spikes that are not the batch's (spikes.py). `failed` counts every run that did not finish, and `statuses` says how
+    each ended.
     """
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
@@ -240,6 +206,10 @@ def aggregate(
     choices = {scheme: choose(group) for scheme, group in groups.items()}
     base = choices[reference].runs if reference in choices else []
     rows = [_row(scheme, groups[scheme], choices[scheme], reference, base) for scheme in groups]
+    ended = [summary for summary in summaries if usable(summary)]
+    for row in rows:
+        runs = choices[row["scheme"]].runs
+        row |= {f"{kind}_apart": count_apart(runs, ended, kind) for kind in ("spikes", "grad_spikes")}
     _moderate(rows, reference, margin)
     _fit(rows, groups, reference)
     for key in ("p", "moderated_p"):

@@ -15,7 +15,7 @@ from ...progress import span
 from ..config import TrainConfig
 from ..tasks.examination import last_answers
 from .run import RunFolder, read_rows
-from .statistics import spikes
+from .spikes import find_spikes
 
 MORE = """
     val_accuracy val_top5 val_span_loss val_span_accuracy val_loss_part val_loss_average val_bpb_average
@@ -28,8 +28,6 @@ MORE = """
 def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """Writes summary.json from the run's metrics and what else is known about it, and returns its content."""
     rows = list(read_rows(run.metrics))
-    losses = [row["loss"] if row["loss"] is not None else float("nan") for row in rows]
-    norms = [row["grad_norm"] if row["grad_norm"] is not None else float("nan") for row in rows]
     speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
     evaluated = [row for row in rows if "val_loss" in row]
     tail = [row["loss"] for row in rows[-max(1, len(rows) // 10) :] if "skipped" not in row]
@@ -39,8 +37,7 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> di
         "train_loss": sum(tail) / len(tail) if tail and None not in tail else None,
         "val_loss": evaluated[-1]["val_loss"] if evaluated else None,
         "val_bpb": evaluated[-1].get("val_bpb") if evaluated else None,
-        "spikes": len(spikes(losses)),
-        "grad_spikes": len(spikes(norms)),
+        **find_spikes(rows),
         "tokens_per_second": median(speeds) if speeds else None,
         "peak_memory_bytes": peak_memory(device),
     }

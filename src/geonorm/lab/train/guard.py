@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ...errors import GeonormError
 from ..config import Guard
-from ..runs.statistics import SpikeWatch
+from ..runs.spikes import SpikeWatch
 
 Action = Literal["stop", "skip", "rewind"]
 

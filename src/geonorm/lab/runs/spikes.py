@@ -1,0 +1,85 @@
+"""Spikes: values far above those before them, at which steps a run has them, and which of them are not the batch's."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+MIN_WINDOW = 20
+STEPS = {"spikes": "spike_steps", "grad_spikes": "grad_spike_steps"}
+"""By the name of their number in summary.json, that of the steps at which they are."""
+MEASURED = {"spikes": "loss", "grad_spikes": "grad_norm"}
+"""Of which values of metrics.jsonl they are."""
+
+
+class SpikeWatch:
+    """Judges values one by one: a spike lies above mean + `sigmas` std of the trailing window of values that were no
+    spikes.
+
+    NaN and infinity are spikes. Judgement starts at 20 values. After a whole window of spikes in a row the level has
+    moved for good, and the window starts again.
+    """
+
+    def __init__(self, window: int = 100, sigmas: float = 6.0, recent: Iterable[float] = (), streak: int = 0) -> None:
+        self.window, self.sigmas, self.streak = window, sigmas, streak
+        self.recent = deque(recent, maxlen=window)
+
+    def __call__(self, value: float) -> bool:
+        spike = not math.isfinite(value)
+        if not spike and len(self.recent) >= min(MIN_WINDOW, self.window):
+            recent = np.fromiter(self.recent, dtype=float)
+            mean = float(recent.mean())
+            spike = value > mean + self.sigmas * float(recent.std()) + 1e-9 * abs(mean)
+        if not spike:
+            self.recent.append(value)
+            self.streak = 0
+        elif self.streak + 1 < self.window:
+            self.streak += 1
+        else:
+            self.recent.clear()
+            self.streak = 0
+        return spike
+
+
+def spikes(values: Iterable[float], window: int = 100, sigmas: float = 6.0) -> list[int]:
+    """Indices of the values that are spikes, as `SpikeWatch` judges them."""
+    watch = SpikeWatch(window, sigmas)
+    return [index for index, value in enumerate(values) if watch(value)]
+
+
+def find_spikes(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What summary.json says of spikes in a run's metrics: how many of loss and gradient norm, and at which steps."""
+    found: dict[str, Any] = {}
+    for kind, key in MEASURED.items():
+        values = [row[key] if row.get(key) is not None else math.nan for row in rows]
+        steps = [rows[index]["step"] for index in spikes(values)]
+        found |= {kind: len(steps), STEPS[kind]: steps}
+    return found
+
+
+def count_apart(runs: Sequence[Mapping[str, Any]], among: Sequence[Mapping[str, Any]], kind: str) -> int | None:
+    """How many spikes of `runs` (a kind of STEPS) are not the batch's.
+
+    Runs that share a seed see the same batch at a step. A spike is the batch's where more than half of the other runs
+    in `among` with this seed, of those that came so far, have one at the same step: strange text raises every loss.
+    None where a run does not say at which steps its spikes are, or has no other beside it.
+    """
+    key = STEPS[kind]
+    known = [run for run in among if run.get(key) is not None]
+    spiked = Counter((run.get("seed"), step) for run in known for step in run[key])
+    lengths: dict[Any, list[int]] = {}
+    for run in known:
+        lengths.setdefault(run.get("seed"), []).append(run["steps"])
+    apart = 0
+    for run in runs:
+        seed = run.get("seed")
+        if run.get(key) is None or len(lengths.get(seed, ())) < 2:
+            return None
+        for step in run[key]:
+            others = sum(length >= step for length in lengths[seed]) - 1
+            apart += 2 * (spiked[seed, step] - 1) <= others
+    return apart if runs else None
