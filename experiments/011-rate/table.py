@@ -26,6 +26,7 @@ from programme import read_runs
 from rates import largest_stable, read_losses, tidy
 from runs import BEYOND, RATES, SCHEMES, WARMUP, WIDE, WIDTHS
 
+from geonorm.lab.runs.spikes import count_apart
 from geonorm.lab.runs.statistics import paired_interval, usable
 from geonorm.report.columns import markdown_lines
 from geonorm.report.style import rate
@@ -64,8 +65,14 @@ def lost_at(runs: Runs, lr: float) -> int:
     return sum(run["lr"] == lr and not usable(run) for run in runs)
 
 
+def tell_spikes(runs: Runs, among: Runs, kind: str) -> str:
+    """How many, in brackets those that are not the batch's."""
+    apart = count_apart(runs, among, kind)
+    return f"{sum(run[kind] for run in runs)}" + ("" if apart is None else f" ({apart})")
+
+
 def tabulate_arms(arms: Mapping[tuple[str, str], Runs]) -> list[str]:
-    lines = []
+    lines, every = [], [run for runs in arms.values() for run in runs if usable(run)]
     for (scheme, warmup), runs in arms.items():
         best = best_rate(runs)
         ends = list(at(runs, best).values())
@@ -77,12 +84,13 @@ def tabulate_arms(arms: Mapping[tuple[str, str], Runs]) -> list[str]:
         lines.append(
             [
                 scheme, LINES[warmup], rate(best), str(spread.n), f"{spread.mean:.4f}{std}", stable,
-                *(str(sum(run[key] for run in below)) for key in ("spikes", "grad_spikes")), str(len(below)),
+                *(tell_spikes(below, every, kind) for kind in ("spikes", "grad_spikes")), str(len(below)),
                 str(sum(run["status"] == "diverged" for run in runs)),
             ]
         )  # fmt: skip
-    titles = ("scheme", "", "best rate", "n", "loss there", "largest stable rate", "spikes of the loss up to the best",
-              "of the gradient", "in runs", "diverged at any")  # fmt: skip
+    titles = ("scheme", "", "best rate", "n", "loss there", "largest stable rate",
+              "spikes of the loss up to the best (own)", "of the gradient (own)", "in runs",
+              "diverged at any")  # fmt: skip
     return markdown_lines(titles, lines)
 
 

@@ -179,8 +179,10 @@ def test_tables_of_011(tmp_path: Path) -> None:
 
     def add(scheme: str, warmup: str, width: int, lr: float, seed: int, loss: float) -> None:
         run = f"{width}-{warmup}-{scheme}-lr{lr:g}-seed{seed}"
+        own = [7] * ((scheme, warmup, lr) == ("post", "cold", 1e-3))  # all have a spike of the gradient at step 9
         rows.append({"run": run, "scheme": scheme, "lr": lr, "seed": seed, "status": "finished", "val_loss": loss,
-                     "spikes": int(lr > 0.1), "grad_spikes": 1})  # fmt: skip
+                     "steps": 20, "spikes": len(own), "grad_spikes": 1, "spike_steps": own,
+                     "grad_spike_steps": [9]})  # fmt: skip
         probes.append(f"{run},2000,0,attn,{width * lr},{width},0.1,1,")
         probes.append(f"{run},2000,0,block,,,,,0.1")
 
@@ -198,8 +200,8 @@ def test_tables_of_011(tmp_path: Path) -> None:
     made = table_of("011-rate")
     made["main"](tmp_path)
     text = (tmp_path / "table.md").read_text()
-    assert "| post | without | 4e-3 | 2 | 4.2050 ± 0.0071 | 8e-3 | 0 | 5 | 5 | 0 |" in text
-    assert "| pre | with warm-up | 4e-3 | 2 | 4.0050 ± 0.0071 | 6.4e-2 or more | 0 | 5 | 5 | 0 |" in text
+    assert "| post | without | 4e-3 | 2 | 4.2050 ± 0.0071 | 8e-3 | 1 (1) | 5 (0) | 5 | 0 |" in text
+    assert "| pre | with warm-up | 4e-3 | 2 | 4.0050 ± 0.0071 | 6.4e-2 or more | 0 (0) | 5 (0) | 5 | 0 |" in text
     assert "| post | +0.200 (" in text and "| pre | 0.000 (" in text
     assert "| pre | 32 | 10 x | 1.28 | 32 | 4.000 |" in text and "| pre | 128 | 30 x | 15.4 | 128 | 4.000 |" in text
     assert "| post | 32 | 30 x | – | – | diverged |" in text
@@ -218,6 +220,24 @@ def test_what_learns_nothing_or_loses_a_seed_is_not_stable_in_011() -> None:
     assert made["tabulate_warmup"](arms)[2].endswith("| 0 and 1 |")
     worse = {("pre", "cold"): [*sound, {**lost, "lr": 1e-3}]}
     assert made["tabulate_arms"](worse)[2].split(" | ")[5] == "5e-4"
+
+
+def test_own_spikes_are_told_by_row(tmp_path: Path) -> None:
+    """Step 9 is strange to all of a seed; 3 to one run. A run that does not know and one that diverged are left out."""
+    runs = [
+        {"run": f"{row}-lr{lr}-seed{seed}", "seed": seed, "status": "finished", "steps": 20, "spikes": len(steps),
+         "spike_steps": steps, "grad_spikes": 0, "grad_spike_steps": []}
+        for row, lr, seed, steps in (("36-post", 0.1, 0, [3, 9]), ("36-pre", 0.1, 0, [9]), ("36-pre", 0.2, 0, [9]))
+    ]  # fmt: skip
+    older = {"run": "36-pre-lr0.1-seed1", "seed": 1, "status": "finished", "spikes": 4, "grad_spikes": 0}
+    lost = {**runs[0], "run": "36-post-lr9-seed0", "status": "diverged"}
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(run) + "\n" for run in [*runs, older, lost]))
+    made = runpy.run_path(str(ROOT / "spikes.py"))
+    assert made["main"](tmp_path) == 0
+    text = (tmp_path / "spikes.md").read_text()
+    assert "| 36-post | 1 | 2 | 1 | 0 | 0 | 0.1-seed0: 1 |" in text and "| 36-pre | 2 | 2 | 0 | 0 | 0 |  |" in text
+    assert "| all | 3 | 4 | 1 | 0 | 0 |  |" in text
+    assert made["main"](tmp_path, "4-") == 2
 
 
 def test_rates_of_a_scheme_that_never_trained_are_not_climbed() -> None:
