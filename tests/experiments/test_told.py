@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import runpy
 from typing import Any
 
 import pytest
 
 from geonorm.lab.runs.run import slug
+from geonorm.lab.runs.spikes import count_apart
 from geonorm.lab.runs.statistics import paired_interval, usable
 from geonorm.report.style import signed
 
@@ -192,3 +194,27 @@ def test_effects_of_fields_are_those_of_the_table(page: str) -> None:
         row = next(line for line in table.splitlines() if f"`{field}`" in line)
         effect = row.split(" | ")[3]
         assert effect in text or effect.replace(" (", ", ").rstrip(")") in text
+
+
+def test_whose_spikes_they_are_follows_the_runs() -> None:
+    """The numbers of 012 and 017 in results.md and in 012's README; spikes.md is what spikes.py makes."""
+    made = runpy.run_path(str(ROOT / "spikes.py"))
+    told = (ROOT.parent / "docs" / "results.md").read_text()
+    readme = " ".join((ROOT / "012-depth" / "README.md").read_text().split())
+    for experiment, start in (("012-depth", ""), ("017-paper-recipe", "books-")):
+        runs = made["read_known"](ROOT / experiment, start)
+        assert (ROOT / experiment / "spikes.md").read_text() == "\n".join(made["tabulate"](runs)) + "\n"
+        total, apart = sum(run["spikes"] for run in runs), count_apart(runs, runs, "spikes")
+        if experiment == "017-paper-recipe":
+            assert f"of {total} in the ten runs" in told and len(runs) == 10
+            assert f"{total - apart} are the batch's" in told
+            continue
+        own = {run["run"]: run for run in runs if count_apart([run], runs, "spikes")}
+        deep = [run for name, run in own.items() if name.startswith("36-")]
+        failed = [run["run"] for run in runs if run["run"].startswith("36-") and run["val_loss"] > 5.5]
+        assert f"Of {total} spikes of the loss {total - apart} are the batch's" in readme and len(runs) == 107
+        assert f"Of the {apart} others {count_apart(deep, runs, 'spikes')} are in seven runs" in readme
+        assert len(deep) == 7 and len(failed) == 6 and set(failed) < set(own)
+        assert all(1948 in run["spike_steps"] for run in runs if run["seed"] == 0)
+        assert f"{count_apart([own[name] for name in failed], runs, 'spikes')} of these" in told
+        assert not any(name.startswith("4-") for name in own)
