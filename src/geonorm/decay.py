@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from .settings import Range
 
 Law = Literal["harmonic", "sqrt", "linear", "constant"]
 LAWS: tuple[Law, ...] = get_args(Law)
-Schedule = Law | float
+Schedule = Law | Annotated[float, Range(-16, 16, "must lie in [-16, 16], as a power of depth")]
 
 
 def schedule(kind: Schedule, alpha: Any, t: Any, depth: int) -> Any:

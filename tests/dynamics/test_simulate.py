@@ -235,6 +235,9 @@ def test_settings_are_checked_without_the_command_line() -> None:
         geonorm.simulate(init="unifrom")
     with pytest.raises(ConfigError, match="tokens must be a whole number"):
         geonorm.simulate(tokens=None)
+    for growing in ("prores(geonorm)", "mix(pre, prores, share=0.5)"):  # particles have no steps of an optimizer
+        with pytest.raises(ConfigError, match=r"does not move particles, its steps begin at 0.*the scheme inside"):
+            geonorm.simulate(schemes=[growing], depth=4, time=2.0)
     with pytest.raises(ConfigError, match="either a SimulateConfig or settings by name"):
         geonorm.simulate("pre")
     assert SimulateConfig(schemes="pre").schemes == ["pre"]  # type: ignore[arg-type]

@@ -6,6 +6,8 @@ import torch
 
 from geonorm.nn.attention import rope, rotate
 
+from .tiny import decoder, ids
+
 
 def test_angles_of_far_positions() -> None:
     positions, head_dim, theta = torch.tensor([0, 1, 2049, 70_001, 1_000_003]), 16, 10_000.0
@@ -34,3 +36,13 @@ def test_a_smaller_table_turns_the_first_dimensions() -> None:
     part = rope(torch.arange(5), 4, 100.0)
     found = rotate(x, part)
     assert torch.equal(found[..., 4:], x[..., 4:]) and torch.equal(found[..., :4], rotate(x[..., :4], part))
+
+
+def test_a_graph_of_any_length() -> None:
+    """Whether attention is causal is no symbol of a length that varies: such a graph is exported, and is the model's
+    at another length, where compilation of the second length that it sees broke the graph."""
+    model = decoder(scheme="geonorm", layers=1).eval()
+    length = torch.export.Dim("length", min=2, max=16)
+    exported = torch.export.export(model, (ids(tokens=8),), dynamic_shapes=({1: length},), strict=False).module()
+    with torch.no_grad():
+        torch.testing.assert_close(exported(ids(tokens=5)), model(ids(tokens=5)), rtol=1e-5, atol=1e-5)

@@ -221,10 +221,10 @@ def test_two_norms_of_gpt_neox_fold_into_one() -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 1, 4])
-def test_a_parallel_site_counts_as_the_first_sublayer_of_its_block(layer: int) -> None:
-    """geonorm(index=sublayer) turns by 1/(2l + 1) there, as at attention; the linear decay has 2L steps."""
+def test_a_parallel_site_is_the_only_sublayer_of_its_block(layer: int) -> None:
+    """geonorm(index=sublayer) turns by 1/(l + 1) there, the linear decay has L steps: the same as index=block."""
     x, u = torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([[0.0, 9.0]], dtype=torch.float64)
-    for decay, rate in (("harmonic", 1 / (2 * layer + 1)), ("linear", (10 - 2 * layer) / 10)):
+    for decay, rate in (("harmonic", 1 / (layer + 1)), ("linear", (5 - layer) / 5)):
         scheme, site = parse(f"geonorm(index=sublayer, decay={decay})"), Site(layer, "parallel", 5)
         after = scheme.write(x, u, Parts(scheme, site, NormSpec("rms", 2))(), site)
         assert torch.atan2(after[0, 1], after[0, 0]).item() == pytest.approx(rate * pi / 4, rel=1e-12)

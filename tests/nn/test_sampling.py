@@ -63,6 +63,7 @@ def test_top_k_and_temperature() -> None:
     [
         ({"ids": torch.zeros(1, 0, dtype=torch.long)}, "no tokens"),
         ({"temperature": -1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
         ({"top_k": 0}, "top_k"),
     ],
 )

@@ -14,6 +14,7 @@ from geonorm.schemes import advance, parse
 
 from .tiny import TINY, decoder, ids
 
+PRE = parse("pre")
 DECLARED = {
     "ngpt": "slot",
     "angpt": "slot",
@@ -31,7 +32,7 @@ def test_one_seed_draws_the_same_matrices_for_every_scheme(scheme: str) -> None:
     reference, model = decoder(seed=3, scheme="pre"), decoder(seed=3, scheme=scheme)
     for (role, found, rule, site), (_, drawn, _, _) in zip(model.weights(), reference.weights(), strict=True):
         fan_out, fan_in = drawn.shape
-        base = base_std(role, fan_in, model.config)
+        base = base_std(role, fan_in, model.config, rule)
         expected = drawn * (rule.init_std(role, fan_in, fan_out, site, base) / base)
         if scheme == "ngpt":
             expected = F.normalize(drawn, dim=0 if role in ("o", "down") else 1)
@@ -50,25 +51,39 @@ INITS: dict[str, tuple[float, float, float]] = {  # width 64, 8 blocks: inside, 
 
 @pytest.mark.parametrize("init", INITS)
 def test_initialisations(init: str) -> None:
-    """Of square matrices; neox and gpt2 are the same at any fan-in, and a scheme's own factor multiplies."""
+    """Of square matrices; neox and gpt2 are the same at any fan-in."""
     inside, writes, embed = INITS[init]
     shape = {"width": 64, "hidden": 64, "vocab_size": 300, "init": init}
     for role, weight, _, _ in decoder(layers=8, scheme="pre", **shape).weights():
         expected = embed if role == "embed" else writes if role in ("o", "down") else inside
         assert weight.std().item() == pytest.approx(expected, rel=0.05), role
     wide = DecoderConfig(layers=8, **shape)
-    assert base_std("down", 999, wide) == (999**-0.5 if init == "fan_in" else pytest.approx(writes))
-    rule = decoder(layers=8, scheme="sandwich", **shape)
-    found = {role: weight.std().item() for role, weight, _, _ in rule.weights()}
-    assert found["down"] == pytest.approx(writes / 4, rel=0.05) and found["up"] == pytest.approx(inside, rel=0.05)
+    assert base_std("down", 999, wide, PRE) == (999**-0.5 if init == "fan_in" else pytest.approx(writes))
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_depth_counts_once(init: str) -> None:
+    """A scheme that makes output matrices smaller with depth does so in place of neox and gpt2: CogView's and
+    HybridNorm's 0.02 / sqrt(2 L) is that of gpt2. Under zero they begin at 0."""
+    inside, writes, _ = INITS[init]
+    own = 0.0 if init == "zero" else inside
+    for scheme, factor in {
+        "sandwich": 0.25, "hybrid": 0.25, "deepnorm": 64**-0.25, "lns": 1.0, "prores(sandwich)": 0.25,
+        "morph(deepnorm, geonorm)": 64**-0.25, "mix(sandwich, pre, share=1)": 0.25,
+    }.items():  # fmt: skip
+        model = decoder(layers=8, width=64, hidden=64, vocab_size=300, init=init, scheme=scheme)
+        found = {role: weight.std().item() for role, weight, _, _ in model.weights()}
+        assert found["down"] == pytest.approx(own * factor, rel=0.05), scheme
+        assert found["up"] == pytest.approx(inside * (factor if "deepnorm" in scheme else 1), rel=0.05), scheme
+    assert writes == own or writes < inside
 
 
 def test_output_matrices_may_be_drawn_as_for_another_depth() -> None:
     for init in ("neox", "gpt2"):
         as_for_12 = DecoderConfig(layers=4, init=init, init_depth=12)
         for role in ("o", "down", "q", "embed"):
-            assert base_std(role, 64, as_for_12) == base_std(role, 64, DecoderConfig(layers=12, init=init))
-    assert base_std("o", 64, as_for_12) != base_std("o", 64, DecoderConfig(layers=4, init="gpt2"))
+            assert base_std(role, 64, as_for_12, PRE) == base_std(role, 64, DecoderConfig(layers=12, init=init), PRE)
+    assert base_std("o", 64, as_for_12, PRE) != base_std("o", 64, DecoderConfig(layers=4, init="gpt2"), PRE)
     with pytest.raises(ConfigError, match=r"model.init_depth must be at least 1"):
         DecoderConfig(init_depth=0)
     with pytest.raises(ConfigError, match=r"unknown model.init 'neo': did you mean 'neox'"):

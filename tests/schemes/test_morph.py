@@ -118,6 +118,8 @@ def test_between_two_vectors_directions_and_lengths_are_between() -> None:
         ("morph(pre, hybrid)", "hybrid, which puts a module inside branch or head (q)"),
         ("morph(pre, nag)", "from pre to nag: input is something else in each"),
         ("morph(pre, prores)", "or changes over training itself"),
+        ("morph(polar, polar(max_step=0.5))", "its stream, direction and log-radius, is no vector to be blended"),
+        ("prores(morph)", "prores cannot stand around morph, which changes over training itself"),
         ("morph(morph, geonorm)", "one of them changes over training itself"),
     ],
 )

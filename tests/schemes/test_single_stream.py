@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import log, pi, sqrt
 from typing import Any
 
@@ -235,3 +236,17 @@ def test_a_learned_step_stays_positive(alpha: float, stored: float | None) -> No
     assert side > 0
     if stored is None:
         assert side == pytest.approx(torch.sin(torch.tensor(alpha * 1e-3)).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("kinds", [("attn", "mlp"), ("parallel",)])
+def test_sublayers_that_count_apart_have_equal_shares(kinds: tuple[str, ...]) -> None:
+    """atan(1/sqrt(n)) in sub-layer n leaves entry and every update one share of the last state (docs/theory.md 3.2):
+    parallel blocks, which have one residual, are counted without a gap."""
+    scheme = parse("geonorm(update=unit, retraction=projection, decay=sqrt, decay_on=update, index=sublayer)")
+    width = 1 + len(kinds) * DEPTH
+    x = torch.eye(width, dtype=torch.float64)[:1]
+    for place, (layer, kind) in enumerate(product(range(DEPTH), kinds)):
+        site = Site(layer, kind, DEPTH)
+        own = Parts(scheme, site, NormSpec("rms", width))
+        x = write_at(scheme, x, 3 * torch.eye(width, dtype=torch.float64)[place + 1].expand_as(x), own(), site)
+    torch.testing.assert_close(x.square(), torch.full_like(x, 1 / width), rtol=1e-6, atol=0)

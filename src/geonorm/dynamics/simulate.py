@@ -22,7 +22,7 @@ from ..devices import pick_device
 from ..errors import ConfigError
 from ..parsing import finite_or_none
 from ..results import Result, Rows
-from ..schemes import Scheme, parse
+from ..schemes import Scheme, Site, parse
 from ..settings import from_dict
 from . import theory
 from .config import SimulateConfig
@@ -147,6 +147,10 @@ def check_scheme(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
     if config.weights != "network":
         check_values(scheme, config.layers)
     flow = Flow(scheme, build_sublayers(config, scheme, 0), depth=config.layers)
+    for kind, _ in flow.sublayers:
+        for layer in range(config.layers):
+            if why := scheme.resolve(Site(layer, kind, config.layers)).about.fresh:
+                raise ConfigError(f"{scheme} does not move particles, {why}: simulate the scheme inside")
     if config.method != "layers":
         flow.check_spheres(config.time)
         flow.velocity(flow.start(start[:1, :2]), config.time)

@@ -88,7 +88,7 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         weight, role = module.weight, getattr(module, "role", "embed")
         if not getattr(weight, LOADED, False):
             fan_out, fan_in = weight.shape
-            base = base_std(role, fan_in, self.config.shape())
+            base = base_std(role, fan_in, self.config.shape(), scheme)
             init.normal_(weight, 0.0, scheme.init_std(role, fan_in, fan_out, site, base))
             scheme.constrain({role: [weight]})
         if getattr(module, "bias", None) is not None:

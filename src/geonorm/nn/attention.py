@@ -192,8 +192,10 @@ class SelfAttention(nn.Module):
             k, v = k[:, :, -self.window :], v[:, :, -self.window :]  # type: ignore[operator]
         elif mask is None and tokens > 1 and (past or windowed):
             mask = seen_keys(tokens, keys, self.window, q.device)
+        # a length that varies in a compiled or exported graph makes `tokens > 1` symbolic, which no argument may be
+        causal = True if self.causal and mask is None and tokens > 1 else False  # noqa: SIM210
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.causal and mask is None and tokens > 1, enable_gqa=self.groups != self.heads,
+            is_causal=causal, enable_gqa=self.groups != self.heads,
         )  # fmt: skip
         return out.transpose(1, 2)

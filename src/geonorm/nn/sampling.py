@@ -85,7 +85,7 @@ def check_request(what: str, ids: Tensor, temperature: float, top_k: int | None)
     """ConfigError where there is nothing to go on from, or no way to sample."""
     if ids.shape[1] == 0:
         raise ConfigError(f"the {what} has no tokens; give at least one")
-    if temperature < 0 or (top_k is not None and top_k < 1):
+    if not temperature >= 0 or (top_k is not None and top_k < 1):
         raise ConfigError("temperature must be at least 0 and top_k at least 1")
 
 

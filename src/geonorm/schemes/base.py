@@ -35,7 +35,8 @@ class Site:
     layer: 0-based block; an int when a model is built, a 0-d tensor in a forward pass, a float for simulated time.
     kind: attn | mlp | cross | parallel, and entry, exit at the ends of the stream. depth: number of blocks L.
     sublayers: residuals of a block, 3 where cross-attention stands between attention and MLP; 1 at the ends of a model
-    of parallel sites, of which each counts as the first of two. Of a model of two stacks each counts its own blocks.
+    of parallel sites, which have 2 themselves, for attention and MLP. Of a model of two stacks each counts its own
+    blocks.
     Raises ConfigError for another kind, no blocks, and an int that is none of theirs.
     """
 
@@ -61,9 +62,16 @@ class Site:
 
     @property
     def number(self) -> Any:
-        """How many sub-layers stand before it in its stack, where those of a block count apart."""
+        """How many residuals stand before it in its stack: those of a block count apart, a parallel one is alone."""
+        if self.kind == "parallel":
+            return self.layer
         within = {"mlp": self.sublayers - 1, "cross": 1}.get(self.kind, 0)
         return self.sublayers * self.layer + within
+
+    @property
+    def total(self) -> int:
+        """How many residuals its stack has, as `number` counts them."""
+        return self.depth if self.kind == "parallel" else self.sublayers * self.depth
 
 
 def add(x: Tensor, u: Tensor, step: Number, h: Number = 1.0) -> Tensor:
@@ -131,6 +139,9 @@ class Scheme:
     carries: ClassVar[bool] = False
     """True: `read` returns (y, carry), and `write` takes the carry as its last argument."""
     streams = 1
+    depth_init: ClassVar[bool] = False
+    """Whether its own initial values fall with depth, or ask for ones that do not: what `init` itself takes off output
+    matrices for depth (gpt2, neox) is left out then, so that depth counts once."""
     planar = True
     """One stream that stays in span{x, u}: with unit norms, write is a law of two numbers (rho, tau)."""
 

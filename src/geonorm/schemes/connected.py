@@ -28,7 +28,7 @@ class Connected(Copied):
 
     def first(self, site: Site) -> int:
         """The stream that a sub-layer reads most at the start: the k-th of the network stream k mod n."""
-        return int(site.layer if site.kind == "parallel" else site.number) % self.n
+        return int(site.number) % self.n
 
     def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
         return super().exit(x.sum(-2), p, site)

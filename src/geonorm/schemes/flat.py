@@ -60,7 +60,7 @@ class Peri(Decayed):
 @register("sandwich")
 @dataclass(frozen=True)
 class Sandwich(Decayed):
-    """Sandwich-LN of CogView: Peri-LN without a norm at the entry, output projections smaller by sqrt(2 L).
+    """Sandwich-LN of CogView: Peri-LN without a norm at the entry, output projections smaller by sqrt(2 L), once.
 
     `rescale=max` is the paper's precaution against overflow in fp16: each norm divides its input by max|x| / 8, without
     gradient, so it acts through eps alone wherever norms compute in fp32, as all do here. The maximum is that of the
@@ -74,6 +74,7 @@ class Sandwich(Decayed):
         checked="official code run (THUDM/CogView 189a12b) and x-transformers, to rounding",
         law=Peri.about.law,
     )
+    depth_init = True
     entry: Literal["sphere", "embedding"] = field(default="embedding", kw_only=True)
     rescale: Literal["none", "max"] = field(default="none", kw_only=True)
     """max: every norm divides its input by max|x| / 8 first."""
@@ -137,6 +138,7 @@ class DeepNorm(Placement):
         checked="official code run (microsoft/torchscale 4d1e0e8), initialisation too, and x-transformers, to rounding",
         law="s = (2 L)^(1/4), r' = 0",
     )
+    depth_init = True
     final: Literal["norm", "none"] = field(default="none", kw_only=True)
 
     parts = {"stream": "norm"}
@@ -180,7 +182,8 @@ class Keel(Placement):
 @register("lns")
 @dataclass(frozen=True)
 class LayerNormScaling(Placement):
-    """LayerNorm scaling: Pre-Norm whose norm output shrinks with depth. Not to be combined with a scaled init."""
+    """LayerNorm scaling: Pre-Norm whose norm output shrinks with depth. Not to be combined with a scaled init, so that
+    of gpt2 and neox is left unscaled."""
 
     about = About(
         equation="x + u(N(x) / sqrt(t))",
@@ -191,6 +194,7 @@ class LayerNormScaling(Placement):
         law="s = r, r' = <θ,A>",
     )
 
+    depth_init = True
     parts = {"input": "norm"}
 
     def read(self, x: Tensor, p: Any, site: Site) -> Tensor:

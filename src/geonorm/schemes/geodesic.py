@@ -19,7 +19,7 @@ from .base import About, Number, Placement, Site, normalise_update
 from .registry import register
 
 POWERS = {"exp": inf, "projection": 1.0, "cayley": 2.0}
-Power = Annotated[float, Range(TINIEST, said="p must be positive")]
+Power = Annotated[float, Range(1e-6, said="p must be at least 1e-6")]
 
 
 @register("geonorm")
@@ -88,7 +88,7 @@ class GeoNorm(Placement):
         alpha = scalars.pop("step", self.alpha)
         t, depth = site.t, site.depth
         if self.index == "sublayer":
-            t, depth = site.number + 1, site.sublayers * depth
+            t, depth = site.number + 1, site.total
         rate = schedule(self.decay, alpha, t, depth)
         power = POWERS[self.retraction] if isinstance(self.retraction, str) else self.retraction
         place = {"angle": "post", "update": "pre"}[self.decay_on]

@@ -72,11 +72,8 @@ class AttentionResiduals(Placement):
 
     def place(self, site: Site) -> tuple[Any, Any]:
         """The slot that a site writes to, and whether another site of its block has written there, 0 or 1."""
-        alone = site.kind == "parallel"
-        count = site.depth if alone else site.sublayers * site.depth
-        number = site.layer if alone else site.number
-        size = self.size(count)
-        return number // size + 1, (number % size != 0) * 1
+        size = self.size(site.total)
+        return site.number // size + 1, (site.number % size != 0) * 1
 
     def size(self, count: int) -> int:
         """Sub-layers in a block, the last of which may have fewer."""

@@ -19,7 +19,7 @@ class Hybrid(Placement):
 
     HybridNorm* differs in its first block only and is written as data: `first(hybrid(input=norm), hybrid)`. The norms
     on q, k, v are RMSNorms over one head with gains that the heads share, before RoPE, whatever N is. Output
-    projections start smaller by sqrt(2 L) ("full Megatron" in the official code).
+    projections start smaller by sqrt(2 L), once ("full Megatron" in the official code).
     """
 
     about = About(
@@ -30,6 +30,7 @@ class Hybrid(Placement):
         checked="official code run (BryceZhuo/HybridNorm f0dd605), whole model and initialisation, to rounding",
     )
     carries = True
+    depth_init = True
     input: Literal["raw", "norm"] = field(default="raw", kw_only=True)
     """norm: both sub-layers are Pre-Norm, q, k, v normed still: the first block of HybridNorm*."""
 

@@ -76,12 +76,20 @@ class Morph(Nested):
             "kind of stream",
         )
 
+    @property
+    def depth_init(self) -> bool:  # type: ignore[override]
+        return self.source.depth_init
+
     def width(self, dim: int) -> int:
         return self.source.width(dim)
 
     def resolve(self, site: Site) -> Scheme:
         rule = replace(self, source=self.source.resolve(site), target=self.target.resolve(site))
         for part in rule.inside():
+            require(
+                not part.about.state,
+                f"no gradual way leads from or to {part}: its stream, {part.about.state}, is no vector to be blended",
+            )
             require(
                 not (part.constrains or part.about.fresh),
                 f"no gradual way leads from or to {part}: it constrains weights or changes over training itself",

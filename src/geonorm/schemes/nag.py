@@ -60,7 +60,7 @@ class NAG(Placement):
         number = int(site.number) + 1
         return {
             "input": norm(gains=False),
-            "step": float(schedule(self.decay, self.alpha, number, site.sublayers * site.depth)),
+            "step": float(schedule(self.decay, self.alpha, number, site.total)),
             "modulator": Modulator(self.directions, norm.dim, number),
         }
 
