@@ -60,6 +60,9 @@ LAWS: list[tuple[str, Any, str, float | None]] = [
     ("ngpt(alpha=0.5)", CAUSAL, "exponential", log(2 / 1.25)),
     ("lns", GELU, "none", None),
     ("olmo2", CAUSAL, "polynomial", 0.75),
+    # (1 - 1/L)^t without MLPs: the radius rests where the squares of what it loses and gains are one
+    ("norm_preserving", FULL, "exponential", log(12 / 11)),
+    ("norm_preserving", (DrawnAttention(sqrt(2), causal=False),), "exponential", log(12 / 11)),
     ("angpt", SWIGLU, "none", None),  # radius 1 is kept, but a token a little longer grows
 ]
 

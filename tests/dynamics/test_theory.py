@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
-from math import cos, exp, isclose, log, pi, sin, sqrt
+from math import cos, exp, isclose, log, log1p, pi, sin, sqrt
 from typing import Any
 
 import pytest
@@ -159,6 +159,18 @@ def test_whole_layers_have_other_exponentials(scheme: str, causal: bool, rate: f
             early, late = (dynamics.gap(flow.tokens(x)).item() for _, x in walk)
         assert log(early / late) == pytest.approx(rate, rel=1e-2)
     assert str(theory.terminal("ngpt(alpha=1)", layers=True)) == "none"  # the token is replaced at once
+
+
+@pytest.mark.parametrize("depth", [4, 12, 1000])
+def test_whole_layers_bring_the_radius_of_norm_preserving_to_rest(depth: int) -> None:
+    """r = sqrt(1 - 1/L) r + sqrt(1/L): what shrinks as t^-2 in continuous time shrinks by 1 - 1/L a layer. Others that
+    grow do so at whole layers, too."""
+    assert str(theory.terminal("norm_preserving", depth)) == "t^-2"
+    law = theory.terminal("norm_preserving", depth, layers=True)
+    assert law.kind == "exponential" and law.exponent == pytest.approx(-log1p(-1 / depth), rel=1e-4)
+    for scheme in ("pre", "peri", "lns", "residual_dual", "siamese"):
+        if theory.describe_law(scheme):
+            assert theory.terminal(scheme, depth, layers=True) == theory.terminal(scheme, depth), scheme
 
 
 def initial(scheme: str, n: int, beta: float, r: float) -> float:

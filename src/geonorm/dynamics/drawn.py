@@ -29,7 +29,7 @@ from ..norms import NormSpec
 from ..schemes import Parts, Scheme, Site, enter_as, read_at, write_at
 from .fields import ACTIVATIONS, Attention
 from .flow import Flow, check_values
-from .theory import SLOW, Terminal, grow, read_law
+from .theory import LATE, SLOW, Terminal, find_rest, grow, read_law
 
 NODES = 200
 """Of Gauss and Hermite; an even number keeps clear of the kink of ReLU at 0."""
@@ -198,7 +198,8 @@ class DrawnFlow:
         """How the slowest difference between tokens shrinks, as 1 - cos, when depth goes on without end; exponents
         below 0: tokens move apart. `none` also where it stops: angles whose squares have a finite sum."""
         start = self.turn_through()[-1].after
-        grown = grow(lambda r, t: sum(turn.grown for turn in self.turn_block(r, t)), start)
+        rest = find_rest(lambda r: self.turn_block(r, LATE)[-1].after, start)
+        grown = (rest, 0.0) if rest else grow(lambda r, t: sum(turn.grown for turn in self.turn_block(r, t)), start)
         if grown is None:
             return SLOW
         return read_law(lambda r, t: -sum(log(turn.relative(averaged)) for turn in self.turn_block(r, t)), *grown)

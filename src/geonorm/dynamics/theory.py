@@ -30,6 +30,8 @@ from .rates import in_plane, settled_radius
 
 LATE = 1e9
 """Depth-time at which the terminal law is read off."""
+TRIES, STEADY = 50, 1 - 1e-6
+"""A radius that whole layers draw to a place of rest comes nearer by at least the share 1 - STEADY in each."""
 NEAR = 1e-8
 """Smallest tangential part of an update, relative to the radial one, whose step is as good as the limit."""
 
@@ -118,6 +120,12 @@ class Frame:
         if causal:
             return 2 * (w.sum(1) - w.diagonal())[1:].min().item()
         return 2 * torch.linalg.eigvalsh(w.sum(1).diag() - (w * w.mT).sqrt())[1].item()
+
+    def rest(self, radius: float) -> float | None:
+        """The radius at which whole layers, h = 1, leave tokens that are one; None where it moves on."""
+        flow = Flow(self.flow.scheme, Attention(0.0), self.depth)
+        x = torch.tensor([[radius, 0.0]], dtype=torch.float64)
+        return find_rest(lambda r: flow.layer(x * (r / radius), LATE - 1).norm().item(), radius)
 
     def whole(self, radius: float, tau: float, causal: bool) -> float:
         """-log of the factor by which one layer, h = 1, shrinks 1 - cos of two tokens that are nearly one."""
@@ -274,6 +282,8 @@ def terminal(
     near, far = (frame.rates(r, LATE - 1, m, tangential)[0] for tangential in (0.0, FAR * m))
     if near > SUDDEN * far:
         return MEET
+    if layers and power > 0 and (rest := frame.rest(start)):
+        return Terminal("exponential", sublayers * frame.whole(rest, LATE - 1, causal))
     colder = 2 * log(frame.read(r * 1.01**power, LATE * 1.01 - 1) / frame.read(r, LATE - 1)) / log(1.01)
     if beta > 0 and law.kind == "polynomial" and law.exponent <= colder + 1e-6:
         return COLD
@@ -281,6 +291,21 @@ def terminal(
         whole = float("inf") if unequal else sublayers * frame.whole(r, LATE - 1, causal)
         return Terminal(law.kind, whole) if isfinite(whole) else NO_LAW
     return law
+
+
+def find_rest(step: Callable[[float], float], radius: float) -> float | None:
+    """The radius at which whole layers leave a token that comes with `radius`, by Aitken's method; None where they do
+    not draw it to one."""
+    for _ in range(TRIES):
+        first = step(radius)
+        moved, again = first - radius, step(first) - first
+        if abs(moved) <= 1e-13 * radius:
+            near = 0.01 * first  # who rests by keeping any radius is not drawn to this one
+            return first if abs(step(first + near) - first) < STEADY * near else None
+        if not abs(again) < STEADY * abs(moved):  # it grows on
+            return None
+        radius = first + again * moved / (moved - again)
+    return None
 
 
 def read_law(rate: Callable[[float, float], float], r: float, power: float) -> Terminal:
