@@ -2,7 +2,8 @@
 
     python experiments/probed.py experiments/012-depth OUT
 
-The experiment's runs.py says which runs under OUT: PROBED, a part of their names, at every checkpoint that is there.
+The experiment's runs.py says which runs under OUT: PROBED, a regular expression found in their names, at every
+checkpoint that is there.
 Writes probes.csv beside it, a line for each site of a run and step with the largest attention score, the length of what
 the sub-layer gives, the angle of the step, the mean cosine of two tokens before it and the norm of the weights'
 gradient; and a line of kind `block` for each block with `worth`, the loss without it less the loss with it (nats per
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import re
 import runpy
 import sys
 import tempfile
@@ -61,7 +63,7 @@ def main(experiment: Path, out: Path) -> None:
     known = list(csv.reader(file.read_text(encoding="utf-8").splitlines()))[1:] if file.exists() else []
     done = {(row[0], row[1]) for row in known}
     for name in read_finished(out):
-        for step, folder in checkpoints(out / name) if part in name else ():
+        for step, folder in checkpoints(out / name) if re.search(part, name) else ():
             if (name, str(step)) in done:
                 continue
             known += measure(name, step, folder)

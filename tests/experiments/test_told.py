@@ -87,6 +87,19 @@ CASES = [
         for length, lr in ((256, 3e-3), (512, 6e-3))
     ),
     *(
+        other("011-rate", ("64-cold-", one, lr), (f"64-{warmup}-", two, other_lr))
+        for one, lr, warmup, two, other_lr in (
+            (f"geonorm{RAW}", 1.6e-2, "warm", f"geonorm{RAW}", 1.6e-2),
+            (f"pre{RAW}", 4e-3, "warm", f"pre{RAW}", 8e-3),
+            ("geonorm", 8e-3, "warm", "geonorm", 8e-3),
+            ("pre", 8e-3, "warm", "pre", 8e-3),
+            ("post", 4e-3, "warm", "post", 8e-3),
+            ("deepnorm", 8e-3, "warm", "deepnorm", 8e-3),
+            (f"geonorm{RAW}", 1.6e-2, "cold", f"pre{RAW}", 4e-3),
+        )
+    ),
+    other("011-rate", ("64-warm-", f"geonorm{RAW}", 1.6e-2), ("64-warm-", f"pre{RAW}", 8e-3)),
+    *(
         other("013-candidate", ("confirm-", first, lr), ("confirm-", second, 6e-3))
         for first, lr, second in (
             ("geonorm", 6e-3, "pre"),
