@@ -312,6 +312,26 @@ def test_the_report_can_be_read(tiny_model: Tiny) -> None:
     assert "other standard deviations; yours were kept" in text
 
 
+def test_frozen_norms_stay_frozen_and_new_parts_train(tiny_model: Tiny) -> None:
+    """What took over the gains of a frozen norm is frozen; what a scheme brings is told."""
+    model, _ = fresh(tiny_model, "llama")
+    model.requires_grad_(False)
+    report = hf.apply(model, "pre(entry=embedding)")
+    assert not any(p.requires_grad for p in model.parameters()) and not report.notes
+    report.undo()
+    assert not any(p.requires_grad for p in model.parameters())
+    for init in ("keep", "match"):
+        report = hf.apply(model, "peri(entry=embedding)", init=init)  # type: ignore[arg-type]
+        trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        assert trained == set(report.added) - set(report.carried)
+        number = sum(report.added[name] for name in trained)
+        assert f"  note     your weights stay frozen; {number} new parameters train: model.layers.*." in str(report)
+        report.undo()
+    model.model.layers[1].input_layernorm.requires_grad_(True)
+    report = hf.apply(model, "pre(entry=embedding)")
+    assert [p.requires_grad for p in model.parameters()].count(True) == 1 and not report.notes
+
+
 def test_refusals(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 

@@ -11,6 +11,8 @@ from geonorm.errors import CheckpointError, ConfigError
 
 transformers = pytest.importorskip("transformers")
 from geonorm import hf  # noqa: E402
+from geonorm.hf.layouts import LAYOUTS, layouts_of  # noqa: E402
+from geonorm.sites.anatomy import FAMILIES  # noqa: E402
 
 from .test_layouts import GPT2, OLD, SIZE, THEIRS, stock  # noqa: E402
 
@@ -89,6 +91,18 @@ def test_settings_without_an_equal_are_refused_by_name(
     ("config", "said"),
     [
         ("PhiConfig", "phi has a bias of its head, which geonorm's decoder does not have; geonorm.hf.apply"),
+        (
+            "SmolLM3Config",
+            "smollm3 has blocks without positions, which geonorm's decoder does not have; geonorm.hf.apply",
+        ),
+        (
+            "GraniteConfig",
+            "granite has a multiplier of the residual, which geonorm's decoder does not have; geonorm.hf.",
+        ),
+        (
+            "ModernBertConfig",
+            "modernbert has attention to both sides, which geonorm's decoder does not have; geonorm.hf",
+        ),
         ("MixtralConfig", "mixtral has experts, which geonorm's decoder does not have"),
         ("XGLMConfig", "unknown architecture 'xglm'"),
     ],
@@ -98,6 +112,12 @@ def test_other_architectures_are_refused(config: str, said: str, tmp_path: Path)
     with pytest.raises(ConfigError) as caught:
         hf.load_stock(tmp_path)
     assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize("model_type", sorted(set(FAMILIES) - {layout.model_type for layout in LAYOUTS}))
+def test_whatever_apply_knows_is_said_to_be_for_it(model_type: str) -> None:
+    with pytest.raises(ConfigError, match=r"; geonorm\.hf\.apply changes its residual scheme in place"):
+        layouts_of(model_type)
 
 
 @pytest.mark.parametrize("function", [hf.to_stock, hf.fold])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -242,6 +243,56 @@ def test_what_is_left_out_and_ranks_by_stock_names_on_an_applied_model(targets: 
             tuned = peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
         held.append(trained(tuned))
     assert held == [wanted, wanted]
+
+
+def trained(tuned: Any) -> Any:
+    """What an adapter trains, by scale and by shape; in experts its parameters have no place of their own."""
+    scales = [module.scaling["default"] for module in tuned.modules() if hasattr(module, "lora_A")]
+    return sorted(scales), sorted(tuple(p.shape) for p in tuned.parameters() if p.requires_grad)
+
+
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")  # PEFT asks modules alone
+@pytest.mark.parametrize(
+    ("kind", "recipe"),
+    [
+        ("mixtral", {"target_modules": ["q_proj", "w1", "w2", "w3"]}),
+        ("mixtral", {"target_modules": ["v_proj", "gate"], "rank_pattern": {r".*\.gate\.weight": 3}}),
+        ("mixtral", {"target_modules": "all-linear"}),
+        ("mixtral", {"target_modules": r".*\.(q_proj|w1|w3)"}),
+        ("mixtral", {"target_parameters": ["mlp.experts.down_proj"], "alpha_pattern": {"mlp.experts.down_proj": 3}}),
+        ("qwen3_moe", {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"]}),
+        ("qwen3_moe", {"target_modules": "all-linear"}),
+        ("qwen3_moe", {"target_modules": ["q_proj"], "target_parameters": ["model.layers.0.mlp.experts.gate_up_proj"]}),
+    ],
+)
+def test_experts_and_router_of_an_applied_model(kind: str, recipe: Any, tiny_model: Any, tmp_path: Any) -> None:
+    """By scale and shape what PEFT trains of the stock model, also when it is loaded again."""
+    model, inputs = tiny_model(kind)
+    lora = peft.LoraConfig(r=2, task_type="CAUSAL_LM", **copy.deepcopy(recipe))
+    wanted = trained(peft.get_peft_model(copy.deepcopy(model), lora))
+    model, again = copy.deepcopy(model), copy.deepcopy(model)
+    hf.apply(model, "geonorm")
+    tuned = peft.get_peft_model(model, peft.LoraConfig(r=2, task_type="CAUSAL_LM", **recipe)).eval()
+    assert trained(tuned) == wanted and len(wanted[1]) >= 4
+    with torch.no_grad():
+        for p in tuned.parameters():
+            p.add_(0.1 * torch.randn_like(p) if p.requires_grad else 0)
+    logits = tuned(**inputs).logits
+    tuned.save_pretrained(tmp_path, save_embedding_layers=False)
+    hf.apply(again, "geonorm")
+    tuned = peft.PeftModel.from_pretrained(again, tmp_path, is_trainable=True).eval()
+    assert trained(tuned) == wanted
+    torch.testing.assert_close(tuned(**inputs).logits, logits)
+    torch.testing.assert_close(tuned.merge_and_unload()(**inputs).logits, logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layers", [None, [1]])
+def test_a_pattern_without_experts_keeps_its_layers(layers: Any, tiny_model: Any) -> None:
+    model = copy.deepcopy(tiny_model("mixtral")[0])
+    hf.apply(model, "geonorm")
+    names = ["q_proj"] if layers else r".*layers\.1\..*q_proj"
+    tuned = peft.get_peft_model(model, peft.LoraConfig(target_modules=names, layers_to_transform=layers))
+    assert [name.partition(".residuals")[0] for name in adapted(tuned)] == ["model.layers.1"]
 
 
 @pytest.mark.parametrize("block", ["sequential", "parallel"])

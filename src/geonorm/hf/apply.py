@@ -166,6 +166,7 @@ def fit_in(part: nn.Module, like: Tensor, training: bool) -> None:
 def change(model: Any, scheme: Scheme, family: str, matched: bool) -> Report:
     before = {name: p.shape for name, p in model.named_parameters()}
     stock = {id(p) for p in model.parameters()}
+    frozen = not any(p.requires_grad for p in model.parameters())
     removed = list(stock_norms(model))
     vars(model)[RECORD] = prepare_undo(model)
     try:
@@ -180,7 +181,8 @@ def change(model: Any, scheme: Scheme, family: str, matched: bool) -> Report:
     )
     sites = sum(isinstance(module, Residual) for module in model.modules())
     kept = [path for path, p in model.named_parameters() if id(p) in carried]
-    return Report(model, str(scheme), family, sites, removed, added, kept, notes(scheme))
+    said = notes(scheme) + (note_trained(model) if frozen else [])
+    return Report(model, str(scheme), family, sites, removed, added, kept, said)
 
 
 def check_model(model: Any) -> None:
@@ -243,3 +245,10 @@ def notes(scheme: Scheme) -> list[str]:
     if scheme.recipe():
         found.append(f"its paper trains with {scheme.recipe()}")
     return found
+
+
+def note_trained(model: nn.Module) -> list[str]:
+    """What trains of a model that was frozen, for whoever did that may not expect it."""
+    trained = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    new = f"{sum(trained.values()):,} new parameters train: {list_paths(list(trained))}"
+    return [f"your weights stay frozen; {new}"] if trained else []

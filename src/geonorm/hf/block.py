@@ -243,11 +243,12 @@ def has_gains(norm: nn.Module | None) -> bool:
 
 @torch.no_grad()
 def carry(stock: nn.Module, target: nn.Module, offset: float) -> None:
-    """Gains and biases of a stock norm to one of ours (or an Affine), of which both have them."""
+    """Gains and biases of a stock norm to one of ours (or an Affine), of which both have them; frozen ones stay so."""
     for name, shift in (("weight", offset), ("bias", 0.0)):
         source, place = getattr(stock, name, None), getattr(target, name, None)
         if isinstance(source, Tensor) and isinstance(place, nn.Parameter):
             place.copy_(source.to(place.device) + shift)
+            place.requires_grad_(source.requires_grad)
 
 
 def call_of(block: nn.Module, stack: Stack) -> Call:

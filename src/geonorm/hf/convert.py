@@ -64,6 +64,9 @@ def convert(
     target = parse(scheme)
     if way not in WAYS:
         raise ConfigError(unknown("way", way, WAYS))
+    Morph(SOURCE, SOURCE, steps, course)  # which checks both, also where the way needs neither
+    if probe is not None and way != "match":
+        raise ConfigError(f'a probe is what way="match" fits on: leave it out of the way {way}, or say way="match"')
     check_model(model)
     check_pre_norm(model)
     if way != "gradual":

@@ -236,13 +236,15 @@ LAYOUTS = (
 
 MISSING = {
     "bert": "attention to both sides", "bloom": "ALiBi", "cohere": "rotation of neighbours",
-    "deepseek_v3": "experts", "gemma": "a gated GELU", "gemma3_text": "a gated GELU", "gpt_neo": "unscaled attention",
-    "gpt_oss": "experts", "gptj": "rotation of neighbours", "mamba": "a recurrence", "mixtral": "experts",
-    "mpt": "ALiBi", "olmoe": "experts", "opt": "a ReLU",
+    "deepseek_v3": "experts", "gemma": "a gated GELU", "gemma3": "a gated GELU", "gemma3_text": "a gated GELU",
+    "gpt_neo": "unscaled attention", "gpt_oss": "experts", "gptj": "rotation of neighbours",
+    "granite": "a multiplier of the residual", "mamba": "a recurrence", "mixtral": "experts",
+    "modernbert": "attention to both sides", "mpt": "ALiBi", "olmoe": "experts", "opt": "a ReLU",
     "phi": "a bias of its head", "qwen2_moe": "experts", "qwen3_moe": "experts", "roberta": "attention to both sides",
-    "t5": "an encoder", "vit": "an encoder",
+    "smollm3": "blocks without positions", "t5": "an encoder", "vit": "an encoder",
+    "xlm-roberta": "attention to both sides",
 }  # fmt: skip
-"""What well-known architectures have and our decoder does not."""
+"""What well-known architectures, and all that `apply` knows, have and our decoder does not."""
 
 SHARED = ("vocab_size", "width", "hidden", "layers", "heads", "kv_heads", "context", "tied", "eps", "attn_dropout")
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")

@@ -10,6 +10,8 @@ runs on the same probe, and each site is fitted when the computation reaches it,
     what leaves             gains of the norm at the end, by least squares; the last norm on the stream where the scheme
                             has none at the end
 
+Only tokens are compared: what stands at padding, by the attention mask of the stack, counts nowhere.
+
 Nothing is trained, no matrix is touched. It is a start for continued training, not a conversion without loss: numbers
 say how near it is.
 """
@@ -68,12 +70,15 @@ class Seen:
 
 Sites = Mapping[tuple[str, Site], Seen]
 """Every site by its stack and where it stands there."""
+Masks = Mapping[str, Tensor | None]
+"""Of each stack: True for tokens and False for padding, (batch, tokens); None where there is no padding."""
 
 
 @torch.no_grad()
 def match_model(model: Any, change: Callable[[], Any], probe: Any) -> tuple[Any, Near]:
     """Runs the stock model, changes it, fits it; returns what `change` did and how near it is."""
     inputs = inputs_of(model, probe)
+    masks = masks_of(model, inputs)
     if probe is not None:
         check_inputs(model, inputs)
     training = {name: module.training for name, module in model.named_modules()}
@@ -83,12 +88,14 @@ def match_model(model: Any, change: Callable[[], Any], probe: Any) -> tuple[Any,
         report = change()
         model.eval()
         before = run_kept(model, inputs)
-        fit_sites(model, inputs, sites, leaves)
+        fit_sites(model, inputs, sites, leaves, masks)
         what, after = answer(model, inputs)
     finally:
         for name, module in model.named_modules():
             module.training = training.get(name, model.training if name else training[""])
-    return report, Near(what, error(before, stock), error(after, stock), stock.shape[:-1].numel())
+    mask = list(masks.values())[-1] if stock.dim() > 2 else None  # classes of a sequence are no tokens
+    before, after, stock = (rows(out, mask) for out in (before, after, stock))
+    return report, Near(what, error(before, stock), error(after, stock), len(stock))
 
 
 def inputs_of(model: Any, probe: Any) -> dict[str, Any]:
@@ -135,6 +142,44 @@ def check_inputs(model: Any, inputs: dict[str, Any]) -> None:
             raise
         why = f"{type(error).__name__}: {cause(error)[:200]}"
         raise ConfigError(f"{type(model).__name__} cannot read the probe ({why})") from error
+
+
+def masks_of(model: Any, inputs: dict[str, Any]) -> Masks:
+    """The mask of every stack, the last of which is what the model returns. ConfigError for one that does not say which
+    tokens are padding."""
+    stacks = [stack.name for stack, _ in stacks_of(model)]
+    found: dict[str, Tensor | None] = {}
+    for stack in stacks:
+        part = "decoder_" if stack == "decoder" and len(stacks) > 1 else ""
+        name, mask = f"{part}attention_mask", inputs.get(f"{part}attention_mask")
+        found[stack] = None
+        if mask is None:
+            continue
+        read = next(
+            (x for at in ("input_ids", "inputs_embeds") if isinstance(x := inputs.get(part + at), Tensor)), mask
+        )
+        if not isinstance(mask, Tensor) or mask.dim() != 2 or (read.dim() > 1 and mask.shape != read.shape[:2]):
+            shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise ConfigError(
+                f"the {name} of a probe is (batch, tokens) as its tokens are, 1 for tokens, 0 for padding; not {shape}"
+            )
+        if not mask.any():
+            raise ConfigError(f"the probe has no tokens: its {name} is 0 everywhere")
+        found[stack] = None if mask.all() else mask.bool()
+    return found
+
+
+def rows(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The vectors of tokens, one a row; x is (batch, tokens, dim), or flat as OPT's MLP sees it."""
+    flat = x.reshape(-1, x.shape[-1])
+    if mask is None:
+        return flat
+    if len(flat) != mask.numel():
+        raise ConfigError(
+            f"padding of shape {tuple(mask.shape)} does not fit what the model computes, {tuple(x.shape)}: use a probe "
+            "without padding"
+        )
+    return flat[mask.flatten()]
 
 
 def answer(model: Any, inputs: dict[str, Any]) -> tuple[str, Tensor]:
@@ -191,12 +236,12 @@ def look_at(model: Any, inputs: dict[str, Any]) -> tuple[Sites, dict[str, Tensor
     return sites, leaves, returned
 
 
-def fit_sites(model: Any, inputs: dict[str, Any], sites: Sites, leaves: dict[str, Tensor]) -> None:
+def fit_sites(model: Any, inputs: dict[str, Any], sites: Sites, leaves: dict[str, Tensor], masks: Masks) -> None:
     """One pass of the changed model in which every site is fitted before it goes on."""
     patched: list[nn.Module] = []
     found = sites_of(model)
     for stack, base in stacks_of(model):
-        inside = [place for place in found if place.stack == stack.name]
+        inside, mask = [place for place in found if place.stack == stack.name], masks[stack.name]
         end: Any = blocks_of(model, stack, base)[-1].exit
         if stack.exit is not None:
             end = model.get_submodule(join_path(base, stack.exit))
@@ -205,10 +250,10 @@ def fit_sites(model: Any, inputs: dict[str, Any], sites: Sites, leaves: dict[str
             if place.key in sites:
                 residual: Any = place.home
                 beyond = leaves[stack.name] if place is inside[-1] and not normed else None
-                residual.forward = fit_first(residual, sites[place.key], beyond)
+                residual.forward = fit_first(residual, sites[place.key], beyond, mask)
                 patched.append(residual)
         if normed:
-            end.forward = fit_exit(end, leaves[stack.name])
+            end.forward = fit_exit(end, leaves[stack.name], mask)
             patched.append(end)
     try:
         answer(model, inputs)
@@ -217,7 +262,7 @@ def fit_sites(model: Any, inputs: dict[str, Any], sites: Sites, leaves: dict[str
             del module.forward
 
 
-def fit_first(residual: Residual, seen: Seen, beyond: Tensor | None) -> Callable[..., Any]:
+def fit_first(residual: Residual, seen: Seen, beyond: Tensor | None, mask: Tensor | None) -> Callable[..., Any]:
     """The forward pass of a site that first fits it. beyond: what the last norm on the stream should give."""
 
     def forward(x: Tensor, **arguments: Any) -> Any:
@@ -226,21 +271,21 @@ def fit_first(residual: Residual, seen: Seen, beyond: Tensor | None) -> Callable
         branch: Any = residual.branch
         reads = norm_in(own, "input")
         if reads is not None and len(seen.reads) == 1:
-            regress(reads, lambda: read_at(scheme, x, p, site)[0], seen.reads[0])
+            regress(reads, lambda: read_at(scheme, x, p, site)[0], seen.reads[0], mask)
         y, carry = read_at(scheme, x, p, site)
         for chain, wanted in zip(branch.chains, seen.reads, strict=True):
             if chain.gains is not None:
-                regress(chain.gains, partial(chain.gains, y), wanted)
+                regress(chain.gains, partial(chain.gains, y), wanted, mask)
         out = branch(y.to(residual.compute_dtype(y)), **arguments)
         u = out[0] if isinstance(out, tuple) else out
         write = partial(write_at, scheme, x, p=p, site=site, carry=carry)
         weight = getattr(norm_in(own, "output") if branch.gain is None else branch.gain, "weight", None)
         if weight is not None and seen.after is not None:
-            scale(weight, lambda: scheme.seen(write(proposal(u, branch))), seen.after)
+            scale(weight, lambda: scheme.seen(write(proposal(u, branch))), seen.after, mask)
         stream = norm_in(own, "stream")
         if beyond is not None and stream is not None:
             proposed = proposal(u, branch)
-            regress(stream, lambda: write(proposed), beyond)
+            regress(stream, lambda: write(proposed), beyond, mask)
         return type(residual).forward(residual, x, **arguments)
 
     return forward
@@ -251,52 +296,51 @@ def proposal(u: Tensor, branch: Any) -> Tensor:
     return u if branch.gain is None else branch.gain(u)
 
 
-def fit_exit(end: Exit, wanted: Tensor) -> Callable[[Tensor], Tensor]:
+def fit_exit(end: Exit, wanted: Tensor, mask: Tensor | None) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         norm = norm_in(end.own, "norm")
         assert norm is not None
-        regress(norm, lambda: type(end).forward(end, x), wanted)
+        regress(norm, lambda: type(end).forward(end, x), wanted, mask)
         return type(end).forward(end, x)
 
     return forward
 
 
-def regress(module: Any, run: Callable[[], Tensor], wanted: Tensor) -> None:
+def regress(module: Any, run: Callable[[], Tensor], wanted: Tensor, mask: Tensor | None = None) -> None:
     """Gains (and bias, where there is one) of a norm or an Affine such that `run` gives `wanted`, per feature, if that
-    is nearer than what they are now."""
+    is nearer than what they are now, at the tokens of the mask."""
     weight, bias = module.weight, getattr(module, "bias", None)
     if weight is None:
         return
-    target = upcast(wanted).reshape(-1, wanted.shape[-1])
-    now = error(run().reshape(target.shape), target)
+    target = rows(upcast(wanted), mask)
+    now = error(rows(run(), mask), target)
     if now < NEAR_ENOUGH:
         return
     kept = [(p, p.clone()) for p in (weight, bias) if p is not None]
     weight.fill_(1.0)
     if bias is not None:
         bias.zero_()
-    plain = upcast(run()).reshape(target.shape)
+    plain = rows(upcast(run()), mask)
     middle, aim = (plain.mean(0), target.mean(0)) if bias is not None else (torch.zeros_like(plain[0]),) * 2
     spread = (plain - middle).square().sum(0)
     slope = torch.where(spread > 0, ((plain - middle) * (target - aim)).sum(0) / spread.clamp(min=1e-30), 1.0)
     weight.copy_(slope)
     if bias is not None:
         bias.copy_(aim - slope * middle)
-    if not error(run().reshape(target.shape), target) < now:
+    if not error(rows(run(), mask), target) < now:
         for p, value in kept:
             p.copy_(value)
 
 
-def scale(weight: Tensor, run: Callable[[], Tensor], wanted: Tensor) -> None:
-    """The factor on a weight for which the direction of `run` is nearest to that of `wanted`: a grid of factors from
-    1/1000 to 1000, then thirds of what is left."""
+def scale(weight: Tensor, run: Callable[[], Tensor], wanted: Tensor, mask: Tensor | None = None) -> None:
+    """The factor on a weight for which the direction of `run` is nearest to that of `wanted` at the tokens of the mask:
+    a grid of factors from 1/1000 to 1000, then thirds of what is left."""
     start = weight.clone()
-    target = upcast(wanted)
+    target = rows(upcast(wanted), mask)
 
     def off(power: float) -> float:
         weight.copy_(start * 10.0**power)
-        found = upcast(run())
-        cosine = torch.cosine_similarity(found, target.view(found.shape), dim=-1)
+        cosine = torch.cosine_similarity(rows(upcast(run()), mask), target, dim=-1)
         return float((1 - cosine.double()).mean())
 
     best, error_now = 0.0, off(0.0)

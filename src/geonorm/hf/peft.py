@@ -3,12 +3,15 @@ told, and by the names that recipes for Llama, GPT-2 or GPT-NeoX use."""
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 from ..errors import ConfigError
@@ -42,6 +45,7 @@ KEYS_AND_VALUES = ["branch.k", "branch.v", "attn.k", "attn.v"]
 """Of blocks in sequence and side by side; norms on keys have names that end in k, too."""
 DOWN = ["branch.down", "mlp.down"]
 TABLES, TUNERS = "peft.utils.constants", "peft.tuners.tuners_utils"
+EXPERTS = "peft.utils.transformers_weight_conversion"
 
 
 def introduce() -> None:
@@ -147,9 +151,10 @@ def follow(config: Any, model: Any) -> None:
     means the matrices of the stock model, wherever they are now."""
     tables, kind = sys.modules[TABLES], str(getattr(config.peft_type, "value", config.peft_type))
     paths = stock_paths(model)
+    find_experts(config, model, paths)
     for field, table in (("target_modules", "TARGET"), ("feedforward_modules", "FEEDFORWARD"), ("exclude_modules", "")):
         names = getattr(config, field, ())
-        if names is None and table:
+        if names is None and table and not getattr(config, "target_parameters", None):
             known = getattr(tables, f"TRANSFORMERS_MODELS_TO_{kind}_{table}_MODULES_MAPPING", {})
             names = known.get(model.config.stock_type)
         pattern = isinstance(names, str)
@@ -157,9 +162,55 @@ def follow(config: Any, model: Any) -> None:
             found = find_again(names, paths)
             kept = pattern or found == set(names) or not table  # PEFT takes no layers beside a pattern
             setattr(config, field, found if kept else in_layers(found, config))
+    parameters = targeted_parameters(config, model, paths)
+    if parameters:
+        config.target_parameters = find_again(config.target_parameters, parameters)
     for field in ("rank_pattern", "alpha_pattern"):
         if isinstance(given := getattr(config, field, None), dict):
-            setattr(config, field, find_keys_again(given, paths))
+            setattr(config, field, find_keys_again(given, paths | parameters))
+
+
+def find_experts(config: Any, model: Any, paths: Mapping[str, str]) -> None:
+    """Experts that are parameters now, and no modules: PEFT itself puts `target_parameters` in the place of their old
+    names (w1 w2 w3, "all-linear"), by the type of the model, which is the stock one here. A pattern that means none of
+    them is left to be found again, for PEFT makes plain names of it."""
+    names, modules = getattr(config, "target_modules", None), dict(model.named_modules())
+    if not names or (not isinstance(names, str) and set(names) <= set(paths)):
+        return
+    seen, trial = dict(paths), copy.copy(config)
+    if names == ALL:
+        linear = sys.modules[TUNERS]._maybe_include_all_linear_layers(copy.copy(config), model).target_modules
+        seen = {here: before for here, before in paths.items() if here in linear}
+    stock = SimpleNamespace(
+        config=SimpleNamespace(model_type=model.config.stock_type),
+        named_modules=lambda: [(before, modules[here]) for here, before in seen.items()],
+        named_parameters=lambda: [(before, None) for before in parameter_paths(model, paths).values()],
+    )
+    for field in ("rank_pattern", "alpha_pattern"):
+        setattr(trial, field, dict(getattr(config, field, None) or {}))
+    import_module(EXPERTS).convert_peft_config_for_transformers(trial, stock, None)
+    before, after = (set(getattr(each, "target_parameters", None) or ()) for each in (config, trial))
+    if after == before and (isinstance(names, str) or set(trial.target_modules) == set(names)):
+        return
+    for field in ("target_modules", "target_parameters", "rank_pattern", "alpha_pattern"):
+        setattr(config, field, getattr(trial, field))
+
+
+def parameter_paths(model: Any, paths: Mapping[str, str]) -> dict[str, str]:
+    """Where parameters of a stock model are under a scheme, and where they were, whatever adapters are around them."""
+    found = {}
+    for path, _ in model.named_parameters():
+        module, _, name = path.replace(".base_layer", "").rpartition(".")
+        if module in paths:
+            found[f"{module}.{name}"] = f"{paths[module]}.{name}"
+    return found
+
+
+def targeted_parameters(config: Any, model: Any, paths: Mapping[str, str]) -> dict[str, str]:
+    """Of those the ones that an adapter is for, by their names in the stock model or here."""
+    ends = tuple(f".{name}" for name in getattr(config, "target_parameters", None) or ())
+    found = parameter_paths(model, paths) if ends else {}
+    return {here: before for here, before in found.items() if f".{before}".endswith(ends) or f".{here}".endswith(ends)}
 
 
 def stock_paths(model: Any) -> dict[str, str]:
