@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, cause
+from ..modes import evaluating
 from ..norms import upcast
 from ..residual import Residual
 from ..schemes import Site, read_at, write_at
@@ -81,18 +82,13 @@ def match_model(model: Any, change: Callable[[], Any], probe: Any) -> tuple[Any,
     masks = masks_of(model, inputs)
     if probe is not None:
         check_inputs(model, inputs)
-    training = {name: module.training for name, module in model.named_modules()}
-    model.eval()
-    try:
+    with evaluating(model):
         sites, leaves, stock = look_at(model, inputs)
         report = change()
         model.eval()
         before = run_kept(model, inputs)
         fit_sites(model, inputs, sites, leaves, masks)
         what, after = answer(model, inputs)
-    finally:
-        for name, module in model.named_modules():
-            module.training = training.get(name, model.training if name else training[""])
     mask = list(masks.values())[-1] if stock.dim() > 2 else None  # classes of a sequence are no tokens
     before, after, stock = (rows(out, mask) for out in (before, after, stock))
     return report, Near(what, error(before, stock), error(after, stock), len(stock))
