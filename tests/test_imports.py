@@ -18,7 +18,7 @@ import geonorm
 SOURCE = Path(geonorm.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-GROUND = {"errors", "lazy", "output", "parsing", "results", "devices", "decay", "settings", "progress"}
+GROUND = {"errors", "lazy", "output", "parsing", "results", "devices", "decay", "settings", "progress", "modes"}
 MATHS = GROUND | {"sphere", "norms"}
 RULES = MATHS | {"elsewhere", "ops", "schemes"}
 MODELS = RULES | {"residual", "nn"}
@@ -28,6 +28,7 @@ ALLOWED = {
     "parsing": set(),
     "decay": set(),
     "progress": set(),
+    "modes": set(),
     "settings": {"errors"},
     "output": {"errors"},
     "results": {"errors"},

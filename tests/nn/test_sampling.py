@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from geonorm.errors import ConfigError
+from geonorm.modes import evaluating
 from geonorm.nn import generate
 from geonorm.nn.models import build
 from geonorm.nn.sampling import generate_answer, sample
-from geonorm.nn.trunk import evaluating
 
 from .tiny import TINY, decoder, ids
 

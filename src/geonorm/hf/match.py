@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, cause
+from ..modes import evaluating
 from ..norms import upcast
 from ..residual import Residual
 from ..schemes import Site, read_at, write_at
@@ -76,18 +77,13 @@ def match_model(model: Any, change: Callable[[], Any], probe: Any) -> tuple[Any,
     inputs = inputs_of(model, probe)
     if probe is not None:
         check_inputs(model, inputs)
-    training = {name: module.training for name, module in model.named_modules()}
-    model.eval()
-    try:
+    with evaluating(model):
         sites, leaves, stock = look_at(model, inputs)
         report = change()
         model.eval()
         before = run_kept(model, inputs)
         fit_sites(model, inputs, sites, leaves)
         what, after = answer(model, inputs)
-    finally:
-        for name, module in model.named_modules():
-            module.training = training.get(name, model.training if name else training[""])
     return report, Near(what, error(before, stock), error(after, stock), stock.shape[:-1].numel())
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..modes import evaluating
 from .decoder import Decoder
 from .encoder_decoder import BlockCache, EncoderDecoder
-from .trunk import evaluating
 
 NOT_CAUSAL = "this model attends to both sides of a token (--objective mlm), so it cannot write text"
 

@@ -8,7 +8,6 @@ or one residual per block around attention and MLP side by side. No layer knows 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -119,17 +118,6 @@ class ParallelBlock(nn.Module):
 IGNORED = -100
 """The target where there is nothing to predict."""
 BLOCKS = {"sequential": Block, "parallel": ParallelBlock}
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """In evaluation within; in training or not as it was behind it, also after an error."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 class Trunk(nn.Module):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError
+from ..modes import evaluating
 from ..sites import watch
 from ..sites.anatomy import Stack, blocks_of
 from .capture import Capture, fit_mask, mask_of
@@ -24,11 +25,12 @@ class Subject:
 
     Batches are ids (batch, tokens), or the keyword arguments of a forward pass; of a model of ours {"": ids}, with
     "answer" what a decoder behind an encoder reads, with "labels" what is asked. An encoder-decoder reads the first
-    half of ids and goes on with the second. stacks, sites: as for Capture. The model is put into evaluation mode.
+    half of ids and goes on with the second. stacks, sites: as for Capture. It runs in evaluation mode, and is left
+    as it was found.
     """
 
     def __init__(self, model: nn.Module, stacks: Sequence[Stack] | None = None, *, sites: bool = True) -> None:
-        self.model = model.eval()
+        self.model = model
         self.config = None if hasattr(model, "residuals") else getattr(model, "config", None)
         self.capture = Capture(model, stacks, sites=sites)
 
@@ -62,14 +64,15 @@ class Subject:
         return {name: v.to(self.device) if isinstance(v, Tensor) else v for name, v in batch.items()}
 
     def run(self, inputs: Mapping[str, Any], *, head: bool) -> Any:
-        """A forward pass; without the head where that is not needed, which saves logits."""
+        """A forward pass in evaluation mode; without the head where that is not needed, which saves logits."""
         if self.masked or "decoder_input_ids" in inputs:  # a base model takes no labels
             inputs = {name: value for name, value in inputs.items() if name != "labels"}
-        if "" in inputs:
-            return self.model(*(inputs[name] for name in ("", "answer") if name in inputs))
-        model = self.model if head else getattr(self.model, "base_model", self.model)
-        caches = {"use_cache": False} if hasattr(self.config, "use_cache") else {}
-        return model(**{**caches, **inputs})
+        with evaluating(self.model):
+            if "" in inputs:
+                return self.model(*(inputs[name] for name in ("", "answer") if name in inputs))
+            model = self.model if head else getattr(self.model, "base_model", self.model)
+            caches = {"use_cache": False} if hasattr(self.config, "use_cache") else {}
+            return model(**{**caches, **inputs})
 
     def measure(self, batches: Iterable[Tensor | Inputs], told: Callable[[int], None] | None = None) -> int:
         """Runs every batch once under the hooks; told(tokens so far) after each. Returns the number of tokens."""
@@ -172,12 +175,14 @@ def masked_predictions(logits: Tensor, labels: Tensor | None, name: str) -> tupl
 
 def measure_gradients(subject: Subject, batch: Tensor | Inputs) -> watch.Gradients:
     """Of every site in the order of the trace: norms of the gradient of the mean loss of one batch, in evaluation mode
-    (`sites.watch.gradient_norms`)."""
-    subject.model.zero_grad(set_to_none=True)
-    subject.loss(batch).backward()
-    norms = watch.gradient_norms(subject.capture.sites)
-    subject.model.zero_grad(set_to_none=True)
-    return norms
+    (`sites.watch.gradient_norms`). Gradients that the model holds stay."""
+    sites = subject.capture.sites
+    weights = [p for place in sites for chain in place.chains for m in chain for p in m.parameters() if p.requires_grad]
+    weights = list(dict.fromkeys(weights))
+    with torch.enable_grad():
+        found = torch.autograd.grad(subject.loss(batch), weights, allow_unused=True)
+    gradients = dict(zip(weights, found, strict=True))
+    return watch.gradient_norms(sites, lambda parameters: watch.length_of(gradients.get(p) for p in parameters))
 
 
 @torch.no_grad()

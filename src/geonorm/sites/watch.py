@@ -191,8 +191,13 @@ class Running:
 
 
 def frobenius(parameters: Iterable[nn.Parameter]) -> float:
-    """Length of the gradients that are there, as one vector."""
-    squares = [p.grad.double().square().sum() for p in parameters if p.grad is not None]
+    """Length of the gradients that parameters hold, as one vector."""
+    return length_of(p.grad for p in parameters)
+
+
+def length_of(gradients: Iterable[Tensor | None]) -> float:
+    """Of those that are there, as one vector."""
+    squares = [gradient.double().square().sum() for gradient in gradients if gradient is not None]
     return torch.stack(squares).sum().sqrt().item() if squares else 0.0
 
 

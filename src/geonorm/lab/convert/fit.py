@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from ...hf.block import Affine, Gain, norm_in
 from ...hf.match import regress, scale
+from ...modes import evaluating
 from ...nn.decoder import Decoder
-from ...nn.trunk import End, evaluating
+from ...nn.trunk import End
 from ...nn.values import TokenValues
 from ...residual import Residual
 from ...schemes import Site, read_at, write_at

@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...modes import evaluating
 from ...nn.decoder import Decoder
-from ...nn.trunk import IGNORED, evaluating
+from ...nn.trunk import IGNORED
 from ...parsing import finite_or_none
 from ..scale.world import ALONE, World
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ...errors import CheckpointError, ConfigError, DataError
+from ...modes import evaluating
 from ...nn.config import ModelConfig, VisionConfig
-from ...nn.trunk import Trunk, evaluating
+from ...nn.trunk import Trunk
 from ..config import Recipe, TrainConfig
 from ..data.image_batches import ImageBatches, validation_images
 from ..data.images import LabelledImages, open_images

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import sphere
-from ...nn.trunk import End, Trunk, evaluating
+from ...modes import evaluating
+from ...nn.trunk import End, Trunk
 from ...norms import Derf, DyT, GatedNorm, LayerNorm, RMSNorm, UnitNorm, upcast
 from ...probes import NormMeasure, SiteMeasure
 from ...probes.accumulate import filled

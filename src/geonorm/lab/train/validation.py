@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...nn.trunk import IGNORED, evaluating
+from ...modes import evaluating
+from ...nn.trunk import IGNORED
 from ..config import TrainConfig
 from ..data import TokenData
 from ..data.batches import validation_batches

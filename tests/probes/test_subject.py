@@ -1,0 +1,30 @@
+"""A model that is probed is left as it was; its losses are its own."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import geonorm
+
+from .test_capture import Tiny
+
+
+def test_a_probe_leaves_modes_and_gradients_alone(tiny_model: Tiny) -> None:
+    """Modes module by module, also after an error; gradients that wait for a step."""
+    model, inputs = tiny_model("gpt2")
+    model = copy.deepcopy(model).train()
+    model.transformer.h[1].mlp.eval()
+    model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    modes = [module.training for module in model.modules()]
+    grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+    found = geonorm.probe(model, inputs["input_ids"], gradients=True, ablate_blocks=True, logit_lens=True)
+    assert all(row["grad_norm"] > 0 for row in found.sites)
+    again = geonorm.probe(model, inputs["input_ids"], gradients=True)
+    assert [row["grad_norm"] for row in again.sites] == [row["grad_norm"] for row in found.sites]  # without dropout
+    with pytest.raises(Exception, match="index"):
+        geonorm.probe(model, torch.ones(1, 99).long())
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(p.grad, grads[name]) for name, p in model.named_parameters())
