@@ -26,7 +26,7 @@ ALLOWED = {
     "errors": set(),
     "lazy": set(),
     "parsing": set(),
-    "decay": set(),
+    "decay": {"settings"},
     "progress": set(),
     "modes": set(),
     "settings": {"errors"},
@@ -46,7 +46,7 @@ ALLOWED = {
     "probes": GROUND | {"sphere", "sites"},
     "hf": MODELS | {"sites", "probes.load", ""},  # "" is the package itself: its version
     "lab": MODELS | {"sites", "hf", "probes", "dynamics", ""},
-    "report": {"errors", "lab.runs.run", "lab.runs.statistics", "parsing", "decay", "settings"},
+    "report": {"errors", "lab.runs.run", "lab.runs.spikes", "lab.runs.statistics", "parsing", "decay", "settings"},
     "bench": MODELS | {"hf", "lab", "report"},
     "__main__": {"cli"},
     "": set(),  # geonorm/__init__.py loads by name, on use
@@ -54,7 +54,7 @@ ALLOWED = {
 FREE_OF_TORCH = """
     errors lazy output parsing progress results decay settings checked elsewhere sites.anatomy cli.arguments
     cli.main dynamics.config probes.config nn.config lab.compare.clusters lab.config lab.ladder.config lab.runs.run
-    lab.runs.statistics lab.studies.simulate report report.config bench.config
+    lab.runs.spikes lab.runs.statistics lab.studies.simulate report report.config bench.config
 """.split()
 EXTRAS = """
     transformers datasets vl_convert tensorboard rich tokenizers yaml scipy ray lm_eval triton

@@ -104,6 +104,7 @@ def test_a_preset_on_the_grid_does_not_lose_its_optimizer_unseen() -> None:
         (["scheme.alpha=1 2"], {"schemes": ["geonorm"]}, "after the end"),
         (["scheme.alpha=1,2"], {"schemes": ["geonorm", "geonorm(alpha=3)"]}, "two --schemes are the same"),
         (["data=a,b"], {}, "cannot change data"),
+        (["evaluation.tokens=64,4096"], {}, "cannot change evaluation.tokens: cells are compared on one held-out text"),
         (["model.vocab_size=300,400"], {}, "cannot change model.vocab_size"),
         (["runtime.parallel=none,ddp"], {}, "changes no number"),
         (["log.project=a,b"], {}, "changes no number"),

@@ -68,7 +68,13 @@ def test_parts_may_lie_in_a_folder_called_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [["train.py", "test.py", "model.py"], ["train.txt", "more.txt"], ["a.txt", "test.txt", "validation.txt"]]
+    "names",
+    [
+        ["train.py", "test.py", "model.py"],
+        ["train.py", "validation.py", "book.txt"],
+        ["train.txt", "more.txt"],
+        ["a.txt", "test.txt", "validation.txt"],
+    ],
 )
 def test_other_folders_are_one_heap(tmp_path: Path, names: list[str]) -> None:
     write(tmp_path, names)

@@ -185,8 +185,9 @@ def test_bad_input_is_one_line_of_one_rank(runs: Any, options: list[Any], said: 
     assert said in ended[0].err and len(ended[0].err.splitlines()) == 1 and ended[1].err == ""
 
 
-def test_alone_is_said_where_ranks_are_needed(train: Any, tmp_path: Path) -> None:
-    result = train(tmp_path / "run", "--runtime.parallel", "fsdp")
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_alone_is_said_where_ranks_are_needed(train: Any, tmp_path: Path, kind: str) -> None:
+    result = train(tmp_path / "run", "--runtime.parallel", kind)
     assert result.status == 2 and "needs torchrun: torchrun --nproc-per-node N" in result.err
     assert not (tmp_path / "run").exists()
 

@@ -9,9 +9,6 @@ from typing import Annotated
 from ...errors import ConfigError
 from ...settings import Natural, NotNegative, Range, Settings
 
-Positive = Annotated[float, Range(1e-9)]
-
-
 Amount = Annotated[float, Range(1e-6, 1e9)]
 
 

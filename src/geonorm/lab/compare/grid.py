@@ -82,6 +82,8 @@ def read_values(name: str, text: str) -> list[str]:
         raise ConfigError(unknown("setting of --grid", name, listed).split(" (valid:")[0] + " (see --help-all)")
     if name in FIXED:
         raise ConfigError(f"--grid cannot change {name}: runs of a comparison learn one text, in the same tokens")
+    if name.startswith("evaluation."):
+        raise ConfigError(f"--grid cannot change {name}: cells are compared on one held-out text, measured alike")
     if name in VOLATILE or name.startswith(("log.", "checkpoint.")):
         raise ConfigError(f"--grid over {name} compares a run with itself: it changes no number")
     found = list_values(text)

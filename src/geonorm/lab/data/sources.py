@@ -184,13 +184,13 @@ def split_by_name(folder: Path) -> dict[Split, list[Path]]:
     of one of `TRAIN_NAMES` and one of `HELD_OUT_NAMES`, up to the first dot or dash of their names, as in the Hub's
     ``train-00000-of-00002.parquet``. Else nothing."""
     inside = readable(folder)
+    data = [path for path in inside if path.is_dir() or is_data(path)]  # a program's train.py and test.py are no parts
     pair = {split: [path for path in inside if path.name.split(".")[0] == split] for split in SPLITS}
-    if all(len(paths) == 1 for paths in pair.values()):
+    if all(len(paths) == 1 for paths in pair.values()) and any(path in data for (path,) in pair.values()):
         return pair
     named: dict[str, list[Path]] = {}
-    for path in inside:
-        if path.is_dir() or is_data(path):  # a program's train.py and test.py are no parts
-            named.setdefault(re.split("[.-]", path.name)[0], []).append(path)
+    for path in data:
+        named.setdefault(re.split("[.-]", path.name)[0], []).append(path)
     train, held_out = (
         next((named[name] for name in names if name in named), []) for names in (TRAIN_NAMES, HELD_OUT_NAMES)
     )

@@ -84,8 +84,8 @@ def layout(runtime: Runtime, world: World, batch_size: int) -> str:
         raise ConfigError(f"--runtime.parallel ddp does not go with --runtime.tensor_size {size}; use fsdp")
     if kind == "none" and readers > 1:
         raise ConfigError(f"--runtime.parallel none is one rank, this is {world.size}: use ddp or fsdp")
-    if kind == "fsdp" and world.size == 1 and not dist.is_initialized():
-        raise ConfigError("--runtime.parallel fsdp needs torchrun: torchrun --nproc-per-node N -m geonorm train ...")
+    if kind in ("ddp", "fsdp") and world.size == 1 and not dist.is_initialized():
+        raise ConfigError(f"--runtime.parallel {kind} needs torchrun: torchrun --nproc-per-node N -m geonorm train ...")
     ranks = f"{readers} ranks" if size == 1 else f"{readers} groups of {size} ranks"
     if batch_size % (readers * runtime.accumulate):
         raise ConfigError(
