@@ -90,6 +90,19 @@ def test_end_to_end_and_extension(
     assert other.status == 2 and "does not hold the settings of a comparison" in other.err
 
 
+def test_an_extension_counts_the_parameters_of_the_folders_baseline(
+    processes: Any, ladder: Any, tmp_path: Path
+) -> None:
+    """`hyper` has more of them than `pre`: alone it would get more tokens, and be refused where `pre` stands."""
+    words = ["--budgets", 0.5, "--seeds", 1, *WSD]
+    assert ladder(tmp_path / "pre", "--schemes", "pre", "--depth", 1, *words).status == 0
+    alone = ladder(tmp_path / "alone", "--schemes", "hyper", "--depth", 1, *words)
+    extended = ladder(tmp_path / "pre", "--schemes", "hyper", "--depth", 1, *words)
+    assert alone.status == extended.status == 0, extended.err
+    tokens = {row["scheme"]: row["tokens"] for row in results(tmp_path / "pre")["points"]}
+    assert tokens["hyper"] == tokens["pre"] < results(tmp_path / "alone")["points"][0]["tokens"]
+
+
 def test_one_integer_sets_a_size_and_each_part_can_be_said() -> None:
     def count(shape: dict[str, int]) -> int:
         return 12 * shape["layers"] * shape["width"] ** 2 + 2048 * shape["width"]
@@ -110,7 +123,7 @@ def test_a_folder_has_one_size_of_a_depth_and_width(tmp_path: Path) -> None:
 
     def given(*depth: str, **more: Any) -> tuple[LadderConfig, list[Size]]:
         config = LadderConfig(depth=list(depth), budgets=["100k"], out=str(tmp_path), **more)
-        return config, [config.size(text, lambda shape: count(config, shape)) for text in depth]
+        return config, [config.size(text, lambda shape: count(config, config.schemes[0], shape)) for text in depth]
 
     config, (size,) = given("4")
     run = run_config(config, size, "pre", 1.0, 0, 0)

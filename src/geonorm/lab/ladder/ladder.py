@@ -19,7 +19,8 @@ from ...errors import CheckpointError, ConfigError
 from ...nn.config import ModelConfig
 from ...nn.models import build
 from ...schemes import parse
-from ..compare.compare import begin_study, check_directory, read_runs, repeat_command, round_rate
+from ...schemes.origin import stored
+from ..compare.compare import begin_study, check_directory, order_schemes, read_runs, repeat_command, round_rate
 from ..compare.team import Say
 from ..config import Shared, TrainConfig
 from ..runs.run import RunFolder, slug, write_json
@@ -33,7 +34,8 @@ def ladder(
 ) -> dict[str, Any]:
     """Runs what is missing and returns the content of results.json; `command` is what repeats it. Raises what a
     comparison raises (compare.compare)."""
-    sizes = [config.size(text, lambda shape: count(config, shape)) for text in config.depth]
+    baseline = baseline_of(config)
+    sizes = [config.size(text, lambda shape: count(config, baseline, shape)) for text in config.depth]
     check_sizes(config, sizes)
     samples = [run_config(config, size, scheme, 1.0, 0, 0) for scheme in config.schemes for size in sizes]
     with begin_study(config, samples, say, live) as team:
@@ -99,9 +101,17 @@ def run_config(config: LadderConfig, size: Size, scheme: str, rate: float, seed:
     )  # fmt: skip
 
 
-def count(config: LadderConfig, shape: dict[str, Any]) -> int:
+def baseline_of(config: LadderConfig) -> str:
+    """The scheme whose parameters say how many tokens a size gets: that of the folder, which keeps it where it is
+    extended, by code that is trusted alone."""
+    asked = [str(parse(scheme)) for scheme in config.schemes]
+    first = order_schemes(out := Path(config.out), asked)[0]
+    return first if first in asked else str(parse(stored(first, None, str(out))))
+
+
+def count(config: LadderConfig, baseline: str, shape: dict[str, Any]) -> int:
     """Parameters of the baseline at a size, all of them."""
-    return outline(replace(config.decoder(config.schemes[0]), **shape)).parameter_count()
+    return outline(replace(config.decoder(baseline), **shape)).parameter_count()
 
 
 def outline(shape: ModelConfig) -> Any:

@@ -1,7 +1,8 @@
 """The best learning rate from every run: a parabola in log2(rate), its minimum, and how well both are known.
 
 The lowest of a few noisy means is too low, and lies on a grid. A fit over all rates and seeds uses each run, and two
-schemes can be compared at their minima. Standard errors are those of the delta method.
+schemes can be compared at their minima. Standard errors are those of the delta method, and take runs of one seed at two
+rates for independent: where 0.3 of the variance is the seed's, intervals for 95 % hold 87 to 92 % of the time.
 """
 
 from __future__ import annotations
