@@ -61,12 +61,15 @@ class Subject:
                 half = batch.shape[1] // 2
                 return {"input_ids": batch[:, :half], "decoder_input_ids": batch[:, half:]}
             return {"input_ids": batch}
-        return {name: v.to(self.device) if isinstance(v, Tensor) else v for name, v in batch.items()}
+        found = {name: v.to(self.device) if isinstance(v, Tensor) else v for name, v in batch.items()}
+        shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
+        if shift is not None and "labels" in found and "decoder_input_ids" not in found:
+            found["decoder_input_ids"] = shift(labels=found["labels"])
+        return found
 
     def run(self, inputs: Mapping[str, Any], *, head: bool) -> Any:
         """A forward pass in evaluation mode; without the head where that is not needed, which saves logits."""
-        if self.masked or "decoder_input_ids" in inputs:  # a base model takes no labels
-            inputs = {name: value for name, value in inputs.items() if name != "labels"}
+        inputs = {name: value for name, value in inputs.items() if name != "labels"}  # a base model takes none
         with evaluating(self.model):
             if "" in inputs:
                 return self.model(*(inputs[name] for name in ("", "answer") if name in inputs))
@@ -117,17 +120,21 @@ class Subject:
 
     def predictions(self, batch: Tensor | Inputs) -> tuple[Tensor, Tensor]:
         """Logits (tokens, vocabulary) in fp32 or better, and what they are to predict (tokens,): every next token that
-        is predicted from a token and is one, without padding on either side; of a model of masked tokens every label
-        but -100. ConfigError for a model without a head."""
+        is predicted from a token and is one, without padding on either side. Where labels are given, every one but
+        -100, as in the model's own loss: for the next token they are ids, shifted here; for masked tokens, a decoder
+        behind an encoder and models of ours they stand where they are predicted. ConfigError without a head."""
         inputs = self.inputs(batch)
         ids = inputs.get("answer", inputs.get("decoder_input_ids", inputs.get("input_ids", inputs.get(""))))
         out = self.run(inputs, head=True)
         logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)
         name = type(self.model).__name__
         predicts = self.config is None or any(part in name for part in ("CausalLM", "LMHead", "ConditionalGeneration"))
-        asked = "labels" in inputs and ("" in inputs or "decoder_input_ids" in inputs)
+        labels = inputs.get("labels")
+        asked = labels is not None and ("" in inputs or "decoder_input_ids" in inputs)
         if logits is not None and (self.masked or asked):
-            return masked_predictions(logits, inputs.get("labels"), name)
+            return masked_predictions(logits, labels, name)
+        if logits is not None and labels is not None and predicts:
+            return masked_predictions(logits[:, :-1], labels[:, 1:], name)
         if logits is None or ids is None or not predicts:
             raise ConfigError(f"needs a model that predicts the next token: this one is {name}")
         mask = inputs.get("decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask")
