@@ -26,7 +26,7 @@ from ...nn.trunk import IGNORED
 from ...parsing import finite_row
 from ...probes import load
 from ...probes.blockwise import load_one_block
-from ...probes.config import ProbeConfig
+from ...probes.config import ProbeConfig, check_norms_only
 from ...probes.growth import growth
 from ...probes.lens import logit_lens as lens_of
 from ...probes.measures import pool_spreads
@@ -146,6 +146,8 @@ def probe(
     """
     batches: Sequence[Any]
     asked: Sequence[Inputs | Tensor] | None = None
+    if not sites:
+        check_norms_only(gradients, ablate_blocks, logit_lens, by_hand=stacks is not None)
     if isinstance(model, str):
         config = ProbeConfig(
             [model], tokens=tokens, context=context, batch=batch, bos=bos, device=device, gradients=gradients,
