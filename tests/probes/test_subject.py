@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import geonorm
+from geonorm.errors import ConfigError
 from geonorm.probes.subject import Subject
 
 from .test_capture import Tiny
@@ -25,7 +26,7 @@ def test_a_probe_leaves_modes_and_gradients_alone(tiny_model: Tiny) -> None:
     assert all(row["grad_norm"] > 0 for row in found.sites)
     again = geonorm.probe(model, inputs["input_ids"], gradients=True)
     assert [row["grad_norm"] for row in again.sites] == [row["grad_norm"] for row in found.sites]  # without dropout
-    with pytest.raises(Exception, match="index"):
+    with pytest.raises(ConfigError, match="cannot read the data"):
         geonorm.probe(model, torch.ones(1, 99).long())
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(p.grad, grads[name]) for name, p in model.named_parameters())

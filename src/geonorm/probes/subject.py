@@ -14,6 +14,7 @@ from ..errors import ConfigError
 from ..modes import evaluating
 from ..sites import watch
 from ..sites.anatomy import Stack, blocks_of
+from ..sites.inputs import FAILURES, IDS, check_ids, read_by
 from .capture import Capture, fit_mask, mask_of
 from .streaming import single
 
@@ -52,15 +53,21 @@ class Subject:
         return not getattr(getattr(self.model, "config", None), "causal", True)
 
     def inputs(self, batch: Tensor | Inputs) -> dict[str, Any]:
+        """Keyword arguments of a forward pass. ConfigError for ids that the model does not know."""
+        found = self.arguments(batch)
+        own = getattr(self.model, "config", None)
+        reads_ids = hasattr(own, "vocab_size") and tokens_of_image(own) is None
+        check_ids(self.model, found, "data", ("", "answer", *IDS) if reads_ids else IDS)
+        return found
+
+    def arguments(self, batch: Tensor | Inputs) -> dict[str, Any]:
         if isinstance(batch, Tensor):
             batch = batch.to(self.device)
-            if self.config is None:
+            first, second = ("", "answer") if self.config is None else IDS
+            if (self.two or getattr(self.config, "is_encoder_decoder", False)) and batch.dim() > 1:
                 half = batch.shape[1] // 2
-                return {"": batch[:, :half], "answer": batch[:, half:]} if self.two else {"": batch}
-            if getattr(self.config, "is_encoder_decoder", False):
-                half = batch.shape[1] // 2
-                return {"input_ids": batch[:, :half], "decoder_input_ids": batch[:, half:]}
-            return {"input_ids": batch}
+                return {first: batch[:, :half], second: batch[:, half:]}
+            return {first: batch}
         found = {name: v.to(self.device) if isinstance(v, Tensor) else v for name, v in batch.items()}
         shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
         if shift is not None and "labels" in found and "decoder_input_ids" not in found:
@@ -82,8 +89,13 @@ class Subject:
         tokens = 0
         for batch in batches:
             inputs = self.inputs(batch)
-            with torch.no_grad(), self.capture.watching(**self.masks(inputs)):
-                self.run(inputs, head=False)
+            try:
+                with torch.no_grad(), self.capture.watching(**self.masks(inputs)):
+                    self.run(inputs, head=False)
+            except FAILURES:
+                with torch.no_grad(), read_by(self.model, "the data"):
+                    self.run(inputs, head=False)  # fails without us, too: it is the data
+                raise
             tokens += self.size(batch) if isinstance(batch, Tensor) else self.count(inputs)
             if told is not None:
                 told(tokens)
@@ -176,6 +188,12 @@ def masked_predictions(logits: Tensor, labels: Tensor | None, name: str) -> tupl
             f"needs what is to be predicted: {name} predicts masked tokens, give their labels with its ids"
         )
     chosen = labels != -100
+    if labels.shape != logits.shape[:-1]:
+        raise ConfigError(
+            f"labels of shape {tuple(labels.shape)} are not those of {tuple(logits.shape[:-1])} predictions"
+        )
+    if chosen.any() and not 0 <= int(labels[chosen].min()) <= int(labels[chosen].max()) < logits.shape[-1]:
+        raise ConfigError(f"labels are -100, or 0 to {logits.shape[-1] - 1}: others are given")
     found = logits[chosen]
     return found if found.dtype == torch.float64 else found.float(), labels[chosen]
 
@@ -186,6 +204,8 @@ def measure_gradients(subject: Subject, batch: Tensor | Inputs) -> watch.Gradien
     sites = subject.capture.sites
     weights = [p for place in sites for chain in place.chains for m in chain for p in m.parameters() if p.requires_grad]
     weights = list(dict.fromkeys(weights))
+    if not weights:
+        raise ConfigError("gradients of a frozen model: call its requires_grad_(True), or leave out gradients")
     with torch.enable_grad():
         found = torch.autograd.grad(subject.loss(batch), weights, allow_unused=True)
     gradients = dict(zip(weights, found, strict=True))

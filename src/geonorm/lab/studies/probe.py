@@ -148,6 +148,8 @@ def probe(
     asked: Sequence[Inputs | Tensor] | None = None
     if not sites:
         check_norms_only(gradients, ablate_blocks, logit_lens, by_hand=stacks is not None)
+    if not isinstance(model, str | nn.Module):
+        raise ConfigError(f"a model is a folder or hub name, or a torch module, not {type(model).__name__}")
     if isinstance(model, str):
         config = ProbeConfig(
             [model], tokens=tokens, context=context, batch=batch, bos=bos, device=device, gradients=gradients,
@@ -164,13 +166,28 @@ def probe(
                 raise ConfigError("a model in memory needs its tokenizer to read text: tokenizer=..., or give ids")
             begin = beginning(tokenizer, name) if bos else None
             encode = partial(encode_running, tokenizer)
+            own = getattr(model, "config", None)
+            longest = getattr(own, "context", None) or load.context_of(own)
+            context = min(context, longest or context)
             batches = text(data, encode, tokens, context, vocabulary(subject), begin).split(batch or WINDOWS)
     if not isinstance(data, str):
-        batches = [data] if isinstance(data, (Tensor, Mapping)) else list(data)
+        batches = given_batches(data)
     return measure_model(
         subject, name, batches, asked, gradients=gradients, ablate_blocks=ablate_blocks, logit_lens=logit_lens,
         progress=progress,
     )  # fmt: skip
+
+
+def given_batches(data: Any) -> list[Tensor | Inputs]:
+    """Ids or keyword arguments, one or several of them. ConfigError for anything else."""
+    found = [data] if isinstance(data, Tensor | Mapping) or not isinstance(data, Iterable) else list(data)
+    for batch in found:
+        if not isinstance(batch, Tensor | Mapping):
+            raise ConfigError(
+                "data is text, a tensor of ids (batch, tokens), keyword arguments of a forward pass, or several of "
+                f"these, not {type(batch).__name__}: torch.tensor(...) makes ids of a list of lists"
+            )
+    return found
 
 
 def read_data(
