@@ -124,7 +124,9 @@ class Subject:
 
     def loss(self, batch: Tensor | Inputs) -> Tensor:
         """Mean cross-entropy of the next token, or of masked ones, in nats. ConfigError for a model without one."""
-        return self.losses(batch).mean()
+        losses = self.losses(batch)
+        check_predicted(losses.numel())
+        return losses.mean()
 
     def losses(self, batch: Tensor | Inputs) -> Tensor:
         """Cross-entropy of what `predictions` gives, one dimension."""
@@ -245,7 +247,15 @@ def ablation(
 
 def mean_loss(subject: Subject, batches: Sequence[Tensor | Inputs]) -> float:
     """Over the tokens of all batches, whatever their sizes."""
-    return torch.cat([subject.losses(batch) for batch in batches]).double().mean().item()
+    losses = torch.cat([subject.losses(batch) for batch in batches])
+    check_predicted(losses.numel())
+    return losses.double().mean().item()
+
+
+def check_predicted(count: int) -> None:
+    """ConfigError for losses over no token at all."""
+    if not count:
+        raise ConfigError("nothing is to be predicted: give windows of more tokens, or labels that are not all -100")
 
 
 @contextmanager

@@ -98,3 +98,16 @@ def test_text_is_cut_into_windows_that_the_model_can_read(case: str, tiny_model:
         patch.setattr("geonorm.lab.studies.probe.encode_running", lambda _, text: [ord(c) - 90 for c in text])
         found = geonorm.probe(model, str(tmp_path / "text.txt"), tokenizer=object(), tokens=128)
     assert found.tokens == 128
+
+
+@pytest.mark.parametrize("asked", ["gradients", "ablate_blocks", "logit_lens"])
+def test_a_probe_of_nothing(asked: str, tiny_model: Tiny) -> None:
+    """No token that counts; nothing to predict, where losses are asked for."""
+    model, inputs = tiny_model("gpt2")
+    ids, none = inputs["input_ids"], torch.full((2, 9), -100)
+    with pytest.raises(ConfigError, match="no token is counted"):
+        geonorm.probe(model, {"input_ids": ids, "attention_mask": torch.zeros_like(ids)})
+    assert geonorm.probe(model, ids[:, :1]).tokens == 2
+    for data in (ids[:, :1], {"input_ids": ids, "labels": none}):
+        with pytest.raises(ConfigError, match="nothing is to be predicted"):
+            geonorm.probe(model, data, **{asked: True})

@@ -262,6 +262,8 @@ def measure_model(
         raise ConfigError("no data: give at least one batch")
     done = count(1)
     tokens = subject.measure(batches, lambda _: told(name, next(done) / len(batches)))
+    if not tokens:
+        raise ConfigError("no token is counted: the attention mask is 0 everywhere")
     sites, norms = subject.capture.rows(), subject.capture.norm_rows()
     if gradients:
         found = {
