@@ -293,7 +293,7 @@ def ends(
         for batch in batches:
             inputs = subject.inputs(batch)
             subject.run(inputs, head=False)
-            mask = fit_mask(mask_of(subject.masks(inputs), stack), seen[0], "the stream")
+            mask = fit_mask(mask_of(subject.masks(inputs), stack), seen[0])
             unit = [F.normalize(single(x if mask is None else x[mask]).flatten(0, -2), dim=-1) for x in seen]
             for start, last in windows:
                 a, b = unit[start], unit[last + 1]

@@ -265,6 +265,8 @@ def measure_model(
     if not tokens:
         raise ConfigError("no token is counted: the attention mask is 0 everywhere")
     sites, norms = subject.capture.rows(), subject.capture.norm_rows()
+    if not sites and not norms:
+        raise ConfigError("no norm reads tokens as the attention mask has them; probe without padding")
     if gradients:
         found = {
             (stack, site.layer, site.kind): row for (stack, site), row in measure_gradients(subject, asked[0]).items()
