@@ -374,6 +374,7 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
         if differs := first_difference(before, asdict(config), but=VOLATILE):
             raise CheckpointError(f"{out} holds a probe with {differs}; choose another --out")
     models = [run_of(name, config.scheme) for name in config.models]
+    check_different(models)
     kinds = set[bool]()
     for name in models:  # what can be known to be wrong without loading is known first
         known = read_settings(name, causal=False, revision=config.revision, trust_remote_code=config.trust_remote_code)
@@ -399,6 +400,16 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
     described["transformers"] = environment.installed_version("transformers")
     save(out, asdict(config), described, files)
     return found
+
+
+def check_different(models: Sequence[str]) -> None:
+    """ConfigError for a model that is named twice, in whatever way: its rows would stand twice under one name."""
+    known: dict[str, str] = {}
+    for name in models:
+        place = str(Path(name).resolve()) if Path(name).exists() else name
+        if place in known:
+            raise ConfigError(f"{name} is {known[place]} once more: name each model once")
+        known[place] = name
 
 
 def short_names(models: Sequence[str]) -> list[str]:
