@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 from geonorm import Decoder, DecoderConfig
 from geonorm.errors import ConfigError
 from geonorm.nn.models import build
-from geonorm.probes.capture import Capture
+from geonorm.probes.capture import Capture, token_axis
 
 from .test_capture import Tiny, watched
 
@@ -107,3 +108,41 @@ def test_what_stands_outside_our_encoder_is_the_decoders() -> None:
     # a mask of one stack says nothing of the other
     for row in capture.norm_rows() + capture.rows():
         assert row["tokens"] == {"encoder": 9, "decoder": 12}[row["stack"]]
+
+
+@pytest.mark.parametrize("tokens", [9, 4, 2])
+@pytest.mark.parametrize("case", ["gemma3_text", "phi", "stablelm", "qwen3"])
+def test_norms_of_queries_and_keys_behind_the_transpose(case: str, tokens: int, tiny_model: Tiny) -> None:
+    """(batch, heads, tokens, features), or tokens first, also with as many tokens as there are heads of queries (4) or
+    keys (2, but for phi): the rows of each sequence alone."""
+    stock, _ = tiny_model(case)
+    config = copy.deepcopy(stock.config)
+    if case in ("phi", "stablelm"):
+        config.qk_layernorm = True
+    torch.manual_seed(0)
+    model = type(stock)(config).eval()
+    ids = torch.randint(3, 60, (2, tokens), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(2, tokens, dtype=torch.int64)
+    mask[1, tokens // 2 :] = 0
+    padded = watched(Capture(model), masks={"decoder": mask}, input_ids=ids, attention_mask=mask)
+    apart = watched(Capture(model), input_ids=ids[:1])
+    watched(apart, input_ids=ids[1:, : tokens // 2])
+    inner = [row for row in padded.norm_rows() if "attn.q_" in row["norm"] or "attn.k_" in row["norm"]]
+    assert len(inner) >= 2 * 3
+    for one, other in zip(padded.norm_rows(), apart.norm_rows(), strict=True):
+        for name in ("norm", "tokens", "norm_before", "norm_after", "rotation"):  # in whatever order heads come
+            assert one[name] == (pytest.approx(other[name], rel=1e-4, abs=1e-6) if name != "norm" else other[name]), (
+                name
+            )
+
+
+def test_tokens_that_cannot_be_told_from_heads() -> None:
+    """By shape, by memory, or not at all."""
+    mask, rows = torch.ones(2, 4), torch.randn(2, 4, 4 * 8)
+    plain, turned = rows.view(2, 4, 4, 8), rows.view(2, 4, 4, 8).transpose(1, 2)
+    assert token_axis(mask, plain) == 1 and token_axis(mask, turned) == 2
+    assert token_axis(mask, plain.clone()) is None and token_axis(mask, turned.clone()) is None
+    assert token_axis(mask, torch.randn(2, 4, 3, 8)) == 1 and token_axis(mask, torch.randn(2, 3, 4, 8)) == 2
+    # keys of another stack, with as many heads as the mask has tokens
+    assert token_axis(mask, torch.randn(2, 5, 4 * 8).view(2, 5, 4, 8)) is None
+    assert token_axis(mask, torch.randn(2, 5, 3, 8)) is None

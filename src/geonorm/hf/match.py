@@ -29,12 +29,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, cause
+from ..errors import ConfigError
 from ..modes import evaluating
 from ..norms import upcast
 from ..residual import Residual
 from ..schemes import Site, read_at, write_at
 from ..sites.anatomy import blocks_of, join_path
+from ..sites.inputs import check_ids, read_by
 from ..sites.watch import ModelSite, sites_of, stacks_of, watch, watch_calls
 from .block import Exit, has_gains, norm_in
 
@@ -81,7 +82,9 @@ def match_model(model: Any, change: Callable[[], Any], probe: Any) -> tuple[Any,
     inputs = inputs_of(model, probe)
     masks = masks_of(model, inputs)
     if probe is not None:
-        check_inputs(model, inputs)
+        check_ids(model, inputs, "a probe")
+        with read_by(model, "the probe"):
+            answer(model, inputs)
     with evaluating(model):
         sites, leaves, stock = look_at(model, inputs)
         report = change()
@@ -116,28 +119,6 @@ def inputs_of(model: Any, probe: Any) -> dict[str, Any]:
     if config.is_encoder_decoder and hasattr(model, "get_decoder"):
         inputs["decoder_input_ids"] = inputs[model.main_input_name]
     return inputs
-
-
-def check_inputs(model: Any, inputs: dict[str, Any]) -> None:
-    """ConfigError unless the model's own forward pass takes the probe; ids of any integer type are made long."""
-    ids = inputs.get("input_ids")
-    if isinstance(ids, Tensor):
-        if ids.is_floating_point() or ids.dtype == torch.bool or ids.dim() != 2 or not ids.numel():
-            raise ConfigError(
-                f"a probe of ids is (batch, tokens) of integers, not {tuple(ids.shape)} of {str(ids.dtype)[6:]}"
-            )
-        inputs.update({key: value.long() for key, value in inputs.items() if key.endswith("_ids")})
-        least, most = int(ids.min()), int(ids.max())
-        if least < 0 or most >= model.get_input_embeddings().weight.shape[0]:
-            rows = model.get_input_embeddings().weight.shape[0]
-            raise ConfigError(f"the probe has ids from {least} to {most}, and the model knows 0 to {rows - 1}")
-    try:
-        answer(model, inputs)
-    except (IndexError, TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, (ConfigError, torch.OutOfMemoryError)):
-            raise
-        why = f"{type(error).__name__}: {cause(error)[:200]}"
-        raise ConfigError(f"{type(model).__name__} cannot read the probe ({why})") from error
 
 
 def masks_of(model: Any, inputs: dict[str, Any]) -> Masks:

@@ -44,7 +44,8 @@ class AttentionMeasure:
 
     def row(self) -> dict[str, float | None]:
         """attn_first: mean over heads; attn_first_head: the largest of a head; attn_first_null: without preference;
-        attn_logit: the largest scaled product of a query and a key that it sees."""
+        attn_logit: the largest score of a query and a key that it sees, as it enters the softmax (scaled, capped,
+        biased)."""
         if not isinstance(self.heads, Tensor) or not self.count:
             return dict.fromkeys(("attn_first", "attn_first_head", "attn_first_null", "attn_logit"))
         each = self.heads / self.count

@@ -25,7 +25,8 @@ Masks = Mapping[str, Tensor | None]
 
 
 class WatchedNorm:
-    """A norm with its measure: what it is, is asked on its first input."""
+    """A norm with its measure: what it is, is asked on its first input. Left out where its tokens cannot be told from
+    padding."""
 
     def __init__(
         self, name: str, module: nn.Module, stack: str, role: str, layer: int | None, kind: str | None
@@ -40,10 +41,17 @@ class WatchedNorm:
     def see(self, x: Tensor, y: Tensor, mask: Tensor | None) -> None:
         if channels_first(self.module):
             x, y = x.movedim(1, -1), y.movedim(1, -1)
+        if mask is not None and not mask.all():
+            axis = 1 if self.of_scheme or x.dim() != 4 else token_axis(mask, x)
+            if axis is None:
+                return
+            x, y = x.transpose(1, axis), y.transpose(1, axis)
+            if not fits(mask, x):
+                return
         if self.facts is None or self.measure is None:
             self.facts = examine(self.module, x)
             self.measure = NormMeasure(self.facts.centred)
-        mask = fit_mask(mask, x, str(self.about["norm"]))
+        mask = fit_mask(mask, x)
         mask = filled(x, mask) if self.of_scheme else mask
         self.measure.update(x, y, self.facts.gain, self.facts.bias, mask)
 
@@ -53,18 +61,36 @@ class WatchedNorm:
         return {**self.about, "norm_kind": self.facts.kind, **self.measure.row()}
 
 
-def fit_mask(mask: Tensor | None, x: Tensor, name: str) -> Tensor | None:
-    """The mask in the shape of the tokens of x: (batch, tokens), or flat where x is."""
+def fits(mask: Tensor, x: Tensor) -> bool:
+    """Whether x is (batch, tokens, ...) as the mask is, or (batch x tokens, features)."""
+    return mask.shape == x.shape[: mask.dim()] or (x.dim() == 2 and x.shape[0] == mask.numel())
+
+
+def token_axis(mask: Tensor, x: Tensor) -> int | None:
+    """Which axis of the queries or keys x, (batch, tokens, heads, features) or with heads in front, the tokens of the
+    mask (batch, tokens) lie along; None where that is not certain.
+
+    The shape says it but where there are as many heads as tokens. Memory says it where x is a view of what a matrix
+    gave: the heads of a token lie within one row of it.
+    """
+    found = [axis for axis in (1, 2) if mask.shape == (x.shape[0], x.shape[axis])]
+    base = x._base
+    if base is not None and base.is_contiguous() and base.shape[-1] > x.shape[-1] and min(x.shape[1:3]) > 1:
+        rows = [axis for axis in (1, 2) if x.stride(axis) >= base.shape[-1]]
+        found = [axis for axis in found if axis in rows] if len(rows) == 1 else found
+    return found[0] if len(found) == 1 else None
+
+
+def fit_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
+    """The mask in the shape of the tokens of x: (batch, tokens), or flat where x is. ConfigError for others."""
     if mask is None or bool(mask.all()):
         return None
+    if not fits(mask, x):
+        raise ConfigError(
+            f"padding of shape {tuple(mask.shape)} does not fit the stream {tuple(x.shape)}; probe without padding"
+        )
     mask = mask.to(x.device).bool()
-    if mask.shape == x.shape[: mask.dim()]:
-        return mask
-    if x.dim() == 2 and x.shape[0] == mask.numel():
-        return mask.flatten()
-    raise ConfigError(
-        f"padding of shape {tuple(mask.shape)} does not fit {name}, which sees {tuple(x.shape)}; probe without padding"
-    )
+    return mask if mask.shape == x.shape[: mask.dim()] else mask.flatten()
 
 
 def mask_of(masks: Masks, stack: str) -> Tensor | None:
@@ -183,7 +209,7 @@ class Capture:
         clamped = clamped_tokens(place, x, u)
         self.asking = False
         x, after = place.seen(x), place.seen(after)
-        mask = fit_mask(given, x, "the stream")
+        mask = fit_mask(given, x)
         tokens = self.sites[place].update(x, after, u, mask)
         record.detail.update(x, tokens, mask)
         if clamped is not None and tokens:

@@ -70,10 +70,8 @@ class ProbeConfig(Settings):
         check_out(self.out)
         if bool(self.blocks) != bool(self.sublayers):
             raise ConfigError("--blocks and --sublayers go together: the list of blocks, and the sites of each")
-        if self.norms_only and (self.gradients or self.ablate_blocks or self.blocks):
-            raise ConfigError("--norms-only has no sites: leave out --gradients, --ablate-blocks and --blocks")
-        if self.norms_only and self.logit_lens:
-            raise ConfigError("--norms-only knows no blocks: leave out --logit-lens")
+        if self.norms_only:
+            check_norms_only(self.gradients, self.ablate_blocks, self.logit_lens, by_hand=bool(self.blocks))
         if self.one_block and (self.gradients or self.ablate_blocks):
             raise ConfigError("--one-block holds no whole model: leave out --gradients and --ablate-blocks")
         if self.one_block and self.logit_lens:
@@ -83,3 +81,13 @@ class ProbeConfig(Settings):
     def stacks(self) -> tuple[Stack, ...] | None:
         """Modules named by hand, or None."""
         return (Stack.by_hand(self.blocks, self.sublayers),) if self.blocks else None
+
+
+def check_norms_only(gradients: bool, ablate_blocks: bool, logit_lens: bool, *, by_hand: bool) -> None:
+    """ConfigError for what needs residual sites where there are to be none, on the command line and in Python."""
+    if gradients or ablate_blocks or by_hand:
+        raise ConfigError(
+            "--norms-only (sites=False) has no sites: leave out --gradients, --ablate-blocks and --blocks (stacks)"
+        )
+    if logit_lens:
+        raise ConfigError("--norms-only (sites=False) knows no blocks: leave out --logit-lens")

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .subject import Inputs, Subject, without
+from .subject import Inputs, Subject, check_predicted, without
 
 
 @torch.no_grad()
@@ -40,6 +40,7 @@ def logit_lens(
             totals[ran, 2] += (found.argmax(-1) == whole.argmax(-1)).sum().double().cpu()
         if told is not None:
             told((done + 1) / len(batches))
+    check_predicted(count)
     names = ("loss", "divergence", "agreement")
     return [
         {"stack": stack, "blocks": ran, **dict(zip(names, row, strict=True))}

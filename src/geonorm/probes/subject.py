@@ -14,6 +14,7 @@ from ..errors import ConfigError
 from ..modes import evaluating
 from ..sites import watch
 from ..sites.anatomy import Stack, blocks_of
+from ..sites.inputs import FAILURES, IDS, check_ids, read_by
 from .capture import Capture, fit_mask, mask_of
 from .streaming import single
 
@@ -52,21 +53,30 @@ class Subject:
         return not getattr(getattr(self.model, "config", None), "causal", True)
 
     def inputs(self, batch: Tensor | Inputs) -> dict[str, Any]:
+        """Keyword arguments of a forward pass. ConfigError for ids that the model does not know."""
+        found = self.arguments(batch)
+        own = getattr(self.model, "config", None)
+        reads_ids = hasattr(own, "vocab_size") and tokens_of_image(own) is None
+        check_ids(self.model, found, "data", ("", "answer", *IDS) if reads_ids else IDS)
+        return found
+
+    def arguments(self, batch: Tensor | Inputs) -> dict[str, Any]:
         if isinstance(batch, Tensor):
             batch = batch.to(self.device)
-            if self.config is None:
+            first, second = ("", "answer") if self.config is None else IDS
+            if (self.two or getattr(self.config, "is_encoder_decoder", False)) and batch.dim() > 1:
                 half = batch.shape[1] // 2
-                return {"": batch[:, :half], "answer": batch[:, half:]} if self.two else {"": batch}
-            if getattr(self.config, "is_encoder_decoder", False):
-                half = batch.shape[1] // 2
-                return {"input_ids": batch[:, :half], "decoder_input_ids": batch[:, half:]}
-            return {"input_ids": batch}
-        return {name: v.to(self.device) if isinstance(v, Tensor) else v for name, v in batch.items()}
+                return {first: batch[:, :half], second: batch[:, half:]}
+            return {first: batch}
+        found = {name: v.to(self.device) if isinstance(v, Tensor) else v for name, v in batch.items()}
+        shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
+        if shift is not None and "labels" in found and "decoder_input_ids" not in found:
+            found["decoder_input_ids"] = shift(labels=found["labels"])
+        return found
 
     def run(self, inputs: Mapping[str, Any], *, head: bool) -> Any:
         """A forward pass in evaluation mode; without the head where that is not needed, which saves logits."""
-        if self.masked or "decoder_input_ids" in inputs:  # a base model takes no labels
-            inputs = {name: value for name, value in inputs.items() if name != "labels"}
+        inputs = {name: value for name, value in inputs.items() if name != "labels"}  # a base model takes none
         with evaluating(self.model):
             if "" in inputs:
                 return self.model(*(inputs[name] for name in ("", "answer") if name in inputs))
@@ -79,8 +89,13 @@ class Subject:
         tokens = 0
         for batch in batches:
             inputs = self.inputs(batch)
-            with torch.no_grad(), self.capture.watching(**self.masks(inputs)):
-                self.run(inputs, head=False)
+            try:
+                with torch.no_grad(), self.capture.watching(**self.masks(inputs)):
+                    self.run(inputs, head=False)
+            except FAILURES:
+                with torch.no_grad(), read_by(self.model, "the data"):
+                    self.run(inputs, head=False)  # fails without us, too: it is the data
+                raise
             tokens += self.size(batch) if isinstance(batch, Tensor) else self.count(inputs)
             if told is not None:
                 told(tokens)
@@ -109,7 +124,9 @@ class Subject:
 
     def loss(self, batch: Tensor | Inputs) -> Tensor:
         """Mean cross-entropy of the next token, or of masked ones, in nats. ConfigError for a model without one."""
-        return self.losses(batch).mean()
+        losses = self.losses(batch)
+        check_predicted(losses.numel())
+        return losses.mean()
 
     def losses(self, batch: Tensor | Inputs) -> Tensor:
         """Cross-entropy of what `predictions` gives, one dimension."""
@@ -117,17 +134,21 @@ class Subject:
 
     def predictions(self, batch: Tensor | Inputs) -> tuple[Tensor, Tensor]:
         """Logits (tokens, vocabulary) in fp32 or better, and what they are to predict (tokens,): every next token that
-        is predicted from a token and is one, without padding on either side; of a model of masked tokens every label
-        but -100. ConfigError for a model without a head."""
+        is predicted from a token and is one, without padding on either side. Where labels are given, every one but
+        -100, as in the model's own loss: for the next token they are ids, shifted here; for masked tokens, a decoder
+        behind an encoder and models of ours they stand where they are predicted. ConfigError without a head."""
         inputs = self.inputs(batch)
         ids = inputs.get("answer", inputs.get("decoder_input_ids", inputs.get("input_ids", inputs.get(""))))
         out = self.run(inputs, head=True)
         logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)
         name = type(self.model).__name__
         predicts = self.config is None or any(part in name for part in ("CausalLM", "LMHead", "ConditionalGeneration"))
-        asked = "labels" in inputs and ("" in inputs or "decoder_input_ids" in inputs)
+        labels = inputs.get("labels")
+        asked = labels is not None and ("" in inputs or "decoder_input_ids" in inputs)
         if logits is not None and (self.masked or asked):
-            return masked_predictions(logits, inputs.get("labels"), name)
+            return masked_predictions(logits, labels, name)
+        if logits is not None and labels is not None and predicts:
+            return masked_predictions(logits[:, :-1], labels[:, 1:], name)
         if logits is None or ids is None or not predicts:
             raise ConfigError(f"needs a model that predicts the next token: this one is {name}")
         mask = inputs.get("decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask")
@@ -169,6 +190,12 @@ def masked_predictions(logits: Tensor, labels: Tensor | None, name: str) -> tupl
             f"needs what is to be predicted: {name} predicts masked tokens, give their labels with its ids"
         )
     chosen = labels != -100
+    if labels.shape != logits.shape[:-1]:
+        raise ConfigError(
+            f"labels of shape {tuple(labels.shape)} are not those of {tuple(logits.shape[:-1])} predictions"
+        )
+    if chosen.any() and not 0 <= int(labels[chosen].min()) <= int(labels[chosen].max()) < logits.shape[-1]:
+        raise ConfigError(f"labels are -100, or 0 to {logits.shape[-1] - 1}: others are given")
     found = logits[chosen]
     return found if found.dtype == torch.float64 else found.float(), labels[chosen]
 
@@ -179,6 +206,8 @@ def measure_gradients(subject: Subject, batch: Tensor | Inputs) -> watch.Gradien
     sites = subject.capture.sites
     weights = [p for place in sites for chain in place.chains for m in chain for p in m.parameters() if p.requires_grad]
     weights = list(dict.fromkeys(weights))
+    if not weights:
+        raise ConfigError("gradients of a frozen model: call its requires_grad_(True), or leave out gradients")
     with torch.enable_grad():
         found = torch.autograd.grad(subject.loss(batch), weights, allow_unused=True)
     gradients = dict(zip(weights, found, strict=True))
@@ -218,7 +247,15 @@ def ablation(
 
 def mean_loss(subject: Subject, batches: Sequence[Tensor | Inputs]) -> float:
     """Over the tokens of all batches, whatever their sizes."""
-    return torch.cat([subject.losses(batch) for batch in batches]).double().mean().item()
+    losses = torch.cat([subject.losses(batch) for batch in batches])
+    check_predicted(losses.numel())
+    return losses.double().mean().item()
+
+
+def check_predicted(count: int) -> None:
+    """ConfigError for losses over no token at all."""
+    if not count:
+        raise ConfigError("nothing is to be predicted: give windows of more tokens, or labels that are not all -100")
 
 
 @contextmanager
@@ -256,7 +293,7 @@ def ends(
         for batch in batches:
             inputs = subject.inputs(batch)
             subject.run(inputs, head=False)
-            mask = fit_mask(mask_of(subject.masks(inputs), stack), seen[0], "the stream")
+            mask = fit_mask(mask_of(subject.masks(inputs), stack), seen[0])
             unit = [F.normalize(single(x if mask is None else x[mask]).flatten(0, -2), dim=-1) for x in seen]
             for start, last in windows:
                 a, b = unit[start], unit[last + 1]

@@ -93,7 +93,7 @@ def attention_sink(found: Geometry) -> list[Chart]:
 def attention_scores(found: Geometry) -> list[Chart]:
     """The largest score of a query and a key: where it grows, attention becomes one-hot and training unstable."""
     note, seen = "The largest of all heads and tokens read.", attending(found, "attn_logit")
-    return over_depth(found, "Largest attention score", "q·k / √d", [Line("attn_logit")], seen, note)
+    return over_depth(found, "Largest attention score", "what enters the softmax", [Line("attn_logit")], seen, note)
 
 
 def layer_likeness(found: Geometry) -> list[Chart]:

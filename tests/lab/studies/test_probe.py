@@ -310,6 +310,16 @@ def test_labels_tell_models_apart() -> None:
     assert lab.short_names(["a/x", "b/x", "c/z"]) == ["a/x", "b/x", "z"]
 
 
+def test_one_model_twice_is_refused(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """Also under another path; nothing is written."""
+    again = folder.parent / "." / folder.name / ".." / folder.name
+    assert command(folder, again, "--data", folder.parent / "text.txt", "--out", tmp_path / "out") == 2
+    assert "once more: name each model once" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match="name each model once"):
+        lab.check_different(["gpt2", "gpt2"])
+    lab.check_different(["gpt2", "a/gpt2"])
+
+
 def test_windows_begin_with_the_token_that_begins_a_text(folder: Path, tmp_path: Path) -> None:
     """Each window has it once, in the place of one token; a tokenizer without one is refused in a line."""
     ids = lab.text(str(folder.parent / "text.txt"), lambda t: list(t.encode()), 100, 10, 256, begin=255)

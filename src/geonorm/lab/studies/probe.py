@@ -26,7 +26,7 @@ from ...nn.trunk import IGNORED
 from ...parsing import finite_row
 from ...probes import load
 from ...probes.blockwise import load_one_block
-from ...probes.config import ProbeConfig
+from ...probes.config import ProbeConfig, check_norms_only
 from ...probes.growth import growth
 from ...probes.lens import logit_lens as lens_of
 from ...probes.measures import pool_spreads
@@ -146,6 +146,10 @@ def probe(
     """
     batches: Sequence[Any]
     asked: Sequence[Inputs | Tensor] | None = None
+    if not sites:
+        check_norms_only(gradients, ablate_blocks, logit_lens, by_hand=stacks is not None)
+    if not isinstance(model, str | nn.Module):
+        raise ConfigError(f"a model is a folder or hub name, or a torch module, not {type(model).__name__}")
     if isinstance(model, str):
         config = ProbeConfig(
             [model], tokens=tokens, context=context, batch=batch, bos=bos, device=device, gradients=gradients,
@@ -162,13 +166,28 @@ def probe(
                 raise ConfigError("a model in memory needs its tokenizer to read text: tokenizer=..., or give ids")
             begin = beginning(tokenizer, name) if bos else None
             encode = partial(encode_running, tokenizer)
+            own = getattr(model, "config", None)
+            longest = getattr(own, "context", None) or load.context_of(own)
+            context = min(context, longest or context)
             batches = text(data, encode, tokens, context, vocabulary(subject), begin).split(batch or WINDOWS)
     if not isinstance(data, str):
-        batches = [data] if isinstance(data, (Tensor, Mapping)) else list(data)
+        batches = given_batches(data)
     return measure_model(
         subject, name, batches, asked, gradients=gradients, ablate_blocks=ablate_blocks, logit_lens=logit_lens,
         progress=progress,
     )  # fmt: skip
+
+
+def given_batches(data: Any) -> list[Tensor | Inputs]:
+    """Ids or keyword arguments, one or several of them. ConfigError for anything else."""
+    found = [data] if isinstance(data, Tensor | Mapping) or not isinstance(data, Iterable) else list(data)
+    for batch in found:
+        if not isinstance(batch, Tensor | Mapping):
+            raise ConfigError(
+                "data is text, a tensor of ids (batch, tokens), keyword arguments of a forward pass, or several of "
+                f"these, not {type(batch).__name__}: torch.tensor(...) makes ids of a list of lists"
+            )
+    return found
 
 
 def read_data(
@@ -243,7 +262,11 @@ def measure_model(
         raise ConfigError("no data: give at least one batch")
     done = count(1)
     tokens = subject.measure(batches, lambda _: told(name, next(done) / len(batches)))
+    if not tokens:
+        raise ConfigError("no token is counted: the attention mask is 0 everywhere")
     sites, norms = subject.capture.rows(), subject.capture.norm_rows()
+    if not sites and not norms:
+        raise ConfigError("no norm reads tokens as the attention mask has them; probe without padding")
     if gradients:
         found = {
             (stack, site.layer, site.kind): row for (stack, site), row in measure_gradients(subject, asked[0]).items()
@@ -351,6 +374,7 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
         if differs := first_difference(before, asdict(config), but=VOLATILE):
             raise CheckpointError(f"{out} holds a probe with {differs}; choose another --out")
     models = [run_of(name, config.scheme) for name in config.models]
+    check_different(models)
     kinds = set[bool]()
     for name in models:  # what can be known to be wrong without loading is known first
         known = read_settings(name, causal=False, revision=config.revision, trust_remote_code=config.trust_remote_code)
@@ -376,6 +400,16 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
     described["transformers"] = environment.installed_version("transformers")
     save(out, asdict(config), described, files)
     return found
+
+
+def check_different(models: Sequence[str]) -> None:
+    """ConfigError for a model that is named twice, in whatever way: its rows would stand twice under one name."""
+    known: dict[str, str] = {}
+    for name in models:
+        place = str(Path(name).resolve()) if Path(name).exists() else name
+        if place in known:
+            raise ConfigError(f"{name} is {known[place]} once more: name each model once")
+        known[place] = name
 
 
 def short_names(models: Sequence[str]) -> list[str]:
