@@ -6,7 +6,7 @@ else that stands there. In evaluation mode; one window of text at a time, whose 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -46,3 +46,8 @@ def logit_lens(
         {"stack": stack, "blocks": ran, **dict(zip(names, row, strict=True))}
         for ran, row in enumerate((totals / count).tolist())
     ]
+
+
+def single_windows(batches: Iterable[Tensor | Inputs]) -> list[Tensor | Inputs]:
+    """Ids a window at a time; whatever else a model takes as it came."""
+    return [part for batch in batches for part in (batch.split(1) if isinstance(batch, Tensor) else [batch])]

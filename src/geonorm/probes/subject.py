@@ -164,6 +164,18 @@ class Subject:
         return [(stack.name, blocks_of(self.model, stack, base)) for stack, base in self.capture.stacks]
 
 
+def given_batches(data: Any) -> list[Tensor | Inputs]:
+    """Ids or keyword arguments, one or several of them. ConfigError for anything else."""
+    found = [data] if isinstance(data, Tensor | Mapping) or not isinstance(data, Iterable) else list(data)
+    for batch in found:
+        if not isinstance(batch, Tensor | Mapping):
+            raise ConfigError(
+                "data is text, a tensor of ids (batch, tokens), keyword arguments of a forward pass, or several of "
+                f"these, not {type(batch).__name__}: torch.tensor(...) makes ids of a list of lists"
+            )
+    return found
+
+
 def tokens_of(inputs: Inputs, name: str) -> int:
     """Tokens of ids, or of vectors in their place, without padding."""
     tokens, mask = inputs[name], inputs.get(f"{'decoder_' * name.startswith('decoder_')}attention_mask")

@@ -29,9 +29,10 @@ from ...probes.blockwise import load_one_block
 from ...probes.config import ProbeConfig, check_norms_only
 from ...probes.growth import growth
 from ...probes.lens import logit_lens as lens_of
+from ...probes.lens import single_windows
 from ...probes.measures import pool_spreads
 from ...probes.schedule import implied
-from ...probes.subject import Inputs, Subject, ablation, measure_gradients
+from ...probes.subject import Inputs, Subject, ablation, given_batches, measure_gradients
 from ...results import Result, Rows
 from ...schemes import parse
 from ...sites.anatomy import Stack
@@ -178,18 +179,6 @@ def probe(
     )  # fmt: skip
 
 
-def given_batches(data: Any) -> list[Tensor | Inputs]:
-    """Ids or keyword arguments, one or several of them. ConfigError for anything else."""
-    found = [data] if isinstance(data, Tensor | Mapping) or not isinstance(data, Iterable) else list(data)
-    for batch in found:
-        if not isinstance(batch, Tensor | Mapping):
-            raise ConfigError(
-                "data is text, a tensor of ids (batch, tokens), keyword arguments of a forward pass, or several of "
-                f"these, not {type(batch).__name__}: torch.tensor(...) makes ids of a list of lists"
-            )
-    return found
-
-
 def read_data(
     opened: Opened, subject: Subject, data: str, c: ProbeConfig
 ) -> tuple[Sequence[Tensor | Inputs], Sequence[Tensor | Inputs] | None]:
@@ -305,11 +294,6 @@ def scheme_of(subject: Subject, sites: Sequence[Mapping[str, Any]]) -> str | Non
     named = getattr(getattr(subject.model, "config", None), "scheme", None)
     own, *others = {row["scheme"] for row in sites} or {None}
     return str(parse(named)) if isinstance(named, str) else own if not others else None
-
-
-def single_windows(batches: Iterable[Tensor | Inputs]) -> list[Tensor | Inputs]:
-    """Ids a window at a time; whatever else a model takes as it came."""
-    return [part for batch in batches for part in (batch.split(1) if isinstance(batch, Tensor) else [batch])]
 
 
 def beginning(tokenizer: Any, name: str) -> int:
