@@ -294,7 +294,7 @@ class EvalConfig(Settings):
     """Run directory, folder of a comparison (with --scheme), model folder, or a name on the Hugging Face hub."""
     data: str | None = None
     """Text as for train: its held-out part if it has one or if the run, or that which a folder was exported from, was
-    trained on it, else all of it."""
+    trained on this very source, else all of it; one file of a pair of files is another source."""
     tasks: list[str] = field(default_factory=list)
     """Sets of questions in $GEONORM_DATA/eval, JSONL files of questions, or tasks that lm_eval knows."""
     tokens: Count | None = None

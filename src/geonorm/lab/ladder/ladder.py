@@ -64,6 +64,12 @@ def check_sizes(config: LadderConfig, sizes: Sequence[Size]) -> None:
             raise ConfigError(f"the recipe of {scheme} sets lr, which a ladder's rule does: take --recipe shared")
     asked: dict[str, Size] = {}
     for text, size in zip(config.depth, sizes, strict=True):
+        if size in asked.values():
+            raise ConfigError(f"--depth {text} is the size {size.name} again")
+        if len({round_rate(rate * size.lr) for rate in config.rates}) < len(config.rates):
+            raise ConfigError(
+                f"two --rates are one learning rate at --depth {text}: they differ by three digits at least"
+            )
         if replace(first := asked.setdefault(size.name, size), lr=size.lr) != size:
             raise ConfigError(f"--depth {text} is another size {first.name}: a ladder has one of each depth and width")
     check_directory(out := Path(config.out), config)
