@@ -204,7 +204,7 @@ def test_a_size_at_which_every_run_failed_is_in_the_tables(processes: Any, ladde
         (["--model.layers", "3"], "--model.layers is what --depth sets"),
         (["--depth", "1:hidden=16", "1:hidden=24"], "--depth 1:hidden=24 is another size d1w16: a ladder has one of"),
         (["--depth", "1", "1:batch_size=4"], "--depth 1:batch_size=4 is another size d1w16"),
-        (["--depth", "1", "1:heads=1"], "--depth 1:heads=1 is the size d1w16 again"),
+        (["--depth", "1", "1:width=16"], "--depth 1:width=16 is the size d1w16 again"),
         (["--rates", 1, 1.0001], "two --rates are one learning rate at --depth 1"),
         (["--depth", "1:heads=3"], "model.width 16 must be an even multiple of model.heads 3"),
     ],
