@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geonorm.devices import pick_device
+from geonorm.devices import pick_device, subnormals_as_zero
 from geonorm.errors import ConfigError
 
 
@@ -15,3 +15,19 @@ def test_a_gpu_that_is_not_there_is_refused_by_its_number(monkeypatch: pytest.Mo
     assert pick_device("cuda") == torch.device("cuda") and pick_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(ConfigError, match="device 'cuda:2' is asked for, but the last GPU here is cuda:1"):
         pick_device("cuda:2")
+
+
+def test_subnormals_are_zero_within_and_as_before_after() -> None:
+    """Of one thread: those of a pool that stood before keep their mode."""
+    tiny, cpu = torch.tensor([1e-30]), torch.device("cpu")
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this CPU has no such mode")
+    with subnormals_as_zero(torch.device("meta")):
+        assert (tiny * 1e-10).item() > 0  # not a CPU's
+    with pytest.raises(ZeroDivisionError), subnormals_as_zero(cpu):
+        assert (tiny * 1e-10).item() == 0 and (tiny * 1e-7).item() > 0
+        with subnormals_as_zero(cpu):
+            pass
+        assert (tiny * 1e-10).item() == 0
+        raise ZeroDivisionError
+    assert (tiny * 1e-10).item() > 0

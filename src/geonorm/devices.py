@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -31,3 +33,22 @@ def memory_of_machine() -> int:
     if not hasattr(os, "sysconf"):
         return 0
     return max(0, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+@contextmanager
+def subnormals_as_zero(device: torch.device) -> Iterator[None]:
+    """On a CPU that can, numbers below the smallest normal one count as 0 in this thread and those that it starts.
+
+    Moments of parameters that hardly get a gradient decay into these, and arithmetic on them takes microcode of a
+    hundred cycles: a run with dead units took twice the time. The losses are bit for bit the same: a denominator of
+    Adam has 1e-8 beside them."""
+    if device.type != "cpu":
+        yield
+        return
+    tiny = torch.tensor(1e-40, dtype=torch.float32)
+    as_before = bool(tiny * 1.0 == 0.0)
+    torch.set_flush_denormal(True)  # False, and nothing changed, where the CPU has no such mode
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(as_before)

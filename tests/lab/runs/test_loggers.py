@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 
 from geonorm.errors import ConfigError, GeonormError
 from geonorm.lab.config import TrainConfig
@@ -64,6 +65,20 @@ def test_a_logger_gets_every_row_once_and_how_it_ended(text: Path, tmp_path: Pat
         assert row == {name: value for name, value in recorded.items() if name not in ("step", "tokens")}
         assert {"loss", "lr", "grad_norm"} <= set(row)
     assert "val_loss" in own.rows[-1][1]
+
+
+def test_a_run_on_a_cpu_counts_subnormals_as_zero(text: Path, tmp_path: Path) -> None:
+    """Moments that have decayed into them made runs twice as slow (017); its caller's mode stays."""
+    tiny, found = torch.tensor([1e-30]), list[float]()
+
+    class Multiplying(Kept):
+        def log(self, row: Mapping[str, float], step: int) -> None:
+            found.append((tiny * 1e-10).item())
+
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this CPU has no such mode")
+    train_run(small(text, tmp_path / "run"), say=lambda line: None, loggers=[Multiplying()])
+    assert found and set(found) == {0.0} and (tiny * 1e-10).item() > 0
 
 
 def test_what_is_no_number_stays_away() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...devices import pick_device
+from ...devices import pick_device, subnormals_as_zero
 from ...errors import CheckpointError
 from ...nn.models import build
 from ...ops.available import read_backend
@@ -69,6 +69,7 @@ def train(
     device = own_device(pick_device(config.runtime.device))
     torch.set_num_threads(config.runtime.threads)
     with join_world(device, config.guard.stuck) as world, told_of_lost_peers(world), ExitStack() as opened:
+        opened.enter_context(subnormals_as_zero(device))
         say = stop_unheard(say, stopped) if world.first else lambda line: None
         if device.type == "cpu":
             check_memory(config.shape(config.scheme))
