@@ -22,7 +22,7 @@ import geonorm
 from geonorm.lab.data import open_source
 from geonorm.lab.open import open_run
 from geonorm.lab.runs.run import RunFolder
-from geonorm.lab.studies.probe import text
+from geonorm.lab.studies.probe_inputs import text
 from geonorm.nn.decoder import Decoder
 from geonorm.report.style import looks
 from geonorm.report.vega import Axis, Chart, figure, save_figures

@@ -17,6 +17,7 @@ from geonorm.cli import main as cli
 from geonorm.errors import ConfigError, DataError
 from geonorm.lab.data.objectives import MaskedTokens
 from geonorm.lab.studies import probe as lab
+from geonorm.lab.studies import probe_inputs as reading
 from geonorm.probes.blockwise import load_one_block
 from geonorm.probes.subject import Subject, ablation, measure_gradients
 from geonorm.sites.anatomy import Stack
@@ -322,14 +323,14 @@ def test_one_model_twice_is_refused(folder: Path, tmp_path: Path, capsys: Any) -
 
 def test_windows_begin_with_the_token_that_begins_a_text(folder: Path, tmp_path: Path) -> None:
     """Each window has it once, in the place of one token; a tokenizer without one is refused in a line."""
-    ids = lab.text(str(folder.parent / "text.txt"), lambda t: list(t.encode()), 100, 10, 256, begin=255)
-    plain = lab.text(str(folder.parent / "text.txt"), lambda t: list(t.encode()), 100, 9, 256)
+    ids = reading.text(str(folder.parent / "text.txt"), lambda t: list(t.encode()), 100, 10, 256, begin=255)
+    plain = reading.text(str(folder.parent / "text.txt"), lambda t: list(t.encode()), 100, 9, 256)
     assert torch.equal(ids[:, 1:], plain) and bool((ids[:, 0] == 255).all()) and ids.shape == (11, 10)
     with pytest.raises(ConfigError, match=r"no token that begins a text: leave out --bos"):
         geonorm.probe(str(folder), str(folder.parent / "text.txt"), tokens=64, context=32, bos=True)
     marked = tokenizer()
     marked.add_special_tokens({"bos_token": "a"})
-    assert lab.beginning(marked, "m") == marked.bos_token_id
+    assert reading.beginning(marked, "m") == marked.bos_token_id
 
 
 def test_the_beginning_of_a_text_is_never_masked() -> None:
@@ -338,7 +339,7 @@ def test_the_beginning_of_a_text_is_never_masked() -> None:
     )
     text = torch.randint(3, 50, (40, 12), generator=torch.Generator().manual_seed(0))
     begun = torch.cat((torch.zeros(40, 1).long(), text), 1)
-    (plain,), (found,) = lab.ask_masked(opened, [text]), lab.ask_masked(opened, [begun], bos=True)
+    (plain,), (found,) = reading.ask_masked(opened, [text]), reading.ask_masked(opened, [begun], bos=True)
     assert (found["input_ids"][:, 0] == 0).all() and (found["labels"][:, 0] == -100).all()
     assert all(torch.equal(found[name][:, 1:], plain[name]) for name in ("input_ids", "labels"))
 

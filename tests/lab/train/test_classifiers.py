@@ -17,7 +17,7 @@ from geonorm.lab.data.pixels import normalise
 from geonorm.lab.open import OpenedImages
 from geonorm.lab.runs.run import read_rows
 from geonorm.lab.studies import probe as probing
-from geonorm.lab.studies.probe import images_of, open_probed
+from geonorm.lab.studies.probe_inputs import images_of, open_probed
 from geonorm.probes.config import ProbeConfig
 
 transformers = pytest.importorskip("transformers")
