@@ -16,7 +16,7 @@ from geonorm.lab.data.images import open_images
 from geonorm.lab.data.pixels import normalise
 from geonorm.lab.open import OpenedImages
 from geonorm.lab.runs.run import read_rows
-from geonorm.lab.studies import probe as probing
+from geonorm.lab.studies import probe_inputs
 from geonorm.lab.studies.probe_inputs import images_of, open_probed
 from geonorm.probes.config import ProbeConfig
 
@@ -141,7 +141,7 @@ def test_a_pass_over_images_is_filled(run: Path, images: Path, monkeypatch: pyte
         return [len(asked["labels"]) for asked in images_of(opened, str(images), 150, batch)[1]]
 
     assert sizes(None) == [15] and sizes(4) == [4, 4, 4, 3]
-    monkeypatch.setattr(probing, "IMAGE_TOKENS", 59)  # ten tokens an image
+    monkeypatch.setattr(probe_inputs, "IMAGE_TOKENS", 59)  # ten tokens an image
     assert sizes(None) == [5, 5, 5]
 
 
