@@ -40,8 +40,8 @@ def subnormals_as_zero(device: torch.device) -> Iterator[None]:
     """On a CPU that can, numbers below the smallest normal one count as 0 in this thread and those that it starts.
 
     Moments of parameters that hardly get a gradient decay into these, and arithmetic on them takes microcode of a
-    hundred cycles: a run with dead units took twice the time. The losses are bit for bit the same: a denominator of
-    Adam has 1e-8 beside them."""
+    hundred cycles: a run with dead units took twice the time (docs/performance.md). Adam adds 1e-8 to what it divides
+    by, so that weights do not notice."""
     if device.type != "cpu":
         yield
         return
