@@ -15,6 +15,8 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,12 @@ def build_step(share: float) -> Callable[[], None]:
     return step
 
 
+def time_step(step: Callable[[], None], zeros: bool = False) -> float:
+    """CPU seconds of a step."""
+    with subnormals_as_zero(CPU) if zeros else nullcontext():
+        return elapsed(step, 3, time.process_time)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=41)
@@ -66,15 +74,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
 
-    def flushed(step: Callable[[], None]) -> float:
-        with subnormals_as_zero(CPU):
-            return elapsed(step, 3, time.process_time)
-
-    steps = {share: (build_step(share), build_step(share)) for share in SHARES}
-    samplers = {}
-    for share, (plain, zeros) in steps.items():
-        samplers[f"{share:g} plain"] = lambda plain=plain: elapsed(plain, 3, time.process_time)
-        samplers[f"{share:g} zeros"] = lambda zeros=zeros: flushed(zeros)
+    samplers: dict[str, Callable[[], float]] = {}
+    for share in SHARES:
+        samplers[f"{share:g} plain"] = partial(time_step, build_step(share))
+        samplers[f"{share:g} zeros"] = partial(time_step, build_step(share), zeros=True)
     times = take_turns(samplers, options.rounds)
     found: dict[str, Any] = {"rounds": options.rounds, "ratios": {}, "environment": environment.collect(CPU)}
     for share in SHARES:
