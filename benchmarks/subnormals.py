@@ -72,6 +72,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.rounds < 6:
+        parser.error("--rounds: 6 at least, for an interval")
     torch.set_num_threads(1)
 
     samplers: dict[str, Callable[[], float]] = {}
