@@ -192,6 +192,7 @@ def test_a_size_at_which_every_run_failed_is_in_the_tables(processes: Any, ladde
         (["--depth", "4:widht=96"], "unknown setting of --depth 4 'widht': did you mean 'width'?"),
         (["--depth", "4:width=wide"], "width of --depth 4 takes a whole number, got 'wide'"),
         (["--depth", "4", "4"], "--depth names 4 twice"),
+        (["--depth", "99999"], "--depth 99999 is more than 1000 blocks"),
         (["--budgets", "many"], "--budgets takes tokens for each parameter (20) or in all (500k, 4M), got 'many'"),
         (["--budgets", "20000"], "2000 at most; for that many in all write 20k"),
         (["--budgets", "1", "2"], "several --budgets are cool-downs of one trunk: add --optim.schedule wsd"),

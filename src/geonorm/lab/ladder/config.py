@@ -18,6 +18,8 @@ OWN = {"width": Count, "heads": Count, "hidden": Count, "batch_size": Count, "lr
 UNITS = {"k": 1e3, "M": 1e6, "B": 1e9}
 MOST = 2000
 """Tokens for each parameter: beyond it a number without a unit is taken for a slip."""
+DEEPEST = 1000
+"""Blocks, those of the deepest Transformer that is published (arXiv:2203.00555)."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ def read_size(text: str) -> tuple[int, dict[str, Any]]:
         depth = 0
     if depth < 1:
         raise ConfigError(f"--depth takes whole numbers with blanks between (4 6 8:width=96), got {text!r}")
+    if depth > DEEPEST:
+        raise ConfigError(f"--depth {head} is more than {DEEPEST} blocks, the deepest that are known: give fewer")
     own: dict[str, Any] = {}
     for word in tail.split(",") if tail else ():
         name, _, value = word.partition("=")
