@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geonorm.lab.runs.run import RunFolder
 from geonorm.lab.runs.statistics import SEED_CAP, aggregate
 from geonorm.report import build, series
 from geonorm.report.checks import limits
@@ -48,6 +49,18 @@ def test_a_run_without_a_summary_was_interrupted(make_run: MakeRun) -> None:
     run = read_run(make_run("geonorm", seed=4, status="interrupted"))
     assert run.summary["status"] == "interrupted"
     assert (run.scheme, run.summary["seed"], run.summary["lr"]) == ("geonorm", 4, 0.003)
+
+
+@pytest.mark.parametrize("wrong", [{"val_loss": "3.5"}, {"lr": [0.003]}, {"seed": True}, {"scheme": 7}, {"status": 1}])
+def test_a_summary_with_values_of_another_kind_is_damaged(make_run: MakeRun, wrong: dict[str, Any]) -> None:
+    """It ended a report in a traceback."""
+    path = make_run("geonorm", seed=4)
+    file = path / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
+    found = read_run(path)
+    assert found.damaged == 1 and found.summary["status"] == "interrupted" and found.summary["seed"] == 4
+    assert RunFolder(path).summary() is None  # so that a comparison ends it again
+    assert "Unreadable lines or files were skipped" in "".join(limits(load(path)))
 
 
 def test_files_that_are_not_what_they_should_be_are_empty(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..lab.runs.run import flatten, read_object, read_objects, read_text, rows_of
+from ..lab.runs.run import flatten, read_object, read_objects, read_summary, read_text, rows_of
 from ..lab.runs.statistics import Choice, Row, aggregate, choose
 from ..parsing import from_yaml
 from .source import SavedStudy
@@ -166,7 +166,7 @@ def repeat_elsewhere(command: Any) -> str:
 
 def read_run(path: Path) -> Run:
     """Read one run directory; what is missing is empty, and a run without a summary was interrupted."""
-    config_text, summary = read_text(path / "config.yaml"), read_object(path / "summary.json")
+    config_text, summary = read_text(path / "config.yaml"), read_summary(path)
     config = _yaml(config_text)
     unreadable = bool(config_text and not config) + ((path / "summary.json").is_file() and not summary)
     metrics, damaged_metrics = _jsonl(path / "metrics.jsonl")

@@ -28,6 +28,13 @@ VOLATILE = (
 )  # fmt: skip
 """What a resumed run may say differently: nothing here changes the numbers by more than the order of a sum."""
 LOCK = ".lock"
+NUMBERS = frozenset(
+    """
+    seed lr steps tokens parameters wall_seconds train_loss val_loss val_bpb val_loss_part val_loss_average
+    val_accuracy spikes grad_spikes tokens_per_second peak_memory_bytes
+    """.split()
+)
+"""Of a summary, what a report computes with."""
 
 
 def slug(scheme: str) -> str:
@@ -117,6 +124,15 @@ def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file, empty if there is none that can be read."""
     found = read_json(path)
     return found if isinstance(found, dict) else {}
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary of a run, empty if there is none or what it holds is not what a run writes."""
+    summary = read_object(folder / "summary.json")
+    numbers = (value for key, value in summary.items() if key in NUMBERS)
+    sound = all(value is None or type(value) in (int, float) for value in numbers)
+    named = isinstance(summary.get("status"), str) and isinstance(summary.get("scheme", ""), str)
+    return summary if sound and named else {}
 
 
 def read_objects(path: Path) -> list[dict[str, Any]]:
@@ -283,8 +299,7 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any] | None:
         """What a run left when it ended, or None."""
-        summary = read_object(self.path / "summary.json")
-        return summary if isinstance(summary.get("status"), str) else None
+        return read_summary(self.path) or None
 
 
 def is_ours(row: dict[str, Any], path: Path) -> bool:
