@@ -47,9 +47,11 @@ class Site:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ConfigError(unknown("kind of site", self.kind, KINDS))
-        if self.depth < 1:
-            raise ConfigError(f"depth is the number of blocks, at least 1, got {self.depth}")
+            raise ConfigError(unknown("kind of site", str(self.kind), KINDS))
+        if not hasattr(self.depth, "__index__") or self.depth < 1:
+            raise ConfigError(f"depth is the number of blocks, at least 1, got {self.depth!r}")
+        if not hasattr(self.layer, "__float__"):
+            raise ConfigError(f"layer is the block's number, counted from 0, got {self.layer!r}")
         if isinstance(self.layer, int) and not 0 <= self.layer < self.depth:
             raise ConfigError(
                 f"layers of {self.depth} blocks are 0 to {self.depth - 1}, got {self.layer}: count from 0"
