@@ -186,10 +186,12 @@ def test_bad_input_is_one_line_of_one_rank(runs: Any, options: list[Any], said: 
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "ddp"])
-def test_alone_is_said_where_ranks_are_needed(train: Any, tmp_path: Path, kind: str) -> None:
-    result = train(tmp_path / "run", "--runtime.parallel", kind)
-    assert result.status == 2 and "needs torchrun: torchrun --nproc-per-node N" in result.err
-    assert not (tmp_path / "run").exists()
+def test_alone_is_said_where_ranks_are_needed(call: Any, tiny: list[str], tmp_path: Path, kind: str) -> None:
+    """A comparison left a folder of runs that had failed."""
+    for verb in ("train", "compare"):
+        result = call(verb, *tiny, "--out", tmp_path / "out", "--runtime.parallel", kind)
+        assert result.status == 2 and "needs torchrun: torchrun --nproc-per-node N" in result.err
+        assert not (tmp_path / "out").exists()
 
 
 PAIRS = {"tensor_size": 2}

@@ -34,6 +34,7 @@ from ..runs.run import (
     write_settings,
 )
 from ..runs.statistics import aggregate
+from ..scale.world import ALONE
 from ..train.load import load_data
 from .clusters import Ray, Slurm
 from .grid import OWN, check_one_text, check_same_axes, curve_of, describe_grid, make_cells
@@ -79,7 +80,7 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
         for sample in samples if config.launcher == "local" and device.type == "cpu" else ():
             check_memory(sample.shape(sample.scheme))
     for sample in samples:
-        resolve(sample)
+        resolve(sample, None if config.launcher == "slurm" else ALONE)  # a job of Slurm may have several ranks
     schemes = [str(parse(scheme)) for scheme in config.schemes]
     for scheme in schemes:
         if schemes.count(scheme) > 1:
