@@ -93,6 +93,30 @@ def test_an_export_knows_the_text_of_its_run(layout: str, train: Any, call: Any,
     assert json.loads(call("eval", folder, "--data", other).out)["part"] == "all"
 
 
+def test_files_that_a_run_was_trained_on_are_named(train: Any, call: Any, text: Path, tmp_path: Path) -> None:
+    """A training file by itself, or where it is called validation text, is other data than the pair: all of it was
+    evaluated without a word."""
+    words, run = text.read_text(), tmp_path / "run"
+    for name, part in {"own/train": words[:9000], "own/validation": words[9000:], "other/validation": words[:9000],
+                       "fresh/train": words[:9000], "fresh/validation": words[12000:]}.items():  # fmt: skip
+        file = tmp_path / f"{name}.txt"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(part)
+    (tmp_path / "other" / "train.txt").write_text("something else\n" * 50)
+    assert train(run, "--steps", 1, "--data", tmp_path / "own").status == 0
+
+    def ask(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(call("eval", run, "--data", tmp_path / name).out)
+        return found
+
+    for name, learned in (("own/train.txt", "own/train.txt"), ("other", "other/validation.txt")):
+        assert ask(name)["trained_on"] == [str(tmp_path / learned)]
+    for name in ("own", "own/validation.txt", "fresh"):
+        assert "trained_on" not in ask(name)
+    (tmp_path / "own" / "train.txt").unlink()  # then nothing is known
+    assert "trained_on" not in ask("other")
+
+
 def test_text_with_a_split_of_its_own(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()

@@ -24,8 +24,10 @@ from ...progress import Pace, show_progress
 from ..config import EvalConfig, GenerateConfig
 from ..data import Tokenizer, open_source, tokenize
 from ..data.batches import validation_batches
+from ..data.files import sha256_of
 from ..data.images import open_images
 from ..data.objectives import Pair
+from ..data.sources import find_local
 from ..open import Opened, OpenedClassifier, OpenedImages, OpenedRun, open_model
 from ..runs.provenance import seen_data
 from ..runs.run import check_writable
@@ -130,7 +132,8 @@ def window(opened: Opened, asked: int | None) -> int:
 
 def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None, live: bool = False) -> dict[str, Any]:
     """Loss, perplexity and bits per byte in windows of the model's context, of masked tokens accuracy too: on the
-    held-out part where the text comes with one or is what the run was trained on, else on all of it."""
+    held-out part where the text comes with one or is what the run was trained on, else on all of it. `trained_on` names
+    the files among these that the run was trained on, if there are any."""
     source = open_source(data)
     ours = isinstance(opened, OpenedRun)
     text = tokenize(source, opened.reader)
@@ -147,7 +150,25 @@ def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None, l
                 scorer, read, text.token_bytes, opened.device, accuracy=objective.accuracy, spans=objective.spans
             )
         )
-    return {"data": data, "part": "all" if whole else "held-out", "data_sha256": text.sha256, **result}
+    told: dict[str, Any] = {"data": data, "part": "all" if whole else "held-out", "data_sha256": text.sha256}
+    if text.sha256 not in trained_on(opened) and (learned := find_training_files(opened, data)):
+        told["trained_on"] = learned
+    return {**told, **result}
+
+
+def find_training_files(opened: Opened, data: str) -> list[str]:
+    """Of the files that are evaluated those whose content a run was trained on, as far as its data are still where it
+    found them."""
+    if not isinstance(opened, OpenedRun):
+        return []
+    try:
+        own, asked = find_local(opened.config.data), find_local(data)
+    except DataError:
+        return []
+    if own is None or asked is None:
+        return []
+    sums = {sha256_of(path) for path in own.train}
+    return [str(path) for path in asked.validation or asked.train if sha256_of(path) in sums]
 
 
 def tell_share(batches: Iterable[Pair], windows: float, told: Callable[..., None]) -> Iterator[Pair]:
