@@ -77,6 +77,8 @@ def places() -> Iterator[Place]:
     for layers, tokens in ((36, "0.5"), (12, "1.4"), (4, "3")):
         recipe = "early" if layers > 4 else "ours"
         yield Place(f"novels, {tokens}, {layers} blocks", recipe, "012-depth", f"{layers}-")
+    yield Place("novels, 3, cosine", "ours", "011-rate", "64-warm-")
+    yield Place("novels, 3, cosine, no warm-up", "ours", "011-rate", "64-cold-")
     for (data, name), (steps, each) in product(
         NAMES.items(),
         {2000: 3, 4000: 6, 8000: 12, 16000: 25, 32000: 50}.items(),
