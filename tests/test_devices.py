@@ -7,6 +7,7 @@ import torch
 
 from geonorm.devices import pick_device, subnormals_as_zero
 from geonorm.errors import ConfigError
+from geonorm.schemes import parse
 
 
 def test_a_gpu_that_is_not_there_is_refused_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,6 +16,13 @@ def test_a_gpu_that_is_not_there_is_refused_by_its_number(monkeypatch: pytest.Mo
     assert pick_device("cuda") == torch.device("cuda") and pick_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(ConfigError, match="device 'cuda:2' is asked for, but the last GPU here is cuda:1"):
         pick_device("cuda:2")
+
+
+@pytest.mark.parametrize("scheme", ["geonorm(alpha=0)", "geonorm(max_angle=0)", "ngpt(alpha=0)"])
+def test_zero_is_not_positive_where_subnormals_are_zero(scheme: str) -> None:
+    """The least number above 0 was a subnormal, so that a training accepted what the parser refuses outside of it."""
+    with subnormals_as_zero(torch.device("cpu")), pytest.raises(ConfigError, match="must"):
+        parse(scheme)
 
 
 def test_subnormals_are_zero_within_and_as_before_after() -> None:

@@ -59,6 +59,10 @@ def test_tables_of_a_comparison(compared: Any) -> None:
     assert sorted(set(zip(metrics["scheme"], metrics["seed"], strict=True))) == [
         (scheme, seed) for scheme in ("geonorm", "pre") for seed in (0, 1)
     ]
+    for name in ("metrics", "trace"):
+        assert set(compared.frame(name)["lr"]) == {run["lr"] for run in stored["runs"]}
+    assert metrics["step_lr"].nunique() > 1  # of the schedule
+    assert set(compared.frame("trace")["site_scheme"]) == {"pre", "geonorm"}
     pre, geo = stored["schemes"]
     line = f"Comparison(pre {pre['val_loss_mean']:.4f}, geonorm {geo['val_loss_mean']:.4f} ({geo['difference']:+.4f}); "
     assert repr(compared) == line + f"4 runs in {compared.out})"

@@ -51,8 +51,9 @@ Count = Annotated[int, Range(1)]
 Natural = Annotated[int, Range(0)]
 NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
-TINIEST = 5e-324
-"""The least number above 0: the limit of what must be more than 0."""
+TINIEST = sys.float_info.min
+"""The least normal number: the limit of what must be more than 0. Smaller ones are 0 to a CPU that trains, and to all
+comparisons there (devices.subnormals_as_zero)."""
 Positive = Annotated[float, Range(TINIEST, said="must be positive")]
 
 

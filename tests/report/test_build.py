@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from geonorm.errors import GeonormError
 from geonorm.lab.studies.probe import probe_files, save
 from geonorm.report import build, write_figures
 from geonorm.report.comparison_charts import figures_of
+from geonorm.report.formats import csv_text
 from geonorm.report.runs import load
 
 MakeRun = Callable[..., Path]
@@ -82,7 +84,7 @@ def test_the_noise_between_seeds_comes_first(full: Page) -> None:
         "Paired differences",
         "Table",
         "Loss against tokens seen",
-        "Loss against wall time",
+        "Loss against training time",
     ]
     titles += ["Learning rates", "Radius of the stream", "Angle of each write", "Clamped tokens", "Gradient per site"]
     titles += ["Gradient norm and spikes", "Recipe", "Repeat it"]
@@ -232,6 +234,8 @@ def test_latex_csv_and_pdf(comparison_dir: Path, tmp_path: Path) -> None:
         records = list(csv.DictReader(file))
     assert [record["scheme"] for record in records] == ["pre", "geonorm", "post", "peri"]
     assert float(records[1]["difference"]) < 0 and records[0]["n"] == "5"
+    fitted = SimpleNamespace(title="a", records=[{"n": 1, "fit": {"lr": 0.5}}])  # the page has a column of it
+    assert csv_text([fitted]) == "source,n,fit_lr\na,1,0.5\n"
     assert build(comparison_dir, tmp_path / "r.pdf", format="pdf").read_bytes().startswith(b"%PDF")
     with pytest.raises(GeonormError, match=r"r\.tex is no csv report of geonorm"):
         build(comparison_dir, tmp_path / "r.tex", format="csv")

@@ -77,9 +77,9 @@ def differences(comparison: SavedComparison) -> list[Chart]:
 
 
 def losses(comparison: SavedComparison) -> list[Chart]:
-    """Loss against tokens and against wall time."""
+    """Loss against tokens and against training time."""
     found = []
-    axes = (("tokens", SEEN, SEEN, TOKENS), ("seconds", "wall time", "wall time (seconds)", NUMBER))
+    axes = (("tokens", SEEN, SEEN, TOKENS), ("seconds", "training time", "seconds in training steps", NUMBER))
     for key, title, unit, form in axes:
         drawn: dict[str, tuple[series.Curve | None, series.Curve | None]] = {}
         for scheme in comparison.names:

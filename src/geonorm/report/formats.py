@@ -39,6 +39,7 @@ def csv_text(parts: Sequence[Part]) -> str:
     """One row per scheme or model: the source it is from, and every number the report has of it."""
     rows = [
         {"source": part.title, **{key: value for key, value in record.items() if not isinstance(value, dict | list)}}
+        | {f"fit_{key}": value for key, value in (record.get("fit") or {}).items()}
         for part in parts
         for record in part.records
     ]

@@ -63,7 +63,8 @@ def shared(record: Record, key: str) -> float:
 
 
 def clock(run: Run) -> dict[float, float]:
-    """Wall seconds since the start, by step. Where recorded seconds drop, a resumed run started anew."""
+    """Wall seconds in training steps, without evaluations and checkpoints, by step. Where recorded seconds drop, a
+    resumed run started anew."""
     total = previous = 0.0
     passed = {}
     for record in run.metrics:

@@ -71,7 +71,10 @@ def _mark(chart: Chart, scheme: str, points: Points) -> None:
 
 
 def _key(trace: SavedSimulation) -> str:
-    return "Markers: simulation, lines: theory." if trace.theory else "Simulation, mean over seeds."
+    if not trace.theory:
+        return "Simulation, mean over seeds."
+    without = ", ".join(name for name in trace.names if name not in trace.theory)
+    return f"Markers: simulation, lines: theory{f'; of {without} the lines are the simulation' if without else ''}."
 
 
 def collapse(trace: SavedSimulation) -> list[Chart]:

@@ -311,6 +311,8 @@ def test_a_llama_that_is_killed(llama: Path, convert: Any, struck: Any, text: Pa
         (["--way", "sudden"], "--way takes gradual or match or abrupt, got 'sudden'"),
         (["--tokens", 0], "tokens must be at least 1"),
         (["--share", 0], "share must be between 1e-06 and 1, got 0"),
+        (["--share", 0.2, "--way", "match"], "--share is of the gradual way: leave it out with --way match"),
+        (["--course", "layers", "--way", "abrupt"], "--course is of the gradual way"),
         (["--data", "nowhere.txt"], "no file, folder or corpus 'nowhere.txt'"),
         (["--context", 8], "--context is for Hugging Face models"),
         (["--evaluation.tasks", "copa"], "convert asks no tasks"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from collections.abc import Iterable
@@ -97,6 +98,12 @@ def test_text_is_not_validated_on_itself(tmp_path: Path) -> None:
         open_source(str(tmp_path))
     with pytest.raises(DataError, match=r"copy.txt: its content is training text too"):
         open_source(str(tmp_path / "train.txt"), validation=str(tmp_path / "copy.txt"))
+    (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(b"the same text"))
+    for one, other in (("train.txt", "packed.txt.gz"), ("packed.txt.gz", "copy.txt")):
+        with pytest.raises(DataError, match=rf"{other}: its content is training text too"):
+            open_source(str(tmp_path / one), validation=str(tmp_path / other))
+    (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(b"the same text, and more"))
+    open_source(str(tmp_path / "train.txt"), validation=str(tmp_path / "packed.txt.gz"))
 
 
 def test_copies_among_the_validation_files_are_named(tmp_path: Path) -> None:

@@ -152,6 +152,20 @@ def test_text_that_spells_a_token_is_text(bpe, tmp_path, source):
         assert other.tolist() == tokenizer.encode(["ab"])[0].tolist() and other.dtype == whole.dtype
 
 
+@pytest.mark.parametrize(("end", "options"), [(5, {"mask": True}), (4, {"mask": True}), (5, {"sentinels": 3})])
+def test_a_new_token_never_has_the_id_of_another(tmp_path, source, end, options):
+    library = pytest.importorskip("tokenizers")
+    vocabulary = {"</s>": 0, "a": 1, "b": 2, "c": 3, "d": end}
+    tokenizer = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token="a"))
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(path := str(tmp_path / "holes.json"))
+    if end == 4:
+        assert load_tokenizer(path, source, 100, tmp_path, **options).mask == 5
+        return
+    with pytest.raises(DataError, match="would get the id 5 of another token, as its ids are not 0 to 4"):
+        load_tokenizer(path, source, 100, tmp_path, **options)
+
+
 def test_bytes_of_a_tokenizer_that_is_not_byte_level(tmp_path, source):
     library = pytest.importorskip("tokenizers")
     tokens = ["<unk>", "</s>", "<0xE4>", "▁the", "▁", "sphere", "é"]

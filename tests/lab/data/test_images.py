@@ -85,6 +85,13 @@ def test_a_folder_with_a_part_of_its_own_to_validate_on(tmp_path: Path, names: s
     assert np.array_equal(found.validation.pixels(0), picture(150))
 
 
+def test_images_are_not_validated_on_themselves(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        write_folder(tmp_path / name, ["a", "b"], 2)
+    with pytest.raises(DataError, match="its validation images are its training images: give others"):
+        open_images(str(tmp_path))
+
+
 @pytest.mark.parametrize("names", ["training", "valid cat", "val test", "train cat"])
 def test_a_part_of_the_data_is_no_class(tmp_path: Path, names: str) -> None:
     for name in names.split():

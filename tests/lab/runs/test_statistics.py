@@ -230,6 +230,15 @@ def test_a_rate_is_chosen_by_the_seeds_that_rates_share() -> None:
     assert choose(apart).lr == 6e-3
 
 
+def test_tuning_runs_of_two_lengths_do_not_choose_together() -> None:
+    """Two folders in one report: the longer tuning lacks a rate that has ended, so the final runs decide."""
+    tuned = [(3e-3, 4.0, 100), (1e-2, 4.2, 100), (1e-2, 3.6, 500), (3e-2, 3.9, 500)]
+    runs = [summary("pre", 7, loss, lr=lr, phase="tune", tokens=tokens) for lr, loss, tokens in tuned]
+    choice = choose([*runs, summary("pre", 0, 3.2, lr=3e-3), summary("pre", 0, 3.4, lr=1e-2)])
+    assert choice.lr == 3e-3 and choice.lrs == {3e-3: 3.2, 1e-2: 3.4}
+    assert choose([*runs[2:], summary("pre", 0, 3.4, lr=1e-2)]).lrs == {1e-2: 3.6, 3e-2: 3.9}
+
+
 def test_choose_of_nothing_that_finished() -> None:
     choice = choose([summary("pre", 0, None, status="failed")])
     assert choice.lr is None and choice.runs == [] and choice.lrs == {1e-3: None}

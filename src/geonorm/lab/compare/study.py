@@ -37,7 +37,7 @@ class Comparison(Result):
         tables: dict[str, Rows] = {"schemes": self.results["schemes"], "runs": self.results["runs"]}
         for name in ("metrics", "trace", "norms"):
             tables[name] = [
-                {"run": run["run"], "lr": run["lr"], "seed": run["seed"], "scheme": run["scheme"], **row}
+                {**keep_own(row), "run": run["run"], "lr": run["lr"], "seed": run["seed"], "scheme": run["scheme"]}
                 for run in self.results["runs"]
                 for row in read_rows(self.out / "runs" / run["run"] / f"{name}.jsonl")
             ]
@@ -46,6 +46,13 @@ class Comparison(Result):
     @contextmanager
     def folder(self) -> Iterator[Path]:
         yield self.out
+
+
+def keep_own(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a run's file, with what its run has by the same name called otherwise: the rate of a step, and the
+    scheme of a site, which of a combinator is a part."""
+    own = {"lr": "step_lr", "scheme": "site_scheme"}
+    return {own.get(name, name): value for name, value in row.items()}
 
 
 def compare(schemes: Sequence[str] | str = ("pre", "geonorm"), **settings: Any) -> Comparison:

@@ -59,5 +59,8 @@ class ConvertConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         directory(self.out)
+        for name in ("course", "share"):
+            if self.way != "gradual" and getattr(self, name) != getattr(type(self), name):
+                raise ConfigError(f"--{name} is of the gradual way: leave it out with --way {self.way}")
         if self.evaluation.tasks:
             raise ConfigError("convert asks no tasks: leave --evaluation.tasks out, and use geonorm eval on --out")

@@ -70,6 +70,18 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def content_sha256_of(path: Path) -> str:
+    """SHA-256 of what the file holds, whatever its compression."""
+    with one_line_errors(path), open_file(path) as file:
+        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+
+
+def head_of(path: Path) -> bytes:
+    """The first 4 KiB of what the file holds."""
+    with one_line_errors(path), open_file(path) as file:
+        return file.read(4096)
+
+
 def read_documents(path: Path) -> Iterator[str]:
     """The non-empty documents of one file, lazily and in order."""
     readers = {"jsonl": read_json_lines, "parquet": read_parquet, "text": read_plain_text}

@@ -96,6 +96,8 @@ def open_images(spec: str, held_out: float = HELD_OUT) -> LabelledImages:
     if not (own := "validation" in parts):
         parts = hold_out(path, *parts["train"], held_out)
     (train, classes, seal), (validation, _, other_seal) = (parts[split] for split in SPLITS)
+    if own and seal == other_seal:
+        raise DataError(f"{path}: its validation images are its training images: give others")
     name = Path(os.path.abspath(path)).name
     sealed = f"geonorm images {FORMAT}\n{seal}\n{other_seal}\n{list(classes)}"
     return LabelledImages(name, train, validation, classes, hashlib.sha256(sealed.encode()).hexdigest(), own)

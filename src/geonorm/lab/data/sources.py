@@ -14,7 +14,18 @@ from typing import NamedTuple
 
 from ...errors import DataError, cause, nearest
 from . import stdlib
-from .files import format_of, import_extra, is_data, is_readable_in_folder, read_documents, sha256_of, text_field
+from .files import (
+    COMPRESSIONS,
+    content_sha256_of,
+    format_of,
+    head_of,
+    import_extra,
+    is_data,
+    is_readable_in_folder,
+    read_documents,
+    sha256_of,
+    text_field,
+)
 from .split import HELD_OUT_NAMES, SPLITS, TRAIN_NAMES, Documents, Split, hold_out, hold_out_stream
 
 FORMAT = 1  # of the fingerprint: raise it whenever the same files would give other documents or splits
@@ -90,7 +101,7 @@ def open_source(spec: str, *, validation: str | None = None, validation_fraction
             raise DataError(f"{files[0] if len(files) == 1 else name}: empty: give a file with text in it")
         sums[split] = [sha256_of(path) for path in files]
         lines += [f"{split} {format_of(path)} {sha256}" for path, sha256 in zip(files, sums[split], strict=True)]
-    check_copies(held_out, sums)
+    check_copies(train, held_out, sums)
     if not held_out:
         lines.append(f"held out {validation_fraction!r}")
         one_text = len(train) == 1 and format_of(train[0]) == "text"
@@ -99,11 +110,20 @@ def open_source(spec: str, *, validation: str | None = None, validation_fraction
     return Source(name, fingerprint, train + held_out, splits, left_out, bool(held_out))
 
 
-def check_copies(held_out: tuple[Path, ...], sums: Mapping[Split, list[str]]) -> None:
-    """DataError for validation files with text whose sha256 is that of a training file: what was learned by heart would
-    count as foretold."""
-    known = set(sums["train"])
-    same = [path for path, sha256 in zip(held_out, sums["validation"], strict=True) if sha256 in known]
+def check_copies(train: tuple[Path, ...], held_out: tuple[Path, ...], sums: Mapping[Split, list[str]]) -> None:
+    """DataError for validation files with text whose content is that of a training file, compressed or not: what was
+    learned by heart would count as foretold."""
+
+    known, heads = set(sums["train"]), dict[bytes, list[Path]]()
+    if any(path.suffix.lower() in COMPRESSIONS for path in (*train, *held_out)):
+        for path in train if held_out else ():
+            heads.setdefault(head_of(path), []).append(path)
+
+    def is_copy(path: Path, sha256: str) -> bool:
+        alike = heads.get(head_of(path), []) if heads else []  # the whole content of a corpus takes long to unpack
+        return sha256 in known or (bool(alike) and content_sha256_of(path) in map(content_sha256_of, alike))
+
+    same = [path for path, sha256 in zip(held_out, sums["validation"], strict=True) if is_copy(path, sha256)]
     if copies := [path for path in same if next(read_documents(path), None) is not None]:
         more = f" and {len(copies) - 3} more" if len(copies) > 3 else ""
         whose, what = ("its", "it") if len(copies) == 1 else ("their", "them")

@@ -259,9 +259,16 @@ def parse_tokenizer(path: Path, name: str, text: str) -> FileTokenizer:
 
 
 def add_special(tokenizer: Tokenizer, tokens: list[str], what: str) -> FileTokenizer:
-    """The tokenizer with ids for those tokens that it lacks, behind all others."""
+    """The tokenizer with ids for those tokens that it lacks, behind all others. DataError where its ids have a hole:
+    the library would give a new token the id of another."""
     library: Any = import_extra("tokenizers", "masked language modelling", "train").Tokenizer.from_str(tokenizer.json)
+    known: dict[str, int] = library.get_vocab()
     library.add_special_tokens(tokens)
+    if taken := set(known.values()) & {library.token_to_id(token) for token in tokens if token not in known}:
+        raise DataError(
+            f"{tokenizer.name}: {what} would get the id {min(taken)} of another token, as its ids are not 0 to "
+            f"{len(known) - 1}: add the token to tokenizer.json"
+        )
     return FileTokenizer(f"{tokenizer.name}+{what}", library.to_str())
 
 

@@ -124,6 +124,12 @@ class Choice(NamedTuple):
     """The runs whose means `lrs` holds: those of the tuning, or final ones."""
 
 
+def _longest(runs: list[Summary]) -> list[Summary]:
+    """Without those that finished and are shorter than the longest that did."""
+    longest = max((run.get("tokens") or 0 for run in runs if usable(run)), default=0)
+    return [run for run in runs if not usable(run) or (run.get("tokens") or 0) == longest]
+
+
 def choose(summaries: Sequence[Summary]) -> Choice:
     """Pick the learning rate of one scheme and the finished runs that enter its mean.
 
@@ -133,13 +139,11 @@ def choose(summaries: Sequence[Summary]) -> Choice:
     seeds share: one that has fewer seeds is neither helped nor hurt by their luck. A rate at which a run diverged comes
     after every rate at which none did, and ends the grid like any other rate that was tried.
     """
-    tune = [run for run in summaries if run.get("phase") == "tune"]
-    final = [run for run in summaries if run.get("phase") != "tune"]
-    longest = max((run.get("tokens") or 0 for run in final if usable(run)), default=0)
-    final = [run for run in final if not usable(run) or (run.get("tokens") or 0) == longest]
+    tune = _longest([run for run in summaries if run.get("phase") == "tune"])
+    final = _longest([run for run in summaries if run.get("phase") != "tune"])
     ended = {run.get("lr") for run in final if usable(run)}
     tuned = bool(tune) and ended <= {run.get("lr") for run in tune}
-    grid = sorted({run.get("lr") for run in (summaries if tuned else final)}, key=lambda lr: (lr is None, lr))
+    grid = sorted({run.get("lr") for run in (tune + final if tuned else final)}, key=lambda lr: (lr is None, lr))
     tried = tune if tuned else final
     lrs = {lr: _mean_loss(tried, lr) for lr in grid}
     ranked = _level_losses(tried)
