@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -210,6 +211,8 @@ def test_a_site_that_does_not_exist(layer: Any, kind: Any, depth: Any, says: str
     with pytest.raises(ConfigError, match=says) as error:
         Site(layer, kind, depth)
     assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match="0 to 11"):
+        Site(np.int64(12), "mlp", 12)
     assert Site(12.5, "mlp", 12).t == 13.5  # simulated time goes on
 
 
@@ -280,6 +283,16 @@ class Halved(GeoNorm):
         return super().write(x, u / 2, p, site, h)
 
 
+class Still:
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Any = 1.0) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True)
+class Mixed(Still, GeoNorm):
+    pass
+
+
 def test_a_read_of_its_own_is_asked_when_residuals_are_joined() -> None:
     for rule in (Doubled(), Doubled(input="norm")):
         first = Residual(nn.Identity(), "geonorm", Site(0, "attn", 1), DIM)
@@ -296,6 +309,25 @@ def test_a_write_of_its_own_is_not_replaced_by_the_angles_of_its_parent() -> Non
     middle, (y, _) = half(x, then=first)
     for found in (half(x), middle, y):
         torch.testing.assert_close(found, expected)
+
+
+def test_a_write_that_is_mixed_in_is_the_one_that_trains() -> None:
+    x = torch.randn(2, DIM)
+    still = Residual(nn.Tanh(), Mixed(), Site(0, "attn", 1), DIM)
+    assert torch.equal(still(x), x) and still.scheme.angles(still.own(), still.place()) is None
+
+
+def test_no_residual_stands_at_an_end() -> None:
+    for kind in ("entry", "exit"):
+        with pytest.raises(ConfigError, match=f"not at the {kind}"):
+            Residual(nn.Identity(), "pre", Site(0, kind, 4), DIM)
+
+
+def test_a_norm_of_the_update_sees_it_in_the_precision_of_the_stream() -> None:
+    x = torch.randn(2, 5, DIM)
+    residual = Residual(nn.Linear(DIM, DIM, dtype=torch.bfloat16), "geonorm(update=norm)", Site(0, "mlp", 1), DIM)
+    expected = residual.scheme.write(x, residual.branch(x.bfloat16()).float(), residual.own(), residual.place())
+    torch.testing.assert_close(residual(x), expected)
 
 
 def test_a_joined_residual_hands_on_what_its_branch_returns_besides() -> None:

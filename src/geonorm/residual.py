@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .errors import ConfigError
 from .norms import NormSpec, plain
 from .ops import geodesic_step, geodesic_step_read
-from .schemes import Parts, Scheme, Site, parse, read_at, reset_parts, write_at
+from .schemes import Parts, Scheme, Site, parse, read_at, write_at
 from .schemes.base import normalise_update
 
 Reading = tuple[Tensor, Any]
@@ -54,6 +54,8 @@ class Residual(nn.Module):
             raise ConfigError(f"the branch must be a torch.nn.Module, got {type(branch).__name__}")
         if not isinstance(site, Site):
             raise ConfigError(f"the site must be a geonorm.Site, such as Site(0, 'attn', 12), got {site!r}")
+        if site.kind in ("entry", "exit"):
+            raise ConfigError(f"a residual stands at a sub-layer, such as attn or mlp, not at the {site.kind}")
         if dim < 1 or not eps >= 0:
             raise ConfigError(f"dim must be at least 1 and eps at least 0, got dim {dim} and eps {eps}")
         self.branch = branch
@@ -81,7 +83,7 @@ class Residual(nn.Module):
     def reset_parameters(self) -> None:
         """Restores the scheme's norms, scalars and the layer index; the branch is not touched."""
         self.layer.fill_(self.index)
-        reset_parts(self.own)
+        self.own.reset_parameters()
 
     def site(self, x: Tensor) -> Site:
         """Where this stands, with the layer as a 0-d tensor in the precision of the maths on x where a compiler or a
@@ -126,7 +128,7 @@ class Residual(nn.Module):
         own = None if then is None else then.own()
         angles = self.scheme.angles(p, site)
         if angles is not None:
-            u = normalise_update(u, p)
+            u = normalise_update(u.to(x.dtype), p) if hasattr(p, "output") else u
             if then is not None and type(then.scheme).read is Scheme.read:
                 norm = getattr(own, "input", None)
                 x, y = geodesic_step_read(x, u, angles, then.compute_dtype(x), norm=norm)

@@ -13,7 +13,7 @@ from geonorm import Site, dynamics, parse
 from geonorm.dynamics.rates import rates
 from geonorm.errors import ConfigError
 from geonorm.norms import NormSpec
-from geonorm.schemes import Parts, read_at, reset_parts, write_at
+from geonorm.schemes import Parts, read_at, write_at
 
 DIM, DEPTH = 16, 12
 Law = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -105,7 +105,7 @@ def test_rates_in_the_plane_equal_the_derivative_in_full_dimension(planar: str, 
     site = Site(3, kind, DEPTH)
     rule = parse(planar).resolve(site)
     own = Parts(rule, site, NormSpec("unit", DIM, gains=False, eps=0.0)).double()
-    reset_parts(own)
+    own.reset_parameters()
 
     def write(h: Tensor) -> Tensor:
         _, carry = read_at(rule, x, own(), site)
@@ -126,7 +126,7 @@ def test_speed_is_that_of_the_direction_whatever_the_length_was(planar: str, rad
     site = Site(3, "mlp", DEPTH)
     rule = parse(planar).resolve(site)
     own = Parts(rule, site, NormSpec("unit", DIM, gains=False, eps=0.0)).double()
-    reset_parts(own)
+    own.reset_parameters()
 
     def theta(h: float) -> Tensor:
         _, carry = read_at(rule, x, own(), site)

@@ -176,3 +176,14 @@ def test_one_seed_gives_all_schemes_the_same_draws() -> None:
     one, other = both(scheme="pre"), both(scheme="post")
     for (role, mine, *_), (_, their, *_) in zip(one.weights(), other.weights(), strict=True):
         assert torch.equal(mine, their), role
+
+
+@pytest.mark.parametrize("init", ["gpt2", "neox"])
+def test_what_writes_to_a_stream_begins_smaller_by_the_depth_of_its_own_stack(init: str) -> None:
+    model = both(width=128, hidden=128, layers=2, encoder_layers=8, init=init)
+    found: dict[int, list[Tensor]] = {}
+    for role, weight, _, site in model.weights():
+        if role in ("o", "down"):
+            found.setdefault(site.depth, []).append(weight.flatten())
+    shallow, deep = (torch.cat(found[depth]).std().item() for depth in (2, 8))
+    assert shallow / deep == pytest.approx(2.0 if init == "gpt2" else 4.0, rel=0.05)

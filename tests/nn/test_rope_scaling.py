@@ -112,6 +112,7 @@ def test_text_and_rule_are_one(text: str) -> None:
             "model.rope_scaling.original must be at least 2, got 1",
         ),
         ("yarn(factor=2, windows=false)", "needs model.window: it leaves blocks with a window alone"),
+        ("linear(factor=2, factor=8)", "gives a field twice"),
         ("yarn(factor=1 2)", "--model.rope-scaling.factor takes"),
         ("yarn(original=64)", "model.rope_scaling yarn needs a factor: yarn(factor=4)"),
         ("linear(factor=0.5)", "model.rope_scaling.factor must be at least 1, got 0.5"),

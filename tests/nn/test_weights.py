@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from geonorm import Decoder, DecoderConfig, names
+from geonorm import Decoder, DecoderConfig, Site, names
 from geonorm.errors import ConfigError
 from geonorm.nn import preset
 from geonorm.nn.roles import ROLES, base_std, check_start
@@ -14,7 +14,7 @@ from geonorm.schemes import advance, parse
 
 from .tiny import TINY, decoder, ids
 
-PRE = parse("pre")
+PRE, SITE = parse("pre"), Site(0, "attn", 4)
 DECLARED = {
     "ngpt": "slot",
     "angpt": "slot",
@@ -32,7 +32,7 @@ def test_one_seed_draws_the_same_matrices_for_every_scheme(scheme: str) -> None:
     reference, model = decoder(seed=3, scheme="pre"), decoder(seed=3, scheme=scheme)
     for (role, found, rule, site), (_, drawn, _, _) in zip(model.weights(), reference.weights(), strict=True):
         fan_out, fan_in = drawn.shape
-        base = base_std(role, fan_in, model.config, rule)
+        base = base_std(role, fan_in, model.config, rule, site)
         expected = drawn * (rule.init_std(role, fan_in, fan_out, site, base) / base)
         if scheme == "ngpt":
             expected = F.normalize(drawn, dim=0 if role in ("o", "down") else 1)
@@ -58,7 +58,8 @@ def test_initialisations(init: str) -> None:
         expected = embed if role == "embed" else writes if role in ("o", "down") else inside
         assert weight.std().item() == pytest.approx(expected, rel=0.05), role
     wide = DecoderConfig(layers=8, **shape)
-    assert base_std("down", 999, wide, PRE) == (999**-0.5 if init == "fan_in" else pytest.approx(writes))
+    found = base_std("down", 999, wide, PRE, Site(0, "mlp", 8))
+    assert found == (999**-0.5 if init == "fan_in" else pytest.approx(writes))
 
 
 @pytest.mark.parametrize("init", INITS)
@@ -82,8 +83,9 @@ def test_output_matrices_may_be_drawn_as_for_another_depth() -> None:
     for init in ("neox", "gpt2"):
         as_for_12 = DecoderConfig(layers=4, init=init, init_depth=12)
         for role in ("o", "down", "q", "embed"):
-            assert base_std(role, 64, as_for_12, PRE) == base_std(role, 64, DecoderConfig(layers=12, init=init), PRE)
-    assert base_std("o", 64, as_for_12, PRE) != base_std("o", 64, DecoderConfig(layers=4, init="gpt2"), PRE)
+            deep = base_std(role, 64, DecoderConfig(layers=12, init=init), PRE, Site(0, "attn", 12))
+            assert base_std(role, 64, as_for_12, PRE, SITE) == deep
+    assert base_std("o", 64, as_for_12, PRE, SITE) != base_std("o", 64, DecoderConfig(init="gpt2"), PRE, SITE)
     with pytest.raises(ConfigError, match=r"model.init_depth must be at least 1"):
         DecoderConfig(init_depth=0)
     with pytest.raises(ConfigError, match=r"unknown model.init 'neo': did you mean 'neox'"):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from geonorm.nn import Decoder, attention, preset
 from geonorm.nn.roles import base_std
-from geonorm.schemes import parse
+from geonorm.schemes import Site, parse
 
 CASE = json.loads(Path(__file__).with_name("recorded.json").read_text(encoding="utf-8"))["models"][0]
 IDS = torch.arange(12).view(2, 6) * 7 % 11
@@ -136,7 +136,8 @@ def test_it_starts_as_nanochat_does() -> None:
     config = preset("modern", layers=2, width=256)
     for role, drawn in CASE["std"].items():
         fan_in = 1024 if role == "down" else 256
-        assert base_std(role, fan_in, config, parse(config.scheme)) == pytest.approx(drawn, rel=0.01), role
+        found = base_std(role, fan_in, config, parse(config.scheme), Site(0, "attn", 2))
+        assert found == pytest.approx(drawn, rel=0.01), role
     gate = Decoder(preset("modern")).get_parameter("blocks.3.attn.branch.mix.gate")
     assert gate.eq(0.01).all()
 

@@ -10,7 +10,8 @@ import torch
 from geonorm import Decoder, DecoderConfig, Residual, Site, parse
 from geonorm.errors import ConfigError
 from geonorm.schemes import Progress, advance, settle
-from geonorm.schemes.morph import blend
+from geonorm.schemes.morph import alike, blend
+from geonorm.schemes.scales import Scale
 
 from .textbook import DIM, perturbed
 
@@ -56,6 +57,25 @@ def test_it_begins_as_the_source_and_ends_as_the_target(target: str, course: str
     assert torch.equal(model(IDS), last(IDS))
     owned = {name for name in weights if not name.endswith("progress.done")}
     assert owned == first.state_dict().keys() | last.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("layerscale(start=0.1)", "layerscale(start=0.5)"), ("rezero(alpha=0.5)", "rezero(alpha=0.1)"),
+        ("geonorm(learn=step, alpha=1)", "geonorm(learn=step, alpha=0.25)"),
+    ],
+)  # fmt: skip
+def test_what_both_learn_begins_as_the_source_begins(source: str, target: str) -> None:
+    torch.manual_seed(0)
+    model = Decoder(DecoderConfig(f"morph({source}, {target}, steps=2)", **SHAPE))
+    torch.manual_seed(0)
+    assert torch.equal(model(IDS), Decoder(DecoderConfig(source, **SHAPE))(IDS))
+
+
+def test_modules_that_mean_their_weights_otherwise_are_not_one() -> None:
+    scale, same, other = Scale((1,), 0.5, 1.0), Scale((1,), 0.25, 0.5), Scale((1,), 0.5, 0.25)
+    assert alike(scale, same) and not alike(scale, other)
 
 
 def test_settled_it_is_the_target_and_nothing_else() -> None:

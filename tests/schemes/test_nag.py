@@ -11,7 +11,7 @@ from torch import Tensor
 from geonorm import Decoder, DecoderConfig, Site, parse
 from geonorm.norms import NormSpec
 from geonorm.ops.angle import BIAS_SOFTNESS
-from geonorm.schemes import Parts, Scheme, reset_parts
+from geonorm.schemes import Parts, Scheme
 
 from .textbook import DEPTH, DIM, EPS, same, stream, unit, written
 
@@ -25,7 +25,7 @@ TWIN = f"geonorm({UNIT}, input=norm)"
 def placed(text: str, site: Site = SITE) -> tuple[Scheme, Parts]:
     rule = parse(text)
     own = Parts(rule, site, NormSpec("rms", DIM, eps=EPS)).double()
-    reset_parts(own)
+    own.reset_parameters()
     return rule, own
 
 
@@ -119,7 +119,7 @@ def test_the_directions_of_the_gate_are_drawn_apart() -> None:
     _, own = placed("nag")
     first = own.get_parameter("modulator.weight").clone()
     own.get_parameter("modulator.weight").data.zero_()
-    reset_parts(own)
+    own.reset_parameters()
     assert torch.equal(own.get_parameter("modulator.weight"), first) and 0.015 < first.std() < 0.025
 
 

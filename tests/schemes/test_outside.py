@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -298,6 +298,82 @@ class Gated(Placement):
 
     def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Any = 1.0) -> Tensor:
         return x + h * p.gate(x).sigmoid() * u
+
+
+@dataclass(frozen=True)
+class Brings(Placement):
+    """Everything that it brings begins otherwise than its class would: a norm, a drawn part, slots, the logits' too."""
+
+    def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
+        output = norm()
+        nn.init.constant_(output.weight, site.depth**-0.5)
+        return {"input": "norm", "output": output, "mixing": nn.Linear(norm.dim, norm.dim)}
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Any = 1.0) -> Tensor:
+        return x + h * p.output(p.mixing(u))
+
+    def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
+        if name == "up":
+            inside = nn.Linear(shape[-1], shape[-1])
+            nn.init.eye_(inside.weight)
+            nn.init.constant_(inside.bias, 0.5)
+            return nn.Sequential(inside)
+        if name in ("q", "logits"):
+            norm = nn.LayerNorm(shape[-1])
+            nn.init.constant_(norm.weight, 0.1)
+            return norm
+        return None
+
+
+def test_what_a_scheme_brings_begins_as_made_and_leaves_all_else_as_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "brings", Brings)
+    shape = DecoderConfig("brings", layers=2, width=32, heads=4, hidden=48, vocab_size=61, context=16)
+    torch.manual_seed(3)
+    decoder = Decoder(shape)
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    baseline = Decoder(replace(shape, scheme="pre"))
+    assert torch.equal(after, torch.rand(1))
+    found = decoder.state_dict()
+    for name, weight in baseline.state_dict().items():
+        assert torch.equal(found[name], weight), name
+    mixing = [weight for name, weight in found.items() if name.endswith("mixing.weight")]
+    assert len({float(weight[0, 0]) for weight in mixing}) == len(mixing) == 4  # no two sites draw the same
+    start = {name: weight.clone() for name, weight in found.items()}
+    models: list[Any] = [decoder]
+    if find_spec("transformers"):
+        from geonorm import hf
+
+        torch.manual_seed(3)
+        models.append(hf.GeoNormForCausalLM(hf.GeoNormConfig.of(shape)))
+    for model in models:
+        for ending, value in {
+            "own.output.weight": 2**-0.5, "slots.up.0.bias": 0.5, "slots.q.weight": 0.1, "logits_slot.weight": 0.1,
+        }.items():  # fmt: skip
+            own = [p for name, p in model.named_parameters() if name.endswith(ending)]
+            assert own and all(bool((p == value).all()) for p in own), ending
+        for n, block in enumerate(model.blocks if model is decoder else model.model.blocks):
+            assert torch.equal(block.mlp.branch.slots["up"][0].weight, torch.eye(48))
+            assert torch.equal(block.mlp.own.mixing.weight, start[f"blocks.{n}.mlp.own.mixing.weight"])
+    for weight in found.values():
+        weight.fill_(9)
+    torch.manual_seed(3)
+    decoder.reset_parameters()
+    assert all(torch.equal(weight, start[name]) for name, weight in decoder.state_dict().items())
+
+
+def test_a_field_that_would_not_change_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Mine: entry without a type does not change the field .* entry: str = 'emb"):
+
+        @dataclass(frozen=True)
+        class Mine(Placement):
+            entry = "embedding"
+
+    class Bare(Plain):
+        keep: float = 0.9
+
+    with pytest.raises(ConfigError, match=r"keep: fields need @dataclass\(frozen=True\) above the class"):
+        Bare()
 
 
 def test_a_module_begins_as_its_scheme_made_it(monkeypatch: pytest.MonkeyPatch) -> None:

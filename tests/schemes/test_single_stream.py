@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from geonorm import Decoder, DecoderConfig, Site, names, parse
 from geonorm.norms import NormSpec
-from geonorm.schemes import Parts, read_at, reset_parts, write_at
+from geonorm.schemes import Parts, read_at, write_at
 from geonorm.schemes.hypersphere import silu_rms
 
 DIM, DEPTH = 10, 6
@@ -43,7 +43,7 @@ def test_rotation_equivariance(name: str, kind: str) -> None:
     site = Site(2, kind, DEPTH)
     rule = parse(name).resolve(site)
     own = Parts(rule, site, NormSpec("rms", DIM, gains=False)).double()
-    reset_parts(own)
+    own.reset_parameters()
     generator = torch.Generator().manual_seed(0)
     x, u = torch.randn(2, 4, DIM, dtype=torch.float64, generator=generator)
     turn = torch.linalg.qr(torch.randn(DIM, DIM, dtype=torch.float64, generator=generator))[0]
@@ -101,7 +101,7 @@ def test_layerscale_starts_by_depth(depth: int, start: float) -> None:
         scale = dict(own.named_parameters())["scale.weight"]
         torch.testing.assert_close(scale.detach(), torch.full((DIM,), expected))
         nn.init.zeros_(scale)
-        reset_parts(own)
+        own.reset_parameters()
         torch.testing.assert_close(scale.detach(), torch.full((DIM,), expected))
 
 
@@ -201,7 +201,7 @@ def test_spheretnorm_as_a_geonorm(retraction: str) -> None:
     Cayley (1 - t^2/4, t) / (1 + t^2/4)."""
     rule = parse(SPHERET.format(retraction))
     own = Parts(rule, ATTN, NormSpec("rms", DIM)).double()
-    reset_parts(own)
+    own.reset_parameters()
     stored = next(own.parameters())
     assert stored.item() == pytest.approx(log(2.718281828459045 - 1), rel=1e-12)  # softplus of it is alpha = 1
     nn.init.constant_(stored, -0.4)
@@ -228,7 +228,7 @@ def test_spheretnorm_as_a_geonorm(retraction: str) -> None:
 def test_a_learned_step_stays_positive(alpha: float, stored: float | None) -> None:
     rule = parse(f"geonorm(learn=step, alpha={alpha}, decay=constant, max_angle=pi)")
     own = Parts(rule, ATTN, NormSpec("rms", DIM)).double()
-    reset_parts(own)
+    own.reset_parameters()
     if stored is not None:
         nn.init.constant_(next(own.parameters()), stored)
     x, u = torch.eye(DIM, dtype=torch.float64)[:2]

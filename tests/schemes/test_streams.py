@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from geonorm import Decoder, DecoderConfig, Site, parse
 from geonorm.norms import NormSpec
-from geonorm.schemes import Parts, Scheme, read_at, reset_parts, write_at
+from geonorm.schemes import Parts, Scheme, read_at, write_at
 
 from .textbook import same
 
@@ -38,7 +38,7 @@ def embedding() -> Tensor:
 def own(scheme: Scheme, site: Site, moved: float = 0.3) -> nn.Module:
     """The parameters of a site in fp64, off their initial values by a normal of this size."""
     parts = Parts(scheme, site, NormSpec("rms", DIM, eps=EPS)).double()
-    reset_parts(parts)
+    parts.reset_parameters()
     generator = torch.Generator().manual_seed(int(site.layer) + len(site.kind))
     with torch.no_grad():
         for parameter in parts.parameters():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from geonorm import Site, parse
 from geonorm.norms import NormSpec
-from geonorm.schemes import Parts, Scheme, read_at, reset_parts, write_at
+from geonorm.schemes import Parts, Scheme, read_at, write_at
 
 DIM, DEPTH, EPS = 12, 6, 1e-6
 SITES = [Site(layer, kind, DEPTH) for layer in (0, 3, 5) for kind in ("attn", "mlp")]
@@ -222,7 +222,9 @@ def stream(scheme: Scheme, seed: int = 0, radius: float = 2.0) -> Tensor:
 
 def perturbed(own: nn.Module, seed: int = 1) -> nn.Module:
     """fp64, with every parameter off its initial value, which is exact."""
-    reset_parts(own.double())
+    for module in own.double().modules():
+        if isinstance(module, Parts):
+            module.reset_parameters()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in own.parameters():

@@ -15,13 +15,13 @@ from torch import Tensor
 from .. import sphere
 from ..errors import ConfigError
 from ..norms import NormSpec
-from ..schemes import Parts, Scheme, Site, parse, read_at, reset_parts, write_at
+from ..schemes import Parts, Scheme, Site, parse, read_at, write_at
 
 
 def parameters(rule: Scheme, site: Site, dim: int, like: Tensor) -> Parts:
     """The norms and scalars of a site in the particle system, at their initial values: every N has radius 1."""
     own = Parts(rule, site, NormSpec("unit", dim, gains=False, eps=0.0)).to(like.device, like.dtype)
-    reset_parts(own)
+    own.reset_parameters()
     return own.requires_grad_(False)
 
 

@@ -17,7 +17,7 @@ from ..nn.attention import rope as rotary
 from ..nn.config import DecoderConfig
 from ..nn.mlp import MLP
 from ..nn.roles import draw_weight
-from ..schemes import Scheme, Site
+from ..schemes import Scheme, Site, belongs_to_scheme, restore
 from .config import SimulateConfig
 from .drawn import DrawnAttention, DrawnMlp, Sub, enter_radius
 from .fields import Attention, Field, Fresh, Mlp, generator_of, random_attention, random_mlp
@@ -107,7 +107,9 @@ def draw_network(config: SimulateConfig, scheme: Scheme, kind: str, seed: int) -
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator_of(seed if kind == "attn" else -1 - seed, layer).initial_seed())
             for module in made.modules():
-                if isinstance(module, nn.Linear):
+                if belongs_to_scheme(module):
+                    restore(module)
+                elif isinstance(module, nn.Linear):
                     draw_weight(module.weight.data, str(module.role), rule, site, model)
                 elif callable(reset := getattr(module, "reset_parameters", None)):
                     reset()

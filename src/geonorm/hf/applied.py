@@ -22,7 +22,7 @@ from transformers.utils import output_capturing
 from ..errors import ConfigError, unknown
 from ..nn.trunk import End
 from ..residual import Residual
-from ..schemes import parse, reset_parts, sources_of
+from ..schemes import parse, sources_of
 from ..sites.anatomy import FAMILIES
 from .block import Affine, Gain, StockBranch
 from .config import from_folder
@@ -96,7 +96,7 @@ class AppliedModel(Derived, ReadsFolders):
             module.layer.fill_(module.index)
         if isinstance(module, (Residual, End)):
             with loaded_kept(module.own):
-                reset_parts(module.own)
+                module.own.reset_parameters()
         elif isinstance(module, (Affine, Gain)):
             with loaded_kept(module):
                 module.reset_parameters()

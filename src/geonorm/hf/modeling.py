@@ -31,7 +31,7 @@ from ..nn.rope_scaling import LongRope
 from ..nn.trunk import End
 from ..nn.values import Handing
 from ..residual import Residual
-from ..schemes import Scheme, Site, belongs_to_scheme
+from ..schemes import Scheme, Site, belongs_to_scheme, restore
 from .config import GeoNormConfig, layer_types
 from .layers import LAYERS, Attend
 from .loading import LOADED, ReadsFolders, loaded_kept
@@ -74,7 +74,8 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
             end = self.ends()[getattr(module, "role", None) in ("head", "transform")]
             self.draw(module, end.scheme, end.site)
         elif belongs_to_scheme(module):
-            pass  # its Parts restore it
+            with loaded_kept(module):
+                restore(module)
         elif isinstance(module, nn.Linear) and not hasattr(module, "role"):  # a classifier
             init.normal_(module.weight, 0.0, module.in_features**-0.5)
             if module.bias is not None:
@@ -88,7 +89,7 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         weight, role = module.weight, getattr(module, "role", "embed")
         if not getattr(weight, LOADED, False):
             fan_out, fan_in = weight.shape
-            base = base_std(role, fan_in, self.config.shape(), scheme)
+            base = base_std(role, fan_in, self.config.shape(), scheme, site)
             init.normal_(weight, 0.0, scheme.init_std(role, fan_in, fan_out, site, base))
             scheme.constrain({role: [weight]})
         if getattr(module, "bias", None) is not None:

@@ -20,7 +20,7 @@ from ..nn.config import VisionConfig
 from ..nn.roles import linear, undrawn_table
 from ..nn.values import Handing
 from ..nn.vision import VisionTransformer, embed_patches, pool, turns_of_places
-from ..schemes import Scheme
+from ..schemes import Scheme, slot_at
 from .config import NAMES, THEIRS, UnderScheme, add_fields
 from .layers import LAYERS
 from .loading import share_weights
@@ -126,7 +126,7 @@ class GeoNormForImageClassification(GeoNormVisionPreTrainedModel):
         self.model = GeoNormVisionModel(config)
         self.head = linear("head", c.width, c.classes, c.bias)
         end = self.model.exit
-        self.logits_slot = end.scheme.slot("logits", (c.classes,), c.width, end.site)
+        self.logits_slot = slot_at(end.scheme, "logits", (c.classes,), c.width, end.site)
         self.post_init()
 
     @property

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..norms import RMSNorm, transformed
-from ..schemes import Scheme, Site
+from ..schemes import Scheme, Site, slot_at
 from .config import DecoderConfig, TrunkConfig
 from .roles import linear
 from .rope_scaling import RopeScaling, unscaled_frequencies
@@ -136,7 +136,7 @@ class SelfAttention(nn.Module):
         self.slots = nn.ModuleDict()
         for name in ("q", "k", "v", "q_rope", "k_rope"):
             heads = c.heads if name.startswith("q") else c.groups
-            slot = scheme.slot(name, (heads, c.head_dim), c.width, site)
+            slot = slot_at(scheme, name, (heads, c.head_dim), c.width, site)
             if slot is not None:
                 self.slots[name] = slot
         # the same as sets: asking a ModuleDict a dozen times per token and layer is felt in decoding

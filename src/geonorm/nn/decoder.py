@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..norms import NormSpec, upcast
-from ..schemes import Scheme, Site
+from ..schemes import Scheme, Site, slot_at
 from .attention import LayerCache, Rope, rotary_of
 from .config import DecoderConfig
 from .roles import linear, undrawn_table
@@ -37,7 +37,7 @@ class SoftCap(nn.Module):
 
 def slot_on_logits(end: End, vocab_size: int, width: int, soft_cap: float | None) -> nn.Module | None:
     """What is done to logits behind the head, by the scheme at the exit and by the model."""
-    slot = end.scheme.slot("logits", (vocab_size,), width, end.site)
+    slot = slot_at(end.scheme, "logits", (vocab_size,), width, end.site)
     return slot if soft_cap is None else SoftCap(soft_cap, slot)
 
 

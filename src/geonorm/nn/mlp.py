@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..schemes import Scheme, Site
+from ..schemes import Scheme, Site, slot_at
 from .config import GATED, TrunkConfig
 from .roles import linear
 
@@ -23,7 +23,7 @@ class MLP(nn.Module):
         self.down = linear("down", c.hidden, c.width, c.bias)
         self.slots = nn.ModuleDict()
         for name in ("up", "gate"):
-            slot = scheme.slot(name, (c.hidden,), c.width, site) if name == "up" or self.gate else None
+            slot = slot_at(scheme, name, (c.hidden,), c.width, site) if name == "up" or self.gate else None
             if slot is not None:
                 self.slots[name] = slot
         self.slotted = frozenset(self.slots)

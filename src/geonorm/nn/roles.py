@@ -73,17 +73,18 @@ def matrices(branch: nn.Module) -> Iterator[nn.Linear]:
     return (part for part in branch.modules() if isinstance(part, nn.Linear) and hasattr(part, "role"))
 
 
-def base_std(role: str, fan_in: int, config: TrunkConfig, scheme: Scheme) -> float:
+def base_std(role: str, fan_in: int, config: TrunkConfig, scheme: Scheme, site: Site) -> float:
     """The base standard deviation of a weight under `config.init`, against which the scheme states its own.
 
     fan_in  1/sqrt(fan_in), for the embedding 1/sqrt(width): a matrix keeps the mean square of what it reads
     neox    sqrt(2 / (5 width)), what writes to the stream 2 / (L sqrt(width)) (GPT-NeoX: small_init, wang_init)
     gpt2    0.02, what writes to the stream 0.02 / sqrt(2 L)
-            in both, what writes to the stream is drawn as all else under a scheme that brings its own `depth_init`
+            in both, L is the depth of the site's stack, or init_depth, and what writes to the stream is drawn as all
+            else under a scheme that brings its own `depth_init`
     zero    fan_in, but what writes to the stream begins at 0
     nanochat  zero, but embedding 0.8, head 0.001, up 0.4/sqrt(fan_in)
     """
-    depth = config.layers if config.init_depth is None else config.init_depth
+    depth = site.depth if config.init_depth is None else config.init_depth
     writes = role in ("o", "down")
     smaller = writes and not scheme.depth_init
     if config.init == "neox":
@@ -100,7 +101,7 @@ def base_std(role: str, fan_in: int, config: TrunkConfig, scheme: Scheme) -> flo
 def draw_weight(weight: Tensor, role: str, scheme: Scheme, site: Site, config: TrunkConfig) -> Tensor:
     """Draws a weight (out, in) in place as its scheme starts it, and returns it."""
     fan_out, fan_in = weight.shape
-    weight.normal_(0.0, scheme.init_std(role, fan_in, fan_out, site, base_std(role, fan_in, config, scheme)))
+    weight.normal_(0.0, scheme.init_std(role, fan_in, fan_out, site, base_std(role, fan_in, config, scheme, site)))
     scheme.constrain({role: [weight]})
     return weight
 
@@ -112,4 +113,4 @@ def check_start(scheme: Scheme, config: TrunkConfig) -> None:
         for kind, role in (("attn", "o"), ("mlp", "down")):
             site = Site(layer, kind if config.block == "sequential" else "parallel", config.layers)
             rule = scheme.resolve(site)
-            rule.init_std(role, 1, 1, site, base_std(role, 1, config, rule))
+            rule.init_std(role, 1, 1, site, base_std(role, 1, config, rule, site))

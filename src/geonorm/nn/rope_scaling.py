@@ -201,6 +201,8 @@ def read_scaling(text: str) -> RopeScaling:
     if match is None or any(len(part) != 2 for part in parts):
         raise ConfigError(f"cannot read model.rope_scaling {text!r}: write it as yarn(factor=4, original=2048)")
     values = {key.strip(): value.split() for key, value in parts}
+    if len(values) < len(parts):
+        raise ConfigError(f"model.rope_scaling {text!r} gives a field twice")
     return make_scaling(match[1], {key: value if len(value) > 1 else "".join(value) for key, value in values.items()})
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..norms import NormSpec
 from ..residual import Residual
-from ..schemes import Parts, Scheme, Site, belongs_to_scheme, parse
+from ..schemes import Parts, Scheme, Site, belongs_to_scheme, parse, restore
 from .attention import LayerCache, Rope, SelfAttention
 from .config import TrunkConfig
 from .mlp import MLP
@@ -221,12 +221,13 @@ class Trunk(nn.Module):
     def reset_scalars(self) -> None:
         """Restores all that is not drawn: every norm, scalar, bias and buffer."""
         for module in self.modules():
-            reset = getattr(module, "reset_parameters", None)
-            if reset is not None and not (module is self or hasattr(module, "role") or belongs_to_scheme(module)):
-                reset()
-        for module in self.modules():
-            if isinstance(module, nn.Linear) and module.bias is not None and not belongs_to_scheme(module):
-                module.bias.zero_()
+            if belongs_to_scheme(module):
+                restore(module)
+            elif isinstance(module, nn.Linear):
+                if module.bias is not None:
+                    module.bias.zero_()
+            elif module is not self and not hasattr(module, "role") and hasattr(module, "reset_parameters"):
+                module.reset_parameters()  # type: ignore[operator]
 
     @torch.no_grad()
     def constrain(self) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..norms import NormSpec, upcast
-from ..schemes import Scheme, Site
+from ..schemes import Scheme, Site, slot_at
 from .attention import Rope, rope
 from .config import VisionConfig
 from .roles import linear, undrawn_table
@@ -36,7 +36,7 @@ class VisionTransformer(Trunk):
     def add_head(self) -> None:
         c = self.config
         self.head = linear("head", c.width, c.classes, c.bias)
-        self.logits_slot = self.exit.scheme.slot("logits", (c.classes,), c.width, self.exit.site)
+        self.logits_slot = slot_at(self.exit.scheme, "logits", (c.classes,), c.width, self.exit.site)
 
     def ends(self) -> list[nn.Module]:
         return [self.patch, self.head]

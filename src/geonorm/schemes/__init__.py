@@ -17,7 +17,7 @@ from .manifold import ManifoldHyper
 from .morph import Morph, settle
 from .nag import NAG
 from .origin import schemes_in, sources_of, stored
-from .parts import Parts, Progress, advance, belongs_to_scheme, read_at, reset_parts, write_at
+from .parts import Parts, Progress, advance, belongs_to_scheme, read_at, restore, slot_at, write_at
 from .polar import Polar
 from .prores import ProRes
 from .registry import names, register
@@ -70,9 +70,10 @@ __all__ = [
     "parse",
     "read_at",
     "register",
-    "reset_parts",
+    "restore",
     "schemes_in",
     "settle",
+    "slot_at",
     "sources_of",
     "state_of",
     "stored",

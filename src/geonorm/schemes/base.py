@@ -8,7 +8,7 @@ tensor, its string is its name everywhere, and no code outside this package asks
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from inspect import signature
 from typing import Any, ClassVar, Literal
 
@@ -52,7 +52,7 @@ class Site:
             raise ConfigError(f"depth is the number of blocks, at least 1, got {self.depth!r}")
         if not hasattr(self.layer, "__float__"):
             raise ConfigError(f"layer is the block's number, counted from 0, got {self.layer!r}")
-        if isinstance(self.layer, int) and not 0 <= self.layer < self.depth:
+        if hasattr(self.layer, "__index__") and not isinstance(self.layer, Tensor) and not 0 <= self.layer < self.depth:
             raise ConfigError(
                 f"layers of {self.depth} blocks are 0 to {self.depth - 1}, got {self.layer}: count from 0"
             )
@@ -160,8 +160,15 @@ class Scheme:
                 'replace norms() by parts = {"input": "norm"}, p["input"] by p.input, return y alone from read, and '
                 "define write(self, x, u, p, site, h=1.0)",
             )
-            if "angles" not in own:
-                cls.angles = Scheme.angles  # type: ignore[method-assign]  # those of a base do not fit another write
+        order = [next(n for n, base in enumerate(cls.__mro__) if name in vars(base)) for name in ("write", "angles")]
+        if order[0] < order[1]:
+            cls.angles = Scheme.angles  # type: ignore[method-assign]  # those of a base do not fit another write
+        settings = {each.name for base in cls.__mro__[1:] if is_dataclass(base) for each in fields(base)}
+        for name in sorted(settings & own.keys() - own.get("__annotations__", {}).keys()):
+            raise ConfigError(
+                f"{cls.__name__}: {name} without a type does not change the field of that name, write for example "
+                f"{name}: {type(own[name]).__name__} = {own[name]!r}"
+            )
 
     def width(self, dim: int) -> int:
         """How many numbers the stream has along its last axis."""
@@ -232,13 +239,17 @@ class Scheme:
 
     def __post_init__(self) -> None:
         """Raises ConfigError where a field is not what its type says, limits included, or a number is not finite."""
+        cls = type(self)
         try:
+            own = [name for name, kind in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(kind)]
+            if own and "__dataclass_fields__" not in vars(cls):
+                raise ConfigError(f"{', '.join(own)}: fields need @dataclass(frozen=True) above the class")
             for name, value in vars(self).items():
                 if isinstance(value, (int, float)) and not abs(value) <= LARGEST:
                     raise ConfigError(f"{name} must be a finite number of at most {LARGEST:g}, got {float(value):g}")
             check(self)
         except ConfigError as error:
-            raise ConfigError(f"scheme {name_of(type(self))}: {error}") from None
+            raise ConfigError(f"scheme {name_of(cls)}: {error}") from None
         self.check()
 
     def check(self) -> None:

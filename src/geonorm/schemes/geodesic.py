@@ -120,14 +120,10 @@ class AngleScalars(Scalars):
             "affine": {"gain": 1.0, "bias": 0.0},
             "step": {"step": alpha + log(-expm1(-alpha))},
         }[learn]
-        self.start = start
+        self.names = tuple(start)
         for name, value in start.items():
             self.register_parameter(name, nn.Parameter(torch.tensor([value])))
 
-    def reset_parameters(self) -> None:
-        for name, value in self.start.items():
-            nn.init.constant_(getattr(self, name), value)
-
     def forward(self) -> dict[str, Tensor]:
         """By name. Called as a module, so that whoever moves weights about (offloading, sharding) sees it asked for."""
-        return {name: F.softplus(self.step) if name == "step" else getattr(self, name) for name in self.start}
+        return {name: F.softplus(self.step) if name == "step" else getattr(self, name) for name in self.names}

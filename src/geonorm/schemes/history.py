@@ -38,7 +38,8 @@ class AttentionResiduals(Placement):
     planar = False
 
     blocks: Count = field(default=8, kw_only=True)
-    """Blocks of sub-layers, each with a slot of the stream beside that of the embedding."""
+    """Blocks of sub-layers, as even as can be, each with a slot of the stream beside that of the embedding. Where there
+    are fewer sub-layers, each is a block, and slots are left over."""
 
     @property
     def streams(self) -> int:  # type: ignore[override]
@@ -58,8 +59,7 @@ class AttentionResiduals(Placement):
         return torch.cat((start, start.new_zeros(*x.shape[:-1], self.blocks, x.shape[-1])), dim=-2)
 
     def exit(self, x: Tensor, p: Any, site: Site) -> Tensor:
-        count = site.sublayers * site.depth
-        return super().exit(p.recall(x, 1 + -(-count // self.size(count))), p, site)
+        return super().exit(p.recall(x, 1 + min(self.blocks, site.sublayers * site.depth)), p, site)
 
     def read(self, x: Tensor, p: Any, site: Site) -> Tensor:
         block, begun = self.place(site)
@@ -72,12 +72,9 @@ class AttentionResiduals(Placement):
 
     def place(self, site: Site) -> tuple[Any, Any]:
         """The slot that a site writes to, and whether another site of its block has written there, 0 or 1."""
-        size = self.size(site.total)
-        return site.number // size + 1, (site.number % size != 0) * 1
-
-    def size(self, count: int) -> int:
-        """Sub-layers in a block, the last of which may have fewer."""
-        return -(-count // self.blocks)
+        blocks = min(self.blocks, site.total)
+        block, before = (number * blocks // site.total for number in (site.number, site.number - 1))
+        return block + 1, (block == before) * 1
 
     def seen(self, x: Tensor) -> Tensor:
         """The sum of all that was written, which is Pre-Norm's stream: what the reading does not change."""
@@ -92,9 +89,6 @@ class Recall(nn.Module):
         super().__init__()
         self.key = norm()
         self.query = nn.Parameter(torch.zeros(norm.dim))
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.query)
 
     def forward(self, x: Tensor, slots: Any) -> Tensor:
         wide = upcast(x)

@@ -19,7 +19,8 @@ class Hybrid(Placement):
 
     HybridNorm* differs in its first block only and is written as data: `first(hybrid(input=norm), hybrid)`. The norms
     on q, k, v are RMSNorms over one head with gains that the heads share, before RoPE, whatever N is. Output
-    projections start smaller by sqrt(2 L), once ("full Megatron" in the official code).
+    projections start smaller by sqrt(2 L), once ("full Megatron" in the official code). A parallel block, which the
+    paper has not, is written as attention is: its MLP reads the stream as it is.
     """
 
     about = About(

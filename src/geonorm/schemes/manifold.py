@@ -99,10 +99,11 @@ class Mapping(Scalars):
         self.weight = nn.Parameter(torch.empty(outputs, n * dim))
         self.bias = nn.Parameter(torch.empty(outputs))
         self.scale = nn.Parameter(torch.empty(3))
-        self.reset_parameters()
+        self.draw()
 
     @torch.no_grad()
-    def reset_parameters(self) -> None:
+    def draw(self) -> None:
+        """Initial values."""
         self.weight.zero_()
         self.scale.fill_(0.01)
         self.bias.fill_(-1.0)

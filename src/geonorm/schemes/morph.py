@@ -112,7 +112,7 @@ class Morph(Nested):
                 alike(one[name], other[name]),
                 f"no gradual way leads from {self.source} to {self.target}: {name} is something else in each",
             )
-        return {**one, **other, "progress": Way(one, other)}
+        return {**one, **{name: part for name, part in other.items() if name not in one}, "progress": Way(one, other)}
 
     def share(self, x: Tensor, p: Any, site: Site) -> Tensor:
         """How far the site is on its way, a 0-d tensor: 0 is the source, 1 the target."""
@@ -191,12 +191,21 @@ def pick(p: Any, names: Iterable[str]) -> Named:
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Whether two parts of one name are one part."""
+    """Whether two parts of one name can be one: modules may begin at other values, of which the source's count."""
     if not isinstance(a, (nn.Module, nn.Parameter)):
         return bool(a == b)
-    if isinstance(a, nn.Module) and type(a) is type(b):
-        return {k: v.shape for k, v in a.state_dict().items()} == {k: v.shape for k, v in b.state_dict().items()}
-    return False
+    return isinstance(a, nn.Module) and type(a) is type(b) and form(a) == form(b)
+
+
+def form(module: nn.Module) -> list[Any]:
+    """What a module is but for the values of its tensors: shapes, and settings that are plain."""
+    shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    plain = (int, float, str, tuple)
+    settings = [
+        {name: value for name, value in vars(inside).items() if name[0] != "_" and isinstance(value, plain)}
+        for inside in module.modules()
+    ]
+    return [shapes, *settings]
 
 
 def settle(model: nn.Module) -> None:

@@ -87,10 +87,11 @@ class Modulator(Scalars):
         self.weight = nn.Parameter(torch.empty(directions, dim))
         self.bias = nn.Parameter(torch.empty(directions))
         self.share = nn.Parameter(torch.empty(directions))
-        self.reset_parameters()
+        self.draw()
 
     @torch.no_grad()
-    def reset_parameters(self) -> None:
+    def draw(self) -> None:
+        """Initial values."""
         generator = torch.Generator().manual_seed(self.number)
         drawn = torch.randn(self.weight.shape, generator=generator, device="cpu", dtype=torch.float32)
         self.weight.copy_(0.02 * drawn)

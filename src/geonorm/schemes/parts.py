@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -18,32 +20,59 @@ class Named:
     """The parts of a site by name: p.stream is called, p.scale is a tensor."""
 
 
-OWNED = "_owned_by_scheme"
+Made = TypeVar("Made")
+MADE = "_made_by_scheme"
 
 
 def belongs_to_scheme(module: nn.Module) -> bool:
-    """Whether a module, none of ours, lies in the Parts of a scheme, which restore it: whoever draws weights leaves it
-    alone."""
-    return hasattr(module, OWNED)
+    """Whether a scheme made a module, a part or a slot: whoever draws weights leaves it alone, and calls `restore`."""
+    return hasattr(module, MADE)
 
 
-def mark_foreign(module: nn.Module) -> None:
-    """Notes of a module, and of those inside it, that they are none of ours."""
-    if not isinstance(module, Scalars):
-        setattr(module, OWNED, True)
-        for child in module.children():
-            mark_foreign(child)
+def claim(module: nn.Module, make: Callable[[], Any] | None = None) -> None:
+    """Notes of a module and of those inside it that a scheme made them; make: makes it again."""
+    for inside in module.modules():
+        setattr(inside, MADE, None)
+    setattr(module, MADE, make)
 
 
-def gather(parts: Mapping[str, nn.Module | nn.Parameter]) -> dict[str, Tensor]:
-    """All parameters and buffers of parts, by their names in Parts."""
-    found: dict[str, Tensor] = {}
-    for name, part in parts.items():
-        if isinstance(part, nn.Module):
-            found |= {f"{name}.{inner}": t for inner, t in (*part.named_parameters(), *part.named_buffers())}
-        else:
-            found[name] = part
-    return found
+def restore(module: nn.Module) -> None:
+    """Gives a slot the values that the scheme made it with; nothing happens to a part, which its Parts restore, and to
+    what lies inside another."""
+    if (make := getattr(module, MADE, None)) is not None:
+        take_values(module, make)
+
+
+@torch.no_grad()
+def take_values(module: nn.Module, make: Callable[[], nn.Module]) -> None:
+    """Copies into a module all parameters and buffers of the one that make() returns, whatever device it is on."""
+    with torch.device("cpu"):
+        made = make()
+    start = dict((*made.named_parameters(), *made.named_buffers()))
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        tensor.copy_(start[name])
+
+
+def draw_apart(make: Callable[[], Made], place: str) -> Made:
+    """What make() returns; what it draws follows from the seed and the place alone, and the global generator, from
+    which models draw their weights, stays where it is: one seed gives every scheme the same."""
+    generator = torch.default_generator
+    state, seed = generator.get_state(), generator.initial_seed()
+    try:
+        generator.manual_seed((seed + crc32(place.encode())) % 2**63)
+        return make()
+    finally:
+        generator.set_state(state)
+
+
+def slot_at(scheme: Scheme, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
+    """What a scheme puts inside a branch or the head (`Scheme.slot`): drawn anew, it begins as the scheme made it."""
+    place = f"{site.kind} {int(site.layer)} slot {name}"
+    make = partial(draw_apart, partial(scheme.slot, name, shape, dim, site), place)
+    slot = make()
+    if slot is not None:
+        claim(slot, make)
+    return slot
 
 
 class Parts(Scalars, nn.ModuleDict):
@@ -57,12 +86,13 @@ class Parts(Scalars, nn.ModuleDict):
             require(not hasattr(self, name), f"a part of {type(scheme).__name__} cannot be called {name!r}")
             setattr(self, name, part)
             if isinstance(part, nn.Module):
-                mark_foreign(part)
+                claim(part)
 
     def make(self) -> dict[str, nn.Module | nn.Parameter]:
         """The parts at their initial values."""
         scheme, site, norm = self.made_from
-        found = scheme.end_parts(site, norm) if site.kind in ("entry", "exit") else parts_of(scheme, site, norm)
+        ask = scheme.end_parts if site.kind in ("entry", "exit") else partial(parts_of, scheme)
+        found = draw_apart(partial(ask, site, norm), f"{site.kind} {int(site.layer)}")
         return {name: make_part(f"{type(scheme).__name__}: {name}", part, norm) for name, part in found.items()}
 
     def forward(self) -> Named:
@@ -73,20 +103,9 @@ class Parts(Scalars, nn.ModuleDict):
             setattr(p, name, parameter)
         return p
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Gives learned numbers the values that the scheme starts them with, and modules that are none of ours those
-        that it made them with, whatever their class would draw; ours restore themselves."""
-        held = dict(self.named_parameters(recurse=False))
-        for path, module in self.named_modules():
-            if belongs_to_scheme(module):
-                own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-                held |= {f"{path}.{name}": tensor for name, tensor in own}
-        if held:
-            with torch.device("cpu"):
-                start = gather(self.make())
-            for name, tensor in held.items():
-                tensor.copy_(start[name])
+        """Gives every part the values that the scheme made it with, whatever its class would draw."""
+        take_values(self, partial(Parts, *self.made_from))
 
 
 def parts_of(scheme: Scheme, site: Site, norm: NormSpec) -> Mapping[str, Any]:
@@ -112,14 +131,6 @@ def make_part(name: str, part: Any, norm: NormSpec) -> nn.Module | nn.Parameter:
     )
 
 
-def reset_parts(own: nn.Module) -> None:
-    """Gives every norm and scalar of a site its initial value, in the dtype it has."""
-    for module in own.modules():
-        reset = getattr(module, "reset_parameters", None)
-        if reset is not None and not belongs_to_scheme(module):
-            reset()
-
-
 def advance(model: nn.Module, steps: int = 1) -> None:
     """One optimizer step more (or `steps`), for schemes that change over training (`prores`): to be called after each.
     What it counts is saved with the model."""
@@ -136,9 +147,6 @@ class Progress(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("done", torch.tensor(0))
-
-    def reset_parameters(self) -> None:
-        self.done.zero_()
 
 
 def read_at(scheme: Scheme, x: Tensor, p: Any, site: Site) -> tuple[Tensor, Any]:

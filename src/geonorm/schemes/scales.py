@@ -16,12 +16,8 @@ class Scale(Scalars):
 
     def __init__(self, shape: tuple[int, ...], start: float, stored: float | None = None) -> None:
         super().__init__()
-        self.stored = start if stored is None else stored
         self.factor = 1.0 if stored is None else start / stored
-        self.weight = nn.Parameter(torch.full(shape, self.stored))
-
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.weight, self.stored)
+        self.weight = nn.Parameter(torch.full(shape, start if stored is None else stored))
 
     def forward(self) -> Tensor:
         return self.weight * self.factor

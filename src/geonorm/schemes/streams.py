@@ -160,10 +160,11 @@ class Connection(Scalars):
             self.share_weight = nn.Parameter(torch.empty(dim))
             self.mix_scale = nn.Parameter(torch.empty(1))
             self.share_scale = nn.Parameter(torch.empty(1))
-        self.reset_parameters()
+        self.draw()
 
     @torch.no_grad()
-    def reset_parameters(self) -> None:
+    def draw(self) -> None:
+        """Initial values."""
         self.mix.zero_()
         self.mix[:, 1:].fill_diagonal_(1.0)
         self.mix[self.first, 0] = 1.0

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..norms import upcast
 from ..residual import Residual
-from ..schemes import Site
+from ..schemes import Site, belongs_to_scheme
 from .anatomy import BY_HAND, Stack, anatomy, blocks_of, join_path, root_stacks
 
 Key = TypeVar("Key")
@@ -206,7 +206,8 @@ def gradient_norms(
 ) -> Gradients:
     """Of the gradients that are there: grad_norm of all weights of a branch, and of an MLP grad_w1 and grad_w2.
 
-    W2 is the last matrix of the branch, which writes to the stream; W1 are those before it (up and gate), together
+    W2 is the last matrix of the branch, which writes to the stream, but for what a scheme puts inside it; W1 are those
+    before it (up and gate), together
     (Xiong et al., arXiv:2002.04745). Of a mixture of experts they are those of all experts, and the router is neither.
     length: another way to find it, where the weights lie on several machines.
     """
@@ -216,6 +217,9 @@ def gradient_norms(
         parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
         row = {"grad_norm": length(parameters)}
         if place.site.kind == "mlp":
+            inside = [part for module in modules for part in module.modules() if belongs_to_scheme(part)]
+            slots = {p for part in inside for p in part.parameters()}
+            parameters = [p for p in parameters if p not in slots]
             stacked = [p for p in parameters if p.dim() == 3]  # (experts, out, in)
             matrices = stacked or [p for p in parameters if p.dim() == 2]
             row |= {"grad_w1": length(matrices[:-1]), "grad_w2": length(matrices[-1:])}

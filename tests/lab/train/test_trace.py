@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from geonorm import sphere
+from geonorm import Site, sphere
 from geonorm.lab.train import trace as lab
 from geonorm.nn import Decoder, DecoderConfig
-from geonorm.schemes import names, read_at, write_at
+from geonorm.schemes import Pre, names, read_at, write_at
+from geonorm.schemes.registry import REGISTRY
 from geonorm.sites.watch import watch
 
 IDS = torch.arange(3 * 8).view(3, 8) % 32
@@ -156,6 +158,23 @@ def test_gradient_norms_add_up() -> None:
     rows = lab.trace(decoder, IDS, 1, lab.read_gradients(decoder)).sites
     for row in rows:
         assert [row[name] for name in lab.GRADIENTS] == [norms[row["layer"], row["kind"]].get(n) for n in lab.GRADIENTS]
+
+
+class Inside(Pre):
+    """A matrix inside the MLP, after W2 in the order of parameters."""
+
+    def slot(self, name: str, shape: tuple[int, ...], dim: int, site: Site) -> nn.Module | None:
+        return nn.Linear(shape[-1], shape[-1]) if name == "up" else None
+
+
+def test_w2_is_no_matrix_that_a_scheme_puts_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "inside", Inside)
+    decoder = model("inside")
+    decoder.loss(IDS, IDS).backward()
+    for (_, site), row in lab.read_gradients(decoder).items():
+        if site.kind == "mlp":
+            down = decoder.blocks[site.layer].mlp.branch.down.weight
+            assert row["grad_w2"] == pytest.approx(down.grad.norm().item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("scheme", names())
