@@ -139,12 +139,12 @@ def mean_by_attention(sources: list[Tensor], p: dict[str, Tensor]) -> Tensor:
 
 
 def from_history(x: Tensor, f: Branch, p: dict[str, Tensor], site: Site) -> Tensor:
-    """Eq. 5 and 6: 12 sub-layers in 6 blocks of two, of 8; the first of a block sees the blocks before it, the first of
-    all what there is, which is the embedding."""
+    """Eq. 5 and 6: 12 sub-layers in 8 blocks, of two and one in turn; the first of a block sees the blocks before it,
+    the first of all what there is, which is the embedding."""
     number = 2 * site.layer + (site.kind == "mlp")
-    block = number // 2 + 1
+    block = 1 + 2 * (number // 3) + (number % 3 == 2)
     slots = list(x.unbind(-2))
-    y = mean_by_attention(slots[: block + number % 2], p) if number else sum(slots)
+    y = mean_by_attention(slots[: block + (number % 3 == 1)], p) if number else sum(slots)
     u = f(norm(y, p["input.weight"]))
     return torch.stack([v + u if i == block else v for i, v in enumerate(slots)], dim=-2)
 

@@ -45,11 +45,18 @@ def restore(module: nn.Module) -> None:
 
 @torch.no_grad()
 def take_values(module: nn.Module, make: Callable[[], nn.Module]) -> None:
-    """Copies into a module all parameters and buffers of the one that make() returns, whatever device it is on."""
-    with torch.device("cpu"):
-        made = make()
+    """Copies into a module all parameters and buffers of the one that make() returns, wherever it lies; numbers of 64
+    bits are made as such."""
+    held = dict((*module.named_parameters(), *module.named_buffers()))
+    usual, wide = torch.get_default_dtype(), any(tensor.dtype == torch.float64 for tensor in held.values())
+    torch.set_default_dtype(torch.float64 if wide else torch.float32)
+    try:
+        with torch.device("cpu"):
+            made = make()
+    finally:
+        torch.set_default_dtype(usual)
     start = dict((*made.named_parameters(), *made.named_buffers()))
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+    for name, tensor in held.items():
         tensor.copy_(start[name])
 
 
