@@ -73,8 +73,9 @@ class AttentionResiduals(Placement):
     def place(self, site: Site) -> tuple[Any, Any]:
         """The slot that a site writes to, and whether another site of its block has written there, 0 or 1."""
         blocks = min(self.blocks, site.total)
-        block, before = (number * blocks // site.total for number in (site.number, site.number - 1))
-        return block + 1, (block == before) * 1
+        block = site.number // 1 * blocks // site.total  # continuous time goes on within a sub-layer
+        first = -(-block * site.total // blocks)
+        return block + 1, (site.number > first) * 1
 
     def seen(self, x: Tensor) -> Tensor:
         """The sum of all that was written, which is Pre-Norm's stream: what the reading does not change."""
