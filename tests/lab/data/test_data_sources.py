@@ -60,6 +60,27 @@ def test_jsonl_takes_the_only_string_field_and_skips_blank_lines_and_mark(tmp_pa
     assert list(files.read_documents(path)) == DOCUMENTS
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ({"title": "a"}, {"title": "b", "text": "long"}, r":2: its text is in 'text', that before it in 'title': put"),
+        ({"title": "a", "body": None}, {"title": "b", "body": "long"}, r":2: several string fields .*title, body"),
+        ({"title": "a", "body": None}, {"title": None, "body": "long"}, r":2: its text is in 'body', that before it"),
+        ({"body": "a"}, {"body": "b", "lang": "en"}, r":2: several string fields .*body, lang"),
+        ({"body": "a"}, {"body": "b", "text": None}, r":2: field 'text' holds no text"),
+    ],
+)
+def test_the_first_record_alone_does_not_say_which_field_is_text(tmp_path, monkeypatch, first, second, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    with pytest.raises(DataError, match=message):
+        list(files.read_documents(path))
+    fake_hub(monkeypatch, {"train": [first, second], "validation": [first]})
+    with pytest.raises(DataError, match=message.replace(":2", "owner/name")) as caught:
+        list(open_source("owner/name").documents("train"))
+    assert "network" not in str(caught.value)
+
+
 def test_parquet_round_trip(tmp_path):
     pa = pytest.importorskip("pyarrow")
     pq = pytest.importorskip("pyarrow.parquet")
@@ -372,6 +393,22 @@ def test_hub_dataset(monkeypatch):
     assert sorted(both(newer)) == sorted(DOCUMENTS)
     assert open_source("owner/name:config", validation_fraction=0.5).fingerprint != newer.fingerprint
     assert len({source.fingerprint, newer.fingerprint, open_source("owner/name").fingerprint}) == 3
+
+
+def test_columns_of_a_hub_dataset_are_known_before_its_rows(monkeypatch):
+    class Rows(list):
+        def __init__(self, rows, **types):
+            super().__init__(rows)
+            self.features = {name: SimpleNamespace(dtype=kind) for name, kind in types.items()}
+
+    rows = [{"title": "a", "body": None, "n": 1}]
+    fake_hub(monkeypatch, {"train": Rows(rows, title="string", body="large_string", n="int64")})
+    with pytest.raises(DataError, match=r"owner/name: several string fields .*\(fields: title, body, n\)"):
+        open_source("owner/name")
+    rows = [{"body": None, "n": 1}, *({"body": text, "n": 2} for text in DOCUMENTS)]
+    rows = Rows(rows, body="large_string", n="int64")
+    fake_hub(monkeypatch, {"train": rows, "validation": rows})
+    assert list(open_source("owner/name").documents("train")) == DOCUMENTS
 
 
 def test_hub_failure_is_one_line(monkeypatch):

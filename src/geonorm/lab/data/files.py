@@ -35,6 +35,8 @@ TEXT_SUFFIXES = tuple(
     ".txt .text .md .rst .org .tex .bib .html .xml .csv .tsv .json .yaml .yml .toml "
     ".py .pyi .c .h .cc .cpp .hpp .cu .cuh .rs .go .java .kt .js .ts .rb .jl .lua .r .sh .lean .v".split()
 )
+STRINGS = ("string", "large_string", "string_view")
+"""Types of columns that hold text."""
 LINE_BYTES = 1 << 26  # of JSON: a line has to be in memory as a whole, several times over
 WHOLE_BYTES = 1 << 28  # of a file that is read as a whole
 PIECE_BYTES = 1 << 24  # a longer text file is read as several documents, so that memory stays bounded
@@ -184,9 +186,7 @@ def read_json_lines(path: Path) -> Iterator[str]:
                 continue
             if not isinstance(record, dict):
                 raise DataError(f"{place}: a JSON {type(record).__name__}, where an object with a text field is needed")
-            if field is None:
-                strings = [name for name, value in record.items() if isinstance(value, str)]
-                field = text_field(place, strings, list(record))
+            field = field_of(place, record, field)
             text = record.get(field)
             if not isinstance(text, str):
                 raise DataError(f"{place}: field '{field}' is missing or no string: every line needs it")
@@ -197,6 +197,17 @@ def read_json_lines(path: Path) -> Iterator[str]:
                 raise DataError(message) from error
             if text:
                 yield text
+
+
+def field_of(place: str, record: dict[str, Any], known: str | None) -> str:
+    """The field that holds the text of a record, where `known` is that of the records before: one record alone cannot
+    say that its only string is the text. DataError where it is another, or not clear."""
+    if known == "text":
+        return known
+    field = text_field(place, [name for name, value in record.items() if isinstance(value, str)], list(record))
+    if known not in (None, field):
+        raise DataError(f"{place}: its text is in '{field}', that before it in '{known}': put all text into 'text'")
+    return field
 
 
 def text_field(place: str, strings: list[str], fields: list[str]) -> str:
@@ -220,7 +231,7 @@ def read_parquet(path: Path) -> Iterator[str]:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
             kinds = {f.name: f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in schema}
-            strings = [name for name, kind in kinds.items() if str(kind) in ("string", "large_string", "string_view")]
+            strings = [name for name, kind in kinds.items() if str(kind) in STRINGS]
             field = text_field(str(path), strings, schema.names)
             for batch in file.iter_batches(batch_size=256, columns=[field]):
                 yield from (text for text in batch.column(0).to_pylist() if text)

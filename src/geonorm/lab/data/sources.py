@@ -16,7 +16,9 @@ from ...errors import DataError, cause, nearest
 from . import stdlib
 from .files import (
     COMPRESSIONS,
+    STRINGS,
     content_sha256_of,
+    field_of,
     format_of,
     head_of,
     import_extra,
@@ -255,16 +257,24 @@ def open_hub(spec: str, fraction: float) -> Source:
     try:
         revision = hub.HfApi().dataset_info(name, timeout=20).sha
         dataset = datasets.load_dataset(name, config or None, streaming=True, revision=revision)
-        first = next(iter(dataset["train"]))
+        first, columns = next(iter(dataset["train"])), getattr(dataset["train"], "features", None)
     except Exception as error:  # the libraries raise a dozen kinds for network, names, configs and formats
         raise no_dataset(spec, error) from error
-    # a document without text is passed over, the first one too
-    strings = [key for key, value in first.items() if isinstance(value, str) or (key == "text" and value is None)]
-    field = text_field(spec, strings, list(first))
+    if columns is not None:
+        strings = [name for name, about in columns.items() if getattr(about, "dtype", None) in STRINGS]
+    else:  # of JSON and CSV nothing is known before; a document without text is passed over, the first one too
+        strings = [key for key, value in first.items() if isinstance(value, str) or (key == "text" and value is None)]
+    field = text_field(spec, strings, list(first if columns is None else columns))
 
     def read(split: Split) -> Iterator[str]:
         try:
-            yield from (text for row in dataset[split] if (text := row[field]))
+            for row in dataset[split]:
+                if columns is None and any(isinstance(value, str) for value in row.values()):
+                    field_of(spec, row, field)
+                if text := row[field]:
+                    yield text
+        except DataError:
+            raise
         except Exception as error:
             raise no_dataset(spec, error) from error
 
