@@ -137,6 +137,17 @@ def test_folder_reads_all_text_below_sorted(tmp_path):
     assert sorted(both(source)) == ["four", "one", "three", "two"]
 
 
+def test_linked_folders_are_read_once(tmp_path):
+    text, disk = tmp_path / "text", tmp_path / "disk"
+    for path in (text / "a" / "one.txt", disk / "two.txt"):
+        path.parent.mkdir(parents=True)
+        path.write_text(path.stem)
+    for name, target in (("b", disk), ("c", disk), ("d", text), ("a/up", text), ("e", tmp_path / "gone")):
+        (text / name).symlink_to(target)
+    assert open_source(str(text)).files == (text / "a" / "one.txt", text / "b" / "two.txt")
+    assert sorted(both(open_source(str(text)))) == ["one", "two"]
+
+
 @pytest.mark.parametrize("sharded", [False, True])
 def test_split_folder_and_corpus_names(tmp_path, monkeypatch, sharded):
     folder = tmp_path / "data" / "my-corpus"

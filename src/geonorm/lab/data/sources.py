@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -232,17 +232,23 @@ def entries(folder: Path) -> list[Path]:
 
 def files_at(path: Path) -> tuple[Path, ...]:
     """The file itself, or all readable files below a folder, sorted, hidden ones left out."""
-    files = tuple(walk(path)) if path.is_dir() else (path,)
+    files = tuple(walk(path, is_readable_in_folder)) if path.is_dir() else (path,)
     if not files:
         raise DataError(f"{path}: no text, JSONL or Parquet files below this folder: give another folder or a file")
     return files
 
 
-def walk(folder: Path) -> Iterator[Path]:
+def walk(folder: Path, wanted: Callable[[Path], bool], seen: set[tuple[int, int]] | None = None) -> Iterator[Path]:
+    """The wanted files below a folder, sorted by path, hidden ones left out. Linked folders are read too, but none a
+    second time, such as one that holds the link."""
+    seen, here = set() if seen is None else seen, folder.stat()
+    if (here.st_dev, here.st_ino) in seen:
+        return
+    seen.add((here.st_dev, here.st_ino))
     for path in entries(folder):
-        if path.is_dir() and not path.is_symlink():
-            yield from walk(path)
-        elif path.is_file() and is_readable_in_folder(path):
+        if path.is_dir():
+            yield from walk(path, wanted, seen)
+        elif path.is_file() and wanted(path):
             yield path
 
 
