@@ -85,6 +85,17 @@ def test_a_folder_with_a_part_of_its_own_to_validate_on(tmp_path: Path, names: s
     assert np.array_equal(found.validation.pixels(0), picture(150))
 
 
+def test_hidden_folders_of_a_class_are_left_out(tmp_path: Path) -> None:
+    """Small copies in .thumbnails would train on what is held out."""
+    root, disk = write_folder(tmp_path / "pets", ["cat", "dog"], 3), write_folder(tmp_path / "disk", ["more"], 2, 50)
+    plain = open_images(str(root)).sha256
+    write_folder(root / "cat", [".thumbnails"], 3, first=900)
+    assert open_images(str(root)).sha256 == plain
+    (root / "dog" / "others").symlink_to(disk)
+    found = open_images(str(root))
+    assert len(found.train) + len(found.validation) == 8
+
+
 def test_images_are_not_validated_on_themselves(tmp_path: Path) -> None:
     for name in ("train", "val"):
         write_folder(tmp_path / name, ["a", "b"], 2)

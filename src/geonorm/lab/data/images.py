@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError, cause
 from .pixels import decode_file
-from .sources import entries
+from .sources import entries, walk
 from .split import HELD_OUT_NAMES, SPLITS, TRAIN_NAMES, border_of, hash_of
 
 FORMAT = 1  # of the fingerprint: raise it whenever the same files would give other images, classes or splits
@@ -191,9 +191,7 @@ def read_classes(path: Path, folders: Sequence[Path]) -> Part:
     files, labels, names = list[Path](), list[int](), list[str]()
     digest = hashlib.sha256()
     for folder in folders:
-        found = sorted(
-            f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.name[0] != "." and f.is_file()
-        )
+        found = list(walk(folder, lambda file: file.suffix.lower() in SUFFIXES))
         if not found:
             continue
         files += found
