@@ -23,6 +23,8 @@ from geonorm.lab.options import Log
 from geonorm.lab.runs import loggers
 from geonorm.lab.runs.loggers import Loggers, MLflow, Start
 from geonorm.lab.runs.run import read_object, read_rows
+from geonorm.lab.train.guard import Diverged
+from geonorm.lab.train.loop import Loop
 from geonorm.lab.train.loop import train as train_run
 
 
@@ -65,6 +67,35 @@ def test_a_logger_gets_every_row_once_and_how_it_ended(text: Path, tmp_path: Pat
         assert row == {name: value for name, value in recorded.items() if name not in ("step", "tokens")}
         assert {"loss", "lr", "grad_norm"} <= set(row)
     assert "val_loss" in own.rows[-1][1]
+
+
+@pytest.mark.parametrize("what", ["spike", "nan"])
+def test_a_logger_gets_what_a_run_diverged_by(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A jump is known when its row is complete, a loss that is not finite before: then rows may be waiting."""
+    update, own = Loop.update, Kept()
+
+    def bad(loop: Loop, *rest: Any) -> Any:
+        loss = loop.spread.loss
+        if loop.step + 1 == 25:
+            loop.spread.loss = lambda *given: loss(*given) * (50.0 if what == "spike" else float("nan"))
+        return update(loop, *rest)
+
+    begin = Loop.__init__
+
+    def seldom(loop: Loop, *rest: Any) -> None:
+        begin(loop, *rest)
+        loop.log_every = 10 if what == "nan" else 1  # as on a GPU
+
+    monkeypatch.setattr(Loop, "update", bad)
+    monkeypatch.setattr(Loop, "__init__", seldom)
+    config = small(text, tmp_path / "run", steps=30, guard={"spike": "stop"}, evaluation={"every": 30, "tokens": 64},
+                   checkpoint={"every": 30})  # fmt: skip
+    with pytest.raises(Diverged):
+        train_run(config, say=lambda line: None, loggers=[own])
+    steps = [row["step"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")]
+    assert [step for step, _ in own.rows] == steps and steps[-1] >= 25 and own.ended == ["diverged"]
 
 
 def test_a_run_on_a_cpu_counts_subnormals_as_zero(text: Path, tmp_path: Path) -> None:

@@ -161,7 +161,8 @@ class Loop:
             try:
                 self.loop(run, shown, stopped)
             except Diverged as diagnosis:
-                run.append(run.metrics, self.read_pending())
+                run.append(run.metrics, rows := self.read_pending())
+                self.loggers.log(rows)
                 self.finish(run, "diverged", diagnosis=str(diagnosis))
                 raise
             self.loggers.status = FINISHED
@@ -202,13 +203,13 @@ class Loop:
                     rows[-1].update(self.examination.row(self.dog.get_on))
                     self.spread.settle()
                 run.append(run.metrics, rows)
+                self.loggers.log(rows)  # before they are judged: what a run diverged by is seen
                 for row in rows:
                     self.judge.after(row)
             except Trouble as trouble:
                 self.recover(run, trouble)
                 started = time.monotonic()
                 continue
-            self.loggers.log(rows)
             left, phase = pace.left(step, c.steps), optim.name_phase(c.optim, step, c.steps)
             shown.show(run.path.name, step / c.steps, f"{step}/{c.steps} {phase} {loss_text(rows[-1])}", left)
             if evaluating or (time.monotonic() - told > 15 and not shown.watched):
