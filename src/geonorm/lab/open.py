@@ -73,11 +73,12 @@ class Opened:
     @property
     def reader(self) -> Tokenizer:
         """Its tokenizer, as that of a run. DataError where it is no fast one."""
-        if not getattr(self.tokenizer, "is_fast", False):
+        t = self.tokenizer
+        if not getattr(t, "is_fast", False):
             raise DataError(
                 f"{self.name} has no fast tokenizer: its bytes per token are not known, so use --tasks only"
             )
-        return FileTokenizer(self.name, self.tokenizer.backend_tokenizer.to_str(), self.tokenizer.eos_token)
+        return FileTokenizer(self.name, t.backend_tokenizer.to_str(), t.eos_token or t.sep_token)
 
     def objective(self, context: int) -> Objective:
         """What its loss is about, in windows of `context`. GeonormError if its tokenizer lacks what that needs."""
@@ -106,8 +107,9 @@ class Opened:
         t = self.tokenizer
         if t.mask_token_id is None:
             raise ConfigError(f"the tokenizer of {self.name} has no mask token")
-        end = t.eos_token_id if t.sep_token_id is None else t.sep_token_id
-        return MaskedTokens(t.mask_token_id, -1 if end is None else end, len(t))
+        # the end that text is stored with; slow tokenizers only read running text, without ends
+        end = self.reader.eos if getattr(t, "is_fast", False) else -1
+        return MaskedTokens(t.mask_token_id, end, len(t))
 
     def precision(self) -> AbstractContextManager[Any]:
         """The context to run it in."""

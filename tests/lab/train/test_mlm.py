@@ -14,7 +14,7 @@ import geonorm
 from geonorm.errors import ConfigError
 from geonorm.lab.config import TrainConfig
 from geonorm.lab.data.objectives import MaskedTokens
-from geonorm.lab.open import open_run
+from geonorm.lab.open import Opened, open_run
 from geonorm.lab.runs.run import read_rows
 from geonorm.lab.train.evaluate import evaluate_held_out
 from geonorm.lab.train.text import load_text
@@ -36,6 +36,19 @@ def test_a_run_learns_what_is_masked_and_says_how_often_it_is_right(models: Path
     assert found["val_loss"] < first["loss"] - 1 and last["val_accuracy"] == found["val_accuracy"] > 0.1
     assert found["val_loss"] == pytest.approx(last["val_loss"])
     assert not open_run(models).model.config.causal and TrainConfig().objective == "causal"
+
+
+@pytest.mark.parametrize("names", ["<|endoftext|> [SEP]", "[SEP]", "<stop>"])
+def test_the_end_that_is_not_masked_is_the_one_that_text_is_stored_with(names: str) -> None:
+    """ModernBERT's tokenizer has two; one that ours does not know by name is the tokenizer's own."""
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    ends = names.split()
+    vocabulary = {token: number for number, token in enumerate(["a", "[MASK]", *reversed(ends)])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="a"))
+    made.add_special_tokens(["[MASK]", *ends])
+    own = transformers.PreTrainedTokenizerFast(tokenizer_object=made, mask_token="[MASK]", sep_token=ends[-1])
+    opened = Opened("m", None, own, 16, torch.device("cpu"))
+    assert opened.masking().end == opened.reader.eos == vocabulary[ends[0]]
 
 
 def test_measures_are_those_of_masked_tokens_by_hand(models: Path) -> None:
