@@ -130,6 +130,14 @@ def test_the_optimizer_goes_on_from_where_it_was(source: Path, convert: Any, tmp
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1] if "layer" not in name)
 
 
+def test_the_rate_falls_to_a_tenth_whatever_the_source_did(convert: Any, call: Any, text: Path, tmp_path: Path) -> None:
+    base = ["train", *SHAPE, *QUICK, "--data", text, "--optim.schedule", "wsd", "--optim.floor", 0]
+    assert call(*base, "--steps", 4, "--out", tmp_path / "wsd").status == 0
+    assert convert(tmp_path / "wsd", tmp_path / "out", "--lr", 1e-2).status == 0
+    rates = [json.loads(line)["lr"] for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert rates[-1] == pytest.approx(1e-3)
+
+
 def test_stopped_and_resumed_it_is_the_same(source: Path, convert: Any, after: Any, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert convert(source, whole).status == 0

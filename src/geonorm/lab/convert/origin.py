@@ -32,7 +32,7 @@ from .config import ConvertConfig
 
 OF_RUN = ("step", "sha256", "state_sha256", "optimizer")
 """What of a checkpoint's state the saver writes itself."""
-SCHEDULE: dict[str, Any] = {"schedule": "cosine", "warmup": 0.05, "warmup_steps": None}
+SCHEDULE: dict[str, Any] = {"schedule": "cosine", "warmup": 0.05, "warmup_steps": None, "floor": 0.1}
 """Of the rate on a way."""
 KEPT = ("metrics.jsonl", "trace.jsonl", "norms.jsonl", "tokenizer.json")
 """Files of the run on its way that are those of the result too."""
