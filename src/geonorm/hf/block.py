@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn.trunk import End
-from ..norms import NORMS, NormSpec, upcast
+from ..norms import Norm, NormSpec, upcast
 from ..residual import Residual
 from ..schemes import Scheme, Site
 from ..schemes.scales import Times
@@ -229,12 +229,13 @@ def norm_spec(stack: Stack, dim: int, stock: Iterable[nn.Module]) -> NormSpec:
     return NormSpec(stack.norm, dim, eps=stack.eps)
 
 
-def norm_in(own: nn.Module, role: str) -> nn.Module | None:
-    """The norm of a scheme's parameters that plays a part: input, output, stream, norm (of an end)."""
+def norm_in(own: nn.Module, role: str) -> Norm | None:
+    """The norm of a scheme's parameters that plays a part: input, output, stream, norm (of an end). The identity in the
+    place of one is none."""
     part = own[role] if isinstance(own, nn.ModuleDict) and role in own else None
     if not isinstance(part, nn.Module):
         return None
-    return next((m for m in part.modules() if isinstance(m, tuple(NORMS.values()))), None)
+    return next((m for m in part.modules() if isinstance(m, Norm)), None)
 
 
 def has_gains(norm: nn.Module | None) -> bool:

@@ -72,6 +72,21 @@ def test_norms_without_gains_are_left_as_they_are(target: str) -> None:
         assert model(ids).isfinite().all()
 
 
+@pytest.mark.parametrize("target", ["peri(entry=embedding)", "post"])
+@torch.no_grad()
+def test_without_norms_it_is_fitted_as_where_a_scheme_has_none(target: str) -> None:
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "vocab_size": 31, "context": 12}
+    original, model = (Decoder(DecoderConfig(scheme, norm="none", **shape)) for scheme in ("pre", target))
+    model.load_state_dict(original.state_dict())
+    for p in model.parameters():
+        p.mul_(1.5)
+    ids = torch.arange(48).view(4, 12) % 31
+    before = (model(ids) - original(ids)).norm()
+    fit(model, original, ids)
+    assert (model(ids) - original(ids)).norm() < before
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_folded_it_is_the_model_that_was_fitted(bias: bool) -> None:
     """With gates of token values, which read what the matrices behind them read."""
