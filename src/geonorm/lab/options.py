@@ -104,6 +104,12 @@ class Evaluation(Settings):
     task_limit: Count | None = None
     """Most questions of each task; all when not given."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("task_every", "task_limit"):
+            if getattr(self, name) is not None and not self.tasks:
+                raise ConfigError(f"evaluation.{name} is about tasks: give --evaluation.tasks too, or leave it out")
+
 
 @dataclass(frozen=True)
 class Checkpoint(Settings):
