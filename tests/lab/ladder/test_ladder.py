@@ -190,6 +190,7 @@ def test_a_size_at_which_every_run_failed_is_in_the_tables(processes: Any, ladde
     [
         (["--depth", "4,6"], "--depth takes whole numbers with blanks between"),
         (["--depth", "4:widht=96"], "unknown setting of --depth 4 'widht': did you mean 'width'?"),
+        (["--depth", "4:width=96,width=64"], "--depth 4:width=96,width=64 sets width twice: give it once"),
         (["--depth", "4:width=wide"], "width of --depth 4 takes a whole number, got 'wide'"),
         (["--depth", "4", "4"], "--depth names 4 twice"),
         (["--depth", "99999"], "--depth 99999 is more than 1000 blocks"),

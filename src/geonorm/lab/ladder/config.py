@@ -150,6 +150,8 @@ def read_size(text: str) -> tuple[int, dict[str, Any]]:
         name, _, value = word.partition("=")
         if name not in OWN:
             raise ConfigError(unknown(f"setting of --depth {head}", name, OWN))
+        if name in own:
+            raise ConfigError(f"--depth {text} sets {name} twice: give it once")
         about = f"{name} of --depth {head}"
         own[name] = convert_value(about, convert_value(about, value, OWN[name], typed=True), OWN[name])
     return depth, own
