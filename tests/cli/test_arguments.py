@@ -118,8 +118,8 @@ def test_what_stands_on_the_command_line_is_typed(capsys: Any) -> None:
     [
         ("probe", {"models": ["model"], "trust_remote_code": True}, ["--trust-remote-code"]),
         ("bench train", {"nanogpt": "stranger"}, ["--nanogpt", "stranger"]),
-        ("compare", {"slurm": {"submit": True, "time": "01:00"}}, ["--slurm.submit"]),
-        ("ladder", {"slurm": {"submit": "true"}}, ["--slurm.submit"]),
+        ("compare", {"launcher": "slurm", "slurm": {"submit": True, "time": "01:00"}}, ["--slurm.submit"]),
+        ("ladder", {"launcher": "slurm", "slurm": {"submit": "true"}}, ["--slurm.submit"]),
         (
             "compare",
             {"launcher": "ray", "ray": {"address": "ray://stranger:10001"}},
@@ -132,6 +132,15 @@ def test_a_file_does_not_start_what_runs_code(command: str, settings: dict[str, 
     with pytest.raises(ConfigError, match=rf"settings.yaml would run code: say {said[0]} on the command line"):
         read(kind, "geonorm", words)
     assert read(kind, "geonorm", [*words, *said]) == from_dict(kind, settings, typed=True)
+
+
+def test_another_launcher_goes_on_with_the_settings_of_one() -> None:
+    file = file_of(launcher="slurm", slurm={"submit": True, "time": "01:00"}, ray={"gpus": 2})
+    kind = COMMANDS["compare"]
+    config = read(kind, "geonorm", ["--config", file, "--launcher", "local", "--slurm.submit", "false"])
+    assert (config.launcher, config.slurm.submit, config.slurm.time, config.ray.gpus) == ("local", False, "01:00", 2)
+    with pytest.raises(ConfigError, match=r"^--slurm.submit belongs to --launcher slurm: give that, too$"):
+        read(kind, "geonorm", ["--config", file, "--launcher", "local", "--slurm.submit"])
 
 
 def test_a_word_of_trust_that_means_nothing_is_refused() -> None:
