@@ -194,6 +194,14 @@ def parse(text: str | Scheme) -> Scheme:
     return scheme
 
 
+def read_number(text: str) -> float | None:
+    """The number that a value of a field stands for (1, 1.0, pi/8), None where it is none; no code runs. ConfigError
+    for what cannot be read."""
+    reader = SchemeReader(text)
+    words = [token for kind, token in reader.tokens if kind in ("word", "text")]
+    return float(reader.value()) if {"pi", "inf"}.issuperset(words) else None
+
+
 def set_field(scheme: Scheme, name: str, text: str) -> Scheme:
     """The scheme with another value of a field, as its string has it: `set_field(geonorm, "max_angle", "pi/8")`.
     ConfigError for a field that it has not, or a value that does not fit."""

@@ -97,6 +97,9 @@ def test_a_preset_on_the_grid_does_not_lose_its_optimizer_unseen() -> None:
         (["model.width=64,x"], {}, "--model.width takes"),
         (["model.width=0,64"], {}, "model.width must be at least 1"),
         (["model.width=64,064"], {}, "has a value twice"),
+        (["scheme.alpha=1,1.0"], {}, "--grid scheme.alpha has a value twice"),
+        (["scheme.alpha=.5,0.5"], {}, "--grid scheme.alpha has a value twice"),
+        (["scheme.max_angle=pi/4,0.7853981633974483"], {"schemes": ["geonorm"]}, "has a value twice"),
         (["model.width=64", "model.width=128"], {}, "names a setting twice"),
         (["scheme.alpa=1,2"], {}, "unknown field of pre 'alpa': did you mean 'alpha'?"),
         (["scheme.max_angle=1,2"], {}, "unknown field of pre 'max_angle'"),
@@ -135,6 +138,24 @@ def test_what_a_grid_comes_to() -> None:
     assert describe_grid(asked, make_cells(asked)) == (
         "grid: 2 cells x 2 schemes, 24 runs and those that --tune adds (--max-runs 200)"
     )
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"lrs": [0.00123456, 0.001234561]}, "pre-lr0.00123456-seed0, with lr 0.00123456, not 0.001234561: name only"),
+        (
+            {"schemes": ["mix(post, pre)"], "grid": ["scheme.b=peri,peri()"]},
+            "with cell ['scheme.b=peri'], not ['scheme.b=peri()']",
+        ),
+    ],
+)
+def test_two_runs_of_one_folder_are_refused(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    """The second was told as finished, with the loss of the first."""
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError) as refused:
+        lab.compare(CompareConfig(**{"schemes": ["pre"], "out": str(out), **more}))
+    assert said in str(refused.value) and "\n" not in str(refused.value) and not out.exists()
 
 
 def test_presets_with_other_tokens_write_nothing(call: Any, tiny: list[str], tmp_path: Path) -> None:

@@ -54,7 +54,9 @@ def compare(
     tries it again.
     """
     cells = make_cells(config)
-    samples = [run_config(cell, scheme, config.lrs[0], 0) for cell in cells for scheme in cell.schemes]
+    runs = [run_config(cell, scheme, lr, 0) for lr in config.lrs for cell in cells for scheme in cell.schemes]
+    check_folders(runs)
+    samples = [run for run in runs if run.lr == config.lrs[0]]
     check_one_text(samples)
     with begin_study(config, samples, say, live) as team:
         if config.grid:
@@ -178,6 +180,16 @@ def run_config(config: CompareConfig, scheme: str, lr: float, seed: int, tuning:
     out = str(Path(config.out) / "runs" / name)
     phase: Literal["final", "tune"] = "tune" if tuning else "final"
     return TrainConfig(**shared, scheme=scheme, lr=lr, seed=seed, out=out, phase=phase, cell=config.grid)
+
+
+def check_folders(runs: Sequence[TrainConfig]) -> None:
+    """ConfigError where two different runs would have one folder: rates that agree in all digits of its name, or values
+    of a grid that a scheme writes alike."""
+    made: dict[str, TrainConfig] = {}
+    for run in runs:
+        other = made.setdefault(run.out, run)
+        if differs := first_difference(to_dict(other), to_dict(run)):
+            raise ConfigError(f"two runs would be one, {Path(run.out).name}, with {differs}: name only one of the two")
 
 
 GRID = {

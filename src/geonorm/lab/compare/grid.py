@@ -17,7 +17,7 @@ from typing import Any
 from ...errors import ConfigError, unknown
 from ...nn.config import DecoderConfig
 from ...schemes import parse, stored
-from ...schemes.grammar import set_field
+from ...schemes.grammar import read_number, set_field
 from ...schemes.registry import format_scheme
 from ...settings import convert_value, flag, from_dict, options, to_dict
 from ..config import TRAINED_WITH, CompareConfig, Recipe, TrainConfig
@@ -95,8 +95,11 @@ def read_values(name: str, text: str) -> list[str]:
 
 
 def read_value(name: str, text: str) -> Any:
-    """What a value stands for; of a field of schemes its text."""
-    return text if name.startswith(OWN) else convert_value(flag(name), text, options(Recipe)[name].hint, typed=True)
+    """What a value stands for; of a field of schemes its number, else its text."""
+    if name.startswith(OWN):
+        number = read_number(text)
+        return text if number is None else number
+    return convert_value(flag(name), text, options(Recipe)[name].hint, typed=True)
 
 
 def make_cell(config: CompareConfig, chosen: Mapping[str, str]) -> CompareConfig:
