@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from geonorm import report
-from geonorm.errors import ConfigError
+from geonorm.errors import CheckpointError, ConfigError
 from geonorm.lab.compare import compare as lab
 from geonorm.lab.compare.grid import curve_of, describe_grid, make_cells
 from geonorm.lab.config import CompareConfig
@@ -156,6 +156,24 @@ def test_two_runs_of_one_folder_are_refused(tmp_path: Path, more: dict[str, Any]
     with pytest.raises(ConfigError) as refused:
         lab.compare(CompareConfig(**{"schemes": ["pre"], "out": str(out), **more}))
     assert said in str(refused.value) and "\n" not in str(refused.value) and not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("axis", "first", "other"), [("optim.clip", "1", "1.0"), ("scheme.alpha", "0.5", ".5"), ("steps", "20", "020")]
+)
+def test_a_value_of_an_earlier_command_is_known_by_its_runs(tmp_path: Path, axis: str, first: str, other: str) -> None:
+    """The settings of the folder are those of the last command, which named other values."""
+    for value in (first, "2"):
+        asked = config(f"{axis}={value}", out=str(tmp_path))
+        lab.check_directory(tmp_path, asked)
+        (cell,) = make_cells(asked)
+        run = lab.run_config(cell, cell.schemes[0], 5e-3, 0)
+        Path(run.out).mkdir(parents=True)
+        for folder, settings in ((tmp_path, asked), (Path(run.out), run)):
+            (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(settings)))
+    lab.check_directory(tmp_path, config(f"{axis}={first},2,3", out=str(tmp_path)))
+    with pytest.raises(CheckpointError, match=rf"with {axis}={first} on its grid, not {other}; choose another"):
+        lab.check_directory(tmp_path, config(f"{axis}={other}", out=str(tmp_path)))
 
 
 def test_presets_with_other_tokens_write_nothing(call: Any, tiny: list[str], tmp_path: Path) -> None:

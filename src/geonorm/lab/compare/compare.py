@@ -211,7 +211,9 @@ def check_directory(out: Path, config: Grid) -> None:
         stored = to_dict(from_dict(type(config), stored))
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{out / 'config.yaml'} does not hold the settings of a {config.noun}: {error}") from None
-    differs = check_same_axes(stored.get("grid", ()), to_dict(config).get("grid", ()))
+    grid = to_dict(config).get("grid", ())
+    runs = [RunFolder(path.parent).config() for path in sorted(out.glob("runs/*/config.yaml"))] if grid else []
+    differs = check_same_axes(stored.get("grid", ()), runs, grid)
     if differs := differs or first_difference(stored, to_dict(config), but=GRID):
         raise CheckpointError(f"{out} holds a {config.noun} with {differs}; choose another --out")
 

@@ -136,16 +136,20 @@ def check_optimizer(config: CompareConfig, cell: CompareConfig, chosen: Mapping[
         )
 
 
-def check_same_axes(before: Sequence[str], now: Sequence[str]) -> str | None:
+def check_same_axes(before: Sequence[str], runs: Sequence[TrainConfig], now: Sequence[str]) -> str | None:
     """What differs, in words, where a folder's grid is over other settings than the one asked for, in another order, or
-    spells a value in another way: its runs would all be made again, under other names."""
+    spells a value in another way: its runs would all be made again, under other names. The folder's settings are those
+    of its last command; the values of earlier ones are known by its runs."""
     old, new = split_axes(before), split_axes(now)
     if list(old) != list(new):
         return f"{f'a grid over {chr(32).join(old)}' if old else 'no grid'}, not {' '.join(new) or 'without'}"
+    known: dict[tuple[str, str], str] = {}
+    for name, values in (axis for grid in (before, *(run.cell for run in runs)) for axis in split_axes(grid).items()):
+        for text in list_values(values) if name in new else ():
+            known.setdefault((name, str(read_value(name, text))), text)
     for name, values in new.items():
-        known = {str(read_value(name, text)): text for text in list_values(old[name])}
         for text in list_values(values):
-            if (spelled := known.get(str(read_value(name, text)), text)) != text:
+            if (spelled := known.get((name, str(read_value(name, text))), text)) != text:
                 return f"{name}={spelled} on its grid, not {text}"
     return None
 
