@@ -134,6 +134,59 @@ def test_what_means_nothing_here_is_named(build: Any) -> None:
     assert translate(["attn.branch.q"]) == ["attn.branch.q"] and translate({"q", "v"}) == {"q", "v"}
 
 
+@pytest.mark.parametrize("block", ["sequential", "parallel"])
+def test_a_path_means_its_own_layer(build: Any, block: str) -> None:
+    """In lists of what is adapted and of what is left out, beside names and beside paths that are ours."""
+
+    def found(**recipe: Any) -> list[str]:
+        tuned = peft.get_peft_model(build("geonorm", block=block), peft.LoraConfig(r=2, **recipe))
+        return adapted(tuned)
+
+    inside = "both.branch.attn" if block == "parallel" else "attn.branch"
+    q = [f"model.blocks.{layer}.{inside}.q" for layer in (0, 1)]
+    assert found(target_modules=["layers.0.self_attn.q_proj"]) == q[:1]
+    assert found(target_modules=["layers.0.self_attn.q_proj", "layers.1.self_attn.q_proj"]) == q
+    assert found(target_modules=["q_proj"], exclude_modules=["model.layers.0.self_attn.q_proj"]) == q[1:]
+    paths = ["layers.1.self_attn.q_proj", "layers.0.self_attn.k_proj"]
+    assert found(target_modules=paths, layers_to_transform=[1]) == q[1:]
+    mixed = found(target_modules=["transformer.h.0.attn.c_proj", f"blocks.1.{inside}.q", q[0]])
+    assert mixed == [f"model.blocks.0.{inside}.o", q[0], q[1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("decoder.layers.1.self_attn.q_proj", {"decoder.blocks.1.attn.branch.q"}),
+        ("decoder.layers.1.encoder_attn.out_proj", {"decoder.blocks.1.cross.branch.o"}),
+        ("layers.0.fc2", {"encoder.blocks.0.mlp.branch.down", "decoder.blocks.0.mlp.branch.down"}),
+        ("encoder.layer.0.attention.self.query", {"encoder.blocks.0.attn.branch.q"}),
+        ("encoder.layer.0.attention.output.dense", {"encoder.blocks.0.attn.branch.o"}),
+        ("encoder.layer.0.output.dense", {"encoder.blocks.0.mlp.branch.down"}),
+    ],
+)
+def test_a_path_means_its_own_stack_and_sublayer(name: str, wanted: set[str]) -> None:
+    config = hf.GeoNormEncoderDecoderConfig(
+        scheme="pre", hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=31
+    )
+    model = hf.GeoNormForConditionalGeneration(config)
+    every = ["q_proj", "o_proj", "down_proj"]
+    tuned = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=every, rank_pattern={name: 3}))
+    ranks = {key.partition(".lora_A")[0]: len(p) for key, p in tuned.named_parameters() if ".lora_A" in key}
+    assert len(ranks) == 2 * (3 + 5)
+    assert {path.removeprefix("base_model.model.model.") for path, rank in ranks.items() if rank == 3} == wanted
+    fresh = hf.GeoNormForConditionalGeneration(config)
+    alone = adapted(peft.get_peft_model(fresh, peft.LoraConfig(r=2, target_modules=[name])))
+    assert {path.removeprefix("model.") for path in alone} == wanted
+
+
+@pytest.mark.parametrize("name", ["mlp.experts.3.down_proj", "decoder.self_attn.q_proj", "lstm.q_proj", "mlp.q_proj"])
+def test_a_path_that_means_nothing_here_is_named(build: Any, name: str) -> None:
+    for field, given in (("target_modules", [name]), ("exclude_modules", [name]), ("rank_pattern", {name: 3})):
+        recipe = peft.LoraConfig(**{"target_modules": ["q_proj"], field: given})
+        with pytest.raises(ConfigError, match=f"^{field} {name}: no such matrix here"):
+            peft.get_peft_model(build("pre"), recipe)
+
+
 @pytest.mark.parametrize("fields", [{}, {"block": "parallel"}, {"qk_norm": "head"}])
 def test_ia3_finds_keys_values_and_what_goes_down(build: Any, ids: Any, fields: Any) -> None:
     model = build("geonorm", **fields)

@@ -32,12 +32,22 @@ CALLED = {
 """What they are called in Llama, Phi-3, OPT, GPT-2, BERT and GPT-NeoX; a matrix there may be several here."""
 BERT = {"query", "key", "value"}
 """Where these are named, `dense` means what it does in BERT: every other matrix of a block."""
+BERT_DENSE = ("o", "up", "gate", "down")
 ENDS = ("lm_head", "embed_tokens")
 """What has their names here too."""
 TARGETS = ["branch.q", "attn.q", "branch.v", "attn.v"]
 """Queries and values, as PEFT's table has it for most models; "all-linear" for every matrix but the head."""
 BLOCKS, ALL = "blocks", "all-linear"
-PARENTS = {name: ("branch", "attn" if name in ("q", "k", "v", "o") else "mlp") for name in OURS} | {
+ATTENTION, MLP = OURS[:4], OURS[4:]
+LAYER = re.compile(r"(?:.*?\.)??(?:(encoder|decoder)\.)?(?:layers?|h|blocks?)\.(\d+)\.(.*)")
+"""What comes before the name of a matrix: in Llama, BERT and GPT-2, and in the stacks of BART."""
+INSIDE = {
+    "cross": ("cross|encoder_attn", ATTENTION),
+    "attn": ("attn|attention", ATTENTION),
+    "mlp": ("mlp|feed_forward|intermediate", MLP),
+}
+"""The sublayers of a block, what they are called elsewhere, and their matrices."""
+PARENTS = {name: ("branch", "attn" if name in ATTENTION else "mlp") for name in OURS} | {
     "gate": ("mlp.branch", "branch.mlp")
 }
 """What they lie in, in blocks in sequence and side by side; attention may have a gate, too, which nobody else names."""
@@ -91,58 +101,83 @@ def adapt(config: Any, model: Any) -> None:
     good as once."""
     kind = getattr(getattr(model, "config", None), "model_type", None)
     if kind in KINDS:
-        chosen = chosen_layers(config) is not None
+        chosen, stacks = chosen_layers(config) is not None, kind == KINDS[1]
         for field in ("target_modules", "exclude_modules", "feedforward_modules"):
             if isinstance(names := getattr(config, field, None), (list, set, tuple)):
-                setattr(config, field, translate(names, pattern=not chosen))
+                setattr(config, field, translate(names, not chosen, stacks, field))
         for field in ("rank_pattern", "alpha_pattern"):
             if isinstance(given := getattr(config, field, None), dict):
-                setattr(config, field, translate_keys(given))
+                setattr(config, field, translate_keys(given, stacks, field))
         if chosen and getattr(config, "layers_pattern", None):
             config.layers_pattern = BLOCKS
     elif kind == "geonorm_applied":
         follow(config, model)
 
 
-def translate(names: Collection[str], pattern: bool = True) -> Any:
+def translate(names: Collection[str], pattern: bool = True, stacks: bool = False, field: str = "target_modules") -> Any:
     """A list of names in other families as the pattern that finds the same matrices here, `["q_proj", "v_proj"]` as
-    `.*\\.(branch\\.q|attn\\.q|branch\\.v|attn\\.v)`, or without `pattern` as a list, the only one that PEFT takes
-    together with `layers_to_transform`; one in which no such name is stays what it is. ConfigError for a name beside
-    them that means nothing here."""
-    last = {name: name.rpartition(".")[2] for name in names}
-    if not any(leaf in CALLED for leaf in last.values()):
+    `(.*\\.)?(branch\\.q|attn\\.q|branch\\.v|attn\\.v)`, or without `pattern` as a list, the only one that PEFT takes
+    together with `layers_to_transform`; one in which no such name is stays what it is. With `stacks` an encoder and a
+    decoder are told apart. ConfigError, of this field, for a name beside them that means nothing here."""
+    last = {name.rpartition(".")[2] for name in names}
+    if not last & set(CALLED):
         return names
-    if strange := sorted(name for name, leaf in last.items() if leaf not in (*CALLED, *ENDS, *OURS)):
-        raise ConfigError(
-            f"target_modules {' '.join(strange)}: no such matrix here; those of a block are {' '.join(OURS)}, and "
-            f"{' '.join(CALLED)} are read as what they are in other families"
-        )
-    called = {**CALLED, "dense": ("o", "up", "gate", "down")} if BERT & set(last.values()) else CALLED
-    wanted = {name for leaf in last.values() for name in called.get(leaf, (leaf,))}
-    inside, ends = [name for name in OURS if name in wanted], [name for name in ENDS if name in wanted]
-    if not pattern:
-        return [*endings(inside), *ends]
-    return rf".*\.({pattern_of(inside)})" + "".join(rf"|(.*\.)?{name}" for name in ends)
+    found = {name: endings(name, stacks, bert=bool(BERT & last)) for name in sorted(names)}
+    if strange := [name for name in found if not found[name]]:
+        raise strange_error(field, strange)
+    ends = list(dict.fromkeys(end for each in found.values() for end in each))
+    return rf"(.*\.)?({'|'.join(map(re.escape, ends))})" if pattern else ends
 
 
-def endings(names: Collection[str]) -> list[str]:
-    """What the paths of matrices of a block end in."""
-    return [f"{parent}.{name}" for name in names for parent in PARENTS[name]]
+def endings(name: str, stacks: bool, bert: bool = False) -> list[str]:
+    """What the paths of the matrices end in that a name means, which may say the stack, the layer and the sublayer;
+    none where it means nothing here."""
+    above, _, leaf = name.rpartition(".")
+    if leaf in ENDS:
+        return [leaf]
+    if leaf in OURS and (not above or above.rpartition(".")[2] in ("branch", *INSIDE)):
+        return [name] if above else [f"{parent}.{leaf}" for parent in PARENTS[leaf]]
+    stack, layer, inside = at.groups("") if (at := LAYER.fullmatch(f"{above}.")) else ("", "", f"{above}.")
+    place = next((place for place, (words, _) in INSIDE.items() if re.search(words, inside)), "")
+    if re.search(r"\b(\d+|encoder|decoder)\.", inside) or not (place or inside in (".", "", "self.", "output.")):
+        return []
+    if layer and inside == "output.":
+        place = "mlp"  # of BERT; in attention the same name is further down
+    head = f"{stack + '.' if stack and stacks else ''}{BLOCKS}.{layer}." if layer else ""
+    found = []
+    for each in called(leaf, inside, bert):
+        where = place or ("attn" if each in ATTENTION else "mlp")
+        if each in INSIDE[where][1]:
+            short = [f"{parent}.{each}" for parent in PARENTS[each]]
+            found += [f"{head}{where}.branch.{each}", f"{head}both.branch.{where}.{each}"] if place or layer else short
+    return found
 
 
-def pattern_of(names: Collection[str]) -> str:
-    return "|".join(map(re.escape, endings(names)))
+def called(leaf: str, inside: str, bert: bool) -> tuple[str, ...]:
+    """The matrices here that are called so there; `dense` is many in BERT."""
+    if leaf == "dense" and (bert or "intermediate." in inside or "output." in inside):
+        return ("up", "gate") if "intermediate." in inside else ("o", "down") if "output." in inside else BERT_DENSE
+    return CALLED.get(leaf, ())
 
 
-def translate_keys(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Ranks or alphas by names in other families as ones by patterns of PEFT's that mean the same matrices here."""
+def strange_error(field: str, names: Collection[str]) -> ConfigError:
+    return ConfigError(
+        f"{field} {' '.join(names)}: no such matrix here; those of a block are {' '.join(OURS)}, and "
+        f"{' '.join(CALLED)} are read as what they are in other families"
+    )
+
+
+def translate_keys(given: Mapping[str, Any], stacks: bool = False, field: str = "rank_pattern") -> dict[str, Any]:
+    """Ranks or alphas by names in other families as ones by patterns of PEFT's that mean the same matrices here; other
+    patterns stay what they are. ConfigError, of this field, for a path that means nothing here."""
     found = {}
     for key, value in given.items():
-        names = CALLED.get(key.rpartition(".")[2])
-        plain = names is not None and re.fullmatch(r"[\w.]*", key)
-        layer = re.search(r"(?:^|\.)(\d+)\.", key)
-        place = rf"{BLOCKS}\.{layer[1]}\..*" if layer else ""
-        found[rf"{place}({pattern_of(names)})" if plain and names else key] = value
+        if key.rpartition(".")[2] in CALLED and re.fullmatch(r"[\w.]*", key):
+            ends = endings(key, stacks)
+            if not ends:
+                raise strange_error(field, [key])
+            key = f"({'|'.join(map(re.escape, ends))})"
+        found[key] = value
     return found
 
 
