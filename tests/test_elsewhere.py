@@ -87,6 +87,19 @@ def test_what_was_typed_comes_from_the_working_directory(name: str, folder: Fold
     )
 
 
+@pytest.mark.parametrize("name", ["rule_here.py", "my.rule_here.py", "__init__.py"])
+def test_helpers_of_a_file_lie_beside_it(name: str, folder: Folder) -> None:
+    """Dots in its name are no packages: nothing of the folder above runs."""
+    folder.write(f"sub/{name}", share="SCALE", more="from helper_rule_here import SCALE")
+    (folder.path / "helper_rule_here.py").write_text("SCALE = 100.0")
+    (folder.path / "sub/my.py").write_text("raise SystemExit")
+    (folder.path / "sub/helper_rule_here.py").write_text("SCALE = 0.5")
+    assert share(f"./sub/{name}:Half") == 0.5
+    (kept,) = sources_of(parse(f"./sub/{name}:Half")).values()
+    assert list(kept["files"]) == [name.removesuffix(".py"), "helper_rule_here"]
+    assert kept["files"]["helper_rule_here"] == "SCALE = 0.5"
+
+
 @pytest.mark.parametrize("name", ["rule_here:Half", "./rule_here.py:Half"])
 def test_text_of_a_folder_runs_only_what_was_typed_before(name: str, folder: Folder) -> None:
     folder.write("rule_here.py")

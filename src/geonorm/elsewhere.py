@@ -273,23 +273,23 @@ def text_of(path: Path) -> str:
 
 def gather(place: str) -> Files:
     """The text of a place and of the modules beside it that it imports, and they in turn; nothing is run. Beside it is
-    what lies below the folder from which it is imported, and where that is one of installed packages, its own package.
-    Empty where there is no such place, or no source of it."""
+    what lies below the folder from which it is imported, of a file its own, and where that is one of installed
+    packages, its own package. Empty where there is no such place, or no source of it."""
     path = path_of(place)
     if path is None:
         return {}
     name = own(place)
-    base = Path(os.path.abspath(path)).parent
-    for _ in range(name.count(".") + (path.name == "__init__.py")):
-        base = base.parent
+    package = path.name == "__init__.py" and not is_file(place)
+    above = 0 if is_file(place) else name.count(".") + package  # dots in the name of a file are no packages
+    base = Path(os.path.abspath(path)).parents[above]
     top = name.partition(".")[0]
     installed = any(base.is_relative_to(folder) for folder in INSTALLED)
     files: Files = {name: text_of(path)}
-    packages = {name} if path.name == "__init__.py" else set[str]()
+    packages = {name} if package else set[str]()
     waiting = [name]
     while waiting:
         now = waiting.pop()
-        for wanted in named_modules(files[now], now, now in packages, now == name):
+        for wanted in named_modules(files[now], now, now in packages, now == name and not is_file(place)):
             first = wanted.partition(".")[0]
             if wanted in files or first == OURS or (installed and first != top):
                 continue
