@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,20 @@ def test_without_the_callback_they_would_not_hold(build: Any, tmp_path: Path) ->
         model.save_pretrained(tmp_path / "off")
     model.constrain()
     model.to(torch.bfloat16).save_pretrained(tmp_path / "on")
+
+
+@pytest.mark.parametrize("scheme", ["prores(pre, steps=2)", "morph(pre(entry=embedding), geonorm, steps=4)"])
+def test_a_scheme_that_counts_steps_says_when_none_was_counted(scheme: str, build: Any, tmp_path: Path) -> None:
+    """Under the stock trainer its blocks stay as they begin; with the callback they train."""
+    model = build(scheme).train()
+    with pytest.warns(UserWarning, match="has counted no step: train with geonorm.hf.ConstrainCallback"):
+        trainer(model, tmp_path / "stock", transformers.Trainer, weight_decay=0.0).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.eval().save_pretrained(tmp_path / "not trained on")
+    callbacks = [hf.ConstrainCallback()]
+    trainer(model, tmp_path / "told", transformers.Trainer, callbacks=callbacks, weight_decay=0.0).train()
+    assert {int(p) for name, p in model.state_dict().items() if name.endswith(".done")} == {4}
 
 
 @pytest.mark.parametrize("scheme", [*names(), "geonorm(learn=affine)", "mix(ngpt, geonorm)"])

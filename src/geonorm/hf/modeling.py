@@ -31,7 +31,7 @@ from ..nn.rope_scaling import LongRope
 from ..nn.trunk import End
 from ..nn.values import Handing
 from ..residual import Residual
-from ..schemes import Scheme, Site, belongs_to_scheme, restore
+from ..schemes import Progress, Scheme, Site, belongs_to_scheme, restore
 from .config import GeoNormConfig, layer_types
 from .layers import LAYERS, Attend
 from .loading import LOADED, ReadsFolders, loaded_kept
@@ -140,7 +140,8 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
     @torch.no_grad()
     def save_pretrained(self, *args: Any, **settings: Any) -> None:
         """As transformers does it; warns where weights are further from their constraint than half precision explains,
-        as after training without it. Quantised weights are as near as they can be."""
+        as after training without it, and where a model in training mode has counted no step though its scheme changes
+        over training. Quantised weights are as near as they can be."""
         for scheme, role, weight in () if getattr(self, "is_quantized", False) else self.constrained():
             if scheme.constrains and not weight.is_meta:
                 kept = weight.clone()
@@ -152,6 +153,13 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
                         stacklevel=2,
                     )
                     break
+        counts = [module.done for module in self.modules() if isinstance(module, Progress)]
+        if self.training and any(not done.is_meta and done == 0 for done in counts):
+            warnings.warn(
+                f"{self.config.scheme} changes over training and has counted no step: train with "
+                "geonorm.hf.ConstrainCallback or call geonorm.schemes.advance(model) after every optimizer step",
+                stacklevel=2,
+            )
         super().save_pretrained(*args, **settings)
 
 
