@@ -155,6 +155,19 @@ def test_a_probe_leaves_another_probe_as_it_is(folder: Path, tmp_path: Path, cap
     assert {file.name: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.parametrize("measure", ["--gradients", "--ablate-blocks", "--logit-lens"])
+def test_what_is_measured_on_the_first_batches_is_another_probe_in_another_batch(
+    measure: str, folder: Path, tmp_path: Path, capsys: Any
+) -> None:
+    words = [folder, "--data", folder.parent / "text.txt", "--out", tmp_path / "out", "--context", 20, "--tokens", 100]
+    assert command(*words, measure, "--batch", 2) == 0 and command(*words, measure, "--batch", 2) == 0
+    before = (tmp_path / "out" / "trace.jsonl").read_bytes()
+    capsys.readouterr()
+    assert command(*words, measure, "--batch", 1) == 2
+    assert "holds a probe with batch 2, not 1; choose another --out" in capsys.readouterr().err
+    assert (tmp_path / "out" / "trace.jsonl").read_bytes() == before
+
+
 @pytest.mark.parametrize("case", EVERY)
 def test_one_block_at_a_time_is_the_whole_model(case: str, tiny_model: Tiny, tmp_path: Path) -> None:
     model, inputs = tiny_model(case)

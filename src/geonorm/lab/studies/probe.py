@@ -45,7 +45,7 @@ Told = Callable[[str, float], None]
 ABLATION_TOKENS = 4096
 """The depth use and the logit lens are measured on the first batches that have as many."""
 VOLATILE = ("out", "device", "batch", "one_block")
-"""Settings under which a probe measures the same."""
+"""Settings under which a probe measures the same, the batch unless something is measured on the first batches alone."""
 OPTIONAL = {"ablation.jsonl": "ablation", "layers.jsonl": "layers", "lens.jsonl": "lens"}
 """Files that are there only where something was measured for them, and what they hold of a Probe."""
 
@@ -246,7 +246,9 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
         raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
     if probed:
         before = asdict(ProbeConfig(config.models)) | stored_settings(out)  # older folders lack newer settings
-        if differs := first_difference(before, asdict(config), but=VOLATILE):
+        first = config.gradients or config.ablate_blocks or config.logit_lens
+        but = [name for name in VOLATILE if name != "batch" or not first]
+        if differs := first_difference(before, asdict(config), but):
             raise CheckpointError(f"{out} holds a probe with {differs}; choose another --out")
     models = [run_of(name, config.scheme) for name in config.models]
     check_different(models)
