@@ -371,6 +371,17 @@ def test_refusals(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     ]:
         with pytest.raises(ConfigError, match=said):
             hf.apply(wrapped, "geonorm")
+    changed = copy.deepcopy(model)
+
+    class Half(type(changed.model.layers[1])):  # type: ignore[misc]
+        def forward(self, hidden_states: Any, *args: Any, **more: Any) -> Any:
+            return (hidden_states + super().forward(hidden_states, *args, **more)) / 2
+
+    changed.model.layers[1].__class__ = Half
+    with pytest.raises(
+        ConfigError, match=r"^Half of this LlamaForCausalLM has a forward that is not transformers' own"
+    ):
+        hf.apply(changed, "pre(entry=embedding)")
     dynamic = copy.deepcopy(model)
     for layer in dynamic.model.layers:
         for parameter in layer.mlp.requires_grad_(False).parameters():

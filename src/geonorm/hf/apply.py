@@ -208,6 +208,11 @@ def check_model(model: Any) -> None:
         raise ConfigError(f"{name} has no blocks that apply knows; give it the text model alone")
     for stack, base in found:
         for block in blocks_of(model, stack, base):
+            if not type(block).forward.__module__.startswith("transformers.models."):
+                raise ConfigError(
+                    f"{type(block).__name__} of this {name} has a forward that is not transformers' own, which apply "
+                    "would replace; geonorm.Residual is for blocks of your own"
+                )
             for branch in [branch for sublayer in stack.sublayers for branch in sublayer.branches]:
                 weights = [p for path in branch.modules for p in block.get_submodule(path).parameters()]
                 if not any(p.is_floating_point() for p in weights):
