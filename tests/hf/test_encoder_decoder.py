@@ -234,6 +234,17 @@ def test_half_precision_and_positions_of_packed_answers() -> None:
     torch.testing.assert_close(packed[:, 3:], alone, rtol=1e-4, atol=2e-5)
 
 
+def test_what_is_frozen_is_frozen_in_a_t5() -> None:
+    """And in the model that it was made of."""
+    model = adapt_both(build("pre(entry=embedding)", **{**LAYOUTS["T5"], "kv_heads": None}), **TOKENS)
+    model.requires_grad_(False)
+    stock = hf.to_stock(model)
+    assert not any(p.requires_grad for part in (stock, model) for p in part.parameters())
+    model.model.decoder.blocks[0].cross.branch.q.requires_grad_(True)
+    trained = [name for name, p in hf.to_stock(model).named_parameters() if p.requires_grad]
+    assert trained == ["decoder.block.0.layer.1.EncDecAttention.q.weight"]
+
+
 def test_a_t5_with_more_decoder_than_encoder_blocks_generates(tmp_path: Path) -> None:
     """transformers' `generate` makes it a cache of as many layers as the encoder has."""
     t5 = {**LAYOUTS["T5"], "kv_heads": None, "vocab_size": 263}

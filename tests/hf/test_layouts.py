@@ -266,6 +266,23 @@ def test_an_architecture_by_name(build: Any, ids: Any) -> None:
         hf.to_stock(model, "lama")
 
 
+def test_what_is_frozen_is_frozen_in_an_export(build: Any) -> None:
+    """Queries, keys and values that are one matrix there train if one of them does; so does a bias that we do not have,
+    unless nothing trains."""
+    model = build("pre(entry=embedding)").requires_grad_(False)
+    for name in ("llama", "qwen2"):
+        assert not any(p.requires_grad for p in hf.to_stock(model, name).parameters())
+    model.model.blocks[1].attn.branch.q.requires_grad_(True)
+
+    def trained(layout: str) -> list[str]:
+        found = [name for name, p in hf.to_stock(model, layout).named_parameters() if p.requires_grad]
+        return [name for name in found if not name.endswith("bias")]
+
+    assert trained("llama") == trained("qwen2") == ["model.layers.1.self_attn.q_proj.weight"]
+    assert trained("phi3") == ["model.layers.1.self_attn.qkv_proj.weight"]
+    assert sum(p.requires_grad for p in model.parameters()) == 1
+
+
 def test_dropout_of_an_export_is_that_of_the_model(build: Any) -> None:
     """GPT-2's rates are 0.1 where its configuration says nothing; our decoder has attention's alone."""
     for rate in (0.0, 0.2):

@@ -132,6 +132,15 @@ def test_a_folded_model_is_a_model_like_any_other(build: Any, ids: Any, tmp_path
     assert hf.fold(plain) is plain
 
 
+def test_what_is_frozen_is_frozen_in_a_folded_model(build: Any) -> None:
+    model = build("ngpt")
+    model.model.requires_grad_(False)
+    folded = hf.fold(model)
+    assert [name for name, p in folded.named_parameters() if p.requires_grad] == ["lm_head.weight"]
+    folded.requires_grad_(True)
+    assert not any(p.requires_grad for p in model.model.parameters())
+
+
 @pytest.mark.parametrize("cap", [None, 5.0])
 def test_the_bias_of_a_head_is_folded_too(cap: float | None, build: Any, ids: Any) -> None:
     model = build("ngpt", transform=True, soft_cap=cap)

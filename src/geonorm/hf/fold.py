@@ -20,7 +20,7 @@ def fold(model: GeoNormForCausalLM) -> GeoNormForCausalLM:
 
     A new model with equal logits to rounding, whose scheme says `head=plain`; all other weights are shared with the
     old one, but a tied head becomes a weight of its own, and each model keeps the numbers of its blocks (`layer`). It
-    may be trained on: as what it then is, with a free head.
+    may be trained on: as what it then is, with a free head. What is frozen stays so.
     """
     model = language_model(model)
     slot = model.logits_slot.before if isinstance(model.logits_slot, SoftCap) else model.logits_slot
@@ -38,6 +38,8 @@ def fold(model: GeoNormForCausalLM) -> GeoNormForCausalLM:
     with torch.device("meta"):
         folded = GeoNormForCausalLM(config)
     folded.load_state_dict(weights, strict=True, assign=True)
+    for name, parameter in folded.named_parameters():
+        parameter.requires_grad_(model.get_parameter(name).requires_grad)
     folded.generation_config = model.generation_config
     return folded.train(model.training)
 

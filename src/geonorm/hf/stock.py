@@ -32,8 +32,9 @@ Weights = dict[str, Tensor]
 @torch.no_grad()
 def to_stock(model: GeoNormForCausalLM | GeoNormForConditionalGeneration, model_type: str | None = None) -> Any:
     """The same function as a model of transformers: of that architecture, or of the first that is equal. Memory is
-    shared where a weight is the same there. Where the stream enters as N(embedding), the rows of the embedding are
-    normalised once and for all. An encoder-decoder is written as T5. ConfigError if no architecture is equal."""
+    shared where a weight is the same there, and what is frozen stays so. Where the stream enters as N(embedding), the
+    rows of the embedding are normalised once and for all. An encoder-decoder is written as T5. ConfigError if no
+    architecture is equal."""
     if isinstance(model, GeoNormForConditionalGeneration):
         architecture(model.config.shape(), model_type or "stock")
         return to_t5(model)
@@ -42,12 +43,14 @@ def to_stock(model: GeoNormForCausalLM | GeoNormForConditionalGeneration, model_
     with initialization.no_init_weights():
         out = transformers.AutoModelForCausalLM.from_config(stock_config(model.config, layout))
     weights = model.state_dict()
+    trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
     embedding = model.model.entry(weights[EMBEDDING])
     weights[EMBEDDING] = embedding / config.width**0.5 if layout.scaled else embedding
     found, wanted, offset = Weights(), out.state_dict(), layout.stack.gain_offset
     for ours, theirs in layout.pairs(config):
         for kind in ("weight", "bias"):
-            parts = [weights.pop(name) for place in ours if (name := f"{place}.{kind}") in weights]
+            sources = [name for place in ours if (name := f"{place}.{kind}") in weights]
+            parts = [weights.pop(name) for name in sources]
             names = [name for place in theirs if (name := f"{place}.{kind}") in wanted]
             if parts and not names and any(part.any() for part in parts):
                 raise ConfigError(
@@ -55,6 +58,8 @@ def to_stock(model: GeoNormForCausalLM | GeoNormForConditionalGeneration, model_
                     "--layout geonorm"
                 )
             for name in names:
+                # what is neutral trains unless nothing does
+                out.get_parameter(name).requires_grad_(bool(trained.intersection(sources or trained)))
                 if not parts:
                     found[name] = neutral(wanted[name], kind, offset).to(embedding.dtype)
                     continue

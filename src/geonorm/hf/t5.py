@@ -49,13 +49,14 @@ def check_t5(config: DecoderConfig) -> None:
 
 @torch.no_grad()
 def to_t5(model: GeoNormForConditionalGeneration) -> Any:
-    """The same function as transformers' T5ForConditionalGeneration. Memory is shared where a weight is the same there.
-    Where the stream enters as N(embedding), the rows of the embedding are normalised once and for all. ConfigError if
-    it is none."""
+    """The same function as transformers' T5ForConditionalGeneration. Memory is shared where a weight is the same there,
+    and what is frozen stays so. Where the stream enters as N(embedding), the rows of the embedding are normalised once
+    and for all. ConfigError if it is none."""
     c = model.config.shape()
     check_t5(c)
     embedding = model.get_input_embeddings().weight
-    weights = {"shared.weight": model.ends()[0](embedding).to(embedding.dtype), "lm_head.weight": model.lm_head.weight}
+    rows = trained_as(embedding, model.ends()[0](embedding).to(embedding.dtype))
+    weights = {"shared.weight": rows, "lm_head.weight": model.lm_head.weight}
     for name in ("encoder", "decoder"):
         ours: Any = getattr(model.model, name)
         weights[f"{name}.embed_tokens.weight"] = weights["shared.weight"]
@@ -82,8 +83,14 @@ def to_t5(model: GeoNormForConditionalGeneration) -> Any:
         out.all_tied_weights_keys.pop("lm_head.weight", None)
     if c.layers > (c.encoder_layers or 0):  # for T5, `generate` makes a cache of as many layers as the encoder has
         out.generation_config.use_cache = False
-    out.load_state_dict(weights, strict=True, assign=True)
+    for name, parameter in out.named_parameters():
+        parameter.requires_grad_(weights[name].requires_grad)
+    out.load_state_dict({name: weight.detach() for name, weight in weights.items()}, strict=True, assign=True)
     return out.train(model.training)
+
+
+def trained_as(source: Tensor, made: Tensor) -> Tensor:
+    return made.requires_grad_(source.requires_grad)
 
 
 def branch_weights(branch: Any, kind: str, here: str, c: DecoderConfig) -> dict[str, Tensor]:
@@ -94,5 +101,6 @@ def branch_weights(branch: Any, kind: str, here: str, c: DecoderConfig) -> dict[
         for ours, theirs in (MLP if kind == "mlp" else ATTENTION).items()
     }
     if kind != "mlp":
-        found[f"{here}.{module}.q.weight"] = branch.q.weight * (c.qk_scale**2 * c.head_dim**-0.5)
+        scaled = branch.q.weight * (c.qk_scale**2 * c.head_dim**-0.5)
+        found[f"{here}.{module}.q.weight"] = trained_as(branch.q.weight, scaled)
     return found
