@@ -14,7 +14,7 @@ from geonorm import report
 from geonorm.errors import CheckpointError, ConfigError
 from geonorm.lab.compare import compare as lab
 from geonorm.lab.compare.grid import curve_of, describe_grid, make_cells
-from geonorm.lab.config import CompareConfig
+from geonorm.lab.config import CompareConfig, TrainConfig
 from geonorm.lab.options import Evaluation, Optim
 from geonorm.lab.runs.run import write_json
 from geonorm.report.runs import load as load_runs
@@ -124,13 +124,44 @@ def test_what_is_refused(grid: list[str], more: dict[str, Any], said: str) -> No
 
 @pytest.mark.parametrize(
     ("grid", "whole"),
-    [("steps=10,20", False), ("batch_size=2,4", False), ("preset=nano,mini", False), ("model.width=64,128", None)],
+    [
+        ("steps=10,20", False),
+        ("batch_size=2,4", False),
+        ("preset=nano,nano-gpt2", False),  # of one context
+        ("preset=nano,mini", True),  # of two, whose parts would be different text
+        ("model.context=64,128", True),
+        ("model.context=64", True),  # 128 may follow
+        ("model.width=64,128", None),
+    ],
 )
 def test_cells_of_several_lengths_are_judged_on_one_text(grid: str, whole: bool | None) -> None:
     """The longer ones alone would be long enough for the whole held-out text, whose loss is another."""
     assert {cell.evaluation.whole for cell in make_cells(config(grid))} == {whole}
     asked = config(grid, evaluation=Evaluation(whole=True))
     assert {cell.evaluation.whole for cell in make_cells(asked)} == {True}
+    part = config(grid, evaluation=Evaluation(whole=False))
+    if whole:
+        with pytest.raises(ConfigError, match=r"--evaluation.whole false would judge cells of several contexts"):
+            make_cells(part)
+    else:
+        assert {cell.evaluation.whole for cell in make_cells(part)} == {False}
+
+
+def test_cells_of_other_contexts_extend_no_grid_that_was_judged_on_a_part(tmp_path: Path) -> None:
+    def ask(presets: str) -> list[TrainConfig]:
+        asked = config(f"preset={presets}", out=str(tmp_path), schemes=["pre"])
+        runs = [lab.run_config(cell, "pre", 5e-3, 0) for cell in make_cells(asked)]
+        lab.check_directory(tmp_path, asked, runs)
+        for folder, settings in ((tmp_path, asked), *((Path(run.out), run) for run in runs)):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(settings)))
+        return runs
+
+    ask("nano")
+    ask("nano-gpt2")
+    for presets in ("mini", "nano,mini"):
+        with pytest.raises(CheckpointError, match=r"on other held-out text \(a part in windows of 128 tokens, not"):
+            ask(presets)
 
 
 def test_what_a_grid_comes_to() -> None:

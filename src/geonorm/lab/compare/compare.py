@@ -37,7 +37,7 @@ from ..runs.statistics import aggregate
 from ..scale.world import ALONE
 from ..train.load import load_data
 from .clusters import Ray, Slurm
-from .grid import OWN, check_one_text, check_same_axes, curve_of, describe_grid, make_cells
+from .grid import OWN, check_one_text, check_same_axes, check_same_text, curve_of, describe_grid, make_cells
 from .team import Say, Team, make_team, outcome
 
 EXTENSIONS = 6
@@ -87,7 +87,7 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
     for scheme in schemes:
         if schemes.count(scheme) > 1:
             raise ConfigError(f"--schemes names {scheme} twice")
-    check_directory(out, config)
+    check_directory(out, config, samples)
     # once, here: the runs find the tokens in the cache
     text = load_data(max(samples, key=lambda sample: sample.batch_size))
     provenance = Provenance.of(config, text.sha256, text.fingerprint, dict.fromkeys(run.scheme for run in samples))
@@ -200,8 +200,9 @@ GRID |= {f"{group}.{f.name}" for group, kind in (("ray", Ray), ("slurm", Slurm))
 """What may differ when a comparison or a ladder is extended: which runs there are, not what a run is."""
 
 
-def check_directory(out: Path, config: Grid) -> None:
-    """CheckpointError, before anything is written, if `out` holds something else or runs with other settings."""
+def check_directory(out: Path, config: Grid, samples: Sequence[TrainConfig] = ()) -> None:
+    """CheckpointError, before anything is written, if `out` holds something else or runs with other settings.
+    `samples`: some of those that are to be made."""
     if is_unused(out):
         return
     stored = stored_settings(out) if (out / "config.yaml").exists() else {}
@@ -213,8 +214,8 @@ def check_directory(out: Path, config: Grid) -> None:
         raise CheckpointError(f"{out / 'config.yaml'} does not hold the settings of a {config.noun}: {error}") from None
     grid = to_dict(config).get("grid", ())
     runs = [RunFolder(path.parent).config() for path in sorted(out.glob("runs/*/config.yaml"))] if grid else []
-    differs = check_same_axes(stored.get("grid", ()), runs, grid)
-    if differs := differs or first_difference(stored, to_dict(config), but=GRID):
+    differs = check_same_axes(stored.get("grid", ()), runs, grid) or first_difference(stored, to_dict(config), but=GRID)
+    if differs := differs or (check_same_text([*runs, *samples]) if grid else None):
         raise CheckpointError(f"{out} holds a {config.noun} with {differs}; choose another --out")
 
 

@@ -28,7 +28,7 @@ OWN = "scheme."
 FIXED = ("data", "objective", "tokens.tokenizer", "tokens.cache", "model.vocab_size")
 """What all runs of a comparison have in common: the text, and what is learned of it."""
 
-LENGTH = {"steps", "batch_size", "model.context", "preset"}
+LENGTH = {"steps", "batch_size", "preset"}
 """Settings by which a run is long enough to be judged on the whole held-out text, or is not."""
 BY_ITSELF = {"lr": "--lrs", "lrs": "--lrs", "seed": "--seeds", "seeds": "--seeds", "scheme": "--schemes"}
 """What options of the comparison say."""
@@ -47,7 +47,7 @@ def make_cells(config: CompareConfig) -> list[CompareConfig]:
         raise ConfigError(
             f"--grid makes {runs} runs, more than --max-runs {config.max_runs}: name fewer values, or more runs"
         )
-    return cells
+    return judge_alike(config, cells)
 
 
 def split_axes(grid: Sequence[str]) -> dict[str, str]:
@@ -120,9 +120,34 @@ def make_cell(config: CompareConfig, chosen: Mapping[str, str]) -> CompareConfig
         raise ConfigError(f"two --schemes are the same with {', '.join(cell)}")
     made: CompareConfig = from_dict(CompareConfig, {**tree, "schemes": names, "grid": cell})
     check_optimizer(config, made, chosen)
-    if made.evaluation.whole is None and not LENGTH.isdisjoint(chosen):  # all cells are judged on the same text
-        made = replace(made, evaluation=replace(made.evaluation, whole=False))
     return made
+
+
+def judge_alike(config: CompareConfig, cells: list[CompareConfig]) -> list[CompareConfig]:
+    """The cells, judged on the same text. The part that is spread over it is other text for windows of another length:
+    where contexts differ, all of it. ConfigError where that is not wanted."""
+    axes, whole = split_axes(config.grid), config.evaluation.whole
+    if "model.context" in axes or len({cell.shape("pre").context for cell in cells}) > 1:
+        if whole is False:
+            raise ConfigError(
+                "--evaluation.whole false would judge cells of several contexts on different text: leave it out, and "
+                "the whole held-out text judges them"
+            )
+        whole = True
+    elif whole is None and not LENGTH.isdisjoint(axes):
+        whole = False
+    return [replace(cell, evaluation=replace(cell.evaluation, whole=whole)) for cell in cells]
+
+
+def check_same_text(runs: Sequence[TrainConfig]) -> str | None:
+    """What differs, in words, where runs of a grid, those in its folder first, are judged on other parts of the text:
+    a command may name presets of one context, an earlier one those of others."""
+    parts = [
+        "all of it" if run.evaluation.whole else f"a part in windows of {run.shape('pre').context} tokens"
+        for run in runs
+    ]
+    other = next((part for part in parts if part != parts[0]), None)
+    return f"runs judged on other held-out text ({parts[0]}, not {other})" if other else None
 
 
 def check_optimizer(config: CompareConfig, cell: CompareConfig, chosen: Mapping[str, str]) -> None:
