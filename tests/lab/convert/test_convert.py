@@ -153,6 +153,33 @@ def test_stopped_and_resumed_it_is_the_same(source: Path, convert: Any, after: A
     assert about(whole)["conversion"]["loss_after"] == about(parts)["conversion"]["loss_after"]
 
 
+def test_resumed_it_learns_from_the_checkpoint_that_it_began_with(
+    convert: Any, call: Any, text: Path, after: Any, tmp_path: Path
+) -> None:
+    """The source has trained on since, or is another run by now; without --distill that is no matter."""
+    base = ["train", *SHAPE, *QUICK, "--data", text, "--optim.schedule", "constant", "--checkpoint.every", 6]
+    source, whole, parts = (tmp_path / name for name in ("source", "whole", "parts"))
+    assert call(*base, "--steps", 6, "--out", source).status == 0
+    assert convert(source, whole, "--distill", 1).status == 0
+    for out, distill in ((parts, 1), (tmp_path / "gone", 1), (tmp_path / "alone", 0)):
+        with after(4):
+            assert convert(source, out, "--distill", distill).status == 130
+    assert call(*base, "--steps", 12, "--out", source).status == 0
+    resumed = convert(source, parts, "--distill", 1)
+    assert resumed.status == 0 and "at step 4 of 10" in resumed.out
+    assert result(parts) == result(whole) and about(parts)["conversion"]["checkpoint"]["step"] == 6
+    (source / "checkpoints" / "step-6").rename(tmp_path / "step-6")
+    for other in (False, True):
+        if other:
+            assert call(*base, "--steps", 6, "--seed", 1, "--out", tmp_path / "other").status == 0
+            (tmp_path / "other" / "checkpoints" / "step-6").rename(source / "checkpoints" / "step-6")
+        refused = convert(source, tmp_path / "gone", "--distill", 1)
+        assert refused.status == 2 and "no longer has the checkpoint of step 6 that this" in refused.err
+        assert len(refused.err.splitlines()) == 1
+    assert convert(source, tmp_path / "alone", "--distill", 0).status == 0
+    assert about(tmp_path / "alone")["conversion"]["checkpoint"] == about(whole)["conversion"]["checkpoint"]
+
+
 def test_norms_that_are_held_are_those_it_begins_with(
     convert: Any, call: Any, text: Path, after: Any, tmp_path: Path
 ) -> None:

@@ -27,10 +27,8 @@ from ..scale.world import on_all_ranks
 from ..train.loop import Loop, Say, train
 from ..train.matrices import HeldNorms
 from .config import ConvertConfig
-from .origin import Origin, find_origin
+from .origin import BEGUN, Origin, find_origin
 
-BEGUN = "conversion.json"
-"""What is known before the first step, in the folder of the way."""
 APART = ("out", "evaluation", "checkpoint", "runtime")
 """What the run on its way compares by itself."""
 
@@ -60,7 +58,8 @@ class Converting(Loop):
         self.origin.begin(self)
         self.held.squares = HeldNorms(self.model, self.config.optim.hold_norms).squares  # of the weights it begins with
         before, swapped = self.measure(self.origin.original), self.measure(self.model)
-        run.write(BEGUN, {"settings": asked(self.origin.config), "loss_before": before, "loss_at_start": swapped})
+        known = {"settings": asked(self.origin.config), "checkpoint": self.origin.checkpoint}
+        run.write(BEGUN, {**known, "loss_before": before, "loss_at_start": swapped})
         self.say(f"{self.origin.name}: loss {before:.4f}, at the start of its way {swapped:.4f}")
         return False
 
@@ -100,6 +99,7 @@ def convert(config: ConvertConfig, say: Say = print, shown: Unwatched | None = N
         "conversion": {
             "from": str(Path(origin.name).resolve() if Path(origin.name).exists() else origin.name),
             "source": str(origin.source),
+            "checkpoint": begun.get("checkpoint"),
             "settings": asked(config),
             "besides": asked_besides(config),
             "layers": len(loop.model.all_blocks),

@@ -21,7 +21,7 @@ from ...settings import to_dict
 from ..config import TrainConfig
 from ..open import Opened, open_model, open_run, read_run_settings, read_settings, run_of
 from ..runs.provenance import FILE, FOLDER, read_parts, read_sources
-from ..runs.run import write_json, write_settings
+from ..runs.run import read_object, write_json, write_settings
 from ..scale.checkpoint import Saver, read_and_verify, restore_optimizers, saved_steps
 from ..scale.storage import kind_of, read_state, read_tensors
 from ..scale.world import ALONE
@@ -32,6 +32,8 @@ from .config import ConvertConfig
 
 OF_RUN = ("step", "sha256", "state_sha256", "optimizer")
 """What of a checkpoint's state the saver writes itself."""
+BEGUN = "conversion.json"
+"""What is known before the first step, in the folder of the way."""
 SCHEDULE: dict[str, Any] = {"schedule": "cosine", "warmup": 0.05, "warmup_steps": None, "floor": 0.1}
 """Of the rate on a way."""
 KEPT = ("metrics.jsonl", "trace.jsonl", "norms.jsonl", "tokenizer.json")
@@ -45,6 +47,8 @@ class Origin(ABC):
     source: Scheme
     settings: TrainConfig
     """Of the run that trains it on its way, but for what the command says."""
+    checkpoint: dict[str, Any] | None = None
+    """Of a run, what it begins with: the step, and the sha256 of the files of its weights."""
 
     def __init__(self, config: ConvertConfig) -> None:
         self.config, self.target = config, parse(config.to)
@@ -87,12 +91,13 @@ class Origin(ABC):
 class RunOrigin(Origin):
     """A run of ours."""
 
+    checkpoint: dict[str, Any]
+
     def __init__(self, config: ConvertConfig, path: Path, way: Path) -> None:
         super().__init__(config)
         c, self.path, self.name = config, path, str(path)
         own = read_run_settings(path)
-        if not saved_steps(path / "checkpoints"):
-            raise CheckpointError(f"{path} holds no checkpoint yet; let it train first")
+        self.checkpoint = self.find_checkpoint(read_object(way / BEGUN).get("checkpoint"))
         if c.context is not None:
             raise ConfigError("--context is for Hugging Face models; a run is trained in windows of its own context")
         if own.objective not in ("causal", "mlm"):
@@ -118,12 +123,31 @@ class RunOrigin(Origin):
             if why := residual.scheme.about.fresh:
                 raise ConfigError(f"{self.target} is for models trained from the start: {why}")
 
+    def find_checkpoint(self, begun: dict[str, Any] | None) -> dict[str, Any]:
+        """That which a conversion has begun with, else the newest: the run may have trained on since. CheckpointError
+        where there is none, or where one that it still learns from is gone."""
+        steps = saved_steps(self.path / "checkpoints")
+        if not steps:
+            raise CheckpointError(f"{self.path} holds no checkpoint yet; let it train first")
+        if begun and begun["step"] in steps and begun == self.describe(begun["step"]):
+            return begun
+        if begun and self.config.distill:
+            raise CheckpointError(
+                f"{self.path} no longer has the checkpoint of step {begun['step']} that this conversion learns from: "
+                "put it back, or begin anew with another --out"
+            )
+        return self.describe(steps[-1])
+
+    def describe(self, step: int) -> dict[str, Any]:
+        sums = read_state(self.path / "checkpoints" / f"step-{step}")["sha256"]
+        return {"step": step, "sha256": {name: found for name, found in sums.items() if kind_of(name) == "model"}}
+
     def build(self, loop: Any, shape: DecoderConfig) -> Any:
-        self.original = open_run(self.path, loop.device).model
+        self.original = open_run(self.path, loop.device, self.checkpoint["step"]).model
         return Decoder(shape)
 
     def begin(self, loop: Loop) -> None:
-        folder = self.path / "checkpoints" / f"step-{saved_steps(self.path / 'checkpoints')[-1]}"
+        folder = self.path / "checkpoints" / f"step-{self.checkpoint['step']}"
         state = read_and_verify(folder, ALONE, everything=True)
         model, optimizers = loop.model, loop.optimizers
         with torch.no_grad():
