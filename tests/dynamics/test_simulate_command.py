@@ -25,6 +25,10 @@ BAD = [
     ("--points 2", "points must be at least 8"),
     ("--heads 3", "dim 8 is not divisible by heads 3"),
     ("--delta 1 --init cone", "delta must be below 1"),
+    ("--delta 0.2", "--delta is of --init cone"),
+    ("--step 0.1", "--step is of --method rk4 and euler"),
+    ("--step 0.1 --method layers", "--step is of --method rk4 and euler"),
+    ("--compile --method layers", "--compile is for velocities, which --method layers does not follow"),
     ("--per layer", "--per layer needs random weights"),
     ("--method layers --time 2.5", "time must be a whole number"),
     ("--init everywhere", "--init takes equiangular or uniform"),
@@ -96,6 +100,7 @@ def test_the_command_prints_both_tables_and_repeats_itself_only(done: Path, caps
     out = capsys.readouterr().out
     assert "s = r, r' = <θ,A>" in out and "γ'(0)" in out and "t^-2" in out and "report: " in out
     assert (done / "trace.jsonl").read_bytes() == before
+    assert "delta: 0.1" in (done / "config.yaml").read_text()  # of no cone: what is not used stays its default
     assert main(["simulate", *config, "--beta", "2", "--out", str(done)]) == 2
     assert "holds a simulation with beta None, not 2.0" in capsys.readouterr().err
     assert (done / "trace.jsonl").read_bytes() == before

@@ -105,6 +105,13 @@ class SimulateConfig(Settings):
             )
         if self.hidden is not None and (self.mlp is None or self.weights == "identity"):
             raise ConfigError("--hidden is of a random MLP: add --mlp and --weights, or leave it out")
+        # only what differs from the default: folders keep every setting
+        if self.delta != type(self).delta and self.init != "cone":
+            raise ConfigError("--delta is of --init cone: add that, or leave it out")
+        if self.step != type(self).step and self.method not in ("rk4", "euler"):
+            raise ConfigError("--step is of --method rk4 and euler: add one, or leave it out")
+        if self.compile and self.method == "layers":
+            raise ConfigError("--compile is for velocities, which --method layers does not follow: leave it out")
         if self.weights == "network":
             if self.beta is not None:
                 raise ConfigError("--weights network has the temperature of a decoder: leave --beta out")
