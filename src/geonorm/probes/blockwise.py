@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,11 @@ def load_one_block(
     """A model whose blocks have weights only while they run. name: a local directory.
 
     ConfigError for a directory without safetensors, and where the files call the weights otherwise than today's
-    transformers (ViT, older checkpoints): its own loader translates, this one does not.
+    transformers (ViT, older checkpoints): its own loader translates, this one does not. For one under a scheme, too.
     """
     config = load_config(name)
+    if str(config.model_type).startswith("geonorm"):
+        raise ConfigError(f"{name} holds a model under a scheme, which cannot be read block by block: load it whole")
     stacks = stacks or anatomy(config)
     with one_line(name, no_model(name, False)):
         return build_one_block(config, Path(name), device, stacks, dtype)
@@ -84,6 +87,7 @@ def build_one_block(
     with register_module_parameter_registration_hook(without_storage):  # type: ignore[arg-type]  # may return one
         make = getattr(kind, "_from_config", None) or kind.from_config  # the second of an Auto class
         model: Any = make(config, dtype=wanted).eval()
+    keep_in_fp32(model, wanted)
     # torch gives buffers the default dtype of _from_config where a checkpoint would keep them in fp32
     shards = Shards(folder, getattr(model, "base_model_prefix", ""))
     owners: dict[str, nn.Module] = {}
@@ -99,15 +103,25 @@ def build_one_block(
         if any(key.startswith(f"{path}.") for path in owners) or id(parameter) in head:
             continue
         resident[key] = stored_name(shards, key, model)
-    fill(model, shards.read(resident, device), wanted)
+    fill(model, shards.read(resident, device))
     for path, block in owners.items():
         names = {key: stored_name(shards, join_path(path, key), model) for key, _ in block.named_parameters()}
-        attach(block, names, shards, device, wanted)
+        attach(block, names, shards, device)
     for module in model.modules():
         for key, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[key] = buffer.to(device)
     return model
+
+
+def keep_in_fp32(model: nn.Module, dtype: torch.dtype) -> None:
+    """Gives parameters the dtype that transformers' own loader keeps them in: T5's `wo` is fp32 beside fp16."""
+    kept = set(getattr(model, "_keep_in_fp32_modules", None) or ()) if dtype == torch.float16 else set[str]()
+    if dtype in (torch.float16, torch.bfloat16):
+        kept |= set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    for key, parameter in model.named_parameters():
+        if any(fnmatchcase(key, f"*{name}*") for name in kept):
+            parameter.data = parameter.data.float()
 
 
 def stored_name(shards: Shards, key: str, model: nn.Module) -> str:
@@ -122,12 +136,13 @@ def stored_name(shards: Shards, key: str, model: nn.Module) -> str:
     return found
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Puts tensors, in the dtype that each parameter is to have, in the place of parameters."""
     for key, tensor in tensors.items():
         path, _, name = key.rpartition(".")
         owner = module.get_submodule(path)
-        old = owner._parameters[name]
-        value = nn.Parameter(tensor.to(dtype), requires_grad=False)
+        old = owner.get_parameter(name)
+        value = nn.Parameter(tensor.to(old.dtype), requires_grad=False)
         owner._parameters[name] = value
         for other in module.modules():  # tied weights
             for place, parameter in other._parameters.items():
@@ -135,13 +150,11 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype) -
                     other._parameters[place] = value
 
 
-def attach(
-    block: nn.Module, names: Mapping[str, str], shards: Shards, device: torch.device, dtype: torch.dtype
-) -> None:
+def attach(block: nn.Module, names: Mapping[str, str], shards: Shards, device: torch.device) -> None:
     """Loads the weights of a block before it runs, and lets go of them after."""
 
     def load(_: nn.Module, __: Any, ___: Any) -> None:
-        fill(block, shards.read(names, device), dtype)
+        fill(block, shards.read(names, device))
 
     def free(_: nn.Module, __: Any, ___: Any) -> None:
         for module in block.modules():

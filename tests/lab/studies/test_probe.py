@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -190,6 +191,34 @@ def test_one_block_at_a_time_is_the_whole_model(case: str, tiny_model: Tiny, tmp
     assert set(most) == {1}
     assert sum(not p.is_meta for _, blocks in parts.blocks() for b in blocks for p in b.parameters()) == 0
     assert whole.capture.rows() == parts.capture.rows() and whole.capture.norm_rows() == parts.capture.norm_rows()
+
+
+def test_one_block_at_a_time_keeps_in_fp32_what_transformers_keeps(tiny_model: Tiny, tmp_path: Path) -> None:
+    model, inputs = tiny_model("t5")
+    copy.deepcopy(model).half().save_pretrained(tmp_path)
+    lean = load_one_block(str(tmp_path), torch.device("cpu"))
+    whole = type(model).from_pretrained(tmp_path, dtype="auto").eval()
+    dtypes = {name: p.dtype for name, p in whole.named_parameters()}
+    assert set(dtypes.values()) == {torch.float16, torch.float32}
+    assert {name: p.dtype for name, p in lean.named_parameters()} == dtypes
+    subjects = Subject(whole), Subject(lean)
+    for subject in subjects:
+        subject.measure([inputs])
+    assert subjects[0].capture.rows() == subjects[1].capture.rows()
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_one_block_at_a_time_is_refused_for_a_model_under_a_scheme(
+    applied: bool, tiny_model: Tiny, tmp_path: Path
+) -> None:
+    hf = pytest.importorskip("geonorm.hf")
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 61}
+    model = copy.deepcopy(tiny_model("llama")[0]) if applied else hf.GeoNormForCausalLM(hf.GeoNormConfig(**size))
+    if applied:
+        hf.apply(model, "peri")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="holds a model under a scheme, which cannot be read block by block: load it"):
+        load_one_block(str(tmp_path), torch.device("cpu"))
 
 
 def test_files_with_other_names_are_refused(tiny_model: Tiny, tmp_path: Path) -> None:
