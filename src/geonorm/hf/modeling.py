@@ -75,7 +75,7 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
             self.draw(module, end.scheme, end.site)
         elif belongs_to_scheme(module):
             with loaded_kept(module):
-                restore(module)
+                restore(module, alone=True)  # what it lies in is passed over where it has nothing of its own
         elif isinstance(module, nn.Linear) and not hasattr(module, "role"):  # a classifier
             init.normal_(module.weight, 0.0, module.in_features**-0.5)
             if module.bias is not None:

@@ -29,18 +29,18 @@ def belongs_to_scheme(module: nn.Module) -> bool:
     return hasattr(module, MADE)
 
 
-def claim(module: nn.Module, make: Callable[[], Any] | None = None) -> None:
-    """Notes of a module and of those inside it that a scheme made them; make: makes it again."""
-    for inside in module.modules():
-        setattr(inside, MADE, None)
-    setattr(module, MADE, make)
+def claim(module: nn.Module, make: Callable[[], Any], prefix: str = "") -> None:
+    """Notes of a module and of those inside it that a scheme made them: make() makes them again, at these paths."""
+    for path, inside in module.named_modules(prefix=prefix):
+        setattr(inside, MADE, (make, path))
 
 
-def restore(module: nn.Module) -> None:
-    """Gives a slot the values that the scheme made it with; nothing happens to a part, which its Parts restore, and to
-    what lies inside another."""
-    if (make := getattr(module, MADE, None)) is not None:
-        take_values(module, make)
+def restore(module: nn.Module, alone: bool = False) -> None:
+    """Gives a slot the values that the scheme made it with; a part, which its Parts restore, and what lies inside
+    another only with `alone`."""
+    make, path = getattr(module, MADE)
+    if alone or not path:
+        take_values(module, lambda: make().get_submodule(path))
 
 
 @torch.no_grad()
@@ -93,7 +93,7 @@ class Parts(Scalars, nn.ModuleDict):
             require(not hasattr(self, name), f"a part of {type(scheme).__name__} cannot be called {name!r}")
             setattr(self, name, part)
             if isinstance(part, nn.Module):
-                claim(part)
+                claim(part, partial(Parts, scheme, site, norm), name)
 
     def make(self) -> dict[str, nn.Module | nn.Parameter]:
         """The parts at their initial values."""
