@@ -135,9 +135,10 @@ class Scheme:
     parts: ClassVar[Any] = {}
     """What a residual inside a block owns, by name: "norm", a number (a learned scalar, shape (1,)), (number, "dim")
     (a learned vector), an nn.Parameter or a module. Where it depends on the fields or the site: a method
-    `parts(self, site, norm)` that returns such a dictionary; norm() makes an N. Only what the scheme uses. It is asked
-    again to restore numbers and parameters, so it may not depend on anything else. In `write`, p.name is called where
-    it is a module, and a tensor where it is not."""
+    `parts(self, site, norm)` that returns such a dictionary; norm() makes an N. Only what the scheme uses. All of it
+    begins with the values that it is given here; it is asked for again to be restored, so it may not depend on
+    anything else, and what is drawn follows from the seed and the site. In `write`, p.name is called where it is a
+    module, and a tensor where it is not."""
     carries: ClassVar[bool] = False
     """True: `read` returns (y, carry), and `write` takes the carry as its last argument."""
     streams = 1
@@ -217,7 +218,7 @@ class Scheme:
         """A module inside branch or head, applied to q k v q_rope k_rope up gate logits, or None.
 
         shape: of the last axes it sees, (heads, head_dim) for attention, (hidden,) for the MLP, (vocabulary,) for the
-        logits. dim: width of the model."""
+        logits. dim: width of the model. Asked again to restore it, as `parts` is."""
         return None
 
     def init_std(self, role: str, fan_in: int, fan_out: int, site: Site, base: float) -> float:

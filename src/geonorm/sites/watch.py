@@ -206,9 +206,9 @@ def gradient_norms(
 ) -> Gradients:
     """Of the gradients that are there: grad_norm of all weights of a branch, and of an MLP grad_w1 and grad_w2.
 
-    W2 is the last matrix of the branch, which writes to the stream, but for what a scheme puts inside it; W1 are those
-    before it (up and gate), together
-    (Xiong et al., arXiv:2002.04745). Of a mixture of experts they are those of all experts, and the router is neither.
+    W2 is the last matrix of the branch, which writes to the stream; W1 are those before it (up and gate), together
+    (Xiong et al., arXiv:2002.04745). What a scheme puts inside the branch is neither, nor is the router of a mixture of
+    experts, of which they are those of all experts.
     length: another way to find it, where the weights lie on several machines.
     """
     rows: dict[tuple[str, Site], Mapping[str, float]] = {}

@@ -9,14 +9,13 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geonorm.errors import DataError
-from geonorm.lab.data import corpora, files, inspect_source, open_source, sources, stdlib
+from geonorm.lab.data import corpora, files, inspect_source, open_source, stdlib
 from geonorm.lab.data.split import hold_out, hold_out_stream
 
 DOCUMENTS = [f"Document {n}: grüße, 世界, 🌍!\n" + "line\n" * n for n in range(40)]
@@ -70,15 +69,11 @@ def test_jsonl_takes_the_only_string_field_and_skips_blank_lines_and_mark(tmp_pa
         ({"body": "a"}, {"body": "b", "text": None}, r":2: field 'text' holds no text"),
     ],
 )
-def test_the_first_record_alone_does_not_say_which_field_is_text(tmp_path, monkeypatch, first, second, message):
+def test_the_first_record_alone_does_not_say_which_field_is_text(tmp_path, first, second, message):
     path = tmp_path / "a.jsonl"
     path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
     with pytest.raises(DataError, match=message):
         list(files.read_documents(path))
-    fake_hub(monkeypatch, {"train": [first, second], "validation": [first]})
-    with pytest.raises(DataError, match=message.replace(":2", "owner/name")) as caught:
-        list(open_source("owner/name").documents("train"))
-    assert "network" not in str(caught.value)
 
 
 def test_parquet_round_trip(tmp_path):
@@ -372,61 +367,6 @@ def test_missing_extra_names_the_extra(tmp_path, monkeypatch, name, module):
         Path(name).write_bytes(b"x")
     with pytest.raises(DataError, match=rf"needs {module}: pip install 'geonorm\[(train|hf)\]'"):
         open_source(name)
-
-
-# --- the Hub, without network ----------------------------------------------------------------------
-
-
-def fake_hub(monkeypatch, splits, sha="abc"):
-    def load_dataset(name, config, streaming, revision):
-        assert (name, streaming, revision) == ("owner/name", True, sha)
-        return splits
-
-    api = SimpleNamespace(dataset_info=lambda name, timeout: SimpleNamespace(sha=sha))
-    libraries = {
-        "datasets": SimpleNamespace(load_dataset=load_dataset),
-        "huggingface_hub": SimpleNamespace(HfApi=lambda: api),
-    }
-    monkeypatch.setattr(sources, "import_extra", lambda module, what, extra: libraries[module])
-
-
-def test_hub_dataset(monkeypatch):
-    rows = [{"text": text, "url": "x"} for text in DOCUMENTS]
-    fake_hub(monkeypatch, {"train": rows[:30], "validation": rows[30:]})
-    source = open_source("owner/name:config")
-    assert list(source.documents("train")) == DOCUMENTS[:30]
-    assert list(source.documents("validation")) == DOCUMENTS[30:]
-    assert source.files == ()
-    # `geonorm eval` knows by this that the text has a held-out part of its own
-    assert open_source("owner/name:config", validation_fraction=0.5).fingerprint == source.fingerprint
-    fake_hub(monkeypatch, {"train": [{"text": None, "url": "x"}, *rows]}, sha="newer")
-    newer = open_source("owner/name:config")
-    assert sorted(both(newer)) == sorted(DOCUMENTS)
-    assert open_source("owner/name:config", validation_fraction=0.5).fingerprint != newer.fingerprint
-    assert len({source.fingerprint, newer.fingerprint, open_source("owner/name").fingerprint}) == 3
-
-
-def test_columns_of_a_hub_dataset_are_known_before_its_rows(monkeypatch):
-    class Rows(list):
-        def __init__(self, rows, **types):
-            super().__init__(rows)
-            self.features = {name: SimpleNamespace(dtype=kind) for name, kind in types.items()}
-
-    rows = [{"title": "a", "body": None, "n": 1}]
-    fake_hub(monkeypatch, {"train": Rows(rows, title="string", body="large_string", n="int64")})
-    with pytest.raises(DataError, match=r"owner/name: several string fields .*\(fields: title, body, n\)"):
-        open_source("owner/name")
-    rows = [{"body": None, "n": 1}, *({"body": text, "n": 2} for text in DOCUMENTS)]
-    rows = Rows(rows, body="large_string", n="int64")
-    fake_hub(monkeypatch, {"train": rows, "validation": rows})
-    assert list(open_source("owner/name").documents("train")) == DOCUMENTS
-
-
-def test_hub_failure_is_one_line(monkeypatch):
-    fake_hub(monkeypatch, {})
-    with pytest.raises(DataError, match=r"no file or corpus 'owner/name', .*\(KeyError.*network") as caught:
-        open_source("owner/name")
-    assert "\n" not in str(caught.value)
 
 
 def test_describe(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,6 @@ from geonorm.errors import ConfigError, DataError
 from geonorm.lab.data.objectives import MaskedTokens
 from geonorm.lab.studies import probe as lab
 from geonorm.lab.studies import probe_inputs as reading
-from geonorm.probes.blockwise import load_one_block
 from geonorm.probes.subject import Subject, ablation, measure_gradients
 from geonorm.sites.anatomy import Stack
 
@@ -169,72 +167,6 @@ def test_what_is_measured_on_the_first_batches_is_another_probe_in_another_batch
     assert (tmp_path / "out" / "trace.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("case", EVERY)
-def test_one_block_at_a_time_is_the_whole_model(case: str, tiny_model: Tiny, tmp_path: Path) -> None:
-    model, inputs = tiny_model(case)
-    model.save_pretrained(tmp_path, max_shard_size="20KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    lean = load_one_block(str(tmp_path), torch.device("cpu"))
-    whole, parts = Subject(model), Subject(lean)
-    resident = [sum(not p.is_meta for p in block.parameters()) for _, blocks in parts.blocks() for block in blocks]
-    assert sum(resident) == 0
-    most = []
-    for _, blocks in parts.blocks():
-        for block in blocks:
-            everything = [b for _, others in parts.blocks() for b in others]
-            block.register_forward_hook(
-                lambda *_, e=everything: most.append(sum(any(not p.is_meta for p in b.parameters()) for b in e)),
-                prepend=True,
-            )
-    whole.measure([inputs])
-    parts.measure([inputs])
-    assert set(most) == {1}
-    assert sum(not p.is_meta for _, blocks in parts.blocks() for b in blocks for p in b.parameters()) == 0
-    assert whole.capture.rows() == parts.capture.rows() and whole.capture.norm_rows() == parts.capture.norm_rows()
-
-
-def test_one_block_at_a_time_keeps_in_fp32_what_transformers_keeps(tiny_model: Tiny, tmp_path: Path) -> None:
-    model, inputs = tiny_model("t5")
-    copy.deepcopy(model).half().save_pretrained(tmp_path)
-    lean = load_one_block(str(tmp_path), torch.device("cpu"))
-    whole = type(model).from_pretrained(tmp_path, dtype="auto").eval()
-    dtypes = {name: p.dtype for name, p in whole.named_parameters()}
-    assert set(dtypes.values()) == {torch.float16, torch.float32}
-    assert {name: p.dtype for name, p in lean.named_parameters()} == dtypes
-    subjects = Subject(whole), Subject(lean)
-    for subject in subjects:
-        subject.measure([inputs])
-    assert subjects[0].capture.rows() == subjects[1].capture.rows()
-
-
-@pytest.mark.parametrize("applied", [False, True])
-def test_one_block_at_a_time_is_refused_for_a_model_under_a_scheme(
-    applied: bool, tiny_model: Tiny, tmp_path: Path
-) -> None:
-    hf = pytest.importorskip("geonorm.hf")
-    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 61}
-    model = copy.deepcopy(tiny_model("llama")[0]) if applied else hf.GeoNormForCausalLM(hf.GeoNormConfig(**size))
-    if applied:
-        hf.apply(model, "peri")
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="holds a model under a scheme, which cannot be read block by block: load it"):
-        load_one_block(str(tmp_path), torch.device("cpu"))
-
-
-def test_files_with_other_names_are_refused(tiny_model: Tiny, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    tiny_model("llama")[0].save_pretrained(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
-    save_file({k.replace("mlp", "ffn"): v for k, v in stored.items()}, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ConfigError, match=r"have no model.layers.0.mlp.*load it whole"):
-        load_one_block(str(tmp_path), torch.device("cpu"))
-    # transformers stores ViT under its old names, which its own loader translates
-    tiny_model("vit")[0].save_pretrained(tmp_path / "vit")
-    with pytest.raises(ConfigError, match="load it whole"):
-        load_one_block(str(tmp_path / "vit"), torch.device("cpu"))
-
-
 @pytest.mark.parametrize("case", ["llama", "gptj", "t5", "gpt_neox"])
 def test_gradients_are_those_of_the_loss(case: str, tiny_model: Tiny) -> None:
     model, inputs = tiny_model(case)
@@ -265,7 +197,6 @@ def test_gradients_of_a_mixture_are_those_of_its_experts(case: str, tiny_model: 
 
 @pytest.mark.parametrize("case", ["llama", "gpt_neo", "t5"])
 def test_a_block_left_out_is_a_model_without_it(case: str, tiny_model: Tiny) -> None:
-    import copy
 
     model, inputs = tiny_model(case)
     subject = Subject(model)
@@ -451,15 +382,3 @@ def test_gradients_of_a_model_with_places_that_never_run() -> None:
     )
     found = geonorm.probe(transformers.GPT2LMHeadModel(config), torch.randint(0, 32, (1, 8)), gradients=True)
     assert len(found.sites) == 4 and all(row["grad_norm"] > 0 for row in found.sites)
-
-
-def test_damaged_weights_one_block_at_a_time(folder: Path, tmp_path: Path) -> None:
-    damaged = tmp_path / "damaged"
-    shutil.copytree(folder, damaged)
-    (file, *_) = sorted(damaged.glob("*.safetensors"))
-    file.write_bytes(b"version https://git-lfs.github.com/spec/v1")
-    with pytest.raises(ConfigError, match="that can be read"):
-        load_one_block(str(damaged), torch.device("cpu"))
-    (damaged / "model.safetensors.index.json").write_text("{")
-    with pytest.raises(ConfigError, match="that can be read"):
-        load_one_block(str(damaged), torch.device("cpu"))
