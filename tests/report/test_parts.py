@@ -279,6 +279,15 @@ def test_rates_tuned_on_shorter_runs_are_a_limit(make_run: MakeRun, tmp_path: Pa
     assert any("tuned on 410k of 819k tokens" in limit for limit in said)
 
 
+def test_a_scheme_that_scatters_far_more_than_the_others_is_a_limit(make_run: MakeRun, tmp_path: Path) -> None:
+    noise = (-0.01, -0.005, 0.0, 0.005, 0.01)
+    for scheme, width in (("pre", 1), ("peri", 1), ("post", 5)):
+        for seed, off in enumerate(noise):
+            make_run(scheme, seed, val_loss=3 + width * off)
+    said = [limit for limit in limits(load([tmp_path])) if "scatter" in limit]
+    assert len(said) == 1 and said[0].startswith("post: its seeds scatter 5 times as far as those of the others (p = ")
+
+
 def test_spikes_that_are_the_batchs_stand_apart(make_run: MakeRun, tmp_path: Path) -> None:
     """Step 9 is strange to both runs; what older runs do not know is not said."""
     for scheme, steps in (("pre", [9]), ("post", [9, 30])):

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..lab.runs.run import VOLATILE, flatten
-from ..lab.runs.statistics import Row, ending, usable
+from ..lab.runs.significance import find_wider
+from ..lab.runs.statistics import Row, ending, significant, usable
 from .page import plain_text
 from .runs import Run, SavedComparison
 from .style import rate, si
@@ -39,6 +40,17 @@ def _seeds(comparison: SavedComparison) -> Iterator[str]:
     if least < SEEDS_FOR_A_CLAIM:
         spread = " One seed shows no spread, hence no interval." if least == 1 else ""
         yield f"{count(least, 'seed').capitalize()}: a claim needs at least {SEEDS_FOR_A_CLAIM}.{spread}"
+
+
+def _spreads(comparison: SavedComparison) -> Iterator[str]:
+    known = [row for row in comparison.rows if row["val_loss_std"] is not None]
+    wider = find_wider([row["val_loss_std"] ** 2 for row in known], [row["n"] - 1 for row in known])
+    for row, found in zip(known, wider, strict=True):
+        if found and significant(found[1]):
+            yield (
+                f"{row['scheme']}: its seeds scatter {found[0]:.2g} times as far as those of the others "
+                f"(p = {found[1]:.2g}): moderated intervals with it are too narrow."
+            )
 
 
 def _unfinished(comparison: SavedComparison) -> Iterator[str]:
@@ -173,5 +185,5 @@ def _damage(comparison: SavedComparison) -> Iterator[str]:
 
 
 CHECKS: Sequence[Callable[[SavedComparison], Iterator[str]]] = (
-    _seeds, _unfinished, _rates, _pairs, _length, _budget, _settings, _parameters, _data, _losses, _damage,
+    _seeds, _spreads, _unfinished, _rates, _pairs, _length, _budget, _settings, _parameters, _data, _losses, _damage,
 )  # fmt: skip

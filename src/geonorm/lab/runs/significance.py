@@ -2,7 +2,9 @@
 
 A scheme with three seeds knows its own spread badly; twenty of them know well what spreads there are. *Moderated*
 variances (Smyth 2004, doi:10.2202/1544-6115.1027, as in limma) draw each towards the common one, as far as the spreads
-themselves say that there is one. Pure functions of numbers.
+themselves say that there is one. A scheme that scatters far more than the others is drawn too far: with four times
+their standard deviation, three seeds and eight schemes, its 95 % intervals hold the truth in 80 % of cases
+(`find_wider` names such schemes). Pure functions of numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import digamma, polygamma, stdtr, stdtrit
+from scipy.special import digamma, fdtrc, polygamma, stdtr, stdtrit
 
 LEVEL = 0.95
 MARGIN = 0.01
@@ -96,6 +98,20 @@ def moderate(variance: float, df: float, prior: Prior) -> tuple[float, float]:
         return prior.variance, prior.total
     both = prior.df + df
     return (prior.df * prior.variance + df * variance) / both, min(both, prior.total)
+
+
+def find_wider(variances: Sequence[float], dofs: Sequence[float]) -> list[tuple[float, float] | None]:
+    """How many times as far as those of all others the runs of each scheme scatter (standard deviations), and p, by
+    Holm, of an F test that they do not. None where there is no spread on one of the two sides."""
+    ratios, ps = [], []
+    for own, (s2, df) in enumerate(zip(variances, dofs, strict=True)):
+        others = [(v, d) for place, (v, d) in enumerate(zip(variances, dofs, strict=True)) if place != own and d > 0]
+        total = sum(d for _, d in others)
+        pooled = sum(v * d for v, d in others) / total if total else 0.0
+        known = df > 0 and pooled > 0
+        ratios.append(math.sqrt(s2 / pooled) if known else 0.0)
+        ps.append(float(fdtrc(df, total, s2 / pooled)) if known else None)
+    return [None if p is None else (ratio, p) for ratio, p in zip(ratios, holm(ps), strict=True)]
 
 
 def contrast(first: Estimate, second: Estimate, most: float = math.inf) -> Contrast:
