@@ -1,0 +1,74 @@
+"""Which runs experiment 021 wants (experiments/programme.py trains them)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import sqrt
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from programme import Grid, Summaries, settings
+from rates import Losses, name_run, read_row, tidy
+
+from geonorm.lab.runs.run import slug
+
+COMMON = settings(
+    preset="nano", data="books", model__width=64, model__hidden=172, batch_size=4, steps=2000, evaluation__every=2000,
+    evaluation__whole="false", evaluation__tokens=262144, evaluation__trace_tokens=2048, optim__warmup_steps=200,
+    checkpoint__keep=1, runtime__compile="true", runtime__tensorboard="false",
+)  # fmt: skip
+"""1.02M tokens, 3 for each parameter: what 009 at its shortest budget and 011 with warm-up have in common."""
+SCHEDULES = {"cosine": "cosine", "constant": "wsd"}
+RAW, SPHERE = ("pre(entry=embedding)", "geonorm(entry=embedding)"), ("pre", "geonorm")
+SEEDS = {RAW: range(10, 15), SPHERE: range(10, 13)}
+"""Fresh ones: 009 and 011 have 0 to 2."""
+RATES = tuple(tidy(6e-3 * sqrt(2) ** half) for half in range(4))
+"""Half octaves: an octave hides as much as 0.02 here."""
+EXTENSIONS = 3
+
+
+def widen(losses: Losses) -> list[float]:
+    """RATES, and half an octave beyond the end at which the best stands, EXTENSIONS times at most."""
+    rates = list(RATES)
+    for _ in range(EXTENSIONS):
+        if not set(rates) <= set(losses):
+            break
+        best = min(rates, key=losses.__getitem__)
+        if rates[0] < best < rates[-1]:
+            break
+        rates = [tidy(best / sqrt(2)), *rates] if best == rates[0] else [*rates, tidy(best * sqrt(2))]
+    return rates
+
+
+def find_three(first: Losses) -> list[float]:
+    """The best rate by the first seed and its two neighbours; none while rates are missing."""
+    rates = widen(first)
+    if not set(rates) <= set(first):
+        return []
+    place = rates.index(min(rates, key=first.__getitem__))
+    return rates[max(place - 1, 0) : place + 2]
+
+
+def plan(known: Summaries) -> Grid:
+    """The raw entry first: each arm at all rates with the first seed, then the best three with the others."""
+    grid: dict[str, list[str]] = {}
+    for schemes, seeds in SEEDS.items():
+        rows = {f"{name}-{slug(scheme)}": [*COMMON, *settings(scheme=scheme, optim__schedule=schedule)]
+                for (name, schedule), scheme in product(SCHEDULES.items(), schemes)}  # fmt: skip
+        first = {name: run for name, run in known.items() if name.endswith(f"-seed{seeds[0]}")}
+        found = {row: read_row(first, row) for row in rows}
+        for row, losses in found.items():
+            add(grid, rows, row, widen(losses), seeds[:1])
+        for row, losses in found.items():
+            add(grid, rows, row, find_three(losses), seeds[1:])
+    return grid
+
+
+def add(
+    grid: dict[str, list[str]], rows: Mapping[str, Sequence[str]], row: str, rates: Sequence[float],
+    seeds: Sequence[int],
+) -> None:  # fmt: skip
+    for seed, rate in product(seeds, rates):
+        grid[name_run(row, rate, seed)] = [*rows[row], *settings(lr=f"{rate:g}", seed=seed)]
