@@ -398,3 +398,20 @@ def test_a_run_of_016_trains_at_tiny_size(cell: str, tmp_path: Path) -> None:
             for step in ("3",) for layer, kind in [*product("01", ("attn", "mlp")), ("0", "block"), ("1", "block")]
         ]  # fmt: skip
         assert head.endswith(",worth") and float(lines[-1].rpartition(",")[2]) < 1
+
+
+def test_021_goes_on_by_half_octaves_and_asks_for_seeds_at_three_rates() -> None:
+    """Best at 3e-3 for Pre-Norm, two half octaves below the first rates, and at 8.5e-3 for GeoNorm, in their middle."""
+    plan, known = plan_of("021-schedule"), dict[str, Any]()
+    while missing := [name for name in plan(known) if name not in known]:
+        for name in missing:
+            lr = float(name.rpartition("-lr")[2].partition("-seed")[0])
+            loss = 3 + abs(lr - (8.5e-3 if "geonorm" in name else 3e-3))
+            known[name] = {"lr": lr, "status": "finished", "val_loss": loss}
+    rates = {name.rpartition("-lr")[2].partition("-seed")[0] for name in known if "cosine-pre-lr" in name}
+    assert rates == {"0.017", "0.012", "0.00849", "0.006", "0.00424", "0.003", "0.00212"}
+    seeded = [name for name in known if name.startswith("constant-geonorm-entry") and name.endswith("-seed14")]
+    assert {name.rpartition("-lr")[2] for name in seeded} == {"0.006-seed14", "0.00849-seed14", "0.012-seed14"}
+    assert len(known) == 2 * (7 + 4 + 2 * 3 * 4) + 2 * (7 + 4 + 2 * 3 * 2)
+    words = plan({})[next(iter(plan({})))]
+    assert read(TrainCommand, "geonorm train", words).run().optim.warmup_steps == 200
