@@ -140,6 +140,12 @@ def test_a_model_that_rotates_nothing_to_scale(fields: dict[str, Any], said: str
         DecoderConfig(rope_scaling="dynamic(factor=2)", **fields)
 
 
+def test_yarn_needs_rotations_that_differ() -> None:
+    with pytest.raises(ConfigError, match=r"needs model\.rope_theta above"):
+        DecoderConfig(rope_scaling="yarn(factor=4, original=64)", rope_theta=1.0)
+    DecoderConfig(rope_scaling="linear(factor=4)", rope_theta=1.0)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("text", [text for text in RULES if not text.startswith("dynamic")])
 def test_decoding_with_a_cache_is_the_whole_sequence_beyond_the_context(text: str) -> None:

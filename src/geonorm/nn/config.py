@@ -104,7 +104,7 @@ class TrunkConfig(Settings):
         if (rule := self.scaling) is not None:
             if self.positions != "rope":
                 raise ConfigError(f"model.rope_scaling {rule} needs model.positions=rope, not {self.positions}")
-            rule.fit(self.rotary_dim)
+            rule.fit(self.rotary_dim, self.rope_theta)
             if not rule.windows and self.window is None:
                 raise ConfigError(f"model.rope_scaling {rule} needs model.window: it leaves blocks with a window alone")
             object.__setattr__(self, "rope_scaling", str(rule))

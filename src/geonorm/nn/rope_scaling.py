@@ -46,8 +46,8 @@ class RopeScaling(Settings):
         of those is begun anew."""
         return False
 
-    def fit(self, dim: int) -> None:
-        """ConfigError where a head has not the rotated dimensions that the rule is for."""
+    def fit(self, dim: int, theta: float) -> None:
+        """ConfigError where a head has not the rotated dimensions, or theta not the size, that the rule is for."""
         if dim < self.least:
             raise ConfigError(f"model.rope_scaling {self} needs at least {self.least} rotated dimensions of a head")
 
@@ -92,6 +92,11 @@ class Yarn(RopeScaling):
     """Factor on queries and keys; 0.1 ln(factor) + 1 when not given."""
     truncate: bool = True
     """Whether the ends of the ramp are whole numbers of pairs."""
+
+    def fit(self, dim: int, theta: float) -> None:
+        super().fit(dim, theta)
+        if theta <= 1:
+            raise ConfigError(f"model.rope_scaling {self} needs model.rope_theta above 1, not {theta:g}")
 
     def frequencies(self, exponents: Any, theta: float, context: int, length: Any) -> Any:
         dim, powers = 2 * len(exponents), theta**exponents
@@ -162,8 +167,8 @@ class LongRope(RopeScaling):
     def renews(self, past: int, tokens: int) -> bool:
         return 0 < past <= self.original < tokens
 
-    def fit(self, dim: int) -> None:
-        super().fit(dim)
+    def fit(self, dim: int, theta: float) -> None:
+        super().fit(dim, theta)
         for name in ("short_factor", "long_factor"):
             if (given := len(getattr(self, name))) != dim // 2:
                 raise ConfigError(
