@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..lab.runs.run import VOLATILE, flatten
-from ..lab.runs.significance import find_wider
-from ..lab.runs.statistics import Row, ending, significant, usable
+from ..lab.runs.statistics import Row, ending, find_scattered, usable
 from .page import plain_text
 from .runs import Run, SavedComparison
 from .style import rate, si
@@ -43,14 +42,11 @@ def _seeds(comparison: SavedComparison) -> Iterator[str]:
 
 
 def _spreads(comparison: SavedComparison) -> Iterator[str]:
-    known = [row for row in comparison.rows if row["val_loss_std"] is not None]
-    wider = find_wider([row["val_loss_std"] ** 2 for row in known], [row["n"] - 1 for row in known])
-    for row, found in zip(known, wider, strict=True):
-        if found and significant(found[1]):
-            yield (
-                f"{row['scheme']}: its seeds scatter {found[0]:.2g} times as far as those of the others "
-                f"(p = {found[1]:.2g}): moderated intervals with it are too narrow."
-            )
+    for scheme, times, p in find_scattered(comparison.rows):
+        yield (
+            f"{scheme}: its seeds scatter {times:.2g} times as far as those of the others (p = {p:.2g}): moderated "
+            "intervals with it are too narrow."
+        )
 
 
 def _unfinished(comparison: SavedComparison) -> Iterator[str]:

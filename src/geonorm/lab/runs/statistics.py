@@ -19,7 +19,19 @@ from numpy.typing import ArrayLike
 from scipy.special import nctdtr, stdtrit
 
 from .rates import Minimum, Parabola, find_minimum, fit_parabola
-from .significance import LEVEL, MARGIN, Estimate, Prior, contrast, equal_p, fit_prior, holm, moderate, two_sided_p
+from .significance import (
+    LEVEL,
+    MARGIN,
+    Estimate,
+    Prior,
+    contrast,
+    equal_p,
+    find_wider,
+    fit_prior,
+    holm,
+    moderate,
+    two_sided_p,
+)  # fmt: skip
 from .spikes import count_apart
 
 SEED_CAP = 1000  # seeds_needed answers SEED_CAP + 1 for "more than SEED_CAP"
@@ -237,6 +249,14 @@ def _moderate(rows: list[Row], reference: str, margin: float) -> None:
         numbers = found[:4] if found else (None,) * 4
         row |= zip([f"moderated_{name}" for name in ("difference", "low", "high", "p")], numbers, strict=True)
         row |= {"margin": margin, "equal_p": p, "equal": None if p is None else significant(p)}
+
+
+def find_scattered(rows: Sequence[Row]) -> list[tuple[str, float, float]]:
+    """Schemes whose seeds scatter more than those of the others, by an F test: how many times as far, and p by Holm.
+    What the others' spreads say of such a scheme is too little, so that moderated intervals with it are too narrow."""
+    known = [row for row in rows if row["val_loss_std"] is not None]
+    found = find_wider([row["val_loss_std"] ** 2 for row in known], [row["n"] - 1 for row in known])
+    return [(row["scheme"], *wider) for row, wider in zip(known, found, strict=True) if wider and significant(wider[1])]
 
 
 def _moderated_mean(row: Row, prior: Prior | None) -> Estimate | None:
