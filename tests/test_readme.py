@@ -101,10 +101,30 @@ def test_where_the_tokenizers_of_the_configs_come_from_is_told() -> None:
     assert found
 
 
-def test_links_point_at_files() -> None:
-    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", prose):
-        assert (ROOT / target).exists(), target
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/**/*.md")]
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link into a page may name: its headings as GitHub writes them, the second of a name with -1."""
+    found: list[str] = []
+    for heading in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading.strip().lower())
+        name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        found.append(f"{name}-{again}" if (again := found.count(name)) else name)
+    return set(found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_point_at_files_and_their_headings(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(page)):
+        file, _, anchor = target.partition("#")
+        there = page.parent / file if file else page
+        assert there.exists(), target
+        assert not anchor or there.suffix != ".md" or anchor in anchors(there), target
 
 
 def test_make_targets_of_the_readme_exist() -> None:
@@ -127,5 +147,7 @@ def test_what_is_claimed_stands_with_the_evidence() -> None:
     which = (ROOT / "docs" / "schemes.md").read_text(encoding="utf-8")
     which = which[which.index("## Which scheme when") : which.index("**A strong Pre-Norm.**")]
     assert len(intervals(found)) >= 5 and intervals(found) <= intervals(results)
+    symptoms = (ROOT / "docs" / "symptoms.md").read_text(encoding="utf-8")
     known = intervals(results + "".join(pages))
+    assert len(intervals(symptoms)) >= 5 and not intervals(symptoms) - known, intervals(symptoms) - known
     assert len(intervals(which)) > 15 and not intervals(which) - known, intervals(which) - known
