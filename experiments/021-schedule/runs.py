@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
-from rates import Losses, name_run, read_row, tidy
+from rates import Losses, name_run, read_losses, read_row, tidy
 
 from geonorm.lab.runs.run import slug
 
@@ -42,17 +42,28 @@ def widen(losses: Losses) -> list[float]:
     return rates
 
 
-def find_three(first: Losses) -> list[float]:
-    """The best rate by the first seed and its two neighbours; none while rates are missing."""
+def find_shared(known: Summaries, row: str, first: Losses, seeds: Sequence[int]) -> list[float]:
+    """Rates for all seeds: the best by the first one and its two neighbours, none while rates are missing; then half an
+    octave beyond the end at which the best by all seeds stands."""
     rates = widen(first)
     if not set(rates) <= set(first):
         return []
     place = rates.index(min(rates, key=first.__getitem__))
-    return rates[max(place - 1, 0) : place + 2]
+    shared = rates[max(place - 1, 0) : place + 2]
+    for _ in range(EXTENSIONS):
+        ends = {rate: [known.get(name_run(row, rate, seed)) for seed in seeds] for rate in shared}
+        if not all(all(runs) for runs in ends.values()):
+            break
+        losses = read_losses([run for runs in ends.values() for run in runs if run])
+        best = min(shared, key=losses.__getitem__)
+        if shared[0] < best < shared[-1]:
+            break
+        shared = [tidy(best / sqrt(2)), *shared] if best == shared[0] else [*shared, tidy(best * sqrt(2))]
+    return shared
 
 
 def plan(known: Summaries) -> Grid:
-    """The raw entry first: each arm at all rates with the first seed, then the best three with the others."""
+    """The raw entry first: each arm at all rates with the first seed, then with all of them about the best."""
     grid: dict[str, list[str]] = {}
     for schemes, seeds in SEEDS.items():
         rows = {f"{name}-{slug(scheme)}": [*COMMON, *settings(scheme=scheme, optim__schedule=schedule)]
@@ -62,7 +73,7 @@ def plan(known: Summaries) -> Grid:
         for row, losses in found.items():
             add(grid, rows, row, widen(losses), seeds[:1])
         for row, losses in found.items():
-            add(grid, rows, row, find_three(losses), seeds[1:])
+            add(grid, rows, row, find_shared(known, row, losses, seeds), seeds)
     return grid
 
 
