@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
-from rates import plan_rows, tidy
+from rates import extend, name_run, plan_rows, read_row, refine, tidy
 
 from geonorm.lab.runs.run import slug
 
@@ -31,7 +31,7 @@ RATES = (1.0, 0.5, 2.0)
 
 
 def plan(known: Summaries) -> Grid:
-    """The smallest size first: its rates say where those of the next ones lie."""
+    """The smallest size first: its rates say where those of the next ones lie. With the raw entry half octaves, too."""
     grid: dict[str, list[str]] = {}
     for depth, (millions, seeds, count) in SIZES.items():
         width = 16 * depth
@@ -41,5 +41,14 @@ def plan(known: Summaries) -> Grid:
             steps=steps, evaluation__every=steps // 4,
         )  # fmt: skip
         rows = {f"{depth}-{slug(scheme)}": [*COMMON, *size, *settings(scheme=scheme)] for scheme in SCHEMES[:count]}
-        grid |= plan_rows(known, rows, [tidy(19 / (width * sqrt(steps)) * times) for times in RATES], seeds)
+        start = [tidy(19 / (width * sqrt(steps)) * times) for times in RATES]
+        wanted = plan_rows(known, rows, start, seeds)
+        first = {name: run for name, run in known.items() if name.endswith("-seed0")}
+        for row in list(rows)[:2]:
+            losses = read_row(first, row)
+            halves = refine(losses, extend(losses, start))
+            if not set(halves) <= set(losses):  # seeds wait for them
+                wanted = {name: run for name, run in wanted.items() if name in known or name.endswith("-seed0")}
+            wanted |= {name_run(row, rate): [*rows[row], *settings(lr=f"{rate:g}", seed=0)] for rate in halves}
+        grid |= wanted
     return grid

@@ -185,6 +185,17 @@ def test_every_run_of_010_is_a_command_of_twenty_tokens_a_parameter() -> None:
         assert tokens / build(shape).parameter_count() == pytest.approx(20, rel=0.01)
 
 
+def test_010_asks_for_half_octaves_with_the_raw_entry_and_for_seeds_where_one_is_best() -> None:
+    plan, known = plan_of("010-size"), dict[str, Any]()
+    best = 4.7e-3 * 2**0.5  # of the smallest size half an octave from what its rule says; of the others far above
+    while missing := [name for name in plan(known) if name not in known]:
+        known |= finished(dict.fromkeys(missing), lambda lr: 3 + abs(lr - best))
+    small = {name.rpartition("-lr")[2] for name in known if name.startswith("3-geonorm-entry-embedding")}
+    octaves = {f"{rate}-seed0" for rate in ("0.00235", "0.0047", "0.0094")}
+    assert small == octaves | {f"0.00665-seed{seed}" for seed in range(4)} | {"0.00332-seed0"}
+    assert not any("0.00665" in name or "0.00332" in name for name in known if name.startswith("3-geonorm-lr"))
+
+
 def test_every_run_of_011_is_a_command() -> None:
     """Two decades with and without warm-up, three widths at multiples of the best rate, then two seeds more at the best
     rates."""
