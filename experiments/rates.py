@@ -30,8 +30,9 @@ def read_losses(runs: Sequence[Mapping[str, Any]]) -> Losses:
     return {rate: sum(losses) / len(losses) for rate, losses in sorted(found.items())}
 
 
-def extend(losses: Losses, start: Sequence[float], extensions: int = 2) -> list[float]:
-    """The rates of `start`, then an octave beyond the end at which the best stands, `extensions` times at most."""
+def extend(losses: Losses, start: Sequence[float], extensions: int = 2, factor: float = 2) -> list[float]:
+    """The rates of `start`, then an octave, or another factor, beyond the end at which the best stands, `extensions`
+    times at most."""
     rates = sorted(start)
     for _ in range(extensions):
         if not set(rates) <= set(losses):
@@ -39,7 +40,7 @@ def extend(losses: Losses, start: Sequence[float], extensions: int = 2) -> list[
         best = min(rates, key=losses.__getitem__)
         if rates[0] < best < rates[-1]:
             break
-        rates = [tidy(best / 2), *rates] if best == rates[0] else [*rates, tidy(best * 2)]
+        rates = [tidy(best / factor), *rates] if best == rates[0] else [*rates, tidy(best * factor)]
     return [*start, *(rate for rate in rates if rate not in start)]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programme import Grid, Summaries, settings
-from rates import Losses, name_run, read_losses, read_row, tidy
+from rates import Losses, extend, name_run, read_losses, read_row, tidy
 
 from geonorm.lab.runs.run import slug
 
@@ -29,37 +29,17 @@ RATES = tuple(tidy(6e-3 * sqrt(2) ** half) for half in range(4))
 EXTENSIONS = 3
 
 
-def widen(losses: Losses) -> list[float]:
-    """RATES, and half an octave beyond the end at which the best stands, EXTENSIONS times at most."""
-    rates = list(RATES)
-    for _ in range(EXTENSIONS):
-        if not set(rates) <= set(losses):
-            break
-        best = min(rates, key=losses.__getitem__)
-        if rates[0] < best < rates[-1]:
-            break
-        rates = [tidy(best / sqrt(2)), *rates] if best == rates[0] else [*rates, tidy(best * sqrt(2))]
-    return rates
-
-
 def find_shared(known: Summaries, row: str, first: Losses, seeds: Sequence[int]) -> list[float]:
     """Rates for all seeds: the best by the first one and its two neighbours, none while rates are missing; then half an
     octave beyond the end at which the best by all seeds stands."""
-    rates = widen(first)
+    rates = sorted(extend(first, RATES, EXTENSIONS, sqrt(2)))
     if not set(rates) <= set(first):
         return []
     place = rates.index(min(rates, key=first.__getitem__))
     shared = rates[max(place - 1, 0) : place + 2]
-    for _ in range(EXTENSIONS):
-        ends = {rate: [known.get(name_run(row, rate, seed)) for seed in seeds] for rate in shared}
-        if not all(all(runs) for runs in ends.values()):
-            break
-        losses = read_losses([run for runs in ends.values() for run in runs if run])
-        best = min(shared, key=losses.__getitem__)
-        if shared[0] < best < shared[-1]:
-            break
-        shared = [tidy(best / sqrt(2)), *shared] if best == shared[0] else [*shared, tidy(best * sqrt(2))]
-    return shared
+    named = {rate: [name_run(row, rate, seed) for seed in seeds] for rate in first}
+    ends = [known[name] for names in named.values() if known.keys() >= set(names) for name in names]
+    return extend(read_losses(ends), shared, EXTENSIONS, sqrt(2))
 
 
 def plan(known: Summaries) -> Grid:
@@ -71,7 +51,7 @@ def plan(known: Summaries) -> Grid:
         first = {name: run for name, run in known.items() if name.endswith(f"-seed{seeds[0]}")}
         found = {row: read_row(first, row) for row in rows}
         for row, losses in found.items():
-            add(grid, rows, row, widen(losses), seeds[:1])
+            add(grid, rows, row, extend(losses, RATES, EXTENSIONS, sqrt(2)), seeds[:1])
         for row, losses in found.items():
             add(grid, rows, row, find_shared(known, row, losses, seeds), seeds)
     return grid
