@@ -79,6 +79,10 @@ def places() -> Iterator[Place]:
         yield Place(f"novels, {tokens}, {layers} blocks", recipe, "012-depth", f"{layers}-")
     yield Place("novels, 3, cosine", "ours", "011-rate", "64-warm-")
     yield Place("novels, 3, cosine, no warm-up", "ours", "011-rate", "64-cold-")
+    yield Place("novels, 3, cosine, half octaves", "ours", "021-schedule", "cosine-")
+    yield Place("novels, 3, constant, half octaves", "ours", "021-schedule", "constant-")
+    for layers, size in ((3, "0.18M"), (4, "0.33M")):
+        yield Place(f"novels, 20, cosine, {size}", "ours", "010-size", f"{layers}-")
     for (data, name), (steps, each) in product(
         NAMES.items(),
         {2000: 3, 4000: 6, 8000: 12, 16000: 25, 32000: 50}.items(),

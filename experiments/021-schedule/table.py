@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 from cells import Runs, at_best, describe, write
+from curves import draw_losses
 from programme import read_runs
 from runs import RAW, SCHEDULES, SPHERE
 
@@ -90,7 +91,15 @@ def main(experiment: Path) -> None:
     cells = read_cells(experiment)
     parts = {"The schedule": tabulate_schedules(cells), "Octaves alone": tabulate_octaves(cells)}
     text = [f"## {title}\n\n" + "\n".join(lines) for title, lines in parts.items()]
-    write(experiment, {f"{entry}, {schedule}": runs for (entry, schedule), runs in cells.items()}, text)
+    curves = [
+        draw_losses(entry.capitalize(), "nats per token", [
+            {**run, "scheme": f"{run['scheme']}, {schedule}"}
+            for (own, schedule), runs in cells.items() if own == entry for run in runs
+        ])
+        for entry in dict.fromkeys(entry for entry, _ in cells)
+    ]  # fmt: skip
+    named = {f"{entry}, {schedule}": runs for (entry, schedule), runs in cells.items()}
+    write(experiment, named, text, {"rates": curves})
 
 
 if __name__ == "__main__":
