@@ -1,4 +1,4 @@
-"""Plans of experiments: every run that one asks for is a command that `geonorm train` takes, and a run of it trains."""
+"""Plans of experiments: every run that one asks for is a command that `geonorm train` takes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,13 @@ from typing import Any
 import pytest
 
 from geonorm.cli.arguments import read
-from geonorm.cli.main import main
 from geonorm.lab.config import TrainCommand
 from geonorm.lab.convert.config import ConvertConfig
 from geonorm.lab.data import open_source
 from geonorm.nn.models import build
 from geonorm.schemes import parse
 
-ROOT = Path(__file__).parents[2] / "experiments"
-
-Plan = Callable[[Mapping[str, Any]], Mapping[str, Sequence[str]]]
-
-
-def plan_of(name: str) -> Plan:
-    plan: Plan = runpy.run_path(str(ROOT / name / "runs.py"))["plan"]
-    return plan
+from .made import ROOT, plan_of
 
 
 def finished(grid: Mapping[str, Any], loss: Callable[[float], float]) -> dict[str, Any]:
@@ -352,63 +344,6 @@ def test_013_tries_its_candidate_with_seeds_that_chose_nothing() -> None:
         (6400, True), *[(8000, False)] * 6, (8000, True),
     ]  # fmt: skip
     assert set(plan(known | finished(fresh, lambda lr: 9.0))) == set(grid)
-
-
-def shrink(words: Sequence[str], folder: Path) -> list[str]:
-    """A command of a plan at tiny size, on a text of its own."""
-    text = folder / "text.txt"
-    text.write_text("".join(f"line {n} of a text that is short, {n * n}\n" for n in range(2000)))
-    small = {
-        "--data": text, "--tokens.tokenizer": "byte", "--steps": 3, "--model.width": 16, "--model.hidden": 16,
-        "--model.layers": 2, "--model.heads": 2, "--model.context": 16, "--model.vocab_size": 260,
-        "--evaluation.every": 3, "--evaluation.tokens": 256, "--evaluation.trace_tokens": 32,
-        "--runtime.compile": "false", "--optim.warmup_steps": 1,
-    }  # fmt: skip
-    pairs = zip(words[::2], words[1::2], strict=True)
-    kept = [word for pair in pairs if pair[0] not in small for word in pair]
-    return [*kept, *(str(word) for pair in small.items() for word in pair)]
-
-
-def test_100_asks_for_the_paper_s_two_first_and_every_run_is_complete_by_itself(tmp_path: Path) -> None:
-    """98.3M tokens a run, both rates of the two, then the others; trained at tiny size, two runs are two rows on record
-    with their averaged weights and traces."""
-    grid = plan_of("100-paper-125m")({})
-    assert len(grid) == 9 * 2 and all("--resume" not in words and "--branch" not in words for words in grid.values())
-    some = {name: list(words) for name, words in list(grid.items())[:4]}
-    configs = [read(TrainCommand, "geonorm train", words).run() for words in some.values()]
-    assert [(c.scheme, c.lr) for c in configs] == [
-        (f"{name}(entry=embedding)", lr) for lr in (6e-4, 1.2e-3) for name in ("pre", "geonorm")
-    ]
-    shape = configs[0].decoder(configs[0].scheme)
-    assert (shape.width, shape.layers, shape.norm, shape.mlp, shape.bias, shape.init) == (
-        768, 12, "layer", "gelu", True, "neox",
-    )  # fmt: skip
-    assert configs[0].steps * configs[0].batch_size * shape.context == 98_304_000
-    for name in list(some)[:2]:
-        assert main(["train", *shrink(some[name], tmp_path), "--out", str(tmp_path / "runs" / name)]) == 0
-    runpy.run_path(str(ROOT / "programme.py"))["keep"](tmp_path, tmp_path / "runs")
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert [row["status"] for row in rows] == ["finished"] * 2 and all(row["val_loss_average"] for row in rows)
-    assert len((tmp_path / "traces.csv").read_text().splitlines()) == 1 + 2 * 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", ["plain-mhc-", "zero-nag-", "modern-geonorm-", "neox-geonorm"])
-def test_a_run_of_016_trains_at_tiny_size(cell: str, tmp_path: Path) -> None:
-    words = next(list(words) for name, words in plan_of("016-streams")({}).items() if name.startswith(cell))
-    out = tmp_path / "runs" / "mine"
-    assert main(["train", *shrink(words, tmp_path), "--out", str(out)]) == 0
-    assert (out / "summary.json").exists()
-    (tmp_path / "runs.py").write_text("PROBED = 'mine'\n")
-    probed = runpy.run_path(str(ROOT / "probed.py"))
-    for _ in range(2):  # once and no more
-        probed["main"](tmp_path, tmp_path / "runs")
-        head, *lines = (tmp_path / "probes.csv").read_text().splitlines()
-        assert [line.split(",")[:4] for line in lines] == [
-            ["mine", step, layer, kind]
-            for step in ("3",) for layer, kind in [*product("01", ("attn", "mlp")), ("0", "block"), ("1", "block")]
-        ]  # fmt: skip
-        assert head.endswith(",worth") and float(lines[-1].rpartition(",")[2]) < 1
 
 
 def test_021_goes_on_by_half_octaves_and_asks_for_seeds_at_three_rates() -> None:
