@@ -25,7 +25,7 @@ RAW, SPHERE = ("pre(entry=embedding)", "geonorm(entry=embedding)"), ("pre", "geo
 SEEDS = {RAW: range(10, 15), SPHERE: range(10, 13)}
 """Fresh ones: 009 and 011 have 0 to 2."""
 RATES = tuple(tidy(6e-3 * sqrt(2) ** half) for half in range(4))
-"""Half octaves: an octave hides as much as 0.02 here."""
+"""Half octaves: an octave may hide some hundredths."""
 EXTENSIONS = 3
 
 
