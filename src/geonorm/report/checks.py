@@ -45,7 +45,7 @@ def _spreads(comparison: SavedComparison) -> Iterator[str]:
     for scheme, times, p in find_scattered(comparison.rows):
         yield (
             f"{scheme}: its seeds scatter {times:.2g} times as far as those of the others (p = {p:.2g}): moderated "
-            "intervals with it are too narrow."
+            "intervals with it, whose spread is partly theirs, may be too narrow: read the paired ones."
         )
 
 

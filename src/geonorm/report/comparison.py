@@ -25,10 +25,10 @@ NO_LIMITS = '<p class="limits">No departure from the comparison protocol was fou
 TABLE_NOTE = (
     "<p>Mean ± standard deviation over seeds; differences are paired by seed, with their 95 % interval; p of each "
     "alone, and by Holm for all {family}; moderated: the difference of the means, variances drawn towards that of "
-    "all schemes as far as their spreads agree (too narrow for one that scatters far more than the others); fitted "
-    "minimum: of a parabola in log rate through all full runs, ± standard error, too small where the luck of a seed "
-    "is the same at all rates; spikes (of the loss / of the gradient norm) are summed over the n runs, in brackets "
-    "those that most other runs have not at the same batch. "
+    "all schemes as far as their spreads agree (too narrow, on average, for one that scatters far more than they do); "
+    "fitted minimum: of a parabola in log rate through all full runs, ± standard error, too small where the luck of a "
+    "seed is the same at all rates; spikes (of the loss / of the gradient norm) are summed over the n runs, in "
+    "brackets those that most other runs have not at the same batch. "
     "Speeds are not compared: runs share a machine (geonorm bench train measures them in turns).</p>"
 )
 CLASSES_NOTE = (

@@ -121,8 +121,8 @@ def test_differences_to_one_baseline_know_their_spread_less_well_than_so_many(sc
 
 
 def test_one_scheme_that_scatters_four_times_as_far_is_drawn_too_far_and_named() -> None:
-    """Eight schemes of three seeds, all equal in truth. Intervals of the wide one miss in a fifth of the cases; in most
-    it is named, and another, as Holm promises, in one of twenty at most."""
+    """Eight schemes of three seeds, all equal in truth. Intervals of the wide one miss in a fifth of the cases. It
+    is named in two of three; where it is not they miss in more than a third. Another is named in one of twenty."""
     noise = np.random.default_rng(5)
     missed, named, others = [], [], []
     for _ in range(1000):
@@ -139,7 +139,8 @@ def test_one_scheme_that_scatters_four_times_as_far_is_drawn_too_far_and_named()
         ps = [found[1] for found in find_wider(variances.tolist(), [2] * 8) if found]
         named.append(ps[7] < 0.05)
         others.append(min(ps[:7]) < 0.05)
-    assert 0.15 < np.mean(missed) < 0.25 and np.mean(named) > 0.5 and np.mean(others) < 0.06
+    assert 0.15 < np.mean(missed) < 0.25 and 0.6 < np.mean(named) < 0.73 and np.mean(others) < 0.06
+    assert 0.33 < np.mean(np.array(missed)[~np.array(named)]) < 0.43
 
 
 def test_wider_is_the_f_test_of_two_variances() -> None:

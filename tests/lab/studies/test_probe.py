@@ -197,7 +197,6 @@ def test_gradients_of_a_mixture_are_those_of_its_experts(case: str, tiny_model: 
 
 @pytest.mark.parametrize("case", ["llama", "gpt_neo", "t5"])
 def test_a_block_left_out_is_a_model_without_it(case: str, tiny_model: Tiny) -> None:
-
     model, inputs = tiny_model(case)
     subject = Subject(model)
     whole, rows = ablation(subject, [inputs])

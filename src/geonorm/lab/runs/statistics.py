@@ -31,7 +31,7 @@ from .significance import (
     holm,
     moderate,
     two_sided_p,
-)  # fmt: skip
+)
 from .spikes import count_apart
 
 SEED_CAP = 1000  # seeds_needed answers SEED_CAP + 1 for "more than SEED_CAP"
@@ -253,7 +253,8 @@ def _moderate(rows: list[Row], reference: str, margin: float) -> None:
 
 def find_scattered(rows: Sequence[Row]) -> list[tuple[str, float, float]]:
     """Schemes whose seeds scatter more than those of the others, by an F test: how many times as far, and p by Holm.
-    What the others' spreads say of such a scheme is too little, so that moderated intervals with it are too narrow."""
+    Moderated intervals with such a scheme are too narrow where there are many others, whose spread is most of theirs; a
+    scheme that is not named may be one, too."""
     known = [row for row in rows if row["val_loss_std"] is not None]
     found = find_wider([row["val_loss_std"] ** 2 for row in known], [row["n"] - 1 for row in known])
     return [(row["scheme"], *wider) for row, wider in zip(known, found, strict=True) if wider and significant(wider[1])]
