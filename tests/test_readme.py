@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_where_the_tokenizers_of_the_configs_come_from_is_told() -> None:
     assert found
 
 
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/**/*.md")]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/**/*.md")])
 
 
 def prose(page: Path) -> str:
@@ -110,12 +111,13 @@ def prose(page: Path) -> str:
 
 def anchors(page: Path) -> set[str]:
     """What a link into a page may name: its headings as GitHub writes them, the second of a name with -1."""
-    found: list[str] = []
+    seen, found = Counter[str](), set[str]()
     for heading in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE):
         words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading.strip().lower())
         name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
-        found.append(f"{name}-{again}" if (again := found.count(name)) else name)
-    return set(found)
+        found.add(f"{name}-{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
