@@ -75,13 +75,16 @@ def read_row(known: Mapping[str, Mapping[str, Any]], row: str) -> Losses:
     return read_losses([run for name, run in known.items() if name.startswith(f"{row}-lr")])
 
 
-def find_best(known: Mapping[str, Mapping[str, Any]], rows: Iterable[str], start: Sequence[float]) -> dict[str, float]:
-    """The best rate of those rows that have every rate of `start` and every octave that these ask for."""
+def find_best(
+    known: Mapping[str, Mapping[str, Any]], rows: Iterable[str], start: Sequence[float], factor: float = 2
+) -> dict[str, float]:
+    """The best rate of those rows that have every rate of `start` and every octave, or other factor, that these ask
+    for."""
     found = {row: read_row(known, row) for row in rows}
     return {
         row: min(losses, key=losses.__getitem__)
         for row, losses in found.items()
-        if set(extend(losses, start)) <= set(losses)
+        if set(extend(losses, start, factor=factor)) <= set(losses)
     }
 
 
@@ -92,10 +95,11 @@ def plan_rows(
     seeds: int,
     climb: int = 0,
     guessing: float = inf,
+    factor: float = 2,
 ) -> dict[str, list[str]]:
     """A plan of rows, by name the arguments of `geonorm train` but for rate and seed: every row at the rates of
-    `start`, then octaves until its best is interior, then seeds at that, then octaves beyond all until one is not
-    stable, `climb` at most."""
+    `start`, then octaves, or another factor, until its best is interior, then seeds at that, then octaves beyond all
+    until one is not stable, `climb` at most."""
     grid: dict[str, list[str]] = {}
 
     def add(row: str, rate: float, seed: int = 0) -> None:
@@ -105,15 +109,15 @@ def plan_rows(
         for row in rows:
             add(row, rate)
     for row in rows:
-        for rate in extend(read_row(known, row), start):
+        for rate in extend(read_row(known, row), start, factor=factor):
             add(row, rate)
-    best = find_best(known, rows, start)
+    best = find_best(known, rows, start, factor)
     for seed in range(1, seeds):
         for row, rate in best.items():
             add(row, rate, seed)
     for row in best:
         losses = read_row(known, row)
-        highest = max(extend(losses, start))
+        highest = max(extend(losses, start, factor=factor))
         for octave in range(1, climb + 1):
             rate = tidy(highest * 2**octave)
             if largest_stable({lower: loss for lower, loss in losses.items() if lower < rate}, guessing)[1]:

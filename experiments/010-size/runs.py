@@ -26,8 +26,10 @@ SCHEMES = ("pre(entry=embedding)", "geonorm(entry=embedding)", "pre", "geonorm")
 LADDERS = {"raw entry": ("", SCHEMES[0], SCHEMES[1:2]), "entry on the sphere": ("", SCHEMES[2], SCHEMES[3:])}
 PUBLISHED = {"published: 125M, Arxiv": (125e6, 1.8792 - 1.9032), "published: 125M, Books3": (125e6, 3.4040 - 3.4437)}
 """GeoNorm less Pre-Norm, arXiv:2601.22095."""
-RATES = (1.0, 0.5, 2.0)
-"""Multiples of 19 / (width sqrt(steps)), the rule of `geonorm ladder`."""
+OCTAVES, HALVES = (1.0, 0.5, 2.0), (2.0, sqrt(2), 2 * sqrt(2))
+RATES = {3: OCTAVES, 4: OCTAVES, 6: HALVES}
+"""By depth multiples of 19 / (width sqrt(steps)), the rule of `geonorm ladder`; the largest size begins where the
+middle one was best, and goes on by half octaves."""
 
 
 def plan(known: Summaries) -> Grid:
@@ -41,7 +43,10 @@ def plan(known: Summaries) -> Grid:
             steps=steps, evaluation__every=steps // 4,
         )  # fmt: skip
         rows = {f"{depth}-{slug(scheme)}": [*COMMON, *size, *settings(scheme=scheme)] for scheme in SCHEMES[:count]}
-        start = [tidy(19 / (width * sqrt(steps)) * times) for times in RATES]
+        start = [tidy(19 / (width * sqrt(steps)) * times) for times in RATES[depth]]
+        if RATES[depth] is HALVES:
+            grid |= plan_rows(known, rows, start, seeds, factor=sqrt(2))
+            continue
         wanted = plan_rows(known, rows, start, seeds)
         first = {name: run for name, run in known.items() if name.endswith("-seed0")}
         for row in list(rows)[:2]:

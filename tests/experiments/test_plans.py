@@ -188,6 +188,14 @@ def test_010_asks_for_half_octaves_with_the_raw_entry_and_for_seeds_where_one_is
     assert not any("0.00665" in name or "0.00332" in name for name in known if name.startswith("3-geonorm-lr"))
 
 
+def test_010_goes_by_half_octaves_at_its_largest_size_until_the_best_is_interior() -> None:
+    plan, known = plan_of("010-size"), dict[str, Any]()
+    while missing := [name for name in plan(known) if name not in known]:
+        known |= finished(dict.fromkeys(missing), lambda lr: 3 + abs(lr - 1.5e-3))
+    large = {name.rpartition("-lr")[2] for name in known if name.startswith("6-pre")}
+    assert large == {f"{rate}-seed0" for rate in ("0.00107", "0.00152", "0.00215", "0.00304")} | {"0.00152-seed1"}
+
+
 def test_every_run_of_011_is_a_command() -> None:
     """Two decades with and without warm-up, three widths at multiples of the best rate, then two seeds more at the best
     rates."""
