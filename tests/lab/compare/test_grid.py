@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,6 +100,7 @@ def test_a_preset_on_the_grid_does_not_lose_its_optimizer_unseen() -> None:
         (["model.width=64,064"], {}, "has a value twice"),
         (["scheme.alpha=1,1.0"], {}, "--grid scheme.alpha has a value twice"),
         (["scheme.alpha=.5,0.5"], {}, "--grid scheme.alpha has a value twice"),
+        (["scheme.mlp=post,post()"], {"schemes": ["per_kind(attention=pre, mlp=peri)"]}, "has a value twice"),
         (["scheme.max_angle=pi/4,0.7853981633974483"], {"schemes": ["geonorm"]}, "has a value twice"),
         (["model.width=64", "model.width=128"], {}, "names a setting twice"),
         (["scheme.alpa=1,2"], {}, "unknown field of pre 'alpa': did you mean 'alpha'?"),
@@ -114,6 +116,7 @@ def test_a_preset_on_the_grid_does_not_lose_its_optimizer_unseen() -> None:
         (["seed=1,2"], {}, "--grid cannot hold seed: every cell has those that --seeds names"),
         (["optim.lr=1,2"], {}, "--grid cannot hold optim.lr: every cell has those that --lrs names"),
         (["model.width=64,128", "steps=10,20"], {"max_runs": 23}, "--grid makes 24 runs, more than --max-runs 23"),
+        ([], {"max_runs": 23}, "--max-runs is of a grid, and there is none"),
     ],
 )
 def test_what_is_refused(grid: list[str], more: dict[str, Any], said: str) -> None:
@@ -176,8 +179,8 @@ def test_what_a_grid_comes_to() -> None:
     [
         ({"lrs": [0.00123456, 0.001234561]}, "pre-lr0.00123456-seed0, with lr 0.00123456, not 0.001234561: name only"),
         (
-            {"schemes": ["mix(post, pre)"], "grid": ["scheme.b=peri,peri()"]},
-            "with cell ['scheme.b=peri'], not ['scheme.b=peri()']",
+            {"schemes": ["mix(post, pre)"], "grid": ["scheme.b=geonorm(alpha=2),geonorm(alpha=2.0)"]},
+            "with cell ['scheme.b=geonorm(alpha=2)'], not ['scheme.b=geonorm(alpha=2.0)']",
         ),
     ],
 )
@@ -190,21 +193,30 @@ def test_two_runs_of_one_folder_are_refused(tmp_path: Path, more: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("axis", "first", "other"), [("optim.clip", "1", "1.0"), ("scheme.alpha", "0.5", ".5"), ("steps", "20", "020")]
+    ("axis", "values", "other"),
+    [
+        ("optim.clip", ("1", "2"), "1.0"),
+        ("scheme.alpha", ("0.5", "2"), ".5"),
+        ("scheme.b", ("peri", "sandwich"), "peri()"),
+        ("steps", ("20", "2"), "020"),
+    ],
 )
-def test_a_value_of_an_earlier_command_is_known_by_its_runs(tmp_path: Path, axis: str, first: str, other: str) -> None:
+def test_a_value_of_an_earlier_command_is_known_by_its_runs(
+    tmp_path: Path, axis: str, values: tuple[str, str], other: str
+) -> None:
     """The settings of the folder are those of the last command, which named other values."""
-    for value in (first, "2"):
-        asked = config(f"{axis}={value}", out=str(tmp_path))
+    schemes = ["mix(post, pre)"] if axis == "scheme.b" else ["pre", "geonorm"]
+    for value in values:
+        asked = config(f"{axis}={value}", out=str(tmp_path), schemes=schemes)
         lab.check_directory(tmp_path, asked)
         (cell,) = make_cells(asked)
         run = lab.run_config(cell, cell.schemes[0], 5e-3, 0)
         Path(run.out).mkdir(parents=True)
         for folder, settings in ((tmp_path, asked), (Path(run.out), run)):
             (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(settings)))
-    lab.check_directory(tmp_path, config(f"{axis}={first},2,3", out=str(tmp_path)))
-    with pytest.raises(CheckpointError, match=rf"with {axis}={first} on its grid, not {other}; choose another"):
-        lab.check_directory(tmp_path, config(f"{axis}={other}", out=str(tmp_path)))
+    lab.check_directory(tmp_path, config(f"{axis}={','.join(values)}", out=str(tmp_path), schemes=schemes))
+    with pytest.raises(CheckpointError, match=rf"with {axis}={values[0]} on its grid, not {re.escape(other)}; choose"):
+        lab.check_directory(tmp_path, config(f"{axis}={other}", out=str(tmp_path), schemes=schemes))
 
 
 def test_presets_with_other_tokens_write_nothing(call: Any, tiny: list[str], tmp_path: Path) -> None:

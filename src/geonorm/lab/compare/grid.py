@@ -95,10 +95,10 @@ def read_values(name: str, text: str) -> list[str]:
 
 
 def read_value(name: str, text: str) -> Any:
-    """What a value stands for; of a field of schemes its number, else its text."""
+    """What a value stands for; of a field of schemes its number, else its text, `post()` being `post`."""
     if name.startswith(OWN):
         number = read_number(text)
-        return text if number is None else number
+        return text.removesuffix("()") if number is None else number
     return convert_value(flag(name), text, options(Recipe)[name].hint, typed=True)
 
 
