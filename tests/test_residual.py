@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from geonorm import Residual, Site, names, parse
 from geonorm.errors import ConfigError
@@ -340,3 +343,15 @@ def test_a_joined_residual_hands_on_what_its_branch_returns_besides() -> None:
     x = torch.randn(2, DIM)
     middle, (y, carry), rest = first(x, then=second)
     assert torch.equal(middle, first(x)[0]) and torch.equal(y, middle) and carry is None and rest == "weights"
+
+
+def test_the_branch_reads_the_dtype_of_the_modules_that_it_has_now() -> None:
+    """A matrix that was replaced or pruned left its dtype behind, and stayed in memory."""
+    residual, x = Residual(nn.Sequential(nn.Linear(8, 8)), "pre", Site(0, "mlp", 2), 8), torch.randn(2, 8)
+    before = weakref.ref(residual.branch[0])  # type: ignore[index]
+    residual.branch[0] = nn.Linear(8, 8)  # type: ignore[index,operator]
+    gc.collect()
+    assert before() is None
+    assert residual.to(torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16
+    prune.random_unstructured(residual.float().branch[0], "weight", 0.5)  # type: ignore[index]
+    assert residual.to(torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16

@@ -70,7 +70,7 @@ class Residual(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name == "branch":
-            self.narrow = first_parameter(value)
+            self.narrow = find_first(value)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """A state dict brings weights, and never moves them to another block: copied from block to block, or into a
@@ -144,19 +144,29 @@ class Residual(nn.Module):
             return torch.get_autocast_dtype(y.device.type)
         if self.narrow is None:
             return y.dtype
-        owner, name = self.narrow
-        dtype: torch.dtype = getattr(owner, name).dtype
-        return dtype
+        first = follow(self.branch, self.narrow)
+        if first is None:  # a module inside was replaced, or its weight parametrised, since the branch was given
+            self.narrow = find_first(self.branch)
+            return self.compute_dtype(y)
+        return first.dtype
 
     def extra_repr(self) -> str:
         return f"{self.scheme}, layer={self.index}, kind={self.kind}, depth={self.depth}"
 
 
-def first_parameter(branch: nn.Module) -> tuple[nn.Module, str] | None:
-    """The first floating parameter of a module, as its owner and name: found once, because the search costs as much as
-    a small layer, and kept by name, because loading and sharding put other tensors in its place."""
-    for owner in branch.modules():
-        for name, parameter in owner.named_parameters(recurse=False):
-            if parameter.is_floating_point():
-                return owner, name
+def find_first(branch: nn.Module) -> tuple[str, ...] | None:
+    """The path of the first floating parameter of a module: found once, because the search costs as much as a small
+    layer, and kept as names, because loading, sharding and people put other tensors and modules in its place."""
+    for name, parameter in branch.named_parameters():
+        if parameter.is_floating_point():
+            return tuple(name.split("."))
     return None
+
+
+def follow(branch: nn.Module, path: tuple[str, ...]) -> Tensor | None:
+    """The floating parameter at a path, or None if there is none."""
+    owner: nn.Module | None = branch
+    for part in path[:-1]:
+        owner = owner._modules.get(part) if owner is not None else None
+    first = None if owner is None else owner._parameters.get(path[-1])
+    return first if first is not None and first.is_floating_point() else None

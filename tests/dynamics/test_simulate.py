@@ -13,6 +13,7 @@ from geonorm.dynamics import simulate as simulation
 from geonorm.dynamics.config import SimulateConfig
 from geonorm.errors import ConfigError
 from geonorm.report.simulation import caption, headline, load, text_lines
+from geonorm.schemes import parse
 
 # scheme: (kind, exponent, time that shows it), worked out by hand in docs/theory.md
 LAWS: dict[str, tuple[str, float, float]] = {
@@ -96,6 +97,7 @@ def test_predictions_are_of_this_system_or_none() -> None:
         ({"weights": "kaiming"}, "these weights are random"),
         ({"schemes": ["residual_dual"]}, ""),
         ({"schemes": ["geonorm(entry=embedding)"], "init": "gaussian", "heads": 2}, "radii differ"),
+        ({"schemes": ["geonorm(entry=embedding)"], "init": "gaussian", "heads": 2, "seeds": 1}, "radii differ"),
     ):
         found = small(**wrong)
         row = found.summary["schemes"][0]
@@ -238,7 +240,16 @@ def test_settings_are_checked_without_the_command_line() -> None:
     for growing in ("prores(geonorm)", "mix(pre, prores, share=0.5)"):  # particles have no steps of an optimizer
         with pytest.raises(ConfigError, match=r"does not move particles, its steps begin at 0.*the scheme inside"):
             geonorm.simulate(schemes=[growing], depth=4, time=2.0)
+    for method in ("layers", "adaptive"):  # layer 12 of 10 has a step of -0.2
+        with pytest.raises(ConfigError, match=r"decay=linear\) runs backwards after its last layer: depth 10, time"):
+            geonorm.simulate(schemes=["geonorm(decay=linear)"], depth=10, time=13.0, log_time=False, method=method)
     with pytest.raises(ConfigError, match="either a SimulateConfig or settings by name"):
         geonorm.simulate("pre")
     assert SimulateConfig(schemes="pre").schemes == ["pre"]  # type: ignore[arg-type]
     assert SimulateConfig(time=3, beta=None).time == 3
+
+
+def test_a_very_long_time_is_not_asked_about_layer_by_layer() -> None:
+    """1e12 layers took days before anything ran."""
+    config = SimulateConfig(schemes=["pre"], tokens=3, dim=4, seeds=1, time=1e12, mlp="gelu", weights="kaiming")
+    simulation.check_scheme(config, parse("pre"), simulation.beginning(config))

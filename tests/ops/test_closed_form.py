@@ -93,6 +93,8 @@ def test_one_token_at_the_edges() -> None:
         assert closed_form.step_of_one(x, torch.full((64,), bad), AngleMap()).isnan().all()
         assert closed_form.step_of_one(torch.full((64,), bad), x, AngleMap()).isnan().all()
         assert closed_form.step_of_one(zero, torch.full((64,), bad), AngleMap()).isnan().all()
+    far = closed_form.step_of_one(torch.full((4,), 1e-3), torch.full((4,), 1e38), AngleMap())
+    assert far.isnan().all()  # a factor above the largest fp32 number, which PyTorch takes from no Python number
 
 
 @pytest.mark.parametrize("backend", ["closed", "reference"])

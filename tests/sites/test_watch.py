@@ -13,6 +13,11 @@ from torch import Tensor, nn
 
 import geonorm
 from geonorm import Residual, Site
+from geonorm.errors import ConfigError
+from geonorm.nn.config import DecoderConfig
+from geonorm.nn.decoder import Decoder
+from geonorm.probes.norms import norms_of
+from geonorm.sites.anatomy import Stack
 from geonorm.sites.watch import sites_of, watch
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
@@ -80,3 +85,17 @@ def test_what_a_site_leaves_is_what_the_next_one_reads_also_around_cross_attenti
     kinds = ("attn", "cross", "mlp")
     for (kind, _), (_, following) in pairwise(zip(kinds, reads, strict=True)):
         assert sites["decoder", Site(0, kind, 2, 3)].after is handed[following]
+
+
+def test_sites_by_hand_of_blocks_that_say_theirs_are_refused() -> None:
+    """They did nothing, so that a mistyped path could not be seen."""
+    model = Decoder(DecoderConfig(layers=2, width=16, heads=2, hidden=24, vocab_size=17, context=8))
+    by_hand = [Stack.by_hand("blocks", ["mlp:norm=no.such,branch=nothing.here"])]
+    with pytest.raises(ConfigError, match=r"blocks.0 says itself where its residual sites are: leave out --blocks"):
+        geonorm.probe(model, torch.zeros(1, 4, dtype=torch.long), stacks=by_hand)
+
+
+def test_a_model_without_norms_has_none() -> None:
+    """Modules that are the identity were norms of spread 1."""
+    model = Decoder(DecoderConfig(scheme="pre", norm="none", layers=2, width=16, heads=2, hidden=24, vocab_size=17))
+    assert not norms_of(model) and norms_of(nn.Sequential(nn.RMSNorm(8)))

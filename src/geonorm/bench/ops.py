@@ -26,7 +26,7 @@ def bench_ops(config: OpsBench, say: show.Say = print) -> dict[str, Any]:
     device, clock = prepare_bench(config)
     found, missing = candidates(device)
     chosen = choose_candidates(found, config.only)
-    about = backends()
+    about = backends(device.type)
     say(f"auto takes {about['auto']}: {about['reason']}")
     for name, why in missing.items():
         say(f"not here: {name} ({why})")

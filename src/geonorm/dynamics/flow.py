@@ -201,6 +201,13 @@ class Flow:
             raise ConfigError(f"{rule} runs backwards after its last layer: depth {self.depth}, time {site.layer:g}")
         self.forwards[rule, site.kind] = site.layer
 
+    def check_last(self, x: Tensor, tau: float) -> None:
+        """ConfigError where whole layers up to that at tau go on behind the end of a schedule, and back."""
+        for index, (kind, _) in enumerate(self.sublayers):
+            rule, site = self.rule(tau, kind)
+            if rule.planar and tau >= self.depth:
+                self.check_forwards(rule, site, x, self.update(x, tau, index))
+
     def layer(self, x: Tensor, tau: float) -> Tensor:
         """The network: every sub-layer of the layer at tau, written with h = 1."""
         for kind, field in self.sublayers:

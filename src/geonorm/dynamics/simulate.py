@@ -22,7 +22,7 @@ from ..devices import pick_device
 from ..errors import ConfigError
 from ..parsing import finite_or_none
 from ..results import Result, Rows
-from ..schemes import Scheme, Site, parse
+from ..schemes import Scheme, parse, schemes_in
 from ..settings import from_dict
 from . import theory
 from .config import SimulateConfig
@@ -146,14 +146,15 @@ def check_scheme(config: SimulateConfig, scheme: Scheme, start: Tensor) -> None:
     """ConfigError for a scheme that particles cannot follow, or not to the end: a few of them are moved there once."""
     if config.weights != "network":
         check_values(scheme, config.layers)
+    if why := next((kind.about.fresh for kind in schemes_in(scheme) if kind.about.fresh), None):
+        raise ConfigError(f"{scheme} does not move particles, {why}: simulate the scheme inside")
     flow = Flow(scheme, build_sublayers(config, scheme, 0), depth=config.layers)
-    for kind, _ in flow.sublayers:
-        for layer in range(config.layers):
-            if why := scheme.resolve(Site(layer, kind, config.layers)).about.fresh:
-                raise ConfigError(f"{scheme} does not move particles, {why}: simulate the scheme inside")
-    if config.method != "layers":
+    few = flow.start(start[:1, :2])
+    if config.method == "layers":
+        flow.check_last(few, config.time - 1)
+    else:
         flow.check_spheres(config.time)
-        flow.velocity(flow.start(start[:1, :2]), config.time)
+        flow.velocity(few, config.time)
 
 
 def beginning(config: SimulateConfig) -> Tensor:
@@ -266,16 +267,19 @@ def foretell(config: SimulateConfig, scheme: Scheme, start: Tensor) -> tuple[the
         return None, "the laws are of attention alone where no weights are drawn"
     flow = Flow(scheme, build_sublayers(config, scheme, 0), depth=config.layers)
     radii = {tuple(each) for each in flow.radius(flow.start(start)).double().tolist()}
+    if config.heads > 1:  # where particles keep radii of their own: nothing is foreseen then, also of one seed
+        radii |= {(sum(each) / len(each),) for each in radii}
     kinds = (config.layers, config.causal)
     found = [
         theory.terminal(scheme, *kinds, each, beta=inverse_temperature(config), layers=config.method == "layers")
         for each in radii
     ]
-    if len({law.kind for law in found}) > 1:
-        return None, "its law is another one for every seed"
     rates = [law.exponent for law in found if law.exponent is not None]
-    if rates and config.heads > 1 and max(rates) - min(rates) > 1e-9 * max(rates):
+    several = len({law.kind for law in found}) > 1
+    if config.heads > 1 and (several or (rates and max(rates) - min(rates) > 1e-9 * max(rates))):
         return None, "radii differ, and heads see directions apart"
+    if several:
+        return None, "its law is another one for every seed"
     return theory.Terminal(found[0].kind, sum(rates) / len(rates) if rates else None), found[0].why or None
 
 

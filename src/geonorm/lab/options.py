@@ -31,7 +31,7 @@ class Optim(Settings):
     """Weight decay of a step is weight_decay times the schedule (arXiv:2309.14322: some 1e-4), not times the learning
     rate; 0.1 or more is refused."""
     momentum: Memory = 0.9
-    """SGD's."""
+    """SGD's; muon has its own, 0.95."""
     betas: tuple[Memory, Memory] = (0.9, 0.95)
     """AdamW's averages."""
     eps: NotNegative = 1e-8

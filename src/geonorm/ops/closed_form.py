@@ -40,7 +40,10 @@ def step_of_one(x: Tensor, u: Tensor, angles: AngleMap) -> Tensor:
     xx = float(torch.dot(wide, wide))
     if xx < torch.finfo(wide.dtype).tiny:
         return torch.add(wide, update, alpha=0.0).view_as(x).to(x.dtype)  # x, and NaN where u is not finite
-    t = torch.add(update, wide, alpha=-float(torch.dot(wide, update)) / xx)
+    radial = float(torch.dot(wide, update)) / xx
+    if not abs(radial) <= torch.finfo(wide.dtype).max:  # PyTorch refuses such a factor
+        return torch.full_like(x, nan)
+    t = torch.add(update, wide, alpha=-radial)
     leak = float(torch.dot(wide, t))
     n2 = max(float(torch.dot(t, t)) - leak * leak / xx, 0.0)
     if not isfinite(n2 + xx):

@@ -11,6 +11,7 @@ from .simulation import SavedSimulation, caption
 from .style import Look, figures
 from .vega import Axis, Chart
 
+MEASURED = "Simulation, mean over seeds."
 SPARSE = 9
 """Markers along a measured curve; theory is the line."""
 FLOORS = {"float64": 1e-20, "float32": 1e-12}
@@ -50,7 +51,8 @@ def _in_depth(
         measured[scheme] = lines[scheme] = [(t + 1, v) for t, v in zip(times, values, strict=True)]
         if path := trace.theory.get(scheme):
             predicted = zip(path["times"], theory(path), strict=True)
-            lines[scheme] = [(t + 1, v) for t, v in predicted if t is not None and v is not None]
+            if known := [(t + 1, v) for t, v in predicted if t is not None and v is not None]:
+                lines[scheme] = known
     points = [point for found in (*measured.values(), *lines.values()) for point in found]
     if not points:
         return []
@@ -58,7 +60,8 @@ def _in_depth(
     y = Axis.around(values, log=log and spans_decades(values, 1.0), margin=0.06, title=unit)
     log_time, times = bool(trace.summary["log_time"]), [t for t, _ in points]
     x = Axis(min(times), max(times), log=log_time, title="depth-time t" + ", logarithmic" * log_time)
-    chart = Chart(title, x, y, trace.looks, _key(trace))
+    without = [scheme for scheme in measured if lines[scheme] is measured[scheme]]
+    chart = Chart(title, x, y, trace.looks, _key(without, len(measured)))
     for scheme, found in measured.items():
         chart.line(scheme, lines[scheme])
         _mark(chart, scheme, found)
@@ -70,11 +73,12 @@ def _mark(chart: Chart, scheme: str, points: Points) -> None:
         chart.mark(scheme, t, value, f"{scheme} · t = {t:.3g}: {figures(value)}")
 
 
-def _key(trace: SavedSimulation) -> str:
-    if not trace.theory:
-        return "Simulation, mean over seeds."
-    without = ", ".join(name for name in trace.names if name not in trace.theory)
-    return f"Markers: simulation, lines: theory{f'; of {without} the lines are the simulation' if without else ''}."
+def _key(without: Sequence[str], schemes: int) -> str:
+    """What is what, where so many schemes are drawn, and those `without` theory."""
+    if len(without) == schemes:
+        return MEASURED
+    rest = f"; of {', '.join(without)} the lines are the simulation" if without else ""
+    return f"Markers: simulation, lines: theory{rest}."
 
 
 def collapse(trace: SavedSimulation) -> list[Chart]:
@@ -89,7 +93,7 @@ def collapse(trace: SavedSimulation) -> list[Chart]:
     y = Axis(min(points[-1][1] for points in curves.values()) / 3, 3, log=True, title="1 - mean cosine, logarithmic")
     times = [t for points in curves.values() for t, _ in points]
     guides = {scheme: _guide(trace.row(scheme), points) for scheme, points in curves.items()}
-    note = f"Dotted: predicted law × {SHIFT}." if any(guides.values()) else _key(trace)
+    note = f"Dotted: predicted law × {SHIFT}." if any(guides.values()) else MEASURED
     charts = []
     wide = Axis(min(times), max(times), log=True, title="depth-time t, logarithmic")
     short = Axis(0, 2.5 * min(ends), title="depth-time t")

@@ -140,7 +140,8 @@ def make_part(name: str, part: Any, norm: NormSpec) -> nn.Module | nn.Parameter:
 
 def advance(model: nn.Module, steps: int = 1) -> None:
     """One optimizer step more (or `steps`), for schemes that change over training (`prores`): to be called after each.
-    What it counts is saved with the model."""
+    What it counts is saved with the model. It is a whole number: a moving average of weights copies it, as
+    `AveragedModel` does unless it averages buffers, too."""
     for module in model.modules():
         if isinstance(module, Progress):
             module.done += steps

@@ -90,7 +90,7 @@ def own_stacks(model: Any) -> list[Stack]:
 
 def sites_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[ModelSite]:
     """Every residual site of a model, from input to output: a `Residual` says itself where it stands. ConfigError where
-    a stack has no blocks, or a block not the modules that its stack names."""
+    a stack has no blocks, or a block not the modules that its stack names, and for `stacks` of blocks that say it."""
     found = []
     for stack, base in stacks_of(model, stacks):
         blocks = blocks_of(model, stack, base)
@@ -99,8 +99,10 @@ def sites_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[ModelSit
             for residual in residuals:
                 at = residual.place()
                 found.append(ModelSite(stack.name, str(residual.scheme), at, residual, residual, ((residual.branch,),)))
+            where = join_path(base, stack.blocks, str(layer))
+            if residuals and stacks is not None and stack.sublayers:
+                raise ConfigError(f"{where} says itself where its residual sites are: leave out --blocks (stacks)")
             for sublayer in () if residuals else stack.sublayers:
-                where = join_path(base, stack.blocks, str(layer))
                 readers = [module_at(block, branch.reader, where) for branch in sublayer.branches]
                 chains = tuple(
                     tuple(module_at(block, p, where) for p in branch.modules) for branch in sublayer.branches
