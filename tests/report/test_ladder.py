@@ -124,3 +124,13 @@ def test_damage_is_one_line(saved: Path, tmp_path: Path, text: str) -> None:
     (folder / "results.json").write_text(text)
     with pytest.raises(GeonormError, match=r"is damaged: .*; the same geonorm ladder writes it anew"):
         report.build([folder], tmp_path / "page.html")
+
+
+def test_a_scheme_of_another_size_than_the_baseline_is_a_limit(saved: Path) -> None:
+    """Compute and tokens per parameter are the baseline's: twice the matrices cost nothing there."""
+    found = ladder.load(saved)
+    said = "has up to 100 % more parameters than the baseline, by whose compute it is judged."
+    assert not any(said in limit for limit in ladder.caveats(found))
+    for row in found.results["points"]:
+        row["own_parameters"] = row["parameters"] * (2 if row["scheme"] == "geonorm" else 1)
+    assert f"geonorm {said}" in ladder.caveats(found)

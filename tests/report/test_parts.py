@@ -279,6 +279,17 @@ def test_rates_tuned_on_shorter_runs_are_a_limit(make_run: MakeRun, tmp_path: Pa
     assert any("tuned on 410k of 819k tokens" in limit for limit in said)
 
 
+def test_rates_tuned_on_longer_runs_are_a_limit_and_no_minimum(make_run: MakeRun, tmp_path: Path) -> None:
+    """The minimum fitted through tuning runs of twice the length stood beside the loss of the final ones."""
+    for seed in range(5):
+        make_run("pre", seed, phase="final")
+    for lr in (1e-3, 3e-3, 1e-2):
+        make_run("pre", 9, lr=lr, phase="tune", tokens=1_638_400)
+    found = load([tmp_path])
+    assert any("tuned on 1.64M tokens, more than the 819k that are compared" in limit for limit in limits(found))
+    assert found.rows[0]["fit"] is None
+
+
 def test_a_scheme_that_scatters_far_more_than_the_others_is_a_limit(make_run: MakeRun, tmp_path: Path) -> None:
     noise = (-0.01, -0.005, 0.0, 0.005, 0.01)
     for scheme, width in (("pre", 1), ("peri", 1), ("post", 5)):

@@ -88,6 +88,11 @@ def _rates(comparison: SavedComparison) -> Iterator[str]:
             f"Learning rates were tuned on {si(tuned)} of {si(longest)} tokens: the best rate falls with length, "
             "so these may be too high, for some schemes more than for others."
         )
+    if tuned > longest > 0:
+        yield (
+            f"Learning rates were tuned on {si(tuned)} tokens, more than the {si(longest)} that are compared: the best "
+            "rate falls with length, so these may be too low."
+        )
 
 
 def _length(comparison: SavedComparison) -> Iterator[str]:

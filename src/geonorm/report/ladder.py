@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from .checks import PARAMETER_TOLERANCE
 from .columns import align, wrap_all
 from .page import Cells
 from .source import SavedTables
@@ -23,8 +25,8 @@ NOTE = (
 )
 LIMITED = "What limits this ladder"
 COMPUTE = (
-    "Compute: 6 x parameters x tokens in FLOP, tables that are only looked up left out, and attention's scores "
-    "too. Tokens per parameter: of all, and of all but those tables."
+    "Compute: 6 x parameters of the baseline x tokens in FLOP, tables that are only looked up left out, and "
+    "attention's scores too. Tokens per parameter: of all, and of all but those tables."
 )
 
 
@@ -135,6 +137,7 @@ def caveats(found: SavedLadder) -> list[str]:
             said.append(f"{where}: {count(row['failed'], 'run')} did not finish.")
         if row["lr_interior"] is False:
             said.append(f"{where}: its best rate, {rate(row['lr'])}, is an edge of those tried.")
+    said += differing(points)
     if all(row["lr_interior"] is None for row in points):
         said.append("One learning rate at each size, by the rule: a scheme that wants another one pays for that.")
     shares = [row["tokens"] / row["parameters"] for row in found.sizes.values()]
@@ -143,6 +146,21 @@ def caveats(found: SavedLadder) -> list[str]:
     if len(found.sizes) > 1:
         said.append("Depth, width, tokens, batch and rate grow together: sizes differ in all of them.")
     return said
+
+
+def differing(points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Schemes whose models are not of the baseline's size: compute and tokens per parameter go by that."""
+    gaps: dict[str, float] = {}
+    for row in points:
+        if row.get("own_parameters") and row["parameters"]:  # not in folders of older versions
+            gap = row["own_parameters"] / row["parameters"] - 1
+            gaps[row["scheme"]] = max(gaps.get(row["scheme"], 0.0), gap, key=abs)
+    return [
+        f"{scheme} has up to {100 * abs(gap):.3g} % {'more' if gap > 0 else 'fewer'} parameters than the baseline, by "
+        "whose compute it is judged."
+        for scheme, gap in gaps.items()
+        if abs(gap) > PARAMETER_TOLERANCE
+    ]
 
 
 def tables(found: SavedLadder) -> dict[str, tuple[Sequence[str], Cells]]:

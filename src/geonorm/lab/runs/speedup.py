@@ -171,7 +171,8 @@ def judge_ladder(runs: Sequence[Summary], baseline: str) -> dict[str, Any]:
 
 def read_points(runs: Sequence[Summary], baseline: str) -> tuple[list[Row], dict[Any, dict[Any, Summary]]]:
     """A row of a comparison (statistics.aggregate) per size, budget and scheme, each at its best rate, and its runs by
-    seed. Sizes and compute are those of the baseline, as a run of it that ended counted them, if any did."""
+    seed. Sizes and compute are those of the baseline, as a run of it that ended counted them, if any did;
+    `own_parameters` are the scheme's."""
     cells: dict[tuple[str, int], list[Summary]] = {}
     parameters: dict[str, int] = {}
     for run in sorted(runs, key=lambda run: (run["scheme"] != baseline, run["val_loss"] is None)):
@@ -185,7 +186,7 @@ def read_points(runs: Sequence[Summary], baseline: str) -> tuple[list[Row], dict
         for row in aggregate(group, baseline, absent=True):
             own = [run for run in group if run["scheme"] == row["scheme"]]
             counted[size, tokens, row["scheme"]] = {run["seed"]: run for run in choose(own).runs}
-            points.append({**row, **about})
+            points.append({**row, **about, "own_parameters": row["parameters"]})
     return points, counted
 
 

@@ -285,11 +285,12 @@ def _fit(rows: list[Row], groups: Mapping[str, Sequence[Summary]], reference: st
 
 
 def _parabola(group: Sequence[Summary]) -> Parabola | None:
-    """Through the runs of the longest length, at the rates at which none diverged, tuning runs of that length too; a
+    """Through the final runs of the longest length, and tuning runs of that length, at rates at which none diverged; a
     seed that was run twice at a rate counts once, with its mean."""
     lost = {run.get("lr") for run in group if ending(run) == "diverged"}
     runs = [run for run in group if usable(run) and run.get("lr") and run["lr"] not in lost]
-    longest = max((run.get("tokens") or 0 for run in runs), default=0)
+    final = [run for run in runs if run.get("phase") != "tune"]
+    longest = max((run.get("tokens") or 0 for run in final or runs), default=0)
     runs = [run for run in runs if (run.get("tokens") or 0) == longest]
     losses: dict[Any, list[float]] = {}
     for run in runs:
