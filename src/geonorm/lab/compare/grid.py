@@ -9,10 +9,10 @@ the comparison with one value of each; its own settings say so (`grid`, one valu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, get_origin
 
 from ...errors import ConfigError, unknown
 from ...nn.config import DecoderConfig
@@ -28,6 +28,22 @@ OWN = "scheme."
 FIXED = ("data", "objective", "tokens.tokenizer", "tokens.cache", "model.vocab_size")
 """What all runs of a comparison have in common: the text, and what is learned of it."""
 
+SPEED = tuple(f"runtime.{name}" for name in ("device", "threads", "compile", "recompute", "tensorboard"))
+"""Settings under which a run ends with the same loss but for the order of sums."""
+NEEDS: dict[str, tuple[str, Callable[[CompareConfig], bool]]] = {
+    "optim.momentum": ("optim.name sgd (muon has its own)", lambda cell: cell.optim.name == "sgd"),
+    "optim.eps": ("optim.name adamw or muon", lambda cell: cell.optim.name != "sgd"),
+    "optim.cooldown": ("optim.schedule wsd", lambda cell: cell.optim.schedule == "wsd"),
+    "optim.floor": ("optim.schedule cosine or wsd", lambda cell: cell.optim.schedule != "constant"),
+    "optim.warmup": ("no optim.warmup_steps", lambda cell: cell.optim.warmup_steps is None),
+    "guard.sigmas": ("guard.spike", lambda cell: cell.guard.spike != "ignore"),
+    "guard.window": ("guard.spike", lambda cell: cell.guard.spike != "ignore"),
+    "guard.limit": (
+        "guard.nan or guard.spike to skip or rewind",
+        lambda cell: bool({cell.guard.nan, cell.guard.spike} & {"skip", "rewind"}),
+    ),
+}
+"""Settings that do nothing without another one: which, and whether a cell has it."""
 LENGTH = {"steps", "batch_size", "preset"}
 """Settings by which a run is long enough to be judged on the whole held-out text, or is not."""
 BY_ITSELF = {"lr": "--lrs", "lrs": "--lrs", "seed": "--seeds", "seeds": "--seeds", "scheme": "--schemes"}
@@ -42,6 +58,9 @@ def make_cells(config: CompareConfig) -> list[CompareConfig]:
         raise ConfigError("--grid names a setting twice; its values stand together, with commas between")
     values = {name: read_values(name, text) for name, text in axes.items()}
     cells = [make_cell(config, dict(zip(values, chosen, strict=True))) for chosen in product(*values.values())]
+    for name, (what, there) in ((name, NEEDS[name]) for name in values if name in NEEDS):
+        if not all(map(there, cells)):
+            raise ConfigError(f"--grid over {name} compares a run with itself: it needs {what}")
     runs = count_runs(config, cells)
     if config.grid and runs > config.max_runs:
         raise ConfigError(
@@ -84,8 +103,10 @@ def read_values(name: str, text: str) -> list[str]:
         raise ConfigError(f"--grid cannot change {name}: runs of a comparison learn one text, in the same tokens")
     if name.startswith("evaluation."):
         raise ConfigError(f"--grid cannot change {name}: cells are compared on one held-out text, measured alike")
-    if name in VOLATILE or name.startswith(("log.", "checkpoint.")):
+    if name in (*VOLATILE, *SPEED) or name.startswith(("log.", "checkpoint.")):
         raise ConfigError(f"--grid over {name} compares a run with itself: it changes no number")
+    if name in known and get_origin(known[name].hint) in (list, tuple):
+        raise ConfigError(f"--grid cannot hold {name}, whose values are lists: make a comparison for each")
     found = list_values(text)
     if not all(found) or not found:
         raise ConfigError(f"--grid {name} needs values with commas between: {name}=1,2")
