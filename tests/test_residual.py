@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.utils import prune
 
 from geonorm import Residual, Site, names, parse
@@ -353,5 +354,8 @@ def test_the_branch_reads_the_dtype_of_the_modules_that_it_has_now() -> None:
     gc.collect()
     assert before() is None
     assert residual.to(torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16
+    residual = Residual(checkpoint_wrapper(nn.Linear(8, 8)), "pre", Site(0, "mlp", 2), 8)  # hides itself in names
+    assert residual.to(torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16
+    residual = Residual(nn.Sequential(nn.Linear(8, 8)), "pre", Site(0, "mlp", 2), 8)
     prune.random_unstructured(residual.float().branch[0], "weight", 0.5)  # type: ignore[index]
     assert residual.to(torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16

@@ -157,9 +157,10 @@ class Residual(nn.Module):
 def find_first(branch: nn.Module) -> tuple[str, ...] | None:
     """The path of the first floating parameter of a module: found once, because the search costs as much as a small
     layer, and kept as names, because loading, sharding and people put other tensors and modules in its place."""
-    for name, parameter in branch.named_parameters():
-        if parameter.is_floating_point():
-            return tuple(name.split("."))
+    for path, owner in branch.named_modules():  # named_parameters of wrappers leave themselves out of the path
+        for name, parameter in owner._parameters.items():
+            if parameter is not None and parameter.is_floating_point():
+                return (*path.split("."), name) if path else (name,)
     return None
 
 

@@ -162,7 +162,7 @@ def test_runs_that_are_not_one_comparison_are_named(make_run: MakeRun, tmp_path:
         make_run("geonorm", seed, tokens=10_000, matmul_parameters=900_000)
     page = read(build(tmp_path, tmp_path / "report.html"))
     assert "The budgets differ, from 10k to 819k tokens" in page.text
-    assert "The numbers of matmul parameters differ by 14 %" in page.text
+    assert "The numbers of matmul parameters differ by 14.4 %" in page.text
 
 
 def test_there_must_be_a_run(make_run: MakeRun, tmp_path: Path) -> None:

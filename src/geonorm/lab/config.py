@@ -274,8 +274,6 @@ class CompareConfig(Grid, Recipe):
             self.optim.check_steps(self.steps_of_tuning)
         elif self.tune_steps is not None:
             raise ConfigError("--tune-steps is of tuning runs, and one learning rate makes none: give more in --lrs")
-        if self.max_runs != CompareConfig.max_runs and not self.grid:
-            raise ConfigError("--max-runs is of a grid, and there is none: give --grid, or leave it out")
 
     @property
     def steps_of_tuning(self) -> int:

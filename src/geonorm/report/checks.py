@@ -155,7 +155,7 @@ def _parameters(comparison: SavedComparison) -> Iterator[str]:
         sizes = [run[key] for run in counted if run.get(key)]
         if sizes and max(sizes) > min(sizes) * (1 + PARAMETER_TOLERANCE):
             gap, words = 100 * (max(sizes) / min(sizes) - 1), key.replace("_", " ")
-            yield f"The numbers of {words} differ by {gap:.2g} % ({si(min(sizes))} to {si(max(sizes))})."
+            yield f"The numbers of {words} differ by {gap:.3g} % ({si(min(sizes))} to {si(max(sizes))})."
 
 
 def _data(comparison: SavedComparison) -> Iterator[str]:

@@ -53,6 +53,8 @@ BY_ITSELF = {"lr": "--lrs", "lrs": "--lrs", "seed": "--seeds", "seeds": "--seeds
 def make_cells(config: CompareConfig) -> list[CompareConfig]:
     """The comparisons that a grid is made of, schemes as they write themselves; without a grid the comparison alone.
     ConfigError, in one line, for what is no setting, has no such field, or makes more runs than --max-runs."""
+    if config.max_runs != CompareConfig.max_runs and not config.grid:
+        raise ConfigError("--max-runs is of a grid, and there is none: give --grid, or leave it out")
     axes = split_axes(config.grid)
     if len(axes) < len(config.grid):
         raise ConfigError("--grid names a setting twice; its values stand together, with commas between")
