@@ -104,6 +104,20 @@ def test_a_wrong_candidate_ends_the_command_before_anything_is_written(monkeypat
     assert not (out / "summary.json").exists()
 
 
+def test_what_auto_takes_is_told_of_the_device_that_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked of none, it is told of the GPU of a machine that has one."""
+    asked: list[str] = []
+
+    def stop(device: str = "") -> Any:
+        asked.append(device)
+        raise InterruptedError
+
+    monkeypatch.setattr(ops, "backends", stop)
+    with pytest.raises(InterruptedError):
+        bench_ops(OpsBench(device="cpu"), lambda line: None)
+    assert asked == ["cpu"]
+
+
 def test_row_error() -> None:
     truth = torch.tensor([[3.0, 4.0], [0.0, 1.0]]).double()
     assert row_error(truth + torch.tensor([[0.0, 0.5], [0.0, 0.0]]), truth) == pytest.approx(0.1)
