@@ -108,3 +108,20 @@ def test_runs_that_were_not_trained_alike_are_a_limit(make_run: MakeRun, tmp_pat
         file.write_text(json.dumps({"optim": {"weight_decay": float(other)}}))
     said = [limit for limit in limits(load([tmp_path])) if "differ in" in limit]
     assert said == ["The schemes were not trained alike: they differ in optim.weight_decay (0 and 1)."]
+
+
+def test_a_page_of_some_schemes_has_the_limits_of_their_baseline(make_run: MakeRun, tmp_path: Path) -> None:
+    """They stand or fall with it, shown or not; whether one scatters is a question to all."""
+    noise = (-0.01, -0.005, 0.0, 0.005, 0.01)
+    for lr, loss in ((3e-3, 3.0), (1e-3, 3.2)):
+        make_run("pre", 0, lr=lr, val_loss=loss, parameters=2_000_000)
+    for scheme, width in (("peri", 1), ("post", 5), ("geonorm", 1)):
+        for seed, off in enumerate(noise):
+            make_run(scheme, seed, val_loss=3 + width * off)
+    whole = load([tmp_path])
+    said = limits(whole.only(["post"]))
+    for begin in ("1 seed: a claim", "pre: the best learning rate, 3e-3, is an edge", "The numbers of parameters",
+                  "post: only 1 of 5 seeds", "post: its seeds scatter 5 times"):  # fmt: skip
+        assert any(text.startswith(begin) for text in said), begin
+    assert not any("geonorm" in text or "peri" in text for text in said)
+    assert limits(whole.only([])) == limits(whole)

@@ -75,3 +75,19 @@ def test_an_interrupted_extension_is_said(folder: Path) -> None:
     assert (
         grid.caveats(grid.load(folder))[0] == "Not counted: 1 run that began or ended after results.json was written."
     )
+
+
+def test_limits_of_a_grid_are_those_of_its_baselines_and_runs(folder: Path) -> None:
+    """Shown or not: their rates, other numbers of parameters, losses that were null, steps that were skipped."""
+    found = grid.load(folder).only(["geonorm"])
+    assert not any("parameters than" in text or text.startswith("1 run with") for text in grid.caveats(found))
+    for row in found.results["schemes"]:
+        row["parameters"] = 1020 if row["scheme"] == "geonorm" else 1000
+        row["lr_interior"] = row["scheme"] == "geonorm"
+    found.results["runs"][0]["null_losses"] = 1
+    found.results["runs"][-1]["events"] = [{"step": 3, "action": "skip"}]
+    said = grid.caveats(found)
+    assert "geonorm has up to 2 % more parameters than the baseline of its cell." in said
+    assert "In 2 of 4 rows the best learning rate is an edge of those tried." in said
+    assert any(text.startswith("1 run with a training loss that was not finite") for text in said)
+    assert any(text.startswith("1 run with steps skipped") for text in said)

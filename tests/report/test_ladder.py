@@ -134,3 +134,35 @@ def test_a_scheme_of_another_size_than_the_baseline_is_a_limit(saved: Path) -> N
     for row in found.results["points"]:
         row["own_parameters"] = row["parameters"] * (2 if row["scheme"] == "geonorm" else 1)
     assert f"geonorm {said}" in ladder.caveats(found)
+
+
+def test_limits_of_a_ladder_are_those_of_runs_too(tmp_path: Path) -> None:
+    """Seeds that scatter, losses that were null, steps that were skipped; of the schemes that are shown alone."""
+    folder = write(tmp_path / "mine", {"d4w64": 330_000}, [10, 20, 40], seeds=5)
+    results = json.loads((folder / "results.json").read_text())
+    for run in results["runs"]:
+        if run["scheme"] == "geonorm":
+            run["val_loss"] += 0.02 * (-1) ** run["seed"]
+    results |= judge_ladder(results["runs"], "pre")
+    results["runs"][0]["null_losses"] = 2
+    results["runs"][-1]["events"] = [{"step": 3, "action": "skip"}]
+    found = ladder.SavedLadder(folder, results, list(SPEED))
+    said = ladder.caveats(found)
+    assert any(text.startswith("geonorm at 330k: its speed-ups scatter ") for text in said)
+    assert "1 run with a training loss that was not finite at some step: d4w64-3300000-pre-0." in said
+    skipped = (
+        "1 run with steps skipped or rewound, so that other data were seen than by the pair: d4w64-13200000-far-4."
+    )
+    assert skipped in said and skipped not in ladder.caveats(found.only(["geonorm"]))
+    assert not any("scatter" in text for text in ladder.caveats(found.only(["far"])))
+
+
+def test_points_without_a_finished_run_are_not_seeds(tmp_path: Path) -> None:
+    folder = write(tmp_path / "mine", {"d4w64": 330_000}, [20], seeds=5)
+    results = json.loads((folder / "results.json").read_text())
+    for run in results["runs"]:
+        if run["scheme"] == "far":
+            run |= {"status": "diverged", "val_loss": None}
+    said = ladder.caveats(ladder.SavedLadder(folder, results | judge_ladder(results["runs"], "pre"), list(SPEED)))
+    assert any("far at 330k parameters" in text and "5 runs did not finish" in text for text in said)
+    assert not any("at the least" in text for text in said)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..lab.runs.run import VOLATILE, flatten
-from ..lab.runs.statistics import Row, ending, find_scattered, usable
+from ..lab.runs.statistics import Row, Summary, ending, find_scattered, usable
 from .page import plain_text
 from .runs import Run, SavedComparison
 from .style import rate, si
@@ -35,23 +35,25 @@ def limits(comparison: SavedComparison) -> list[str]:
 
 
 def _seeds(comparison: SavedComparison) -> Iterator[str]:
-    least = min((row["n"] for row in comparison.rows if row["n"]), default=SEEDS_FOR_A_CLAIM)
+    least = min((row["n"] for row in comparison.judged if row["n"]), default=SEEDS_FOR_A_CLAIM)
     if least < SEEDS_FOR_A_CLAIM:
         spread = " One seed shows no spread, hence no interval." if least == 1 else ""
         yield f"{count(least, 'seed').capitalize()}: a claim needs at least {SEEDS_FOR_A_CLAIM}.{spread}"
 
 
 def _spreads(comparison: SavedComparison) -> Iterator[str]:
-    for scheme, times, p in find_scattered(comparison.rows):
-        yield (
-            f"{scheme}: its seeds scatter {times:.2g} times as far as those of the others (p = {p:.2g}): moderated "
-            "intervals with it, whose spread is partly theirs, may be too narrow: read the paired ones."
-        )
+    judged = [row["scheme"] for row in comparison.judged]
+    for scheme, times, p in find_scattered([*comparison.rows, *comparison.hidden]):
+        if scheme in judged:
+            yield (
+                f"{scheme}: its seeds scatter {times:.2g} times as far as those of the others (p = {p:.2g}): moderated "
+                "intervals with it, whose spread is partly theirs, may be too narrow: read the paired ones."
+            )
 
 
 def _unfinished(comparison: SavedComparison) -> Iterator[str]:
     """Lost runs beside the counted ones flatter a mean; at another learning rate they only end the grid."""
-    for row in comparison.rows:
+    for row in comparison.judged:
         lost = [run for run in comparison.of(row["scheme"]) if row["n"] and not usable(run.summary)]
         beside = [run for run in lost if run.summary.get("lr") == row["lr"]]
         elsewhere = [run for run in lost if run not in beside]
@@ -71,18 +73,18 @@ def _ended(runs: Sequence[Run]) -> str:
 
 
 def _rates(comparison: SavedComparison) -> Iterator[str]:
-    for row in comparison.rows:
+    for row in comparison.judged:
         if row["lr"] is not None and row["lr_interior"] is False:
             yield (
                 f"{row['scheme']}: the best learning rate, {rate(row['lr'])}, is an edge of the grid "
                 "that was tried; a better one may lie outside."
             )
-    untuned = [row["scheme"] for row in comparison.rows if row["n"] and row["lr_interior"] is None]
+    untuned = [row["scheme"] for row in comparison.judged if row["n"] and row["lr_interior"] is None]
     if untuned:
         yield f"The learning rate was not tuned for {', '.join(untuned)}: only one was tried."
     tuned = max((run.summary.get("tokens") or 0 for run in comparison.runs if run.summary.get("phase") == "tune"),
                 default=0)  # fmt: skip
-    longest = max((row["tokens"] or 0 for row in comparison.rows if row["n"]), default=0)
+    longest = max((row["tokens"] or 0 for row in comparison.judged if row["n"]), default=0)
     if 0 < tuned < longest:
         yield (
             f"Learning rates were tuned on {si(tuned)} of {si(longest)} tokens: the best rate falls with length, "
@@ -96,7 +98,7 @@ def _rates(comparison: SavedComparison) -> Iterator[str]:
 
 
 def _length(comparison: SavedComparison) -> Iterator[str]:
-    yield from early(comparison.rows)
+    yield from early(comparison.judged)
 
 
 def early(rows: Sequence[Row]) -> Iterator[str]:
@@ -110,17 +112,17 @@ def early(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _pairs(comparison: SavedComparison) -> Iterator[str]:
-    for row in comparison.rows:
+    for row in comparison.judged:
         if row["scheme"] != comparison.baseline and row["pairs"] < row["n"]:
             seeds = count(row["n"], "seed")
             yield f"{row['scheme']}: only {row['pairs']} of {seeds} have a partner in {comparison.baseline}."
 
 
 def _budget(comparison: SavedComparison) -> Iterator[str]:
-    tokens = sorted({row["tokens"] for row in comparison.rows if row["n"] and row["tokens"]})
+    tokens = sorted({row["tokens"] for row in comparison.judged if row["n"] and row["tokens"]})
     if len(tokens) > 1:
         yield f"The budgets differ, from {si(tokens[0])} to {si(tokens[-1])} tokens: these are not one comparison."
-    for row in comparison.rows:
+    for row in comparison.judged:
         final = [run.summary for run in comparison.of(row["scheme"]) if run.summary.get("phase") != "tune"]
         shorter = [run for run in final if usable(run) and (run.get("tokens") or 0) < (row["tokens"] or 0)]
         if shorter:
@@ -129,7 +131,8 @@ def _budget(comparison: SavedComparison) -> Iterator[str]:
 
 def _settings(comparison: SavedComparison) -> Iterator[str]:
     """Counted runs that were not trained alike, within a scheme, where its mean mixes them, and between schemes."""
-    flat = {scheme: [flatten(run.config) for run in comparison.counted(scheme)] for scheme in comparison.names}
+    schemes = [row["scheme"] for row in comparison.judged]
+    flat = {scheme: [flatten(run.config) for run in comparison.counted(scheme)] for scheme in schemes}
     for scheme, configs in flat.items():
         if mixed := _differing(configs):
             yield f"{scheme}: its mean is over runs that differ in {mixed}: give those a report of their own."
@@ -150,7 +153,7 @@ def _differing(configs: Sequence[dict[str, Any]]) -> str:
 
 
 def _parameters(comparison: SavedComparison) -> Iterator[str]:
-    counted = [run.summary for scheme in comparison.names for run in comparison.counted(scheme)]
+    counted = [run.summary for row in comparison.judged for run in comparison.counted(row["scheme"])]
     for key in ("matmul_parameters", "parameters"):
         sizes = [run[key] for run in counted if run.get(key)]
         if sizes and max(sizes) > min(sizes) * (1 + PARAMETER_TOLERANCE):
@@ -177,6 +180,32 @@ def _losses(comparison: SavedComparison) -> Iterator[str]:
     for run in finished:
         if events := run.summary.get("events"):
             yield f"{run.label}: {count(len(events), 'step')} skipped or rewound, so it saw other data than its pair."
+
+
+def irregular(runs: Sequence[Summary]) -> Iterator[str]:
+    """The same of the runs of a grid or a ladder, as far as their summaries say it."""
+    finished = [run for run in runs if run.get("status") == "finished"]
+    for key, what in (
+        ("null_losses", "with a training loss that was not finite at some step"),
+        ("events", "with steps skipped or rewound, so that other data were seen than by the pair"),
+    ):
+        names = [str(run["run"]) for run in finished if run.get(key)]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        if names:
+            yield f"{count(len(names), 'run')} {what}: {', '.join(names[:NAMED])}{more}."
+
+
+def unlike(sizes: Iterable[tuple[str, int, int]], whom: str) -> Iterator[str]:
+    """Schemes whose models have other numbers of parameters than those they are compared with, by the largest gap.
+
+    sizes: of each model its scheme, its parameters and those of the other. whom: the other, in words.
+    """
+    gaps: dict[str, float] = {}
+    for scheme, own, other in sizes:
+        gaps[scheme] = max(gaps.get(scheme, 0.0), own / other - 1, key=abs)
+    for scheme, gap in gaps.items():
+        if abs(gap) > PARAMETER_TOLERANCE:
+            yield f"{scheme} has up to {100 * abs(gap):.3g} % {'more' if gap > 0 else 'fewer'} parameters than {whom}."
 
 
 def _damage(comparison: SavedComparison) -> Iterator[str]:

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 
 from ..lab.runs.statistics import ending
-from .checks import SEEDS_FOR_A_CLAIM, early
+from .checks import SEEDS_FOR_A_CLAIM, early, irregular, unlike
 from .columns import align, fit_width, wrap_all
 from .page import Cells, Part, Section, html_table, limits_box
 from .runs import repeat_elsewhere
@@ -35,6 +35,15 @@ class SavedGrid(SavedTables):
 
     @property
     def rows(self) -> list[Record]:
+        return [row for row in self.every if row["curve"] in self.shown]
+
+    @property
+    def judged(self) -> list[Record]:
+        """The rows that are shown, and the baselines of their cells."""
+        return [row for row in self.every if row["curve"] in self.shown or row["scheme"] == row["baseline"]]
+
+    @property
+    def every(self) -> list[Record]:
         """A row per cell and scheme: `at` its values by setting, `diverged` the runs that did at its learning rate, or
         at any where none finished."""
         runs = [run for run in self.results["runs"] if ending(run) == "diverged"]
@@ -42,7 +51,7 @@ class SavedGrid(SavedTables):
         return [
             {**row, "at": dict(text.split("=", 1) for text in row["cell"]),
              "diverged": lost[row["scheme"], *row["cell"], row["lr"]]}
-            for row in self.results["schemes"] if row["curve"] in self.shown
+            for row in self.results["schemes"]
         ]  # fmt: skip
 
     @property
@@ -105,7 +114,7 @@ def headline(found: SavedGrid, curve: str) -> str:
 
 def caveats(found: SavedGrid) -> list[str]:
     """What a reader must know before believing the table, as sentences."""
-    rows, said = found.rows, outdated(found)
+    rows, said = found.judged, outdated(found)
     counted = [row for row in rows if row["n"]]
     if (least := min((row["n"] for row in counted), default=SEEDS_FOR_A_CLAIM)) < SEEDS_FOR_A_CLAIM:
         said.append(f"{count(least, 'seed').capitalize()} at the least: a claim needs {SEEDS_FOR_A_CLAIM}.")
@@ -118,6 +127,12 @@ def caveats(found: SavedGrid) -> list[str]:
         said.append(f"In {edges} of {count(len(counted), 'row')} the best learning rate is an edge of those tried.")
     if any(row["lr_interior"] is None for row in counted):
         said.append("Not every cell has tried several learning rates: a setting that wants another one pays for that.")
+    bases = {tuple(row["cell"]): row["parameters"] for row in counted if row["scheme"] == row["baseline"]}
+    known = [(row, bases.get(tuple(row["cell"]))) for row in counted]
+    sizes = ((row["curve"], row["parameters"], base) for row, base in known if row["parameters"] and base)
+    said += unlike(sizes, "the baseline of its cell")
+    judged = {(row["scheme"], *row["cell"]) for row in rows}
+    said += irregular([run for run in found.results["runs"] if (run["scheme"], *run["cell"]) in judged])
     return [*said, *early(counted)]
 
 

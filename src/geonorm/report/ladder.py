@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from .checks import PARAMETER_TOLERANCE
+from .checks import SEEDS_FOR_A_CLAIM, TOKENS_PER_PARAMETER, irregular, unlike
 from .columns import align, wrap_all
 from .page import Cells
 from .source import SavedTables
@@ -128,39 +127,40 @@ def caption(found: SavedLadder) -> str:
 
 def caveats(found: SavedLadder) -> list[str]:
     """What a reader must know before believing the numbers."""
-    points, said = found.results["points"], outdated(found)
-    if (least := min(row["n"] for row in points)) < 5:
-        said.append(f"{count(least, 'seed').capitalize()} at the least: a claim needs 5.")
+    judged, said = {found.baseline, *found.shown}, outdated(found)
+    points = [row for row in found.results["points"] if row["scheme"] in judged]
+    if (least := min((row["n"] for row in points if row["n"]), default=SEEDS_FOR_A_CLAIM)) < SEEDS_FOR_A_CLAIM:
+        said.append(f"{count(least, 'seed').capitalize()} at the least: a claim needs {SEEDS_FOR_A_CLAIM}.")
     for row in points:
         where = f"{row['scheme']} at {si(row['parameters'])} parameters, {si(row['tokens'])} tokens"
         if row["failed"]:
             said.append(f"{where}: {count(row['failed'], 'run')} did not finish.")
         if row["lr_interior"] is False:
             said.append(f"{where}: its best rate, {rate(row['lr'])}, is an edge of those tried.")
-    said += differing(points)
+    said += unlike(
+        # folders of older versions have no numbers of each scheme's own
+        ((row["scheme"], row["own_parameters"], row["parameters"])
+         for row in points if row.get("own_parameters") and row["parameters"]),
+        "the baseline, by whose compute it is judged",
+    )  # fmt: skip
+    for table, name, samples in (("speedups", "speedup", "speed-ups"), ("trends", "slope", "slopes")):
+        for row in found.rows(table):
+            if times := row.get(f"{name}_scatter"):
+                said.append(
+                    f"{row['scheme']} at {size_of(found, row)}: its {samples} scatter {times:.2g} times as far over "
+                    "seeds as the others, of whose spread its interval is partly made: it may be too narrow."
+                )
+    said += irregular([run for run in found.results["runs"] if run["scheme"] in judged])
     if all(row["lr_interior"] is None for row in points):
         said.append("One learning rate at each size, by the rule: a scheme that wants another one pays for that.")
     shares = [row["tokens"] / row["parameters"] for row in found.sizes.values()]
-    if shares and min(shares) < 10:
-        said.append(f"{min(shares):.2g} tokens per parameter: below 10 this is a ladder of early training.")
+    if shares and min(shares) < TOKENS_PER_PARAMETER:
+        said.append(
+            f"{min(shares):.2g} tokens per parameter: below {TOKENS_PER_PARAMETER} this is a ladder of early training."
+        )
     if len(found.sizes) > 1:
         said.append("Depth, width, tokens, batch and rate grow together: sizes differ in all of them.")
     return said
-
-
-def differing(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Schemes whose models are not of the baseline's size: compute and tokens per parameter go by that."""
-    gaps: dict[str, float] = {}
-    for row in points:
-        if row.get("own_parameters") and row["parameters"]:  # not in folders of older versions
-            gap = row["own_parameters"] / row["parameters"] - 1
-            gaps[row["scheme"]] = max(gaps.get(row["scheme"], 0.0), gap, key=abs)
-    return [
-        f"{scheme} has up to {100 * abs(gap):.3g} % {'more' if gap > 0 else 'fewer'} parameters than the baseline, by "
-        "whose compute it is judged."
-        for scheme, gap in gaps.items()
-        if abs(gap) > PARAMETER_TOLERANCE
-    ]
 
 
 def tables(found: SavedLadder) -> dict[str, tuple[Sequence[str], Cells]]:

@@ -54,10 +54,17 @@ class SavedComparison(SavedStudy):
     rows: list[Row]
     source: str
     command: str | None = None
+    hidden: list[Row] = field(default_factory=list)
+    """Rows of schemes that are not shown."""
 
     @property
     def names(self) -> list[str]:
         return [row["scheme"] for row in self.rows]
+
+    @property
+    def judged(self) -> list[Row]:
+        """Rows that what is shown rests on: its own, and that of the baseline."""
+        return [row for row in self.hidden if row["scheme"] == self.baseline] + self.rows
 
     def only(self, names: Sequence[str], sort: str | None = None) -> SavedComparison:
         """Rows of these schemes alone, in this order, or by loss; what is said of each still is that of the whole
@@ -65,8 +72,10 @@ class SavedComparison(SavedStudy):
         rows = [self.row(name) for name in names if name in self.names] if names else self.rows
         if sort == "loss":
             rows = sorted(rows, key=lambda row: math.inf if row["val_loss_mean"] is None else row["val_loss_mean"])
-        kept = {self.baseline, *(row["scheme"] for row in rows)}
-        return replace(self, runs=[run for run in self.runs if run.scheme in kept], rows=rows)
+        shown = {row["scheme"] for row in rows}
+        runs = [run for run in self.runs if run.scheme in {self.baseline, *shown}]
+        hidden = [row for row in [*self.rows, *self.hidden] if row["scheme"] not in shown]
+        return replace(self, runs=runs, rows=rows, hidden=hidden)
 
     @property
     def baseline(self) -> str:

@@ -123,6 +123,15 @@ def test_rewound_before_the_first_save(train: Any, tmp_path: Path) -> None:
     assert summary(tmp_path / "run")["events"][0]["to"] == 0
 
 
+@pytest.mark.parametrize(("action", "lost"), [("skip", 1), ("rewind", 0)])
+def test_losses_that_were_not_finite_are_counted(train: Any, tmp_path: Path, action: str, lost: int) -> None:
+    """For reports that read summaries alone. A step that was rewound is made again."""
+    with pytest.MonkeyPatch.context() as patch:
+        spoil(patch, [2])
+        assert train(tmp_path / "run", "--steps", 4, "--guard.nan", action).status == 0
+    assert summary(tmp_path / "run")["null_losses"] == lost
+
+
 @pytest.mark.parametrize("action", ["skip", "rewind"])
 def test_too_often_is_the_end(train: Any, tmp_path: Path, action: str) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -20,8 +20,8 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import minimize_scalar
 
-from .significance import Estimate, contrast, fit_prior, holm, moderate
-from .statistics import Row, Summary, aggregate, choose, paired_interval
+from .significance import Estimate, contrast, find_wider, fit_prior, holm, moderate
+from .statistics import Row, Summary, aggregate, choose, paired_interval, significant
 
 POINTS = 4
 """Different budgets that a fit of E + A x^-a needs: one more than it has unknowns."""
@@ -268,13 +268,16 @@ def fit_line(pairs: Sequence[tuple[Course, Course]]) -> tuple[Estimate | None, i
 def judge(rows: Sequence[Row], samples: str, name: str, shown: Callable[[float], float]) -> None:
     """Adds to each row the mean over seeds of its `samples`, with a 95 % interval under variances that those of all
     rows along the same axis moderate, p and Holm's p of its being 0; None where there is no seed, or no spread to judge
-    by. A row with a `line` of its own has that instead, which is taken out."""
+    by. `_scatter` is how many times as far its seeds scatter as those of these rows, where an F test sees that. A row
+    with a `line` of its own has that instead, which is taken out."""
     spreads = {place: float(np.var(row[samples], ddof=1)) for place, row in enumerate(rows) if len(row[samples]) > 1}
-    priors = {}
+    priors, scatter = {}, dict[int, tuple[float, float] | None]()
     for along in {row["along"] for row in rows}:
         own = [place for place in spreads if rows[place]["along"] == along]
         dofs, sizes = [len(rows[place][samples]) - 1 for place in own], [rows[place]["size"] for place in own]
-        priors[along] = fit_prior([spreads[place] for place in own], dofs, sizes)
+        variances = [spreads[place] for place in own]
+        priors[along] = fit_prior(variances, dofs, sizes)
+        scatter |= zip(own, find_wider(variances, dofs), strict=True)
     for place, row in enumerate(rows):
         prior = priors[row["along"]]
         n = len(row[samples])
@@ -288,5 +291,7 @@ def judge(rows: Sequence[Row], samples: str, name: str, shown: Callable[[float],
         row[name] = None if mean is None else shown(mean)
         row |= {f"{name}_{end}": shown(getattr(found, end)) if found else None for end in ("low", "high")}
         row[f"{name}_p"] = found.p if found else None
+        wider = scatter.get(place) if line is None else None
+        row[f"{name}_scatter"] = wider[0] if wider and significant(wider[1]) else None
     for row, p in zip(rows, holm([row[f"{name}_p"] for row in rows]), strict=True):
         row[f"{name}_p_holm"] = p

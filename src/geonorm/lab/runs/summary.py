@@ -37,6 +37,7 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> di
         "train_loss": sum(tail) / len(tail) if tail and None not in tail else None,
         "val_loss": evaluated[-1]["val_loss"] if evaluated else None,
         "val_bpb": evaluated[-1].get("val_bpb") if evaluated else None,
+        "null_losses": sum("loss" in row and row["loss"] is None for row in rows),
         **find_spikes(rows),
         "tokens_per_second": median(speeds) if speeds else None,
         "peak_memory_bytes": peak_memory(device),
