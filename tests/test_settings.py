@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pytest
 
 from geonorm.errors import ConfigError
-from geonorm.settings import Count, Range, Settings, docs, from_dict, options, to_dict
+from geonorm.settings import Count, Needs, Range, Settings, check_needs, docs, from_dict, options, to_dict
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,12 @@ class Whole(Settings):
     switch: bool = False
     """Whether."""
     part: Part = field(default_factory=Part)
+
+    needs: ClassVar[Needs] = {
+        "rates": ("switch", lambda whole: whole.switch),
+        "part.word": ("a number", lambda whole: whole.number is not None),
+        "absent": ("what another command has", lambda whole: False),
+    }
 
 
 def test_fields_get_their_types() -> None:
@@ -96,3 +102,21 @@ def test_options_are_the_leaves_with_their_documentation() -> None:
     assert list(options(Whole)) == ["name", "number", "rates", "switch", "part.word", "part.pair"]
     assert options(Whole)["number"].text == docs(Whole)["number"] == "How many."
     assert options(Whole)["part.word"].flag == "--part.word" and options(Whole)["part.pair"].many
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rates": [0.5]}, "--rates does nothing here, it needs switch: see to that, or leave it out"),
+        ({"rates": ["0.5"]}, "--rates does nothing here"),
+        ({"part": {"word": "two"}}, "--part.word does nothing here, it needs a number"),
+        ({"part": Part("two")}, "--part.word does nothing here, it needs a number"),
+    ],
+)
+def test_what_does_nothing_is_refused_where_somebody_gave_it(given: dict[str, Any], said: str) -> None:
+    """What stands there anyway is no request, and neither is what a file names beside all else."""
+    config = from_dict(Whole, {"name": "x", **given}, typed=True)
+    with pytest.raises(ConfigError, match=said):
+        check_needs(config, given)
+    check_needs(config, {"name": "x", "part": {"word": "one"}, "rates": []})
+    check_needs(from_dict(Whole, {"name": "x", "number": 1, "switch": True, **given}, typed=True), given)

@@ -13,6 +13,7 @@ import inspect
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
@@ -57,6 +58,11 @@ comparisons there (devices.subnormals_as_zero)."""
 Positive = Annotated[float, Range(TINIEST, said="must be positive")]
 
 
+Needs = Mapping[str, tuple[str, Callable[[Any], bool]]]
+"""Of settings that do nothing without another one, by dotted names: which in words, and whether a configuration has
+it."""
+
+
 class Settings:
     """Base of configurations. What a command says of itself on the command line stands in class attributes."""
 
@@ -68,6 +74,7 @@ class Settings:
     """Fields that --help shows; all where none is named."""
     examples: ClassVar[tuple[str, ...]] = ()
     """Commands that --help ends with."""
+    needs: ClassVar[Needs] = {}
 
     def __post_init__(self) -> None:
         check(self, self.prefix)
@@ -250,6 +257,25 @@ def classes(module: str) -> dict[str, ast.ClassDef]:
     except (OSError, TypeError, KeyError):
         return {}
     return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def find(settings: Mapping[str, Any], name: str) -> Any:
+    """What a tree of settings says of one, by its dotted name; None where it says nothing."""
+    group, _, leaf = name.rpartition(".")
+    found = settings.get(group, {}) if group else settings
+    return found.get(leaf) if isinstance(found, Mapping) else getattr(found, leaf, None)
+
+
+def check_needs(config: Settings, given: Mapping[str, Any]) -> None:
+    """ConfigError for a setting that somebody gave, as a tree says, and that does nothing beside the others. One that
+    says what holds anyway is let pass, and so is all that stands in files: they name every setting."""
+    for name, (what, there) in config.needs.items():
+        option = options(type(config)).get(name)
+        if option is None or find(given, name) is None:
+            continue
+        value = convert_value(option.flag, find(given, name), option.hint, typed=True)
+        if value != option.default and not there(config):
+            raise ConfigError(f"{option.flag} does nothing here, it needs {what}: see to that, or leave it out")
 
 
 def check_out(out: str) -> None:

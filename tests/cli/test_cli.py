@@ -20,14 +20,13 @@ from geonorm.dynamics.config import SimulateConfig
 from geonorm.lab.config import (
     CompareConfig,
     DataConfig,
-    EvalConfig,
     ExportConfig,
-    GenerateConfig,
     TrainCommand,
     TrainConfig,
 )
 from geonorm.lab.convert.config import ConvertConfig
 from geonorm.lab.ladder.config import LadderConfig
+from geonorm.lab.tasks.config import EvalConfig, GenerateConfig
 from geonorm.probes.config import ProbeConfig
 from geonorm.report.config import ReportConfig
 from geonorm.settings import options

@@ -20,7 +20,19 @@ from typing import Annotated, Any, TypedDict, TypeVar, Union, get_origin
 from .. import elsewhere
 from ..errors import ConfigError, unknown
 from ..parsing import from_yaml
-from ..settings import Option, Settings, bare, choices, flag, from_dict, hints, members, options
+from ..settings import (
+    Option,
+    Settings,
+    bare,
+    check_needs,
+    choices,
+    find,
+    flag,
+    from_dict,
+    hints,
+    members,
+    options,
+)  # fmt: skip
 
 C = TypeVar("C", bound=Settings)
 OURS = (
@@ -84,6 +96,7 @@ def read(kind: type[C], program: str, arguments: list[str]) -> C:
             for leaf in given[group]:
                 if getattr(made, leaf) != getattr(type(made)(), leaf):  # a default takes back what a file says
                     raise ConfigError(f"{flag(f'{group}.{leaf}')} belongs to --launcher {group}: give that, too")
+    check_needs(config, given)
     return config
 
 
@@ -116,12 +129,6 @@ def split(kind: type[Settings], program: str, arguments: list[str]) -> dict[str,
     if left:
         raise ConfigError(f"unexpected argument {left[0]!r}; options begin with -- (see --help)")
     return dict(found)
-
-
-def find(settings: Mapping[str, Any], name: str) -> Any:
-    """What a tree of settings says of one, by its dotted name; None where it says nothing."""
-    group, _, leaf = name.rpartition(".")
-    return (settings.get(group, {}) if group else settings).get(leaf)
 
 
 def admit(file: Path, named: list[Any]) -> None:

@@ -14,9 +14,10 @@ from .. import elsewhere, output
 from ..bench.config import NormsBench, OpsBench, TrainBench
 from ..dynamics.config import SimulateConfig
 from ..errors import ConfigError, GeonormError, is_out_of_memory, unknown
-from ..lab.config import CompareConfig, DataConfig, EvalConfig, ExportConfig, GenerateConfig, Grid, TrainCommand
+from ..lab.config import CompareConfig, DataConfig, ExportConfig, Grid, TrainCommand
 from ..lab.convert.config import ConvertConfig
 from ..lab.ladder.config import LadderConfig
+from ..lab.tasks.config import EvalConfig, GenerateConfig
 from ..probes.config import ProbeConfig
 from ..progress import show_progress, watched
 from ..report.config import ReportConfig

@@ -10,8 +10,9 @@ from typing import Annotated, ClassVar, Literal
 
 from ..errors import ConfigError
 from ..nn.config import DecoderConfig, ModelConfig, named
-from ..settings import Count, NotNegative, Range, Settings
+from ..settings import Count, Needs, NotNegative, Range, Settings
 from .compare.clusters import Machine, Ray, Slurm
+from .needs import NEEDS
 from .options import Checkpoint, Evaluation, Images, Log, Optim, Tokens
 from .shapes import Goal, Model, shape_of
 
@@ -81,6 +82,8 @@ class Runtime(Settings):
 class Shared(Settings):
     """What every run of a study shares, whatever its length."""
 
+    needs = NEEDS
+
     preset: str = "nano"
     """Size of the model: nano, nano-gpt2, nano-bert, nano-t5, modern, mini, 125m, paper-125m, bert-base, t5-base,
     t5-large, modern-d12, 350m, 1.3b, 7b, 70b; of images nano-vit, vit-small, vit-base, or the stream of any other."""
@@ -111,7 +114,6 @@ class Shared(Settings):
             raise ConfigError(f"checkpoint.trunk needs --optim.schedule wsd, not {self.optim.schedule}")
         if self.objective != "causal" and self.evaluation.tasks:
             raise ConfigError(f"evaluation.tasks need a model of the next token, not --objective {self.objective}")
-
         if self.objective == "classify" and self.tokens != Tokens():
             raise ConfigError("tokens.* say how text becomes tokens: leave them out with --objective classify")
         if self.objective != "classify" and self.images != Images():
@@ -281,76 +283,6 @@ class CompareConfig(Grid, Recipe):
 
 
 @dataclass(frozen=True)
-class EvalConfig(Settings):
-    """Loss on any text, and tasks through lm_eval, of a run, an exported folder or any Hugging Face model."""
-
-    words = ("model",)
-    examples = (
-        "geonorm eval runs/geonorm --data other.txt --out runs/geonorm-eval",
-        "geonorm eval runs/mine --scheme geonorm --tasks hellaswag --limit 200",
-    )
-
-    model: str
-    """Run directory, folder of a comparison (with --scheme), model folder, or a name on the Hugging Face hub."""
-    data: str | None = None
-    """Text as for train: its held-out part if it has one or if the run, or that which a folder was exported from, was
-    trained on this very source, else all of it; one file of a pair of files is another source."""
-    tasks: list[str] = field(default_factory=list)
-    """Sets of questions in $GEONORM_DATA/eval, JSONL files of questions, or tasks that lm_eval knows."""
-    tokens: Count | None = None
-    """Most tokens of the text."""
-    limit: Count | None = None
-    """Most questions of each task."""
-    context: Count | None = None
-    """Tokens of a window of text, for Hugging Face models; their own context, but at most 2048, when not given."""
-    batch_size: Count = 8
-    """Questions at a time."""
-    out: str | None = None
-    """Directory for summary.json, and for the definitions of local tasks."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    scheme: str | None = None
-    """With the folder of a comparison: its best finished run of this scheme."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.data is None and not self.tasks:
-            raise ConfigError("--data is missing: give a text, or questions with --tasks")
-        if self.limit is not None and not self.tasks:
-            raise ConfigError("--limit is about questions: give --tasks too, or --tokens for a text")
-        if self.data is None and (self.tokens, self.context) != (None, None):
-            raise ConfigError("--tokens and --context are about a text: give --data too, or --limit for questions")
-
-
-@dataclass(frozen=True)
-class GenerateConfig(Settings):
-    """Text from a trained run or a Hugging Face model."""
-
-    words = ("run",)
-    examples = (
-        "geonorm generate runs/geonorm --tokens 200 --seed 1",
-        "geonorm generate runs/mine --scheme geonorm --temperature 0",
-    )
-
-    run: str
-    """Run directory, folder of a comparison (with --scheme), model folder, or name on the Hugging Face hub."""
-    prompt: str = ""
-    """Beginning of the text; without it a new document begins."""
-    tokens: Annotated[int, Range(1, 1_000_000)] = 100
-    """New tokens."""
-    temperature: NotNegative = 0.8
-    """0 takes the likeliest token each time."""
-    top_k: Count | None = 50
-    """Sample among this many likeliest tokens."""
-    seed: Annotated[int, Range(0, MAX_SEED)] = 0
-    """Seed of the sampling."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    scheme: str | None = None
-    """With the folder of a comparison: its best finished run of this scheme."""
-
-
-@dataclass(frozen=True)
 class ExportConfig(Settings):
     """A finished run as a model folder for transformers: weights, configuration, tokenizer, model card."""
 
@@ -382,6 +314,10 @@ class DataConfig(Settings):
         "geonorm data inspect my.txt",
         "geonorm data prepare my.jsonl.zst --vocab-size 4096",
     )
+    needs: ClassVar[Needs] = {
+        "vocab_size": ("--tokenizer bpe", lambda c: c.tokenizer in ("bpe", *[None] * (c.action == "prepare"))),
+        "cache": ("prepare or --tokenizer bpe", lambda c: c.action == "prepare" or c.tokenizer == "bpe"),
+    }
 
     action: Literal["inspect", "prepare"]
     """inspect: print a description; prepare: tokenize into the cache."""

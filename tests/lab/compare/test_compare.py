@@ -148,8 +148,8 @@ def test_settings_that_an_older_version_did_not_have(compare: Any, processes: An
     before = len(processes.started)
     again = compare(out, "--schemes", "pre", "--seeds", 1)
     assert again.status == 0 and len(processes.started) == before, again
-    other = compare(out, "--schemes", "pre", "--seeds", 1, "--optim.momentum", 0.5)
-    assert other.status == 2 and "optim.momentum 0.9, not 0.5" in other.err
+    other = compare(out, "--schemes", "pre", "--seeds", 1, "--optim.clip", 0.5)
+    assert other.status == 2 and "optim.clip 1.0, not 0.5" in other.err
 
 
 def test_directory_in_use(compare: Any, tmp_path: Path) -> None:

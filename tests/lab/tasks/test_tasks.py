@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 
 from geonorm.errors import ConfigError
-from geonorm.lab.config import EvalConfig
 from geonorm.lab.open import open_run
 from geonorm.lab.tasks import tasks
+from geonorm.lab.tasks.config import EvalConfig
 from geonorm.lab.tasks.use import evaluate
 
 try:

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 
 from geonorm.errors import ConfigError
-from geonorm.lab.config import EvalConfig, GenerateConfig
 from geonorm.lab.open import open_run
 from geonorm.lab.options import Evaluation
 from geonorm.lab.tasks import use
+from geonorm.lab.tasks.config import EvalConfig, GenerateConfig
 from geonorm.lab.tasks.tasks import gold
 from geonorm.lab.train.loop import Loop
 from geonorm.nn import Decoder, DecoderConfig
@@ -187,6 +187,7 @@ def test_eval_refuses(run: Path, call: Any, text: Path, tmp_path: Path) -> None:
         ((run, "--data", tmp_path / "none.txt"), "none.txt"),
         ((run, "--data", tmp_path / "short.txt"), "do not fill one window of 16"),
         ((run, "--data", text, "--tokens", 0), "tokens must be at least 1"),
+        ((run, "--data", text, "--tokens", 15), "--tokens 15 is less than a window of this model: give 16 or more"),
         ((run, "--data", text, "--limit", 3), "--limit is about questions: give --tasks too"),
         ((tmp_path, "--data", text), "holds no run"),
         ((tmp_path / "nothing", "--data", text), "there is no run and no model folder"),

@@ -9,7 +9,7 @@ the comparison with one value of each; its own settings say so (`grid`, one valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, get_origin
@@ -21,6 +21,7 @@ from ...schemes.grammar import read_number, set_field
 from ...schemes.registry import format_scheme
 from ...settings import convert_value, flag, from_dict, options, to_dict
 from ..config import TRAINED_WITH, CompareConfig, Recipe, TrainConfig
+from ..needs import NEEDS
 from ..runs.run import VOLATILE
 
 OWN = "scheme."
@@ -30,20 +31,6 @@ FIXED = ("data", "objective", "tokens.tokenizer", "tokens.cache", "model.vocab_s
 
 SPEED = tuple(f"runtime.{name}" for name in ("device", "threads", "compile", "recompute", "tensorboard"))
 """Settings under which a run ends with the same loss but for the order of sums."""
-NEEDS: dict[str, tuple[str, Callable[[CompareConfig], bool]]] = {
-    "optim.momentum": ("optim.name sgd (muon has its own)", lambda cell: cell.optim.name == "sgd"),
-    "optim.eps": ("optim.name adamw or muon", lambda cell: cell.optim.name != "sgd"),
-    "optim.cooldown": ("optim.schedule wsd", lambda cell: cell.optim.schedule == "wsd"),
-    "optim.floor": ("optim.schedule cosine or wsd", lambda cell: cell.optim.schedule != "constant"),
-    "optim.warmup": ("no optim.warmup_steps", lambda cell: cell.optim.warmup_steps is None),
-    "guard.sigmas": ("guard.spike", lambda cell: cell.guard.spike != "ignore"),
-    "guard.window": ("guard.spike", lambda cell: cell.guard.spike != "ignore"),
-    "guard.limit": (
-        "guard.nan or guard.spike to skip or rewind",
-        lambda cell: bool({cell.guard.nan, cell.guard.spike} & {"skip", "rewind"}),
-    ),
-}
-"""Settings that do nothing without another one: which, and whether a cell has it."""
 LENGTH = {"steps", "batch_size", "preset"}
 """Settings by which a run is long enough to be judged on the whole held-out text, or is not."""
 BY_ITSELF = {"lr": "--lrs", "lrs": "--lrs", "seed": "--seeds", "seeds": "--seeds", "scheme": "--schemes"}

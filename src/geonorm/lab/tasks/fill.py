@@ -12,9 +12,9 @@ from torch import Tensor
 from ...errors import ConfigError
 from ...nn.encoder_decoder import EncoderDecoder
 from ...nn.sampling import generate_answer, sample
-from ..config import GenerateConfig
 from ..data.tokenizer import SENTINEL
 from ..open import Opened, OpenedRun
+from .config import GenerateConfig
 
 MARK = re.compile(SENTINEL.format(r"\d+"))
 

@@ -21,7 +21,6 @@ from ...nn.sampling import NOT_CAUSAL, generate, sample
 from ...parsing import finite_or_none
 from ...probes.load import predicts_masked
 from ...progress import Pace, show_progress
-from ..config import EvalConfig, GenerateConfig
 from ..data import Tokenizer, open_source, tokenize
 from ..data.batches import validation_batches
 from ..data.files import sha256_of
@@ -35,6 +34,7 @@ from ..train.classifiers import ask
 from ..train.evaluate import evaluate_held_out, with_perplexity
 from ..train.images import measure_images
 from ..train.validation import EVALUATION_BATCH
+from .config import EvalConfig, GenerateConfig
 from .fill import fill
 from .tasks import Tasks, adapt_decoder, listener
 
@@ -104,7 +104,8 @@ def evaluate_images(opened: OpenedImages | OpenedClassifier, c: EvalConfig) -> d
     held_out = images.own_split or images.sha256 in trained_on(opened)
     parts = [images.validation] if held_out else [images.train, images.validation]
     rows, total = max(1, EVALUATION_BATCH // asked.tokens), sum(map(len, parts))
-    most = total if c.tokens is None else max(1, c.tokens // asked.tokens)
+    check_window(c.tokens, asked.tokens, "an image")
+    most = total if c.tokens is None else c.tokens // asked.tokens
     batches = chain.from_iterable(asked.batches(part, rows, max(1, most * len(part) // total)) for part in parts)
     with opened.precision():
         found = measure_images(asked.model, batches, asked.classes, opened.device)
@@ -115,6 +116,12 @@ def evaluate_images(opened: OpenedImages | OpenedClassifier, c: EvalConfig) -> d
         **{name: finite_or_none(found.get(f"val_{name}")) for name in ("loss", "accuracy", "top5", "images")},
         "classes": found["val_classes"],
     }
+
+
+def check_window(asked: int | None, least: int, what: str) -> None:
+    """ConfigError where fewer tokens are asked for than are read at a time."""
+    if asked is not None and asked < least:
+        raise ConfigError(f"--tokens {asked} is less than {what} of this model: give {least} or more")
 
 
 def window(opened: Opened, asked: int | None) -> int:
@@ -141,6 +148,7 @@ def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None, l
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
     opened.check(int(ids.max()))
     objective = opened.objective(context)
+    check_window(tokens, min(context, len(ids)), "a window")
     batches = validation_batches(ids, max(1, EVALUATION_BATCH // context), context, tokens, objective)
     scorer, count = opened.model if ours else scorer_of(opened), min(len(ids), tokens or len(ids))
     with opened.precision(), show_progress(live, tell=False) as shown:

@@ -1,0 +1,38 @@
+"""Settings of a run that do nothing without another one: which, and whether a configuration (config.Shared) has it. No
+torch here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..settings import Needs
+
+BIASED = ("layer", "dyt", "derf")
+"""Norms that have a bias beside their gains."""
+
+
+def has_norm_bias(config: Any) -> bool:
+    shape = config.shape("pre")
+    return shape.gains and shape.norm in BIASED
+
+
+def acts(config: Any) -> bool:
+    """Whether the guard passes over steps."""
+    return bool({config.guard.nan, config.guard.spike} & {"skip", "rewind"})
+
+
+NEEDS: Needs = {
+    "optim.momentum": ("optim.name sgd (muon has its own)", lambda run: run.optim.name == "sgd"),
+    "optim.betas": ("optim.name adamw or muon", lambda run: run.optim.name != "sgd"),
+    "optim.eps": ("optim.name adamw or muon", lambda run: run.optim.name != "sgd"),
+    "optim.cooldown": ("optim.schedule wsd", lambda run: run.optim.schedule == "wsd"),
+    "optim.floor": ("optim.schedule cosine or wsd", lambda run: run.optim.schedule != "constant"),
+    "optim.warmup": ("optim.warmup_steps to be left out", lambda run: run.optim.warmup_steps is None),
+    "guard.sigmas": ("guard.spike", lambda run: run.guard.spike != "ignore"),
+    "guard.window": ("guard.spike", lambda run: run.guard.spike != "ignore"),
+    "guard.limit": ("guard.nan or guard.spike to skip or rewind", acts),
+    "model.norm_bias": ("norms with gains and a bias, model.norm layer, dyt or derf", has_norm_bias),
+    "model.init_depth": ("model.init neox or gpt2", lambda run: run.shape("pre").init in ("neox", "gpt2")),
+    "model.rope_theta": ("model.positions rope", lambda run: run.shape("pre").positions == "rope"),
+    "log.project": ("log.to", lambda run: bool(run.log.to)),
+}
