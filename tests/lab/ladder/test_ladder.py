@@ -218,15 +218,21 @@ def test_wrong_input_is_one_line_and_writes_nothing(ladder: Any, tmp_path: Path,
     assert not (tmp_path / "out").exists()
 
 
-def test_a_recipe_with_a_rate_of_its_own_is_no_rung(
+def test_a_recipe_with_a_rate_or_warm_up_of_its_own_is_no_rung(
     ladder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All sizes would train at it, whatever the names of their runs say."""
+    """All sizes would train at the rate, whatever the names of their runs say; of a share of warm-up the second budget
+    failed when the first had been trained."""
     from geonorm.schemes.base import Placement
 
     monkeypatch.setattr(Placement, "recipe", lambda scheme: {"lr": 1e-3})
     found = ladder(tmp_path / "out", "--schemes", "pre", "geonorm", "--depth", 1, 2, "--recipe", "own")
     assert found.status == 2 and "the recipe of pre sets lr" in found.err and not (tmp_path / "out").exists()
+    monkeypatch.setattr(Placement, "recipe", lambda scheme: {"warmup": 0.05})
+    words = ["--schemes", "pre", "geonorm", "--depth", 1, "--recipe", "own", *WSD, "--budgets", "0.32k"]
+    found = ladder(tmp_path / "out", *words, "0.64k")
+    assert found.status == 2 and "the recipe of pre sets warmup" in found.err and not (tmp_path / "out").exists()
+    assert ladder(tmp_path / "out", *words).status == 0
 
 
 def test_slurm_goes_on_with_the_ladder(ladder: Any, tmp_path: Path) -> None:

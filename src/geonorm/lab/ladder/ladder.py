@@ -58,10 +58,17 @@ def ladder(
 
 def check_sizes(config: LadderConfig, sizes: Sequence[Size]) -> None:
     """ConfigError, CheckpointError for the folder, where two sizes of one depth and width differ in more than the rate:
-    their runs would count as one. ConfigError for a scheme whose own recipe has one rate for all sizes."""
+    their runs would count as one. ConfigError for a scheme whose own recipe has one rate for all sizes, or a share of
+    warm-up, which is not the same steps in each budget."""
     for scheme in config.schemes if config.recipe == "own" else ():
-        if "lr" in parse(scheme).recipe():
+        own = parse(scheme).recipe()
+        if "lr" in own:
             raise ConfigError(f"the recipe of {scheme} sets lr, which a ladder's rule does: take --recipe shared")
+        if len(config.budgets) > 1 and own.get("warmup"):
+            raise ConfigError(
+                f"the recipe of {scheme} sets warmup, a share of the steps, and several --budgets have one trunk: take "
+                "--recipe shared, or one budget"
+            )
     asked: dict[str, Size] = {}
     for text, size in zip(config.depth, sizes, strict=True):
         if size in asked.values():
