@@ -28,6 +28,11 @@ def config(*grid: str, **more: Any) -> CompareConfig:
     return CompareConfig(**{"schemes": ["pre", "geonorm"], "grid": list(grid), "out": "runs/x", **more})
 
 
+def test_what_a_recipe_leaves_alone_can_be_a_grid() -> None:
+    assert len(make_cells(config("optim.clip=1,2", schemes=["pre", "ngpt"], recipe="own"))) == 2
+    assert len(make_cells(config("optim.weight_decay=0,0.1", recipe="own"))) == 2
+
+
 def test_a_cell_for_each_combination() -> None:
     cells = make_cells(config("model.width=64,128", "optim.weight_decay=0, 0.1", "scheme.alpha=0.5,2"))
     assert len(cells) == 8
@@ -119,6 +124,12 @@ def test_a_preset_on_the_grid_does_not_lose_its_optimizer_unseen() -> None:
         (["model.norm_bias=true,false"], {}, "it needs norms with gains and a bias, model.norm layer, dyt or derf"),
         (["model.init_depth=2,4"], {}, "it needs model.init neox or gpt2"),
         (["model.rope_theta=1e3,1e4"], {"preset": "nano-gpt2"}, "it needs model.positions rope"),
+        (["optim.weight_decay=0,0.1"], {"schemes": ["pre", "ngpt"], "recipe": "own"}, "compares ngpt with itself"),
+        (
+            ["optim.warmup_steps=0,9"],
+            {"schemes": ["ngpt"], "recipe": "own"},
+            "its recipe sets it; take --recipe shared",
+        ),
         (["optim.betas=0.9,0.95"], {}, "--grid cannot hold optim.betas, whose values are lists"),
         (["optim.hold_norms=o,down"], {}, "--grid cannot hold optim.hold_norms, whose values are lists"),
         (["log.project=a,b"], {}, "changes no number"),

@@ -9,7 +9,7 @@ the comparison with one value of each; its own settings say so (`grid`, one valu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, get_origin
@@ -50,12 +50,24 @@ def make_cells(config: CompareConfig) -> list[CompareConfig]:
     for name, (what, there) in ((name, NEEDS[name]) for name in values if name in NEEDS):
         if not all(map(there, cells)):
             raise ConfigError(f"--grid over {name} compares a run with itself: it needs {what}")
+    check_recipes(config, cells, values)
     runs = count_runs(config, cells)
     if config.grid and runs > config.max_runs:
         raise ConfigError(
             f"--grid makes {runs} runs, more than --max-runs {config.max_runs}: name fewer values, or more runs"
         )
     return judge_alike(config, cells)
+
+
+def check_recipes(config: CompareConfig, cells: Sequence[CompareConfig], names: Iterable[str]) -> None:
+    """ConfigError where the recipe of a scheme sets what the grid varies: its cells would be one run."""
+    for scheme in dict.fromkeys(scheme for cell in cells for scheme in cell.schemes) if config.recipe == "own" else ():
+        recipe = parse(scheme).recipe()
+        sets = {f"optim.{name}" for name in recipe} | ({"optim.warmup_steps"} if "warmup" in recipe else set())
+        if name := next((name for name in names if name in sets), None):
+            raise ConfigError(
+                f"--grid over {name} compares {scheme} with itself: its recipe sets it; take --recipe shared"
+            )
 
 
 def split_axes(grid: Sequence[str]) -> dict[str, str]:
