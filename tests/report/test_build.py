@@ -18,10 +18,11 @@ import torch
 import geonorm
 from geonorm.errors import GeonormError
 from geonorm.lab.studies.probe import probe_files, save
-from geonorm.report import build, write_figures
+from geonorm.report import build, checks, write_figures
 from geonorm.report.comparison_charts import figures_of
 from geonorm.report.formats import csv_text
 from geonorm.report.runs import load
+from geonorm.report.tables import LIMITS
 
 MakeRun = Callable[..., Path]
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -234,7 +235,12 @@ def test_latex_csv_and_pdf(comparison_dir: Path, tmp_path: Path) -> None:
         records = list(csv.DictReader(file))
     assert [record["scheme"] for record in records] == ["pre", "geonorm", "post", "peri"]
     assert float(records[1]["difference"]) < 0 and records[0]["n"] == "5"
-    fitted = SimpleNamespace(title="a", records=[{"n": 1, "fit": {"lr": 0.5}}])  # the page has a column of it
+    said = checks.limits(load(comparison_dir))
+    assert said and all(record["limits"] == " ".join(said) for record in records)
+    assert all(f"% {LIMITS}: {limit}" in tex.splitlines() for limit in said)
+    fitted = SimpleNamespace(
+        title="a", limits=[], records=[{"n": 1, "fit": {"lr": 0.5}}]
+    )  # the page has a column of it
     assert csv_text([fitted]) == "source,n,fit_lr\na,1,0.5\n"
     assert build(comparison_dir, tmp_path / "r.pdf", format="pdf").read_bytes().startswith(b"%PDF")
     with pytest.raises(GeonormError, match=r"r\.tex is no csv report of geonorm"):

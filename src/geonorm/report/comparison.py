@@ -13,7 +13,7 @@ from ..lab.runs.run import flatten
 from ..settings import flag
 from . import comparison_charts as charts
 from .checks import PER_RUN, limits
-from .page import Part, Section, bullets, details, html_table, limits_box, pairs, plain_text
+from .page import Part, Section, bullets, details, html_table, pairs, plain_text
 from .runs import Run, SavedComparison
 from .tables import COLUMNS, LIMITS, count, describe_conversion, headline, summary_line
 from .vega import Chart
@@ -21,7 +21,7 @@ from .vega import Chart
 STATUS = ("scheme", "seed", "lr", "phase", "status", "val_loss")
 NO_LOSS = "No run finished with a validation loss, so there is nothing to compare yet."
 NO_METRICS = "No metrics were recorded in these runs."
-NO_LIMITS = '<p class="limits">No departure from the comparison protocol was found in these runs.</p>'
+NO_LIMITS = "No departure from the comparison protocol was found in these runs."
 TABLE_NOTE = (
     "<p>Mean ± standard deviation over seeds; differences are paired by seed, with their 95 % interval; p of each "
     "alone, and by Holm for all {family}; moderated: the difference of the means, variances drawn towards that of "
@@ -68,7 +68,9 @@ def report_comparison(comparison: SavedComparison, place: Mapping[str, int]) -> 
         findings=[*((row["scheme"], headline(row)) for row in comparison.rows), *converted],
         keys=comparison.keys,
         sections=sections,
-        aside=limits_box(LIMITS, limits(comparison)) or NO_LIMITS,
+        limits=limits(comparison),
+        limited=LIMITS,
+        unlimited=NO_LIMITS,
         tables=[(titles, cells)],
         records=comparison.rows,
         figures=charts.figures_of(comparison),

@@ -24,10 +24,11 @@ def tex(text: str) -> str:
 
 
 def latex(parts: Sequence[Part]) -> str:
-    """Each table as a booktabs tabular, with its caption and findings above as comments."""
+    """Each table as a booktabs tabular, with its caption, its findings and what limits them above as comments."""
     lines = [f"{MARKS['latex']}: \\usepackage{{booktabs}}"]
     for part in parts:
         lines += ["", f"% {part.title}", f"% {part.caption}", *(f"% {sentence}" for _, sentence in part.findings)]
+        lines += [f"% {part.limited}: {limit}" for limit in part.limits]
         for titles, rows in part.tables:
             head, *body = [" & ".join(map(tex, row)) + r" \\" for row in (titles, *rows)]
             lines += [rf"\begin{{tabular}}{{{'l' * len(titles)}}}", r"\toprule", head, r"\midrule", *body]
@@ -36,10 +37,11 @@ def latex(parts: Sequence[Part]) -> str:
 
 
 def csv_text(parts: Sequence[Part]) -> str:
-    """One row per scheme or model: the source it is from, and every number the report has of it."""
+    """One row per scheme or model: the source it is from, every number the report has of it, and what limits them."""
     rows = [
         {"source": part.title, **{key: value for key, value in record.items() if not isinstance(value, dict | list)}}
         | {f"fit_{key}": value for key, value in (record.get("fit") or {}).items()}
+        | ({"limits": " ".join(part.limits)} if part.limits else {})
         for part in parts
         for record in part.records
     ]
@@ -56,7 +58,7 @@ def pdf(parts: Sequence[Part]) -> bytes:
 
     columns = []
     for part in parts:
-        said = [part.caption, *(f"{sentence}." for _, sentence in part.findings)]
+        said = [part.caption, *(f"{sentence}." for _, sentence in part.findings), *part.limits]
         figures = [{key: value for key, value in spec.items() if key != "config"} for spec in part.figures.values()]
         columns.append({"vconcat": figures, "spacing": 44, "title": {"text": part.title, "subtitle": said}})
     whole = {"vconcat": columns, "spacing": 70} if len(columns) > 1 else columns[0]

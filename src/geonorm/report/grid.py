@@ -14,7 +14,7 @@ from pathlib import Path
 from ..lab.runs.statistics import ending
 from .checks import SEEDS_FOR_A_CLAIM, early, irregular, unlike
 from .columns import align, fit_width, wrap_all
-from .page import Cells, Part, Section, html_table, limits_box
+from .page import Cells, Part, Section, html_table
 from .runs import repeat_elsewhere
 from .source import SavedTables
 from .style import figures
@@ -220,7 +220,8 @@ def report_grid(found: SavedGrid, place: Mapping[str, int]) -> Part:
             Section("Table", [html_table(*table(found), place), f"<p>{escape(NOTE)}</p>"]),
             Section("Repeat it", [f"<pre>{escape(repeat_elsewhere(found.results.get('command')))}</pre>"]),
         ],
-        aside=limits_box(LIMITS, caveats(found)),
+        limits=caveats(found),
+        limited=LIMITS,
         tables=[table(found)],
         records=[row | row["at"] for row in found.rows],
         figures=figure_specs({"grid": drawn}, caption),

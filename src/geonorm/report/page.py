@@ -44,7 +44,12 @@ class Part:
     keys: Mapping[str, str]
     """Of each series, what it is shown as: its scheme, or its own name."""
     sections: list[Section]
-    aside: str = ""
+    limits: Sequence[str] = ()
+    """What a reader must know before believing the numbers, as sentences."""
+    limited: str = ""
+    """Their title."""
+    unlimited: str = ""
+    """What is said where there are none."""
     tables: Sequence[tuple[Sequence[str], Cells]] = ()
     records: list[dict[str, Any]] = field(default_factory=list)
     """What CSV has the numbers of, one row per series."""
@@ -81,7 +86,7 @@ def _head(part: Part, names: Sequence[str]) -> str:
         for series, sentence in part.findings
     )
     found = f'<ul class="headlines">{items}</ul>' if items else ""
-    return f'<p class="caption">{escape(part.caption)}</p>{found}{part.aside}'
+    return f'<p class="caption">{escape(part.caption)}</p>{found}{limits_box(part)}'
 
 
 def _part(part: Part, names: Sequence[str], alone: bool) -> str:
@@ -150,9 +155,10 @@ def bullets(sentences: Iterable[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"
 
 
-def limits_box(title: str, limits: Sequence[str]) -> str:
-    """What a reader must know first, beside the findings; nothing where there is nothing to say."""
-    return f'<aside class="limits"><strong>{title}</strong>{bullets(limits)}</aside>' if limits else ""
+def limits_box(part: Part) -> str:
+    if not part.limits:
+        return f'<p class="limits">{part.unlimited}</p>' if part.unlimited else ""
+    return f'<aside class="limits"><strong>{part.limited}</strong>{bullets(part.limits)}</aside>'
 
 
 def plain_text(value: Any) -> str:

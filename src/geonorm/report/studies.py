@@ -11,7 +11,7 @@ from . import ladder_charts
 from . import probe as probes
 from . import simulation as simulations
 from .ladder import SavedLadder
-from .page import Part, Section, details, html_table, limits_box, pairs
+from .page import Part, Section, details, html_table, pairs
 from .probe import Geometry
 from .probe_charts import FIGURES, draw_probe
 from .simulation import SavedSimulation
@@ -89,7 +89,8 @@ def report_ladder(found: SavedLadder, place: Mapping[str, int]) -> Part:
             Section("In numbers", [*others]),
             Section("Repeat it", [f"<pre>{escape(again)}</pre>", details("All runs", runs)]),
         ],
-        aside=limits_box(ladders.LIMITED, ladders.caveats(found)),
+        limits=ladders.caveats(found),
+        limited=ladders.LIMITED,
         tables=list(told.values()),
         records=ladders.records(found),
         figures=figure_specs(drawn, caption),

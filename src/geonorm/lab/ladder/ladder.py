@@ -61,10 +61,10 @@ def check_sizes(config: LadderConfig, sizes: Sequence[Size]) -> None:
     their runs would count as one. ConfigError for a scheme whose own recipe has one rate for all sizes, or a share of
     warm-up, which is not the same steps in each budget."""
     for scheme in config.schemes if config.recipe == "own" else ():
-        own = parse(scheme).recipe()
-        if "lr" in own:
+        recipe = parse(scheme).recipe()
+        if "lr" in recipe:
             raise ConfigError(f"the recipe of {scheme} sets lr, which a ladder's rule does: take --recipe shared")
-        if len(config.budgets) > 1 and own.get("warmup"):
+        if len(config.budgets) > 1 and recipe.get("warmup"):
             raise ConfigError(
                 f"the recipe of {scheme} sets warmup, a share of the steps, and several --budgets have one trunk: take "
                 "--recipe shared, or one budget"
