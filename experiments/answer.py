@@ -81,7 +81,7 @@ def places() -> Iterator[Place]:
     yield Place("novels, 3, cosine, no warm-up", "ours", "011-rate", "64-cold-")
     yield Place("novels, 3, cosine, half octaves", "ours", "021-schedule", "cosine-")
     yield Place("novels, 3, constant, half octaves", "ours", "021-schedule", "constant-")
-    for layers, size in ((3, "0.18M"), (4, "0.33M")):
+    for layers, size in ((3, "0.18M"), (4, "0.33M"), (6, "0.86M")):
         yield Place(f"novels, 20, cosine, {size}", "ours", "010-size", f"{layers}-")
     for (data, name), (steps, each) in product(
         NAMES.items(),
