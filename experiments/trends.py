@@ -83,30 +83,37 @@ def over_size(found: SavedLadder, published: Published) -> list[Chart]:
     return [chart]
 
 
+def open_ladders(experiment: Path, made: Mapping[str, Any], only: Sequence[str] = ()) -> dict[str, SavedLadder]:
+    """Of an experiment, `made` what its runs.py has: the ladders of which two schemes have runs, those of `only`."""
+    runs = read_runs(experiment)
+    placed = place_runs(runs, made["plan"]({run["run"]: run for run in runs}))
+    found = {}
+    for name, (start, baseline, schemes) in made["LADDERS"].items():
+        own = [run for run in placed if run["run"].startswith(start)]
+        there = {run["scheme"] for run in own}
+        if name in (only or made["LADDERS"]) and baseline in there and there & set(schemes):
+            found[name] = open_ladder(experiment, own, baseline, schemes)
+    return found
+
+
 def main(experiment: Path, only: Sequence[str] = ()) -> int:
     made = runpy.run_path(str(experiment / "runs.py"))
     ladders: Ladders = made["LADDERS"]
     if strange := sorted(set(only) - set(ladders)):
         print(f"{experiment} has no ladder {strange[0]!r}: it has {', '.join(map(repr, ladders))}", file=sys.stderr)
         return 2
-    ladders = {name: ladder for name, ladder in ladders.items() if name in (only or ladders)}
-    runs = read_runs(experiment)
-    placed = place_runs(runs, made["plan"]({run["run"]: run for run in runs}))
     (experiment / "figures").mkdir(exist_ok=True)
     parts = []
-    for name, (start, baseline, schemes) in ladders.items():
-        own = [run for run in placed if run["run"].startswith(start)]
-        there = {run["scheme"] for run in own}
-        if baseline not in there or not there & set(schemes):
-            continue
-        found = open_ladder(experiment, own, baseline, schemes)
-        parts.append(f"## {name}, less `{baseline}`")
+    for name, found in open_ladders(experiment, made, only).items():
+        parts.append(f"## {name}, less `{found.baseline}`")
         parts += [
             "\n".join([f"### {title}", "", *markdown_lines(*table)])
             for title, table in tables(found).items()
             if table[1]
         ]
-        if len({(run["size"], run["tokens"]) for run in own}) > 1:  # one place is no trend: its table says it all
+        if (
+            len({(row["size"], row["tokens"]) for row in found.results["points"]}) > 1
+        ):  # one place is no trend: its table says it all
             charts = [*loss(found), *(over_size(found, made.get("PUBLISHED", {})) or difference(found))]
             drawn = figure(charts, f"{experiment.name}, {name}")
             print(Figure(drawn).save(experiment / "figures" / f"trend-{name.replace(',', '').replace(' ', '-')}.svg"))

@@ -12,6 +12,7 @@ from geonorm.lab.runs.run import slug
 from geonorm.lab.runs.spikes import count_apart
 from geonorm.lab.runs.statistics import paired_interval, usable
 from geonorm.report.style import signed
+from geonorm.report.tables import paired_difference
 
 from .made import ROOT, table_of
 
@@ -230,3 +231,20 @@ def test_whose_spikes_they_are_follows_the_runs() -> None:
         assert all(1948 in run["spike_steps"] for run in runs if run["seed"] == 0)
         assert f"{count_apart([own[name] for name in failed], runs, 'spikes')} of these" in told
         assert not any(name.startswith("4-") for name in own)
+
+
+def test_the_size_is_told_as_its_trends_say() -> None:
+    """The differences and slopes that the runs of 010 give stand in its trends.md, its page and results.md."""
+    folder = ROOT / "010-size"
+    made = runpy.run_path(str(folder / "runs.py"))
+    ladders = runpy.run_path(str(ROOT / "trends.py"))["open_ladders"](folder, made).values()
+    pages = [file.read_text(encoding="utf-8") for file in (folder / "README.md", ROOT.parent / "docs" / "results.md")]
+    trends = (folder / "trends.md").read_text(encoding="utf-8")
+    told = [paired_difference(row) for ladder in ladders for row in ladder.rows("points") if row["pairs"]]
+    gaps = [gap for gap in told if gap != "baseline"]
+    assert len(gaps) == 5 and all(gap in page for gap in gaps for page in (trends, *pages))
+    for ladder in ladders:
+        (row,) = ladder.rows("trends")
+        low, mean, high = (signed(row[name], 3) for name in ("slope_low", "slope", "slope_high"))
+        assert all(f"{mean} ({low} to {high})" in page for page in pages)
+        assert f"| {row['n']} | {signed(row['slope'], 4)} (" in trends
