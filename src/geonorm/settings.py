@@ -75,6 +75,7 @@ class Settings:
     examples: ClassVar[tuple[str, ...]] = ()
     """Commands that --help ends with."""
     needs: ClassVar[Needs] = {}
+    """Fields that do nothing without another one (check_needs)."""
 
     def __post_init__(self) -> None:
         check(self, self.prefix)
@@ -268,7 +269,8 @@ def find(settings: Mapping[str, Any], name: str) -> Any:
 
 def check_needs(config: Settings, given: Mapping[str, Any]) -> None:
     """ConfigError for a setting that somebody gave, as a tree says, and that does nothing beside the others. One that
-    says what holds anyway is let pass, and so is all that stands in files: they name every setting."""
+    says what holds anyway is let pass (it may take back what a file says), and so is all that stands in files, which
+    name every setting."""
     for name, (what, there) in config.needs.items():
         option = options(type(config)).get(name)
         if option is None or find(given, name) is None:

@@ -238,9 +238,8 @@ def test_latex_csv_and_pdf(comparison_dir: Path, tmp_path: Path) -> None:
     said = checks.limits(load(comparison_dir))
     assert said and all(record["limits"] == " ".join(said) for record in records)
     assert all(f"% {LIMITS}: {limit}" in tex.splitlines() for limit in said)
-    fitted = SimpleNamespace(
-        title="a", limits=[], records=[{"n": 1, "fit": {"lr": 0.5}}]
-    )  # the page has a column of it
+    fit = {"n": 1, "fit": {"lr": 0.5}}  # the page has a column of it
+    fitted = SimpleNamespace(title="a", limits=[], records=[fit])
     assert csv_text([fitted]) == "source,n,fit_lr\na,1,0.5\n"
     assert build(comparison_dir, tmp_path / "r.pdf", format="pdf").read_bytes().startswith(b"%PDF")
     with pytest.raises(GeonormError, match=r"r\.tex is no csv report of geonorm"):

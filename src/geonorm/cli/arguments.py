@@ -32,7 +32,7 @@ from ..settings import (
     hints,
     members,
     options,
-)  # fmt: skip
+)
 
 C = TypeVar("C", bound=Settings)
 OURS = (
@@ -44,9 +44,6 @@ SCHEMES = ("scheme", "schemes", "baseline")
 """Settings that name the schemes of a run, whose folder may keep their source."""
 BY_HAND = ("trust_remote_code", "nanogpt", "slurm.submit", "ray.address")
 """Settings that start code which is not of this package, or say where: in a file they are not believed."""
-LAUNCHERS = ("ray", "slurm")
-"""Groups of settings that hold for the launcher of that name. A folder keeps them while others go on with it; typed
-beside another launcher they would do nothing."""
 PATHS = ("out", "to", "figures", "cache", "tokens.cache")
 """What is written: `--out=~/runs` reaches us as it is typed."""
 HELP = ("-h", "--help", "--help-all")
@@ -90,12 +87,6 @@ def read(kind: type[C], program: str, arguments: list[str]) -> C:
         if isinstance(place, dict) and isinstance(place.get(leaf), str):
             place[leaf] = os.path.expanduser(place[leaf])
     config: C = from_dict(kind, settings, typed=True)
-    for group in LAUNCHERS:
-        if group in given and getattr(config, "launcher", group) != group:
-            made = getattr(config, group)
-            for leaf in given[group]:
-                if getattr(made, leaf) != getattr(type(made)(), leaf):  # a default takes back what a file says
-                    raise ConfigError(f"{flag(f'{group}.{leaf}')} belongs to --launcher {group}: give that, too")
     check_needs(config, given)
     return config
 

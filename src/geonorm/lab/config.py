@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..nn.config import DecoderConfig, ModelConfig, named
 from ..settings import Count, Needs, NotNegative, Range, Settings
 from .compare.clusters import Machine, Ray, Slurm
-from .needs import NEEDS
+from .needs import LAUNCHED, NEEDS
 from .options import Checkpoint, Evaluation, Images, Log, Optim, Tokens
 from .shapes import Goal, Model, shape_of
 
@@ -82,7 +82,7 @@ class Runtime(Settings):
 class Shared(Settings):
     """What every run of a study shares, whatever its length."""
 
-    needs = NEEDS
+    needs: ClassVar[Needs] = NEEDS
 
     preset: str = "nano"
     """Size of the model: nano, nano-gpt2, nano-bert, nano-t5, modern, mini, 125m, paper-125m, bert-base, t5-base,
@@ -215,6 +215,8 @@ class TrainCommand(TrainConfig):
 @dataclass(frozen=True)
 class Grid(Shared):
     """Which runs a study of schemes has, and where they are made."""
+
+    needs: ClassVar[Needs] = {**NEEDS, **LAUNCHED}
 
     verb: ClassVar[str]
     """The command that goes on with it."""

@@ -3,9 +3,12 @@ torch here."""
 
 from __future__ import annotations
 
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from ..settings import Needs
+from .compare.clusters import Ray, Slurm
 
 BIASED = ("layer", "dyt", "derf")
 """Norms that have a bias beside their gains."""
@@ -19,6 +22,10 @@ def has_norm_bias(config: Any) -> bool:
 def acts(config: Any) -> bool:
     """Whether the guard passes over steps."""
     return bool({config.guard.nan, config.guard.spike} & {"skip", "rewind"})
+
+
+def has_launcher(name: str, config: Any) -> bool:
+    return bool(config.launcher == name)
 
 
 NEEDS: Needs = {
@@ -36,3 +43,10 @@ NEEDS: Needs = {
     "model.rope_theta": ("model.positions rope", lambda run: run.shape("pre").positions == "rope"),
     "log.project": ("log.to", lambda run: bool(run.log.to)),
 }
+"""Of a run."""
+LAUNCHED: Needs = {
+    f"{name}.{field.name}": (f"--launcher {name}", partial(has_launcher, name))
+    for name, group in (("ray", Ray), ("slurm", Slurm))
+    for field in fields(group)
+}
+"""Of where the runs of a study are made: a folder keeps these while others go on with it."""

@@ -182,7 +182,7 @@ def _losses(comparison: SavedComparison) -> Iterator[str]:
             yield f"{run.label}: {count(len(events), 'step')} skipped or rewound, so it saw other data than its pair."
 
 
-def irregular(runs: Sequence[Summary]) -> Iterator[str]:
+def name_irregular_runs(runs: Sequence[Summary]) -> Iterator[str]:
     """The same of the runs of a grid or a ladder, as far as their summaries say it."""
     finished = [run for run in runs if run.get("status") == "finished"]
     for key, what in (
@@ -195,7 +195,7 @@ def irregular(runs: Sequence[Summary]) -> Iterator[str]:
             yield f"{count(len(names), 'run')} {what}: {', '.join(names[:NAMED])}{more}."
 
 
-def unlike(sizes: Iterable[tuple[str, int, int]], whom: str) -> Iterator[str]:
+def name_other_sizes(sizes: Iterable[tuple[str, int, int]], whom: str) -> Iterator[str]:
     """Schemes whose models have other numbers of parameters than those they are compared with, by the largest gap.
 
     sizes: of each model its scheme, its parameters and those of the other. whom: the other, in words.

@@ -28,7 +28,7 @@ def latex(parts: Sequence[Part]) -> str:
     lines = [f"{MARKS['latex']}: \\usepackage{{booktabs}}"]
     for part in parts:
         lines += ["", f"% {part.title}", f"% {part.caption}", *(f"% {sentence}" for _, sentence in part.findings)]
-        lines += [f"% {part.limited}: {limit}" for limit in part.limits]
+        lines += [f"% {part.limits_title}: {limit}" for limit in part.limits]
         for titles, rows in part.tables:
             head, *body = [" & ".join(map(tex, row)) + r" \\" for row in (titles, *rows)]
             lines += [rf"\begin{{tabular}}{{{'l' * len(titles)}}}", r"\toprule", head, r"\midrule", *body]

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 
 from ..lab.runs.statistics import ending
-from .checks import SEEDS_FOR_A_CLAIM, early, irregular, unlike
+from .checks import SEEDS_FOR_A_CLAIM, early, name_irregular_runs, name_other_sizes
 from .columns import align, fit_width, wrap_all
 from .page import Cells, Part, Section, html_table
 from .runs import repeat_elsewhere
@@ -130,9 +130,9 @@ def caveats(found: SavedGrid) -> list[str]:
     bases = {tuple(row["cell"]): row["parameters"] for row in counted if row["scheme"] == row["baseline"]}
     known = [(row, bases.get(tuple(row["cell"]))) for row in counted]
     sizes = ((row["curve"], row["parameters"], base) for row, base in known if row["parameters"] and base)
-    said += unlike(sizes, "the baseline of its cell")
+    said += name_other_sizes(sizes, "the baseline of its cell")
     judged = {(row["scheme"], *row["cell"]) for row in rows}
-    said += irregular([run for run in found.results["runs"] if (run["scheme"], *run["cell"]) in judged])
+    said += name_irregular_runs([run for run in found.results["runs"] if (run["scheme"], *run["cell"]) in judged])
     return [*said, *early(counted)]
 
 
@@ -221,7 +221,7 @@ def report_grid(found: SavedGrid, place: Mapping[str, int]) -> Part:
             Section("Repeat it", [f"<pre>{escape(repeat_elsewhere(found.results.get('command')))}</pre>"]),
         ],
         limits=caveats(found),
-        limited=LIMITS,
+        limits_title=LIMITS,
         tables=[table(found)],
         records=[row | row["at"] for row in found.rows],
         figures=figure_specs({"grid": drawn}, caption),

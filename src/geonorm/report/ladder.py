@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .checks import SEEDS_FOR_A_CLAIM, TOKENS_PER_PARAMETER, irregular, unlike
+from .checks import SEEDS_FOR_A_CLAIM, TOKENS_PER_PARAMETER, name_irregular_runs, name_other_sizes
 from .columns import align, wrap_all
 from .page import Cells
 from .source import SavedTables
@@ -137,7 +137,7 @@ def caveats(found: SavedLadder) -> list[str]:
             said.append(f"{where}: {count(row['failed'], 'run')} did not finish.")
         if row["lr_interior"] is False:
             said.append(f"{where}: its best rate, {rate(row['lr'])}, is an edge of those tried.")
-    said += unlike(
+    said += name_other_sizes(
         # folders of older versions have no numbers of each scheme's own
         ((row["scheme"], row["own_parameters"], row["parameters"])
          for row in points if row.get("own_parameters") and row["parameters"]),
@@ -150,7 +150,7 @@ def caveats(found: SavedLadder) -> list[str]:
                     f"{row['scheme']} at {size_of(found, row)}: its {samples} scatter {times:.2g} times as far over "
                     "seeds as the others, of whose spread its interval is partly made: it may be too narrow."
                 )
-    said += irregular([run for run in found.results["runs"] if run["scheme"] in judged])
+    said += name_irregular_runs([run for run in found.results["runs"] if run["scheme"] in judged])
     if all(row["lr_interior"] is None for row in points):
         said.append("One learning rate at each size, by the rule: a scheme that wants another one pays for that.")
     shares = [row["tokens"] / row["parameters"] for row in found.sizes.values()]

@@ -46,9 +46,9 @@ class Part:
     sections: list[Section]
     limits: Sequence[str] = ()
     """What a reader must know before believing the numbers, as sentences."""
-    limited: str = ""
+    limits_title: str = ""
     """Their title."""
-    unlimited: str = ""
+    without_limits: str = ""
     """What is said where there are none."""
     tables: Sequence[tuple[Sequence[str], Cells]] = ()
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -156,9 +156,10 @@ def bullets(sentences: Iterable[str]) -> str:
 
 
 def limits_box(part: Part) -> str:
+    """What a reader must know first, beside the findings, or that there is nothing."""
     if not part.limits:
-        return f'<p class="limits">{part.unlimited}</p>' if part.unlimited else ""
-    return f'<aside class="limits"><strong>{part.limited}</strong>{bullets(part.limits)}</aside>'
+        return f'<p class="limits">{part.without_limits}</p>' if part.without_limits else ""
+    return f'<aside class="limits"><strong>{part.limits_title}</strong>{bullets(part.limits)}</aside>'
 
 
 def plain_text(value: Any) -> str:

@@ -90,7 +90,7 @@ def report_ladder(found: SavedLadder, place: Mapping[str, int]) -> Part:
             Section("Repeat it", [f"<pre>{escape(again)}</pre>", details("All runs", runs)]),
         ],
         limits=ladders.caveats(found),
-        limited=ladders.LIMITED,
+        limits_title=ladders.LIMITED,
         tables=list(told.values()),
         records=ladders.records(found),
         figures=figure_specs(drawn, caption),
