@@ -125,6 +125,28 @@ def test_import_direction() -> None:
     assert not wrong
 
 
+LAB_ORDER = "shapes options needs config data runs scale resolve open train tasks export studies convert compare ladder"
+"""The sub-packages and modules of `lab`, from the ground up: each imports what stands before it."""
+LAB_UPWARD = {
+    ("needs", "compare"),
+    ("config", "compare"),
+    ("runs", "tasks"),
+    ("scale", "compare"),
+    ("scale", "resolve"),
+    ("train", "tasks"),
+}
+"""Imports inside `lab` that run up. None may be added."""
+
+
+def test_the_laboratory_imports_downwards() -> None:
+    order = {name: place for place, name in enumerate(LAB_ORDER.split())}
+    inside = {(s.split(".")[1], t.split(".")[1]) for s, t in edges() if s[:4] == t[:4] == "lab."}
+    assert {name for pair in inside for name in pair} <= set(order)
+    upward = {(source, target) for source, target in inside if order[source] < order[target]}
+    assert upward <= LAB_UPWARD, f"new: {upward - LAB_UPWARD}"
+    assert upward == LAB_UPWARD, f"gone, so take it out of LAB_UPWARD: {LAB_UPWARD - upward}"
+
+
 def test_modules_import_each_other_one_way() -> None:
     """No circle, not even one that an import inside a function breaks."""
     graph: dict[str, set[str]] = {}
