@@ -24,14 +24,13 @@ from geonorm.lab.config import (
     TrainCommand,
     TrainConfig,
 )
-from geonorm.lab.convert.config import ConvertConfig
 from geonorm.lab.ladder.config import LadderConfig
 from geonorm.lab.tasks.config import EvalConfig, GenerateConfig
 from geonorm.probes.config import ProbeConfig
 from geonorm.report.config import ReportConfig
 from geonorm.settings import options
 
-VERBS = set("compare ladder train convert eval generate export report bench simulate probe schemes data".split())
+VERBS = set("compare ladder train eval generate export report bench simulate probe schemes data".split())
 SHARED = set(
     """preset data steps batch_size objective recipe out
     model.layers model.width model.heads model.kv_heads model.head_width model.hidden model.vocab_size model.context
@@ -94,10 +93,6 @@ def test_surface_is_frozen() -> None:
     ), CHANGED
     assert set(options(TrainBench)) == set(
         "schemes baseline preset batch_size context modes dtype llama nanogpt pairs threads device out".split()
-    ), CHANGED
-    measured = {name for name in SHARED if name.partition(".")[0] in ("evaluation", "checkpoint", "runtime")}
-    assert set(options(ConvertConfig)) == measured | set(
-        "model to tokens data way course share distill lr batch_size context seed out scheme".split()
     ), CHANGED
     assert set(options(DataConfig)) == {"action", "source", "tokenizer", "vocab_size", "cache"}, CHANGED
 

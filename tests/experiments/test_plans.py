@@ -15,7 +15,6 @@ import pytest
 
 from geonorm.cli.arguments import read
 from geonorm.lab.config import TrainCommand
-from geonorm.lab.convert.config import ConvertConfig
 from geonorm.lab.data import open_source
 from geonorm.nn.models import build
 from geonorm.schemes import parse
@@ -249,24 +248,6 @@ def test_014_asks_for_seeds_and_climbs_where_rates_stay_stable() -> None:
     assert [name.partition("-")[0] for name in again] == families
     assert sum("lr0.016-" in name for name in plan(known(again, 1.0))) == 7
     assert not any("lr0.016-" in name for name in plan(known(again, 8e-3)))
-
-
-def test_every_run_of_015_is_a_command(tmp_path: Path) -> None:
-    """Of every way a command; conversions spend as many tokens as the runs from scratch."""
-    grid = runpy.run_path(str(ROOT / "015-conversion" / "runs.py"))["plan"](tmp_path)
-    assert len(grid) == 2 * 6 * 3
-    seen = {}
-    for name, (verb, *words) in grid.items():
-        if name.endswith("seed0"):
-            seen[name] = read({"convert": ConvertConfig, "train": TrainCommand}[verb], f"geonorm {verb}", words)
-    tokens = {int(c.tokens) if isinstance(c, ConvertConfig) else c.steps * c.batch_size * 128 for c in seen.values()}
-    assert tokens == {4000 * 256}
-    assert {(c.way, c.course) for c in seen.values() if isinstance(c, ConvertConfig)} == {
-        ("abrupt", "global"), ("match", "global"), ("gradual", "global"), ("gradual", "layers"),
-    }  # fmt: skip
-    assert {name: c.to for name, c in seen.items() if "baseline" in name} == {
-        "raw-baseline-seed0": "pre(entry=embedding)", "sphere-baseline-seed0": "pre",
-    }  # fmt: skip
 
 
 def test_every_run_of_018_is_a_command_on_text_that_can_be_predicted_in_part(tmp_path: Path) -> None:

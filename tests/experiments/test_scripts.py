@@ -183,7 +183,6 @@ WRONG = {
     "nothing collected": ("collect.py", ["planned"], "planned has no results.jsonl: name the folder of a comp"),
     "no experiment's folder": ("collect.py", ["nowhere"], "nowhere has no README.md"),
     "none of the runs": ("014-beyond-decoders/geometry.py", ["nowhere"], "nowhere holds none of the runs"),
-    "no sources": ("015-conversion/runs.py", ["run", "nowhere", "out"], "nowhere lacks books-pre"),
 }
 
 

@@ -318,7 +318,7 @@ def test_heads_of_a_run_that_cannot_be_read_leave_no_table(
 
 def test_the_table_of_015_says_what_each_way_reached() -> None:
     """Two seeds of a source: abrupt ends 0.1 above its baseline, global 0.1 below it after 3/4 of its way there."""
-    own = runpy.run_path(str(ROOT / "015-conversion" / "runs.py"))
+    own = runpy.run_path(str(ROOT / "015-conversion" / "table.py"))
 
     def row(end: float, begin: float, status: str = "finished") -> dict[str, Any]:
         course = [[2000, begin + (end - begin) / 2], [4000, end]]
@@ -337,18 +337,6 @@ def test_the_table_of_015_says_what_each_way_reached() -> None:
     assert "| raw | global | abrupt | -0.2050 [-0.2685, -0.1415] |" in text and "| raw | global | baseline |" in text
     away_and_back = [(0.0, 2.9), (0.5, 3.3), (1.0, 2.9)]
     assert own["reach"](away_and_back, 3.0) == pytest.approx(0.875) and own["reach"](away_and_back, 2.8) is None
-
-
-def test_015_keeps_names_of_sources_and_no_paths(tmp_path: Path) -> None:
-    own = runpy.run_path(str(ROOT / "015-conversion" / "runs.py"))
-    own["keep"].__globals__["HERE"] = tmp_path
-    run = tmp_path / "out" / "raw-abrupt-seed0"
-    run.mkdir(parents=True)
-    conversion = {"from": "/home/me/017/books", "settings": {"model": "/home/me/017/books", "to": "geonorm"}}
-    (run / "summary.json").write_text(json.dumps({"status": "finished", "val_loss": 3.5, "conversion": conversion}))
-    own["keep"](tmp_path / "out")
-    (row,) = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
-    assert row["conversion"] == {"from": "books", "settings": {"model": "books", "to": "geonorm"}}
 
 
 def test_tables_and_figures_of_021(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,31 +78,6 @@ def stuck(bad_rank: str, step: str, how: str, where: str, *command: str) -> int:
     return main(list(command))
 
 
-def struck(signal_name: str, where: str, *command: str) -> int:
-    """geonorm convert that a signal meets: at its seventh step, before what is known of its beginning is written, when
-    the result is there but for its summary, or in the middle of the removal of what was on its way."""
-    import shutil
-
-    from geonorm.lab.convert import convert as work
-
-    owner, name = {
-        "step": (train.Loop, "update"), "beginning": (work.Converting, "measure"), "summary": (work, "write_json"),
-        "removal": (shutil, "rmtree"),
-    }[where]  # fmt: skip
-    known = getattr(owner, name)
-
-    def meet(first: Any, *rest: Any, **named: Any) -> Any:
-        if where == "removal" and Path(first).name == "way":
-            known(Path(first) / "checkpoints")
-        if {"step": getattr(first, "step", 0) == 6, "removal": Path(str(first)).name == "way"}.get(where, True):
-            os.kill(os.getpid(), getattr(signal, signal_name))
-        return known(first, *rest, **named)
-
-    setattr(owner, name, meet)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in the background
-    return main(list(command))
-
-
 def born(out: str, settings: dict[str, Any]) -> int:
     """Builds a model for this world; the first rank writes its initial weights, whole, and every rank what it held at
     most while it built, by the records of PyTorch's allocator, in bytes; then takes two steps."""
@@ -156,6 +130,6 @@ if __name__ == "__main__":
     faulthandler.enable()  # a rank that a library aborts says where it stood
     faulthandler.register(signal.SIGUSR1)  # for whoever looks for the reason of a hang
     jobs: dict[str, Any] = {
-        "run": run, "spoilt": spoilt, "stuck": stuck, "struck": struck, "gather": gather, "born": born,
+        "run": run, "spoilt": spoilt, "stuck": stuck, "gather": gather, "born": born,
     }  # fmt: skip
     sys.exit(jobs[job](*arguments))

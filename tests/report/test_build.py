@@ -217,16 +217,6 @@ def test_a_subset_of_schemes_is_said_as_the_whole_says_it(comparison_dir: Path, 
         build(comparison_dir, tmp_path / "none.html", schemes=["perry"])
 
 
-def test_a_subset_of_conversions(make_run: MakeRun, tmp_path: Path) -> None:
-    """The baseline's runs stay, though it is not shown: nothing is said of how they were converted."""
-    about = {"source": "pre", "from": "runs/pre", "settings": {"way": "gradual", "model": "runs/pre"}, "tokens": 1000}
-    about |= dict.fromkeys(("loss_before", "loss_at_start", "loss_after"), 3.5)
-    for scheme in ("deepnorm", "geonorm"):
-        make_run(scheme, conversion=about)
-    page = read(build(tmp_path, tmp_path / "report.html", schemes=["geonorm"]))
-    assert "geonorm: converted from pre" in page.text and "deepnorm: converted" not in page.text
-
-
 def test_latex_csv_and_pdf(comparison_dir: Path, tmp_path: Path) -> None:
     tex = build(comparison_dir, tmp_path / "r.tex", format="latex", sort="loss").read_text()
     rows = [line.split(" & ")[0] for line in tex.splitlines() if line.endswith(r"\\")]

@@ -15,7 +15,6 @@ from ..bench.config import NormsBench, OpsBench, TrainBench
 from ..dynamics.config import SimulateConfig
 from ..errors import ConfigError, GeonormError, is_out_of_memory, unknown
 from ..lab.config import CompareConfig, DataConfig, ExportConfig, Grid, TrainCommand
-from ..lab.convert.config import ConvertConfig
 from ..lab.ladder.config import LadderConfig
 from ..lab.tasks.config import EvalConfig, GenerateConfig
 from ..probes.config import ProbeConfig
@@ -200,25 +199,6 @@ def train(command: TrainCommand) -> int:
     return 0
 
 
-def convert(config: ConvertConfig) -> int:
-    """make a trained Pre-Norm model, a run or a Hugging Face model, into one under another scheme"""
-    from ..lab.convert.convert import convert as run
-    from ..lab.train.loop import Interrupted
-    from ..report import build
-    from ..report.tables import describe_conversion
-
-    try:
-        with show_progress(watched(), tell=False) as shown:
-            summary = run(config, shown=shown)
-    except Interrupted as stop:
-        output.complain(f"{stop}; the same command goes on from there")
-        return 130
-    print(describe_conversion(summary["conversion"]))
-    print(f"{config.out} is under {summary['scheme']}; {config.model} is as it was: to undo, remove {config.out}\n"
-          f"report: {build([config.out], Path(config.out) / 'report.html')}")  # fmt: skip
-    return 0
-
-
 def evaluate(config: EvalConfig) -> int:
     """loss on any text, and tasks, of a run, an exported folder or any Hugging Face model"""
     from ..lab.tasks.use import evaluate as run
@@ -366,7 +346,6 @@ COMMANDS: dict[str, type[Settings]] = {
     "compare": CompareConfig,
     "ladder": LadderConfig,
     "train": TrainCommand,
-    "convert": ConvertConfig,
     "eval": EvalConfig,
     "generate": GenerateConfig,
     "export": ExportConfig,
@@ -381,6 +360,6 @@ COMMANDS: dict[str, type[Settings]] = {
 }
 VERBS: dict[str, Callable[[Any], int]] = {
     "eval" if verb is evaluate else verb.__name__: verb
-    for verb in (compare, ladder, train, convert, evaluate, generate, export, report, bench, probe, simulate, schemes,
+    for verb in (compare, ladder, train, evaluate, generate, export, report, bench, probe, simulate, schemes,
                  data)
 }  # fmt: skip

@@ -14,7 +14,6 @@ except ImportError as error:
 from .apply import Report, apply, restore
 from .card import card
 from .config import GeoNormConfig
-from .convert import Conversion, convert
 from .encoder_decoder import (
     GeoNormEncoderDecoderConfig,
     GeoNormEncoderDecoderModel,
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConstrainCallback",
-    "Conversion",
     "GeoNormConfig",
     "GeoNormEncoderDecoderConfig",
     "GeoNormEncoderDecoderModel",
@@ -69,7 +67,6 @@ __all__ = [
     "adapt_vision",
     "apply",
     "card",
-    "convert",
     "export",
     "export_vision",
     "fold",

@@ -161,7 +161,7 @@ def export_vision(
 
 def note_data(model: Any, sha256: str | None) -> None:
     """In config.json, whatever the architecture: what was trained on is not held out. Of several texts the hashes stand
-    one after the other, those of a model that was converted among them."""
+    one after the other."""
     before = getattr(model.config, "trained_on_sha256", None)
     if found := " ".join(dict.fromkeys(f"{before or ''} {sha256 or ''}".split())):
         model.config.trained_on_sha256 = found

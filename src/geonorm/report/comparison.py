@@ -10,12 +10,11 @@ from pathlib import Path
 from statistics import fmean
 
 from ..lab.runs.run import flatten
-from ..settings import flag
 from . import comparison_charts as charts
 from .checks import PER_RUN, limits
 from .page import Part, Section, bullets, details, html_table, pairs, plain_text
 from .runs import Run, SavedComparison
-from .tables import COLUMNS, LIMITS, count, describe_conversion, headline, summary_line
+from .tables import COLUMNS, LIMITS, count, headline, summary_line
 from .vega import Chart
 
 STATUS = ("scheme", "seed", "lr", "phase", "status", "val_loss")
@@ -44,12 +43,6 @@ def report_comparison(comparison: SavedComparison, place: Mapping[str, int]) -> 
     noise = [*charts.final_loss(comparison), *charts.differences(comparison)]
     shown = [column for column in COLUMNS if any(column.cell(row) != "–" for row in comparison.rows)]
     titles, cells = [column.title for column in shown], [[c.cell(row) for c in shown] for row in comparison.rows]
-    found = [(run.scheme, run.summary.get("conversion")) for run in comparison.runs]
-    converted = [
-        (scheme, f"{scheme}: {describe_conversion(about)}")
-        for scheme, about in found
-        if about and scheme in comparison.names
-    ]
     sections = [
         Section("Noise and differences", [_charts(noise, NO_LOSS)], "wide"),
         Section("Table", [html_table(titles, cells, place), TABLE_NOTE.format(family=comparison.rows[0]["family"])]),
@@ -65,7 +58,7 @@ def report_comparison(comparison: SavedComparison, place: Mapping[str, int]) -> 
         title=f"{comparison.source}: "
         + (f"{len(comparison.names)} residual schemes compared" if len(comparison.names) > 1 else comparison.names[0]),
         caption=summary_line(comparison),
-        findings=[*((row["scheme"], headline(row)) for row in comparison.rows), *converted],
+        findings=[(row["scheme"], headline(row)) for row in comparison.rows],
         keys=comparison.keys,
         sections=sections,
         limits=limits(comparison),
@@ -147,13 +140,7 @@ def _recipe(comparison: SavedComparison) -> str:
 
 
 def _repeat_run(run: Run) -> list[str]:
-    """The command that makes a run, or a conversion, again."""
-    about = run.summary.get("conversion") or {}
-    if asked := about.get("settings"):
-        told = {**asked, **about.get("besides", {})}
-        given = [word for key, value in told.items() if key != "model" and value is not None
-                 for word in (flag(key), str(value).lower() if isinstance(value, bool) else str(value))]  # fmt: skip
-        return ["geonorm", "convert", str(asked["model"]), *given, "--out", "NEW"]
+    """The command that makes a run again."""
     config = Path(str(run.config.get("out") or run.path)) / "config.yaml"
     return ["geonorm", "train", "--config", str(config), "--out", "NEW"]
 

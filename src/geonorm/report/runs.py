@@ -105,24 +105,18 @@ class SavedComparison(SavedStudy):
 
     @property
     def depth(self) -> int | None:
-        """Number of blocks, as the trace shows it, the configuration says it or a conversion counted it."""
+        """Number of blocks, as the trace shows it or the configuration says it."""
         layers = [row["layer"] for run in self.runs for row in run.trace if row.get("layer") is not None]
         if layers:
             return int(max(layers)) + 1
-        found = flatten(self.runs[0].config).get("model.layers", self._conversion.get("layers"))
+        found = flatten(self.runs[0].config).get("model.layers")
         return found if isinstance(found, int) else None
 
     @property
     def data(self) -> str | None:
-        """The corpus as the configuration names it, or a conversion was given it."""
-        found = self.runs[0].config.get("data", self._conversion.get("settings", {}).get("data"))
+        """The corpus as the configuration names it."""
+        found = self.runs[0].config.get("data")
         return None if found is None else Path(str(found)).name or str(found)
-
-    @property
-    def _conversion(self) -> Record:
-        """What a converted model is on record with: its folder holds no settings of a run."""
-        found: Record = self.runs[0].summary.get("conversion") or {}
-        return found
 
 
 def load(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:

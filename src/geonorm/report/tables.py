@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..lab.runs.run import read_object
 from ..lab.runs.statistics import SEED_CAP, Row, significant
@@ -58,15 +57,6 @@ def headline(row: Row) -> str:
     return (
         f"{scheme} against {baseline} is not resolved at {count(pairs, 'seed')}: the interval of "
         f"{signed(difference, digits)} ({between(row)}) nats holds 0{outlook}"
-    )
-
-
-def describe_conversion(found: dict[str, Any]) -> str:
-    """What `geonorm convert` did: `conversion` of the result's summary."""
-    losses = [f"{found[key]:.4f}" for key in ("loss_before", "loss_at_start", "loss_after")]
-    return (
-        f"converted from {found['source']} ({Path(found['from']).name}), {found['settings']['way']}: loss {losses[0]} "
-        f"before, {losses[1]} at the start, {losses[2]} after {found['tokens']:,} tokens"
     )
 
 

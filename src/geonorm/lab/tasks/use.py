@@ -83,8 +83,8 @@ def describe_model(opened: Opened) -> dict[str, Any]:
 
 
 def trained_on(opened: Opened) -> set[str]:
-    """sha256 of all data of a run, or of the run that a folder was exported from; a conversion has seen its own and
-    those of the model that it began with. Empty where nothing says it."""
+    """sha256 of all data of a run, or of the run that a folder was exported from. Empty where nothing says
+    it."""
     if not isinstance(opened, OpenedRun | OpenedImages):
         return set((getattr(opened.model.config, "trained_on_sha256", None) or "").split())
     with suppress(CheckpointError):  # a run that does not say

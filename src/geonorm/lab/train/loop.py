@@ -56,11 +56,10 @@ class Interrupted(Exception):
 
 
 def train(
-    config: TrainConfig, say: Say = print, loggers: Sequence[Logger] = (), shown: Unwatched | None = None,
-    kind: Callable[..., Loop] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    config: TrainConfig, say: Say = print, loggers: Sequence[Logger] = (), shown: Unwatched | None = None
+) -> dict[str, Any]:
     """Runs, resumes or extends one run in config.out and returns its summary; under torchrun, this rank's part of it.
-    `loggers` get its numbers besides those of --log.to, `shown` how far it is, on the first; `kind` makes the loop.
+    `loggers` get its numbers besides those of --log.to, `shown` how far it is, on the first.
 
     Raises GeonormError for bad input, Diverged for a loss that is not finite (summary written, last good checkpoint
     kept) and Interrupted after a signal (all saved): on every rank alike."""
@@ -74,7 +73,7 @@ def train(
         if device.type == "cpu":
             check_memory(config.shape(config.scheme))
         setup = resolve(config, world)
-        loop = (kind or Loop)(setup, world.in_turn(lambda: load_data(config, world)), device, say, world)
+        loop = Loop(setup, world.in_turn(lambda: load_data(config, world)), device, say, world)
         provenance = Provenance.of(config, loop.text.sha256, loop.text.fingerprint, [config.scheme])
         silent, longer = RunFolder(Path(config.out), writes=False), world.together(lambda: find_extension(config))
         but = LONGER if longer else VOLATILE
@@ -106,7 +105,7 @@ class Loop:
         self.batches, self.validation = text.batches(c, shape), text.validation(c, shape, device, world)
         torch.manual_seed(c.seed)
         with torch.device(built_on := parallel.build_device(kind, world)):
-            model = self.build(shape)
+            model = build(shape)
         self.model = parallel.distribute(model, c.runtime, device if built_on.type == "cpu" else built_on)
         self.spread = parallel.Spread(self.model, c.runtime, world, device, kind, c.steps)
         torch.manual_seed(parallel.own_seed(c.seed, world))
@@ -128,18 +127,12 @@ class Loop:
         self.pending: list[dict[str, Any]] = []  # rows since the losses were last read
         self.dog = world.dog
 
-    def build(self, shape: Any) -> Any:
-        return build(shape)
-
-    def header(self) -> list[str]:
-        return describe(self.config, self.setup.shape, self.model.parameter_count(), self.device)
-
     def run(
         self, run: RunFolder, provenance: Provenance, stopped: list[float], more: Sequence[Logger], shown: Unwatched
     ) -> dict[str, Any]:
         """From the newest checkpoint to the end; `stopped` takes the times of signals to stop."""
         c = self.config
-        for line in self.header():
+        for line in describe(c, self.setup.shape, self.model.parameter_count(), self.device):
             self.say(line)
         if departures := self.setup.departures:
             self.say(f"own recipe of {c.scheme}: {', '.join(f'{key} {value:g}' for key, value in departures.items())}")

@@ -1,19 +1,13 @@
-"""Which conversions experiment 015 wants.
+"""The table and the figure of 015, from its results.jsonl.
 
-    python experiments/015-conversion/runs.py run SOURCES OUT      converts and trains what is missing, under OUT
-    python experiments/015-conversion/runs.py keep SOURCES OUT     adds what has finished to results.jsonl
-    python experiments/015-conversion/runs.py figure               results.jsonl as figures/course.svg
-    python experiments/015-conversion/runs.py table                results.jsonl as table.md
+    python experiments/015-conversion/table.py
 
-SOURCES is the folder of the runs of experiment 017. Stopped at any moment, the same command goes on. Started twice, two
-are made at a time.
+Writes table.md and figures/course.svg into the folder of the experiment. The conversions themselves run at the tag
+`laboratory-3`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,95 +15,15 @@ from statistics import mean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from programme import in_use, read_finished, read_kept, read_lines, settings
+from programme import read_kept
 
 HERE = Path(__file__).parent
-SOURCES = {
-    "raw": "books-pre-entry-embedding-bb08ee-lr0.0036-seed0",
-    "sphere": "books-pre-lr0.0036-seed0",
-}
-"""The Pre-Norm runs of 017 at the lower rate, whose losses are the lower ones."""
+SOURCES = {"raw": "pre(entry=embedding)", "sphere": "pre"}
 TARGETS = {"raw": "geonorm(entry=embedding)", "sphere": "geonorm"}
-WAYS = {
-    "abrupt": settings(way="abrupt"),
-    "match": settings(way="match"),
-    "global": settings(way="gradual", course="global"),
-    "layers": settings(way="gradual", course="layers"),
-    "baseline": settings(way="abrupt"),
-}
-"""baseline: Pre-Norm trained on for as many tokens, what any way is compared with."""
 CONVERTED = ("abrupt", "match", "global", "layers")
 BESIDE = ("baseline", "scratch")
-RATE, STEPS, SEEDS = 1.8e-3, 4000, 3
+"""baseline: Pre-Norm trained on for as many tokens, what any way is compared with."""
 BATCH = 2 * 128
-MEASURED = settings(
-    evaluation__every=400, evaluation__whole="true", evaluation__trace_tokens=2048, checkpoint__keep=1,
-    runtime__tensorboard="false",
-)  # fmt: skip
-
-
-def plan(sources: Path) -> dict[str, list[str]]:
-    """Words of geonorm by name of the result, seed after seed, the most wanted first."""
-    grid: dict[str, list[str]] = {}
-    for seed in range(SEEDS):
-        for start, folder in SOURCES.items():
-            source = sources / folder
-            for way, words in WAYS.items():
-                own = read_scheme(start) if way == "baseline" else TARGETS[start]
-                grid[f"{start}-{way}-seed{seed}"] = [
-                    "convert", str(source), *settings(to=own, tokens=STEPS * BATCH, lr=f"{RATE:g}", seed=seed),
-                    *words, *MEASURED,
-                ]  # fmt: skip
-            grid[f"{start}-scratch-seed{seed}"] = [
-                "train", *from_scratch(TARGETS[start]), *settings(seed=seed, lr="0.0072"), *MEASURED,
-            ]  # fmt: skip
-    return grid
-
-
-def read_scheme(start: str) -> str:
-    return {"raw": "pre(entry=embedding)", "sphere": "pre"}[start]
-
-
-def from_scratch(scheme: str) -> list[str]:
-    """The recipe of 017 for as many tokens as a conversion spends."""
-    return settings(
-        preset="nano", model__width=64, model__hidden=256, model__mlp="gelu", model__norm="layer", model__bias="true",
-        model__init="neox", model__init_depth=12, data="books", batch_size=2, steps=STEPS, optim__warmup=0.05,
-        optim__weight_decay=6e-5, optim__independent="true", scheme=scheme,
-    )  # fmt: skip
-
-
-def carry_out(sources: Path, out: Path) -> int:
-    """Makes what is missing: 0, 1 if one failed, 130 if it was interrupted."""
-    failed = False
-    out.mkdir(parents=True, exist_ok=True)
-    for name, words in plan(sources).items():
-        if name in read_kept(HERE) | read_finished(out) or in_use(out / name) or in_use(out / name / "way"):
-            continue
-        print(f"geonorm {' '.join(words)} --out {out / name}", flush=True)
-        status = subprocess.run([sys.executable, "-m", "geonorm", *words, "--out", str(out / name)], check=False)
-        if status.returncode in (130, -2, -15):
-            return 130
-        failed |= status.returncode != 0
-    return int(failed)
-
-
-def keep(out: Path) -> None:
-    """Adds what has finished to results.jsonl, each with the course of its loss on a part of the validation text."""
-    known = read_kept(HERE)
-    for name, row in read_finished(out).items():
-        metrics = {each["step"]: each for each in read_lines(out / name / "metrics.jsonl")}
-        course = [[s, r.get("val_loss_part", r["val_loss"])] for s, r in metrics.items() if "val_loss" in r]
-        if "conversion" in row:  # sources by their names in 017, wherever they lay
-            found = row["conversion"]
-            found["from"], found["settings"]["model"] = (
-                Path(path).name for path in (found["from"], found["settings"]["model"])
-            )
-        known[name] = {"run": name, **row, "course": course}
-    text = "".join(json.dumps(known[name]) + "\n" for name in sorted(known))
-    (HERE / "results.jsonl").write_text(text, encoding="utf-8")
-    print(f"{len(known)} on record")
-
 
 Cells = dict[tuple[str, str], dict[str, dict[str, Any]]]
 
@@ -138,7 +52,7 @@ def draw_course(start: str, cells: Cells) -> Any:
     lines = [(way, course_of(row)) for way in (*CONVERTED, *BESIDE) for row in cells.get((start, way), {}).values()]
     near = [loss for way, line in lines for _, loss in line[1 if way != "scratch" else -1 :]]
     chart = Chart(
-        f"From {read_scheme(start)} to {TARGETS[start]}",
+        f"From {SOURCES[start]} to {TARGETS[start]}",
         Axis.around([tokens for _, line in lines for tokens, _ in line], title="million tokens"),
         Axis.around(near, title="validation loss (nats per token)"), looks([*CONVERTED, *BESIDE]),
         "A line a seed, on a part of the validation text. Where a way begins above the frame is in table.md.",
@@ -244,32 +158,7 @@ def tabulate(rows: Mapping[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read_words() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verb", choices=("run", "keep", "figure", "table"))
-    parser.add_argument("sources", type=Path, nargs="?", metavar="SOURCES", help="folder of the runs of 017")
-    parser.add_argument("out", type=Path, nargs="?", metavar="OUT", help="folder of the conversions")
-    words = parser.parse_args()
-    if words.verb in ("run", "keep") and words.out is None:
-        parser.error(f"{words.verb} needs SOURCES, the folder of the runs of 017, and OUT")
-    missing = [name for name in SOURCES.values() if words.verb == "run" and not (words.sources / name).is_dir()]
-    if missing:
-        parser.error(f"{words.sources} lacks {' and '.join(missing)}: the README says how they are made")
-    return words
-
-
-def main(words: argparse.Namespace) -> int:
-    if words.verb == "figure":
-        figure()
-    elif words.verb == "table":
-        (HERE / "table.md").write_text(tabulate(read_kept(HERE)), encoding="utf-8")
-        print(HERE / "table.md")
-    elif words.verb == "keep":
-        keep(words.out)
-    else:
-        return carry_out(words.sources, words.out)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(read_words()))
+    (HERE / "table.md").write_text(tabulate(read_kept(HERE)), encoding="utf-8")
+    print(HERE / "table.md")
+    figure()

@@ -1,1 +1,0 @@
-"""Conversion of trained Pre-Norm models to other schemes: `geonorm convert`."""
