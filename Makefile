@@ -5,7 +5,7 @@
 #   make test-slow     the slow tests, about half an hour of one core; ARGS=tests/golden takes some of them
 #   make test-oldest   the tests on the oldest versions that pyproject.toml allows, in an environment of its own
 #   make test-ways     recipes of other tools and trackers, with the packages that docs/ways-out.md names, likewise
-#   make planted       plants errors one at a time and says which test finds each, half an hour of one core
+#   make mutations     changes the code in 150 places, one at a time, and says which test finds each, half an hour of one core
 # PYTHON picks the interpreter (3.11 to 3.13), VENV the environment's folder, PINS the versions, ARGS is passed on.
 
 PYTHON ?= python3
@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: compare test test-slow test-oldest test-ways planted check lint types clean
+.PHONY: compare test test-slow test-oldest test-ways mutations check lint types clean
 
 compare: $(VENV)/.train
 	$(BIN)/geonorm compare $(ARGS)
@@ -28,8 +28,8 @@ test: $(VENV)/.test
 test-slow: $(VENV)/.test
 	$(PYTEST) -m slow $(ARGS)
 
-planted: $(VENV)/.test
-	$(BIN)/python tests/planted/run.py $(ARGS)
+mutations: $(VENV)/.test
+	$(BIN)/python tests/mutation/run.py $(ARGS)
 
 test-oldest:
 	$(MAKE) VENV=.venv-oldest PINS=constraints-oldest.txt EXTRAS=train,hf,test test
