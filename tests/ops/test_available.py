@@ -17,6 +17,8 @@ from geonorm import geodesic_update
 from geonorm.errors import ConfigError
 from geonorm.ops import AngleMap, available, backends
 
+from ..rows import each
+
 
 def pair() -> tuple[Tensor, Tensor]:
     x, u = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
@@ -43,8 +45,8 @@ def test_inductor_backend_runs_a_compiled_closed_form(monkeypatch: pytest.Monkey
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize(
-    ("device", "dtype", "dim", "angles", "says"),
+@each(
+    "device, dtype, dim, angles, says",
     [
         ("cpu", torch.float32, 8, AngleMap(), "on cpu, not cuda: use backend='auto'"),
         ("cuda", torch.float64, 8, AngleMap(), "not float64"),

@@ -12,6 +12,8 @@ from torch import Tensor
 from geonorm import norms
 from geonorm.ops import AngleMap, closed_form, geodesic_step
 
+from ..rows import each
+
 
 @pytest.mark.parametrize("layout", ["rows", "batch", "transposed"])
 @pytest.mark.parametrize(
@@ -68,8 +70,8 @@ def test_only_half_precision_is_sliced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not closed_form.sliceable(torch.nn.Parameter(half), half)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("size", [0.0, 1e-20, 1e-6, 1e-2, 0.5, 3.0, 1e6])
+@each("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@each("size", [0.0, 1e-20, 1e-6, 1e-2, 0.5, 3.0, 1e6])
 def test_one_token_without_gradient_takes_the_same_step(dtype: torch.dtype, size: float) -> None:
     torch.manual_seed(0)
     x, u = torch.randn(1, 1, 64).to(dtype), (size * torch.randn(1, 1, 64)).to(dtype)
@@ -97,9 +99,9 @@ def test_one_token_at_the_edges() -> None:
     assert far.isnan().all()  # a factor above the largest fp32 number, which PyTorch takes from no Python number
 
 
-@pytest.mark.parametrize("backend", ["closed", "reference"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("bias", [None, 0.0])
+@each("backend", ["closed", "reference"])
+@each("dtype", [torch.float32, torch.float64])
+@each("bias", [None, 0.0])
 def test_a_gain_of_one_at_the_ceiling_has_no_gradient(backend: str, dtype: torch.dtype, bias: float | None) -> None:
     """As it begins in the first block, where both minima meet: rounding does not say which tokens count, so that a
     batch and its parts agree."""

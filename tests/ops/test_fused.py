@@ -19,6 +19,8 @@ from geonorm import geodesic_update
 from geonorm.norms import DyT, LayerNorm, RMSNorm, UnitNorm
 from geonorm.ops import AngleMap, fused, geodesic_step, launch
 
+from ..rows import each
+
 # torch's own compiler makes an instance of autograd functions
 pytestmark = pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*:DeprecationWarning")
 FULL, HALF = torch.float32, torch.bfloat16
@@ -58,8 +60,8 @@ def direct(
     return fused.update_and_read(x, u, angles, read, known)
 
 
-@pytest.mark.parametrize("norm", READS, ids=str)
-@pytest.mark.parametrize("angles", [PAPER, SMOOTH, LEVEL], ids=["paper", "smooth", "level"])
+@each("norm", READS)
+@each("angles", [PAPER, SMOOTH, LEVEL])
 def test_operators_keep_their_contract(angles: AngleMap, norm: nn.Module | None) -> None:
     x, u = (t.detach() for t in pair(2, 3, 16, update=HALF))
     post = angles.post if isinstance(angles.post, Tensor) else None
@@ -79,9 +81,9 @@ def test_operators_keep_their_contract(angles: AngleMap, norm: nn.Module | None)
         )
 
 
-@pytest.mark.parametrize("types", [(FULL, FULL, FULL), (FULL, HALF, HALF), (HALF, HALF, HALF)], ids=str)
-@pytest.mark.parametrize("norm", READS, ids=str)
-@pytest.mark.parametrize("angles", [PAPER, SMOOTH, LEVEL], ids=["paper", "smooth", "level"])
+@each("types", [(FULL, FULL, FULL), (FULL, HALF, HALF), (HALF, HALF, HALF)])
+@each("norm", READS)
+@each("angles", [PAPER, SMOOTH, LEVEL])
 def test_the_function_around_them_equals_the_closed_form(
     angles: AngleMap, norm: nn.Module | None, types: tuple[torch.dtype, ...]
 ) -> None:
@@ -126,10 +128,8 @@ def test_two_outputs_of_one_dtype_are_one_memory() -> None:
     assert torch.equal(out, y)
 
 
-@pytest.mark.parametrize("stream", [FULL, HALF])
-@pytest.mark.parametrize(
-    ("path", "scalars", "gains"), [("closed", 3, 0), (nn.Identity(), 3, 0), (RMSNorm(64), 5, 64)], ids=str
-)
+@each("stream", [FULL, HALF])
+@each("path, scalars, gains", [("closed", 3, 0), (nn.Identity(), 3, 0), (RMSNorm(64), 5, 64)])
 def test_saves_inputs_and_a_few_scalars_a_row(path: Any, scalars: int, gains: int, stream: torch.dtype) -> None:
     saved: dict[int, int] = {}
 
@@ -228,11 +228,10 @@ def halved() -> nn.Module:
     return norm
 
 
-@pytest.mark.parametrize(
-    "norm",
-    [Doubled(16), watched(), halved(), UnitNorm(16), DyT(16), nn.Identity(), RMSNorm(16).double(), RMSNorm(8)],
-    ids=lambda n: type(n).__name__,
-)
+OTHER = [Doubled(16), watched(), halved(), UnitNorm(16), DyT(16), nn.Identity(), RMSNorm(16).double(), RMSNorm(8)]
+
+
+@each("norm", OTHER)
 def test_other_modules_are_called(norm: nn.Module) -> None:
     assert fused.row_norm(norm, torch.ones(2, 16)) is None
 

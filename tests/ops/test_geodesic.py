@@ -15,6 +15,7 @@ from torch import Tensor
 from geonorm import geodesic_update, sphere
 from geonorm.ops import AngleMap, geodesic_step
 
+from ..rows import each
 from .geodesic_cases import BACKENDS, MAPS, angle_between, pair, relative, textbook
 
 CASES = settings(max_examples=25, deadline=None)
@@ -23,9 +24,9 @@ CASES = settings(max_examples=25, deadline=None)
 SEEDS, DIMS = st.integers(0, 2**20), st.integers(2, 50)
 
 
-@pytest.mark.parametrize("ratio", [1e-3, 0.02, 0.3, 0.5, 2.0, 3.0, 40.0, 50.0], ids=lambda r: f"ratio{r}")
-@pytest.mark.parametrize("name", MAPS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@each("ratio", [1e-3, 0.02, 0.3, 0.5, 2.0, 3.0, 40.0, 50.0])
+@each("name", MAPS)
+@each("backend", BACKENDS)
 def test_every_angle_map_equals_the_textbook(backend: str, name: str, ratio: float) -> None:
     angles = MAPS[name]()
     learned = [p for p in (angles.pre, angles.post, angles.gain, angles.bias) if isinstance(p, Tensor)]
@@ -41,9 +42,9 @@ def test_every_angle_map_equals_the_textbook(backend: str, name: str, ratio: flo
         assert ((a - b).abs().max() / (b.abs().max() + 1e-3)).item() < 1e-11
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("angles", [AngleMap(), AngleMap(pre=0.5), AngleMap(post=0.3, power=1.0)])
+@each("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@each("backend", BACKENDS)
+@each("angles", [AngleMap(), AngleMap(pre=0.5), AngleMap(post=0.3, power=1.0)])
 def test_rows_without_a_direction(angles: AngleMap, backend: str, dtype: torch.dtype) -> None:
     x, u = (t.detach().to(dtype) for t in pair(count=4))
     x[0] = 0  # no tangent space
@@ -58,9 +59,9 @@ def test_rows_without_a_direction(angles: AngleMap, backend: str, dtype: torch.d
     assert u.grad[:2].eq(0).all() and u.grad[2].ne(0).any()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("size", [1e-20, 1e-21, 1e-22, 1e-30])
-@pytest.mark.parametrize("angles", [AngleMap(), AngleMap(post=0.3, power=1.0)])
+@each("backend", BACKENDS)
+@each("size", [1e-20, 1e-21, 1e-22, 1e-30])
+@each("angles", [AngleMap(), AngleMap(post=0.3, power=1.0)])
 def test_rows_without_a_square_stay_where_they_are(angles: AngleMap, size: float, backend: str) -> None:
     """In fp32 <x,x> is no normal number there, or 0, and 1 over it may be infinite."""
     x, u = (t.detach().float() for t in pair(count=4))
@@ -75,8 +76,8 @@ def test_rows_without_a_square_stay_where_they_are(angles: AngleMap, size: float
     assert dx[:2].eq(1).all() and du[:2].eq(0).all() and dx.isfinite().all() and du[2:].ne(0).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("factor", [1.0, -1.0, 3.0, 1e4, -1e4])
+@each("backend", BACKENDS)
+@each("factor", [1.0, -1.0, 3.0, 1e4, -1e4])
 def test_a_parallel_update_moves_nothing(factor: float, backend: str) -> None:
     x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
     out = geodesic_update(x, factor * x, backend=backend)
@@ -84,9 +85,9 @@ def test_a_parallel_update_moves_nothing(factor: float, backend: str) -> None:
     assert (out.double().norm(dim=-1) / x.double().norm(dim=-1) - 1).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("bad", [math.nan, inf, -inf])
-@pytest.mark.parametrize("angles", [AngleMap(post=0.5), AngleMap(power=1.0), AngleMap(max_angle=2.0)])
+@each("backend", BACKENDS)
+@each("bad", [math.nan, inf, -inf])
+@each("angles", [AngleMap(post=0.5), AngleMap(power=1.0), AngleMap(max_angle=2.0)])
 def test_nan_and_inf_stay_on_their_own_row(angles: AngleMap, bad: float, backend: str) -> None:
     def run(poisoned: bool) -> tuple[Tensor, ...]:
         x, u = (t.detach().float() for t in pair(count=5, ratio=2.0))
@@ -108,9 +109,9 @@ RADII = (1e-18, 1e-12, 1e-6, 1.0, 1e6, 1e12, 1e15)
 RATIOS = (1e-18, 1e-12, 1e-6, 1e-3, 1.0, 1e3, 1e9, 1e15)
 
 
-@pytest.mark.parametrize("radius", RADII, ids=lambda r: f"radius{r:g}")
-@pytest.mark.parametrize("ratio", RATIOS, ids=lambda r: f"ratio{r:g}")
-@pytest.mark.parametrize("decay", [1.0, 0.05])
+@each("radius", RADII)
+@each("ratio", RATIOS)
+@each("decay", [1.0, 0.05])
 def test_extreme_rows_in_fp32(decay: float, ratio: float, radius: float) -> None:
     if radius * ratio > 1e18:
         pytest.skip("the square of u is not an fp32 number")
@@ -137,9 +138,9 @@ def test_fp32_radius_drift() -> None:
     assert (before / start - 1).abs().max() < 5e-6
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    ("stream", "update"),
+@each("backend", BACKENDS)
+@each(
+    "stream, update",
     [
         (torch.bfloat16, torch.bfloat16),
         (torch.float32, torch.bfloat16),

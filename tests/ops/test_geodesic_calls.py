@@ -13,10 +13,11 @@ from geonorm import geodesic_update
 from geonorm.errors import ConfigError
 from geonorm.ops import AngleMap, backends
 
+from ..rows import each
 from .geodesic_cases import BACKENDS, pair, textbook
 
 
-@pytest.mark.parametrize("decay", [0.0, -1.0, math.nan, inf, torch.ones(2, 1), torch.ones(0)])
+@each("decay", [0.0, -1.0, math.nan, inf, torch.ones(2, 1), torch.ones(0)])
 def test_a_decay_that_is_no_positive_number_is_refused(decay: float | Tensor) -> None:
     x, u = pair(count=2)
     with pytest.raises(ConfigError, match="decay must be") as error:
@@ -24,8 +25,8 @@ def test_a_decay_that_is_no_positive_number_is_refused(decay: float | Tensor) ->
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("shape", [(5,), (0, 5), (2, 3, 5), (2, 0, 3, 5), (4, 1), (1,)])
-@pytest.mark.parametrize("backend", BACKENDS)
+@each("shape", [(5,), (0, 5), (2, 3, 5), (2, 0, 3, 5), (4, 1), (1,)])
+@each("backend", BACKENDS)
 def test_shapes(shape: tuple[int, ...], backend: str) -> None:
     x, u = torch.randn(2, *shape, dtype=torch.float64)
     x.requires_grad_(), u.requires_grad_()
@@ -73,8 +74,8 @@ def test_inputs_are_not_written_to() -> None:
     assert torch.equal(x, copies[0]) and torch.equal(u, copies[1]) and torch.equal(weights, kept)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
+@each(
+    "arguments, says",
     [
         ({"u": torch.ones(3, 5)}, "one shape"),
         ({"u": torch.ones(4)}, "one shape"),

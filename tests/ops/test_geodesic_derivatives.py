@@ -11,12 +11,13 @@ from torch.utils.checkpoint import checkpoint
 from geonorm import geodesic_update
 from geonorm.ops import AngleMap, geodesic_step
 
+from ..rows import each
 from .geodesic_cases import BACKENDS, MAPS, pair, relative
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", ["free", "clamped", "u = 0", "u parallel to x", "mixed"])
-@pytest.mark.parametrize("name", ["plain", "post", "pre", "gain", "cayley"])
+@each("backend", BACKENDS)
+@each("case", ["free", "clamped", "u = 0", "u parallel to x", "mixed"])
+@each("name", ["plain", "post", "pre", "gain", "cayley"])
 def test_gradcheck(name: str, case: str, backend: str) -> None:
     angles = MAPS[name]()
     x, u = pair(count=3, dim=4, ratio={"free": 0.3, "clamped": 5.0}.get(case, 0.5))
@@ -29,9 +30,9 @@ def test_gradcheck(name: str, case: str, backend: str) -> None:
     assert torch.autograd.gradcheck(lambda a, b: geodesic_step(a, b, angles, backend=backend), (x, u))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("ratio", [0.0, 0.4, 2.0])
-@pytest.mark.parametrize("angles", [AngleMap(post=0.5), AngleMap(power=2.0, pre=0.7, max_angle=0.6)], ids=["exp", "p"])
+@each("backend", BACKENDS)
+@each("ratio", [0.0, 0.4, 2.0])
+@each("angles", [AngleMap(post=0.5), AngleMap(power=2.0, pre=0.7, max_angle=0.6)])
 def test_second_derivatives(angles: AngleMap, ratio: float, backend: str) -> None:
     """Where nothing moves too: u = 0 is how a model with empty output projections starts."""
     x, u = pair(count=2, dim=3, ratio=1.0)

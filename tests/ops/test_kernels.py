@@ -17,6 +17,8 @@ from torch import Tensor
 import geonorm
 from geonorm.ops import AngleMap, geodesic_step, geodesic_step_read, launch
 
+from ..rows import each
+
 triton = pytest.importorskip("triton")
 HERE = Path(__file__).parent
 SCRIPT = HERE / "kernel_checks.py"
@@ -91,8 +93,8 @@ def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     assert done.stdout.count("built") == 6
 
 
-@pytest.mark.parametrize("dim", [1, 2, 63, 128, 129, 768, 1024, 1025, 4096, 8192, 16384])
-@pytest.mark.parametrize(("backward", "normed"), [(False, False), (True, False), (True, True)])
+@each("dim", [1, 2, 63, 128, 129, 768, 1024, 1025, 4096, 8192, 16384])
+@each("backward, normed", [(False, False), (True, False), (True, True)])
 def test_launch_settings(dim: int, backward: bool, normed: bool) -> None:
     block, rows, warps = launch.settings(dim, backward, normed)
     assert dim <= block < 2 * dim and block & (block - 1) == 0
@@ -109,7 +111,7 @@ def test_programs_that_keep_sums_fill_a_gpu_and_no_more(warps: int) -> None:
 
 @gpu
 @needs_gpu
-@pytest.mark.parametrize("name", checks.CHECKS)
+@each("name", checks.CHECKS)
 def test_on_a_gpu(name: str) -> None:
     torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN
     try:
@@ -125,8 +127,8 @@ def inputs(rows: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> list[Ten
 
 @gpu
 @needs_gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("dim", [1024, 1536, 2048, 3072, 4096, 5120, 8192, 16384])
+@each("dtype", [torch.float32, torch.bfloat16])
+@each("dim", [1024, 1536, 2048, 3072, 4096, 5120, 8192, 16384])
 def test_wide_rows_on_a_gpu(dim: int, dtype: torch.dtype) -> None:
     angles = AngleMap(post=torch.tensor(0.5, device="cuda"))
     x, u, grad = inputs(33, dim, dtype)

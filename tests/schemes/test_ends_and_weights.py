@@ -11,12 +11,13 @@ from geonorm import Site, names, parse, schemes
 from geonorm.norms import NormSpec, RMSNorm
 from geonorm.schemes import Parts, Placement, Scheme
 
+from ..rows import each
 from .textbook import DEPTH, DIM, EPS, SITES, Bend, norm, perturbed, same, stream, unit, written
 
 ROLES = ("embed", "q", "k", "v", "o", "up", "gate", "down", "head")
 
 
-@pytest.mark.parametrize(("share", "first"), [(0.0, 0), (0.25, 3), (0.3, 3), (0.34, 4), (0.99, 11), (1.0, 12)])
+@each("share, first", [(0.0, 0), (0.25, 3), (0.3, 3), (0.34, 4), (0.99, 11), (1.0, 12)])
 def test_mix_gives_the_first_floor_of_share_l_blocks_to_a(share: float, first: int) -> None:
     mix = schemes.Mix(schemes.Peri(), schemes.GeoNorm(), share)
     chosen = [mix.resolve(Site(layer, kind, 12)) for layer in range(12) for kind in ("attn", "mlp")]
@@ -46,9 +47,7 @@ def end(scheme: Scheme, kind: str, x: Tensor) -> tuple[Tensor, nn.Module]:
 COMBINED = ("mix", "first", "per_kind")
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in names() if n not in ("ngpt", "angpt", "polar", "prores", "morph") and parse(n).streams == 1]
-)
+@each("name", [n for n in names() if n not in ("ngpt", "angpt", "polar", "prores", "morph") and parse(n).streams == 1])
 def test_entry_and_final(name: str) -> None:
     x = stream(parse("pre"))
     out, own = end(parse(name if name != "sandwich" else "sandwich(entry=sphere)"), "entry", x)
@@ -63,7 +62,7 @@ def test_entry_and_final(name: str) -> None:
         assert len(list(own.parameters())) == (final == "norm")
 
 
-@pytest.mark.parametrize("name", names())
+@each("name", names())
 def test_default_exit(name: str) -> None:
     """Post, DeepNorm, Keel, sqrt, nGPT and anGPT end on a normalised stream and ReZero has no norm at all; everything
     else is normalised once more. Sandwich-LN alone starts at the raw embedding."""
@@ -100,7 +99,7 @@ def test_residual_dual_through_a_whole_stack() -> None:
     same(out, post + norm(total, own["norm"].weight))  # type: ignore[index]
 
 
-@pytest.mark.parametrize("name", names())
+@each("name", names())
 def test_initial_standard_deviations(name: str) -> None:
     for site in SITES:
         scheme = parse(name).resolve(site)
@@ -130,7 +129,7 @@ def test_ngpt_constrains_along_the_model_dimension() -> None:
             same(weight, old / old.norm(dim=along, keepdim=True))
 
 
-@pytest.mark.parametrize("name", [n for n in names() if n not in ("ngpt", "angpt")])
+@each("name", [n for n in names() if n not in ("ngpt", "angpt")])
 def test_other_schemes_neither_constrain_nor_depart_from_the_recipe(name: str) -> None:
     weight = torch.randn(3, 4)
     kept = weight.clone()
@@ -194,7 +193,7 @@ def test_ngpt_step_size_is_absolute_and_stored_at_its_own_scale() -> None:
     same(written(scheme, own, SITES[0], x, branch), before)
 
 
-@pytest.mark.parametrize("name", names())
+@each("name", names())
 def test_norm_kind_reaches_every_scheme(name: str) -> None:
     """`norm="none"` leaves no RMSNorm anywhere; `gains=False` no gain."""
     for site in (*SITES, Site(0, "entry", DEPTH), Site(DEPTH - 1, "exit", DEPTH)):

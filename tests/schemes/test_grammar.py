@@ -19,6 +19,8 @@ from geonorm.errors import ConfigError
 from geonorm.schemes import grammar, registry
 from geonorm.settings import members
 
+from ..rows import each
+
 OURS = """
     pre post peri sandwich olmo2 deepnorm keel lns sqrt mix first per_kind geonorm attnres hybrid ngpt angpt lambdas
     rezero layerscale gpas mhc morph nag polar prores residual_dual siamese hyper orthogonal norm_preserving
@@ -81,8 +83,8 @@ def test_the_registry_is_what_is_tested() -> None:
     assert [str(parse(name)) for name in OURS] == OURS
 
 
-@pytest.mark.parametrize(
-    ("text", "canonical"),
+@each(
+    "text, canonical",
     [
         ("geonorm()", "geonorm"),
         ("  geonorm ( decay = sqrt , ) ", "geonorm(decay=sqrt)"),
@@ -132,8 +134,8 @@ def test_a_scheme_passes_through_and_strings_become_schemes() -> None:
     assert isinstance(mix.a, schemes.Peri) and mix.b == scheme
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
+@each(
+    "text, says",
     [
         ("geonrom", "unknown scheme 'geonrom': did you mean 'geonorm'"),
         ("geonorm(decays=sqrt)", "unknown field of geonorm 'decays': did you mean 'decay'"),
@@ -224,7 +226,7 @@ def test_constructors_check_as_the_parser_does(build: Any) -> None:
         build()
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "__import__('os').system('touch {0}')",
@@ -251,8 +253,8 @@ def test_nothing_is_evaluated(text: str, tmp_path: Any, monkeypatch: pytest.Monk
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
+@each(
+    "text, number",
     [
         *(("1", 1.0), ("1.0", 1.0), (".5", 0.5), ("-2e-1", -0.2), ("pi/4", pi / 4), ("inf", float("inf"))),
         *((word, None) for word in ("sqrt", "true", "'1'", "post", "./no/where.py:Half", "hyper(n=4)")),
@@ -312,8 +314,8 @@ def test_any_text_in_a_field_round_trips(elsewhere: Any, text: str) -> None:
     assert parse(str(elsewhere(word=text))) == elsewhere(word=text)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
+@each(
+    "text, says",
     [
         (f"{MODULE}:Elsewhat", "has no attribute"),
         (f"{MODULE}:number", "is not a subclass"),

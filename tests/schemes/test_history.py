@@ -10,6 +10,7 @@ from geonorm import Decoder, DecoderConfig, Site, parse
 from geonorm.errors import ConfigError
 from geonorm.schemes import read_at, write_at
 
+from ..rows import each
 from . import textbook
 from .test_streams import DEPTH, DIM, SITES, branch, embedding, network, norm, own, weights
 from .textbook import same
@@ -36,15 +37,15 @@ def mean_by_attention(sources: list[Tensor], p: dict[str, Tensor]) -> Tensor:
     return sum(s * v for s, v in zip(scores, sources, strict=True)) / sum(scores)
 
 
-@pytest.mark.parametrize(
-    ("blocks", "starts"),
+@each(
+    "blocks, starts",
     [(8, {1, 2, 3, 4, 5}), (6, {1, 2, 3, 4, 5}), (5, {2, 3, 4, 5}), (4, {2, 3, 5}), (3, {2, 4}), (2, {3}), (1, set())],
 )  # of 6 sub-layers; two of the 8 slots are left over
 def test_the_stack_is_that_of_the_paper(blocks: int, starts: set[int]) -> None:
     same(network(f"attnres(blocks={blocks})"), attention_residuals(f"attnres(blocks={blocks})", starts))
 
 
-@pytest.mark.parametrize("depth", [4, 5, 6, 7, 9, 10, 11, 36])
+@each("depth", [4, 5, 6, 7, 9, 10, 11, 36])
 def test_there_are_as_many_blocks_as_asked_for(depth: int) -> None:
     sites = [Site(layer, kind, depth) for layer in range(depth) for kind in ("attn", "mlp")]
     for blocks in (1, 3, 8):
@@ -93,8 +94,8 @@ def test_the_end_of_parallel_blocks_reads_the_slots_that_they_wrote_to(blocks: i
     assert slots == int((x.abs().amax((0, 1, 3)) > 0).sum()) == 1 + min(blocks, 4)
 
 
-@pytest.mark.parametrize("mix", ["sinkhorn", "permutation", "identity"])
-@pytest.mark.parametrize("n", [2, 3])
+@each("mix", ["sinkhorn", "permutation", "identity"])
+@each("n", [2, 3])
 def test_every_mixing_is_its_equation(mix: str, n: int) -> None:
     for site in textbook.SITES[:2]:
         scheme, parts = textbook.placed(f"mhc(mix={mix}, n={n})", site)

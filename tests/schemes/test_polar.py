@@ -13,6 +13,8 @@ from geonorm import Decoder, DecoderConfig, Site, parse
 from geonorm.norms import NormSpec
 from geonorm.schemes import Parts, polar, read_at, state_of
 
+from ..rows import each
+
 SMALL: dict[str, Any] = {"layers": 3, "width": 24, "heads": 2, "hidden": 40, "vocab_size": 37, "context": 16}
 
 
@@ -33,9 +35,9 @@ def text(seed: int = 0) -> Tensor:
     return torch.randint(37, (2, 13), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("eps", [1e-6, 0.1])
-@pytest.mark.parametrize("norm", ["rms", "layer", "dyt", "none"])
-@pytest.mark.parametrize("fields", ["", "entry=embedding", "decay=sqrt, alpha=3", "final=none"])
+@each("eps", [1e-6, 0.1])
+@each("norm", ["rms", "layer", "dyt", "none"])
+@each("fields", ["", "entry=embedding", "decay=sqrt, alpha=3", "final=none"])
 def test_logits_and_all_gradients_equal_those_of_pre(fields: str, norm: str, eps: float) -> None:
     plain, scaled = pair(fields, norm=norm, eps=eps)
     found, expected = scaled(text()), plain(text())

@@ -14,6 +14,7 @@ from geonorm.ops import geodesic_step
 from geonorm.schemes import advance, read_at, write_at
 from geonorm.schemes.base import normalise_update
 
+from ..rows import each
 from .textbook import DEPTH, DIM, EPS, SITES, Bend, perturbed, placed, same, stream, written
 
 INSIDE = [
@@ -31,7 +32,7 @@ INSIDE = [
 SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "vocab_size": 11, "context": 8}
 
 
-@pytest.mark.parametrize("inside", INSIDE)
+@each("inside", INSIDE)
 def test_a_step_is_that_share_of_the_step_inside(inside: str) -> None:
     """Block t after n steps: h = min(n / (10 t), 1)."""
     for site in SITES:
@@ -61,11 +62,8 @@ def test_of_geonorm_it_is_the_angle_that_grows() -> None:
         advance(residual)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    ["", "alpha=0.5, decay=sqrt", "decay_on=update, alpha=3", "update=unit", "update=norm, input=norm",
-     "retraction=cayley, max_angle=3", "index=sublayer, decay=linear"],
-)  # fmt: skip
+@each("fields", ["", "alpha=0.5, decay=sqrt", "decay_on=update, alpha=3", "update=unit", "update=norm, input=norm",
+     "retraction=cayley, max_angle=3", "index=sublayer, decay=linear"])  # fmt: skip
 def test_a_share_of_an_angle_takes_the_fast_path(fields: str) -> None:
     """Stream and gradients are those of the slow twin, h on the definition; updates far above and below the ceiling."""
     generator = torch.Generator().manual_seed(0)
@@ -86,7 +84,7 @@ def test_a_share_of_an_angle_takes_the_fast_path(fields: str) -> None:
             torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("fields", ["alpha=2", "decay=-1", "learn=gain", "learn=step", "after=norm"])
+@each("fields", ["alpha=2", "decay=-1", "learn=gain", "learn=step", "after=norm"])
 def test_where_the_decay_can_meet_the_ceiling_it_takes_the_slow_one(fields: str) -> None:
     """There h on the angle is no h on what is clamped last."""
     site = Site(0, "attn", DEPTH)

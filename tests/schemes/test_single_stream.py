@@ -17,6 +17,8 @@ from geonorm.norms import NormSpec
 from geonorm.schemes import Parts, read_at, write_at
 from geonorm.schemes.hypersphere import silu_rms
 
+from ..rows import each
+
 DIM, DEPTH = 10, 6
 ATTN, MLP = (Site(2, kind, DEPTH) for kind in ("attn", "mlp"))
 SMALL: dict[str, Any] = {"layers": 3, "width": 32, "heads": 4, "hidden": 48, "vocab_size": 41, "context": 16}
@@ -36,8 +38,8 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["attn", "mlp"])
-@pytest.mark.parametrize("name", [n for n in (*names(), *VARIANTS) if parse(n).planar])
+@each("kind", ["attn", "mlp"])
+@each("name", [n for n in (*names(), *VARIANTS) if parse(n).planar])
 def test_rotation_equivariance(name: str, kind: str) -> None:
     """Without gains no direction is special: rotating x and u rotates x'."""
     site = Site(2, kind, DEPTH)
@@ -94,7 +96,7 @@ def test_keel_weighs_the_skip_path_by_the_number_of_sub_layers() -> None:
         assert torch.equal(keel.write(x, 2 * x.roll(1), own(), site), fixed.write(x, 2 * x.roll(1), own(), site))
 
 
-@pytest.mark.parametrize(("depth", "start"), [(2, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6), (48, 1e-6)])
+@each("depth, start", [(2, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6), (48, 1e-6)])
 def test_layerscale_starts_by_depth(depth: int, start: float) -> None:
     for text, expected in (("layerscale", start), ("layerscale(start=0.3)", 0.3)):
         own = Parts(parse(text), Site(1, "attn", depth), NormSpec("rms", DIM))
@@ -223,8 +225,8 @@ def test_spheretnorm_as_a_geonorm(retraction: str) -> None:
     torch.testing.assert_close(found.norm(dim=-1, keepdim=True), radius, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("alpha", [1e-6, 0.05, 1.0, 30.0])
-@pytest.mark.parametrize("stored", [None, -30.0, 0.0, 5.0])
+@each("alpha", [1e-6, 0.05, 1.0, 30.0])
+@each("stored", [None, -30.0, 0.0, 5.0])
 def test_a_learned_step_stays_positive(alpha: float, stored: float | None) -> None:
     rule = parse(f"geonorm(learn=step, alpha={alpha}, decay=constant, max_angle=pi)")
     own = Parts(rule, ATTN, NormSpec("rms", DIM)).double()

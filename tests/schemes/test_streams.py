@@ -13,6 +13,7 @@ from geonorm import Decoder, DecoderConfig, Site, parse
 from geonorm.norms import NormSpec
 from geonorm.schemes import Parts, Scheme, read_at, write_at
 
+from ..rows import each
 from .textbook import same
 
 DIM, DEPTH, EPS = 8, 3, 1e-5
@@ -78,8 +79,8 @@ def siamese_algorithm(
     return norm(out, p["sum.weight"]) if sum == "norm" else out
 
 
-@pytest.mark.parametrize(
-    ("text", "settings"),
+@each(
+    "text, settings",
     [
         ("siamese", {}),
         ("siamese(entry=embedding)", {"entry": "embedding"}),
@@ -153,7 +154,7 @@ def test_connections_depend_on_the_token_only_if_dynamic() -> None:
         assert torch.allclose(moved[0] + moved[1], moved[2]) == linear
 
 
-@pytest.mark.parametrize("text", ["residual_dual", "siamese", OFFICIAL, "hyper", "hyper(n=2, dynamic=none)"])
+@each("text", ["residual_dual", "siamese", OFFICIAL, "hyper", "hyper(n=2, dynamic=none)"])
 def test_a_step_of_size_zero_moves_no_plain_sum(text: str) -> None:
     """h = 0 leaves every stream that is not normalised as it is; in between, plain sums move linearly in h."""
     scheme, site = parse(text), Site(1, "mlp", DEPTH)

@@ -16,6 +16,7 @@ from geonorm.norms import NormSpec
 from geonorm.ops.angle import BIAS_SOFTNESS
 from geonorm.schemes import Parts, polar, read_at
 
+from ..rows import each
 from .textbook import (
     DEPTH,
     DIM,
@@ -41,16 +42,16 @@ def test_every_registered_scheme_has_an_equation_here() -> None:
     assert set(EQUATIONS) == set(names()) - {"polar"}  # the equation of pre: tests/schemes/test_polar.py
 
 
-@pytest.mark.parametrize("site", SITES, ids=lambda s: f"{s.kind}{s.layer}")
-@pytest.mark.parametrize("name", EQUATIONS)
+@each("site", SITES)
+@each("name", EQUATIONS)
 def test_one_layer_equals_the_textbook(name: str, site: Site) -> None:
     scheme, own = placed(name, site)
     x, branch = stream(scheme), Bend()
     same(written(scheme, own, site, x, branch), EQUATIONS[name](x, branch, dict(own.named_parameters()), site))
 
 
-@pytest.mark.parametrize("site", SITES, ids=lambda s: f"{s.kind}{s.layer}")
-@pytest.mark.parametrize("name", EQUATIONS)
+@each("site", SITES)
+@each("name", EQUATIONS)
 def test_residual_is_the_same_layer(name: str, site: Site) -> None:
     residual = Residual(Bend(), name, site, DIM, eps=EPS)
     perturbed(residual.own)
@@ -66,7 +67,7 @@ def test_residual_is_the_same_layer(name: str, site: Site) -> None:
     assert extra == "cache"
 
 
-@pytest.mark.parametrize("name", EQUATIONS)
+@each("name", EQUATIONS)
 def test_a_tensor_layer_and_a_tensor_h_change_nothing(name: str) -> None:
     site = Site(2, "mlp", DEPTH)
     scheme, own = placed(name, site)
@@ -81,9 +82,9 @@ def test_a_tensor_layer_and_a_tensor_h_change_nothing(name: str) -> None:
         same(written(scheme, own, site, start, branch, h=0.0), start)
 
 
-@pytest.mark.parametrize("decay", ["harmonic", "sqrt", "linear", "constant", 0.75])
-@pytest.mark.parametrize("layer", [0, 2, 5])
-@pytest.mark.parametrize("name", ["pre", "post", "peri", "sandwich", "orthogonal", "ngpt"])
+@each("decay", ["harmonic", "sqrt", "linear", "constant", 0.75])
+@each("layer", [0, 2, 5])
+@each("name", ["pre", "post", "peri", "sandwich", "orthogonal", "ngpt"])
 def test_decay_of_flat_schemes(name: str, layer: int, decay: str | float) -> None:
     site = Site(layer, "attn", DEPTH)
     scheme, own = placed(f"{name}(decay={decay}, alpha=0.7)", site)
@@ -108,10 +109,10 @@ def proposed(name: str, x: Tensor, u: Tensor) -> Tensor:
     return u - (x * u).sum(-1, keepdim=True) / ((x * x).sum(-1, keepdim=True) + 1e-6) * x if name == "orthogonal" else u
 
 
-@pytest.mark.parametrize("layer", [0, 2])
-@pytest.mark.parametrize("alpha", [0.6, 1.0, 3.0])
-@pytest.mark.parametrize("ceiling", [0.2, 0.6, pi / 4, 50.0])
-@pytest.mark.parametrize("name", ["pre", "orthogonal", "post"])
+@each("layer", [0, 2])
+@each("alpha", [0.6, 1.0, 3.0])
+@each("ceiling", [0.2, 0.6, pi / 4, 50.0])
+@each("name", ["pre", "orthogonal", "post"])
 def test_a_ceiling_on_the_step_of_flat_schemes(name: str, ceiling: float, alpha: float, layer: int) -> None:
     """With equal reads the writes alone differ: |step|/|x| = min(s min(|q|/|x|, c), c) along q."""
     site = Site(layer, "mlp", DEPTH)
@@ -157,8 +158,8 @@ def test_both_forms_of_pre_have_the_ceiling(input: str) -> None:
     assert met[0] is not None and met[1] is not None and met[0].any() and torch.equal(*met)
 
 
-@pytest.mark.parametrize("input", ["raw", "norm"])
-@pytest.mark.parametrize("name", ["pre", "orthogonal", "post", "geonorm"])
+@each("input", ["raw", "norm"])
+@each("name", ["pre", "orthogonal", "post", "geonorm"])
 def test_writes_that_are_compared_can_have_equal_reads(name: str, input: str) -> None:
     site = Site(1, "attn", DEPTH)
     scheme, own = placed(f"{name}(input={input})", site)
@@ -268,8 +269,8 @@ def test_the_table_covers_every_field_of_geonorm() -> None:
     assert {key for row in GEONORM for key in row} == {f.name for f in fields(schemes.GeoNorm)}
 
 
-@pytest.mark.parametrize("radius", [0.3, 2.0, 30.0])
-@pytest.mark.parametrize("settings", GEONORM, ids=lambda s: ",".join(map(str, s.values())) or "default")
+@each("radius", [0.3, 2.0, 30.0])
+@each("settings", GEONORM)
 def test_every_field_of_geonorm(settings: dict[str, Any], radius: float) -> None:
     for site in SITES:
         scheme = schemes.GeoNorm(**settings)

@@ -1,0 +1,73 @@
+"""One test for many rows: every row runs, and the failure names each row that failed."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Iterable
+from itertools import product
+from typing import Any
+
+import pytest
+
+Test = Callable[..., None]
+
+
+def each(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
+    """As `pytest.mark.parametrize(names, rows)`, but all rows are one test. Several of them make a product.
+
+    For rows of milliseconds, where a test of its own for each costs more than what it checks. All rows share the
+    test's fixtures. A row may skip itself; where all do, the test is skipped.
+    """
+    keys = [name.strip() for name in names.split(",")]
+    axis = [dict(zip(keys, row if len(keys) > 1 else [row], strict=True)) for row in rows]
+    if not axis:
+        raise ValueError(f"no rows of {names}: the test could not fail")
+
+    def decorate(test: Test) -> Test:
+        once, axes = getattr(test, "rows", (test, []))
+        axes = [axis, *axes]
+
+        @functools.wraps(once)
+        def run(*args: Any, **fixtures: Any) -> None:
+            skips: list[BaseException] = []
+            failures: dict[str, BaseException] = {}
+            for number, parts in enumerate(product(*axes)):
+                row = {key: value for part in parts for key, value in part.items()}
+                try:
+                    once(*args, **fixtures, **row)
+                except pytest.skip.Exception as skip:
+                    skips.append(skip)
+                except (Exception, pytest.fail.Exception) as error:
+                    failures[f"row {number} ({', '.join(f'{key}={text(row[key])}' for key in row)})"] = error
+            count = number + 1
+            if failures:
+                lines = [f"{row}: {place(error)}" for row, error in failures.items()]
+                first = next(iter(failures.values()))
+                raise AssertionError(f"{len(failures)} of {count} rows failed\n" + "\n".join(lines)) from first
+            if len(skips) == count:
+                raise skips[0]
+
+        signature = inspect.signature(once)
+        taken = {key for axis in axes for key in axis[0]}
+        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[p for name, p in signature.parameters.items() if name not in taken]
+        )
+        run.rows = once, axes  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def text(value: Any) -> str:
+    """A value as a failure names it: the name of a function, of others what fits."""
+    words = value.__name__ if inspect.isroutine(value) or inspect.isclass(value) else str(value)
+    return words if len(words) <= 100 else words[:97] + "..."
+
+
+def place(error: BaseException) -> str:
+    """Line, kind and first line of the message of an error."""
+    frames = traceback.extract_tb(error.__traceback__)[:2]  # the call of the row, and what it calls
+    message = str(error).strip().partition("\n")[0]
+    return f"line {frames[-1].lineno}: {type(error).__name__}: {message}"

@@ -1,0 +1,69 @@
+"""That `each` runs every row and fails where one of them does."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from .rows import each
+
+
+def test_every_row_runs_and_the_failure_names_all_that_failed() -> None:
+    seen = []
+
+    @each("left, right", [(1, 1), (2, 3), (5, 4)])
+    @each("sign", [1, -1])
+    def compare(left: int, right: int, sign: int) -> None:
+        seen.append((left, right, sign))
+        assert sign * left <= sign * right, "in order"
+
+    with pytest.raises(AssertionError) as error:
+        compare()
+    assert seen == [(1, 1, 1), (1, 1, -1), (2, 3, 1), (2, 3, -1), (5, 4, 1), (5, 4, -1)]
+    head, *lines = str(error.value).splitlines()
+    assert head == "2 of 6 rows failed"
+    assert [line.partition(": line")[0] for line in lines] == [
+        "row 3 (left=2, right=3, sign=-1)",
+        "row 4 (left=5, right=4, sign=1)",
+    ]
+    assert all("AssertionError: in order" in line for line in lines)
+    assert isinstance(error.value.__cause__, AssertionError)  # its traceback shows the first of them
+
+
+def test_whatever_a_row_raises_is_a_failure_of_that_row() -> None:
+    @each("kind", [ValueError, KeyError, pytest.fail.Exception, None])
+    def fall(kind: type[BaseException] | None) -> None:
+        if kind is not None:
+            raise kind("down")
+
+    with pytest.raises(AssertionError, match="3 of 4 rows") as error:
+        fall()
+    assert all(f"kind={name}" in str(error.value) for name in ("ValueError", "KeyError", "Failed"))
+
+
+def test_rows_that_are_skipped_hide_no_failure() -> None:
+    @each("number", [1, 2, 3])
+    def odd(number: int, least: int) -> None:
+        if number < least:
+            pytest.skip("small")
+        assert number % 2
+
+    odd(least=3)
+    with pytest.raises(AssertionError, match="1 of 3 rows"):
+        odd(least=2)
+    with pytest.raises(pytest.skip.Exception):
+        odd(least=9)
+
+
+def test_fixtures_stay_arguments() -> None:
+    @each("number", [1])
+    def use(number: int, tmp_path: str) -> None: ...
+
+    assert list(inspect.signature(use).parameters) == ["tmp_path"]
+
+
+@pytest.mark.parametrize("rows", [[], [(1, 2, 3)], [(1,)]])
+def test_rows_that_do_not_fit_are_an_error(rows: list[tuple[int, ...]]) -> None:
+    with pytest.raises(ValueError):
+        each("left, right", rows)(lambda left, right: None)()
