@@ -82,8 +82,6 @@ def test_no_text_of_a_file_is_typed(command: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("command", "settings"),
     [
-        ("compare", {"schemes": ["mix(post, pre)"], "grid": [f"scheme.b={EVIL}"], "out": "out"}),
-        ("compare", {"schemes": ["mix(post, pre)"], "grid": [f"scheme.b='{EVIL}'"], "out": "out"}),
         ("compare", {"schemes": ["pre", EVIL], "out": "out"}),
         ("ladder", {"schemes": [f"mix({EVIL}, pre)"], "out": "out"}),
         ("train", {"scheme": EVIL, "out": "out"}),

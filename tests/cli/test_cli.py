@@ -52,13 +52,13 @@ SHARED = set(
 )
 MACHINE = set("machine.tflops machine.tflops_fp32 machine.mfu machine.bandwidth machine.memory".split())
 PLAN = MACHINE | {"dry_run", "world_size", "json"}
-TRAIN = SHARED | PLAN | set("scheme lr seed resume phase branch cell".split())
+TRAIN = SHARED | PLAN | set("scheme lr seed resume phase branch".split())
 COMPARE = SHARED | set(
-    """schemes lrs seeds tune tune_steps grid max_runs
+    """schemes lrs seeds tune tune_steps
     jobs launcher ray.address ray.gpus ray.retries slurm.submit slurm.partition
     slurm.account slurm.time slurm.gpus slurm.memory slurm.options slurm.setup slurm.retries""".split()
 )
-LADDER = (COMPARE - set("steps batch_size lrs tune tune_steps grid max_runs".split())) | set(
+LADDER = (COMPARE - set("steps batch_size lrs tune tune_steps".split())) | set(
     "depth budgets rates rule.width rule.head rule.batch rule.least rule.rate rule.highest".split()
 )
 SIMULATE = set(

@@ -98,7 +98,7 @@ def test_runs_that_were_not_trained_alike_are_a_limit(make_run: MakeRun, tmp_pat
     for scheme, optimizer, decay in (("pre", "adamw", 0.1), ("pre", "muon", 0.1), ("post", "adamw", 0.0)):
         folder = make_run(scheme, int(optimizer == "muon"))
         config = {"optim": {"name": optimizer, "weight_decay": decay}, "log": {"to": [optimizer]}}
-        (folder / "config.yaml").write_text(json.dumps({**config, "cell": [optimizer], "scheme": scheme}))
+        (folder / "config.yaml").write_text(json.dumps({**config, "scheme": scheme}))
     said = [limit for limit in limits(load([tmp_path])) if "differ in" in limit]
     assert said == [
         "pre: its mean is over runs that differ in optim.name (adamw and muon): give those a report of their own."

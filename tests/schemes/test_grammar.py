@@ -253,17 +253,6 @@ def test_nothing_is_evaluated(text: str, tmp_path: Any, monkeypatch: pytest.Monk
     assert not list(tmp_path.iterdir())
 
 
-@each(
-    "text, number",
-    [
-        *(("1", 1.0), ("1.0", 1.0), (".5", 0.5), ("-2e-1", -0.2), ("pi/4", pi / 4), ("inf", float("inf"))),
-        *((word, None) for word in ("sqrt", "true", "'1'", "post", "./no/where.py:Half", "hyper(n=4)")),
-    ],
-)
-def test_numbers_are_told_from_words_and_code(text: str, number: float | None) -> None:
-    assert grammar.read_number(text) == number
-
-
 def test_deep_nesting() -> None:
     deep = "mix(b=" * 7 + "peri" + ")" * 7
     assert str(parse(deep)) == deep

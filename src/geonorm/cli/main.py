@@ -127,13 +127,10 @@ def problem(error: Exception) -> str:
 def compare(config: CompareConfig) -> int:
     """train several schemes side by side on the same text; ends in a table, figures and a page"""
     from ..lab.compare import compare as lab
-    from ..report import checks, grid, runs, tables
+    from ..report import checks, runs, tables
 
     def table(out: Path, results: dict[str, Any]) -> list[str]:
-        width = output.columns(tables.WIDTH)
-        if config.grid:
-            return grid.text_lines(grid.load(out), width)
-        return tables.text_lines(results["schemes"], checks.limits(runs.load([out])), width)
+        return tables.text_lines(results["schemes"], checks.limits(runs.load([out])), output.columns(tables.WIDTH))
 
     return study(config, lab.compare, table)
 

@@ -168,8 +168,6 @@ class TrainConfig(Recipe):
     checkpoint.trunk) this one begins: the same as without, but for the time."""
     phase: Literal["final", "tune"] = "final"
     """What a comparison uses the run for."""
-    cell: list[str] = field(default_factory=list)
-    """Of a comparison's grid, the values that this run has."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -259,10 +257,6 @@ class CompareConfig(Grid, Recipe):
     """Learning rates. Several are tried with one seed on a shorter run and the best is kept for each scheme."""
     tune: bool = False
     """Extend the learning rates of a scheme by the grid's own ratio until its best is not at an end."""
-    grid: list[str] = field(default_factory=list)
-    """Settings with several values (model.width=64,128 scheme.alpha=0.5,1,2): a comparison for each combination."""
-    max_runs: Count = 200
-    """Most runs of a grid; one that makes more is refused before anything starts."""
     tune_steps: Count | None = None
     """Steps of a tuning run; half of --steps when not given. Short runs like higher rates than long ones."""
 

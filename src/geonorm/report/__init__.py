@@ -56,7 +56,7 @@ def write_figures(dirs: Sequence[AnyPath] | AnyPath, out_dir: AnyPath) -> list[P
     """Write final_loss, loss_curves, geometry, law, learning_rates and uniform as PNG, SVG and PDF; returns what was
     written.
 
-    Of a grid: grid; of a ladder: speedup, loss, difference; of a simulation: cosine, collapse, speed, sphere; of a
+    Of a ladder: speedup, loss, difference; of a simulation: cosine, collapse, speed, sphere; of a
     probe: those of `report.probe_charts`. A figure with
     nothing to show (no trace, one learning rate) is left out. Of several sources each has a folder of its own, by
     their names, numbered where two have the same.
@@ -99,14 +99,13 @@ def _read(
     """What is said of all runs as one comparison, then of each simulation and each probe; of `schemes` alone, if any
     are named. Before it the look of each name, so that a scheme has one colour everywhere."""
     from ..errors import GeonormError, unknown
-    from . import comparison, grid, ladder, probe, runs, simulation, studies
+    from . import comparison, ladder, probe, runs, simulation, studies
     from .style import looks
 
     paths = [Path(dirs)] if isinstance(dirs, (str, PathLike)) else [Path(d) for d in dirs]
     kinds = {path: runs.study_kind(path) for path in paths}
     readers: dict[str, tuple[Callable[[Path], SavedStudy], Teller]] = {
         "ladder": (ladder.load, studies.report_ladder),
-        "grid": (grid.load, grid.report_grid),
         "simulation": (simulation.load, studies.report_simulation),
         "probe": (probe.load, studies.report_probe),
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..lab.runs.run import VOLATILE, flatten
-from ..lab.runs.statistics import Row, Summary, ending, find_scattered, usable
+from ..lab.runs.statistics import Summary, ending, find_scattered, usable
 from .page import plain_text
 from .runs import Run, SavedComparison
 from .style import rate, si
@@ -17,7 +17,7 @@ SEEDS_FOR_A_CLAIM = 5
 TOKENS_PER_PARAMETER = 10
 """Below this the order of schemes is that of early training, and known to change."""
 PARAMETER_TOLERANCE = 0.002
-PER_RUN = ("scheme", "seed", "lr", "out", "phase", "cell")
+PER_RUN = ("scheme", "seed", "lr", "out", "phase")
 """Settings that differ between runs by design."""
 WITHOUT_EFFECT = {
     *VOLATILE, *PER_RUN, "tokens.cache", "checkpoint.every", "evaluation.every", "evaluation.trace_tokens",
@@ -98,12 +98,8 @@ def _rates(comparison: SavedComparison) -> Iterator[str]:
 
 
 def _length(comparison: SavedComparison) -> Iterator[str]:
-    yield from early(comparison.judged)
-
-
-def early(rows: Sequence[Row]) -> Iterator[str]:
     """That a comparison is too short to tell how schemes end."""
-    known = [row for row in rows if row["n"] and row["tokens"] and row["parameters"]]
+    known = [row for row in comparison.judged if row["n"] and row["tokens"] and row["parameters"]]
     shares = [row["tokens"] / row["parameters"] for row in known]
     if shares and min(shares) < TOKENS_PER_PARAMETER:
         yield (
@@ -183,7 +179,7 @@ def _losses(comparison: SavedComparison) -> Iterator[str]:
 
 
 def name_irregular_runs(runs: Sequence[Summary]) -> Iterator[str]:
-    """The same of the runs of a grid or a ladder, as far as their summaries say it."""
+    """The same of the runs of a ladder, as far as their summaries say it."""
     finished = [run for run in runs if run.get("status") == "finished"]
     for key, what in (
         ("null_losses", "with a training loss that was not finite at some step"),

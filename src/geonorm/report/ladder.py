@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Self
 
+from ..lab.runs.run import read_object
 from .checks import SEEDS_FOR_A_CLAIM, TOKENS_PER_PARAMETER, name_irregular_runs, name_other_sizes
 from .columns import align, wrap_all
 from .page import Cells
-from .source import SavedTables
+from .source import SavedStudy
 from .style import rate, si, signed
-from .tables import WIDTH, chances, count, learning_rate, outdated, paired_difference, seeds_of, spread
+from .tables import WIDTH, chances, count, learning_rate, paired_difference, seeds_of, spread
 from .whole import Record, read_whole, refuse_damaged
 
 NOTE = (
@@ -30,8 +33,16 @@ COMPUTE = (
 
 
 @dataclass(frozen=True)
-class SavedLadder(SavedTables):
+class SavedLadder(SavedStudy):
     """A ladder's directory: its results.json, of the schemes that are shown."""
+
+    path: Path
+    results: dict[str, Any]
+    shown: list[str]
+
+    @property
+    def names(self) -> list[str]:
+        return self.shown
 
     @property
     def baseline(self) -> str:
@@ -50,10 +61,17 @@ class SavedLadder(SavedTables):
         return {row["size"]: row for row in points}
 
     def rank(self) -> Mapping[str, float | None]:
-        """The loss at the point of most compute."""
+        """The loss at the point of most compute, by which schemes are sorted."""
         last = max(self.results["points"], key=lambda row: row["compute"])
         return {row["scheme"]: row["val_loss_mean"] for row in self.results["points"]
                 if (row["size"], row["tokens"]) == (last["size"], last["tokens"])}  # fmt: skip
+
+    def only(self, names: Sequence[str], sort: str | None = None) -> Self:
+        shown = [name for name in names if name in self.shown] if names else list(self.shown)
+        if sort == "loss":
+            losses = self.rank()
+            shown.sort(key=lambda name: math.inf if (loss := losses.get(name)) is None else loss)
+        return replace(self, shown=shown)
 
 
 def load(path: Path) -> SavedLadder:
@@ -123,6 +141,15 @@ def caption(found: SavedLadder) -> str:
             f"data {Path(str(found.results.get('data'))).name}",
         ]
     )
+
+
+def outdated(found: SavedLadder) -> list[str]:
+    """A sentence where runs of the folder have begun, or ended otherwise, since results.json was written: what extends
+    it was interrupted, or goes on."""
+    known = {run["run"]: run["status"] for run in found.results["runs"]}
+    runs = [settings.parent for settings in found.path.glob("runs/*/config.yaml")]
+    later = sum(known.get(run.name) != read_object(run / "summary.json").get("status", "failed") for run in runs)
+    return [f"Not counted: {count(later, 'run')} that began or ended after results.json was written."] if later else []
 
 
 def caveats(found: SavedLadder) -> list[str]:

@@ -150,11 +150,10 @@ def load(dirs: Sequence[AnyPath] | AnyPath) -> SavedComparison:
 
 
 def _baselines(results: Record) -> list[tuple[str, Any]]:
-    """Schemes of a comparison, a grid or a ladder and what each is compared with, in the order of the whole study: the
-    first cell of a grid may lack the baseline of the others."""
+    """Schemes of a comparison or a ladder and what each is compared with, in the order of the whole study."""
     rows: list[Record] = results["schemes"] if "schemes" in results else results.get("points", [])
     order: list[str] = results.get("order", [])
-    ordered = sorted(rows, key=lambda row: _place(str(row.get("curve", row["scheme"])), order)[0])
+    ordered = sorted(rows, key=lambda row: _place(str(row["scheme"]), order)[0])
     return [(str(row["scheme"]), row.get("baseline")) for row in ordered]
 
 
@@ -197,8 +196,8 @@ def read_run(path: Path) -> Run:
 
 
 def study_kind(path: Path) -> str:
-    """What a directory holds: simulation, probe, ladder, grid, comparison or run; as its settings say where its
-    summary is lost."""
+    """What a directory holds: simulation, probe, ladder, comparison or run; as its settings say where its summary
+    is lost."""
     summary = read_object(path / "summary.json")
     if summary.get("kind") in ("simulation", "probe"):
         return str(summary["kind"])
@@ -207,8 +206,6 @@ def study_kind(path: Path) -> str:
         return "probe"
     if "depth" in settings and "budgets" in settings:
         return "ladder"
-    if settings.get("grid") and "schemes" in settings:
-        return "grid"
     if "schemes" in settings:
         return "simulation" if "beta" in settings else "comparison"
     return "run"
@@ -231,7 +228,7 @@ def _studies(roots: Sequence[Path], paths: Sequence[Path]) -> list[Path]:
     runs = dict.fromkeys(path.resolve().parent for path in paths)
     studies = [folder.parent for folder in runs if folder.name == "runs"]
     given = {root.resolve() for root in roots}
-    return [study for study in studies if study not in given and study_kind(study) in ("comparison", "grid", "ladder")]
+    return [study for study in studies if study not in given and study_kind(study) in ("comparison", "ladder")]
 
 
 def _source(root: Path) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Self
 
 from .style import Look, looks
 
@@ -37,27 +35,3 @@ class SavedStudy:
         """These series alone, in this order; all of them where none is named. `sort="loss"`: the best first, where
         losses are compared."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class SavedTables(SavedStudy):
-    """A directory whose results.json holds tables, of the series that are shown."""
-
-    path: Path
-    results: dict[str, Any]
-    shown: list[str]
-
-    @property
-    def names(self) -> list[str]:
-        return self.shown
-
-    def rank(self) -> Mapping[str, float | None]:
-        """The loss by which each series is sorted; None, or absent, where it has none."""
-        raise NotImplementedError
-
-    def only(self, names: Sequence[str], sort: str | None = None) -> Self:
-        shown = [name for name in names if name in self.shown] if names else list(self.shown)
-        if sort == "loss":
-            losses = self.rank()
-            shown.sort(key=lambda name: math.inf if (loss := losses.get(name)) is None else loss)
-        return replace(self, shown=shown)

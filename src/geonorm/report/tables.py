@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ..lab.runs.run import read_object
 from ..lab.runs.statistics import SEED_CAP, Row, significant
 from .columns import align, fit_width, markdown_lines, wrap_all
 from .runs import SavedComparison
-from .source import SavedTables
 from .style import memory, rate, si, signed
 
 WIDTH = 100
@@ -105,15 +103,6 @@ def seeds_of(rows: Sequence[Row]) -> str:
     """How many seeds rows are means of: 3 seeds, 2 to 5 seeds."""
     seeds = sorted({row["n"] for row in rows})
     return count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
-
-
-def outdated(found: SavedTables) -> list[str]:
-    """A sentence where runs of the folder have begun, or ended otherwise, since results.json was written: what extends
-    it was interrupted, or goes on."""
-    known = {run["run"]: run["status"] for run in found.results["runs"]}
-    runs = [settings.parent for settings in found.path.glob("runs/*/config.yaml")]
-    later = sum(known.get(run.name) != read_object(run / "summary.json").get("status", "failed") for run in runs)
-    return [f"Not counted: {count(later, 'run')} that began or ended after results.json was written."] if later else []
 
 
 def endings(row: Row) -> str:

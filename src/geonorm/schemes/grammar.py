@@ -19,7 +19,7 @@ from .. import elsewhere
 from ..errors import ConfigError, unknown
 from ..settings import hints, members
 from .base import Scheme
-from .registry import REGISTRY, installed, name_of, names
+from .registry import REGISTRY, installed, names
 
 
 def find(name: str) -> type[Scheme]:
@@ -192,25 +192,3 @@ def parse(text: str | Scheme) -> Scheme:
         hint = "; several schemes are separated by spaces" if reader.peek() == "," else ""
         raise ConfigError(f"cannot read scheme {text!r}: {reader.peek()!r} after the end{hint}")
     return scheme
-
-
-def read_number(text: str) -> float | None:
-    """The number that a value of a field stands for (1, 1.0, pi/8), None where it is none; no code runs. ConfigError
-    for what cannot be read."""
-    reader = SchemeReader(text)
-    words = [token for kind, token in reader.tokens if kind in ("word", "text")]
-    return float(reader.value()) if {"pi", "inf"}.issuperset(words) else None
-
-
-def set_field(scheme: Scheme, name: str, text: str) -> Scheme:
-    """The scheme with another value of a field, as its string has it: `set_field(geonorm, "max_angle", "pi/8")`.
-    ConfigError for a field that it has not, or a value that does not fit."""
-    reader = SchemeReader(text)
-    value = reader.value()
-    if reader.at < len(reader.tokens):
-        raise ConfigError(f"cannot read {text!r} as a value of {name}: {reader.peek()!r} after the end")
-    own = {f.name: getattr(scheme, f.name) for f in fields(scheme) if f.init}
-    kind = name_of(type(scheme))
-    if name not in own:
-        raise ConfigError(unknown(f"field of {kind}", name, own) if own else f"{kind} has no field, so no {name}")
-    return build_scheme(kind, [], {**own, name: value})

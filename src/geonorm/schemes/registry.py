@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import MISSING, fields
 from functools import cache
 from importlib.metadata import entry_points
@@ -48,11 +47,10 @@ def name_of(kind: type[Any]) -> str:
     return next((name for name, point in installed().items() if point.value == own), own)
 
 
-def format_scheme(scheme: Any, but: Collection[str] = ()) -> str:
-    """Canonical string: the name and the fields that differ from their defaults, in the order of definition, without
-    those that `but` names."""
+def format_scheme(scheme: Any) -> str:
+    """Canonical string: the name and the fields that differ from their defaults, in the order of definition."""
     parts = []
-    for f in [f for f in fields(scheme) if f.name not in but]:
+    for f in fields(scheme):
         value = getattr(scheme, f.name)
         default = f.default_factory() if f.default_factory is not MISSING else f.default
         if value != default:

@@ -21,12 +21,12 @@ import pytest
 import yaml
 
 from geonorm import report
-from geonorm.errors import CheckpointError
+from geonorm.errors import CheckpointError, ConfigError
 from geonorm.lab.compare import compare as lab
 from geonorm.lab.compare import local
 from geonorm.lab.compare.team import done
 from geonorm.lab.config import TUNING_SEED, CompareConfig, TrainConfig
-from geonorm.lab.runs.run import RunFolder, lock_folder, read_rows, slug
+from geonorm.lab.runs.run import RunFolder, lock_folder, read_rows, slug, write_json
 from geonorm.progress import Bars
 
 from ..conftest import results
@@ -380,3 +380,35 @@ def test_interrupt_saves(tiny: list[str], tmp_path: Path) -> None:
     assert "the same command goes on from there" in log and "Traceback" not in log
     stored = yaml.safe_load((out / "config.yaml").read_text())
     assert stored["schemes"] == ["pre"] and stored["steps"] == 2000
+
+
+def test_two_runs_of_one_folder_are_refused(tmp_path: Path) -> None:
+    """The second was told as finished, with the loss of the first."""
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match=r"pre-lr0.00123456-seed0, with lr 0.00123456, not 0.001234561: name only"):
+        lab.compare(CompareConfig(schemes=["pre"], out=str(out), lrs=[0.00123456, 0.001234561]))
+    assert not out.exists()
+
+
+def test_the_baseline_of_a_folder_stays_unless_it_is_named_behind_another(tmp_path: Path) -> None:
+    def finish(*schemes: str, status: str = "finished") -> None:
+        for scheme in schemes:
+            (folder := tmp_path / "runs" / scheme).mkdir(parents=True)
+            write_json(folder / "summary.json", {"scheme": scheme, "status": status})
+
+    assert lab.order_schemes(tmp_path, ["post", "pre"]) == ["post", "pre"]
+    (tmp_path / "config.yaml").write_text("schemes: [pre, 'geonorm(alpha=1, decay=sqrt)']")  # stopped before results
+    assert lab.order_schemes(tmp_path, ["post"]) == ["post"]  # and before a run: nothing to be compared with
+    finish("pre", status="diverged")
+    assert lab.order_schemes(tmp_path, ["post"]) == ["post"]
+    write_json(tmp_path / "runs" / "pre" / "summary.json", {"scheme": "pre", "status": "finished"})
+    finish("geonorm(decay=sqrt)")
+    assert lab.order_schemes(tmp_path, ["post"]) == ["pre", "geonorm(decay=sqrt)", "post"]
+    assert lab.order_schemes(tmp_path, ["post", "pre"]) == ["post", "pre", "geonorm(decay=sqrt)"]
+    (tmp_path / "config.yaml").write_text("schemes: [post]")
+    finish("peri", "post")
+    write_json(tmp_path / "results.json", {"schemes": [{"scheme": "pre"}, {"scheme": "peri"}]})
+    assert lab.order_schemes(tmp_path, ["nag"]) == ["pre", "peri", "post", "nag"]
+    for damaged in ("[]", '{"schemes": 1}', '{"schemes": [1]}', '{"order": [[1]]}', "{"):
+        (tmp_path / "results.json").write_text(damaged)
+        assert lab.order_schemes(tmp_path, ["peri"]) == ["post", "peri"]

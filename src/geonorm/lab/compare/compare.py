@@ -37,7 +37,6 @@ from ..runs.statistics import aggregate
 from ..scale.world import ALONE
 from ..train.load import load_data
 from .clusters import Ray, Slurm
-from .grid import OWN, check_one_text, check_same_axes, check_same_text, curve_of, describe_grid, make_cells
 from .team import Say, Team, make_team, outcome
 
 EXTENSIONS = 6
@@ -53,22 +52,14 @@ def compare(
     Submitted when the runs are left to SLURM. A run that fails stops no other: its status says so, and the next call
     tries it again.
     """
-    cells = make_cells(config)
-    runs = [run_config(cell, scheme, lr, 0) for lr in config.lrs for cell in cells for scheme in cell.schemes]
+    schemes = [str(parse(scheme)) for scheme in config.schemes]
+    runs = [run_config(config, scheme, lr, 0) for lr in config.lrs for scheme in schemes]
     check_folders(runs)
-    samples = [run for run in runs if run.lr == config.lrs[0]]
-    check_one_text(samples)
-    with begin_study(config, samples, say, live) as team:
-        if config.grid:
-            team.say(describe_grid(config, cells))
-        final = []
-        for cell in cells:
-            schemes = cell.schemes
-            best = own_rates(cell)
-            left = [scheme for scheme in schemes if scheme not in best]
-            best |= tune(team, cell, left) if len(config.lrs) > 1 else dict.fromkeys(left, config.lrs[0])
-            final += [run_config(cell, s, best[s], seed) for seed in range(config.seeds) for s in schemes if s in best]
-        team.run(final)
+    with begin_study(config, runs[: len(schemes)], say, live) as team:
+        best = own_rates(config)
+        left = [scheme for scheme in schemes if scheme not in best]
+        best |= tune(team, config, left) if len(config.lrs) > 1 else dict.fromkeys(left, config.lrs[0])
+        team.run([run_config(config, s, best[s], seed) for seed in range(config.seeds) for s in schemes if s in best])
         return write_results(team, command or repeat_command(config))
 
 
@@ -76,7 +67,7 @@ def compare(
 def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) -> Iterator[Team]:
     """Checks all that can be known before anything is written, then locks the folder and hands out the team.
     `samples`: a run of each scheme, for each size there is."""
-    out, grid = Path(config.out), getattr(config, "grid", ())
+    out = Path(config.out)
     if config.launcher == "local" or not config.runtime.device.startswith("cuda"):  # elsewhere there may be GPUs
         device = pick_device(config.runtime.device)
         for sample in samples if config.launcher == "local" and device.type == "cpu" else ():
@@ -87,38 +78,37 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
     for scheme in schemes:
         if schemes.count(scheme) > 1:
             raise ConfigError(f"--schemes names {scheme} twice")
-    check_directory(out, config, samples)
+    check_directory(out, config)
     # once, here: the runs find the tokens in the cache
     text = load_data(max(samples, key=lambda sample: sample.batch_size))
     provenance = Provenance.of(config, text.sha256, text.fingerprint, dict.fromkeys(run.scheme for run in samples))
     for settings in sorted((out / "runs").glob("*/config.yaml")):
         provenance.check(settings.parent)
     with closing(make_team(out, config, say, live)) as team, lock_folder(out):
-        team.schemes, team.order = schemes, order_schemes(out, schemes, grid)
-        if team.order[0] != curve_of(schemes[0], grid):
+        team.schemes, team.order = schemes, order_schemes(out, schemes)
+        if team.order[0] != schemes[0]:
             team.say(f"differences are to {team.order[0]}, as before; to change that, name it behind another scheme")
         write_settings(out / "config.yaml", to_dict(config))
         yield team
 
 
-def order_schemes(out: Path, schemes: Sequence[str], grid: Sequence[str] = ()) -> list[str]:
-    """The order of tables, the baseline first; in a grid of curves. Those of this command lead, and what else
-    has finished runs follows. But a command without the baseline only extends the folder: its schemes stand behind."""
-    now = [curve_of(scheme, grid) for scheme in schemes]
+def order_schemes(out: Path, schemes: Sequence[str]) -> list[str]:
+    """The order of tables, the baseline first. Those of this command lead, and what else has finished runs follows. But
+    a command without the baseline only extends the folder: its schemes stand behind."""
     if not (out / "config.yaml").exists():
-        return now
+        return list(schemes)
     found, before = read_object(out / "results.json"), []
     with suppress(AttributeError, KeyError, TypeError):  # an edited file: runs are read from their own folders
         rows = found.get("schemes") or found.get("points") or []
-        before = [found.get("baseline"), *(found.get("order") or [row.get("curve", row["scheme"]) for row in rows])]
+        before = [found.get("baseline"), *(found.get("order") or [row["scheme"] for row in rows])]
     for scheme in stored_settings(out).get("schemes", ()):  # of a command that was stopped before its results, too
         with suppress(ConfigError):
-            before.append(curve_of(str(parse(stored(scheme, None, str(out)))), grid))
+            before.append(str(parse(stored(scheme, None, str(out)))))
     ended = [RunFolder(path.parent).summary() or {} for path in sorted((out / "runs").glob("*/summary.json"))]
-    finished = {curve_of(run["scheme"], run.get("cell", ())) for run in ended if run.get("status") == "finished"}
+    finished = {run["scheme"] for run in ended if run.get("status") == "finished"}
     before = [name for name in before if isinstance(name, str) and name in finished]
-    kept = bool(before) and before[0] not in now
-    return list(dict.fromkeys([*before, *now] if kept else [*now, *before]))
+    kept = bool(before) and before[0] not in schemes
+    return list(dict.fromkeys([*before, *schemes] if kept else [*schemes, *before]))
 
 
 def repeat_command(config: Grid) -> list[str]:
@@ -128,7 +118,7 @@ def repeat_command(config: Grid) -> list[str]:
 
 def own_rates(config: CompareConfig) -> dict[str, float]:
     """Learning rates that recipes of schemes set: under `--recipe own` there is nothing to tune about them."""
-    found = {scheme: parse(scheme).recipe().get("lr") for scheme in config.schemes if config.recipe == "own"}
+    found = {str(s): s.recipe().get("lr") for s in map(parse, config.schemes) if config.recipe == "own"}
     return {scheme: lr for scheme, lr in found.items() if lr is not None}
 
 
@@ -171,20 +161,18 @@ def round_rate(value: float) -> float:
 
 
 def run_config(config: CompareConfig, scheme: str, lr: float, seed: int, tuning: bool = False) -> TrainConfig:
-    """One run of a comparison, or of a cell of its grid."""
+    """One run of a comparison."""
     shared = {f.name: getattr(config, f.name) for f in fields(Recipe)}
     if tuning:
         shared["steps"] = config.steps_of_tuning
-    at = "".join(f"-{slug(text.replace('=', '-'))}" for text in config.grid if not text.startswith(OWN))
-    name = f"{slug(scheme)}{at}-lr{lr:g}-seed{seed}" + ("-tune" if tuning else "")
+    name = f"{slug(scheme)}-lr{lr:g}-seed{seed}" + ("-tune" if tuning else "")
     out = str(Path(config.out) / "runs" / name)
     phase: Literal["final", "tune"] = "tune" if tuning else "final"
-    return TrainConfig(**shared, scheme=scheme, lr=lr, seed=seed, out=out, phase=phase, cell=config.grid)
+    return TrainConfig(**shared, scheme=scheme, lr=lr, seed=seed, out=out, phase=phase)
 
 
 def check_folders(runs: Sequence[TrainConfig]) -> None:
-    """ConfigError where two different runs would have one folder: rates that agree in all digits of its name, or values
-    of a grid that a scheme writes alike."""
+    """ConfigError where two different runs would have one folder: rates that agree in all digits of its name."""
     made: dict[str, TrainConfig] = {}
     for run in runs:
         other = made.setdefault(run.out, run)
@@ -193,16 +181,15 @@ def check_folders(runs: Sequence[TrainConfig]) -> None:
 
 
 GRID = {
-    "schemes", "seeds", "lrs", "grid", "max_runs", "tune", "jobs", "launcher", "out", "depth", "rates", "log.to",
+    "schemes", "seeds", "lrs", "tune", "jobs", "launcher", "out", "depth", "rates", "log.to",
     "log.project", "checkpoint.trunk",
 }  # fmt: skip
 GRID |= {f"{group}.{f.name}" for group, kind in (("ray", Ray), ("slurm", Slurm)) for f in fields(kind)}
 """What may differ when a comparison or a ladder is extended: which runs there are, not what a run is."""
 
 
-def check_directory(out: Path, config: Grid, samples: Sequence[TrainConfig] = ()) -> None:
-    """CheckpointError, before anything is written, if `out` holds something else or runs with other settings.
-    `samples`: some of those that are to be made."""
+def check_directory(out: Path, config: Grid) -> None:
+    """CheckpointError, before anything is written, if `out` holds something else or runs with other settings."""
     if is_unused(out):
         return
     stored = stored_settings(out) if (out / "config.yaml").exists() else {}
@@ -212,34 +199,16 @@ def check_directory(out: Path, config: Grid, samples: Sequence[TrainConfig] = ()
         stored = to_dict(from_dict(type(config), stored))
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{out / 'config.yaml'} does not hold the settings of a {config.noun}: {error}") from None
-    grid = to_dict(config).get("grid", ())
-    runs = [RunFolder(path.parent).config() for path in sorted(out.glob("runs/*/config.yaml"))] if grid else []
-    differs = check_same_axes(stored.get("grid", ()), runs, grid) or first_difference(stored, to_dict(config), but=GRID)
-    if differs := differs or (check_same_text([*runs, *samples]) if grid else None):
+    if differs := first_difference(stored, to_dict(config), but=GRID):
         raise CheckpointError(f"{out} holds a {config.noun} with {differs}; choose another --out")
 
 
 def write_results(team: Team, command: list[str]) -> dict[str, Any]:
     """Reads every run of a comparison and writes results.json. The first scheme of the order is the baseline."""
-    runs = read_runs(team)
-    cells: dict[tuple[str, ...], list[dict[str, Any]]] = {tuple(run.cell): [] for run in team.asked}
-    for run, summary in runs:
-        cells.setdefault(tuple(run.cell), []).append(summary)
-    rows = [row for cell, found in cells.items() for row in compare_cell(team, cell, found)]
-    results = {"command": command, "order": team.order, "runs": [summary for _, summary in runs], "schemes": rows}
+    runs = [summary for _, summary in read_runs(team)]
+    results = {"command": command, "order": team.order, "runs": runs, "schemes": aggregate(runs)}
     write_json(team.out / "results.json", results)
     return results
-
-
-def compare_cell(team: Team, cell: tuple[str, ...], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a comparison, or of a cell of its grid, of which they then name values and curve. By their curves
-    schemes stand in every cell as in the comparison, whether it was asked for this time or earlier."""
-    curves = {run["scheme"]: curve_of(run["scheme"], cell) for run in found}
-    order = [curve_of(scheme, cell) for scheme in team.order]
-    place = {scheme: order.index(curve) if curve in order else len(order) for scheme, curve in curves.items()}
-    found = sorted(found, key=lambda run: place[run["scheme"]])
-    rows = aggregate(found)  # the first is the baseline
-    return [{**row, "cell": list(cell), "curve": curves[row["scheme"]]} for row in rows] if cell else rows
 
 
 def read_runs(team: Team) -> list[tuple[TrainConfig, dict[str, Any]]]:

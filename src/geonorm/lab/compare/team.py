@@ -112,7 +112,6 @@ def outcome(config: TrainConfig) -> dict[str, Any]:
         return summary
     empty = dict.fromkeys(("val_loss", "val_bpb", "train_loss", "tokens_per_second", "peak_memory_bytes"))
     known = {"status": "failed", "scheme": config.scheme, "seed": config.seed, "lr": config.lr, "phase": config.phase}
-    known |= {"cell": config.cell} if config.cell else {}
     counts = {"steps": 0, "tokens": 0, "parameters": 0, "matmul_parameters": 0, "spikes": 0, "grad_spikes": 0}
     return {**known, **empty, **counts, "wall_seconds": 0.0}
 

@@ -380,7 +380,6 @@ class Loop:
             "parallel": self.spread.kind,
             "tensor_size": self.world.tensor,
             "phase": c.phase,
-            **({"cell": c.cell} if c.cell else {}),
             "own_recipe": self.setup.departures,
             "paper_recipe": self.setup.scheme.recipe(),
             "events": self.judge.events,
