@@ -5,7 +5,7 @@
 loop     a plain double loop over particles in NumPy against our velocity, n = 256, d = 512
 products our velocity against its two matrix products alone, y y^T and s y: n = 1024 and up
 large    one velocity of many particles (d = 64, fp32) in a process of its own: seconds, and peak memory of the process
-The velocity as it is and as `Flow(compile=True)` has it, compilation not counted. All take turns in one process on one
+All take turns in one process on one
 thread, by its CPU time; a ratio is the median of the ratios within rounds with the 95 % interval of that median.
 """
 
@@ -31,7 +31,6 @@ from geonorm import dynamics
 from geonorm.lab.runs import environment
 from geonorm.lab.runs.statistics import ratio_interval
 
-MODES = ("plain", "compiled")
 WORDS = {torch.float32: "fp32", torch.float64: "fp64"}
 
 
@@ -72,32 +71,20 @@ def ratio(a: list[float], b: list[float]) -> dict[str, float | None]:
     }  # fmt: skip
 
 
-def flows(scheme: str) -> dict[str, dynamics.Flow]:
-    return {word: dynamics.Flow(scheme, dynamics.Attention(beta=1.0), compile=word == "compiled") for word in MODES}
-
-
 def against_loop(dtype: torch.dtype, rounds: int) -> dict[str, Any]:
-    both = flows("post")
-    x = both["plain"].start(dynamics.uniform(256, 512, dtype=dtype))
+    flow = dynamics.Flow("post", dynamics.Attention(beta=1.0))
+    x = flow.start(dynamics.uniform(256, 512, dtype=dtype))
     theta = x[0].numpy()
-    for flow in both.values():
-        np.testing.assert_allclose(flow.velocity(x, 0.0)[0].numpy(), double_loop(theta, 1.0), rtol=0, atol=1e-6)
-    spent = turns({"loop": lambda: double_loop(theta, 1.0)} | velocities(both, x), rounds)
-    return {f"loop / post {mode}, n 256 d 512 {WORDS[dtype]}": ratio(spent["loop"], spent[mode]) for mode in MODES}
+    np.testing.assert_allclose(flow.velocity(x, 0.0)[0].numpy(), double_loop(theta, 1.0), rtol=0, atol=1e-6)
+    spent = turns({"loop": lambda: double_loop(theta, 1.0), "velocity": partial(flow.velocity, x, 0.0)}, rounds)
+    return {f"loop / post, n 256 d 512 {WORDS[dtype]}": ratio(spent["loop"], spent["velocity"])}
 
 
 def against_products(n: int, dim: int, scheme: str, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
-    both = flows(scheme)
-    x = both["plain"].start(dynamics.uniform(n, dim, dtype=dtype))[0]
-    spent = turns({"products": lambda: (x @ x.mT) @ x} | velocities(both, x), rounds)
-    return {
-        f"{scheme} {mode} / products, n {n} d {dim} {WORDS[dtype]}": ratio(spent[mode], spent["products"])
-        for mode in MODES
-    }
-
-
-def velocities(both: dict[str, dynamics.Flow], x: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    return {mode: partial(flow.velocity, x, 0.0) for mode, flow in both.items()}
+    flow = dynamics.Flow(scheme, dynamics.Attention(beta=1.0))
+    x = flow.start(dynamics.uniform(n, dim, dtype=dtype))[0]
+    spent = turns({"products": lambda: (x @ x.mT) @ x, "velocity": partial(flow.velocity, x, 0.0)}, rounds)
+    return {f"{scheme} / products, n {n} d {dim} {WORDS[dtype]}": ratio(spent["velocity"], spent["products"])}
 
 
 def peak() -> int:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from geonorm import sphere
-from geonorm.dynamics import Attention, Flow, compiled, random_attention, uniform
+from geonorm.dynamics import Attention, Flow, random_attention, recorded_velocity, uniform
 from geonorm.dynamics.rates import motion
-from geonorm.dynamics.recorded import Unrecordable, record, record_around
+from geonorm.dynamics.recorded import Unrecordable, record_around
 from geonorm.schemes import Scheme, Site
 
-from .test_compiled import Choosy
+from .test_recorded_velocity import Choosy
 
 F64 = torch.float64
 X = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, -2.0]], dtype=F64)
@@ -49,9 +49,9 @@ FUNCTIONS: list[tuple[Callable[[Tensor, Tensor], Sequence[Tensor]], int]] = [
 
 @pytest.mark.parametrize(("function", "most"), FUNCTIONS)
 def test_values_on_other_inputs(function: Any, most: int) -> None:
-    graph = record(function, X, Y)
+    graph = record_around(lambda ask, *inputs: function(*inputs), X, X, Y)
     for x, y in ((X, Y), (Y, X), (X * 1e-160, Y), (X.flip(0), torch.full_like(Y, float("nan")))):
-        for found, wanted in zip(graph(x, y), function(x, y), strict=True):
+        for found, wanted in zip(graph(None, x, y), function(x, y), strict=True):
             assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0)) and found.dtype == wanted.dtype
     assert sum(node.op == "call_function" for node in graph.graph.nodes) <= most
 
@@ -70,13 +70,13 @@ OUTSIDE = torch.ones(2)
 )
 def test_what_no_list_of_operations_says_is_refused(function: Any) -> None:
     with pytest.raises(Unrecordable):
-        record(function, X)
+        record_around(lambda ask, x: function(x), X, X)
 
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
-    monkeypatch.setattr(compiled, "GRAPHS", {})
-    return compiled.GRAPHS
+    monkeypatch.setattr(recorded_velocity, "GRAPHS", {})
+    return recorded_velocity.GRAPHS
 
 
 @pytest.mark.parametrize("scheme", ["pre", "post", "peri", "lns", "ngpt(alpha=1)", "geonorm", "siamese"])
@@ -84,12 +84,12 @@ def test_a_flow_records_what_it_is_asked_for_often(scheme: str, graphs: dict[Any
     """The same velocities as the slow twin, `rates.motion`, at all times."""
     flow = Flow(scheme, Attention(beta=2.0), 8)
     x = flow.start(uniform(7, 5, seeds=(1, 2)))
-    for asked in range(compiled.RECORD_AFTER + 4):
+    for asked in range(recorded_velocity.RECORD_AFTER + 4):
         tau = 0.1 * asked
         rule, site = flow.rule(tau)
         u = flow.update(x, tau)
         slow = motion(rule, flow.own(rule, site, 2 if rule.planar else 5, x), x, u, site)[0]
-        assert bool(graphs) == (asked >= compiled.RECORD_AFTER)
+        assert bool(graphs) == (asked >= recorded_velocity.RECORD_AFTER)
         torch.testing.assert_close(flow.velocity(x, tau), slow, rtol=1e-13, atol=1e-15)
     assert len(graphs) == 1
 
@@ -98,7 +98,7 @@ def test_numbers_do_not_depend_on_what_ran_before(graphs: dict[Any, Any]) -> Non
     def run() -> list[Tensor]:
         flow = Flow("post", Attention(beta=2.0), 8)
         x = flow.start(uniform(7, 5))
-        return [flow.velocity(x, 0.1 * i) for i in range(compiled.RECORD_AFTER + 2)]
+        return [flow.velocity(x, 0.1 * i) for i in range(recorded_velocity.RECORD_AFTER + 2)]
 
     first, second = run(), run()
     assert graphs and all(map(torch.equal, first, second))
@@ -125,7 +125,7 @@ def test_few_operations_are_left(scheme: str) -> None:
     flow = Flow(scheme, Attention(), 8)
     x = flow.start(uniform(7, 5))
     rule, site = flow.rule(1.5)
-    graph = compiled.record_velocity(rule, flow.own(rule, site, 5, x), x, flow.update(x, 1.5), site)
+    graph = recorded_velocity.record_velocity(rule, flow.own(rule, site, 5, x), x, flow.update(x, 1.5), site)
     assert sum(node.op == "call_function" for node in graph.graph.nodes) <= OPERATIONS[scheme]
 
 
@@ -141,7 +141,7 @@ class Stepped(Scheme):
 def test_schemes_that_cannot_be_recorded_stay_as_they_are(scheme: Scheme, graphs: dict[Any, Any]) -> None:
     flow = Flow(scheme, Attention(), 8)
     x = flow.start(uniform(6, 5))
-    for asked in range(compiled.RECORD_AFTER + 40):
+    for asked in range(recorded_velocity.RECORD_AFTER + 40):
         tau = 0.05 * asked
         rule, site = flow.rule(tau)
         u = flow.update(x, tau)
@@ -154,7 +154,7 @@ def test_weights_of_a_field_get_their_gradient_also_of_what_is_recorded(graphs: 
     field = random_attention(5, seed=1)
     flow = Flow("post", field, 8)
     x = flow.start(uniform(6, 5))
-    for _ in range(compiled.RECORD_AFTER + 1):
+    for _ in range(recorded_velocity.RECORD_AFTER + 1):
         plain = flow.velocity(x, 0.5)
     assert graphs
     assert field.v is not None

@@ -28,7 +28,6 @@ BAD = [
     ("--delta 0.2", "--delta is of --init cone"),
     ("--step 0.1", "--step is of --method rk4 and euler"),
     ("--step 0.1 --method layers", "--step is of --method rk4 and euler"),
-    ("--compile --method layers", "--compile is for velocities, which --method layers does not follow"),
     ("--per layer", "--per layer needs random weights"),
     ("--method layers --time 2.5", "time must be a whole number"),
     ("--init everywhere", "--init takes equiangular or uniform"),

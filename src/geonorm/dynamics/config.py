@@ -76,9 +76,6 @@ class SimulateConfig(Settings):
     keep: list[Literal["tokens", "stream", "update"]] = field(default_factory=list)
     """What to keep of every particle at each measurement: tokens (directions of what the head would read), stream (the
     state), update (what attention proposes); seeds x points x tokens x dim numbers of each for a scheme."""
-    compile: bool = False
-    """torch.compile of what a scheme does beside attention: the same numbers to rounding, ten seconds or so per scheme
-    at first, so that it pays off after thousands of velocities (many tokens, long times)."""
 
     def __post_init__(self) -> None:
         named = self.schemes if isinstance(self.schemes, (list, tuple)) else [self.schemes]
@@ -110,8 +107,6 @@ class SimulateConfig(Settings):
             raise ConfigError("--delta is of --init cone: add that, or leave it out")
         if self.step != type(self).step and self.method not in ("rk4", "euler"):
             raise ConfigError("--step is of --method rk4 and euler: add one, or leave it out")
-        if self.compile and self.method == "layers":
-            raise ConfigError("--compile is for velocities, which --method layers does not follow: leave it out")
         if self.weights == "network":
             if self.beta is not None:
                 raise ConfigError("--weights network has the temperature of a decoder: leave --beta out")

@@ -24,7 +24,7 @@ from .fields import Field
 from .rates import derivative, motion, parameters, radial_rate, speed, write_nothing
 
 if TYPE_CHECKING:
-    from .compiled import Asked, Velocity
+    from .recorded_velocity import Asked, Velocity
 
 Sublayers = Sequence[tuple[str, Field]]
 
@@ -56,22 +56,17 @@ class Flow:
     """A scheme, the sub-layers of one layer and the depth L that schemes with a horizon refer to.
 
     field: one field (it stands at an `attn` site), or the sub-layers in order as (kind, field) pairs; a layer then
-    moves every particle once per sub-layer. compile: what a velocity does beside its field runs through torch.compile
-    (a C++ compiler is needed; seconds per scheme and shape), with values equal to rounding; where a gradient is wanted
-    it stays as it is. Raises ConfigError for an unknown scheme, for one whose state is not made
+    moves every particle once per sub-layer. Raises ConfigError for an unknown scheme, for one whose state is not made
     of vectors of width dim, for a state of the wrong shape, for zero vectors, and where a schedule has run out.
     """
 
-    def __init__(
-        self, scheme: str | Scheme, field: Field | Sublayers, depth: int = 1, *, compile: bool = False
-    ) -> None:
+    def __init__(self, scheme: str | Scheme, field: Field | Sublayers, depth: int = 1) -> None:
         self.scheme = parse(scheme)
         self.sublayers: Sublayers = list(field) if isinstance(field, Sequence) else [("attn", field)]
         if depth < 1:
             raise ConfigError(f"depth must be at least 1, got {depth}")
         self.depth = depth
         self.streams = self.scheme.streams
-        self.compile = compile
         self.cache: dict[tuple[object, ...], Parts] = {}
         self.opaque: set[tuple[Scheme, str, int]] = set()
         self.graphs: dict[tuple[object, ...], Velocity] = {}
@@ -180,13 +175,9 @@ class Flow:
         own = self.own(rule, site, x.shape[-1], x)
         run = self.graphs.get(key := (id(own), x.shape))
         if run is None:
-            from .compiled import compile_velocity, quicken_velocity
+            from .recorded_velocity import quicken_velocity
 
-            if self.compile:
-                run = compile_velocity(rule, own, x, self.update(x, tau, sublayer), site)
-            else:
-                run = quicken_velocity(rule, own, self.own_flat(rule, site, x), x, site, self.asked)
-            self.graphs[key] = run
+            run = self.graphs[key] = quicken_velocity(rule, own, self.own_flat(rule, site, x), x, site, self.asked)
         return run(x, site.layer, propose)
 
     def own_flat(self, rule: Scheme, site: Site, x: Tensor) -> Parts:

@@ -53,19 +53,11 @@ class Level:
 Known = Node | Level
 
 
-def record(function: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> GraphModule:
-    """The function as a graph of its inputs that returns a tuple, for tensors of their shapes, dtypes and device and of
-    any values. No gradients. Raises Unrecordable for a function whose operations depend on values."""
-    recorder = Recorder()
-    recorder.take(inputs)
-    with recorder:
-        found = function(*inputs)
-    return recorder.finish(found)
-
-
 def record_around(function: Callable[..., Sequence[Tensor]], answer: Tensor, *inputs: Tensor) -> GraphModule:
-    """As `record`, of a function that asks another one in between, once: function(ask, *inputs) with ask(y) a tensor
-    like `answer`. Its graph takes that other function in place of `ask` and calls it, whatever it does."""
+    """The function as a graph of `ask` and its inputs that returns a tuple, for tensors of their shapes, dtypes and
+    device and of any values. function(ask, *inputs) may ask another function in between, once, with ask(y) a tensor
+    like `answer`: the graph calls that one, whatever it does. No gradients. Raises Unrecordable for a function whose
+    own operations depend on values."""
     recorder, answer = Recorder(), answer.detach().clone()  # a tensor of its own, also where it is an input
     other = recorder.graph.placeholder("ask")
 

@@ -177,7 +177,7 @@ def one(
     for place, batch in enumerate(batches):
         kept.append([])
         sublayers = build_sublayers(config, scheme, place)
-        flow = Flow(scheme, sublayers, depth=config.layers, compile=config.compile)
+        flow = Flow(scheme, sublayers, depth=config.layers)
         state = flow.start(batch)
         walk = integrate(flow, state, times, method=config.method, step=config.step, log_time=config.log_time)
         for index, (tau, x) in enumerate(walk):

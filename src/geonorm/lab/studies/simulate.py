@@ -25,7 +25,7 @@ from ..runs.run import (
     write_settings,
 )
 
-VOLATILE = ("out", "device", "compile")
+VOLATILE = ("out", "device")
 SAME = ("geonorm", "commit", "python", "torch")
 """What must not have changed for finished schemes to be taken over."""
 

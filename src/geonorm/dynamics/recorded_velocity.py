@@ -1,4 +1,4 @@
-"""A scheme's velocity as a short list of operations: recorded once, its derivative taken, and compiled if asked for.
+"""A scheme's velocity as a short list of operations: recorded once, with its derivative taken.
 
 The derivative of a write is a few hundred small operations, and calling them costs more than their work where particles
 are few. Recorded they are one or two dozen without autograd (`recorded`), the read among them. Layer, norms and scalars
@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from ..errors import ConfigError, cause
 from ..schemes import Parts, Scheme, Site, read_at
 from .rates import derivative, motion
-from .recorded import Unrecordable, record, record_around
+from .recorded import Unrecordable, record_around
 
 Propose = Callable[[Tensor], Tensor]
 """What the sub-layer reads to what it proposes."""
@@ -27,7 +26,7 @@ Velocity = Callable[[Tensor, float, Propose], Tensor]
 Graph = Callable[..., tuple[Tensor, ...]]
 
 GRAPHS: dict[tuple[object, ...], Graph] = {}
-"""Graphs of this process, compiled or not: seeds, flows and layers that differ in numbers alone share them."""
+"""Graphs of this process: seeds, flows and layers that differ in numbers alone share them."""
 Asked = dict[tuple[object, ...], list[int]]
 """How often a flow was asked for each of its velocities: a list of one number."""
 RECORD_AFTER = 32
@@ -55,16 +54,6 @@ def record_velocity(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) 
     return record_around(flat, u, x.detach(), number(site.layer, x), *tensors(own).values())
 
 
-@torch.no_grad()
-def record_motion(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> GraphModule:
-    """The same of (x, u, layer, *tensors(own)), for an update that is there: what a compiler sees whole."""
-
-    def flat(x: Tensor, u: Tensor, layer: Tensor, *values: Tensor) -> list[Tensor]:
-        return [derivative(rule, own, x, u, Site(layer, site.kind, site.depth))]
-
-    return record(flat, x.detach(), u.detach(), number(site.layer, x), *tensors(own).values())
-
-
 def number(layer: float, like: Tensor) -> Tensor:
     return torch.full((), float(layer), dtype=torch.float64, device=like.device)
 
@@ -73,7 +62,7 @@ def quicken_velocity(rule: Scheme, own: Parts, flat: Parts, x: Tensor, site: Sit
     """The velocity of a rule for states like x and the parameters of a site, at all dimensions and, `flat`, as
     `rates.motion` wants them. It is the slow one at first, and recorded once a flow asked for it often; for ever so
     where it cannot be recorded. No gradients."""
-    key = ("recorded", *of_graph(rule, own, x, site))
+    key = of_graph(rule, own, x, site)
     values, count = list(tensors(own).values()), asked.setdefault(key, [0])
     graph: Graph | None = None
 
@@ -112,30 +101,6 @@ def says_the_same(graph: Graph, rule: Scheme, own: Parts, flat: Parts, x: Tensor
     wanted = motion(rule, flat, x, u, at)[0], read_at(rule, x, own(), at)[0]
     near = torch.finfo(x.dtype).eps ** 0.75
     return all(torch.allclose(a, b, rtol=near, atol=near, equal_nan=True) for a, b in zip(found, wanted, strict=True))
-
-
-def compile_velocity(rule: Scheme, own: Parts, x: Tensor, u: Tensor, site: Site) -> Velocity:
-    """The velocity of a rule for tensors like x and u and the parameters of a site; compiles where no other flow, seed
-    or layer has done so, which takes seconds. No gradients. Raises ConfigError where the compiler fails."""
-    key = (*of_graph(rule, own, x, site), u.shape)
-    values = list(tensors(own).values())
-    if key not in GRAPHS:
-        x, u = x.detach().contiguous(), u.detach().contiguous()
-        try:
-            with torch.no_grad():
-                made: Graph = torch.compile(record_motion(rule, own, x, u, site).forward, dynamic=False)
-                made(x, u, number(site.layer, x), *values)  # compiles
-        except Exception as error:  # a compiler may fail in any way
-            raise ConfigError(f"{rule} cannot be compiled here, simulate without compile: {cause(error)}") from error
-        GRAPHS[key] = made
-    graph = GRAPHS[key]
-
-    @torch.no_grad()
-    def run(x: Tensor, layer: float, propose: Propose) -> Tensor:
-        u = propose(read_at(rule, x, own(), Site(layer, site.kind, site.depth))[0])
-        return graph(x.contiguous(), u.contiguous(), number(layer, x), *values)[0]
-
-    return run
 
 
 def of_graph(rule: Scheme, own: Parts, x: Tensor, site: Site) -> tuple[object, ...]:
