@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
@@ -17,8 +18,9 @@ Test = Callable[..., None]
 def each(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
     """As `pytest.mark.parametrize(names, rows)`, but all rows are one test. Several of them make a product.
 
-    For rows of milliseconds, where a test of its own for each costs more than what it checks. All rows share the
-    test's fixtures. A row may skip itself; where all do, the test is skipped.
+    For rows of milliseconds, where a test of its own for each costs more than what it checks. Rows share the test's
+    fixtures, but each has a folder of its own as tmp_path, its patches are taken back, and what was printed before it
+    is gone. A row may skip itself; where all do, the test is skipped.
     """
     keys = [name.strip() for name in names.split(",")]
     axis = [dict(zip(keys, row if len(keys) > 1 else [row], strict=True)) for row in rows]
@@ -36,7 +38,8 @@ def each(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
             for number, parts in enumerate(product(*axes)):
                 row = {key: value for part in parts for key, value in part.items()}
                 try:
-                    once(*args, **fixtures, **row)
+                    with of_row(number, fixtures) as apart:
+                        once(*args, **{**fixtures, **apart}, **row)
                 except pytest.skip.Exception as skip:
                     skips.append(skip)
                 except (Exception, pytest.fail.Exception) as error:
@@ -58,6 +61,22 @@ def each(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
         return run
 
     return decorate
+
+
+@contextmanager
+def of_row(number: int, fixtures: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Fixtures that a row does not share with the others."""
+    apart: dict[str, Any] = {}
+    for capture in {"capsys", "capfd"} & set(fixtures):
+        fixtures[capture].readouterr()
+    if "tmp_path" in fixtures:
+        apart["tmp_path"] = fixtures["tmp_path"] / str(number)
+        apart["tmp_path"].mkdir()
+    if "monkeypatch" not in fixtures:
+        yield apart
+        return
+    with fixtures["monkeypatch"].context() as patch:
+        yield {**apart, "monkeypatch": patch}
 
 
 def text(value: Any) -> str:

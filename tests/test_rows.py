@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +57,23 @@ def test_rows_that_are_skipped_hide_no_failure() -> None:
         odd(least=2)
     with pytest.raises(pytest.skip.Exception):
         odd(least=9)
+
+
+def test_a_row_leaves_no_files_patches_or_lines_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @each("number", [1, 2])
+    def leave(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+        assert not list(tmp_path.iterdir()) and "ROW" not in os.environ and Path.cwd() != tmp_path.parent / "0"
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("ROW", str(number))
+        monkeypatch.chdir(tmp_path)
+        print(number)
+        assert capsys.readouterr().out == f"{number}\n"
+        print("more")
+
+    leave(tmp_path=tmp_path, monkeypatch=monkeypatch, capsys=capsys)
+    assert len(list(tmp_path.iterdir())) == 2 and "ROW" not in os.environ
 
 
 def test_fixtures_stay_arguments() -> None:

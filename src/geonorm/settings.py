@@ -90,6 +90,7 @@ def check(config: Any, prefix: str = "") -> None:
             object.__setattr__(config, name, value)
 
 
+@cache
 def hints(kind: type) -> dict[str, Any]:
     """The types of the fields of a dataclass, limits included."""
     every = get_type_hints(kind, include_extras=True)
@@ -271,8 +272,9 @@ def check_needs(config: Settings, given: Mapping[str, Any]) -> None:
     """ConfigError for a setting that somebody gave, as a tree says, and that does nothing beside the others. One that
     says what holds anyway is let pass (it may take back what a file says), and so is all that stands in files, which
     name every setting."""
+    known = options(type(config))
     for name, (what, there) in config.needs.items():
-        option = options(type(config)).get(name)
+        option = known.get(name)
         if option is None or find(given, name) is None:
             continue
         value = convert_value(option.flag, find(given, name), option.hint, typed=True)
