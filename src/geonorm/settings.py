@@ -90,7 +90,6 @@ def check(config: Any, prefix: str = "") -> None:
             object.__setattr__(config, name, value)
 
 
-@cache
 def hints(kind: type) -> dict[str, Any]:
     """The types of the fields of a dataclass, limits included."""
     every = get_type_hints(kind, include_extras=True)
