@@ -74,8 +74,6 @@ BAD = [
     ("train --preset small", "unknown preset 'small'"),
     ("train --scheme geonrom", "unknown scheme 'geonrom': did you mean 'geonorm'?"),
     ("train --scheme geonorm(decai=sqrt)", "did you mean 'decay'?"),
-    ("train --dry-run --world-size 2 --runtime.tensor-size 2", "a plan does not count tensor parallelism"),
-    ("train --runtime.tensor-size 0", "runtime.tensor_size must be at least 1"),
     ("train --runtime.device tpu", "unknown device 'tpu'"),
     ("train --runtime.device cpu:x", "unknown device 'cpu:x'"),
     ("train --runtime.device mps", "use auto, cpu or cuda"),

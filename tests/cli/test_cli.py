@@ -46,9 +46,9 @@ SHARED = set(
     evaluation.whole evaluation.average checkpoint.minutes checkpoint.every checkpoint.keep checkpoint.best
     checkpoint.trunk
     log.to log.project
-    guard.nan guard.spike guard.sigmas guard.window guard.limit guard.stuck
+    guard.nan guard.spike guard.sigmas guard.window guard.limit
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
-    runtime.tensorboard runtime.parallel runtime.reshard runtime.shard_size runtime.tensor_size""".split()
+    runtime.tensorboard runtime.parallel runtime.reshard runtime.shard_size""".split()
 )
 MACHINE = set("machine.tflops machine.tflops_fp32 machine.mfu machine.bandwidth machine.memory".split())
 PLAN = MACHINE | {"dry_run", "world_size", "json"}

@@ -367,16 +367,6 @@ def test_adapted_decoder_shares_its_weights(ids: Any, build: Any) -> None:
     torch.testing.assert_close(decoder.head.weight.norm(dim=-1), torch.ones(61))
 
 
-def test_weights_are_cut_whole_rows_for_every_scheme(build: Any) -> None:
-    for block in ("sequential", "parallel"):
-        model = build("geonorm", block=block)
-        modules = {name.replace("0", "*") for name, _ in model.model.named_modules()}
-        assert set(model.config.base_model_tp_plan) <= modules
-        cut = {name.rpartition(".")[2]: how for name, how in model.config.base_model_tp_plan.items()}
-        assert {role for role, how in cut.items() if how == "rowwise"} == {"o", "down"}
-        assert {role for role, how in cut.items() if how == "colwise"} == {"q", "k", "v", "gate", "up"}
-
-
 def test_writing_from_vectors_is_writing_from_their_ids(build: Any, ids: Any) -> None:
     model = build("geonorm")
     model.generation_config.pad_token_id = 0

@@ -42,7 +42,6 @@ TRAINING = [
     s(f"{TRAIN} --runtime.device cpu:7:1", "device", "cpu:7:1"),
     s(f"{TRAIN} --runtime.device cuda:99", "cuda:99"),
     s(f"{TRAIN} --runtime.device meta", "'meta'", "cpu or cuda"),
-    s(f"{TRAIN} --runtime.tensor-size 2", "tensor_size 2"),
     s(f"{TRAIN} --scheme geonorm(max_angle=4)", "max_angle"),
     s(f"{TRAIN} --scheme geonorm(alpha=-1)", "alpha"),
     s(f"{TRAIN} --scheme geonorm(decay=harmonics)", "did you mean 'harmonic'"),

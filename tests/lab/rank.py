@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from itertools import accumulate
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from geonorm.cli.main import main
 from geonorm.lab.resolve import resolve
-from geonorm.lab.scale import checkpoint, parallel
+from geonorm.lab.scale import checkpoint, parallel, world
 from geonorm.lab.train import loop as train
 from geonorm.nn.models import build
 from geonorm.settings import from_dict
@@ -50,15 +51,17 @@ def stuck(bad_rank: str, step: str, how: str, where: str, *command: str) -> int:
     """geonorm train in which one rank does not come back from reading a batch, or preparing the data: it sleeps, the
     process is stopped or gone, or it is out of memory."""
     batch, load = train.Loop.batch, train.load_data
+    if how in ("asleep", "stopped"):
+        world.TIMEOUT = timedelta(seconds=6)
 
-    def wait(config: Any, world: Any) -> Any:
-        if world.rank == int(bad_rank):
+    def wait(config: Any) -> Any:
+        if os.environ["RANK"] == bad_rank:
             if how == "dead":
                 os._exit(9)
             if how == "torch is out of memory":
                 raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
             time.sleep(600)
-        return load(config, world)
+        return load(config)
 
     def stay(loop: train.Loop, at: int) -> Any:
         if loop.world.rank == int(bad_rank) and at == int(step):
@@ -84,16 +87,16 @@ def born(out: str, settings: dict[str, Any]) -> int:
     config = from_dict(train.TrainConfig, settings)
     text = train.load_data(config)
     torch.use_deterministic_algorithms(True)  # memory that nobody fills is not a number
-    with train.join_world(torch.device("cpu")) as world:
+    with train.join_world(torch.device("cpu")) as ranks:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
-            loop = train.Loop(resolve(config, world), text, torch.device("cpu"), print, world)
+            loop = train.Loop(resolve(config, ranks), text, torch.device("cpu"), print, ranks)
         events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
         peak = max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
         tensors = {name: t.detach() for name, t in loop.model.state_dict().items()}
-        share = sum(parallel.tensor.local_part(t).nbytes for t in tensors.values())
+        share = sum(parallel.local_part(t).nbytes for t in tensors.values())
         if out:
             whole = {n: (t.full_tensor() if isinstance(t, parallel.DTensor) else t).clone() for n, t in tensors.items()}
-            if world.first:
+            if ranks.first:
                 save_file(whole, f"{out}.safetensors")
         dtypes: list[str] = []
         loop.model.blocks[-1].register_forward_hook(lambda _, __, out: dtypes.append(str(out.dtype)))
@@ -108,14 +111,14 @@ def gather(folder: str, out: str, settings: dict[str, Any]) -> int:
     """Loads a checkpoint into this world; the first rank writes all it then holds, whole, as one process would."""
     config = from_dict(train.TrainConfig, settings)
     device = torch.device("cpu")
-    with train.join_world(device) as world:
-        loop = train.Loop(resolve(config, world), train.load_data(config), device, print, world)
-        checkpoint.load_checkpoint(train.Path(folder), loop.model, loop.optimizers, world)
-        tensors, _ = checkpoint.state_of(loop.model, loop.optimizers, world)
+    with train.join_world(device) as ranks:
+        loop = train.Loop(resolve(config, ranks), train.load_data(config), device, print, ranks)
+        checkpoint.load_checkpoint(train.Path(folder), loop.model, loop.optimizers, ranks)
+        tensors, _ = checkpoint.state_of(loop.model, loop.optimizers, ranks)
         whole = {name: t.full_tensor() if isinstance(t, parallel.DTensor) else t for name, t in tensors.items()}
         whole = {name: tensor for name, tensor in whole.items() if not name.startswith("random.")}
         cut = sum(isinstance(t, parallel.DTensor) for t in tensors.values())
-        if world.first:
+        if ranks.first:
             save_file(whole, f"{out}.safetensors", {"sharded": str(cut)})
     return 0
 

@@ -12,7 +12,6 @@ from geonorm.errors import ConfigError
 from geonorm.hf.export import adapt
 from geonorm.hf.fold import fold
 from geonorm.hf.layouts import layout_of
-from geonorm.nn.plans import tensor_parallel_plan
 
 SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "vocab_size": 11, "context": 8}
 IDS = torch.arange(8).view(1, 8) % 11
@@ -44,14 +43,6 @@ def test_a_gate_on_attention_is_its_equation() -> None:
     gate = 1 / (1 + torch.exp(-y @ branch.gate.weight.T))
     torch.testing.assert_close(branch(y, positions=turns), (found * gate) @ branch.o.weight.T)
     assert branch.gate.role == "q" and branch.gate.weight.std().item() == pytest.approx(16**-0.5, rel=0.15)
-
-
-def test_a_gate_on_attention_is_cut_among_ranks_as_the_queries_are() -> None:
-    plan = tensor_parallel_plan(DecoderConfig(attn_gate=True, mlp="gelu"))
-    assert (
-        plan["blocks.*.attn.branch.gate"] == plan["blocks.*.attn.branch.q"] and "blocks.*.mlp.branch.gate" not in plan
-    )
-    assert "blocks.*.attn.branch.gate" not in tensor_parallel_plan(DecoderConfig())
 
 
 @pytest.mark.parametrize("scheme", ["pre", "ngpt"])

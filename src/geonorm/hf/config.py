@@ -12,7 +12,6 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from ..errors import ConfigError, UntrustedCode, unknown
 from ..nn.config import DecoderConfig, TrunkConfig
-from ..nn.plans import tensor_parallel_plan
 from ..schemes import Scheme, parse, sources_of, stored
 from ..settings import choices, hints
 from .rope import FULL, SLIDING, read_rope
@@ -190,11 +189,6 @@ class GeoNormConfig(UnderScheme, ShapeFields):
             self.num_key_value_heads = self.num_attention_heads
         self.shape()
         super().__post_init__(**kwargs)
-
-    @property
-    def base_model_tp_plan(self) -> dict[str, str]:
-        """How transformers cuts the base model for tensor parallelism."""
-        return tensor_parallel_plan(self.shape())
 
     @property
     def layer_types(self) -> list[str]:

@@ -42,7 +42,6 @@ class GeoNormEncoderDecoderConfig(GeoNormConfig):
     """
 
     model_type = "geonorm_encoder_decoder"
-    base_model_tp_plan: ClassVar[Any] = None
     base_model_pp_plan: ClassVar[Any] = None
     base_model_fsdp_plan: ClassVar[Any] = None
 
@@ -266,7 +265,6 @@ class GeoNormForConditionalGeneration(
     config: GeoNormEncoderDecoderConfig
     config_class = GeoNormEncoderDecoderConfig
     _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}  # noqa: RUF012
-    _tp_plan = {}  # noqa: RUF012
     _pp_plan = {}  # noqa: RUF012
     _fsdp_plan = {}  # noqa: RUF012
     body = GeoNormEncoderDecoderModel

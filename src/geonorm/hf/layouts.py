@@ -14,7 +14,6 @@ from typing import Any
 
 from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig
-from ..nn.plans import FEED_FORWARD
 from ..nn.rope_scaling import KINDS, rule_name
 from ..schemes import enter_as, parse
 from ..sites.anatomy import FAMILIES, Stack, anatomy
@@ -94,7 +93,7 @@ class Layout:
                 kind = ("attn", "mlp")[number] if own == "both" else own
                 inner = f"both.branch.{kind}" if own == "both" else f"{own}.branch"
                 for ours, theirs in self.matrices.items():
-                    if (ours.split()[0] in FEED_FORWARD) == (kind == "mlp"):
+                    if (ours.split()[0] in ("gate", "up", "down")) == (kind == "mlp"):
                         found[join_names(ours, inner)] = f"{branch.modules[0]}.{theirs}"
         return found
 

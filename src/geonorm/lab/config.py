@@ -41,9 +41,6 @@ class Guard(Settings):
     """How many last losses; judgement starts at 20."""
     limit: Count = 10
     """Most skips and rewinds of a run; then it stops."""
-    stuck: NotNegative = 1800.0
-    """Seconds without progress after which a run of several ranks is ended, with the rank that holds it up named; 0
-    waits for ever."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +69,6 @@ class Runtime(Settings):
     """fsdp: give up a block's whole weights after its forward pass, and gather them again for the backward pass."""
     shard_size: Count | None = None
     """fsdp: ranks that share one copy of the model, beside other copies; all ranks when not given."""
-    tensor_size: Count = 1
-    """Ranks that share every matrix of a block (tensor parallelism) and see the same rows of the batch."""
     tensorboard: bool = True
     """Whether to write event files."""
 

@@ -12,7 +12,6 @@ from ..nn.config import ModelConfig
 from ..nn.roles import check_start
 from ..schemes import Scheme, parse
 from .config import TrainConfig
-from .scale import tensor
 from .scale.parallel import layout
 from .scale.world import World
 
@@ -39,7 +38,6 @@ def resolve(config: TrainConfig, world: World | None = None) -> Resolved:
     kind = ""
     if world is not None:
         kind = layout(config.runtime, world, config.batch_size)
-        tensor.check_shares(shape, config.runtime.tensor_size)
     changes: dict[str, Any] = dict(departures)
     lr = changes.pop("lr", config.lr)
     if "warmup" in changes:

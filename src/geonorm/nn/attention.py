@@ -146,7 +146,7 @@ class SelfAttention(nn.Module):
         """(batch, tokens, heads * head_dim) to (batch, tokens, heads, head_dim), through norm and slot of that name."""
         if self.whole and name in self.normed:
             y = self.norms[name](y)
-        y = y.unflatten(-1, (-1, self.head_dim))  # -1: one rank of a tensor-parallel model has a part of the heads
+        y = y.unflatten(-1, (-1, self.head_dim))
         if not self.whole and name in self.normed:
             y = self.norms[name](y)
         return self.slots[name](y) if name in self.slotted else y

@@ -1,10 +1,9 @@
-"""What each weight matrix is for. One table serves initialisation, constraints, weight decay and parallel plans."""
+"""What each weight matrix is for. One table serves initialisation, constraints and weight decay."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,27 +16,25 @@ from .config import TrunkConfig
 class Role:
     decay: bool
     """Whether AdamW's weight decay applies."""
-    split: Literal["rows", "columns"]
-    """Which dimension of the (out, in) matrix a tensor-parallel plan cuts: rows shard outputs, columns shard inputs."""
     hidden: bool
     """Whether it is a matrix inside a block, for optimizers that treat those apart (Muon)."""
 
 
 ROLES = {
-    "embed": Role(decay=False, split="rows", hidden=False),
-    "patch": Role(decay=True, split="rows", hidden=False),
-    "position": Role(decay=False, split="rows", hidden=False),
-    "class_token": Role(decay=False, split="rows", hidden=False),
-    "values": Role(decay=False, split="rows", hidden=False),
-    "q": Role(decay=True, split="rows", hidden=True),
-    "k": Role(decay=True, split="rows", hidden=True),
-    "v": Role(decay=True, split="rows", hidden=True),
-    "o": Role(decay=True, split="columns", hidden=True),
-    "up": Role(decay=True, split="rows", hidden=True),
-    "gate": Role(decay=True, split="rows", hidden=True),
-    "down": Role(decay=True, split="columns", hidden=True),
-    "head": Role(decay=True, split="rows", hidden=False),
-    "transform": Role(decay=True, split="rows", hidden=False),
+    "embed": Role(decay=False, hidden=False),
+    "patch": Role(decay=True, hidden=False),
+    "position": Role(decay=False, hidden=False),
+    "class_token": Role(decay=False, hidden=False),
+    "values": Role(decay=False, hidden=False),
+    "q": Role(decay=True, hidden=True),
+    "k": Role(decay=True, hidden=True),
+    "v": Role(decay=True, hidden=True),
+    "o": Role(decay=True, hidden=True),
+    "up": Role(decay=True, hidden=True),
+    "gate": Role(decay=True, hidden=True),
+    "down": Role(decay=True, hidden=True),
+    "head": Role(decay=True, hidden=False),
+    "transform": Role(decay=True, hidden=False),
 }
 
 SLOTS = {

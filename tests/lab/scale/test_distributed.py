@@ -194,20 +194,11 @@ def test_alone_is_said_where_ranks_are_needed(call: Any, tiny: list[str], tmp_pa
         assert not (tmp_path / "out").exists()
 
 
-PAIRS = {"tensor_size": 2}
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"batch_size": 6, "runtime": {"accumulate": 2}}, "must be a multiple of 2 ranks times runtime.accumulate"),
         ({"runtime": {"parallel": "fsdp", "shard_size": 3}}, "a number of ranks that is a multiple of it"),
-        ({"runtime": {"tensor_size": 3}}, "needs a number of ranks that is a multiple of it, this is 2"),
-        ({"runtime": PAIRS | {"parallel": "ddp"}}, "ddp does not go with --runtime.tensor_size 2; use fsdp"),
-        ({"runtime": PAIRS, "model": {"heads": 1}}, "model.heads 1 must be a multiple of runtime.tensor_size 2"),
-        ({"runtime": PAIRS, "model": {"kv_heads": 1}}, "model.kv_heads 1 must be a multiple of runtime.tensor_size"),
-        ({"runtime": PAIRS, "model": {"values": "token"}}, "model.values token needs whole values on every rank"),
-        ({"runtime": PAIRS, "model": {"hidden": 15}}, "model.hidden 15 must be a multiple of runtime.tensor_size 2"),
     ],
 )
 def test_settings_that_do_not_fit_two_ranks(settings: dict[str, Any], said: str) -> None:
@@ -292,3 +283,51 @@ def test_a_run_of_another_objective_goes_on_in_another_world(
     (ended,) = objective_runs(objective, "one", 1).wait()
     assert ended.status == 0 and "at step 5 of 10" in ended.out, ended
     assert numbers(run, "loss")[:5] == whole[:5] and numbers(run, "loss") == pytest.approx(whole, rel=1e-5)
+
+
+def settings(text: Path, **changes: Any) -> dict[str, Any]:
+    """Of a run with most of its weights in blocks."""
+    model = {"layers": 8, "width": 64, "heads": 4, "hidden": 128, "vocab_size": 257, "context": 16}
+    given = {"data": str(text), "tokens": {"tokenizer": "byte"}, "model": model, "batch_size": 8}
+    return {**given, "evaluation": {"tokens": 256}, **changes}
+
+
+@pytest.mark.parametrize("scheme", ["geonorm(learn=step)", "ngpt", "hyper"])
+def test_no_rank_ever_holds_the_whole_model(ranks: Any, text: Path, tmp_path: Path, scheme: str) -> None:
+    """Initial weights are those of one rank, bit for bit; a rank that makes them holds its share, the vectors, and one
+    matrix at a time, drawn and cut."""
+    worlds = {"one": (1, {}), "fsdp": (4, {"parallel": "fsdp"})}
+    found = {}
+    for name, (size, runtime) in worlds.items():
+        ended = ranks("born", size, tmp_path / name, settings(text, scheme=scheme, runtime=runtime)).wait()
+        assert all(r.status == 0 for r in ended), ended[0].err  # the profiler says something of its own
+        found[name] = load_file(tmp_path / f"{name}.safetensors")
+        told = [json.loads(r.out) for r in ended]
+        whole = sum(tensor.nbytes for tensor in found["one"].values())
+        largest = max(tensor.nbytes for tensor in found["one"].values())
+        vectors = sum(t.nbytes for key, t in found["one"].items() if t.dim() < 2 or ".own." in key)
+        print(scheme, name, whole, told[0])
+        for each in told:
+            assert each["share"] < each["peak"] < each["share"] + 3 * largest + 2 * vectors or size == 1
+            assert size == 1 or each["peak"] < 0.8 * whole
+        assert set(found[name]) == set(found["one"])
+        assert all(torch.equal(tensor, found["one"][key]) for key, tensor in found[name].items())
+        assert all(bool(tensor.isfinite().all()) for tensor in found[name].values())
+
+
+def test_in_bf16_the_stream_stays_wide(ranks: Any, text: Path) -> None:
+    """One step under FSDP: as near to fp32 as one rank in bf16 is."""
+    losses = {}
+    for name, size, runtime in (
+        ("fp32", 1, {}),
+        ("one", 1, {"dtype": "bf16"}),
+        ("fsdp", 2, {"dtype": "bf16", "parallel": "fsdp"}),
+    ):
+        ended = ranks("born", size, "", settings(text, scheme="geonorm", runtime=runtime)).wait()
+        assert all(r.status == 0 for r in ended), ended[0].err
+        told = [json.loads(r.out) for r in ended]
+        assert {each["stream"] for each in told} == {"torch.float32"}
+        losses[name] = told[0]["losses"]
+    print(losses)
+    for name in ("one", "fsdp"):
+        assert losses[name] == pytest.approx(losses["fp32"], rel=5e-3) and losses[name] != losses["fp32"]

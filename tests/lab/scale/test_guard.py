@@ -1,9 +1,8 @@
-"""Bad batches are skipped or rewound, spikes too; a stuck rank is named; every decision is recorded and repeatable."""
+"""Bad batches are skipped or rewound, spikes too, and the record says so; a lost or stuck rank ends the others."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from geonorm.lab.config import Guard
 from geonorm.lab.runs.run import read_rows
 from geonorm.lab.runs.spikes import SpikeWatch, spikes
 from geonorm.lab.scale import checkpoint, storage
-from geonorm.lab.scale.watchdog import Watchdog
-from geonorm.lab.train.evaluate import share_batches
 from geonorm.lab.train.guard import Judge, Trouble
 from geonorm.lab.train.loop import Loop
 
@@ -210,73 +207,41 @@ def test_ranks_decide_alike(world: Any, tmp_path: Path, action: str) -> None:
         assert [(e["step"], e["action"]) for e in found["events"]] == [(7, action)]
 
 
-STUCK = [
-    (1, "asleep", "reading the batch", r"rank 1 is stuck in reading the batch of step 5"),
-    (1, "stopped", "reading the batch", r"rank 1 does not answer, last seen in [a-z ']+( of step \d)?"),
-    # rank 0 has the store
-    (0, "stopped", "reading the batch", r"rank 0 does not answer(, last seen in [a-z ']+ of step \d)?"),
-    (1, "asleep", "preparing the data", r"rank 1 is stuck in meeting the others"),
-]
-
-
-@pytest.mark.parametrize(("bad", "how", "where", "said"), STUCK)
-def test_a_stuck_rank_is_named(world: Any, tmp_path: Path, bad: int, how: str, where: str, said: str) -> None:
-    """However long the machine takes: what is waited for is the end of the process."""
-    running = world("stuck", bad, 5, how, where, options=["--guard.stuck", 3])
+@pytest.mark.parametrize(
+    ("bad", "how", "where"), [(0, "stopped", "reading the batch"), (1, "asleep", "preparing the data")]
+)
+def test_a_rank_that_does_not_answer_ends_the_others(
+    world: Any, tmp_path: Path, bad: int, how: str, where: str
+) -> None:
+    """With TIMEOUT at 6 seconds. However long the machine takes: what is waited for is the end of the process."""
+    running = world("stuck", bad, 5, how, where, options=[])
     healthy = running.processes[1 - bad]
     healthy.join()
-    assert healthy.exitcode == 3, running.read("err")
-    line = f"geonorm train: {said}; the other ranks have waited for 3 s"
-    assert re.fullmatch(f"{line}; the run goes on from its last checkpoint\n", running.read("err")[1 - bad])
-    if how == "asleep":
-        running.processes[bad].join()
-        assert running.processes[bad].exitcode == 3 and running.read("err")[bad] == ""
+    assert healthy.exitcode == 2, running.read("err")
+    line = f"geonorm train: rank {1 - bad}: lost another rank, or waited 0.1 minutes for it; the same command goes on"
+    assert running.read("err")[1 - bad].startswith(line)
     if where == "reading the batch":
         assert checkpoint.saved_steps(tmp_path / "run" / "checkpoints") == [3]
+        assert not (tmp_path / "run" / "summary.json").exists()
 
 
 def test_the_cause_of_a_failure_is_said_by_its_rank(world: Any) -> None:
     """Not only that another rank is lost."""
-    ended = world("stuck", 1, 5, "out of memory", "reading the batch", options=["--guard.stuck", 60]).wait()
+    ended = world("stuck", 1, 5, "out of memory", "reading the batch", options=[]).wait()
     assert [r.status for r in ended] == [2, 2]
     assert ended[1].err.startswith("geonorm train: rank 1: out of memory") and len(ended[1].err.splitlines()) == 1
-    assert re.search("rank 0: lost another rank in [a-z ']+ of step 5; the same command goes on", ended[0].err)
+    assert "rank 0: lost another rank, or waited" in ended[0].err
 
 
 def test_a_rank_that_dies_before_the_first_step(world: Any) -> None:
-    ended = world("stuck", 1, 5, "dead", "preparing the data", options=["--guard.stuck", 60]).wait()
+    ended = world("stuck", 1, 5, "dead", "preparing the data", options=[]).wait()
     assert [r.status for r in ended] == [2, 9]
-    assert ended[0].err.startswith("geonorm train: rank 0: lost another rank in preparing the data; the same command")
+    assert ended[0].err.startswith("geonorm train: rank 0: lost another rank, or waited")
     assert len(ended[0].err.splitlines()) == 1
 
 
 def test_too_little_memory_on_one_rank_is_said_on_all(world: Any) -> None:
     """PyTorch's error of it is none of ours."""
-    ended = world("stuck", 1, 5, "torch is out of memory", "preparing the data", options=["--guard.stuck", 60]).wait()
+    ended = world("stuck", 1, 5, "torch is out of memory", "preparing the data", options=[]).wait()
     assert [r.status for r in ended] == [2, 2]
     assert ended[0].err.startswith("geonorm train: rank 1: DefaultCPUAllocator: can't allocate memory")
-
-
-class Clock:
-    """A world whose watchdog counts how often it is told that all is well."""
-
-    readers, reader, counts = 2, 0, True
-
-    def __init__(self) -> None:
-        self.dog, self.told = self, 0
-
-    def get_on(self) -> None:
-        self.told += 1
-
-
-def test_an_evaluation_that_takes_long_is_not_stuck() -> None:
-    clock: Any = Clock()
-    assert len(list(share_batches([(i, i) for i in range(7)], clock))) == 4 == clock.told
-
-
-def test_a_watchdog_knows_what_it_is_told() -> None:
-    dog = Watchdog()
-    dog.at(7, "evaluation")
-    assert dog.place == "evaluation of step 7"
-    with pytest.raises(ValueError, match="not in tuple"):
-        dog.at(0, "reading the images")

@@ -131,11 +131,11 @@ def test_averaged_weights_are_evaluated_and_survive_a_stop(train: Any, after: An
 
 
 def test_ranks_take_turns_and_count_each_batch_once() -> None:
-    """Five batches for three readers of two ranks each: all make two passes, and each batch is counted once."""
-    found = [list(share_batches(zip(range(5), "abcde", strict=True), World(rank, 6, tensor=2))) for rank in range(6)]
-    assert [len(rows) for rows in found] == [2] * 6
+    """Five batches for three ranks: all make two passes, and each batch is counted once."""
+    found = [list(share_batches(zip(range(5), "abcde", strict=True), World(rank, 3))) for rank in range(3)]
+    assert [len(rows) for rows in found] == [2] * 3
     assert sorted(row[:2] for rows in found for row in rows if row[2]) == list(zip(range(5), "abcde", strict=True))
-    assert found[5] == [(2, "c", False), (4, "e", False)] and found[4][1] == (4, "e", False)
+    assert found[2] == [(2, "c", True), (4, "e", False)]
 
 
 def test_a_summary_keeps_all_that_is_measured_of_averaged_weights() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -21,7 +21,6 @@ from ...errors import ConfigError
 from ...nn.roles import draw_weight
 from ...nn.trunk import Trunk
 from ..config import Runtime
-from . import tensor
 from .world import ALONE, KEPT_GROUPS, World
 
 Optimizers = list[torch.optim.Optimizer]
@@ -69,39 +68,53 @@ def loss_of(model: Trunk, runtime: Runtime, device: torch.device, steps: int) ->
 
 
 def layout(runtime: Runtime, world: World, batch_size: int) -> str:
-    """none, ddp or fsdp: what the groups of `tensor_size` ranks are to each other. ConfigError for what does not fit
-    this world."""
-    kind, size = runtime.parallel, runtime.tensor_size
-    if world.size % size:
-        raise ConfigError(
-            f"--runtime.tensor_size {size} needs a number of ranks that is a multiple of it, this is {world.size}: "
-            f"torchrun --nproc-per-node {size} -m geonorm train ..."
-        )
-    readers = world.size // size
+    """none, ddp or fsdp. ConfigError for what does not fit this world."""
+    kind = runtime.parallel
     if kind == "auto":
-        kind = "none" if readers == 1 else "ddp" if size == 1 else "fsdp"
-    if kind == "ddp" and size > 1:
-        raise ConfigError(f"--runtime.parallel ddp does not go with --runtime.tensor_size {size}; use fsdp")
-    if kind == "none" and readers > 1:
+        kind = "none" if world.size == 1 else "ddp"
+    if kind == "none" and world.size > 1:
         raise ConfigError(f"--runtime.parallel none is one rank, this is {world.size}: use ddp or fsdp")
     if kind in ("ddp", "fsdp") and world.size == 1 and not dist.is_initialized():
         raise ConfigError(f"--runtime.parallel {kind} needs torchrun: torchrun --nproc-per-node N -m geonorm train ...")
-    ranks = f"{readers} ranks" if size == 1 else f"{readers} groups of {size} ranks"
-    if batch_size % (readers * runtime.accumulate):
+    if batch_size % (world.size * runtime.accumulate):
         raise ConfigError(
-            f"batch_size {batch_size} must be a multiple of {ranks} times runtime.accumulate {runtime.accumulate}"
+            f"batch_size {batch_size} must be a multiple of {world.size} ranks times runtime.accumulate "
+            f"{runtime.accumulate}"
         )
-    if runtime.shard_size is not None and (kind != "fsdp" or readers % runtime.shard_size):
+    if runtime.shard_size is not None and (kind != "fsdp" or world.size % runtime.shard_size):
         raise ConfigError(
             f"--runtime.shard_size {runtime.shard_size} needs --runtime.parallel fsdp and a number of ranks that is a "
-            f"multiple of it; this is {kind} on {readers if size == 1 else ranks}"
+            f"multiple of it; this is {kind} on {world.size}"
         )
     return kind
 
 
-def build_device(kind: str, world: World) -> torch.device:
+def build_device(kind: str) -> torch.device:
     """Where a model is built: one that is cut among ranks on the meta device, so that no rank ever holds all of it."""
-    return torch.device("meta") if kind == "fsdp" or world.tensor > 1 else torch.device("cpu")
+    return torch.device("meta" if kind == "fsdp" else "cpu")
+
+
+def group_alike(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors in groups that lie on the same ranks in the same way: one operator can take a group as a list."""
+    groups: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        where = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
+        groups.setdefault(where, []).append(tensor)
+    return list(groups.values())
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def sum_over_ranks(value: Tensor, group: list[Tensor]) -> Tensor:
+    """A number that was computed from this rank's part of a group, summed over the ranks that hold the other parts."""
+    first = group[0]
+    if not isinstance(first, DTensor):
+        return value
+    parts = [Replicate() if placement.is_replicate() else Partial() for placement in first.placements]
+    return DTensor.from_local(value, first.device_mesh, parts, run_check=False).full_tensor()
 
 
 class Losses(nn.Module):
@@ -120,8 +133,7 @@ class Spread:
 
     ddp: every rank holds everything. fsdp: every block's parameters, gradients and optimizer state are cut along
     dimension 0, put together for the block's turn, and given up again (runtime.reshard). Parameters without dimensions
-    cannot be cut; they stay whole on every rank, their gradients are averaged here. Tensor parallelism (tensor.py) cuts
-    the blocks first; what fsdp shards is then each rank's part.
+    cannot be cut; they stay whole on every rank, their gradients are averaged here.
 
     A model on the meta device gets its weights here.
     """
@@ -130,20 +142,14 @@ class Spread:
         self, model: Trunk, runtime: Runtime, world: World, device: torch.device, kind: str, steps: int = 0
     ) -> None:
         self.model, self.world, self.kind = model, world, kind
-        mesh = mesh_of(runtime, world, device, kind) if kind == "fsdp" or world.tensor > 1 else None
-        if mesh is not None and world.tensor > 1:
-            tensor.cut(model, mesh["tensor"])
-        if mesh is not None and kind == "fsdp":
-            shard(model, runtime, mesh)
-        if next(model.parameters()).is_meta:
+        if kind == "fsdp":
+            shard(model, runtime, mesh_of(runtime, world, device))
             draw_weights(model, device)
         self.parameters = list(model.parameters())  # once: the walk through a small model costs as much as the clipping
         self.uncut = [p for p in self.parameters if p.dim() == 0] if kind == "fsdp" else []
         self.loss: Loss = model.loss
-        if kind == "none" and world.tensor == 1:
+        if kind == "none":
             self.loss = loss_of(model, runtime, device, steps)
-        elif kind == "none":
-            tensor.sum_gradients(model)
         if kind == "ddp":
             ids = [device] if device.type == "cuda" else None
             with warnings.catch_warnings():  # torch 2.13 has a new name for broadcast_buffers, which 2.11 does not know
@@ -164,12 +170,12 @@ class Spread:
         for parameter in self.uncut:
             if parameter.grad is not None:
                 self.world.mean(parameter.grad)
-        groups = tensor.group_alike(p.grad for p in self.parameters if p.grad is not None)
+        groups = group_alike(p.grad for p in self.parameters if p.grad is not None)
         if len(groups) == 1 and not isinstance(groups[0][0], DTensor):
             return torch.nn.utils.clip_grad_norm_(self.parameters, limit)
-        parts = [[tensor.local_part(gradient) for gradient in group] for group in groups]
+        parts = [[local_part(gradient) for gradient in group] for group in groups]
         norms = [torch.nn.utils.get_total_norm(part) for part in parts]
-        squares = [tensor.sum_over_ranks(norm.square(), group) for norm, group in zip(norms, groups, strict=True)]
+        squares = [sum_over_ranks(norm.square(), group) for norm, group in zip(norms, groups, strict=True)]
         total = torch.stack(squares).sum().sqrt()
         scale = (limit / (total + 1e-6)).clamp(max=1.0)
         for part in parts:
@@ -183,13 +189,11 @@ class Spread:
                 module.reshard()
 
 
-def mesh_of(runtime: Runtime, world: World, device: torch.device, kind: str) -> DeviceMesh:
-    """The ranks as a grid of copies, shards of a copy, and ranks that share matrices; of these what there is."""
-    each = runtime.shard_size or world.readers
-    sizes = {"replicate": world.readers // each, "shard": each, "tensor": world.tensor}
-    used = {"replicate": runtime.shard_size is not None, "shard": kind == "fsdp", "tensor": world.tensor > 1}
-    names = tuple(name for name in sizes if used[name])
-    mesh = init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
+def mesh_of(runtime: Runtime, world: World, device: torch.device) -> DeviceMesh:
+    """The ranks that share one copy of the model, and beside them, if asked, the copies."""
+    each = runtime.shard_size
+    sizes = (world.size,) if each is None else (world.size // each, each)
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :])
     KEPT_GROUPS.extend(mesh.get_all_groups())
     return mesh
 
@@ -234,8 +238,6 @@ def shard(model: Trunk, runtime: Runtime, mesh: DeviceMesh) -> None:
     With bf16, blocks and head are gathered in bf16 and gradients reduced in fp32. The embedding stays fp32 and inputs
     are not cast, so that the residual stream keeps its dtype.
     """
-    names = tuple(name for name in mesh.mesh_dim_names or () if name != "tensor")
-    mesh = mesh[names]
     uncut = {p for p in model.parameters() if p.dim() == 0}
     plain = MixedPrecisionPolicy(cast_forward_inputs=False)
     half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
@@ -256,7 +258,7 @@ def split_groups(optimizers: Optimizers) -> Optimizers:
     together."""
     for optimizer in optimizers:
         for group in list(optimizer.param_groups):
-            group["params"], *others = tensor.group_alike(group["params"])
+            group["params"], *others = group_alike(group["params"])
             for params in others:
                 optimizer.add_param_group({**group, "params": params})
     return optimizers
@@ -282,5 +284,5 @@ def own_seed(seed: int, world: World) -> int:
 
 def own_rows(batch_size: int, world: World = ALONE) -> slice:
     """This rank's rows of the global batch."""
-    each = batch_size // world.readers
-    return slice(world.reader * each, (world.reader + 1) * each)
+    each = batch_size // world.size
+    return slice(world.rank * each, (world.rank + 1) * each)

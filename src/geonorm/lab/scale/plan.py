@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError
 from ...nn.config import ModelConfig, VisionConfig
 from ...nn.encoder_decoder import EncoderDecoder
 from ...nn.models import build
@@ -54,9 +53,6 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
     """The plan of a run on so many ranks; sizes in bytes, times in seconds. ConfigError for settings that do not fit
     together."""
     machine = machine or Machine()
-    tensor_size = config.runtime.tensor_size
-    if tensor_size > 1:
-        raise ConfigError(f"a plan does not count tensor parallelism; leave out --runtime.tensor_size {tensor_size}")
     setup = resolve(config, World(size=ranks))
     config, shape, runtime = setup.config, setup.shape, setup.config.runtime
     shard = (runtime.shard_size or ranks) if setup.layout == "fsdp" else 1

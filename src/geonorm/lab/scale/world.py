@@ -5,30 +5,28 @@ Nothing here knows about models. Collective calls must be made by every rank, in
 
 from __future__ import annotations
 
-import errno
-import ipaddress
 import json
 import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from ...errors import CheckpointError, ConfigError, DataError, GeonormError, cause, is_out_of_memory
 from ...output import launched
-from .watchdog import Watchdog, run_watchdog
 
 T = TypeVar("T")
 KINDS = {kind.__name__: kind for kind in (GeonormError, ConfigError, DataError, CheckpointError)}
-MEETING = 300.0
-"""Seconds in which all ranks must have come to the store."""
+TIMEOUT = timedelta(minutes=30)
+"""How long a rank waits for another, at the start and in every collective."""
 
 
 @dataclass(frozen=True)
@@ -39,30 +37,11 @@ class World:
     size: int = 1
     saving: Any = None
     """A gloo group of its own for checkpoints: they are written by a second thread beside the training."""
-    tensor: int = 1
-    """Ranks, one after the other, that share every matrix and see the same data."""
-    dog: Watchdog = field(default_factory=Watchdog)
-    """Is told where this rank stands."""
 
     @property
     def first(self) -> bool:
         """Whether this rank speaks and writes for all."""
         return self.rank == 0
-
-    @property
-    def readers(self) -> int:
-        """How many there are that read different data: groups of `tensor` ranks."""
-        return self.size // self.tensor
-
-    @property
-    def reader(self) -> int:
-        """Which of them this rank belongs to."""
-        return self.rank // self.tensor
-
-    @property
-    def counts(self) -> bool:
-        """Whether this rank speaks for its group where ranks are summed."""
-        return self.rank % self.tensor == 0
 
     def mean(self, value: Tensor) -> Tensor:
         """Mean over ranks, in place, without waiting for a GPU."""
@@ -157,31 +136,26 @@ def own_device(device: torch.device) -> torch.device:
 
 
 @contextmanager
-def join_world(device: torch.device, stuck: float = 0.0) -> Iterator[World]:
+def join_world(device: torch.device) -> Iterator[World]:
     """The world that torchrun describes, or a world of one. gloo carries numbers of the CPU and checkpoints, NCCL those
-    of GPUs. A rank that holds up the others for `stuck` seconds is named; 0 waits for ever."""
+    of GPUs. A rank that waits for another longer than TIMEOUT, or sees it end, raises."""
     if not launched():
         yield ALONE
         return
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        store = meet(rank)
-        dog = Watchdog(rank, size)
-        if size > 1 and stuck > 0:
-            host = None if torchrun_has_store() else 0
-            dog = Watchdog(rank, size, stuck, PrefixStore("watchdog", of_this_life(connect())), host)
-        with run_watchdog(dog):
-            own: dict[str, Any] = {"store": of_this_life(store), "rank": rank, "world_size": size}
-            if device.type == "cuda":
-                torch.cuda.set_device(device)
-                own["device_id"] = device
-            dist.init_process_group("cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo", **own)
-            try:
-                saving = dist.new_group(backend="gloo")
-                KEPT_GROUPS.extend((dist.group.WORLD, saving))
-                yield World(rank, size, saving, dog=dog)
-            finally:
-                dist.destroy_process_group()
+        store = PrefixStore(f"life {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", meet())
+        options: dict[str, Any] = {"store": store, "rank": rank, "world_size": size, "timeout": TIMEOUT}
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            options["device_id"] = device
+        dist.init_process_group("cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo", **options)
+        try:
+            saving = dist.new_group(backend="gloo", timeout=TIMEOUT)
+            KEPT_GROUPS.extend((dist.group.WORLD, saving))
+            yield World(rank, size, saving)
+        finally:
+            dist.destroy_process_group()
     except Exception as error:
         error.rank = rank  # type: ignore[attr-defined]  # whoever says it says where it happened
         if isinstance(error, ConfigError):  # the settings are the same everywhere
@@ -189,71 +163,25 @@ def join_world(device: torch.device, stuck: float = 0.0) -> Iterator[World]:
         raise
 
 
-def torchrun_has_store() -> bool:
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def of_this_life(store: Any) -> Any:
-    """torchrun keeps the store when it starts the ranks again, and in it the addresses of those that have died."""
-    return PrefixStore(f"life {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-
-
-def meet(rank: int) -> Any:
-    """The store through which ranks find each other: torchrun's, or the first rank's. That one listens at MASTER_ADDR
-    alone where this is an address of the machine: whoever can reach it can end the run."""
-    if rank > 0 or torchrun_has_store():
-        return connect()
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+def meet() -> Any:
+    """The store through which ranks find each other. GeonormError where it cannot be reached."""
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
-        own: dict[str, Any] = {} if (listening := listen(host, port)) is None else {"master_listen_fd": listening}
-        wait = timedelta(seconds=MEETING)
-        return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=wait, **own)
-    except (OSError, RuntimeError, TypeError) as error:
-        raise GeonormError(
-            f"cannot listen at $MASTER_ADDR {host}, $MASTER_PORT {port} ({cause(error)}); choose another port"
-        ) from None
-
-
-def connect() -> Any:
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    try:
-        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=MEETING))
-    except RuntimeError:
-        raise GeonormError(
-            f"nobody answers at $MASTER_ADDR {host}, $MASTER_PORT {port}; does rank 0 run, and is it reachable?"
-        ) from None
-
-
-def listen(host: str, port: int) -> int | None:
-    """A socket that listens at the address of `host` only; None where that would shut out others: the address is not
-    one of this machine, or it is a loopback that the name means on this machine alone."""
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError:
-        raise GeonormError(f"$MASTER_ADDR {host} cannot be resolved to an address; give one of this machine") from None
-    if ipaddress.ip_address(address[0]).is_loopback and host not in ("localhost", address[0]):
-        return None
-    with socket.socket(family, socket.SOCK_STREAM) as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            server.bind(address)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise
-            return None
-        server.listen(4096)
-        return server.detach()
+        socket.getaddrinfo(host, port)  # torch would try a name that does not exist until TIMEOUT
+        return next(rendezvous("env://", timeout=TIMEOUT))[0]
+    except (dist.DistError, OSError) as error:
+        raise GeonormError(f"ranks cannot meet at $MASTER_ADDR {host}, $MASTER_PORT {port}: {cause(error)}") from None
 
 
 @contextmanager
-def told_of_lost_peers(world: World) -> Iterator[None]:
-    """One line for what a rank sees when another has died; any other error is itself."""
+def lost_peers_in_one_line(world: World) -> Iterator[None]:
+    """One line for what a rank sees when another has died or does not answer; any other error is itself."""
     try:
         yield
     except RuntimeError as error:
         if world.size == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
         raise GeonormError(
-            f"lost another rank in {world.dog.place}; the same command goes on from the last checkpoint, "
-            "and torchrun --max-restarts N does so by itself"
+            f"lost another rank, or waited {TIMEOUT.total_seconds() / 60:g} minutes for it; the same command goes on "
+            "from the last checkpoint, and torchrun --max-restarts N does so by itself"
         ) from error

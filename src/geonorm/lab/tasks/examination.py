@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -30,14 +30,10 @@ class Examination:
     def due(self, step: int, last: bool) -> bool:
         return last or (self.every is not None and step % self.every == 0)
 
-    def row(self, told: Callable[[], None]) -> dict[str, float]:
-        """Asks, and returns `tasks/NAME/METRIC`: value. told: called before each of many forward passes."""
-        watched = self.model.register_forward_pre_hook(lambda *_: told())
-        try:
-            with self.precision():
-                answers = self.tasks.ask(self.lm)
-        finally:
-            watched.remove()
+    def row(self) -> dict[str, float]:
+        """Asks, and returns `tasks/NAME/METRIC`: value."""
+        with self.precision():
+            answers = self.tasks.ask(self.lm)
         return {f"{PREFIX}{name}/{metric}": v for name, found in answers.items() for metric, v in found.items()}
 
 

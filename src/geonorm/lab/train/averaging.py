@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...nn.trunk import Trunk
 from ..config import TrainConfig
-from ..scale.tensor import local_part
+from ..scale.parallel import local_part
 from .matrices import HeldNorms
 
 KIND = "average"

@@ -86,11 +86,10 @@ def judge(model: Any, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 def share_batches(batches: Iterable[tuple[A, B]], world: World) -> Iterator[tuple[A, B, bool]]:
     """This rank's batches, the last one repeated without counting where others have one more: all ranks of a sharded
-    model must make the same number of forward passes. A rank that asks for the next one is not stuck."""
+    model must make the same number of forward passes."""
     waiting = iter(batches)
-    while group := list(islice(waiting, world.readers)):
-        world.dog.get_on()
-        yield *group[min(world.reader, len(group) - 1)], world.reader < len(group) and world.counts
+    while group := list(islice(waiting, world.size)):
+        yield *group[min(world.rank, len(group) - 1)], world.rank < len(group)
 
 
 def with_perplexity(result: dict[str, float]) -> dict[str, Any]:

@@ -58,9 +58,8 @@ class ImageSet:
             write_json(folder / CLASSES, list(self.images.classes))
 
 
-def load_images(config: Recipe, world: World) -> ImageSet:
+def load_images(config: Recipe) -> ImageSet:
     """Images for a run or comparison. DataError for anything unusable, too few for one batch included."""
-    world.dog.at(0, "preparing the data")
     shape = config.shape("pre")
     assert isinstance(shape, VisionConfig)
     if shape.channels != 3:

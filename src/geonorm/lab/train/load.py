@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from ..config import Recipe
-from ..scale.world import ALONE, World
 from .images import ImageSet, load_images
 from .text import Text, load_text
 
 Data = Text | ImageSet
 
 
-def load_data(config: Recipe, world: World = ALONE) -> Data:
+def load_data(config: Recipe) -> Data:
     """DataError for anything unusable, before anything is written."""
-    return load_images(config, world) if config.objective == "classify" else load_text(config, world)
+    return load_images(config) if config.objective == "classify" else load_text(config)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from ..runs.provenance import Provenance
 from ..runs.run import VOLATILE, RunFolder
 from ..runs.summary import describe, loss_text, progress_line, summarise
 from ..scale import checkpoint, parallel
-from ..scale.world import ALONE, World, join_world, own_device, told_of_lost_peers
+from ..scale.world import ALONE, World, join_world, lost_peers_in_one_line, own_device
 from . import optim, trace
 from .averaging import Average
 from .branch import LONGER, find_extension, find_trunk
@@ -67,13 +66,13 @@ def train(
     stopped: list[float] = []
     device = own_device(pick_device(config.runtime.device))
     torch.set_num_threads(config.runtime.threads)
-    with join_world(device, config.guard.stuck) as world, told_of_lost_peers(world), ExitStack() as opened:
+    with join_world(device) as world, lost_peers_in_one_line(world), ExitStack() as opened:
         opened.enter_context(subnormals_as_zero(device))
         say = stop_unheard(say, stopped) if world.first else lambda line: None
         if device.type == "cpu":
             check_memory(config.shape(config.scheme))
         setup = resolve(config, world)
-        loop = Loop(setup, world.in_turn(lambda: load_data(config, world)), device, say, world)
+        loop = Loop(setup, world.in_turn(lambda: load_data(config)), device, say, world)
         provenance = Provenance.of(config, loop.text.sha256, loop.text.fingerprint, [config.scheme])
         silent, longer = RunFolder(Path(config.out), writes=False), world.together(lambda: find_extension(config))
         but = LONGER if longer else VOLATILE
@@ -98,13 +97,12 @@ class Loop:
     def __init__(self, setup: Resolved, text: Data, device: torch.device, say: Say, world: World = ALONE) -> None:
         c = setup.config
         self.config, self.setup, shape, kind = c, setup, setup.shape, setup.layout
-        self.world = world = replace(world, tensor=c.runtime.tensor_size)
+        self.world = world
         self.trunk = find_trunk(c)
         self.text, self.device, self.say = text, device, say
-        world.dog.at(0, "building the model")
         self.batches, self.validation = text.batches(c, shape), text.validation(c, shape, device, world)
         torch.manual_seed(c.seed)
-        with torch.device(built_on := parallel.build_device(kind, world)):
+        with torch.device(built_on := parallel.build_device(kind)):
             model = build(shape)
         self.model = parallel.distribute(model, c.runtime, device if built_on.type == "cpu" else built_on)
         self.spread = parallel.Spread(self.model, c.runtime, world, device, kind, c.steps)
@@ -125,7 +123,6 @@ class Loop:
         self.seconds = 0.0  # of training, without evaluations and checkpoints
         self.begun = time.monotonic()  # less what earlier processes of the run took
         self.pending: list[dict[str, Any]] = []  # rows since the losses were last read
-        self.dog = world.dog
 
     def run(
         self, run: RunFolder, provenance: Provenance, stopped: list[float], more: Sequence[Logger], shown: Unwatched
@@ -136,7 +133,6 @@ class Loop:
             self.say(line)
         if departures := self.setup.departures:
             self.say(f"own recipe of {c.scheme}: {', '.join(f'{key} {value:g}' for key, value in departures.items())}")
-        self.dog.at(0, "reading the checkpoint")
         if self.resume(run):
             self.say(f"resuming {run.path} at step {self.step} of {c.steps}")
         run.truncate(self.step)
@@ -192,8 +188,7 @@ class Loop:
                 if evaluating:
                     rows[-1].update(self.evaluate(run, gradients))
                 if asking and self.examination is not None:
-                    self.dog.at(step, "tasks")
-                    rows[-1].update(self.examination.row(self.dog.get_on))
+                    rows[-1].update(self.examination.row())
                     self.spread.settle()
                 run.append(run.metrics, rows)
                 self.loggers.log(rows)  # before they are judged: what a run diverged by is seen
@@ -225,9 +220,7 @@ class Loop:
         """One optimizer step; returns the gradient norm of every site if asked to measure. With `check`, a loss or
         gradient that is not finite is Trouble before it can reach the weights."""
         c, step = self.config, self.step + 1
-        self.dog.at(step, "reading the batch")
         ids, targets = self.batch(step)
-        self.dog.at(step, "forward and backward")
         size = len(ids) // c.runtime.accumulate
         losses = []
         for start in range(0, len(ids), size):
@@ -243,7 +236,6 @@ class Loop:
         lr = c.lr * optim.rate_share(c.optim, step, c.steps)
         tokens = step * c.batch_size * self.setup.shape.context
         row = {"step": step, "tokens": tokens, "loss": total, "lr": lr, "grad_norm": grad_norm}
-        self.dog.at(step, "the optimizer's step")
         try:
             if check or self.judge.every_step:
                 self.judge.unread(self.pending)
@@ -292,7 +284,6 @@ class Loop:
 
     def evaluate(self, run: RunFolder, gradients: trace.Gradients) -> dict[str, Any]:
         c = self.config
-        self.dog.at(self.step, "evaluation")
         with parallel.precision(c.runtime, self.device):
             result = self.validation.on_part(self.model)
             if c.evaluation.trace_tokens:
@@ -307,7 +298,6 @@ class Loop:
 
     def save(self, run: RunFolder, row: dict[str, Any]) -> None:
         """Copies the state; the writing goes on beside the next steps."""
-        self.dog.at(self.step, "saving")
         self.world.together(run.check_there)
         progress = {
             "scheme": self.config.scheme,
@@ -378,7 +368,6 @@ class Loop:
             "wall_seconds": time.monotonic() - self.begun,
             "world_size": self.world.size,
             "parallel": self.spread.kind,
-            "tensor_size": self.world.tensor,
             "phase": c.phase,
             "own_recipe": self.setup.departures,
             "paper_recipe": self.setup.scheme.recipe(),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...errors import ConfigError
 from ...nn.trunk import Trunk
-from ..scale.tensor import local_part, sum_over_ranks
+from ..scale.parallel import local_part, sum_over_ranks
 
 WRITERS = ("o", "down")
 

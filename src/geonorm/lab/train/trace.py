@@ -20,7 +20,7 @@ from ...residual import Residual
 from ...schemes import Scheme, Site, read_at, write_at
 from ...sites.watch import Gradients as Gradients
 from ...sites.watch import ModelSite, gradient_norms, sites_of, stacks_of, watch, watch_calls
-from ..scale.tensor import group_alike, local_part, sum_over_ranks
+from ..scale.parallel import group_alike, local_part, sum_over_ranks
 
 CENTRED: dict[type, bool | None] = {
     LayerNorm: True, RMSNorm: False, GatedNorm: False, UnitNorm: False, DyT: None, Derf: None,
