@@ -70,7 +70,7 @@ def test_depth_counts_once(init: str) -> None:
     own = 0.0 if init == "zero" else inside
     for scheme, factor in {
         "sandwich": 0.25, "hybrid": 0.25, "deepnorm": 64**-0.25, "lns": 1.0, "prores(sandwich)": 0.25,
-        "morph(deepnorm, geonorm)": 64**-0.25, "mix(sandwich, pre, share=1)": 0.25,
+        "mix(sandwich, pre, share=1)": 0.25,
     }.items():  # fmt: skip
         model = decoder(layers=8, width=64, hidden=64, vocab_size=300, init=init, scheme=scheme)
         found = {role: weight.std().item() for role, weight, _, _ in model.weights()}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from geonorm import Decoder, DecoderConfig, Residual, Site, parse
 from geonorm.errors import ConfigError
 from geonorm.norms import RMSNorm
-from geonorm.schemes import state_of
+from geonorm.schemes import First, Mix, PerKind, Pre, Scheme, state_of
 
 DEPTH = 4
 SITES = [Site(layer, kind, DEPTH) for layer in range(DEPTH) for kind in ("attn", "mlp")]
@@ -51,11 +53,20 @@ def test_entry_overrides_that_of_the_part(text: str) -> None:
     assert plan(outer)[0] == "pre" and plan(outer)[1] == "pre(entry=embedding)"
 
 
-@pytest.mark.parametrize("text", ["mix({}, pre, {})", "first({}, pre, {})", "per_kind({}, pre, {})"])
-def test_an_entry_that_cannot_be_set_is_refused(text: str) -> None:
-    plan(text.format("morph(pre, geonorm)", "entry=part"))
-    with pytest.raises(ConfigError, match=r"entry=embedding of .* cannot be set: morph.* has no such field") as error:
-        Decoder(DecoderConfig(scheme=text.format("morph(pre, geonorm)", "entry=embedding"), **SMALL))
+@dataclass(frozen=True)
+class Adds(Scheme):
+    """A scheme that is no placement."""
+
+    def write(self, x: Tensor, u: Tensor, p: Any, site: Site, h: Any = 1.0) -> Tensor:
+        return x + h * u
+
+
+@pytest.mark.parametrize("combine", [Mix, First, PerKind])
+def test_an_entry_that_cannot_be_set_is_refused(combine: Any) -> None:
+    entry = Site(0, "entry", 4)
+    assert combine(Adds(), Pre(), entry="part").resolve(entry) == Adds()
+    with pytest.raises(ConfigError, match=r"entry=embedding of .* cannot be set: .*Adds.* has no such field") as error:
+        combine(Adds(), Pre(), entry="embedding").resolve(entry)
     assert "\n" not in str(error.value)
 
 

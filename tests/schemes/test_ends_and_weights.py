@@ -47,7 +47,7 @@ def end(scheme: Scheme, kind: str, x: Tensor) -> tuple[Tensor, nn.Module]:
 COMBINED = ("mix", "first", "per_kind")
 
 
-@each("name", [n for n in names() if n not in ("ngpt", "angpt", "polar", "prores", "morph") and parse(n).streams == 1])
+@each("name", [n for n in names() if n not in ("ngpt", "angpt", "polar", "prores") and parse(n).streams == 1])
 def test_entry_and_final(name: str) -> None:
     x = stream(parse("pre"))
     out, own = end(parse(name if name != "sandwich" else "sandwich(entry=sphere)"), "entry", x)
@@ -67,7 +67,7 @@ def test_default_exit(name: str) -> None:
     """Post, DeepNorm, Keel, sqrt, nGPT and anGPT end on a normalised stream and ReZero has no norm at all; everything
     else is normalised once more. Sandwich-LN alone starts at the raw embedding."""
     bare = {"post", "deepnorm", "keel", "sqrt", "ngpt", "angpt", "rezero"}
-    scheme = parse(name if name != "morph" else "pre").resolve(Site(DEPTH - 1, "exit", DEPTH))  # the source's yet
+    scheme = parse(name).resolve(Site(DEPTH - 1, "exit", DEPTH))
     assert isinstance(scheme, Placement)
     assert scheme.final == ("none" if name in bare else "norm")
     assert scheme.entry == ("embedding" if name == "sandwich" else "sphere")

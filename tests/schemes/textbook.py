@@ -187,7 +187,6 @@ EQUATIONS: dict[str, Equation] = {
     "gpas": lambda x, f, p, s: (x + f(norm(x, p["input.weight"]))) * (1 - p["gate"] / (1 + torch.exp(-p["gate"]))),
     "attnres": from_history,
     "mhc": constrained,
-    "morph": lambda x, f, p, s: x + f(norm(x, p["input.weight"])),  # the source yet: tests/schemes/test_morph.py
     "prores": lambda x, f, p, s: x,  # no step was taken yet: tests/schemes/test_prores.py
     "lambdas": scaled,
     "nag": turned_by_a_gate,

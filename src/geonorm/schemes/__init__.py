@@ -14,7 +14,6 @@ from .hypersphere import NGPT, AnGPT
 from .lambdas import Lambdas
 from .learned import GPAS, LayerScale, ReZero
 from .manifold import ManifoldHyper
-from .morph import Morph, settle
 from .nag import NAG
 from .origin import schemes_in, sources_of, stored
 from .parts import Parts, Progress, advance, belongs_to_scheme, read_at, restore, slot_at, write_at
@@ -42,7 +41,6 @@ __all__ = [
     "LayerScale",
     "ManifoldHyper",
     "Mix",
-    "Morph",
     "NormPreserving",
     "Olmo2",
     "Orthogonal",
@@ -72,7 +70,6 @@ __all__ = [
     "register",
     "restore",
     "schemes_in",
-    "settle",
     "slot_at",
     "sources_of",
     "state_of",

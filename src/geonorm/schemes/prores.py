@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..norms import NormSpec, upcast
 from ..ops import AngleMap
 from ..settings import Count
-from .base import About, Number, Scheme, Site, require
+from .base import About, Number, Scheme, Site
 from .combine import Nested
 from .parts import Progress, parts_of, read_at
 from .pre import Pre
@@ -64,12 +64,7 @@ class ProRes(Nested):
         return inner if site.kind in ("entry", "exit") else replace(self, scheme=inner)
 
     def parts(self, site: Site, norm: NormSpec) -> dict[str, Any]:
-        inner = parts_of(self.scheme, site, norm)
-        require(
-            type(inner.get("progress", Progress())) is Progress,
-            f"prores cannot stand around {self.scheme}, which changes over training itself",
-        )
-        return {**inner, "progress": Progress()}
+        return {**parts_of(self.scheme, site, norm), "progress": Progress()}
 
     def read(self, x: Tensor, p: Any, site: Site) -> tuple[Any, Any]:
         return read_at(self.scheme, x, p, site)

@@ -155,7 +155,7 @@ def test_traces_say_what_they_must(scheme: str, block: str) -> None:
         assert unknown <= {"clamped", "rotation", "grad_norm", "grad_w1", "grad_w2", "speed"}, row
         assert ("speed" in unknown) == (not residual.scheme.planar or row["scheme"] == "rezero")  # a = 0 turns nothing
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
-        assert ("clamped" in unknown) == ("geonorm" not in row["scheme"].replace("morph", "geonorm"))
+        assert ("clamped" in unknown) == ("geonorm" not in row["scheme"])
         if residual.scheme.planar:
             assert row["off_plane"] < 1e-6, row
         assert row["radius"] > 0 and (row["step_norm"] > 1e-3 or row["scheme"] in ("rezero", "prores"))
