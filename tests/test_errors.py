@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from geonorm.errors import CALLED, nearest
 from geonorm.lab.config import TrainCommand
 from geonorm.settings import options
 
+from .rows import each
+
 SETTINGS = options(TrainCommand)
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
+@each(
+    "name, meant",
     [
         ("model.hidden_size", "model.width"),  # and not model.hidden, which is spelt alike
         ("model.intermediate_size", "model.hidden"),

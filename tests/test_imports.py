@@ -15,6 +15,8 @@ import pytest
 
 import geonorm
 
+from .rows import each
+
 SOURCE = Path(geonorm.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
@@ -160,8 +162,8 @@ def test_nobody_imports_the_command_line() -> None:
     assert {source for source, target in edges() if part(target) == "cli" and part(source) != "cli"} == {"__main__"}
 
 
-@pytest.mark.parametrize(
-    ("source", "name", "package", "expected"),
+@each(
+    "source, name, package, expected",
     [
         ("from .. import sphere", "ops.angle", False, ["sphere"]),
         ("from ...nn.decoder import Decoder", "lab.train.loop", False, ["nn.decoder"]),
@@ -178,8 +180,8 @@ def test_the_reader_of_imports(source: str, name: str, package: bool, expected: 
     assert list(imports(source, name, package)) == expected
 
 
-@pytest.mark.parametrize(
-    ("source", "target"),
+@each(
+    "source, target",
     [
         ("sphere", "norms"),
         ("norms", "sphere"),

@@ -10,6 +10,8 @@ from geonorm import norms
 from geonorm.errors import ConfigError
 from geonorm.norms import NORMS, NormSpec
 
+from .rows import each
+
 DIM, EPS = 12, 1e-3
 
 
@@ -47,17 +49,17 @@ def inputs(dtype: torch.dtype) -> Tensor:
     return (3 * torch.randn(5, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1).to(dtype)
 
 
-@pytest.mark.parametrize("gains", [True, False])
-@pytest.mark.parametrize("kind", NORMS)
+@each("gains", [True, False])
+@each("kind", NORMS)
 def test_formula_in_fp64(kind: str, gains: bool) -> None:
     norm = built(kind, gains).double()
     x = inputs(torch.float64)
     torch.testing.assert_close(norm(x), formula(kind, x, dict(norm.named_parameters())), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", NORMS)
+@each("parameters", [torch.float32, torch.bfloat16])
+@each("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@each("kind", NORMS)
 def test_maths_in_fp32_and_one_cast_to_the_input(kind: str, dtype: torch.dtype, parameters: torch.dtype) -> None:
     norm = built(kind).to(parameters)
     x = inputs(dtype)
@@ -77,13 +79,13 @@ def test_fp16_inputs_whose_square_overflows_fp16(kind: str) -> None:
     torch.testing.assert_close(out.double(), exact.double(), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", NORMS)
+@each("kind", NORMS)
 def test_gains_false_leaves_no_gains(kind: str) -> None:
     names = [name for name, _ in NormSpec(kind, DIM)(gains=False).named_parameters()]
     assert names == {"dyt": ["slope"], "derf": ["slope", "shift"]}.get(kind, [])  # what they are made of
 
 
-@pytest.mark.parametrize("kind", NORMS)
+@each("kind", NORMS)
 def test_reset_parameters_restores_the_start(kind: str) -> None:
     norm, fresh = built(kind), NormSpec(kind, DIM, eps=EPS)()
     norm.reset_parameters()  # type: ignore[operator]
@@ -129,7 +131,7 @@ def test_spec_builds_with_changes() -> None:
     assert spec(gains=True).weight is not None and spec().weight is None
 
 
-@pytest.mark.parametrize("kind", NORMS)
+@each("kind", NORMS)
 def test_bias_is_a_choice_of_kinds_that_have_one(kind: str) -> None:
     spec = NormSpec(kind, DIM, eps=EPS)
     with_bias, without = spec(), spec(bias=False)
@@ -153,9 +155,9 @@ def test_unknown_kind_names_the_nearest() -> None:
         NormSpec("rms", DIM)(kind="batch")
 
 
-@pytest.mark.parametrize("gains", [True, False])
-@pytest.mark.parametrize("eps", [0.0, 1e-6])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@each("gains", [True, False])
+@each("eps", [0.0, 1e-6])
+@each("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_rms_of_one_token_without_gradient_is_the_same(dtype: torch.dtype, eps: float, gains: bool) -> None:
     torch.manual_seed(0)
     norm = norms.RMSNorm(48, gains, eps)

@@ -18,6 +18,8 @@ from geonorm import Residual, Site, names, parse
 from geonorm.errors import ConfigError
 from geonorm.schemes import GeoNorm, Polar, polar
 
+from .rows import each
+
 DIM, DEPTH = 8, 4
 VARIANTS = [
     *names(),
@@ -61,9 +63,9 @@ def stream(module: Residual, dtype: torch.dtype = torch.float32) -> Tensor:
     return (polar.split(x) if isinstance(module.scheme, Polar) else x).to(dtype)
 
 
-@pytest.mark.parametrize("branch", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("dtype", STREAMS)
-@pytest.mark.parametrize("scheme", VARIANTS)
+@each("branch", [torch.float32, torch.bfloat16])
+@each("dtype", STREAMS)
+@each("scheme", VARIANTS)
 def test_stream_keeps_its_dtype_and_the_branch_reads_its_own(
     scheme: str, dtype: torch.dtype, branch: torch.dtype
 ) -> None:
@@ -76,7 +78,7 @@ def test_stream_keeps_its_dtype_and_the_branch_reads_its_own(
     assert all(p.grad is not None and p.grad.dtype == p.dtype for p in module.parameters())
 
 
-@pytest.mark.parametrize("scheme", names())
+@each("scheme", names())
 def test_a_bf16_branch_leaves_an_fp32_stream_as_precise_as_its_update(scheme: str) -> None:
     """Only the update is rounded to bf16: where the branch gives 0, nothing at all is."""
     module = residual(scheme)
@@ -88,7 +90,7 @@ def test_a_bf16_branch_leaves_an_fp32_stream_as_precise_as_its_update(scheme: st
     assert torch.equal(module(stream(module)), exact(stream(exact)))
 
 
-@pytest.mark.parametrize("scheme", names())
+@each("scheme", names())
 def test_autocast(scheme: str) -> None:
     module = residual(scheme)
     with torch.autocast("cpu", torch.bfloat16):
@@ -97,8 +99,8 @@ def test_autocast(scheme: str) -> None:
     torch.testing.assert_close(out, module(stream(module)), rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("norm", ["rms", "layer", "dyt"])
-@pytest.mark.parametrize("scheme", VARIANTS)
+@each("norm", ["rms", "layer", "dyt"])
+@each("scheme", VARIANTS)
 def test_every_parameter_gets_a_gradient(scheme: str, norm: str) -> None:
     for layer in (0, 3):
         for kind in ("attn", "mlp"):
@@ -150,7 +152,7 @@ def test_a_state_dict_does_not_move_a_residual_to_another_block(meta: bool, assi
         torch.testing.assert_close(compiled(x), expected)
 
 
-@pytest.mark.parametrize("scheme", ["rezero", "hyper", "geonorm(learn=affine)", "geonorm(learn=step)", "pre"])
+@each("scheme", ["rezero", "hyper", "geonorm(learn=affine)", "geonorm(learn=step)", "pre"])
 def test_learned_scalars_have_a_dimension_and_are_read_without_one(scheme: str) -> None:
     module = residual(scheme, norm="dyt")
     assert all(p.dim() > 0 for p in module.parameters())
@@ -172,7 +174,7 @@ def test_another_branch_may_have_another_dtype() -> None:
     assert module(stream(module, torch.float64)).dtype == torch.float64
 
 
-@pytest.mark.parametrize("scheme", VARIANTS)
+@each("scheme", VARIANTS)
 def test_survives_to_empty_and_reset(scheme: str) -> None:
     with torch.device("meta"):
         module = Residual(nn.Linear(DIM, DIM), scheme, Site(2, "attn", DEPTH), DIM)
@@ -203,14 +205,11 @@ def test_norm_arguments_reach_the_scheme() -> None:
     assert {(type(m).__name__, m.eps, m.weight) for m in module.own.values()} == {("LayerNorm", 0.5, None)}
 
 
-@pytest.mark.parametrize(
-    ("layer", "kind", "depth", "says"),
-    [
+@each("layer, kind, depth, says", [
         (12, "mlp", 12, "0 to 11"), (-1, "mlp", 12, "0 to 11"), (0, "mlp", 0, "at least 1"), (0, "ffn", 2, "valid"),
         ("2", "mlp", 3, "counted from 0, got '2'"), (None, "mlp", 3, "got None"), (0, 3, 2, "valid"),
         (0, "mlp", 2.5, "got 2.5"),
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_a_site_that_does_not_exist(layer: Any, kind: Any, depth: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as error:
         Site(layer, kind, depth)
@@ -252,8 +251,8 @@ JOINED = [
 JOINED += ["per_kind(attn=pre, mlp=geonorm)", "per_kind(attn=geonorm(after=norm), mlp=pre)"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scheme", JOINED)
+@each("dtype", [torch.float32, torch.bfloat16])
+@each("scheme", JOINED)
 def test_joined_residuals_equal_one_after_the_other(scheme: str, dtype: torch.dtype) -> None:
     """Bit for bit, in both directions, with branches in the stream's dtype or narrower."""
     found = []

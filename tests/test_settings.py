@@ -13,6 +13,8 @@ import pytest
 from geonorm.errors import ConfigError
 from geonorm.settings import Count, Needs, Range, Settings, check_needs, docs, from_dict, options, to_dict
 
+from .rows import each
+
 
 @dataclass(frozen=True)
 class Part(Settings):
@@ -54,8 +56,8 @@ def test_fields_get_their_types() -> None:
     assert [type(each) for each in (found.number, *found.rates, *found.part.pair)] == [int] + 4 * [float]
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
+@each(
+    "values, said",
     [
         ({"name": 3}, "name must be text, got 3"),
         ({"number": 0}, "number must be at least 1, got 0"),

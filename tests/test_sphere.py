@@ -12,6 +12,8 @@ from torch import Tensor
 
 from geonorm import sphere
 
+from .rows import each
+
 CASES = settings(max_examples=25, deadline=None)
 SEEDS, DIMS = st.integers(0, 2**20), st.integers(2, 40)
 
@@ -97,7 +99,7 @@ def test_frame_is_orthogonalised_twice() -> None:
     assert leak(sphere.tangent(x, u)) < 1e-6 < leak(once)
 
 
-@pytest.mark.parametrize("degrees", [1e-6, 1e-3, 1.0, 179.0, 179.999])
+@each("degrees", [1e-6, 1e-3, 1.0, 179.0, 179.999])
 def test_angle_is_accurate_near_0_and_pi_in_fp32(degrees: float) -> None:
     turn = math.radians(degrees)
     x = torch.tensor([2.0, 0.0, 0.0])
@@ -122,7 +124,7 @@ def test_log_of_an_antipode_is_zero() -> None:
     close(sphere.log(x, -x), torch.zeros_like(x))
 
 
-@pytest.mark.parametrize("angle", [0.0, 1e-8, 9.99e-3, 1.001e-2, 0.5, 3.0, -2.0])
+@each("angle", [0.0, 1e-8, 9.99e-3, 1.001e-2, 0.5, 3.0, -2.0])
 def test_sinc_value_and_slope(angle: float) -> None:
     point = torch.tensor(angle, dtype=torch.float64, requires_grad=True)
     value = sphere.sinc(point)

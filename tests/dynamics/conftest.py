@@ -37,12 +37,12 @@ VARIANTS = [
     "peri(max_step=0.1)",
 ]
 """Fields that change the motion, of schemes that stay in the plane of x and u."""
+PLANAR = [*(name for name in names() if parse(name).planar), *VARIANTS]
+"""Schemes with a (rho, tau) law."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`vectorial`: every scheme whose state is made of vectors. `planar`: those with a (rho, tau) law."""
+    """`vectorial`: every scheme whose state is made of vectors."""
     if "vectorial" in metafunc.fixturenames:
         every = [name for name in names() if name != "polar"]
         metafunc.parametrize("vectorial", [*every, *VARIANTS, "siamese(sum=norm, decay=sqrt)", "hyper(dynamic=none)"])
-    if "planar" in metafunc.fixturenames:
-        metafunc.parametrize("planar", [*(name for name in names() if parse(name).planar), *VARIANTS])

@@ -17,6 +17,8 @@ from geonorm.dynamics.drawn import DrawnAttention, DrawnFlow, DrawnMlp, carry_ba
 from geonorm.errors import ConfigError
 from geonorm.nn import preset
 
+from ..rows import each
+
 FULL = (DrawnAttention(causal=False),)
 CAUSAL = (DrawnAttention(),)
 GELU = (DrawnAttention(), DrawnMlp())
@@ -67,7 +69,7 @@ LAWS: list[tuple[str, Any, str, float | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("scheme", "subs", "kind", "exponent"), LAWS, ids=str)
+@each("scheme, subs, kind, exponent", LAWS)
 def test_laws_worked_out_by_hand(scheme: str, subs: Any, kind: str, exponent: float | None) -> None:
     averaged = 0.25 if subs[0].causal else 0.0
     law = DrawnFlow(scheme, 12, subs).find_law(averaged)
@@ -104,8 +106,8 @@ def agrees(logs: list[float], said: float) -> None:
 PARTICLES = ["pre", "post", "peri", "geonorm(decay=sqrt)", "deepnorm"]
 
 
-@pytest.mark.parametrize("scheme", PARTICLES)
-@pytest.mark.parametrize("causal", [False, True])
+@each("scheme", PARTICLES)
+@each("causal", [False, True])
 def test_particles_with_attention_and_mlp_in_turn(scheme: str, causal: bool) -> None:
     """Kaiming weights drawn anew in each of 10 layers: attention, then a ReLU MLP; weights of its own per start."""
     d, layers, n, draws = 128, 10, 4, 10
@@ -152,8 +154,8 @@ def narrow(tokens: int, batch: int) -> Tensor:
 REAL = ["pre", "post", "peri", "geonorm(decay=sqrt)", "ngpt(alpha=0.5)"]
 
 
-@pytest.mark.parametrize("scheme", REAL)
-@pytest.mark.parametrize(("mlp", "subs"), [("gelu", GELU), ("swiglu", SWIGLU)])
+@each("scheme", REAL)
+@each("mlp, subs", [("gelu", GELU), ("swiglu", SWIGLU)])
 def test_real_decoders_carry_differences_as_the_formula_says(scheme: str, mlp: str, subs: Any) -> None:
     layers, n, draws = 12, 6, 4
     growth = []
@@ -165,8 +167,8 @@ def test_real_decoders_carry_differences_as_the_formula_says(scheme: str, mlp: s
     agrees(growth, said[-1])
 
 
-@pytest.mark.parametrize(("mlp", "hidden"), [("gelu", 512), ("swiglu", 512), ("swiglu", 128)])
-@pytest.mark.parametrize("scheme", ["pre", "hybrid", "angpt"])
+@each("mlp, hidden", [("gelu", 512), ("swiglu", 512), ("swiglu", 128)])
+@each("scheme", ["pre", "hybrid", "angpt"])
 def test_an_mlp_proposes_what_its_hidden_units_say(scheme: str, mlp: str, hidden: int) -> None:
     """Modules of the scheme on up and gate among them, in units of its own N."""
     width, site, rule = 256, Site(0, "mlp", 1), parse(scheme)
@@ -216,7 +218,7 @@ def across(x: Tensor, g: Tensor) -> Tensor:
     return (g * x.norm(dim=-1, keepdim=True)).square().sum(-1).mean(0)
 
 
-@pytest.mark.parametrize("scheme", ["pre", "post", "peri", "lns", "sqrt", "geonorm", "geonorm(decay=sqrt)", "olmo2"])
+@each("scheme", ["pre", "post", "peri", "lns", "sqrt", "geonorm", "geonorm(decay=sqrt)", "olmo2"])
 def test_the_gradient_of_an_output_matrix_follows_the_angle(scheme: str) -> None:
     """|dL/dW| |W| = sqrt(hidden) sin phi times the gradient of what all tokens share."""
     layers, draws = 10, 4

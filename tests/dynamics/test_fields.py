@@ -13,6 +13,8 @@ from geonorm import dynamics
 from geonorm.dynamics import Attention, Fresh, Mlp, fields, random_attention, random_mlp, uniform
 from geonorm.errors import ConfigError
 
+from ..rows import each
+
 F64 = torch.float64
 
 
@@ -51,8 +53,8 @@ def take_blocks(patch: pytest.MonkeyPatch, rows: int) -> None:
     patch.setattr(fields, "block_rows", lambda *_: rows)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
+@each("causal", [False, True])
+@each(
     "settings",
     [
         {},
@@ -63,17 +65,15 @@ def take_blocks(patch: pytest.MonkeyPatch, rows: int) -> None:
         weights(2, 5, 6, True),
         {"q": normal(2, 6, 4, seed=5), "k": normal(2, 6, 4, seed=6)},
     ],
-    ids=["identity", "heads", "negative", "one head", "two heads", "wide heads", "only q and k"],
 )
-def test_attention_is_what_two_loops_give(
-    settings: dict[str, Any], causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_is_what_two_loops_give(settings: dict[str, Any], causal: bool) -> None:
     y = uniform(7, 6)
     field = Attention(**{"beta": 1.3, **settings}, causal=causal)
     expected = slow_attention(field, y[0])
     torch.testing.assert_close(field(y)[0], expected, rtol=1e-12, atol=1e-14)
-    take_blocks(monkeypatch, 3)
-    torch.testing.assert_close(field(y)[0], expected, rtol=1e-12, atol=1e-14)
+    with pytest.MonkeyPatch.context() as patch:
+        take_blocks(patch, 3)
+        torch.testing.assert_close(field(y)[0], expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -117,8 +117,8 @@ def test_a_huge_beta_selects_the_nearest_key(
     torch.testing.assert_close(away[0], y[0][nearest[0]])
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
+@each(
+    "make, message",
     [
         (lambda: Attention(beta=float("nan")), "finite"),
         (lambda: Attention(beta=float("inf")), "finite"),

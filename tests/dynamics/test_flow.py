@@ -13,6 +13,8 @@ from geonorm.dynamics import Attention, Flow, Fresh, equiangular, gap, integrate
 from geonorm.errors import ConfigError
 from geonorm.schemes import read_at, write_at
 
+from ..rows import each
+
 F64 = torch.float64
 DEPTH = 8
 SCHEMES = [name for name in names() if name != "polar"]  # a token is no vector there: refused, see below
@@ -31,7 +33,7 @@ class Branch(nn.Module):
         return self.field(y)
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES, "pre(entry=embedding, decay=sqrt)", "post(entry=embedding)"])
+@each("scheme", [*SCHEMES, "pre(entry=embedding, decay=sqrt)", "post(entry=embedding)"])
 def test_layers_are_a_stack_of_residual_modules(scheme: str) -> None:
     """h = 1 is the network: the same numbers as the module that trains, norms of radius 1, identity attention."""
     field = Attention(beta=2.0)
@@ -63,7 +65,7 @@ def test_a_velocity_does_not_depend_on_which_was_asked_for_first(scheme: str) ->
     assert torch.equal(flows[0].velocity(x, 0.7), flows[1].velocity(x, 0.7))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@each("scheme", SCHEMES)
 def test_velocity_is_the_slope_of_the_written_stream(scheme: str) -> None:
     """Against central differences of `write` in its own step size, the update held fixed."""
     flow = Flow(scheme, Attention(beta=1.5), DEPTH)
@@ -83,7 +85,7 @@ def test_velocity_is_the_slope_of_the_written_stream(scheme: str) -> None:
     torch.testing.assert_close(flow.velocity(x, tau), slope, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("scheme", [*TURNED, "geonorm(decay_on=update)", "mix(a=peri, b=sqrt, share=0.5)"])
+@each("scheme", [*TURNED, "geonorm(decay_on=update)", "mix(a=peri, b=sqrt, share=0.5)"])
 def test_rotations_commute_with_the_dynamics(scheme: str) -> None:
     flow = Flow(scheme, Attention(beta=2.0), DEPTH)
     turn = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(1), dtype=F64))[0]
@@ -94,7 +96,7 @@ def test_rotations_commute_with_the_dynamics(scheme: str) -> None:
     torch.testing.assert_close(flow.layer(b, 1.0), flow.layer(a, 1.0) @ turn, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("scheme", ["post", "pre", "peri", "geonorm", "sqrt", "pre(entry=embedding)"])
+@each("scheme", ["post", "pre", "peri", "geonorm", "sqrt", "pre(entry=embedding)"])
 def test_speed_and_radius_law_are_those_of_the_velocity(scheme: str) -> None:
     """theta' = P(u)/s and r', read off the full velocity."""
     flow = Flow(scheme, Attention(beta=2.0), DEPTH)
@@ -147,7 +149,7 @@ def test_sublayers_that_disagree_about_the_sphere_are_refused_in_continuous_dept
     list(integrate(flow, x, [DEPTH], method="layers"))
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES, "per_kind(pre, geonorm)", "per_kind(post, deepnorm)", "mix(pre, post)"])
+@each("scheme", [*SCHEMES, "per_kind(pre, geonorm)", "per_kind(post, deepnorm)", "mix(pre, post)"])
 def test_sublayers_that_agree_about_the_sphere_are_followed(scheme: str) -> None:
     if scheme not in ("hybrid", "per_kind"):
         Flow(scheme, [("attn", Attention()), ("mlp", random_mlp(6))], DEPTH).check_spheres(DEPTH)
@@ -172,8 +174,8 @@ def test_a_state_that_is_no_vector_is_refused(scheme: str) -> None:
         Flow(scheme, Attention(), DEPTH)
 
 
-@pytest.mark.parametrize(
-    ("x", "message"),
+@each(
+    "x, message",
     [
         (torch.zeros(3, 4), "zero vector"),
         (torch.tensor([[1.0, 0.0], [float("nan"), 1.0]]), "not finite"),
@@ -189,8 +191,8 @@ def test_states_that_cannot_start(x: Tensor, message: str) -> None:
         Flow("pre", Attention(), 0)
 
 
-@pytest.mark.parametrize("scheme", TURNED)
-@pytest.mark.parametrize("start", ["one", "coincident", "antipodal", "line"])
+@each("scheme", TURNED)
+@each("start", ["one", "coincident", "antipodal", "line"])
 def test_degenerate_configurations_stay_where_they_are(scheme: str, start: str) -> None:
     """A single particle, particles in one point, an antipodal pair (erratum to Theorem 4.3), and dim = 1: no direction
     moves, nothing is nan, at any beta."""
@@ -212,8 +214,8 @@ def test_degenerate_configurations_stay_where_they_are(scheme: str, start: str) 
             torch.testing.assert_close(flow.tokens(later), begin, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("scheme", SPHERES)
-@pytest.mark.parametrize("method", ["euler", "rk4", "adaptive", "layers"])
+@each("scheme", SPHERES)
+@each("method", ["euler", "rk4", "adaptive", "layers"])
 def test_radii_are_kept(scheme: str, method: str) -> None:
     flow = Flow(scheme, random_attention(6, seed=3), DEPTH)
     x = flow.start(uniform(5, 6))

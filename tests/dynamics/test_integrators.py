@@ -15,6 +15,8 @@ from geonorm.dynamics import Attention, Flow, Fresh, equiangular, integrate, mea
 from geonorm.dynamics.integrators import Walker, dormand_prince
 from geonorm.errors import ConfigError, GeonormError
 
+from ..rows import each
+
 F64 = torch.float64
 
 
@@ -28,8 +30,8 @@ def setting(scheme: str) -> tuple[Flow, Tensor]:
     return flow, flow.start(uniform(5, 4, seeds=(3,)))
 
 
-@pytest.mark.parametrize(("method", "order"), [("euler", 1), ("rk4", 4)])
-@pytest.mark.parametrize("scheme", ["pre", "post", "geonorm", "residual_dual"])
+@each("method, order", [("euler", 1), ("rk4", 4)])
+@each("scheme", ["pre", "post", "geonorm", "residual_dual"])
 def test_order_by_step_halving(scheme: str, method: str, order: int) -> None:
     flow, x = setting(scheme)
     coarse, middle, fine = (end(flow, x, 2.0, method=method, step=h) for h in (0.25, 0.125, 0.0625))
@@ -87,8 +89,8 @@ LAWS: dict[str, Callable[..., tuple[float, float]]] = {
 }
 
 
-@pytest.mark.parametrize(("n", "beta"), [(3, 1.0), (12, 3.0)])
-@pytest.mark.parametrize("scheme", LAWS)
+@each("n, beta", [(3, 1.0), (12, 3.0)])
+@each("scheme", LAWS)
 def test_equiangular_particles_follow_the_closed_equation(scheme: str, n: int, beta: float) -> None:
     times = [0.5, 2.0, 6.0]
     flow = Flow(scheme, Attention(beta=beta), 8)
@@ -152,8 +154,8 @@ def test_a_collapse_is_followed_down_to_rounding() -> None:
     assert abs(np.log(path[20.0] / path[32.0]) / 24 - 1) < 1e-2
 
 
-@pytest.mark.parametrize("method", ["adaptive", "layers"])
-@pytest.mark.parametrize("blocks", [1, 4, 6])
+@each("method", ["adaptive", "layers"])
+@each("blocks", [1, 4, 6])
 def test_slots_keep_what_is_written_to_them(blocks: int, method: str) -> None:
     """Attention residuals begin with the mean of all slots, which has the direction of Pre-Norm's stream."""
     x = uniform(5, 4, seeds=(3,))
@@ -176,8 +178,8 @@ def test_euler_with_unit_steps_is_the_network_where_writing_is_linear() -> None:
     torch.testing.assert_close(end(flow, x, 3, method="euler", step=1.0), end(flow, x, 3, method="layers"))
 
 
-@pytest.mark.parametrize("method", ["layers", "rk4"])
-@pytest.mark.parametrize("scheme", ["post", "peri", "residual_dual"])
+@each("method", ["layers", "rk4"])
+@each("scheme", ["post", "peri", "residual_dual"])
 def test_a_batch_of_seeds_is_a_loop_over_seeds(scheme: str, method: str) -> None:
     field = random_attention(4, seed=1, causal=True)
     flow = Flow(scheme, field, 4)
@@ -214,8 +216,8 @@ def test_times_come_back_in_order_with_repeats_and_zero() -> None:
     assert list(integrate(flow, x, [])) == []
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
+@each(
+    "settings, message",
     [
         ({"method": "adaptiv"}, "did you mean 'adaptive'"),
         ({"times": [2.0, 1.0]}, "ascend"),

@@ -14,6 +14,8 @@ from geonorm import names
 from geonorm.dynamics.laws import law_at_end
 from geonorm.errors import ConfigError
 
+from ..rows import each
+
 F64 = torch.float64
 
 
@@ -43,7 +45,7 @@ def test_one_particle_is_together_with_itself() -> None:
     assert d.clusters(theta).item() == 1 and d.order_parameter(theta).item() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("scheme", [name for name in names() if name != "polar"])
+@each("scheme", [name for name in names() if name != "polar"])
 def test_the_rate_of_the_mean_cosine_is_its_derivative(scheme: str) -> None:
     flow = d.Flow(scheme, d.Attention(beta=1.5), 8)
     x = flow.start(d.uniform(5, 4, seeds=(1, 2)))
@@ -83,7 +85,7 @@ def test_spread_of_radii() -> None:
 # starting points
 
 
-@pytest.mark.parametrize("gamma", [-0.2, 0.0, 0.3, 0.999999, 1.0])
+@each("gamma", [-0.2, 0.0, 0.3, 0.999999, 1.0])
 def test_equiangular_points(gamma: float) -> None:
     x = d.equiangular(6, 9, gamma, seeds=(0, 1))
     expected = torch.full((2, 6, 6), gamma, dtype=F64)
@@ -106,8 +108,8 @@ def test_cones_are_cones_and_the_rest_has_its_moments() -> None:
         assert make(3, 4, dtype=torch.float32).dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
+@each(
+    "make, message",
     [
         (lambda: d.equiangular(5, 4), "need dim >= 5, got 4"),
         (lambda: d.equiangular(4, 4, -0.5), "gamma must lie"),

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from geonorm import dynamics
 
+from ..rows import each
+
 DEPTH = 12
 BETA = 2.0
 CLOCKS = {
@@ -47,7 +49,7 @@ def test_the_same_orbit_at_another_speed(scheme: str) -> None:
     assert (there[-1] - there[0]).abs().max() > 0.5  # they have moved
 
 
-@pytest.mark.parametrize("scheme", CLOCKS)
+@each("scheme", CLOCKS)
 def test_velocities_differ_by_the_speed_of_the_clock_alone(scheme: str) -> None:
     """To rounding, on unit tokens: d clock / d tau times the velocity is that of the other scheme."""
     other, clock = CLOCKS[scheme]
@@ -90,9 +92,7 @@ def energy(theta: Tensor) -> Tensor:
     return torch.exp(BETA * theta @ theta.mT).sum((-1, -2)) / (2 * BETA)
 
 
-@pytest.mark.parametrize(
-    "scheme", ["post", "pre", "peri", "sqrt", "ngpt", "deepnorm", "geonorm", "geonorm(update=norm)"]
-)
+@each("scheme", ["post", "pre", "peri", "sqrt", "ngpt", "deepnorm", "geonorm", "geonorm(update=norm)"])
 def test_the_energy_grows_by_what_the_tokens_turn(scheme: str) -> None:
     """dE/dt = sum Z_i |P A_i|^2 / s_i wherever attention is full and reads unit tokens."""
     flow = dynamics.Flow(scheme, dynamics.Attention(BETA), DEPTH)

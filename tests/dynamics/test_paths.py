@@ -10,6 +10,8 @@ from geonorm import names
 from geonorm.dynamics.paths import LENGTHS, follow_write
 from geonorm.errors import ConfigError
 
+from ..rows import each
+
 HALF, HIGH = cos(pi / 3), sin(pi / 3)
 
 
@@ -46,7 +48,7 @@ def test_combinations_are_what_stands_in_the_block() -> None:
     assert ends("mix(post, pre, share=0.25)", 4) == ends("pre", 4)
 
 
-@pytest.mark.parametrize("scheme", names())
+@each("scheme", names())
 def test_every_scheme_stays_where_it_is_without_a_step(scheme: str) -> None:
     for path in follow_write(scheme, 1):
         assert path.points[0] == pytest.approx((1, 0), abs=1e-5)

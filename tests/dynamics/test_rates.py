@@ -15,6 +15,9 @@ from geonorm.errors import ConfigError
 from geonorm.norms import NormSpec
 from geonorm.schemes import Parts, read_at, write_at
 
+from ..rows import each
+from .conftest import PLANAR
+
 DIM, DEPTH = 16, 12
 Law = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
@@ -72,8 +75,8 @@ FREE: dict[str, Law] = {
 }
 
 
-@pytest.mark.parametrize("layer", [0, 3, 2.75, 11.0])
-@pytest.mark.parametrize("scheme", [*SPHERE, *FREE])
+@each("layer", [0, 3, 2.75, 11.0])
+@each("scheme", [*SPHERE, *FREE])
 def test_table(scheme: str, layer: float) -> None:
     x, u = states(radius=1.0 if scheme in SPHERE else None)
     r, size = x.norm(dim=-1), u.norm(dim=-1)
@@ -98,8 +101,9 @@ def test_clamped_geonorm(decay_on: str, decay: float, max_angle: float) -> None:
     assert dynamics.radial_rate(scheme, x, u, site).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("kind", ["attn", "mlp"])
-@pytest.mark.parametrize("radius", [1.0, 3.0])
+@each("planar", PLANAR)
+@each("kind", ["attn", "mlp"])
+@each("radius", [1.0, 3.0])
 def test_rates_in_the_plane_equal_the_derivative_in_full_dimension(planar: str, radius: float, kind: str) -> None:
     x, u = states(radius, size=0.5)
     site = Site(3, kind, DEPTH)
@@ -119,7 +123,8 @@ def test_rates_in_the_plane_equal_the_derivative_in_full_dimension(planar: str, 
     torch.testing.assert_close(rebuilt, velocity.detach(), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("radius", [0.5, 1.0, 2.0])
+@each("planar", PLANAR)
+@each("radius", [0.5, 1.0, 2.0])
 def test_speed_is_that_of_the_direction_whatever_the_length_was(planar: str, radius: float) -> None:
     """Against central differences of theta itself: a scheme with a sphere of its own turns the token there."""
     x, u = states(radius, size=0.5)
@@ -139,6 +144,7 @@ def test_speed_is_that_of_the_direction_whatever_the_length_was(planar: str, rad
     torch.testing.assert_close(turned, v / s.unsqueeze(-1), rtol=1e-5, atol=1e-8)
 
 
+@each("planar", PLANAR)
 def test_a_token_that_does_not_turn_has_infinite_speed_and_nothing_is_nan(planar: str) -> None:
     x, _ = states(1.0)
     site = Site(1, "attn", DEPTH)

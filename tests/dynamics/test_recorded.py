@@ -16,6 +16,7 @@ from geonorm.dynamics.rates import motion
 from geonorm.dynamics.recorded import Unrecordable, record_around
 from geonorm.schemes import Scheme, Site
 
+from ..rows import each
 from .test_recorded_velocity import Choosy
 
 F64 = torch.float64
@@ -47,7 +48,7 @@ FUNCTIONS: list[tuple[Callable[[Tensor, Tensor], Sequence[Tensor]], int]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "most"), FUNCTIONS)
+@each("function, most", FUNCTIONS)
 def test_values_on_other_inputs(function: Any, most: int) -> None:
     graph = record_around(lambda ask, *inputs: function(*inputs), X, X, Y)
     for x, y in ((X, Y), (Y, X), (X * 1e-160, Y), (X.flip(0), torch.full_like(Y, float("nan")))):
@@ -79,9 +80,10 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
     return recorded_velocity.GRAPHS
 
 
-@pytest.mark.parametrize("scheme", ["pre", "post", "peri", "lns", "ngpt(alpha=1)", "geonorm", "siamese"])
+@each("scheme", ["pre", "post", "peri", "lns", "ngpt(alpha=1)", "geonorm", "siamese"])
 def test_a_flow_records_what_it_is_asked_for_often(scheme: str, graphs: dict[Any, Any]) -> None:
     """The same velocities as the slow twin, `rates.motion`, at all times."""
+    graphs.clear()
     flow = Flow(scheme, Attention(beta=2.0), 8)
     x = flow.start(uniform(7, 5, seeds=(1, 2)))
     for asked in range(recorded_velocity.RECORD_AFTER + 4):
@@ -119,7 +121,7 @@ def test_another_function_may_be_asked_in_between(shared: bool) -> None:
 OPERATIONS = {"pre": 7, "post": 16, "peri": 13, "sqrt": 20, "ngpt(alpha=1)": 26, "geonorm": 30, "lns": 10}
 
 
-@pytest.mark.parametrize("scheme", OPERATIONS)
+@each("scheme", OPERATIONS)
 def test_few_operations_are_left(scheme: str) -> None:
     """Some hundred were done: what few particles cost is their number. The sub-layer counts as one."""
     flow = Flow(scheme, Attention(), 8)

@@ -15,6 +15,8 @@ from geonorm.errors import ConfigError
 from geonorm.report.simulation import caption, headline, load, text_lines
 from geonorm.schemes import parse
 
+from ..rows import each
+
 # scheme: (kind, exponent, time that shows it), worked out by hand in docs/theory.md
 LAWS: dict[str, tuple[str, float, float]] = {
     "post": ("exponential", 2.0, 14),
@@ -30,7 +32,7 @@ LAWS: dict[str, tuple[str, float, float]] = {
 }
 
 
-@pytest.mark.parametrize("scheme", LAWS)
+@each("scheme", LAWS)
 def test_the_terminal_law_is_found(scheme: str) -> None:
     """Theorem 4.1 at its end (1 - cos is one power slower than its derivative), and GeoNorm's t^(-2 alpha)."""
     kind, exponent, time = LAWS[scheme]
@@ -178,7 +180,7 @@ def test_trace_rows() -> None:
     assert written < set(first)
 
 
-@pytest.mark.parametrize(
+@each(
     "settings",
     [
         {"init": "uniform", "dtype": "float32"},
@@ -188,7 +190,6 @@ def test_trace_rows() -> None:
         {"init": "uniform", "weights": "gaussian", "per": "layer", "method": "layers"},
         {"init": "uniform", "dim": 2, "log_time": False, "method": "euler"},
     ],
-    ids=str,
 )
 def test_every_kind_of_simulation_ends_in_finite_json(settings: dict[str, Any]) -> None:
     found = small(**settings)

@@ -13,6 +13,8 @@ from geonorm.cli.main import main
 from geonorm.dynamics import simulate as simulation
 from geonorm.errors import GeonormError
 
+from ..rows import each
+
 BAD = [
     ("--schemes geonrom", "did you mean 'geonorm'?"),
     ("--schemes pre pre()", "--schemes names pre twice"),
@@ -48,7 +50,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("line", "said"), BAD, ids=[line for line, _ in BAD])
+@each("line, said", BAD)
 def test_bad_input_is_one_line_and_leaves_nothing(
     line: str, said: str, capsys: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -17,6 +17,8 @@ from geonorm.dynamics.fields import ACTIVATIONS, Fresh
 from geonorm.errors import ConfigError
 from geonorm.nn.attention import rope
 
+from ..rows import each
+
 NETWORKS: list[tuple[str, dict[str, Any]]] = [
     ("pre", {"mlp": "swiglu", "causal": True, "heads": 2, "rope": 10000.0}),
     ("post", {"mlp": "gelu", "causal": False}),
@@ -29,7 +31,7 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("scheme", "changes"), NETWORKS, ids=[name for name, _ in NETWORKS])
+@each("scheme, changes", NETWORKS)
 def test_a_network_of_particles_is_a_decoder(scheme: str, changes: dict[str, Any]) -> None:
     """The stream of a decoder with these very weights, in units of sqrt(width), block by block."""
     layers, n, width = 4, 5, 16
@@ -130,7 +132,7 @@ FORETOLD = [
 ]
 
 
-@pytest.mark.parametrize(("scheme", "changes", "kind", "exponent"), FORETOLD, ids=str)
+@each("scheme, changes, kind, exponent", FORETOLD)
 def test_what_is_foretold_of_drawn_networks(scheme: str, changes: Any, kind: str, exponent: float | None) -> None:
     settings: dict[str, Any] = {"weights": "network", "per": "layer", "method": "layers", "init": "cone", "seeds": 1}
     settings |= {"tokens": 2, "dim": 8, "time": 3.0, "points": 8, "delta": 1e-4} | changes
@@ -149,8 +151,8 @@ def test_a_network_that_changes_its_values_is_simulated_without_a_theory() -> No
     assert row["terminal_law_unpredicted"] == "hybrid changes v inside attention" and not found.theory
 
 
-@pytest.mark.parametrize("scheme", ["post", "pre", "geonorm(decay=sqrt)"])
-@pytest.mark.parametrize("mlp", [None, "gelu"])
+@each("scheme", ["post", "pre", "geonorm(decay=sqrt)"])
+@each("mlp", [None, "gelu"])
 def test_causal_networks_follow_the_curve_of_the_theory(scheme: str, mlp: str | None) -> None:
     """1 - cos of docs/theory.md 4.4 at all layers, mean over seeds, within the draws; what the page draws as theory."""
     seeds, layers, width = 8, 10, 128

@@ -16,6 +16,8 @@ from geonorm import dynamics as d
 from geonorm.ops import AngleMap
 from geonorm.schemes import GeoNorm, Scheme
 
+from ..rows import each
+
 F64 = torch.float64
 
 
@@ -93,7 +95,7 @@ def variance_rate(flow: d.Flow, x: Tensor, tau: float) -> Tensor:
     return torch.func.jvp(lambda s: d.variance(flow.tokens(s)), (x,), (flow.velocity(x, tau),))[1]
 
 
-@pytest.mark.parametrize(("scheme", "law"), CONES)
+@each("scheme, law", CONES)
 def test_variance_in_a_cone_falls_at_the_rate_of_theorem_4_3(scheme: str, law: str) -> None:
     """1/9 <= -dVar/dt scale / Var <= 4 all along, with scale 1, t, sqrt t, 1/alpha (constants proven
     after the errata).
@@ -117,7 +119,7 @@ def test_variance_in_a_cone_falls_at_the_rate_of_theorem_4_3(scheme: str, law: s
                 assert (flow.radius(state) >= (1 - delta) * t).all()
 
 
-@pytest.mark.parametrize("scheme", ["post", "pre", "peri", "sqrt", "ngpt", "geonorm"])
+@each("scheme", ["post", "pre", "peri", "sqrt", "ngpt", "geonorm"])
 def test_an_antipodal_pair_is_stationary(scheme: str) -> None:
     """Why Theorem 4.3 needs delta < 1/(100 n^2) as well: at beta = 1/100 the printed bound admits an antipodal pair."""
     n, beta = 2, 0.01

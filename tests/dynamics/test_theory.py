@@ -15,6 +15,8 @@ from geonorm import Site, dynamics, names, parse
 from geonorm.dynamics import theory
 from geonorm.errors import ConfigError
 
+from ..rows import each
+
 DEPTH = 12
 
 
@@ -58,7 +60,7 @@ TERMINAL: dict[Any, tuple[str, float | None]] = {
 }
 
 
-@pytest.mark.parametrize("scheme", TERMINAL, ids=str)
+@each("scheme", TERMINAL)
 def test_terminal_laws(scheme: Any) -> None:
     kind, exponent = TERMINAL[scheme]
     for causal, share in ((False, 1.0), (True, 0.5)):
@@ -88,7 +90,7 @@ def slopes(flow: dynamics.Flow, x: Tensor, times: list[float]) -> list[float]:
 UNEQUAL = [(2, 0.0, 2.5), (2, 0.5, 2.759), (2, 1.0, 3.043), (3, 0.0, 3.333), (3, 0.5, 4.418), (3, 1.0, 5.286)]
 
 
-@pytest.mark.parametrize(("r", "beta", "exponent"), UNEQUAL)
+@each("r, beta, exponent", UNEQUAL)
 def test_unequal_radii_change_the_exponent_of_a_scheme_that_keeps_them(r: float, beta: float, exponent: float) -> None:
     scheme = "geonorm(entry=embedding)"
     found = theory.terminal(scheme, radius=[1.0, float(r)], beta=beta)
@@ -141,8 +143,8 @@ def test_olmo2_does_not_freeze_where_there_is_no_temperature(causal: bool, expon
     assert late == pytest.approx(exponent, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "causal", "rate"),
+@each(
+    "scheme, causal, rate",
     [("post", False, 2 * log(2)), ("post", True, 2 * log(4 / 3)), ("ngpt(alpha=0.5)", False, 2 * log(2)),
      ("deepnorm", False, 2 * log(1 + (2 * DEPTH) ** -0.25)), ("sqrt", False, 4.0)],
 )  # fmt: skip
@@ -184,12 +186,8 @@ def initial(scheme: str, n: int, beta: float, r: float) -> float:
     }[scheme]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("n", "beta", "r"), [(8, 1.0, 1.0), (256, 5.0, 1.0), (5, 0.3, 2.0), (12, 0.0, 1.0), (12, 3.0, 1.0), (12, 8.0, 1.0)]
-)
-@pytest.mark.parametrize(
-    "scheme", ["post", "pre", "peri", "olmo2", "mix", "sqrt", "ngpt", "deepnorm", "lns", "geonorm"]
-)
+@each("n, beta, r", [(8, 1.0, 1.0), (256, 5.0, 1.0), (5, 0.3, 2.0), (12, 0.0, 1.0), (12, 3.0, 1.0), (12, 8.0, 1.0)])
+@each("scheme", ["post", "pre", "peri", "olmo2", "mix", "sqrt", "ngpt", "deepnorm", "lns", "geonorm"])
 def test_initial_velocity(scheme: str, n: int, beta: float, r: float) -> None:
     """Theorem 4.1 at time 0: of the closed equation, and of the particles."""
     wanted = initial(scheme, n, beta, r)
@@ -213,7 +211,7 @@ def test_two_tokens_under_a_unit_tangent_meet_at_a_finite_time() -> None:
     assert path.gap == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize(
+@each(
     "scheme",
     ["post", "peri", "olmo2", "lns", "ngpt(alpha=1)", "mix(post, pre, share=0.5)", "mix(pre, post, share=0.5)",
      "geonorm(max_angle=0.1, decay=sqrt)", "geonorm(update=norm)", "geonorm(decay=linear)"],
@@ -282,7 +280,7 @@ def test_a_gain_of_v_changes_the_law_of_geonorm_only(scheme: str, exponent: floa
     assert isclose(log(early / late) / log(2.0), exponent, rel_tol=2e-3)
 
 
-@pytest.mark.parametrize("scheme", ["post", "sqrt", "pre", "peri", "lns", "geonorm", "geonorm(decay=sqrt)"])
+@each("scheme", ["post", "sqrt", "pre", "peri", "lns", "geonorm", "geonorm(decay=sqrt)"])
 def test_random_weights_shrink_the_gap_by_the_squared_cosine_of_each_step(scheme: str) -> None:
     """docs/theory.md 4.4, Proposition 4: per layer cos^2 of the angle of the write, with V drawn anew."""
     d, layers, g2 = 512, 12, 2.0
@@ -316,8 +314,8 @@ def value(text: str, **names: float) -> float:
     return float(eval(text, {"__builtins__": {}}, names))  # noqa: S307 our own text
 
 
-@pytest.mark.parametrize("scheme", [name for name in names() if theory.describe_law(name)])
-@pytest.mark.parametrize("layer", [0.0, 2.5])
+@each("scheme", [name for name in names() if theory.describe_law(name)])
+@each("layer", [0.0, 2.5])
 def test_the_printed_formulas_are_true(scheme: str, layer: float) -> None:
     x, u = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     kept = str(theory.describe_law(scheme)).endswith("r' = 0") and scheme != "geonorm"
