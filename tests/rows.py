@@ -30,6 +30,7 @@ def each(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
     def decorate(test: Test) -> Test:
         once, axes = getattr(test, "rows", (test, []))
         axes = [axis, *axes]
+        source = inspect.unwrap(once).__code__.co_filename
 
         @functools.wraps(once)
         def run(*args: Any, **fixtures: Any) -> None:
@@ -46,7 +47,7 @@ def each(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
                     failures[f"row {number} ({', '.join(f'{key}={text(row[key])}' for key in row)})"] = error
             count = number + 1
             if failures:
-                lines = [f"{row}: {place(error)}" for row, error in failures.items()]
+                lines = [f"{row}: {place(error, source)}" for row, error in failures.items()]
                 first = next(iter(failures.values()))
                 raise AssertionError(f"{len(failures)} of {count} rows failed\n" + "\n".join(lines)) from first
             if len(skips) == count:
@@ -81,12 +82,12 @@ def of_row(number: int, fixtures: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def text(value: Any) -> str:
     """A value as a failure names it: the name of a function, of others what fits."""
-    words = value.__name__ if inspect.isroutine(value) or inspect.isclass(value) else str(value)
+    words = value.__name__ if inspect.isroutine(value) or inspect.isclass(value) else " ".join(str(value).split())
     return words if len(words) <= 100 else words[:97] + "..."
 
 
-def place(error: BaseException) -> str:
-    """Line, kind and first line of the message of an error."""
-    frames = traceback.extract_tb(error.__traceback__)[:2]  # the call of the row, and what it calls
+def place(error: BaseException, source: str) -> str:
+    """The last line of the file of the test that an error came through, its kind, and how its message begins."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source]
     message = str(error).strip().partition("\n")[0]
-    return f"line {frames[-1].lineno}: {type(error).__name__}: {message}"
+    return f"line {lines[-1] if lines else '?'}: {type(error).__name__}: {message}"

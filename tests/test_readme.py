@@ -19,6 +19,8 @@ from geonorm.cli.main import main
 from geonorm.dynamics.config import SimulateConfig
 from geonorm.lab.config import CompareConfig
 
+from .rows import each
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SCRIPTS = [  # those of 005 and 006 call the lab from Python: one factor of the model at a time is no comparison
@@ -44,7 +46,7 @@ def commands_of(text: str, verb: str) -> list[list[str]]:
     return [[word for word in shlex.split(line) if word != "$@"] for line in lines]
 
 
-@pytest.mark.parametrize("number", range(len(PYTHON)))
+@each("number", range(len(PYTHON)))
 def test_a_python_block_runs_alone(number: int) -> None:
     assert len(PYTHON) >= 6
     exec(compile(PYTHON[number], "README.md", "exec"), {"__name__": "readme"})
@@ -78,7 +80,7 @@ def test_shell_blocks_run_in_their_order(tmp_path: Path, monkeypatch: pytest.Mon
         assert main([verb, *shrink(verb, words)]) == 0, words
 
 
-@pytest.mark.parametrize("text", [README, *(script.read_text(encoding="utf-8") for script in SCRIPTS)])
+@each("text", [README, *(script.read_text(encoding="utf-8") for script in SCRIPTS)])
 def test_commands_are_valid(text: str) -> None:
     found = 0
     kinds: list[tuple[str, Any]] = [("compare", CompareConfig), ("simulate", SimulateConfig)]
@@ -120,7 +122,7 @@ def anchors(page: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each("page", PAGES)
 def test_links_point_at_files_and_their_headings(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(page)):
         file, _, anchor = target.partition("#")

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from ..rows import each
+
 ROOT = Path(__file__).parents[2] / "experiments"
 
 
@@ -186,13 +188,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
+@each("what", WRONG)
 def test_wrong_words_are_answered_in_a_line(
     what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     script, words, said = WRONG[what]
     out, planned = tmp_path / "out", tmp_path / "planned"
-    planned.mkdir()
+    planned.mkdir(exist_ok=True)
     for name in ("README.md", "runs.py"):
         (planned / name).touch()
     places = {"out": str(out), "planned": str(planned)}

@@ -14,6 +14,7 @@ from geonorm.lab.runs.statistics import paired_interval, usable
 from geonorm.report.style import signed
 from geonorm.report.tables import paired_difference
 
+from ..rows import each
 from .made import ROOT, table_of
 
 RAW, SPHERE = "(entry=embedding)", ""
@@ -151,7 +152,7 @@ def runs_of(known: list[dict[str, Any]], side: Side) -> dict[int, dict[str, Any]
     return {run["seed"]: run for run in found}
 
 
-@pytest.mark.parametrize(("experiment", "first", "second", "measure"), CASES)
+@each("experiment, first, second, measure", CASES)
 def test_a_difference_is_that_of_the_runs(experiment: str, first: Side, second: Side, measure: str) -> None:
     known = list(map(json.loads, (ROOT / experiment / "results.jsonl").read_text(encoding="utf-8").splitlines()))
     one, two = runs_of(known, first), runs_of(known, second)

@@ -23,6 +23,8 @@ from torch import Tensor
 from geonorm import Decoder, DecoderConfig, names
 from geonorm.schemes import advance
 
+from ..rows import each
+
 FILE = Path(__file__).with_name("losses.json")
 STEPS, TOLD = 20, (1, 5, 10, 20)
 VARIANTS = [
@@ -94,7 +96,7 @@ def test_every_scheme_is_on_record() -> None:
     assert all(values[-1] < values[0] - 0.05 for values in recorded().values()), "twenty steps teach something"
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_losses_are_the_recorded_ones(case: str) -> None:
     assert losses(case, torch.float32) == pytest.approx(recorded()[case], rel=2e-5)
 

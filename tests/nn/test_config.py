@@ -12,9 +12,11 @@ from geonorm.nn import PRESETS, DecoderConfig, preset
 from geonorm.nn.config import GATED
 from geonorm.nn.models import build
 
+from ..rows import each
 
-@pytest.mark.parametrize(
-    ("name", "low", "high"),
+
+@each(
+    "name, low, high",
     [
         ("nano", 1.04e6, 1.06e6),
         ("nano-gpt2", 0.93e6, 0.95e6),  # tied
@@ -34,7 +36,7 @@ from geonorm.nn.models import build
         ("70b", 68e9, 70e9),
     ],
 )
-@pytest.mark.parametrize("scheme", ["geonorm", "ngpt"])
+@each("scheme", ["geonorm", "ngpt"])
 def test_parameter_counts_of_presets(name: str, low: float, high: float, scheme: str) -> None:
     config = preset(name, scheme=scheme)
     with torch.device("meta"):
@@ -79,8 +81,8 @@ def test_grouped_queries() -> None:
     assert wide.head_dim == 16 and wide.rotary_dim == 4
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
+@each(
+    "changes, says",
     [
         ({"layers": 0}, "model.layers must be at least 1"),
         ({"vocab_size": 0}, "model.vocab_size must be at least 1"),

@@ -19,6 +19,7 @@ from geonorm.nn.trunk import IGNORED
 from geonorm.norms import NormSpec
 from geonorm.schemes import Parts, advance
 
+from ..rows import each
 from .tiny import decoder, ids
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -68,8 +69,8 @@ def check_trains(model: Decoder) -> None:
     assert not still, "parameters that the loss does not see"
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", "pre", "ngpt", "residual_dual", "hyper"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@each("scheme", ["geonorm", "pre", "ngpt", "residual_dual", "hyper"])
+@each("variant", VARIANTS)
 def test_every_layout_trains(variant: str, scheme: str) -> None:
     check_trains(decoder(scheme=scheme, **VARIANTS[variant]))
 
@@ -85,7 +86,7 @@ def test_a_few_steps_learn_a_batch() -> None:
     assert model.loss(ids(), ids(seed=1)).item() < first - 1
 
 
-@pytest.mark.parametrize("scheme", names())
+@each("scheme", names())
 def test_future_tokens_do_not_change_past_logits(scheme: str) -> None:
     model, text = decoder(scheme=scheme), ids()
     changed = text.clone()
@@ -102,7 +103,7 @@ def test_past_tokens_and_their_order_matter() -> None:
     assert (model(swapped)[:, -1] - model(text)[:, -1]).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("scheme", names())
+@each("scheme", names())
 @torch.no_grad()
 def test_cache_in_chunks_equals_one_pass(scheme: str) -> None:
     model, text = decoder(scheme=scheme, kv_heads=2, qk_norm="head").double(), ids()
@@ -121,7 +122,7 @@ def test_more_tokens_than_a_cache_has_room_for_are_refused() -> None:
         model(text[:, 4:5], cache)
 
 
-@pytest.mark.parametrize("scheme", names())
+@each("scheme", names())
 def test_cached_generation_equals_uncached(scheme: str) -> None:
     model = decoder(scheme=scheme, kv_heads=2)
 
@@ -239,7 +240,7 @@ def test_loss_is_cross_entropy_in_fp32() -> None:
     assert model.bfloat16().loss(ids(), ids(seed=1)).dtype == torch.float32
 
 
-@pytest.mark.parametrize("scheme", names())
+@each("scheme", names())
 def test_autocast_keeps_the_stream_in_fp32(scheme: str) -> None:
     model = decoder(scheme=scheme)
     seen: list[torch.dtype] = []

@@ -15,6 +15,8 @@ from geonorm.ops import AngleMap
 from geonorm.ops.available import fusible
 from geonorm.schemes import Polar, polar
 
+from ..rows import each
+
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*autograd.function.Function.*:DeprecationWarning",  # torch's own compiler makes an instance
     "ignore:There is a performance drop:UserWarning",
@@ -75,8 +77,8 @@ def by_the_textbook(run: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) 
         return run()
 
 
-@pytest.mark.parametrize("backend", ["auto", "fused"])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@each("backend", ["auto", "fused"])
+@each("scheme", SCHEMES)
 def test_hessian_vector_products_of_decoders(scheme: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = decoder(scheme), torch.arange(6).view(1, 6)
     weights = list(model.parameters())
@@ -93,19 +95,20 @@ def test_hessian_vector_products_of_decoders(scheme: str, backend: str, monkeypa
         )
 
     expected = by_the_textbook(product, monkeypatch)
-    if backend == "fused":  # the operators around the kernels, on their CPU form, the norm after them included
-
-        def choose(backend: str, x: Tensor, u: Tensor, angles: AngleMap) -> str:
-            return "triton" if fusible(angles) else "closed"
-
-        monkeypatch.setattr("geonorm.ops.geodesic.choose_backend", choose)
-        monkeypatch.setattr("geonorm.ops.geodesic.DTYPES", (torch.float64,))
-        monkeypatch.setattr("geonorm.ops.launch.DTYPES", (torch.float64,))
     assert expected.norm() > 1e-3
-    torch.testing.assert_close(product(), expected, rtol=1e-6, atol=1e-9)
+
+    def choose(backend: str, x: Tensor, u: Tensor, angles: AngleMap) -> str:
+        return "triton" if fusible(angles) else "closed"
+
+    with monkeypatch.context() as patch:
+        if backend == "fused":  # the operators around the kernels, on their CPU form, the norm after them included
+            patch.setattr("geonorm.ops.geodesic.choose_backend", choose)
+            patch.setattr("geonorm.ops.geodesic.DTYPES", (torch.float64,))
+            patch.setattr("geonorm.ops.launch.DTYPES", (torch.float64,))
+        torch.testing.assert_close(product(), expected, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@each("scheme", SCHEMES)
 def test_hessians_of_residuals(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = residual(scheme)
     x = stream(module, 2)
@@ -124,9 +127,9 @@ def test_hessians_of_residuals(scheme: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.autograd.gradgradcheck(module, (x.requires_grad_(),))
 
 
-@pytest.mark.parametrize("recording", [True, False])
-@pytest.mark.parametrize("tokens", [1, 3])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@each("recording", [True, False])
+@each("tokens", [1, 3])
+@each("scheme", SCHEMES)
 def test_forward_mode(scheme: str, tokens: int, recording: bool) -> None:
     """Dual numbers, one token too, as when a model writes text, with and without a graph."""
     module = residual(scheme)
@@ -146,7 +149,7 @@ def test_forward_mode(scheme: str, tokens: int, recording: bool) -> None:
     torch.testing.assert_close(slope, expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@each("scheme", SCHEMES)
 def test_a_trace_holds_for_other_numbers(scheme: str) -> None:
     module = residual(scheme)
     x, other = stream(module, 1), stream(module, 1).flip(-1) * 3

@@ -9,6 +9,8 @@ from torch.func import functional_call, grad, jvp, stack_module_state, vmap
 
 from geonorm import Decoder, DecoderConfig, names
 
+from ..rows import each
+
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 
 
@@ -22,7 +24,7 @@ def ids(*shape: int) -> Tensor:
     return torch.randint(11, shape, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("scheme", names())
+@each("scheme", names())
 def test_gradients_of_every_text_at_once(scheme: str) -> None:
     model, texts = decoder(scheme), ids(3, 7)
     weights = {name: p.detach() for name, p in model.named_parameters()}
@@ -38,8 +40,8 @@ def test_gradients_of_every_text_at_once(scheme: str) -> None:
             torch.testing.assert_close(every[name][index], right, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", "pre", "ngpt"])
-@pytest.mark.parametrize("tokens", [1, 5])
+@each("scheme", ["geonorm", "pre", "ngpt"])
+@each("tokens", [1, 5])
 @torch.no_grad()
 def test_many_models_at_once(scheme: str, tokens: int) -> None:
     models, text = [decoder(scheme, seed) for seed in range(3)], ids(1, tokens)

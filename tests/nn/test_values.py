@@ -15,6 +15,8 @@ from geonorm.hf.layouts import layout_of
 from geonorm.nn.values import has_token_values
 from geonorm.schemes import names
 
+from ..rows import each
+
 SHAPE: dict[str, Any] = {
     "layers": 3,
     "width": 16,
@@ -56,8 +58,8 @@ def test_without_the_others_it_is_the_plain_model(values: str) -> None:
     torch.testing.assert_close(mixed(IDS), plain(IDS), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("values", KINDS)
-@pytest.mark.parametrize("scheme", names())
+@each("values", KINDS)
+@each("scheme", names())
 @torch.no_grad()
 def test_a_cache_changes_nothing(scheme: str, values: str) -> None:
     whole = (built := model(values, scheme))(IDS)
@@ -66,8 +68,8 @@ def test_a_cache_changes_nothing(scheme: str, values: str) -> None:
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("values", KINDS)
-@pytest.mark.parametrize("scheme", STATES)
+@each("values", KINDS)
+@each("scheme", STATES)
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 def test_transformers_has_the_same_model(scheme: str, values: str) -> None:
     """Logits, hidden states asked for, and gradients with checkpointing of both kinds."""

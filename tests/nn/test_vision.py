@@ -14,6 +14,8 @@ from geonorm.nn.config import named
 from geonorm.nn.roles import ROLES
 from geonorm.nn.vision import cut_patches, turns_of_places
 
+from ..rows import each
+
 TINY: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "image_size": 8, "classes": 5}
 
 
@@ -35,8 +37,8 @@ def test_patches_are_those_of_a_strided_convolution() -> None:
     assert torch.allclose(model.patch(cut), convolved, atol=1e-12)
 
 
-@pytest.mark.parametrize("scheme", ["pre", "geonorm", "ngpt", "mhc"])
-@pytest.mark.parametrize("changes", [{}, {"pool": "mean", "positions": "rope"}, {"block": "parallel"}])
+@each("scheme", ["pre", "geonorm", "ngpt", "mhc"])
+@each("changes", [{}, {"pool": "mean", "positions": "rope"}, {"block": "parallel"}])
 def test_every_parameter_has_a_gradient_under_any_scheme(scheme: str, changes: dict[str, Any]) -> None:
     model = tiny(scheme=scheme, **changes)
     logits = model(pixels())
@@ -103,8 +105,8 @@ def test_a_preset_of_tokens_lends_its_stream() -> None:
     assert counted == 809_354 == 4 * 198_272 + 6_272 + 128 + 65 * 128 + 256 + 1_290
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@each(
+    "changes, message",
     [
         ({"patch": 3}, "model.image_size 8 must be a multiple of model.patch 3"),
         ({"causal": True}, "patches of an image have no order"),

@@ -12,6 +12,7 @@ from geonorm.nn import preset
 from geonorm.nn.roles import ROLES, base_std, check_start
 from geonorm.schemes import advance, parse
 
+from ..rows import each
 from .tiny import TINY, decoder, ids
 
 PRE, SITE = parse("pre"), Site(0, "attn", 4)
@@ -26,7 +27,7 @@ DECLARED = {
 """Parameters that a scheme has beyond norms and a few scalars: parts of their names."""
 
 
-@pytest.mark.parametrize("scheme", names())
+@each("scheme", names())
 def test_one_seed_draws_the_same_matrices_for_every_scheme(scheme: str) -> None:
     """Up to the scheme's own standard deviations and, for nGPT and anGPT, the constraint after them."""
     reference, model = decoder(seed=3, scheme="pre"), decoder(seed=3, scheme=scheme)
@@ -97,7 +98,7 @@ def test_initial_standard_deviation_is_the_base() -> None:
         assert weight.std().item() == pytest.approx(weight.shape[1] ** -0.5, rel=0.05), role
 
 
-@pytest.mark.parametrize("scheme", names())
+@each("scheme", names())
 def test_parameter_counts(scheme: str) -> None:
     model, pre = (decoder_of("nano", s) for s in (scheme, "pre"))
     matrices = 2 * 1024 * 128 + 4 * (4 * 128**2 + 3 * 128 * 344)
@@ -133,7 +134,7 @@ def test_weights_name_every_matrix_once() -> None:
     assert {id(p) for p in model.parameters() if p.dim() == 2} == named
 
 
-@pytest.mark.parametrize("scheme", [*names(), "geonorm(update=unit)", "mix(ngpt, pre, share=0.5)", "prores(ngpt)"])
+@each("scheme", [*names(), "geonorm(update=unit)", "mix(ngpt, pre, share=0.5)", "prores(ngpt)"])
 def test_outputs_that_begin_at_zero_learn_or_are_refused(scheme: str) -> None:
     """nGPT keeps a matrix of zeros at zero, and ReZero's scalar and matrices wait for each other: in both nothing but
     embedding and head would ever be trained."""

@@ -13,6 +13,7 @@ from geonorm.lab.scale.plan import flops_per_token
 from geonorm.nn.attention import SelfAttention, seen_keys
 from geonorm.schemes import Site, parse
 
+from ..rows import each
 from .tiny import TINY, decoder, ids
 
 
@@ -57,8 +58,8 @@ def test_masked_blocks_compute_all_scores() -> None:
     assert flops_per_token(decoder(window=TINY.context)) == one
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
+@each(
+    "fields, said",
     [
         ({"window": 0}, "model.window must be at least 1, got 0"),
         ({"window": 4, "causal": False}, "model.window 4 needs a model whose tokens see those before them alone"),

@@ -23,6 +23,8 @@ from geonorm.nn import Decoder, attention, preset
 from geonorm.nn.roles import base_std
 from geonorm.schemes import Site, parse
 
+from ..rows import each
+
 CASE = json.loads(Path(__file__).with_name("recorded.json").read_text(encoding="utf-8"))["models"][0]
 IDS = torch.arange(12).view(2, 6) * 7 % 11
 MATRICES = {"c_q": "q", "c_k": "k", "c_v": "v", "c_proj": "o", "ve_gate": "mix.gate"}
@@ -118,10 +120,9 @@ def test_modern_is_nanochat(agree: Callable[..., None]) -> None:
         agree(found, torch.tensor([product, length], dtype=torch.float64), f"gradient of {theirs}", limit=CASE["limit"])
 
 
-@pytest.mark.parametrize(
+@each(
     "changes",
     [{"values": "own"}, {"qk_scale": 1.0}, {"qk_norm": "none"}, {"soft_cap": None}, {"scheme": "pre"}, {"mlp": "gelu"}],
-    ids=str,
 )
 def test_without_one_of_its_parts_it_is_not(changes: dict[str, Any]) -> None:
     whole = same_weights()

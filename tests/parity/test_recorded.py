@@ -23,6 +23,8 @@ from geonorm.nn.trunk import End
 from geonorm.norms import NormSpec
 from geonorm.schemes import advance
 
+from ..rows import each
+
 DIM, TOKENS, HIDDEN = 8, 3, 12
 RECORD = json.loads(Path(__file__).with_name("recorded.json").read_text(encoding="utf-8"))
 
@@ -140,15 +142,13 @@ def ids(cases: list[dict[str, Any]]) -> list[str]:
     return [f"{case['scheme']}-{case['repository'].split('/')[-1]}" for case in cases]
 
 
-@pytest.mark.parametrize("case", RECORD["towers"], ids=ids(RECORD["towers"]))
+@each("case", RECORD["towers"])
 def test_the_blocks_of_the_repository(case: dict[str, Any], agree: Callable[..., None]) -> None:
     x = stream(case["alike"])
     compare(case, probe(x, Tower(case["scheme"], **case["tower"])(x)), agree)
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in RECORD["towers"] if not c["scheme"].startswith("pre")], ids=lambda c: c["scheme"]
-)
+@each("case", [c for c in RECORD["towers"] if not c["scheme"].startswith("pre")])
 def test_plain_pre_norm_would_be_told_apart(case: dict[str, Any]) -> None:
     x = stream(case["alike"])
     plain = probe(x, Tower("pre(entry=embedding, final=none)", **case["tower"])(x))

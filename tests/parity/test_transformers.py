@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from geonorm import Residual, Site
 
+from ..rows import each
+
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.usefixtures("stay_wide")
@@ -338,7 +340,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Layer]]] = {
 # fmt: on
 
 
-@pytest.mark.parametrize("rebuilt", FAMILIES)
+@each("rebuilt", FAMILIES)
 def test_the_rebuilt_model_is_the_model(rebuilt: str, agree: Callable[..., None], run: Run) -> None:
     name, options, layers = FAMILIES[rebuilt]
     theirs = tiny(name, options)

@@ -20,6 +20,8 @@ from geonorm.nn.values import Handing
 from geonorm.norms import NormSpec
 from geonorm.schemes import parse
 
+from ..rows import each
+
 x_transformers = pytest.importorskip("x_transformers")
 
 pytestmark = pytest.mark.usefixtures("stay_wide")
@@ -90,7 +92,7 @@ def rebuild(stack: nn.Module, scheme: str, norm: str) -> tuple[nn.Sequential, li
 CASES = [(stack, norm) for stack in STACKS for norm in (("dyt",) if stack == "dyt" else ("rms", "layer"))]
 
 
-@pytest.mark.parametrize(("stack", "norm"), CASES)
+@each("stack, norm", CASES)
 def test_the_rebuilt_stack_is_the_stack(stack: str, norm: str, agree: Callable[..., None]) -> None:
     scheme, options = STACKS[stack]
     torch.manual_seed(0)

@@ -18,6 +18,8 @@ from geonorm.residual import Residual
 from geonorm.sites.watch import ModelSite, watch
 from geonorm.sphere import angle
 
+from ..rows import each
+
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 
 
@@ -50,7 +52,7 @@ def test_padding_is_in_no_angle_and_no_loss(side: str, tiny_model: Tiny) -> None
     close(ablation(subject, [padded]), ablation(subject, apart))
 
 
-@pytest.mark.parametrize("scheme", ["pre", "attnres", "lambdas", "mhc", "polar", "residual_dual"])
+@each("scheme", ["pre", "attnres", "lambdas", "mhc", "polar", "residual_dual"])
 def test_angles_are_of_the_stream_that_measurements_are_about(scheme: str) -> None:
     torch.manual_seed(0)
     shape = DecoderConfig(layers=3, width=16, heads=2, hidden=32, vocab_size=50, context=8, scheme=scheme)
@@ -72,8 +74,8 @@ def replaced_by_its_stream(_: nn.Module, args: Any, __: Any, out: Any) -> Any:
     return (args[0], *out[1:]) if isinstance(out, tuple) else args[0]
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", "pre", "hyper", "siamese"])
-@pytest.mark.parametrize("case", ["llama", "opt-post", "gptj"])
+@each("scheme", ["geonorm", "pre", "hyper", "siamese"])
+@each("case", ["llama", "opt-post", "gptj"])
 def test_an_applied_model_keeps_both_ends_of_its_stream(case: str, scheme: str, tiny_model: Tiny) -> None:
     """Without a block it is the model whose sites there leave the stream alone; angles are those that sites see."""
     model = copy.deepcopy(tiny_model(case)[0])

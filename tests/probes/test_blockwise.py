@@ -14,16 +14,19 @@ from geonorm.errors import ConfigError
 from geonorm.probes.blockwise import load_one_block
 from geonorm.probes.subject import Subject
 
+from ..rows import each
+
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 EVERY = "llama gemma2 olmo2 gpt2 gpt_neox gptj gpt_neo opt opt-post phi bert t5".split()
 
 
-@pytest.mark.parametrize("case", EVERY)
+@each("case", EVERY)
 def test_one_block_at_a_time_is_the_whole_model(case: str, tiny_model: Tiny, tmp_path: Path) -> None:
     model, inputs = tiny_model(case)
-    model.save_pretrained(tmp_path, max_shard_size="20KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    lean = load_one_block(str(tmp_path), torch.device("cpu"))
+    folder = tmp_path / case
+    model.save_pretrained(folder, max_shard_size="20KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    lean = load_one_block(str(folder), torch.device("cpu"))
     whole, parts = Subject(model), Subject(lean)
     resident = [sum(not p.is_meta for p in block.parameters()) for _, blocks in parts.blocks() for block in blocks]
     assert sum(resident) == 0

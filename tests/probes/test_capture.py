@@ -19,6 +19,9 @@ from geonorm.probes.capture import Capture
 from geonorm.probes.norms import examine, norms_of
 from geonorm.sites.anatomy import Stack, anatomy, blocks_of, join_path
 
+from ..conftest import CASES
+from ..rows import each
+
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 
 
@@ -49,6 +52,7 @@ def watched(capture: Capture, *inputs: Tensor, masks: dict[str, Tensor] | None =
     return capture
 
 
+@each("family", CASES)
 def test_sites_follow_each_other_and_the_models_own_hidden_states(family: str, tiny_model: Tiny) -> None:
     """x' of a site is x of the next one; x of block k is hidden state k; and x' is what norms and sum make of x, u."""
     model, inputs = tiny_model(family)
@@ -76,6 +80,7 @@ def test_sites_follow_each_other_and_the_models_own_hidden_states(family: str, t
             torch.testing.assert_close(after, moved, rtol=1e-5, atol=1e-5)
 
 
+@each("family", CASES)
 def test_rows_are_a_plain_computation_in_fp64(family: str, tiny_model: Tiny) -> None:
     model, inputs = tiny_model(family)
     capture, _ = captured(model, inputs)
@@ -115,6 +120,7 @@ def test_rows_are_a_plain_computation_in_fp64(family: str, tiny_model: Tiny) -> 
         assert row["cos_pair"] == pytest.approx((pairs / (n * (n - 1))).mean().item(), abs=1e-6)
 
 
+@each("family", CASES)
 def test_norm_rows_are_a_plain_computation_in_fp64(family: str, tiny_model: Tiny) -> None:
     model, inputs = tiny_model(family)
     seen: dict[str, tuple[Tensor, Tensor]] = {}
@@ -160,8 +166,8 @@ def test_bf16_models_are_measured_in_fp32(tiny_model: Tiny) -> None:
     assert {row["norm_kind"] for row in capture.norm_rows()} == {"rms"}
 
 
-@pytest.mark.parametrize("scheme", ["pre", "post", "geonorm", "ngpt", "mix(post, pre, share=0.5)", "residual"])
-@pytest.mark.parametrize("norm", ["rms", "layer"])
+@each("scheme", ["pre", "post", "geonorm", "ngpt", "mix(post, pre, share=0.5)", "residual"])
+@each("norm", ["rms", "layer"])
 def test_our_own_models(scheme: str, norm: str) -> None:
     if scheme == "residual":
         scheme = "siamese" if norm == "rms" else "deepnorm"
@@ -322,6 +328,7 @@ def test_a_uniform_component_of_known_size_and_an_outlier_dimension_are_found() 
     assert site["peak"] == pytest.approx(8.0, rel=1e-3)
 
 
+@each("family", CASES)
 def test_what_a_norm_is_is_asked(family: str, tiny_model: Tiny) -> None:
     model, _ = tiny_model(family)
     for stack, base in Capture(model).stacks:

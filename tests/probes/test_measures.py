@@ -11,6 +11,8 @@ from torch import Tensor
 from geonorm.probes import SiteMoments, step_measures
 from geonorm.probes.measures import null_directions, pair_cosine
 
+from ..rows import each
+
 DIM, BATCH, TOKENS = 24, 3, 7
 
 
@@ -26,7 +28,7 @@ def close(value: float | None, wanted: float, tolerance: float = 1e-12) -> bool:
     return value is not None and abs(value - wanted) < tolerance
 
 
-@pytest.mark.parametrize("angle", [0.0, 1e-7, 0.3, pi / 2, 3.0])
+@each("angle", [0.0, 1e-7, 0.3, pi / 2, 3.0])
 def test_planted_rotation(angle: float) -> None:
     x, side, _ = frame()
     radius = 5.0
@@ -67,7 +69,7 @@ def test_spread_of_radii_and_of_ratios() -> None:
     assert close(row["ratio_p99"], 1.0)
 
 
-@pytest.mark.parametrize("cosine", [-1.0, -0.4, 0.0, 0.7, 1.0])
+@each("cosine", [-1.0, -0.4, 0.0, 0.7, 1.0])
 def test_angle_to_the_uniform_vector(cosine: float) -> None:
     _, side, _ = frame()
     ones = torch.full((BATCH, TOKENS, DIM), DIM**-0.5, dtype=torch.float64)

@@ -14,6 +14,7 @@ from geonorm.errors import ConfigError
 from geonorm.nn.models import build
 from geonorm.probes.capture import Capture, token_axis
 
+from ..rows import each
 from .test_capture import Tiny, watched
 
 
@@ -110,8 +111,8 @@ def test_what_stands_outside_our_encoder_is_the_decoders() -> None:
         assert row["tokens"] == {"encoder": 9, "decoder": 12}[row["stack"]]
 
 
-@pytest.mark.parametrize("tokens", [9, 4, 2])
-@pytest.mark.parametrize("case", ["gemma3_text", "phi", "stablelm", "qwen3"])
+@each("tokens", [9, 4, 2])
+@each("case", ["gemma3_text", "phi", "stablelm", "qwen3"])
 def test_norms_of_queries_and_keys_behind_the_transpose(case: str, tokens: int, tiny_model: Tiny) -> None:
     """(batch, heads, tokens, features), or tokens first, also with as many tokens as there are heads of queries (4) or
     keys (2, but for phi): the rows of each sequence alone."""

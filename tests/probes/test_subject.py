@@ -11,6 +11,7 @@ import geonorm
 from geonorm.errors import ConfigError
 from geonorm.probes.subject import Subject
 
+from ..rows import each
 from .test_capture import Tiny
 
 
@@ -32,7 +33,7 @@ def test_a_probe_leaves_modes_and_gradients_alone(tiny_model: Tiny) -> None:
     assert all(torch.equal(p.grad, grads[name]) for name, p in model.named_parameters())
 
 
-@pytest.mark.parametrize("case", ["gpt2", "llama", "bert-decoder", "t5", "bert"])
+@each("case", ["gpt2", "llama", "bert-decoder", "t5", "bert"])
 def test_the_loss_at_labels_is_the_models_own(case: str, tiny_model: Tiny) -> None:
     """Of a part of the tokens, next to padding; of an encoder-decoder also where labels alone say what it reads."""
     model, inputs = tiny_model(case)

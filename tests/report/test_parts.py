@@ -22,6 +22,8 @@ from geonorm.report.style import COLOURS, figures, looks, memory, rate, si, sign
 from geonorm.report.tables import fitted_minimum, headline, markdown, text_lines, verdict
 from geonorm.report.vega import Axis, Chart, figure
 
+from ..rows import each
+
 MakeRun = Callable[..., Path]
 
 
@@ -51,7 +53,7 @@ def test_a_run_without_a_summary_was_interrupted(make_run: MakeRun) -> None:
     assert (run.scheme, run.summary["seed"], run.summary["lr"]) == ("geonorm", 4, 0.003)
 
 
-@pytest.mark.parametrize("wrong", [{"val_loss": "3.5"}, {"lr": [0.003]}, {"seed": True}, {"scheme": 7}, {"status": 1}])
+@each("wrong", [{"val_loss": "3.5"}, {"lr": [0.003]}, {"seed": True}, {"scheme": 7}, {"status": 1}])
 def test_a_summary_with_values_of_another_kind_is_damaged(make_run: MakeRun, wrong: dict[str, Any]) -> None:
     """It ended a report in a traceback."""
     path = make_run("geonorm", seed=4)
@@ -227,8 +229,8 @@ def test_lines_break_where_a_value_is_missing_and_marks_outside_are_left_out() -
     assert len({row["part"] for row in chart.rows["line"]}) == 2 and list(chart.rows) == ["line"]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
+@each(
+    "text, expected",
     [
         (si(1_050_000), "1.05M"),
         (si(999.9), "1k"),

@@ -10,6 +10,8 @@ from geonorm.report.probe import Geometry, averages
 from geonorm.report.probe_charts import draw_probe
 from geonorm.report.vega import Axis, figure
 
+from ..rows import each
+
 
 def found(sites: dict[str, list[dict[str, float]]]) -> Geometry:
     return Geometry(Path("probe"), {"models": []}, sites, {}, {})
@@ -33,7 +35,7 @@ def test_columns_of_the_averages_have_names_of_their_own() -> None:
     assert len(set(titles)) == len(titles)
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.3, 0.44), (0.03, 0.2), (2.0, 3.0), (1, 96), (0.012, 0.9)])
+@each("low, high", [(0.3, 0.44), (0.03, 0.2), (2.0, 3.0), (1, 96), (0.012, 0.9)])
 def test_numbers_of_a_short_logarithmic_axis_are_few(low: float, high: float) -> None:
     axis = Axis.around([low, high], log=True)
     assert 2 <= len(axis.ticks()) <= 8 and all(axis.holds(tick) for tick in axis.ticks())

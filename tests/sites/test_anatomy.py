@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from geonorm.errors import ConfigError
 from geonorm.sites.anatomy import FAMILIES, Branch, Stack, Sublayer, anatomy, join_path, root_stacks, sublayer
 
+from ..conftest import CASES
+from ..rows import each
+
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 
 
@@ -53,6 +56,7 @@ def apply_norm(block: nn.Module, path: str | None, x: Tensor) -> Tensor:
     return x if path is None else block.get_submodule(path)(x)
 
 
+@each("family", CASES)
 @torch.no_grad()
 def test_every_block_is_the_sum_that_the_table_states(family: str, tiny_model: Tiny) -> None:
     """x' = after(x + output(sum of branches)), branch by branch from what each module returned, is the block's output;
@@ -87,6 +91,7 @@ def test_sublayers_that_are_taken_apart_wrongly_are_noticed(tiny_model: Tiny) ->
         model.get_submodule("model.layers.0").get_submodule(wrong.sublayers[0].branches[0].reader)
 
 
+@each("family", CASES)
 def test_blocks_see_the_hidden_states_of_the_model(family: str, tiny_model: Tiny) -> None:
     model, inputs = tiny_model(family)
     seen, out = run(model, inputs)
@@ -98,6 +103,7 @@ def test_blocks_see_the_hidden_states_of_the_model(family: str, tiny_model: Tiny
             assert torch.equal(seen[id(block)][0], states[k])
 
 
+@each("family", CASES)
 def test_norms_at_the_ends(family: str, tiny_model: Tiny) -> None:
     """entry and exit norms stand where the table says; every norm of the model's width that runs is in the table."""
     model, inputs = tiny_model(family)
@@ -125,6 +131,7 @@ def test_norms_at_the_ends(family: str, tiny_model: Tiny) -> None:
             assert inside or id(module) in listed, name
 
 
+@each("family", CASES)
 def test_kinds_of_norm_and_stored_gains(family: str, tiny_model: Tiny) -> None:
     """rms or layer, and gain_offset: what each norm computes from its own weight."""
     model, _ = tiny_model(family)
@@ -148,6 +155,7 @@ def test_kinds_of_norm_and_stored_gains(family: str, tiny_model: Tiny) -> None:
                 torch.testing.assert_close(norm(x), wanted, rtol=1e-4, atol=1e-4)
 
 
+@each("family", CASES)
 def test_dropout_stands_where_the_table_says(family: str, tiny_model: Tiny) -> None:
     """A dropout path is a Dropout, or (OPT) the block's own probability; every other Dropout is in a branch."""
     model, _ = tiny_model(family)
@@ -173,8 +181,8 @@ def test_unknown_model_type() -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
+@each(
+    "text, wanted",
     [
         ("attn:norm=ln_1,branch=attn", Sublayer("attn", (Branch(("attn",), "ln_1"),))),
         ("mlp:branch=fc1>act>fc2,after=ln", Sublayer("mlp", (Branch(("fc1", "act", "fc2")),), after="ln")),
@@ -187,8 +195,8 @@ def test_modules_by_hand(text: str, wanted: Sublayer) -> None:
     assert sublayer(text) == wanted
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
+@each(
+    "text, message",
     [
         ("atn:branch=a", "did you mean 'attn'"),
         ("attn:brunch=a", "did you mean 'branch'"),
