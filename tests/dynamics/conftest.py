@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from geonorm import names, parse
 
 VARIANTS = [
@@ -39,10 +37,7 @@ VARIANTS = [
 """Fields that change the motion, of schemes that stay in the plane of x and u."""
 PLANAR = [*(name for name in names() if parse(name).planar), *VARIANTS]
 """Schemes with a (rho, tau) law."""
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`vectorial`: every scheme whose state is made of vectors."""
-    if "vectorial" in metafunc.fixturenames:
-        every = [name for name in names() if name != "polar"]
-        metafunc.parametrize("vectorial", [*every, *VARIANTS, "siamese(sum=norm, decay=sqrt)", "hyper(dynamic=none)"])
+VECTORIAL = [
+    *(name for name in names() if name != "polar"), *VARIANTS, "siamese(sum=norm, decay=sqrt)", "hyper(dynamic=none)",
+]  # fmt: skip
+"""Schemes whose state is made of vectors."""

@@ -15,6 +15,9 @@ from geonorm.dynamics.rates import motion, parameters
 from geonorm.norms import NormSpec
 from geonorm.schemes import Scheme
 
+from ..rows import each
+from .conftest import VECTORIAL
+
 F64 = torch.float64
 DEPTH, DIM = 8, 5
 
@@ -30,6 +33,7 @@ def states(flow: Flow, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
     return x, u
 
 
+@each("vectorial", VECTORIAL)
 def test_the_graph_is_the_motion_at_every_layer(vectorial: str) -> None:
     """Traced at one layer, asked at others: values of the plain path, which takes the layer as a Python number."""
     flow = Flow(vectorial, Attention(), DEPTH)
