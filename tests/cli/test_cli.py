@@ -63,7 +63,7 @@ LADDER = (COMPARE - set("steps batch_size lrs tune tune_steps".split())) | set(
 )
 SIMULATE = set(
     """schemes init tokens dim beta time seeds out weights per heads causal mlp hidden rope delta method step log_time
-    points depth dtype device keep compile""".split()
+    points depth dtype device keep""".split()
 )
 PROBE = set(
     """models data tokens context batch gradients ablate_blocks out device dtype one_block tokenizer revision

@@ -320,13 +320,12 @@ def test_frozen_norms_stay_frozen_and_new_parts_train(tiny_model: Tiny) -> None:
     assert not any(p.requires_grad for p in model.parameters()) and not report.notes
     report.undo()
     assert not any(p.requires_grad for p in model.parameters())
-    for init in ("keep", "match"):
-        report = hf.apply(model, "peri(entry=embedding)", init=init)  # type: ignore[arg-type]
-        trained = {name for name, p in model.named_parameters() if p.requires_grad}
-        assert trained == set(report.added) - set(report.carried)
-        number = sum(report.added[name] for name in trained)
-        assert f"  note     your weights stay frozen; {number} new parameters train: model.layers.*." in str(report)
-        report.undo()
+    report = hf.apply(model, "peri(entry=embedding)")
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == set(report.added) - set(report.carried)
+    number = sum(report.added[name] for name in trained)
+    assert f"  note     your weights stay frozen; {number} new parameters train: model.layers.*." in str(report)
+    report.undo()
     model.model.layers[1].input_layernorm.requires_grad_(True)
     report = hf.apply(model, "pre(entry=embedding)")
     assert [p.requires_grad for p in model.parameters()].count(True) == 1 and not report.notes
@@ -393,10 +392,6 @@ def test_refusals(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
             ConfigError, match=f"nothing to restore: this {type(subject).__name__} has what it came with"
         ):
             hf.restore(subject)
-    with pytest.raises(ConfigError, match="unknown init 'mach'"):
-        hf.apply(model, "pre", init="mach")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="probe"):
-        hf.apply(model, "pre", probe=torch.zeros(1, 1).long())
     assert [name for name, _ in model.named_parameters()] == names and type(model).__name__ == "LlamaForCausalLM"
 
 
@@ -419,11 +414,3 @@ def test_a_copy_has_a_way_back_of_its_own(tiny_model: Tiny) -> None:
     assert type(model) is not kind and not torch.equal(model(**inputs).logits, before)
     hf.restore(model)
     assert type(model) is kind and torch.equal(model(**inputs).logits, before)
-
-
-def test_a_tokenizer_output_is_a_probe(tiny_model: Tiny) -> None:
-    from transformers import BatchEncoding
-
-    model, inputs = fresh(tiny_model, "llama")
-    report = hf.apply(model, "geonorm", init="match", probe=BatchEncoding(dict(inputs)))
-    assert report.near is not None

@@ -21,8 +21,6 @@ import transformers
 
 from geonorm import hf
 from geonorm.errors import ConfigError
-from geonorm.hf.block import Chain
-from geonorm.hf.match import error, regress
 from geonorm.schemes import names, parse
 
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
@@ -81,7 +79,7 @@ def test_pickled_it_is_the_same_in_another_process(case: str, tiny_model: Tiny, 
     """As `torch.save(model)` and whatever starts processes of its own do."""
     model, inputs = copy.deepcopy(tiny_model(case))
     model.set_attn_implementation("eager")  # which returns attention weights
-    hf.apply(model, "peri", init="match", probe=inputs)
+    hf.apply(model, "peri")
     file = tmp_path / "model.pt"
     torch.save((model, inputs), file)
     script = """if True:
@@ -198,90 +196,3 @@ print(torch.equal(logits, torch.load(folder + "/logits.pt")), model.config.schem
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     assert done.stdout.split() == ["True", "geonorm"], done.stderr[-2000:]
-
-
-@pytest.mark.parametrize(
-    ("case", "scheme"),
-    [*((case, "geonorm") for case in ("llama", "gpt_neox", "bert", "t5", "vit", "gemma2")), ("llama", "nag")],
-)
-def test_matched_gains_bring_the_first_pass_nearer(case: str, scheme: str, tiny_model: Tiny, tmp_path: Path) -> None:
-    """Under `nag`, whose norm has no gains, those of the stock norm stand on the branch."""
-    model, inputs = tiny_model(case)
-    stock, model, kept = returned(model, inputs), copy.deepcopy(model), copy.deepcopy(model)
-    report = hf.apply(model, scheme, init="match", probe=inputs)
-    hf.apply(kept, scheme)
-    if scheme == "nag":
-        chains = [module for module in model.modules() if isinstance(module, Chain)]
-        assert chains and all(chain.gains is not None for chain in chains)
-    assert report.near.matched < 0.9 * report.near.kept
-    assert report.near.matched == pytest.approx(error(returned(model, inputs), stock), rel=1e-5)
-    assert report.near.kept == pytest.approx(error(returned(kept, inputs), stock), rel=1e-4)
-    assert f"{report.near.matched:.4g} after fitting gains" in str(report)
-    model.save_pretrained(tmp_path)
-    again = loaded(type(tiny_model(case)[0]), tmp_path)
-    assert torch.equal(returned(again, inputs), returned(model, inputs))
-    report.undo()
-    assert torch.equal(returned(model, inputs), stock)
-
-
-@pytest.mark.parametrize(
-    ("case", "scheme"), [("llama", "pre"), ("olmo2", "olmo2"), ("bert", "post"), ("gemma2", "peri")]
-)
-def test_matching_its_own_scheme_is_exact(case: str, scheme: str, tiny_model: Tiny) -> None:
-    model = copy.deepcopy(tiny_model(case)[0])
-    report = hf.apply(model, f"{scheme}(entry=embedding)", init="match")
-    assert report.near.matched <= report.near.kept + 1e-9 < 1e-6
-
-
-@pytest.mark.parametrize(
-    ("probe", "said"),
-    [
-        (torch.rand(2, 8), "a probe of ids is (batch, tokens) of integers, not (2, 8) of float32"),
-        (torch.arange(8), "a probe of ids is (batch, tokens) of integers, not (8,) of int64"),
-        (torch.zeros(2, 0).long(), "a probe of ids is (batch, tokens) of integers, not (2, 0) of int64"),
-        (torch.tensor([[1, 67]]), "a probe has ids from 1 to 67, and the model knows 0 to 66"),
-        (torch.tensor([[-1, 3]]), "a probe has ids from -1 to 3, and the model knows 0 to 66"),
-        (torch.ones(1, 65).long(), "GPT2LMHeadModel cannot read the probe (IndexError: "),
-        ({"ids": torch.ones(1, 4).long()}, "GPT2LMHeadModel cannot read the probe ("),
-    ],
-)
-def test_a_probe_that_the_model_cannot_read(probe: Any, said: str, tiny_model: Tiny) -> None:
-    model, inputs = tiny_model("gpt2")
-    stock, model = returned(model, inputs), copy.deepcopy(model)
-    with pytest.raises(ConfigError) as caught:
-        hf.apply(model, "post", init="match", probe=probe)
-    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
-    assert type(model).__name__ == "GPT2LMHeadModel" and torch.equal(returned(model, inputs), stock)
-
-
-@torch.no_grad()
-def test_gains_stay_where_no_fit_is_nearer() -> None:
-    """The gains of what is not linear in them: 2 gives 8 where 7 is wanted, the fit at gains of 1 would give 343."""
-    norm, y = torch.nn.LayerNorm(3), torch.ones(4, 3)
-    norm.weight.fill_(2.0)
-    norm.bias = None
-    regress(norm, lambda: norm.weight**3 * y, 7 * y)
-    assert norm.weight.tolist() == [2.0] * 3
-
-
-def test_a_failure_while_matching_leaves_the_stock_model(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, inputs = tiny_model("gpt2")
-    stock, model = returned(model, inputs), copy.deepcopy(model)
-    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr("geonorm.hf.match.fit_sites", lambda *given: 1 / 0)
-        hf.apply(model, "post", init="match")
-    assert type(model).__name__ == "GPT2LMHeadModel" and torch.equal(returned(model, inputs), stock)
-    narrow = hf.apply(model, "pre(entry=embedding)", init="match", probe=inputs["input_ids"].to(torch.uint8))
-    assert narrow.near.matched < 1e-6
-    with pytest.raises(ConfigError, match="has no weights yet"):
-        hf.apply(copy.deepcopy(tiny_model("llama")[0]).to("meta"), "post", init="match")
-
-
-def test_matching_on_random_ids_leaves_the_mode_alone(tiny_model: Tiny) -> None:
-    model = copy.deepcopy(tiny_model("gpt2")[0]).train()
-    model.transformer.h[0].mlp.eval()
-    report = hf.apply(model, "post", init="match")
-    assert report.near.tokens == 4 * 62 and report.near.matched < report.near.kept
-    assert model.training and model.transformer.h[1].residuals.training
-    with pytest.raises(ConfigError, match="probe must be"):
-        hf.apply(copy.deepcopy(tiny_model("gpt2")[0]), "post", init="match", probe="text")

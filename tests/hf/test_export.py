@@ -266,7 +266,7 @@ def test_a_name_in_a_folder_imports_nothing(tmp_path: Path, monkeypatch: Any) ->
     (tmp_path / "code_of_it" / "rule.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n" + HALF)
     settings = json.loads((tmp_path / "config.json").read_text())
     for kind in ("geonorm", "geonorm_applied"):
-        stock = {"stock_type": "llama", "matched": False} if kind == "geonorm_applied" else {}
+        stock = {"stock_type": "llama"} if kind == "geonorm_applied" else {}
         changed = {**settings, **stock, "model_type": kind, "scheme": "code_of_it.rule:Half"}
         (tmp_path / "config.json").write_text(json.dumps(changed))
         for load in (transformers.AutoConfig.from_pretrained, transformers.AutoModelForCausalLM.from_pretrained):

@@ -120,10 +120,9 @@ def test_whatever_apply_knows_is_said_to_be_for_it(model_type: str) -> None:
         layouts_of(model_type)
 
 
-@pytest.mark.parametrize("function", [hf.to_stock, hf.fold])
-def test_models_that_are_not_ours_are_refused(function: Any) -> None:
+def test_models_that_are_not_ours_are_refused() -> None:
     with pytest.raises(ConfigError, match="expected a GeoNormForCausalLM, got LlamaForCausalLM"):
-        function(stock("llama"))
+        hf.to_stock(stock("llama"))
 
 
 def test_weights_that_are_missing_are_not_drawn(tmp_path: Path) -> None:

@@ -97,9 +97,7 @@ def test_vllm_computes_the_same_logits(scheme: str, fields: Any, build: Any, ids
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("scheme", ["ngpt", "angpt", "mix(pre, ngpt)"])
-def test_a_scale_on_logits_is_no_part_of_vllm_until_it_is_folded(
-    scheme: str, tied: bool, build: Any, ids: Any, tmp_path: Path
-) -> None:
+def test_a_scale_on_logits_is_no_part_of_vllm(scheme: str, tied: bool, build: Any, ids: Any, tmp_path: Path) -> None:
     model = build(scheme, tie_word_embeddings=tied)
     with torch.no_grad():
         model.logits_slot.scale.weight.mul_(1 + torch.rand(61))
@@ -107,48 +105,6 @@ def test_a_scale_on_logits_is_no_part_of_vllm_until_it_is_folded(
     logits, left = served(tmp_path / "as it is", ids[:1])
     assert left == ["logits_slot.scale.weight"]  # vLLM stops at a weight without a place
     assert not torch.allclose(logits, model(ids[:1]).logits[0], rtol=0.1)
-    hf.fold(model).save_pretrained(tmp_path / "folded")
-    logits, left = served(tmp_path / "folded", ids[:1])
-    assert not left
-    torch.testing.assert_close(logits, model(ids[:1]).logits[0], rtol=1e-5, atol=1e-5)
-
-
-def test_a_folded_model_is_a_model_like_any_other(build: Any, ids: Any, tmp_path: Path) -> None:
-    model = build("ngpt", tie_word_embeddings=True)
-    folded = hf.fold(model)
-    assert folded.config.scheme == "ngpt(head=plain)" and model.config.scheme == "ngpt"
-    mine, theirs = folded.model.state_dict(), model.model.state_dict()
-    assert mine.keys() == theirs.keys() and all(
-        value.data_ptr() == theirs[name].data_ptr()
-        for name, value in mine.items()
-        if not name.endswith(".layer")  # the number of its block, which each residual keeps for itself
-    )
-    before = folded.lm_head.weight.clone()
-    with torch.no_grad():
-        folded.lm_head.weight.mul_(3)
-    folded.constrain()  # the head is free, all else is constrained as before
-    assert torch.equal(folded.lm_head.weight, 3 * before)
-    plain = build("geonorm")
-    assert hf.fold(plain) is plain
-
-
-def test_what_is_frozen_is_frozen_in_a_folded_model(build: Any) -> None:
-    model = build("ngpt")
-    model.model.requires_grad_(False)
-    folded = hf.fold(model)
-    assert [name for name, p in folded.named_parameters() if p.requires_grad] == ["lm_head.weight"]
-    folded.requires_grad_(True)
-    assert not any(p.requires_grad for p in model.model.parameters())
-
-
-@pytest.mark.parametrize("cap", [None, 5.0])
-def test_the_bias_of_a_head_is_folded_too(cap: float | None, build: Any, ids: Any) -> None:
-    model = build("ngpt", transform=True, soft_cap=cap)
-    with torch.no_grad():
-        model.lm_head.bias.normal_()
-        slot = model.logits_slot if cap is None else model.logits_slot.before
-        slot.scale.weight.mul_(1 + torch.rand(61))
-    torch.testing.assert_close(hf.fold(model)(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("scheme", [*SOME, "ngpt"])

@@ -13,7 +13,6 @@ from geonorm import Decoder, DecoderConfig, Residual, Site, dynamics, geodesic_u
 
 SITE = Site(0, "attn", 2)
 STREAM, OTHER = torch.randn(2, 8), torch.randn(2, 7)
-BEYOND = torch.tensor([[1, 99]])
 Asked = Callable[[], object]
 
 
@@ -121,11 +120,7 @@ CALLS = [
     Call("decoder with another field", decoder(widht=3), ("widht",)),
     Call("apply twice", in_hf("apply", bert_applied, "post"), ("already applied",)),
     Call("apply to a model of ours", in_hf("apply", ours, "post"), ("its scheme is a field",)),
-    Call("apply in a way that is none", in_hf("apply", bert, "post", init="guess"), ("unknown init",)),
-    Call("apply with a probe and nothing to fit", in_hf("apply", bert, "post", probe=[[1]]), ("match",)),
-    Call("apply with ids that it does not know", in_hf("apply", bert, "pre", init="match", probe=BEYOND), ("99",)),
     Call("restore of a model as it came", in_hf("restore", bert), ("nothing to restore",)),
-    Call("fold of a stock model", in_hf("fold", bert), ("BertModel",)),
     Call("stock layout of a scheme that none has", in_hf("to_stock", ours), ("geonorm",)),
     Call("probe of no data", probed(ours, []), ("no data",)),
     Call("probe of text without a tokenizer", probed(ours, "text.txt"), ("tokenizer",)),

@@ -69,8 +69,6 @@ def test_a_module_of_ones_own_is_watched_at_its_residuals() -> None:
 
 @torch.no_grad()
 def test_what_a_site_leaves_is_what_the_next_one_reads_also_around_cross_attention(tiny_model: Tiny) -> None:
-    from geonorm.hf.match import look_at
-
     model, inputs = tiny_model("t5")
     handed: dict[str, Tensor] = {}
     reads = [f"layer.{place}.layer_norm" for place in range(3)]
@@ -79,12 +77,14 @@ def test_what_a_site_leaves_is_what_the_next_one_reads_also_around_cross_attenti
         block.get_submodule(path).register_forward_pre_hook(lambda _, args, path=path: handed.update({path: args[0]}))
         for path in reads
     ]
-    sites, _, _ = look_at(model, inputs)
+    left: dict[Any, Tensor] = {}
+    with watch(model, lambda place, x, u, out: left.update({place.key: out})):
+        model(**inputs)
     for handle in handles:
         handle.remove()
     kinds = ("attn", "cross", "mlp")
     for (kind, _), (_, following) in pairwise(zip(kinds, reads, strict=True)):
-        assert sites["decoder", Site(0, kind, 2, 3)].after is handed[following]
+        assert left["decoder", Site(0, kind, 2, 3)] is handed[following]
 
 
 def test_sites_by_hand_of_blocks_that_say_theirs_are_refused() -> None:

@@ -21,7 +21,6 @@ from .encoder_decoder import (
     GeoNormForConditionalGeneration,
 )
 from .export import adapt, export, export_vision
-from .fold import fold
 from .heads import GeoNormForQuestionAnswering, GeoNormForSequenceClassification, GeoNormForTokenClassification
 from .layouts import layout_of
 from .modeling import (
@@ -69,7 +68,6 @@ __all__ = [
     "card",
     "export",
     "export_vision",
-    "fold",
     "layout_of",
     "load_stock",
     "parameter_groups",

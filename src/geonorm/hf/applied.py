@@ -24,14 +24,14 @@ from ..nn.trunk import End
 from ..residual import Residual
 from ..schemes import parse, sources_of
 from ..sites.anatomy import FAMILIES
-from .block import Affine, Gain, StockBranch
+from .block import Affine, StockBranch
 from .config import from_folder
 from .derived import Derived
 from .loading import ReadsFolders, loaded_kept
 from .sites import replace_sites
 
 TYPE = "geonorm_applied"
-OURS = ("scheme", "scheme_source", "matched", "stock_type")
+OURS = ("scheme", "scheme_source", "stock_type")
 """What a configuration has beside the stock fields."""
 GUARD = "num_hidden_layers"
 """A field of every stock configuration; in config.json it holds a sentence, at which a stock class stops. It stands
@@ -55,11 +55,10 @@ class AppliedConfig(PreTrainedConfig):
 
 
 class AppliedFields(Derived):
-    """Mixed into a stock configuration: `scheme`, `stock_type`, `matched` (whether there are gains on the branches)."""
+    """Mixed into a stock configuration: `scheme`, `stock_type`."""
 
     scheme: str
     stock_type: str
-    matched: bool
     attribute_map: ClassVar[dict[str, str]]
 
     @classmethod
@@ -88,7 +87,7 @@ class AppliedModel(Derived, ReadsFolders):
 
     def __init__(self, config: Any, *inputs: Any, **kwargs: Any) -> None:
         super().__init__(config, *inputs, **kwargs)  # type: ignore[call-arg]
-        install(self, config.scheme, config.matched)
+        install(self, config.scheme)
 
     def _init_weights(self, module: nn.Module) -> None:
         """What a file held stays: a module is handed over, too, for a buffer alone that no file holds."""
@@ -97,7 +96,7 @@ class AppliedModel(Derived, ReadsFolders):
         if isinstance(module, (Residual, End)):
             with loaded_kept(module.own):
                 module.own.reset_parameters()
-        elif isinstance(module, (Affine, Gain)):
+        elif isinstance(module, Affine):
             with loaded_kept(module):
                 module.reset_parameters()
         else:
@@ -139,14 +138,14 @@ def is_applied(model: Any) -> bool:
     return isinstance(model, AppliedModel)
 
 
-def dress(model: Any, scheme: str, family: str, matched: bool) -> None:
+def dress(model: Any, scheme: str, family: str) -> None:
     """Makes the model, and every model inside it, of the type that says what it is; configurations are copied first,
     because other models may share them."""
     forget_hooks(model)
     copies: dict[int, Any] = {}
     stock: Any = type(model.config)
     made = stock if is_applied(model) else config_class(stock)
-    says: dict[str, Any] = {"scheme": scheme, "matched": matched, "stock_type": family, "model_type": TYPE}
+    says: dict[str, Any] = {"scheme": scheme, "stock_type": family, "model_type": TYPE}
     if source := sources_of(parse(scheme)):
         says["scheme_source"] = source
     for module in model.modules():
@@ -197,14 +196,14 @@ def forget_hooks(model: nn.Module) -> None:
         vars(module).pop("_output_capturing_hooks_installed", None)
 
 
-def install(model: Any, scheme: str, matched: bool) -> None:
+def install(model: Any, scheme: str) -> None:
     """What loading does: the same change to a model that was just built of its stock parts."""
     if any(isinstance(module, Residual) for module in model.modules()):
         return
     rule = parse(scheme)
     model.config.scheme = str(rule)
-    dress(model, str(rule), model.config.stock_type, matched)
-    replace_sites(model, rule, matched)
+    dress(model, str(rule), model.config.stock_type)
+    replace_sites(model, rule)
 
 
 AutoConfig.register(TYPE, AppliedConfig, exist_ok=True)

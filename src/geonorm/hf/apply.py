@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -23,7 +23,6 @@ from ..sites.anatomy import FAMILIES, blocks_of
 from ..sites.watch import stacks_of
 from .applied import AppliedFields, dress, forget_hooks, is_applied, stock_config
 from .block import AppliedBlock, Exit
-from .match import match_model
 from .sites import replace_sites, stock_norms
 
 RECORD = "_geonorm_undo"
@@ -48,8 +47,6 @@ class Report:
     """Those of them that took over the gains of a stock norm."""
     notes: list[str]
     """What is as it was although the scheme's own recipe would have it otherwise."""
-    near: Any = None
-    """How near the first forward pass is (init="match")."""
 
     def undo(self) -> None:
         restore(self.model)
@@ -62,8 +59,6 @@ class Report:
             f"  added    {list_paths(list(self.added))}: {new:,} parameters, {len(self.carried)} tensors carried over",
             *(f"  note     {note}" for note in self.notes),
         ]
-        if self.near is not None:
-            lines.append(f"  near     {self.near}")
         return "\n".join(lines)
 
 
@@ -76,38 +71,19 @@ def list_paths(paths: list[str]) -> str:
     return ", ".join(f"{key} ({count})" for key, count in patterns.items()) or "nothing"
 
 
-def apply(model: Any, scheme: str | Scheme, init: Literal["keep", "match"] = "keep", probe: Any = None) -> Report:
+def apply(model: Any, scheme: str | Scheme) -> Report:
     """Puts a stock model (see `geonorm.anatomy.FAMILIES`) under a scheme, in place, and says what it changed.
 
-    init: keep leaves every weight as it is; norms of the scheme that stand where a stock norm stood take over its
-    gains, others start as the scheme says. match also puts one gain on what each branch proposes, and the stock norm's
-    gains on what it reads where the scheme has no norm there, and fits them on `probe`, so that the first forward pass
-    is as near as it can be (see match.py). probe: ids (batch, tokens), or the keyword arguments of the model's forward
-    pass; random ones when not given.
+    Every weight stays as it is; norms of the scheme that stand where a stock norm stood take over its gains, others
+    start as the scheme says.
 
     The residual stream is fp32 (fp64 for fp64) between the first block and the last, whatever the model's dtype; new
     parameters have the model's. Raises ConfigError, one line, for a model that cannot be changed so.
     """
     scheme = parse(scheme)
-    if init not in ("keep", "match"):
-        raise ConfigError(unknown("init", init, ("keep", "match")))
     check_model(model)
     check_scheme(model, scheme)
-    if probe is not None and init == "keep":
-        raise ConfigError('a probe is what init="match" fits on: leave it out, or say init="match"')
-    family = model.config.model_type
-    if init == "match":
-        if any(p.is_meta for p in model.parameters()):
-            raise ConfigError(f'this {type(model).__name__} has no weights yet (meta device): init="match" needs them')
-        try:
-            report, near = match_model(model, lambda: change(model, scheme, family, True), probe)
-        except BaseException:
-            if is_applied(model):
-                restore(model)
-            raise
-        report.near = near
-        return report
-    return change(model, scheme, family, False)
+    return change(model, scheme, model.config.model_type)
 
 
 def restore(model: Any) -> None:
@@ -163,15 +139,15 @@ def fit_in(part: nn.Module, like: Tensor, training: bool) -> None:
     part.training = training
 
 
-def change(model: Any, scheme: Scheme, family: str, matched: bool) -> Report:
+def change(model: Any, scheme: Scheme, family: str) -> Report:
     before = {name: p.shape for name, p in model.named_parameters()}
     stock = {id(p) for p in model.parameters()}
     frozen = not any(p.requires_grad for p in model.parameters())
     removed = list(stock_norms(model))
     vars(model)[RECORD] = prepare_undo(model)
     try:
-        dress(model, str(scheme), family, matched)
-        carried = replace_sites(model, scheme, matched)
+        dress(model, str(scheme), family)
+        carried = replace_sites(model, scheme)
     except BaseException:
         restore(model)
         raise

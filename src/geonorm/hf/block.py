@@ -40,20 +40,6 @@ class Affine(nn.Module):
         return (out if self.bias is None else out + self.bias).to(y.dtype)
 
 
-class Gain(nn.Module):
-    """u times one number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.weight)
-
-    def forward(self, u: Tensor) -> Tensor:
-        return u * self.weight.to(u.dtype)
-
-
 class Chain(nn.Module):
     """Stock modules one after the other. The first gets the arguments; what it returns beside its output is handed
     back."""
@@ -81,19 +67,14 @@ class StockBranch(nn.Module):
     """What a stock block does between reading the stream and adding to it, dropout included; chains side by side are
     summed, as in GPT-J."""
 
-    gain: Gain | None
-
     def __init__(self, chains: Iterable[Chain]) -> None:
         super().__init__()
         self.chains = nn.ModuleList(chains)
-        self.gain = None
 
     def forward(self, y: Tensor, **arguments: Any) -> Any:
         u, *beside = self.chains[0](y, **arguments)
         for chain in self.chains[1:]:
             u = u + chain(y)[0]
-        if self.gain is not None:
-            u = self.gain(u)
         return (u, *beside) if beside else u
 
 
@@ -168,9 +149,7 @@ def block_class(stock: Any) -> Any:
     return type(stock.__name__, (AppliedBlock, stock), body)
 
 
-def site_of(
-    block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, site: Site, dim: int, matched: bool
-) -> Residual:
+def site_of(block: nn.Module, sublayer: Sublayer, stack: Stack, scheme: Scheme, site: Site, dim: int) -> Residual:
     """One residual site of a block under the scheme, built from the stock modules; gains of stock norms are carried to
     the norms that play their part."""
     norms = {path: block.get_submodule(path) for path in sublayer.norms}
@@ -185,20 +164,16 @@ def site_of(
         target = norm_in(own, role)
         if target is not None and not (role == "input" and several):
             carry(norms[path], target, stack.gain_offset)
-    gained = has_gains(norm_in(own, "input"))
-    if several and gained:
+    if several and getattr(norm_in(own, "input"), "weight", None) is not None:
         # one N for all branches, the gains of each on its own chain (GPT-NeoX)
         own["input"] = NormSpec(spec.kind, dim, gains=False, eps=spec.eps)()
-    on_chains = several if gained else matched
-    for chain, branch in zip(chains, sublayer.branches, strict=True):
-        stock = norms.get(branch.norm) if branch.norm else None
-        if stock is not None and spec.gains and on_chains:
-            chain.gains = Affine(dim, getattr(stock, "bias", None) is not None)
-            carry(stock, chain.gains, stack.gain_offset)
-    if matched and norm_in(own, "output") is None:
-        residual.branch.gain = Gain()
+        for chain, branch in zip(chains, sublayer.branches, strict=True):
+            stock = norms.get(branch.norm) if branch.norm else None
+            if stock is not None:
+                chain.gains = Affine(dim, getattr(stock, "bias", None) is not None)
+                carry(stock, chain.gains, stack.gain_offset)
     like = next(p for chain in chains for p in chain.steps.parameters() if p.is_floating_point())
-    for part in (own, *(chain.gains for chain in chains), residual.branch.gain):
+    for part in (own, *(chain.gains for chain in chains)):
         if isinstance(part, nn.Module):
             part.to(device=like.device, dtype=like.dtype)
     residual.layer = residual.layer.to(like.device)
@@ -236,10 +211,6 @@ def norm_in(own: nn.Module, role: str) -> Norm | None:
     if not isinstance(part, nn.Module):
         return None
     return next((m for m in part.modules() if isinstance(m, Norm)), None)
-
-
-def has_gains(norm: nn.Module | None) -> bool:
-    return getattr(norm, "weight", None) is not None
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ def stock_norms(model: Any) -> Iterator[str]:
             yield join_path(base, stack.exit)
 
 
-def replace_sites(model: Any, scheme: Scheme, matched: bool) -> set[int]:
+def replace_sites(model: Any, scheme: Scheme) -> set[int]:
     """Gives every block of the model residual sites under the scheme; returns the ids of parameters that took over the
     gains of a stock norm."""
     carried: set[int] = set()
@@ -44,7 +44,7 @@ def replace_sites(model: Any, scheme: Scheme, matched: bool) -> set[int]:
             sites = nn.ModuleDict()
             for sublayer in stack.sublayers:
                 site = Site(layer, sublayer.kind, depth, count)
-                residual: Any = site_of(block, sublayer, stack, scheme, site, dim, matched)
+                residual: Any = site_of(block, sublayer, stack, scheme, site, dim)
                 heirs = [norm_in(residual.own, role) for role in sublayer.norms.values()]
                 heirs += [chain.gains for chain in residual.branch.chains]
                 carried |= {id(p) for heir in heirs if heir is not None for p in heir.parameters()}
