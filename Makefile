@@ -1,11 +1,15 @@
 # Two commands do everything on a fresh machine:
-#   make compare    virtual environment, install, train four schemes side by side, report
-#   make test       the same environment, then all tests but the slow ones
+#   make compare      virtual environment, install, train four schemes side by side, report
+#   make test         the same environment, then all tests but the slow ones
+# Others:
+#   make help         this list
+#   make check        ruff and mypy
+#   make clean        removes environments, runs and caches
 # Before a release:
-#   make test-slow     the slow tests, about half an hour of one core; ARGS=tests/golden takes some of them
-#   make test-oldest   the tests on the oldest versions that pyproject.toml allows, in an environment of its own
-#   make test-ways     recipes of other tools and trackers, with the packages that docs/ways-out.md names, likewise
-#   make mutations     changes the code in 150 places, one at a time, and says which test finds each, half an hour of one core
+#   make test-slow    the slow tests, about half an hour of one core; ARGS=tests/golden takes some of them
+#   make test-oldest  the tests on the oldest versions that pyproject.toml allows, in an environment of its own
+#   make test-ways    recipes of other tools and trackers, with the packages that docs/ways-out.md names, likewise
+#   make mutations    changes the code in 150 places, one at a time, and says which test finds each, half an hour of one core
 # PYTHON picks the interpreter (3.11 to 3.13), VENV the environment's folder, PINS the versions, ARGS is passed on.
 
 PYTHON ?= python3
@@ -17,7 +21,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: compare test test-slow test-oldest test-ways mutations check lint types clean
+.PHONY: help compare test test-slow test-oldest test-ways mutations check lint types clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
 
 compare: $(VENV)/.train
 	$(BIN)/geonorm compare $(ARGS)

@@ -17,7 +17,7 @@ PREDICTED = {
     "geonorm": (11.3, 33.8), "geonorm(decay=0.75)": (6.1, 14.0), "geonorm(decay=sqrt)": (3.3, 5.9),
     "geonorm(decay=constant), equal angles": (1.0, 1.0), "pre": (2.8, 4.8),
 }  # fmt: skip
-"""By depth; registered in docs/log.md on 2026-11-22."""
+"""By depth; registered in notes/log.md on 2026-11-22."""
 
 
 def main(out: Path = HERE, seeds: int = SEEDS) -> None:
