@@ -160,7 +160,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 PRELOAD = (
     "geonorm.cli.main geonorm.lab.train.loop geonorm.lab.scale.plan torch._dynamo torch._decomp.decompositions_for_jvp "
-    "torch.testing yaml tyro"
+    "torch.testing pytest yaml tyro"
 ).split()
 """What every rank imports: once, in the process that they are forked from."""
 
@@ -169,38 +169,92 @@ HANG = 600
 """Seconds after which ranks that have not ended never will: far above what they take on a busy machine."""
 
 
-class Ranks:
-    """Processes that are the ranks of one world."""
+def start_rank(**known: Any) -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    arguments = (str(Path(__file__).with_name("rank.py")), known, "__main__")
+    process = context.Process(target=runpy.run_path, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def environments(size: int) -> list[dict[str, str]]:
+    """What torchrun would tell each rank of a world; a world of one is told nothing."""
+    cache = {"GEONORM_CACHE": os.environ["GEONORM_CACHE"]}
+    if size == 1:
+        return [cache]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(size)}
+    return [{**cache, **address, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
+def words(arguments: tuple[Any, ...]) -> list[Any]:
+    return [str(word) if isinstance(word, (Path, int)) else word for word in arguments]
+
+
+class Standing:
+    """Processes that stay and take one job after the other, as the ranks of one world after the other."""
+
+    def __init__(self) -> None:
+        self.ranks: list[tuple[Any, Any]] = []
+
+    def run(self, job: str, size: int, arguments: tuple[Any, ...]) -> list[Result]:
+        """How the ranks ended, in order."""
+        while len(self.ranks) < size:
+            ours, theirs = multiprocessing.Pipe()
+            self.ranks.append((start_rank(connection=theirs), ours))
+        ranks = self.ranks[:size]
+        for (_, connection), environment in zip(ranks, environments(size), strict=True):
+            connection.send((job, words(arguments), environment))
+        try:
+            answers = [connection.recv() if connection.poll(HANG) else None for _, connection in ranks]
+        except EOFError:
+            answers = [None]
+        if None in answers:
+            states = [process.exitcode for process, _ in ranks]
+            self.close()
+            raise AssertionError(f"a rank has ended or hangs: exit codes {states}, answers {answers}")
+        return [Result(*answer) for answer in answers]
+
+    def close(self) -> None:
+        for process, _ in self.ranks:
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGUSR1)  # where it stands, on its stderr
+            process.kill()
+            process.join()
+        self.ranks.clear()
+
+
+@pytest.fixture(scope="session")
+def standing() -> Iterator[Standing]:
+    group = Standing()
+    yield group
+    group.close()
+
+
+class Ended(list[Result]):
+    """Results that are there already."""
+
+    def wait(self) -> list[Result]:
+        return self
+
+
+class Lost:
+    """Processes of their own, for a world of which some rank is to be lost or stuck."""
 
     def __init__(self, folder: Path, job: str, size: int, arguments: tuple[Any, ...]) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(size)}
-        self.files, self.processes = [folder / f"rank{rank}." for rank in range(size)], []
-        for rank in range(size):
-            environment = {"OUTPUT": str(self.files[rank]), "GEONORM_CACHE": os.environ["GEONORM_CACHE"]}
-            if size > 1:
-                environment |= address | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            known = {"job": job, "arguments": [str(a) if isinstance(a, (Path, int)) else a for a in arguments]}
-            process = context.Process(
-                target=runpy.run_path,
-                args=(str(Path(__file__).with_name("rank.py")), {**known, "environment": environment}, "__main__"),
-            )
-            process.start()
-            self.processes.append(process)
+        self.files = [folder / f"rank{rank}." for rank in range(size)]
+        self.processes = [
+            start_rank(job=job, arguments=words(arguments), environment={**environment, "OUTPUT": str(file)})
+            for environment, file in zip(environments(size), self.files, strict=True)
+        ]
 
     def wait(self) -> list[Result]:
         """How the ranks ended, in order."""
         for process in self.processes:
             process.join(HANG)
-            if process.exitcode is None:
-                for stuck in self.processes:
-                    if stuck.is_alive():
-                        os.kill(stuck.pid, signal.SIGUSR1)  # where it stands, on its stderr
-                process.join(1)
-                raise AssertionError([p.exitcode for p in self.processes], self.read("out"), self.read("err"))
+            assert process.exitcode is not None, (self.read("out"), self.read("err"))
         outs, errs = self.read("out"), self.read("err")
         return [Result(p.exitcode, o, e) for p, o, e in zip(self.processes, outs, errs, strict=True)]
 
@@ -210,12 +264,14 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Starts a job of rank.py in a world of some size."""
-    started: list[Ranks] = []
+def ranks(standing: Standing, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Runs a job of rank.py in a world of some size."""
+    started: list[Lost] = []
 
-    def start(job: str, size: int, *arguments: Any) -> Ranks:
-        started.append(Ranks(tmp_path_factory.mktemp("ranks"), job, size, arguments))
+    def start(job: str, size: int, *arguments: Any) -> Ended | Lost:
+        if job != "stuck":
+            return Ended(standing.run(job, size, arguments))
+        started.append(Lost(tmp_path_factory.mktemp("ranks"), job, size, arguments))
         return started[-1]
 
     yield start

@@ -1,18 +1,26 @@
-"""One rank of a small world, forked from a server that has imported torch already: what torchrun does, in a tenth of
-the time. Run by the `ranks` fixture with `job`, `arguments` and `environment` as globals."""
+"""One rank of small worlds, forked from a server that has imported torch already. Run by the `ranks` fixture.
+
+A rank takes jobs over a connection, one world after the other. A rank that is to be lost or stuck has one job alone,
+in the globals `job`, `arguments` and `environment`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import gc
+import io
 import json
 import os
 import signal
 import sys
 import time
+import traceback
 from datetime import timedelta
 from itertools import accumulate
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch.profiler import ProfilerActivity, profile
@@ -25,14 +33,14 @@ from geonorm.nn.models import build
 from geonorm.settings import from_dict
 
 
-def run(dtype: str, *command: str) -> int:
+def run(patch: pytest.MonkeyPatch, dtype: str, *command: str) -> int:
     """geonorm train, for fp64 with a model in double precision."""
     if dtype == "fp64":
-        train.build = lambda shape: build(shape).double()  # type: ignore
+        patch.setattr(train, "build", lambda shape: build(shape).double())
     return main(list(command))
 
 
-def spoilt(bad_rank: str, position: str, *command: str) -> int:
+def spoilt(patch: pytest.MonkeyPatch, bad_rank: str, position: str, *command: str) -> int:
     """geonorm train in which one rank's part of one batch of the data gives a loss that is not a number."""
     batch = train.Loop.batch
 
@@ -43,16 +51,16 @@ def spoilt(bad_rank: str, position: str, *command: str) -> int:
         )
         return batch(loop, step)
 
-    train.Loop.batch = spoil  # type: ignore
+    patch.setattr(train.Loop, "batch", spoil)
     return main(list(command))
 
 
-def stuck(bad_rank: str, step: str, how: str, where: str, *command: str) -> int:
+def stuck(patch: pytest.MonkeyPatch, bad_rank: str, step: str, how: str, where: str, *command: str) -> int:
     """geonorm train in which one rank does not come back from reading a batch, or preparing the data: it sleeps, the
     process is stopped or gone, or it is out of memory."""
     batch, load = train.Loop.batch, train.load_data
     if how in ("asleep", "stopped"):
-        world.TIMEOUT = timedelta(seconds=6)
+        patch.setattr(world, "TIMEOUT", timedelta(seconds=6))
 
     def wait(config: Any) -> Any:
         if os.environ["RANK"] == bad_rank:
@@ -75,13 +83,13 @@ def stuck(bad_rank: str, step: str, how: str, where: str, *command: str) -> int:
         return batch(loop, at)
 
     if where == "preparing the data":
-        train.load_data = wait
+        patch.setattr(train, "load_data", wait)
     else:
-        train.Loop.batch = stay  # type: ignore
+        patch.setattr(train.Loop, "batch", stay)
     return main(list(command))
 
 
-def born(out: str, settings: dict[str, Any]) -> int:
+def born(patch: pytest.MonkeyPatch, out: str, settings: dict[str, Any]) -> int:
     """Builds a model for this world; the first rank writes its initial weights, whole, and every rank what it held at
     most while it built, by the records of PyTorch's allocator, in bytes; then takes two steps."""
     config = from_dict(train.TrainConfig, settings)
@@ -107,7 +115,7 @@ def born(out: str, settings: dict[str, Any]) -> int:
     return 0
 
 
-def gather(folder: str, out: str, settings: dict[str, Any]) -> int:
+def gather(patch: pytest.MonkeyPatch, folder: str, out: str, settings: dict[str, Any]) -> int:
     """Loads a checkpoint into this world; the first rank writes all it then holds, whole, as one process would."""
     config = from_dict(train.TrainConfig, settings)
     device = torch.device("cpu")
@@ -123,16 +131,39 @@ def gather(folder: str, out: str, settings: dict[str, Any]) -> int:
     return 0
 
 
+JOBS: dict[str, Any] = {"run": run, "spoilt": spoilt, "stuck": stuck, "gather": gather, "born": born}
+
+
+def serve(connection: Any) -> None:
+    """Takes jobs and answers with (status, stdout, stderr) until there are no more."""
+    while (task := connection.recv()) is not None:
+        job, arguments, environment = task
+        out, err = io.StringIO(), io.StringIO()
+        world.KEPT_GROUPS.clear()  # of the world before, in which nothing runs any more
+        gc.collect()
+        torch.manual_seed(0)
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            try:
+                status = JOBS[job](patch, *arguments)
+            except Exception:
+                status = 1
+                traceback.print_exc()
+        torch.use_deterministic_algorithms(False)
+        connection.send((status, out.getvalue(), err.getvalue()))
+
+
 if __name__ == "__main__":
-    job, arguments, environment = (globals()[name] for name in ("job", "arguments", "environment"))
-    os.environ.update(environment)
-    for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
-        handle = os.open(environment["OUTPUT"] + name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(handle, stream.fileno())
     torch.set_num_threads(1)
     faulthandler.enable()  # a rank that a library aborts says where it stood
     faulthandler.register(signal.SIGUSR1)  # for whoever looks for the reason of a hang
-    jobs: dict[str, Any] = {
-        "run": run, "spoilt": spoilt, "stuck": stuck, "gather": gather, "born": born,
-    }  # fmt: skip
-    sys.exit(jobs[job](*arguments))
+    if "connection" in globals():
+        serve(globals()["connection"])
+    else:
+        job, arguments, environment = (globals()[name] for name in ("job", "arguments", "environment"))
+        os.environ.update(environment)
+        for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
+            handle = os.open(environment["OUTPUT"] + name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(handle, stream.fileno())
+        sys.exit(JOBS[job](pytest.MonkeyPatch(), *arguments))

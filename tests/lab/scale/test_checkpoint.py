@@ -19,6 +19,8 @@ from geonorm.lab.scale.world import ALONE
 from geonorm.lab.train import optim
 from geonorm.nn import Decoder, DecoderConfig
 
+from ...rows import each
+
 SMALL = DecoderConfig(scheme="geonorm", layers=2, width=16, heads=2, hidden=16, vocab_size=32, context=8)
 
 
@@ -53,8 +55,8 @@ def states(optimizers: list[Any]) -> list[Any]:
     return [optimizer.state_dict() for optimizer in optimizers]
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-@pytest.mark.parametrize("tied", [False, True])
+@each("name", ["adamw", "muon"])
+@each("tied", [False, True])
 def test_round_trip(tmp_path: Path, name: str, tied: bool) -> None:
     config = DecoderConfig(**{**vars(SMALL), "tied": tied})
     model, optimizers = trained(config, name)
@@ -85,7 +87,7 @@ def test_another_model_is_named_and_nothing_changes(tmp_path: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
 
 
-@pytest.mark.parametrize("keep", [1, 2, 3])
+@each("keep", [1, 2, 3])
 def test_newest_are_kept(tmp_path: Path, keep: int) -> None:
     model, optimizers = trained()
     for step in (3, 9, 10, 100):
@@ -129,7 +131,7 @@ def interrupted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(storage, "sync", refuse)
 
 
-@pytest.mark.parametrize("fill", [full_open, full_safetensors, interrupted])
+@each("fill", [full_open, full_safetensors, interrupted])
 def test_failed_save_leaves_the_last_one(tmp_path: Path, fill: Any) -> None:
     model, optimizers = trained()
     save(tmp_path, 2, model, optimizers, {}, keep=1)

@@ -23,6 +23,7 @@ from geonorm.lab.scale import parallel, storage
 from geonorm.lab.scale.world import World
 from geonorm.settings import from_dict
 
+from ...rows import each
 from .test_checkpoint import weights
 
 SCHEMES = ("pre", "geonorm", "ngpt")
@@ -48,7 +49,7 @@ MORE: dict[tuple[str, str], tuple[int, list[Any]]] = {
 def runs(ranks: Any, tiny: list[str], tmp_path: Path) -> Any:
     """Trains in a world and returns the run directory: runs(name, size, *options, dtype=)."""
 
-    def start(name: str, size: int, *options: Any, dtype: str = "fp32") -> Any:
+    def start(name: str | Path, size: int, *options: Any, dtype: str = "fp32") -> Any:
         given = {word for word in options if str(word).startswith("--")}
         pairs = zip(tiny[::2], tiny[1::2], strict=True)
         kept = [word for pair in pairs if pair[0] not in given for word in pair]
@@ -95,8 +96,8 @@ def test_every_world_computes_the_same(runs: Any, tmp_path: Path, scheme: str) -
                     assert row[key] == pytest.approx(other[key], rel=1e-8)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "size", "options"),
+@each(
+    "scheme, size, options",
     [
         ("geonorm(learn=affine)", 2, ["--optim.name", "muon"]),  # parameters without dimensions; whole matrices needed
         ("hyper", 2, ["--model.tied", "true"]),  # one matrix in two places
@@ -111,7 +112,7 @@ def test_every_world_computes_the_same(runs: Any, tmp_path: Path, scheme: str) -
 )
 def test_what_is_hard_to_shard(runs: Any, tmp_path: Path, scheme: str, size: int, options: list[Any]) -> None:
     for ranks, more in ((1, []), (size, SHARDED)):
-        ended = runs(str(ranks), ranks, *STEPS, "--scheme", scheme, *options, *more, dtype="fp64").wait()
+        ended = runs(tmp_path / str(ranks), ranks, *STEPS, "--scheme", scheme, *options, *more, dtype="fp64").wait()
         assert all(r.status == 0 and r.err == "" for r in ended), ended
     for key in ("loss", "val_loss"):
         assert numbers(tmp_path / str(size), key) == pytest.approx(numbers(tmp_path / "1", key), rel=1e-9)
@@ -171,8 +172,8 @@ def test_a_run_goes_on_in_another_world(saved_on_two: Path, runs: Any, call: Any
     assert evaluated.status == 0 and '"loss"' in evaluated.out  # a sharded checkpoint read whole
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
+@each(
+    "options, said",
     [
         (["--runtime.parallel", "none"], "--runtime.parallel none is one rank, this is 2: use ddp or fsdp"),
         (["--data", "/nowhere/text.txt"], "/nowhere/text.txt"),
@@ -185,7 +186,7 @@ def test_bad_input_is_one_line_of_one_rank(runs: Any, options: list[Any], said: 
     assert said in ended[0].err and len(ended[0].err.splitlines()) == 1 and ended[1].err == ""
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+@each("kind", ["fsdp", "ddp"])
 def test_alone_is_said_where_ranks_are_needed(call: Any, tiny: list[str], tmp_path: Path, kind: str) -> None:
     """A comparison left a folder of runs that had failed."""
     for verb in ("train", "compare"):
@@ -194,8 +195,8 @@ def test_alone_is_said_where_ranks_are_needed(call: Any, tiny: list[str], tmp_pa
         assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
+@each(
+    "settings, said",
     [
         ({"batch_size": 6, "runtime": {"accumulate": 2}}, "must be a multiple of 2 ranks times runtime.accumulate"),
         ({"runtime": {"parallel": "fsdp", "shard_size": 3}}, "a number of ranks that is a multiple of it"),
@@ -292,11 +293,11 @@ def settings(text: Path, **changes: Any) -> dict[str, Any]:
     return {**given, "evaluation": {"tokens": 256}, **changes}
 
 
-@pytest.mark.parametrize("scheme", ["geonorm(learn=step)", "ngpt", "hyper"])
+@each("scheme", ["geonorm(learn=step)", "ngpt", "hyper"])
 def test_no_rank_ever_holds_the_whole_model(ranks: Any, text: Path, tmp_path: Path, scheme: str) -> None:
     """Initial weights are those of one rank, bit for bit; a rank that makes them holds its share, the vectors, and one
     matrix at a time, drawn and cut."""
-    worlds = {"one": (1, {}), "fsdp": (4, {"parallel": "fsdp"})}
+    worlds = {"one": (1, {}), "fsdp": (2, {"parallel": "fsdp"})}
     found = {}
     for name, (size, runtime) in worlds.items():
         ended = ranks("born", size, tmp_path / name, settings(text, scheme=scheme, runtime=runtime)).wait()
@@ -307,9 +308,9 @@ def test_no_rank_ever_holds_the_whole_model(ranks: Any, text: Path, tmp_path: Pa
         largest = max(tensor.nbytes for tensor in found["one"].values())
         vectors = sum(t.nbytes for key, t in found["one"].items() if t.dim() < 2 or ".own." in key)
         print(scheme, name, whole, told[0])
-        for each in told:
-            assert each["share"] < each["peak"] < each["share"] + 3 * largest + 2 * vectors or size == 1
-            assert size == 1 or each["peak"] < 0.8 * whole
+        for rank in told:
+            assert rank["share"] < rank["peak"] < rank["share"] + 3 * largest + 2 * vectors or size == 1
+            assert size == 1 or rank["peak"] < 0.8 * whole
         assert set(found[name]) == set(found["one"])
         assert all(torch.equal(tensor, found["one"][key]) for key, tensor in found[name].items())
         assert all(bool(tensor.isfinite().all()) for tensor in found[name].values())

@@ -17,6 +17,7 @@ from geonorm.lab.scale import checkpoint, storage
 from geonorm.lab.train.guard import Judge, Trouble
 from geonorm.lab.train.loop import Loop
 
+from ...rows import each
 from ..conftest import summary
 
 
@@ -60,7 +61,7 @@ def test_losses_read_seldom_leave_out_the_bad_batch_alone(train: Any, monkeypatc
     assert state["passed_over"] == 3
 
 
-@pytest.mark.parametrize("action", ["skip", "rewind"])
+@each("action", ["skip", "rewind"])
 def test_a_bad_batch_is_left_out(train: Any, losses: Any, after: Any, tmp_path: Path, action: str) -> None:
     """Batch 7 of the data is bad. skip: step 7 changes nothing. rewind: back to step 6, whose next batch is then 8: but
     for the learning rate the weights are those of a run that never saw the bad batch. Interrupted right after, the run
@@ -120,7 +121,7 @@ def test_rewound_before_the_first_save(train: Any, tmp_path: Path) -> None:
     assert summary(tmp_path / "run")["events"][0]["to"] == 0
 
 
-@pytest.mark.parametrize(("action", "lost"), [("skip", 1), ("rewind", 0)])
+@each("action, lost", [("skip", 1), ("rewind", 0)])
 def test_losses_that_were_not_finite_are_counted(train: Any, tmp_path: Path, action: str, lost: int) -> None:
     """For reports that read summaries alone. A step that was rewound is made again."""
     with pytest.MonkeyPatch.context() as patch:
@@ -129,7 +130,7 @@ def test_losses_that_were_not_finite_are_counted(train: Any, tmp_path: Path, act
     assert summary(tmp_path / "run")["null_losses"] == lost
 
 
-@pytest.mark.parametrize("action", ["skip", "rewind"])
+@each("action", ["skip", "rewind"])
 def test_too_often_is_the_end(train: Any, tmp_path: Path, action: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         spoil(patch, range(4, 100))
@@ -140,7 +141,7 @@ def test_too_often_is_the_end(train: Any, tmp_path: Path, action: str) -> None:
     assert summary(tmp_path / "run")["status"] == "diverged" and len(summary(tmp_path / "run")["events"]) == 3
 
 
-@pytest.mark.parametrize("action", ["ignore", "skip", "rewind", "stop"])
+@each("action", ["ignore", "skip", "rewind", "stop"])
 def test_a_jump_of_the_loss(train: Any, tmp_path: Path, action: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         spoil(patch, [30], factor=100.0)

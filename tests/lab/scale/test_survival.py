@@ -22,6 +22,7 @@ from geonorm.lab.runs.run import read_rows
 from geonorm.lab.scale import checkpoint, storage
 from geonorm.nn import Decoder
 
+from ...rows import each
 from .test_checkpoint import SMALL, save, weights
 
 ROOT = Path(__file__).parents[3]
@@ -157,7 +158,7 @@ def test_best_of_a_run(train: Any, tmp_path: Path) -> None:
     assert checkpoint.saved_steps(tmp_path / "run" / "checkpoints") == [best, 8]
 
 
-@pytest.mark.parametrize(
+@each(
     "damage",
     [
         lambda state: state.update(step=7),
