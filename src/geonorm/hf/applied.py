@@ -19,6 +19,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import output_capturing
 
+from .. import __version__
 from ..errors import ConfigError, unknown
 from ..nn.trunk import End
 from ..residual import Residual
@@ -31,7 +32,7 @@ from .loading import ReadsFolders, loaded_kept
 from .sites import replace_sites
 
 TYPE = "geonorm_applied"
-OURS = ("scheme", "scheme_source", "stock_type")
+OURS = ("scheme", "scheme_source", "stock_type", "geonorm_version")
 """What a configuration has beside the stock fields."""
 GUARD = "num_hidden_layers"
 """A field of every stock configuration; in config.json it holds a sentence, at which a stock class stops. It stands
@@ -75,7 +76,7 @@ class AppliedFields(Derived):
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json holds."""
-        flat = super().to_diff_dict()  # type: ignore[misc]
+        flat = {**super().to_diff_dict(), "geonorm_version": __version__}  # type: ignore[misc]
         top = {key: flat[key] for key in (*ABOVE, *OURS) if key in flat}
         guard = f"no stock {self.stock_type} but one under {self.scheme}: import geonorm.hf, then use an Auto class"
         rest = {key: value for key, value in flat.items() if key not in top}

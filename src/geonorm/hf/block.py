@@ -224,15 +224,13 @@ def carry(stock: nn.Module, target: nn.Module, offset: float) -> None:
 
 
 def call_of(block: nn.Module, stack: Stack) -> Call:
-    names = tuple(
-        p.name
-        for p in inspect.signature(type(block).forward).parameters.values()
-        if p.name != "self" and p.kind is not p.VAR_KEYWORD
-    )
+    stock = inspect.signature(type(block).forward)
+    names = tuple(p.name for p in stock.parameters.values() if p.name != "self" and p.kind is not p.VAR_KEYWORD)
+    returns = () if stock.return_annotation is Tensor else stack.returns  # GPT-J since transformers 5.24
     accepts = {}
     for sublayer in stack.sublayers:
         parameters = inspect.signature(block.get_submodule(sublayer.branches[0].modules[0]).forward).parameters.values()
         anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
         accepts[sublayer.kind] = None if anything else frozenset(p.name for p in parameters)
     renames = {sublayer.kind: sublayer.arguments for sublayer in stack.sublayers}
-    return Call(names, renames, accepts, stack.returns)
+    return Call(names, renames, accepts, returns)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, get_type_hints
 
 from transformers import GenerationConfig, PreTrainedConfig
 
+from .. import __version__
 from ..errors import ConfigError, UntrustedCode, unknown
 from ..nn.config import DecoderConfig, TrunkConfig
 from ..schemes import Scheme, parse, sources_of, stored
@@ -124,11 +125,12 @@ class UnderScheme:
         return scheme
 
     def to_dict(self) -> dict[str, Any]:
-        """What is saved: an attribute that was set on the object and is no key stays behind, and can be no stumbling
-        block to whoever loads it."""
+        """What is saved, with the version that does it: an attribute that was set on the object and is no key stays
+        behind, and can be no stumbling block to whoever loads it."""
         parent: Any = super()
         known = THEIRS.union(f.name for f in fields(self))  # type: ignore[arg-type]
-        return {key: value for key, value in parent.to_dict().items() if key in known}
+        saved = {key: value for key, value in parent.to_dict().items() if key in known}
+        return {**saved, "geonorm_version": __version__}
 
 
 def layer_types(shape: DecoderConfig) -> list[str]:
@@ -147,7 +149,7 @@ class GeoNormConfig(UnderScheme, ShapeFields):
     """
 
     model_type = "geonorm"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache"]
     base_model_pp_plan: ClassVar[dict[str, Any]] = {
         "embed_tokens": (["input_ids"], ["inputs_embeds"]),
         "entry": (["inputs_embeds"], ["hidden_states"]),
@@ -161,6 +163,7 @@ class GeoNormConfig(UnderScheme, ShapeFields):
     }
 
     scheme_source: dict[str, Any] | None = None
+    geonorm_version: str | None = None
     trained_on_sha256: str | None = None
     use_cache: bool = True
     pad_token_id: int | None = None

@@ -24,7 +24,7 @@ class GeoNormForSequenceClassification(GenericForSequenceClassification, Classif
     """A linear classifier on the last token that is not padding."""
 
     def __init__(self, config: GeoNormConfig) -> None:
-        GeoNormPreTrainedModel.__init__(self, config)  # type: ignore[call-arg]
+        GeoNormPreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
         self.model = GeoNormModel(config)
         self.score = nn.Linear(config.hidden_size, self.num_labels, bias=False)
@@ -36,7 +36,7 @@ class GeoNormForTokenClassification(GenericForTokenClassification, Classifier):
     the tokens up to its own."""
 
     def __init__(self, config: GeoNormConfig) -> None:
-        GeoNormPreTrainedModel.__init__(self, config)  # type: ignore[call-arg]
+        GeoNormPreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
         self.model = GeoNormModel(config)
         self.dropout = nn.Identity()
@@ -48,7 +48,7 @@ class GeoNormForQuestionAnswering(GenericForQuestionAnswering, GeoNormPreTrained
     """Where an answer begins and ends in a text: two logits for every token."""
 
     def __init__(self, config: GeoNormConfig) -> None:
-        GeoNormPreTrainedModel.__init__(self, config)  # type: ignore[call-arg]
+        GeoNormPreTrainedModel.__init__(self, config)
         self.model = GeoNormModel(config)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()

@@ -19,6 +19,7 @@ from ..nn.values import Handing
 from ..norms import upcast
 from ..schemes import Scheme, Site, enter_as
 from .config import GeoNormConfig
+from .versions import CACHE
 
 
 def eager(
@@ -68,12 +69,11 @@ class GeoNormAttention(SelfAttention):
         self.inner = Attend(int(site.layer), self.heads // self.groups, self.head_dim, self.causal)
 
     def attend(  # type: ignore[override]
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, past_key_values: Any = None, **more: Any
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, **more: Any
     ) -> Tensor:
-        """past_key_values: transformers' cache, by the name that it leaves out of checkpointing. What goes by the name
-        of `cache` there is the paged one of continuous batching, which the attention function itself fills."""
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.inner.layer_idx)
+        """more: transformers' cache too, by the name that it leaves out of checkpointing."""
+        if (cache := more.pop(CACHE, None)) is not None:
+            k, v = cache.update(k, v, self.inner.layer_idx, kwargs=more)  # a paged one changes the arguments
         if self.window is not None:  # the mask says it too; some functions have none
             more["sliding_window"] = self.window
         if self.training and self.dropout:

@@ -37,6 +37,7 @@ from .layers import LAYERS, Attend
 from .loading import LOADED, ReadsFolders, loaded_kept
 from .rope import SLIDING
 from .stream import Stream, TokenFront, like
+from .versions import CACHE, check_arguments, check_cache, one_cache, warn_if_untested
 
 
 class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
@@ -46,7 +47,7 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["GeoNormLayer", "GeoNormParallelLayer"]  # noqa: RUF012
     # accelerate moves arguments to where a module is: not the cache, nor the residual that comes next
-    _skip_keys_device_placement = ["past_key_values", "then"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values", "cache", "then"]  # noqa: RUF012
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
@@ -58,6 +59,10 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
         "hidden_states": GradientCheckpointingLayer,
         "attentions": OutputRecorder(Attend, index=1),
     }
+
+    def __init__(self, config: GeoNormConfig, *inputs: Any, **settings: Any) -> None:
+        super().__init__(config, *inputs, **settings)
+        warn_if_untested()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -183,14 +188,18 @@ class GeoNormModel(TokenFront, Stream, GeoNormPreTrainedModel):
         past_key_values: Any = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        cache: Any = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        x, position_ids, dtype = self.begin(input_ids, inputs_embeds, position_ids, past_key_values)
+        check_arguments(kwargs)
+        cache = one_cache(past_key_values, cache, kwargs)
+        x, position_ids, dtype = self.begin(input_ids, inputs_embeds, position_ids, cache)
+        check_cache(cache, attention_mask, x.shape[1])
         if input_ids is None and self.values:
             raise ConfigError("this model adds a vector of each token to its values (values=token): give input_ids")
-        before = past_key_values  # of a cache that begins here transformers would not look for texts in one row
-        if use_cache and past_key_values is None and self.config.is_causal:
-            past_key_values = DynamicCache(config=self.config)
+        before = cache  # of a cache that begins here transformers would not look for texts in one row
+        if use_cache and cache is None and self.config.is_causal:
+            cache = DynamicCache(config=self.config)
         masks = attention_mask  # generate makes those of a static cache itself
         if not isinstance(masks, dict):
             masks = {
@@ -198,16 +207,16 @@ class GeoNormModel(TokenFront, Stream, GeoNormPreTrainedModel):
                     config=self.config,
                     inputs_embeds=like(x, dtype),
                     attention_mask=attention_mask,
-                    past_key_values=before,
                     position_ids=position_ids,
+                    **{CACHE: before},
                 )
                 for kind in dict.fromkeys(self.layer_types)
             }
         turns = None if self.rotary is None else self.rotary(position_ids.unsqueeze(1))
-        kwargs.update(positions=turns, past_key_values=past_key_values)
+        kwargs.update({"positions": turns, CACHE: cache})
         seen = [masks[kind] for kind in self.layer_types]
         x = self.run_stream(x, Handing(self.values, input_ids), seen, dtype, **kwargs)
-        return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=past_key_values)
+        return BaseModelOutputWithPast(last_hidden_state=x, **{CACHE: cache})
 
 
 class GeoNormLanguageModel(GeoNormPreTrainedModel):
@@ -274,21 +283,19 @@ class GeoNormGenerationMixin(GenerationMixin):
     """What writes a text, or an answer, with a cache."""
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, past_key_values: Any = None, inputs_embeds: Tensor | None = None, **kwargs: Any
+        self, input_ids: Tensor, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> Any:
         """As transformers does it; where a rotation for long texts turns all tokens anew, so are keys and values.
         ConfigError for such a rotation and vectors in the place of ids, which are not there to be turned anew."""
-        rule, cache = self.model.scaling, past_key_values
+        rule, cache = self.model.scaling, kwargs.get(CACHE)
         if inputs_embeds is not None and isinstance(rule, LongRope):
             raise ConfigError("longrope turns a long text anew, from its ids: generate from input_ids")
         if rule is not None and cache is not None:
             # positions of a decoder count from the first token that is no padding, those behind an encoder all
             padding = 0 if self.config.is_encoder_decoder else shared_padding(kwargs.get("attention_mask"))
             if rule.renews(cache.get_seq_length() - padding, input_ids.shape[1] - padding):
-                past_key_values = kwargs["next_sequence_length"] = None
-        return super().prepare_inputs_for_generation(
-            input_ids, past_key_values=past_key_values, inputs_embeds=inputs_embeds, **kwargs
-        )
+                kwargs[CACHE] = kwargs["next_sequence_length"] = None
+        return super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
 
 
 class GeoNormForCausalLM(GeoNormLanguageModel, GeoNormGenerationMixin):
@@ -307,6 +314,7 @@ class GeoNormForCausalLM(GeoNormLanguageModel, GeoNormGenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        cache: Any = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """labels: ids to predict, (batch, tokens), shifted inside, -100 where there is nothing to predict."""
@@ -317,6 +325,7 @@ class GeoNormForCausalLM(GeoNormLanguageModel, GeoNormGenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            cache=cache,
             **kwargs,
         )
         logits = self.logits(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
@@ -326,9 +335,9 @@ class GeoNormForCausalLM(GeoNormLanguageModel, GeoNormGenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            **{CACHE: getattr(outputs, CACHE)},
         )
 
 

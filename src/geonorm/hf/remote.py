@@ -36,9 +36,9 @@ BOTH = {
 }  # fmt: skip
 """The same of an encoder-decoder: Auto classes, and ours."""
 FILE = "modeling_geonorm.py"
-LAYERS = "errors settings decay elsewhere sphere norms ops schemes theirs residual nn hf".split()
-"""Parts of the package from the bottom up: the order in which the file reads, where definitions leave a choice; theirs
-are schemes from elsewhere."""
+LAYERS = " errors settings decay elsewhere sphere norms ops schemes theirs residual nn hf".split(" ")
+"""Parts of the package from the bottom up, its __init__ first: the order in which the file reads, where definitions
+leave a choice; theirs are schemes from elsewhere."""
 STAND_INS = {
     "elsewhere": ("mark_stored", "allow_within"),
     "schemes.origin": ("stored", "sources_of"),
@@ -222,7 +222,7 @@ class Bundle:
         parts = [f'"""{about}"""\n\nfrom __future__ import annotations\n']
         parts += [head + ", ".join(filter(None, said)) for head, said in imports.items()]
         for name in self.order():
-            parts.append(f"\n# {name.replace('.', '/')}\n")
+            parts.append(f"\n# {name.replace('.', '/') or 'geonorm'}\n")
             inside = [d for d in self.read(name).definitions.values() if (name, d.name) in self.found]
             parts.extend(f"\n{self.text(name, definition)}\n" for definition in inside)
         parts.extend(f"\nREGISTRY[{name!r}] = {self.renamed[place]}\n" for name, place in names.items())
