@@ -211,45 +211,6 @@ def test_every_run_of_011_is_a_command() -> None:
     assert {c.decoder(c.scheme).head_dim for c in configs} == {16}
 
 
-def test_every_run_of_014_is_a_command() -> None:
-    grid = plan_of("014-beyond-decoders")({})
-    assert len(grid) == (4 * 6 + 1) * 3
-    first = {name.partition("-")[0]: list(words) for name, words in reversed(grid.items())}
-    configs = {name: read(TrainCommand, "geonorm train", words).run() for name, words in first.items()}
-    shapes = {name: config.shape(config.scheme) for name, config in configs.items()}
-    vision = shapes["vision"]
-    assert (vision.layers, vision.width, vision.context, configs["vision"].data) == (36, 48, 17, "vision")
-    assert {shapes[name].width for name in ("mlm", "denoise", "long")} == {64}
-    assert {name: config.objective for name, config in configs.items()} == {
-        "vision": "classify", "mlm": "mlm", "denoise": "denoise", "long": "mlm",
-    }  # fmt: skip
-    for words in grid.values():
-        parse(words[words.index("--scheme") + 1])
-
-
-def test_014_asks_for_seeds_and_climbs_where_rates_stay_stable() -> None:
-    """Vision with the best at the middle rate: two seeds more at it, then one octave beyond the highest rate, another
-    if that is stable, and none behind one that is not."""
-    plan = plan_of("014-beyond-decoders")
-
-    def known(grid: Mapping[str, Any], unstable: float) -> dict[str, Any]:
-        found = {}
-        for name in grid:
-            lr = float(name.rpartition("-lr")[2].partition("-seed")[0])
-            middle = 2e-3 if name.startswith("vision") else 4e-3
-            loss = 9.0 if lr >= unstable else 2 + abs(lr - middle)
-            found[name] = {"lr": lr, "status": "finished", "val_loss": loss}
-        return found
-
-    first = plan({})
-    again = plan(known(first, 1.0))
-    assert len(again) == len(first) + 25 * 2 + 7 and sum("lr0.008-" in name for name in again if name[0] == "v") == 7
-    families = ["vision"] * 36 + ["mlm"] * 30 + ["denoise"] * 30 + ["long"] * 30 + ["vision"] * 6
-    assert [name.partition("-")[0] for name in again] == families
-    assert sum("lr0.016-" in name for name in plan(known(again, 1.0))) == 7
-    assert not any("lr0.016-" in name for name in plan(known(again, 8e-3)))
-
-
 def test_every_run_of_018_is_a_command_on_text_that_can_be_predicted_in_part(tmp_path: Path) -> None:
     grid = plan_of("018-norms")({})
     assert len(grid) == 2 * 3 * 4 * 2 * 3

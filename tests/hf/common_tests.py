@@ -22,8 +22,6 @@ SCHEMES = ("geonorm", "ngpt", "siamese", "hyper")
 """Schemes that run everything: one stream, constraints on weights, several streams."""
 GENERATION = ("pre", "post")
 """Schemes that run the generation tests."""
-BOTH = {"geonorm": {"positions": "relative", "mlp": "geglu"}, "ngpt": {}, "siamese": {}, "hyper": {}}
-"""Schemes that run all that T5 runs, as encoder-decoders, and fields of theirs."""
 
 if "GEONORM_THEIRS" in os.environ:
     sys.path.insert(0, os.environ["GEONORM_THEIRS"])
@@ -34,7 +32,6 @@ if "GEONORM_THEIRS" in os.environ:
     stand_in()
     from tests.causal_lm_tester import CausalLMModelTest, CausalLMModelTester  # type: ignore[import-not-found]
     from tests.generation.test_utils import GenerationTesterMixin  # type: ignore[import-not-found]
-    from tests.test_modeling_common import ModelTesterMixin, ids_tensor  # type: ignore[import-not-found]
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
     from transformers.models.auto import modeling_auto
 
@@ -48,10 +45,6 @@ if "GEONORM_THEIRS" in os.environ:
         ("_FOR_SEQUENCE_CLASSIFICATION", "ForSequenceClassification"),
     ):
         getattr(modeling_auto, f"MODEL{table}_MAPPING_NAMES")["geonorm"] = f"GeoNorm{kind}"
-    modeling_auto.MODEL_MAPPING_NAMES["geonorm_encoder_decoder"] = "GeoNormEncoderDecoderModel"
-    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES["geonorm_encoder_decoder"] = (
-        "GeoNormForConditionalGeneration"
-    )
 
     class Tester(CausalLMModelTester):
         base_model_class = hf.GeoNormModel
@@ -87,8 +80,7 @@ if "GEONORM_THEIRS" in os.environ:
 
     def set_what_it_can_have(config: Any, name: str, value: Any) -> None:
         """Theirs set a window wherever a configuration has the name; ours refuses one with an encoder."""
-        alone = config.is_causal and not config.is_encoder_decoder
-        set_any(config, name, value if name != "sliding_window" or alone else None)
+        set_any(config, name, value if name != "sliding_window" or config.is_causal else None)
 
     hf.GeoNormConfig.__setattr__ = set_what_it_can_have  # type: ignore[method-assign, assignment]
 
@@ -108,57 +100,6 @@ if "GEONORM_THEIRS" in os.environ:
     for scheme in SCHEMES:
         globals()[f"TestVision{scheme.capitalize()}"] = vision_case(scheme)
 
-    class BothTester:
-        """A small encoder-decoder, and what is fed to it."""
-
-        batch_size, seq_length, vocab_size, hidden_size = 5, 7, 99, 32
-        num_hidden_layers, num_attention_heads, is_training = 2, 4, True
-
-        def __init__(self, parent: Any, scheme: str) -> None:
-            self.parent, self.scheme = parent, scheme
-            self.encoder_seq_length = self.decoder_seq_length = self.seq_length
-
-        def get_config(self) -> Any:
-            return hf.GeoNormEncoderDecoderConfig(
-                scheme=self.scheme, vocab_size=self.vocab_size, hidden_size=self.hidden_size,
-                num_hidden_layers=self.num_hidden_layers, num_attention_heads=self.num_attention_heads,
-                head_dim=self.hidden_size // self.num_attention_heads, intermediate_size=37, pad_token_id=0,
-                eos_token_id=1, bos_token_id=1, decoder_start_token_id=0, **BOTH[self.scheme],
-            )  # fmt: skip
-
-        def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, Any]]:
-            size = [self.batch_size, self.seq_length]
-            ids, answer = (ids_tensor(size, self.vocab_size).clamp(2) for _ in range(2))
-            mask = (ids > 0).long()
-            mask[0, -2:] = 0
-            return self.get_config(), {
-                "input_ids": ids, "attention_mask": mask, "decoder_input_ids": answer,
-                "decoder_attention_mask": (answer > 0).long(),
-            }  # fmt: skip
-
-    def check_config(case: Any) -> None:
-        try:
-            from tests.test_configuration_common import ConfigTester  # type: ignore[import-not-found]
-        except ImportError:  # the source distribution leaves out what it imports
-            case.skipTest("needs a copy of transformers' whole repository")
-        ConfigTester(case, config_class=hf.GeoNormEncoderDecoderConfig).run_common_tests()
-
-    def both(name: str) -> type:
-        """What T5 runs, on an encoder-decoder."""
-
-        def prepare(case: Any) -> None:
-            case.model_tester = BothTester(case, name)
-
-        body = {
-            "all_model_classes": (hf.GeoNormEncoderDecoderModel, hf.GeoNormForConditionalGeneration),
-            "is_encoder_decoder": True,
-            "setUp": prepare,
-            "test_config": check_config,
-        }
-        return type(f"TestBoth{name}", (ModelTesterMixin, GenerationTesterMixin, unittest.TestCase), body)
-
-    for scheme in BOTH:
-        globals()[f"TestBoth{scheme}"] = both(scheme)
     for scheme in GENERATION:
         left = {test for test in TESTS if not hasattr(GenerationTesterMixin, test)}
         globals()[f"Test{scheme.capitalize()}"] = case(scheme, left)

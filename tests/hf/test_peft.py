@@ -153,32 +153,6 @@ def test_a_path_means_its_own_layer(build: Any, block: str) -> None:
     assert mixed == [f"model.blocks.0.{inside}.o", q[0], q[1]]
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("decoder.layers.1.self_attn.q_proj", {"decoder.blocks.1.attn.branch.q"}),
-        ("decoder.layers.1.encoder_attn.out_proj", {"decoder.blocks.1.cross.branch.o"}),
-        ("layers.0.fc2", {"encoder.blocks.0.mlp.branch.down", "decoder.blocks.0.mlp.branch.down"}),
-        ("encoder.layer.0.attention.self.query", {"encoder.blocks.0.attn.branch.q"}),
-        ("encoder.layer.0.attention.output.dense", {"encoder.blocks.0.attn.branch.o"}),
-        ("encoder.layer.0.output.dense", {"encoder.blocks.0.mlp.branch.down"}),
-    ],
-)
-def test_a_path_means_its_own_stack_and_sublayer(name: str, wanted: set[str]) -> None:
-    config = hf.GeoNormEncoderDecoderConfig(
-        scheme="pre", hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=31
-    )
-    model = hf.GeoNormForConditionalGeneration(config)
-    every = ["q_proj", "o_proj", "down_proj"]
-    tuned = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=every, rank_pattern={name: 3}))
-    ranks = {key.partition(".lora_A")[0]: len(p) for key, p in tuned.named_parameters() if ".lora_A" in key}
-    assert len(ranks) == 2 * (3 + 5)
-    assert {path.removeprefix("base_model.model.model.") for path, rank in ranks.items() if rank == 3} == wanted
-    fresh = hf.GeoNormForConditionalGeneration(config)
-    alone = adapted(peft.get_peft_model(fresh, peft.LoraConfig(r=2, target_modules=[name])))
-    assert {path.removeprefix("model.") for path in alone} == wanted
-
-
 @pytest.mark.parametrize("name", ["mlp.experts.3.down_proj", "decoder.self_attn.q_proj", "lstm.q_proj", "mlp.q_proj"])
 def test_a_path_that_means_nothing_here_is_named(build: Any, name: str) -> None:
     for field, given in (("target_modules", [name]), ("exclude_modules", [name]), ("rank_pattern", {name: 3})):

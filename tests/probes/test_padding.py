@@ -11,7 +11,6 @@ from torch import Tensor
 
 from geonorm import Decoder, DecoderConfig
 from geonorm.errors import ConfigError
-from geonorm.nn.models import build
 from geonorm.probes.capture import Capture, token_axis
 
 from ..rows import each
@@ -92,23 +91,6 @@ def test_encoder_and_decoder_have_masks_of_their_own(tiny_model: Tiny) -> None:
         assert row["tokens"] == int(masks[row["stack"]].sum())
     with pytest.raises(ConfigError, match="probe without padding"), capture.watching(decoder=torch.zeros(1, 2)):
         model(**inputs)
-
-
-def test_what_stands_outside_our_encoder_is_the_decoders() -> None:
-    torch.manual_seed(0)
-    config = DecoderConfig(layers=1, encoder_layers=1, width=16, heads=2, hidden=24, vocab_size=31, transform=True)
-    source, answer = torch.randint(0, 31, (2, 6)), torch.randint(0, 31, (2, 6))
-    mask = torch.ones(2, 6, dtype=torch.int64)
-    mask[0, 3:] = 0
-    capture = watched(Capture(build(config)), source, answer, masks={"encoder": mask})
-    stacks = {row["norm"]: row["stack"] for row in capture.norm_rows() if row["kind"] is None}
-    assert stacks == {
-        "encoder.entry.own.norm": "encoder", "encoder.exit.own.norm": "encoder",
-        "entry.own.norm": "decoder", "exit.own.norm": "decoder", "transform.norm": "decoder",
-    }  # fmt: skip
-    # a mask of one stack says nothing of the other
-    for row in capture.norm_rows() + capture.rows():
-        assert row["tokens"] == {"encoder": 9, "decoder": 12}[row["stack"]]
 
 
 @each("tokens", [9, 4, 2])

@@ -14,12 +14,6 @@ except ImportError as error:
 from .apply import Report, apply, restore
 from .card import card
 from .config import GeoNormConfig
-from .encoder_decoder import (
-    GeoNormEncoderDecoderConfig,
-    GeoNormEncoderDecoderModel,
-    GeoNormEncoderDecoderPreTrainedModel,
-    GeoNormForConditionalGeneration,
-)
 from .export import adapt, export, export_vision
 from .heads import GeoNormForQuestionAnswering, GeoNormForSequenceClassification, GeoNormForTokenClassification
 from .layouts import layout_of
@@ -45,11 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ConstrainCallback",
     "GeoNormConfig",
-    "GeoNormEncoderDecoderConfig",
-    "GeoNormEncoderDecoderModel",
-    "GeoNormEncoderDecoderPreTrainedModel",
     "GeoNormForCausalLM",
-    "GeoNormForConditionalGeneration",
     "GeoNormForImageClassification",
     "GeoNormForMaskedLM",
     "GeoNormForQuestionAnswering",
@@ -82,9 +72,6 @@ transformers.AutoModelForMaskedLM.register(GeoNormConfig, GeoNormForMaskedLM, ex
 transformers.AutoModelForSequenceClassification.register(GeoNormConfig, GeoNormForSequenceClassification, exist_ok=True)
 transformers.AutoModelForTokenClassification.register(GeoNormConfig, GeoNormForTokenClassification, exist_ok=True)
 transformers.AutoModelForQuestionAnswering.register(GeoNormConfig, GeoNormForQuestionAnswering, exist_ok=True)
-transformers.AutoConfig.register("geonorm_encoder_decoder", GeoNormEncoderDecoderConfig, exist_ok=True)
-transformers.AutoModel.register(GeoNormEncoderDecoderConfig, GeoNormEncoderDecoderModel, exist_ok=True)
-transformers.AutoModelForSeq2SeqLM.register(GeoNormEncoderDecoderConfig, GeoNormForConditionalGeneration, exist_ok=True)
 transformers.AutoConfig.register("geonorm_vision", GeoNormVisionConfig, exist_ok=True)
 transformers.AutoModel.register(GeoNormVisionConfig, GeoNormVisionModel, exist_ok=True)
 transformers.AutoModelForImageClassification.register(GeoNormVisionConfig, GeoNormForImageClassification, exist_ok=True)

@@ -16,8 +16,6 @@ def task_of(shape: ModelConfig) -> tuple[str, str, str]:
     """The task by the hub's name, the model, what its losses are of."""
     if isinstance(shape, VisionConfig):
         return "image-classification", "vision transformer", "image"
-    if shape.encoder_layers is not None:  # a name of its own, text2text-generation, is gone from hub and transformers
-        return "text-generation", "encoder-decoder", "token of the missing spans, their marks and the end"
     return (
         ("text-generation", "language model", "token")
         if shape.causal
@@ -75,13 +73,11 @@ def usage(model_type: str, remote_code: bool, shape: ModelConfig) -> str:
             f'fill = pipeline("fill-mask", "FOLDER"{trust})\n'
             'print(fill(f"Once upon a {fill.tokenizer.mask_token}"))'
         )
-    both = shape.encoder_layers is not None
-    auto, text = ("Seq2SeqLM", "Once upon a <extra_id_0> there was") if both else ("CausalLM", "Once")
     return (
-        f"{first}from transformers import AutoModelFor{auto}, AutoTokenizer\n\n"
+        f"{first}from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})\n'
-        f'model = AutoModelFor{auto}.from_pretrained("FOLDER"{trust})\n'
-        f'ids = tokenizer("{text}", return_tensors="pt").input_ids\n'
+        f'model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})\n'
+        'ids = tokenizer("Once", return_tensors="pt").input_ids\n'
         "print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))"
     )
 
@@ -94,8 +90,6 @@ def facts(shape: ModelConfig, settings: dict[str, Any], summary: dict[str, Any],
         else f"vocabulary {shape.vocab_size}{', tied' if shape.tied else ''}, context {shape.context}"
     )
     what = "" if isinstance(shape, VisionConfig) else " of its tokens"
-    if (encoder := getattr(shape, "encoder_layers", None)) is not None:
-        reads += f", {encoder} layers of an encoder in front"
     kv = f", {shape.groups} of keys and values" if shape.groups != shape.heads else ""
     table = {
         "shape": f"{shape.layers} layers, width {shape.width}, {shape.heads} heads{kv}, {shape.mlp} MLP of "

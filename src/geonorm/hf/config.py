@@ -179,11 +179,6 @@ class GeoNormConfig(UnderScheme, ShapeFields):
         for key in kwargs:
             if key not in THEIRS | set(GenerationConfig._get_default_generation_params()):
                 raise ConfigError(unknown("key of GeoNormConfig", key, [f.name for f in fields(self)]))
-        if self.encoder_layers is not None and not self.is_encoder_decoder:
-            raise ConfigError(
-                f"encoder_layers {self.encoder_layers} makes an encoder-decoder: use GeoNormEncoderDecoderConfig, and "
-                "AutoModelForSeq2SeqLM"
-            )
         with suppress(UntrustedCode):  # text of a folder: whoever builds the model says whether its code may run
             self.rule()
         if self.sliding_window == 1:  # transformers' cache of one token before the last keeps all of them

@@ -16,11 +16,9 @@ from tokenizers.processors import TemplateProcessing
 
 from ..errors import CheckpointError, ConfigError, cause
 from ..nn.decoder import Decoder
-from ..nn.encoder_decoder import EncoderDecoder
 from ..nn.vision import VisionTransformer
 from ..schemes import parse
 from .config import GeoNormConfig
-from .encoder_decoder import GeoNormForConditionalGeneration, adapt_both
 from .layouts import architecture
 from .loading import share_weights
 from .modeling import GeoNormForCausalLM, GeoNormForMaskedLM
@@ -29,10 +27,8 @@ from .stock import to_stock
 from .vision import adapt_vision
 
 
-def adapt(decoder: Decoder, **tokens: Any) -> GeoNormForCausalLM | GeoNormForMaskedLM | GeoNormForConditionalGeneration:
+def adapt(decoder: Decoder, **tokens: Any) -> GeoNormForCausalLM | GeoNormForMaskedLM:
     """The decoder as a transformers model, sharing its weights; tokens: bos_token_id, eos_token_id, pad_token_id."""
-    if isinstance(decoder, EncoderDecoder):
-        return adapt_both(decoder, **tokens)
     config = GeoNormConfig.of(decoder.config, dtype=decoder.embed.weight.dtype, **tokens)
     kind = GeoNormForCausalLM if decoder.config.causal else GeoNormForMaskedLM
     return share_weights(kind, config, decoder, hf_name)
@@ -56,30 +52,21 @@ def padding(tokenizer: Tokenizer, end: int) -> int:
     return next((i for i in found if i is not None), end)
 
 
-def fast_tokenizer(text: str, end: int, context: int, mask: int | None = None, sentinels: Sequence[int] = ()) -> Any:
+def fast_tokenizer(text: str, end: int, context: int, mask: int | None = None) -> Any:
     """A tokenizer.json as a fast tokenizer of transformers. The token `end` begins texts too: it stands before every
     text in training, and a beginning of another name, which some tokenizers have, was never seen there. mask: the mask
-    token of a model that sees both sides; its texts stand at the left, where its positions begin. sentinels: tokens in
-    the place of missing spans of an encoder-decoder; text that spells them means them, texts close with `end` and
-    stand at the left."""
+    token of a model that sees both sides; its texts stand at the left, where its positions begin."""
     tokenizer = Tokenizer.from_str(text)
     token = tokenizer.id_to_token(end)
     # in the place of what a published tokenizer puts around a text, which was never seen in training
-    if sentinels:
-        tokenizer.post_processor = TemplateProcessing(
-            single=f"$A {token}", pair=f"$A {token} $B {token}", special_tokens=[(token, end)]
-        )
-    elif tokenizer.num_special_tokens_to_add(False):
+    if tokenizer.num_special_tokens_to_add(False):
         tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B")
-    alone = mask is None and not sentinels
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=token,
         eos_token=token,
         pad_token=tokenizer.id_to_token(padding(tokenizer, end)),
-        **({"padding_side": "left"} if alone else {}),
-        **({} if mask is None else {"mask_token": tokenizer.id_to_token(mask)}),
-        **({"extra_special_tokens": [tokenizer.id_to_token(i) for i in sentinels]} if sentinels else {}),
+        **({"padding_side": "left"} if mask is None else {"mask_token": tokenizer.id_to_token(mask)}),
         model_max_length=context,
         clean_up_tokenization_spaces=False,
     )
@@ -103,13 +90,11 @@ def export(
     card: str = "",
     shard: str = "5GB",
     mask: int | None = None,
-    sentinels: Sequence[int] = (),
     trained_on: str | None = None,
 ) -> Path:
     """Writes the folder and returns it; it appears whole or not at all.
 
-    tokenizer: a tokenizer.json as text; end: the id that ends a document; mask: that of an encoder's mask token;
-    sentinels: those of an encoder-decoder's missing spans.
+    tokenizer: a tokenizer.json as text; end: the id that ends a document; mask: that of an encoder's mask token.
     layout: geonorm, an architecture of transformers such as gpt2, or stock, which is the first of those that the
     decoder equals. remote_code: the folder brings its modeling file, for `trust_remote_code=True` where geonorm is not
     installed. card: text of README.md. shard: the size of the largest weight file. trained_on: sha256 of the training
@@ -119,11 +104,10 @@ def export(
     model_type = architecture(decoder.config, layout)
     if model_type != "geonorm" and remote_code:
         raise ConfigError(f"--layout {layout} loads without --remote-code: leave one of them out")
-    both = isinstance(decoder, EncoderDecoder)
-    source = modeling_source(parse(decoder.config.scheme), both) if remote_code else ""
+    source = modeling_source(parse(decoder.config.scheme)) if remote_code else ""
     pad = padding(Tokenizer.from_str(tokenizer), end)
-    tokens = {"bos_token_id": end, "eos_token_id": end} | ({"decoder_start_token_id": end} if both else {})
-    if pad < decoder.config.vocab_size and (pad != end or model_type in ("geonorm", "t5")):
+    tokens = {"bos_token_id": end, "eos_token_id": end}
+    if pad < decoder.config.vocab_size and (pad != end or model_type == "geonorm"):
         tokens["pad_token_id"] = pad  # a stock embedding never learns its row of padding: not that of the end
     model: Any = adapt(decoder, **tokens)
     if model_type != "geonorm":
@@ -132,10 +116,9 @@ def export(
         model.config.auto_map = auto_map(decoder.config)
     note_data(model, trained_on)
     if decoder.config.causal:
-        caches = {"use_cache": False} if model.generation_config.use_cache is False else {}
-        model.generation_config = transformers.GenerationConfig(**{"pad_token_id": end, **tokens, **caches})
+        model.generation_config = transformers.GenerationConfig(**{"pad_token_id": end, **tokens})
     files = {"README.md": card, FILE: source}
-    return put_folder(model, to, files, fast_tokenizer(tokenizer, end, decoder.config.context, mask, sentinels), shard)
+    return put_folder(model, to, files, fast_tokenizer(tokenizer, end, decoder.config.context, mask), shard)
 
 
 def export_vision(

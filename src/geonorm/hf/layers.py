@@ -13,7 +13,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..nn.attention import SelfAttention
 from ..nn.config import TrunkConfig
-from ..nn.encoder_decoder import CrossAttention, CrossBlock, EncoderBlock
 from ..nn.trunk import Block, End, ParallelBlock
 from ..nn.values import Handing
 from ..norms import upcast
@@ -83,29 +82,6 @@ class GeoNormAttention(SelfAttention):
         return out if out.dim() == 4 else out.reshape(q.shape[0], q.shape[2], -1, self.head_dim)
 
 
-class GeoNormEncoderAttention(GeoNormAttention):
-    """That of an encoder in front of a decoder."""
-
-    both_sides = True
-
-
-class GeoNormCrossAttention(CrossAttention, GeoNormAttention):
-    """The decoder's view of the encoder's output, whose keys and values are made once where there is a cache."""
-
-    def keys_and_values(self, dtype: torch.dtype, memory: Tensor | None, kept: Any) -> tuple[Tensor, Tensor]:
-        """kept: transformers' EncoderDecoderCache."""
-        layer = self.inner.layer_idx
-        if kept is not None and kept.is_updated.get(layer):
-            found = kept.cross_attention_cache.layers[layer]
-            return found.keys, found.values
-        k, v = super().keys_and_values(dtype, memory, None)
-        if kept is None:
-            return k, v
-        kept.is_updated[layer] = True
-        k, v = kept.cross_attention_cache.update(k, v, layer)
-        return k, v
-
-
 class View:
     """Hidden states, (batch, tokens, width) for every scheme: of a stream of another shape, what sub-layers see.
 
@@ -137,12 +113,9 @@ class Layer(GradientCheckpointingLayer):
         view: View | None = None,
         values: Tensor | None = None,
         mask: Any = None,
-        memory: Tensor | None = None,
         **attention: Any,
     ) -> Any:
         attention.update(values=values, mask=mask)
-        if memory is not None:
-            attention["memory"] = memory
         if stream is None or view is None:
             return super().forward(x, **attention)
         out = super().forward(view.through(x, stream), **attention)
@@ -158,34 +131,6 @@ class GeoNormParallelLayer(Layer, ParallelBlock):
     attention = GeoNormAttention
 
 
-class GeoNormEncoderLayer(Layer, EncoderBlock):
-    attention = GeoNormEncoderAttention  # type: ignore[assignment]
-
-
-class Crossing(CrossBlock):
-    """The block of a decoder behind an encoder with masks and cache of transformers."""
-
-    attention = GeoNormAttention
-    cross_attention = GeoNormCrossAttention
-
-    def forward(  # type: ignore[override]
-        self, x: Tensor, memory: Tensor, across: Any = None, past_key_values: Any = None, **attention: Any
-    ) -> Tensor:
-        """across: the mask of the memory; past_key_values: an EncoderDecoderCache."""
-        own = None if past_key_values is None else past_key_values.self_attention_cache
-        x, reading = self.attn(x, then=self.cross, past_key_values=own, **attention)
-        for name in ("positions", "values"):
-            attention.pop(name, None)
-        attention.update(mask=across, is_causal=False, memory=memory, kept=past_key_values)
-        x, reading = self.cross(x, reading=reading, then=self.mlp, **attention)
-        out: Tensor = self.mlp(x, reading=reading)
-        return out
-
-
-class GeoNormCrossLayer(Layer, Crossing):  # type: ignore[misc]
-    """What `Layer` hands on is what `Crossing` takes."""
-
-
 LAYERS = {"sequential": GeoNormLayer, "parallel": GeoNormParallelLayer}
 
 
@@ -196,18 +141,17 @@ def run_layers(
     values: Handing,
     masks: Sequence[Any],
     whole: bool,
-    memory: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
     """The stream behind all layers. masks: one for each; whole: the stream is itself the hidden states, or nobody asks
-    for these; memory: the output of an encoder that they attend to."""
+    for these."""
     if whole:
         for layer, block in enumerate(blocks):
-            x = values.stream(block(x, None, None, values.to(layer), masks[layer], memory, **kwargs))
+            x = values.stream(block(x, None, None, values.to(layer), masks[layer], **kwargs))
         return x
     view = View(entry)
     seen = view.seen(x)
     for layer, block in enumerate(blocks):
-        seen, *out = block(seen, x, view, values.to(layer), masks[layer], memory, **kwargs)
+        seen, *out = block(seen, x, view, values.to(layer), masks[layer], **kwargs)
         x = values.stream(tuple(out) if len(out) > 1 else out[0])
     return x

@@ -19,7 +19,6 @@ from ..schemes import enter_as, parse
 from ..sites.anatomy import FAMILIES, Stack, anatomy
 from .config import NAMES, layer_types
 from .rope import FULL, ROPE, SLIDING, read_by_window, read_rope
-from .t5 import check_t5
 
 GATED = {"swiglu": "silu"}
 PLAIN = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -292,7 +291,7 @@ def layout_of(config: DecoderConfig, model_type: str | None = None) -> Layout:
 
 def check_layout(layout: str) -> None:
     """ConfigError for a --layout that does not exist."""
-    if layout not in (valid := {"geonorm", "stock", "t5", *(each.model_type for each in LAYOUTS)}):
+    if layout not in (valid := {"geonorm", "stock", *(each.model_type for each in LAYOUTS)}):
         raise ConfigError(unknown("layout", layout, valid))
 
 
@@ -301,11 +300,6 @@ def architecture(config: DecoderConfig, layout: str) -> str:
     check_layout(layout)
     if layout == "geonorm":
         return layout
-    if config.encoder_layers is not None:
-        if layout not in ("stock", "t5"):
-            raise ConfigError(f"{layout} is no encoder-decoder: use --layout geonorm, or t5")
-        check_t5(config)
-        return "t5"
     return layout_of(config, None if layout == "stock" else layout).model_type
 
 

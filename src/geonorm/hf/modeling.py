@@ -280,7 +280,7 @@ def shared_padding(mask: Any) -> int:
 
 
 class GeoNormGenerationMixin(GenerationMixin):
-    """What writes a text, or an answer, with a cache."""
+    """What writes a text with a cache."""
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, inputs_embeds: Tensor | None = None, **kwargs: Any
@@ -291,8 +291,8 @@ class GeoNormGenerationMixin(GenerationMixin):
         if inputs_embeds is not None and isinstance(rule, LongRope):
             raise ConfigError("longrope turns a long text anew, from its ids: generate from input_ids")
         if rule is not None and cache is not None:
-            # positions of a decoder count from the first token that is no padding, those behind an encoder all
-            padding = 0 if self.config.is_encoder_decoder else shared_padding(kwargs.get("attention_mask"))
+            # positions count from the first token that is no padding
+            padding = shared_padding(kwargs.get("attention_mask"))
             if rule.renews(cache.get_seq_length() - padding, input_ids.shape[1] - padding):
                 kwargs[CACHE] = kwargs["next_sequence_length"] = None
         return super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)

@@ -31,10 +31,6 @@ KINDS = {
     "ForSequenceClassification": "hf.heads", "ForTokenClassification": "hf.heads", "ForQuestionAnswering": "hf.heads",
 }  # fmt: skip
 """What of ours an Auto class may ask for, and where it is."""
-BOTH = {
-    "Config": "EncoderDecoderConfig", "Model": "EncoderDecoderModel", "ModelForSeq2SeqLM": "ForConditionalGeneration"
-}  # fmt: skip
-"""The same of an encoder-decoder: Auto classes, and ours."""
 FILE = "modeling_geonorm.py"
 LAYERS = " errors settings decay elsewhere sphere norms ops schemes theirs residual nn hf".split(" ")
 """Parts of the package from the bottom up, its __init__ first: the order in which the file reads, where definitions
@@ -234,13 +230,12 @@ def auto_map(shape: DecoderConfig) -> dict[str, str]:
     there is."""
     other = "ForMaskedLM" if shape.causal else "ForCausalLM"
     named = {kind if kind in ("Config", "Model") else f"Model{kind}": kind for kind in KINDS if kind != other}
-    named = named if shape.encoder_layers is None else BOTH
     return {f"Auto{auto}": f"{FILE.removesuffix('.py')}.GeoNorm{kind}" for auto, kind in named.items()}
 
 
-def modeling_source(scheme: Scheme, both: bool = False) -> str:
-    """The text of the modeling file for models under a scheme; both: for encoder-decoders. ConfigError for a scheme
-    from elsewhere that it cannot carry."""
+def modeling_source(scheme: Scheme) -> str:
+    """The text of the modeling file for models under a scheme. ConfigError for a scheme from elsewhere that it cannot
+    carry."""
     roots: list[Place] = []
     theirs: dict[str, Module] = {}
     names: dict[str, Place] = {}
@@ -252,8 +247,7 @@ def modeling_source(scheme: Scheme, both: bool = False) -> str:
             module = read_theirs(kind)
             theirs[module.name] = module
             names[name_of(kind)] = module.name, kind.__name__
-    homes = dict.fromkeys(BOTH.values(), "hf.encoder_decoder") if both else KINDS
-    roots += [(home, f"GeoNorm{kind}") for kind, home in homes.items()]
+    roots += [(home, f"GeoNorm{kind}") for kind, home in KINDS.items()]
     about = textwrap.dedent(f"""\
         Models under the residual scheme {scheme}, in one file that needs torch and transformers alone.
 

@@ -19,25 +19,19 @@ from ..errors import ConfigError, cause
 from ..nn.config import DecoderConfig
 from ..probes.load import one_line, with_weights
 from .config import GeoNormConfig, layer_types
-from .encoder_decoder import GeoNormForConditionalGeneration
-from .layouts import QKV, SHARED, TOKENS, Layout, architecture, join_names, layout_for, layout_of, read_shape
+from .layouts import QKV, SHARED, TOKENS, Layout, join_names, layout_for, layout_of, read_shape
 from .modeling import GeoNormForCausalLM, language_model
 from .rope import ORIGINAL, write_by_window, write_rope
-from .t5 import to_t5
 
 EMBEDDING = "model.embed_tokens.weight"
 Weights = dict[str, Tensor]
 
 
 @torch.no_grad()
-def to_stock(model: GeoNormForCausalLM | GeoNormForConditionalGeneration, model_type: str | None = None) -> Any:
+def to_stock(model: GeoNormForCausalLM, model_type: str | None = None) -> Any:
     """The same function as a model of transformers: of that architecture, or of the first that is equal. Memory is
     shared where a weight is the same there, and what is frozen stays so. Where the stream enters as N(embedding), the
-    rows of the embedding are normalised once and for all. An encoder-decoder is written as T5. ConfigError if no
-    architecture is equal."""
-    if isinstance(model, GeoNormForConditionalGeneration):
-        architecture(model.config.shape(), model_type or "stock")
-        return to_t5(model)
+    rows of the embedding are normalised once and for all. ConfigError if no architecture is equal."""
     config = language_model(model).config.shape()
     layout = layout_of(config, model_type)
     with initialization.no_init_weights():

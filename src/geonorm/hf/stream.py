@@ -58,12 +58,11 @@ class TokenFront:
         self.embed_norm = norm_of(c)() if c.embed_norm else None
 
     def begin(
-        self: Any, ids: Tensor | None, embeds: Tensor | None, position_ids: Tensor | None, cache: Any, name: str = ""
+        self: Any, ids: Tensor | None, embeds: Tensor | None, position_ids: Tensor | None, cache: Any
     ) -> tuple[Tensor, Tensor, torch.dtype]:
-        """What enters the stream behind the tokens of a cache, its positions, the dtype of the model. name: what the
-        arguments of the model have in front of theirs."""
+        """What enters the stream behind the tokens of a cache, its positions, the dtype of the model."""
         if (ids is None) == (embeds is None):
-            raise ValueError(f"give either {name}input_ids or {name}inputs_embeds")
+            raise ValueError("give either input_ids or inputs_embeds")
         embedded: Tensor = self.embed_tokens(ids) if embeds is None else embeds
         if position_ids is None:
             past = 0 if cache is None else cache.get_seq_length()

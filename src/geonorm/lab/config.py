@@ -80,15 +80,14 @@ class Shared(Settings):
     needs: ClassVar[Needs] = NEEDS
 
     preset: str = "nano"
-    """Size of the model: nano, nano-gpt2, nano-bert, nano-t5, modern, mini, 125m, paper-125m, bert-base, t5-base,
-    t5-large, modern-d12, 350m, 1.3b, 7b, 70b; of images nano-vit, vit-small, vit-base, or the stream of any other."""
+    """Size of the model: nano, nano-gpt2, nano-bert, modern, mini, 125m, paper-125m, bert-base, modern-d12,
+    350m, 1.3b, 7b, 70b; of images nano-vit, vit-small, vit-base, or the stream of any other."""
     data: str = "stdlib"
     """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in).
     Images: a folder of folders, one for each class, .npz files of JPEGs, CIFAR-10's .bin files."""
     objective: Goal = "causal"
     """What is trained: causal, the next token; mlm, 15 % of the tokens, masked, by a model that sees both sides;
-    denoise, 15 % of the tokens, missing spans of 3 on average, by an encoder-decoder; classify, the classes of
-    images."""
+    classify, the classes of images."""
     recipe: Literal["shared", "own"] = "shared"
     """own: each scheme departs from the shared recipe as its paper asks (`geonorm schemes NAME`)."""
     model: Model = field(default_factory=Model)  # type: ignore[valid-type]

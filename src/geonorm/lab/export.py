@@ -29,14 +29,12 @@ def export_run(options: ExportConfig) -> list[str]:
     shape = run.model.config
     model_type = architecture(shape, options.layout)
     text = hf.card(shape, to_dict(run.config), *record, model_type, options.remote_code)
-    both = shape.encoder_layers is not None
     export(run.model, run.tokenizer.json, run.tokenizer.eos, to, options.layout, options.remote_code, text,
            mask=None if shape.causal else run.tokenizer.mask,
-           sentinels=run.tokenizer.sentinels if both else (),
            trained_on=" ".join(sorted(seen_data(path))))  # fmt: skip
     ours = "geonorm.hf, " if model_type == "geonorm" and not options.remote_code else ""
     how = f"{str(to)!r}, trust_remote_code=True" if options.remote_code else repr(str(to))
-    kind = "Seq2SeqLM" if both else "CausalLM" if shape.causal else "MaskedLM"
+    kind = "CausalLM" if shape.causal else "MaskedLM"
     return [str(to), f"load it: import {ours}transformers; transformers.AutoModelFor{kind}.from_pretrained({how})"]
 
 

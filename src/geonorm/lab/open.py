@@ -56,19 +56,9 @@ class Opened:
             raise DataError(f"the tokenizer of {self.name} gives ids up to {largest}, its model knows {known}")
 
     @property
-    def predicts(self) -> str:
-        """What a model predicts that is not `causal`."""
-        return "missing spans" if self.two else "masked tokens"
-
-    @property
     def causal(self) -> bool:
         """Whether it predicts the next token of a text."""
-        return not self.two and not load.predicts_masked(self.model.config)
-
-    @property
-    def two(self) -> bool:
-        """Whether it is an encoder-decoder that writes."""
-        return load.predicts_spans(self.model.config)
+        return not load.predicts_masked(self.model.config)
 
     @property
     def reader(self) -> Tokenizer:
@@ -80,28 +70,9 @@ class Opened:
             )
         return FileTokenizer(self.name, t.backend_tokenizer.to_str(), t.eos_token or t.sep_token)
 
-    def objective(self, context: int) -> Objective:
-        """What its loss is about, in windows of `context`. GeonormError if its tokenizer lacks what that needs."""
-        if self.two:
-            return pick_objective("denoise", self.reader, context)
+    def objective(self) -> Objective:
+        """What its loss is about. GeonormError if its tokenizer lacks what that needs."""
         return NEXT if self.causal else self.masking()
-
-    def split(self, given: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What an objective gives beside targets, as arguments of a forward pass; an encoder-decoder begins its answer
-        with a token of its own."""
-        if not self.two:
-            return {"input_ids": given}
-        source, answer = given[:, : -targets.shape[1]], given[:, -targets.shape[1] :].clone()
-        answer[:, 0] = self.start
-        return {"input_ids": source, "decoder_input_ids": answer}
-
-    @property
-    def start(self) -> int:
-        """The token that an encoder-decoder reads before its answer. ConfigError where it does not say."""
-        for config in (self.model.config, self.model.generation_config):
-            if (start := getattr(config, "decoder_start_token_id", None)) is not None:
-                return int(start)
-        raise ConfigError(f"{self.name} does not say with which token its decoder begins (decoder_start_token_id)")
 
     def masking(self) -> MaskedTokens:
         t = self.tokenizer
@@ -135,18 +106,11 @@ class OpenedRun(Opened):
         return self.config.objective == "causal"
 
     @property
-    def two(self) -> bool:
-        return self.config.objective == "denoise"
-
-    @property
     def reader(self) -> Tokenizer:
         return self.tokenizer
 
-    def split(self, given: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
-        return dict(zip(("", "answer"), self.model.reads(given, targets), strict=False))
-
-    def objective(self, context: int) -> Objective:
-        return pick_objective(self.config.objective, self.tokenizer, context)
+    def objective(self) -> Objective:
+        return pick_objective(self.config.objective, self.tokenizer)
 
     def precision(self) -> AbstractContextManager[Any]:
         return parallel.precision(self.config.runtime, self.device)
@@ -213,6 +177,8 @@ def open_model(
                 f"{name} is a run: --{asked} is for models of transformers; leave it out, or open them apart"
             )
         return open_trained(Path(name), device)
+    if causal and settings.is_encoder_decoder:
+        raise ConfigError(f"{name} is an encoder-decoder: this needs a model of the next token, or of masked tokens")
     images = load.tells_images(settings)
     if images and tokenizer is not None:
         raise ConfigError(f"{name} reads images: it has no tokenizer, leave out --tokenizer")
@@ -221,7 +187,7 @@ def open_model(
     if images:
         return OpenedClassifier(name, model, None, None, device, own)
     context = load.context_of(settings)
-    if context is None and load.predicts_spans(settings):  # T5 has no end of positions, but was trained up to here
+    if context is None and settings.is_encoder_decoder:  # T5 has no end of positions, but was trained up to here
         context = own.model_max_length if own.model_max_length < ENDLESS else None
     return Opened(name, model, own, context, device)
 

@@ -9,7 +9,7 @@ from ..errors import ConfigError
 from ..nn.config import DecoderConfig, ModelConfig, VisionConfig, preset, vision_preset
 from ..settings import Settings, hints
 
-Goal = Literal["causal", "mlm", "denoise", "classify"]
+Goal = Literal["causal", "mlm", "classify"]
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,7 @@ def shape_of(name: str, objective: Goal, scheme: str, model: Any) -> ModelConfig
     changes = {key: value for key, value in asdict(model).items() if value is not None}
     if objective == "classify":
         return vision_preset(name, scheme=scheme, **changes)
-    if objective == "denoise":
-        layers = changes.get("layers", preset(name).layers)
-        return preset(name, **{"encoder_layers": layers, **changes, "scheme": scheme, "causal": True})
     shape = preset(name, scheme=scheme, **changes)
-    if shape.encoder_layers is not None:
-        raise ConfigError(
-            f"model.encoder_layers {shape.encoder_layers} makes an encoder-decoder: it needs --objective denoise"
-        )
     if objective == "mlm":
         return replace(shape, causal=False)
     if not shape.causal:

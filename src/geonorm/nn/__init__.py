@@ -12,7 +12,6 @@ PUBLIC = {
     "preset": "config",
     "vision_preset": "config",
     "Decoder": "decoder",
-    "EncoderDecoder": "encoder_decoder",
     "VisionTransformer": "vision",
     "generate": "sampling",
 }

@@ -112,14 +112,11 @@ class LayerCache:
 class SelfAttention(nn.Module):
     """(batch, tokens, width) to the same. Schemes may put modules on q, k, v (before RoPE), q_rope, k_rope (after)."""
 
-    both_sides = False
-    """Whether a token sees all others, whatever the configuration says."""
-
     def __init__(self, config: TrunkConfig, scheme: Scheme, site: Site) -> None:
         super().__init__()
         c = config
         self.heads, self.groups, self.head_dim = c.heads, c.groups, c.head_dim
-        self.causal = c.causal and not self.both_sides
+        self.causal = c.causal
         self.q = linear("q", c.width, c.heads * c.head_dim, c.bias)
         self.k = linear("k", c.width, c.groups * c.head_dim, c.bias)
         self.v = linear("v", c.width, c.groups * c.head_dim, c.bias)
@@ -175,22 +172,19 @@ class SelfAttention(nn.Module):
         out: Tensor = self.o(found if self.gate is None else found * torch.sigmoid(self.gate(y)))
         return out
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | None = None, bias: Tensor | None = None
-    ) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache | None = None) -> Tensor:
         """Attention of (batch, heads, tokens, head_dim), fewer heads in k and v for grouped queries, to (batch, tokens,
-        heads, head_dim). A cache is for causal models. bias (heads, tokens, keys) is added to the scores; where it is
-        given, it says too which keys a token does not see, by -inf."""
+        heads, head_dim). A cache is for causal models."""
         past = 0
         if cache is not None:
             past = cache.length
             k, v = cache.extend(k, v)
         tokens, keys = q.shape[2], k.shape[2]
         windowed = self.window is not None and keys > self.window
-        mask = None if bias is None else bias.unsqueeze(0).to(q.dtype)
-        if mask is None and tokens == 1 and windowed:
+        mask = None
+        if tokens == 1 and windowed:
             k, v = k[:, :, -self.window :], v[:, :, -self.window :]  # type: ignore[operator]
-        elif mask is None and tokens > 1 and (past or windowed):
+        elif tokens > 1 and (past or windowed):
             mask = seen_keys(tokens, keys, self.window, q.device)
         # a length that varies in a compiled or exported graph makes `tokens > 1` symbolic, which no argument may be
         causal = True if self.causal and mask is None and tokens > 1 else False  # noqa: SIM210

@@ -65,10 +65,9 @@ class TrunkConfig(Settings):
     given."""
     bias: bool = False
     """Whether linear layers have biases."""
-    positions: Literal["rope", "learned", "relative", "none"] = "rope"
-    """rope: queries and keys are rotated; learned: one vector a position, added to the embedding (GPT-2); relative: a
-    number a head and distance, added to the scores of a stack (T5, encoder-decoders alone); none: only the causal mask
-    tells positions apart."""
+    positions: Literal["rope", "learned", "none"] = "rope"
+    """rope: queries and keys are rotated; learned: one vector a position, added to the embedding (GPT-2); none: only
+    the causal mask tells positions apart."""
     rope_theta: float = 10000.0
     """Base of the rotary position encoding."""
     rotary: float = 1.0
@@ -162,17 +161,6 @@ class DecoderConfig(TrunkConfig):
     """Whether an N with gains stands behind the embedding, before the scheme's own entry (BERT, BLOOM)."""
     transform: bool = False
     """Whether a linear layer, GELU and an N stand before the head, all with biases, the logits too (BERT)."""
-    encoder_layers: Count | None = None
-    """Blocks of an encoder, to whose output the others attend too, in a third residual between their attention and MLP.
-    When not given none, but under --objective denoise as many as layers."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.encoder_layers is None and self.positions == "relative":
-            raise ConfigError("model.positions relative is for encoder-decoders: --objective denoise")
-        for name, only in (("block", "sequential"), ("values", "own"), ("causal", True), ("window", None)):
-            if self.encoder_layers is not None and (value := getattr(self, name)) != only:
-                raise ConfigError(f"model.{name} {value} is not for encoder-decoders, whose blocks know {only} alone")
 
 
 @dataclass(frozen=True)
@@ -201,8 +189,6 @@ class VisionConfig(TrunkConfig):
             raise ConfigError(f"model.image_size {self.image_size} must be a multiple of model.patch {self.patch}")
         if self.rope_scaling is not None:
             raise ConfigError("model.rope_scaling is for texts longer than those of training: an image has its size")
-        if self.positions == "relative":
-            raise ConfigError("model.positions relative is for encoder-decoders; for images choose learned or rope")
         if self.values == "token":
             raise ConfigError("model.values token needs tokens of a vocabulary; for images choose own or first")
         if self.positions == "rope" and self.rotary_dim % 4:
@@ -234,9 +220,6 @@ BERT: dict[str, Any] = {
 }  # fmt: skip
 """What BERT is under post(entry=embedding), but for its size."""
 
-T5: dict[str, Any] = {"mlp": "geglu", "positions": "relative"}
-"""What T5 1.1 is under pre(entry=embedding), but for its size and the scale of its scores."""
-
 MODERN: dict[str, Any] = {
     "scheme": "lambdas", "mlp": "relu2", "gains": False, "qk_norm": "head", "qk_scale": 1.2, "values": "token",
     "soft_cap": 15.0, "rope_theta": 100000.0, "init": "nanochat",
@@ -249,7 +232,6 @@ PRESETS: dict[str, DecoderConfig] = {
         hidden=512, mlp="gelu_tanh", norm="layer", eps=1e-5, bias=True, tied=True, positions="learned"
     ),
     "nano-bert": DecoderConfig(hidden=512, **BERT),
-    "nano-t5": DecoderConfig(encoder_layers=4, **T5),
     "modern": DecoderConfig(hidden=512, **MODERN),
     "mini": DecoderConfig(layers=12, width=192, heads=6, hidden=512, vocab_size=4096, context=256),
     "125m": DecoderConfig(layers=12, width=768, heads=12, hidden=2048, vocab_size=50304, context=1024),
@@ -257,12 +239,6 @@ PRESETS: dict[str, DecoderConfig] = {
         layers=12, width=768, heads=12, hidden=3072, vocab_size=50304, context=512, mlp="gelu", norm="layer", bias=True
     ),
     "bert-base": DecoderConfig(layers=12, width=768, heads=12, hidden=3072, vocab_size=30522, context=512, **BERT),
-    "t5-base": DecoderConfig(
-        layers=12, encoder_layers=12, width=768, heads=12, hidden=2048, vocab_size=32128, context=512, **T5
-    ),
-    "t5-large": DecoderConfig(
-        layers=24, encoder_layers=24, width=1024, heads=16, hidden=2816, vocab_size=32128, context=512, **T5
-    ),
     "modern-d12": DecoderConfig(layers=12, width=768, heads=6, hidden=3072, vocab_size=32768, context=2048, **MODERN),
     "350m": DecoderConfig(layers=24, width=1024, heads=16, hidden=2736, vocab_size=50304, context=1024),
     "1.3b": DecoderConfig(layers=24, width=2048, heads=16, hidden=5464, vocab_size=50304, context=2048),

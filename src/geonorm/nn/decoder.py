@@ -76,11 +76,6 @@ class Decoder(Trunk):
         self.share_weights()
         self.logits_slot = slot_on_logits(self.exit, c.vocab_size, c.width, c.soft_cap)
 
-    def add_stream(self, norm: NormSpec) -> None:
-        if self.config.encoder_layers is not None:
-            raise ConfigError("a model with model.encoder_layers is an EncoderDecoder, not a Decoder")
-        super().add_stream(norm)
-
     def share_weights(self) -> None:
         if self.config.tied:
             self.head.weight = self.embed.weight
@@ -89,11 +84,11 @@ class Decoder(Trunk):
         return [] if self.config.tied else [self.embed, self.head]
 
     def forward(self, ids: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
-        x, _, turns = self.begin(ids, cache[0].length if cache else 0)
+        x, turns = self.begin(ids, cache[0].length if cache else 0)
         return self.predict(self.run_blocks(self.entry(x), turns, Handing(self.values, ids), cache))
 
-    def begin(self, ids: Tensor, past: int = 0) -> tuple[Tensor, Tensor, Rope | None]:
-        """What enters the stream for ids (batch, tokens) behind `past` others, their positions, the turns of those."""
+    def begin(self, ids: Tensor, past: int = 0) -> tuple[Tensor, Rope | None]:
+        """What enters the stream for ids (batch, tokens) behind `past` others, and the turns of their positions."""
         positions = torch.arange(past, past + ids.shape[1], device=ids.device)
         turns = None if self.rotary is None else self.rotary(positions)
         x = self.embed(ids)
@@ -102,7 +97,7 @@ class Decoder(Trunk):
             x = x + self.position(positions)
         if self.embed_norm is not None:
             x = self.embed_norm(x)
-        return x, positions, turns
+        return x, turns
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits (batch, tokens, vocab_size) of the end of the stream."""

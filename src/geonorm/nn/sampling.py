@@ -1,8 +1,8 @@
-"""Sampling from a decoder, with an encoder or without, one token at a time, with a key-value cache."""
+"""Sampling from a decoder, one token at a time, with a key-value cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -10,11 +10,11 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..modes import evaluating
 from .decoder import Decoder
-from .encoder_decoder import BlockCache, EncoderDecoder
 
 NOT_CAUSAL = "this model attends to both sides of a token (--objective mlm), so it cannot write text"
 
 
+@torch.no_grad()
 def generate(
     model: Decoder,
     ids: Tensor,
@@ -31,43 +31,10 @@ def generate(
     """
     if not model.config.causal:
         raise ConfigError(NOT_CAUSAL)
-    check_request("prompt", ids, temperature, top_k)
-    yield from continue_ids(model, model, ids, tokens, temperature, top_k, generator, cached)
-
-
-def generate_answer(
-    model: EncoderDecoder,
-    source: Tensor,
-    start: int,
-    tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    generator: torch.Generator | None = None,
-    cached: bool = True,
-) -> Iterator[Tensor]:
-    """Yields `tokens` ids of shape (batch, 1) of an answer to source ids (batch, length), which begins behind the id
-    `start`. The rest is as in `generate`."""
-    check_request("source", source, temperature, top_k)
-
-    def forward(answer: Tensor, cache: list[BlockCache] | None) -> Tensor:
-        return model(None if cache and cache[0].length else source, answer, cache)
-
-    begun = torch.full_like(source[:, :1], start)
-    yield from continue_ids(model, forward, begun, tokens, temperature, top_k, generator, cached)
-
-
-@torch.no_grad()
-def continue_ids(
-    model: Decoder,
-    forward: Callable[..., Tensor],
-    ids: Tensor,
-    tokens: int,
-    temperature: float,
-    top_k: int | None,
-    generator: torch.Generator | None,
-    cached: bool,
-) -> Iterator[Tensor]:
-    """Yields what goes on from ids; forward: ids of tokens and the cache of those before them to logits."""
+    if ids.shape[1] == 0:
+        raise ConfigError("the prompt has no tokens; give at least one")
+    if not temperature >= 0 or (top_k is not None and top_k < 1):
+        raise ConfigError("temperature must be at least 0 and top_k at least 1")
     with evaluating(model):
         room, rule = ids.shape[1] + tokens, model.config.scaling
         cache = model.new_cache(room) if cached else None
@@ -75,18 +42,10 @@ def continue_ids(
         for _ in range(tokens):
             if cache and rule and rule.renews(past := cache[0].length, past + fresh.shape[1]):
                 cache, fresh = model.new_cache(room), ids
-            logits = forward(fresh if cached else ids, cache)[:, -1].float()
+            logits = model(fresh if cached else ids, cache)[:, -1].float()
             fresh = sample(logits, temperature, top_k, generator)
             ids = torch.cat((ids, fresh), dim=1)
             yield fresh
-
-
-def check_request(what: str, ids: Tensor, temperature: float, top_k: int | None) -> None:
-    """ConfigError where there is nothing to go on from, or no way to sample."""
-    if ids.shape[1] == 0:
-        raise ConfigError(f"the {what} has no tokens; give at least one")
-    if not temperature >= 0 or (top_k is not None and top_k < 1):
-        raise ConfigError("temperature must be at least 0 and top_k at least 1")
 
 
 def sample(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:

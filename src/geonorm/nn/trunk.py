@@ -50,15 +50,6 @@ def under(branch: nn.Module, scheme: Scheme, site: Site, config: TrunkConfig) ->
     return Residual(branch, scheme, site, c.width, c.norm, c.gains, c.eps, c.norm_bias)
 
 
-def make_sites(
-    block: nn.Module, config: TrunkConfig, scheme: Scheme, layer: int, kinds: dict[str, Any], depth: int
-) -> None:
-    """Gives a block its residuals by kind, in order."""
-    for kind, make in kinds.items():
-        site = Site(layer, kind, depth, len(kinds))
-        setattr(block, kind, under(make(config, scheme.resolve(site), site), scheme, site, config))
-
-
 class Block(nn.Module):
     """One layer: an attention residual, then an MLP residual. Keyword arguments go to the attention."""
 
@@ -69,7 +60,9 @@ class Block(nn.Module):
 
     def __init__(self, config: TrunkConfig, scheme: Scheme, layer: int) -> None:
         super().__init__()
-        make_sites(self, config, scheme, layer, {"attn": self.attention, "mlp": MLP}, config.layers)
+        for kind, make in (("attn", self.attention), ("mlp", MLP)):
+            site = Site(layer, kind, config.layers)
+            setattr(self, kind, under(make(config, scheme.resolve(site), site), scheme, site, config))
 
     def forward(self, x: Tensor, **attention: Any) -> Any:
         """The stream; behind it what attention returned beside its update, if anything."""
@@ -183,16 +176,7 @@ class Trunk(nn.Module):
     def loss(self, given: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """Cross entropy in nats of targets, one for each row of logits: of tokens (batch, tokens), of images (batch,);
         computed in fp32; a target of IGNORED is none."""
-        return self.cross_entropy(self(*self.reads(given, targets)).flatten(0, -2), targets.flatten(), reduction)
-
-    def reads(self, given: Tensor, targets: Tensor | None = None) -> tuple[Tensor, ...]:
-        """What a forward pass takes of what an objective gives beside targets."""
-        return (given,)
-
-    @property
-    def all_blocks(self) -> list[nn.Module]:
-        """The blocks of all stacks, from input to output."""
-        return list(self.blocks)
+        return self.cross_entropy(self(given).flatten(0, -2), targets.flatten(), reduction)
 
     @staticmethod
     def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

@@ -89,18 +89,16 @@ def model_class(config: Any) -> Any:
     """The class that the weights were saved from, or, where transformers does not have it, what stands for its kind."""
     transformers = hugging_face()
     names = getattr(config, "architectures", None) or ()
-    known = is_for("CausalLM", config) or predicts_masked(config) or predicts_spans(config) or tells_images(config)
+    known = is_for("CausalLM", config) or predicts_masked(config) or tells_images(config)
     other = task_class(config) if known else transformers.AutoModel
     return next((getattr(transformers, name) for name in names if hasattr(transformers, name)), other)
 
 
 def task_class(config: Any) -> Any:
-    """What tells classes of images, masked tokens or missing spans if the weights do, else the next token."""
+    """What tells classes of images or masked tokens if the weights do, else the next token."""
     transformers = hugging_face()
     if tells_images(config):
         return transformers.AutoModelForImageClassification
-    if predicts_spans(config):
-        return transformers.AutoModelForSeq2SeqLM
     return transformers.AutoModelForMaskedLM if predicts_masked(config) else transformers.AutoModelForCausalLM
 
 
@@ -117,11 +115,6 @@ def predicts_masked(config: Any) -> bool:
 def tells_images(config: Any) -> bool:
     """Whether the weights are those of a model that tells classes of images apart."""
     return is_for(IMAGES, config)
-
-
-def predicts_spans(config: Any) -> bool:
-    """Whether the weights are those of an encoder-decoder that writes, as T5's: asked for missing spans."""
-    return getattr(config, "is_encoder_decoder", False) and is_for("ConditionalGeneration", config)
 
 
 def load_model(

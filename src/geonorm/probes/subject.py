@@ -25,9 +25,8 @@ class Subject:
     """model: our Decoder (or what has `Residual`s in a list called blocks), a Hugging Face model, or any nn.Module.
 
     Batches are ids (batch, tokens), or the keyword arguments of a forward pass; of a model of ours {"": ids}, with
-    "answer" what a decoder behind an encoder reads, with "labels" what is asked. An encoder-decoder reads the first
-    half of ids and goes on with the second. stacks, sites: as for Capture. It runs in evaluation mode, and is left
-    as it was found.
+    "labels" what is asked. An encoder-decoder reads the first half of ids and goes on with the second. stacks,
+    sites: as for Capture. It runs in evaluation mode, and is left as it was found.
     """
 
     def __init__(self, model: nn.Module, stacks: Sequence[Stack] | None = None, *, sites: bool = True) -> None:
@@ -41,11 +40,6 @@ class Subject:
         return next((p.device for p in self.model.parameters() if p.device.type != "meta"), torch.device("cpu"))
 
     @property
-    def two(self) -> bool:
-        """Whether it is an encoder-decoder of ours."""
-        return self.config is None and len(self.capture.stacks) > 1
-
-    @property
     def masked(self) -> bool:
         """Whether it is asked for labels, of masked tokens or of images, and not for the next token."""
         if self.config is not None:
@@ -57,17 +51,19 @@ class Subject:
         found = self.arguments(batch)
         own = getattr(self.model, "config", None)
         reads_ids = hasattr(own, "vocab_size") and tokens_of_image(own) is None
-        check_ids(self.model, found, "data", ("", "answer", *IDS) if reads_ids else IDS)
+        check_ids(self.model, found, "data", ("", *IDS) if reads_ids else IDS)
         return found
 
     def arguments(self, batch: Tensor | Inputs) -> dict[str, Any]:
+        """A batch as keyword arguments on the device of the model. Of an encoder-decoder the encoder reads the first
+        half of ids, the decoder the second."""
         if isinstance(batch, Tensor):
             batch = batch.to(self.device)
-            first, second = ("", "answer") if self.config is None else IDS
-            if (self.two or getattr(self.config, "is_encoder_decoder", False)) and batch.dim() > 1:
+            first, second = IDS
+            if getattr(self.config, "is_encoder_decoder", False) and batch.dim() > 1:
                 half = batch.shape[1] // 2
                 return {first: batch[:, :half], second: batch[:, half:]}
-            return {first: batch}
+            return {"" if self.config is None else first: batch}
         found = {name: v.to(self.device) if isinstance(v, Tensor) else v for name, v in batch.items()}
         shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
         if shift is not None and "labels" in found and "decoder_input_ids" not in found:
@@ -79,7 +75,7 @@ class Subject:
         inputs = {name: value for name, value in inputs.items() if name != "labels"}  # a base model takes none
         with evaluating(self.model):
             if "" in inputs:
-                return self.model(*(inputs[name] for name in ("", "answer") if name in inputs))
+                return self.model(inputs[""])
             model = self.model if head else getattr(self.model, "base_model", self.model)
             caches = {"use_cache": False} if hasattr(self.config, "use_cache") else {}
             return model(**{**caches, **inputs})
@@ -102,8 +98,7 @@ class Subject:
         return tokens
 
     def masks(self, inputs: Inputs) -> dict[str, Tensor | None]:
-        if self.two:
-            return {}
+        """By stack the mask of its tokens, 0 for padding, where one is given."""
         mask = inputs.get("attention_mask")
         if "decoder_input_ids" in inputs:
             return {"encoder": mask, "decoder": inputs.get("decoder_attention_mask")}
@@ -119,7 +114,7 @@ class Subject:
     def count(self, inputs: Inputs) -> int:
         if (each := tokens_of_image(self.config)) is not None and "pixel_values" in inputs:
             return len(inputs["pixel_values"]) * each
-        given = [name for name in ("input_ids", "decoder_input_ids", "", "answer") if name in inputs]
+        given = [name for name in ("input_ids", "decoder_input_ids", "") if name in inputs]
         return sum(tokens_of(inputs, name) for name in given or [next(iter(inputs))])
 
     def loss(self, batch: Tensor | Inputs) -> Tensor:
@@ -138,7 +133,7 @@ class Subject:
         -100, as in the model's own loss: for the next token they are ids, shifted here; for masked tokens, a decoder
         behind an encoder and models of ours they stand where they are predicted. ConfigError without a head."""
         inputs = self.inputs(batch)
-        ids = inputs.get("answer", inputs.get("decoder_input_ids", inputs.get("input_ids", inputs.get(""))))
+        ids = inputs.get("decoder_input_ids", inputs.get("input_ids", inputs.get("")))
         out = self.run(inputs, head=True)
         logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)
         name = type(self.model).__name__

@@ -257,41 +257,26 @@ def geometry(comparison: SavedComparison) -> list[Chart]:
 
 def site_profiles(comparison: SavedComparison, keys: Sequence[str]) -> list[Chart]:
     """A measurement at each site at the last evaluation; marks: measured; lines: predicted, where there is a law."""
-    return [chart for key in keys for chart in _profile(comparison, PROFILES[key])]
+    return [chart for key in keys if (chart := _profile(comparison, PROFILES[key])) is not None]
 
 
-def _profile(comparison: SavedComparison, measure: Measure) -> list[Chart]:
+def _profile(comparison: SavedComparison, measure: Measure) -> Chart | None:
     measured = {scheme: series.profile(comparison.drawn(scheme), measure.key) for scheme in comparison.names}
     sites = series.all_sites(measured.values())
-    stacks = list(dict.fromkeys(site.stack for site in sites))
-    return [
-        _profile_of(comparison, measure, measured, [site for site in sites if site.stack == stack],
-                    f": {stack}" if len(stacks) > 1 else "")
-        for stack in stacks
-    ]  # fmt: skip
-
-
-def _profile_of(
-    comparison: SavedComparison,
-    measure: Measure,
-    measured: dict[str, dict[series.SiteKey, tuple[float, float, float]]],
-    sites: list[series.SiteKey],
-    stack: str,
-) -> Chart:
-    """The sites of one stack."""
+    if not sites:
+        return None
     predicted = {scheme: series.profile(comparison.drawn(scheme), measure.law) for scheme in comparison.names}
     values = [value for found in measured.values() for site in sites if site in found for value in found[site]]
     values += [found[site][0] for found in predicted.values() for site in sites if site in found]
     places = dict(zip(sites, series.spread_evenly([site.layer for site in sites]), strict=True))
     layers = sorted({math.floor(site.layer) for site in sites})
-    kinds = "attention and cross-attention" if any(site.kind == "cross" for site in sites) else "attention"
-    x = Axis(layers[0] - 0.25, layers[-1] + 1, title=f"layer ({kinds} hollow, MLP filled)",
+    x = Axis(layers[0] - 0.25, layers[-1] + 1, title="layer (attention hollow, MLP filled)",
              labels=layers[:: math.ceil(len(layers) / 12)])  # fmt: skip
     y = Axis.around(values, log=series.spans_decades(values), margin=0.08, title=measure.unit)
     note = measure.note + (LOG if y.log else "")
     if any(predicted.values()):
         note += " Marks: measured. Lines: what the scheme's definition predicts to first order."
-    chart = Chart(measure.title + stack, x, y, comparison.looks, note)
+    chart = Chart(measure.title, x, y, comparison.looks, note)
     for scheme, found in measured.items():
         here = {site: found[site] for site in sites if site in found}
         chart.band(scheme, [(places[site], low, high) for site, (_, low, high) in here.items()])

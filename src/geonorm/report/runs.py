@@ -189,9 +189,9 @@ def read_run(path: Path) -> Run:
         config_text=config_text,
         environment=read_objects(path / "environment.json"),
         metrics=_latest(metrics, ("step",)),
-        trace=_latest(trace, ("step", "stack", "layer", "kind")),
+        trace=_latest(trace, ("step", "layer", "kind")),
         damaged=unreadable + damaged_metrics + damaged_trace + damaged_norms,
-        norms=_latest(norms, ("step", "stack", "layer", "kind", "norm")),
+        norms=_latest(norms, ("step", "layer", "kind", "norm")),
     )
 
 

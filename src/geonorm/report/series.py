@@ -18,7 +18,7 @@ from .whole import Record
 Array = NDArray[np.float64]
 Point = tuple[float, float, float]
 """Step, place on the axis, value."""
-KINDS = ("attn", "cross", "mlp", "parallel")
+KINDS = ("attn", "mlp", "parallel")
 
 
 class Curve(NamedTuple):
@@ -43,12 +43,6 @@ class SiteKey(NamedTuple):
 
     layer: float
     kind: str
-    stack: str = "decoder"
-
-
-def stack_of(record: Record) -> str:
-    """The stack of a row of a trace, which says it where there are two."""
-    return str(record.get("stack", "decoder"))
 
 
 def number(record: Record, key: str) -> float:
@@ -127,11 +121,10 @@ class NormKey(NamedTuple):
     layer: float
     kind: str
     norm: str
-    stack: str = ""
 
     def __str__(self) -> str:
         layer = "" if self.kind in ("entry", "exit") else f"{self.layer:g} "
-        return f"{self.stack} {layer}{self.kind} {self.norm}".lstrip()
+        return f"{layer}{self.kind} {self.norm}"
 
 
 def norm_courses(runs: Sequence[Run], measure: str) -> dict[NormKey, Curve]:
@@ -140,13 +133,9 @@ def norm_courses(runs: Sequence[Run], measure: str) -> dict[NormKey, Curve]:
     for run in runs:
         for record in run.norms:
             step = number(record, "step")
-            where = NormKey(
-                number(record, "layer"), str(record.get("kind")), str(record.get("norm")), str(record.get("stack", ""))
-            )
+            where = NormKey(number(record, "layer"), str(record.get("kind")), str(record.get("norm")))
             points.setdefault(where, []).append((step, step * _tokens_per_step(run), number(record, measure)))
-    places = sorted(
-        points, key=lambda p: (p.stack == "decoder", p.kind == "exit", p.kind != "entry", p.layer, rank_kind(p.kind))
-    )
+    places = sorted(points, key=lambda p: (p.kind == "exit", p.kind != "entry", p.layer, rank_kind(p.kind)))
     curves = {where: _summarise(_groups(points[where])) for where in places}
     return {where: curve for where, curve in curves.items() if curve}
 
@@ -171,7 +160,7 @@ def profile(runs: Sequence[Run], measure: str) -> dict[SiteKey, tuple[float, flo
         for record in run.trace:
             value = read_measure(record, measure)
             if number(record, "step") == last and math.isfinite(value):
-                site = SiteKey(number(record, "layer"), str(record.get("kind")), stack_of(record))
+                site = SiteKey(number(record, "layer"), str(record.get("kind")))
                 values.setdefault(site, []).append(value)
     return {site: (float(np.mean(v)), min(v), max(v)) for site, v in values.items()}
 
@@ -185,9 +174,9 @@ def read_measure(record: Record, measure: str) -> float:
 
 
 def all_sites(profiles: Iterable[dict[SiteKey, tuple[float, float, float]]]) -> list[SiteKey]:
-    """Sites in the order in which the stream meets them, an encoder's first."""
+    """Sites in the order in which the stream meets them."""
     sites = {site for found in profiles for site in found}
-    return sorted(sites, key=lambda site: (site.stack != "encoder", site.layer, rank_kind(site.kind)))
+    return sorted(sites, key=lambda site: (site.layer, rank_kind(site.kind)))
 
 
 def rank_kind(kind: str) -> int:

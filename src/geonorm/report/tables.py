@@ -178,8 +178,6 @@ def asked_for(comparison: SavedComparison, rows: Sequence[Row]) -> list[str]:
     told = [row for row in rows if row.get("val_accuracy_mean") is not None]
     if not told:
         return []
-    if any(run.config.get("objective") == "denoise" for run in comparison.runs):
-        return ["losses of missing spans"]
     return ["losses of masked tokens" if any(row["val_bpb_mean"] is not None for row in told) else "losses of images"]
 
 

@@ -80,12 +80,8 @@ def stacks_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[tuple[S
 
 
 def own_stacks(model: Any) -> list[Stack]:
-    """Of a model of `Residual`s: its blocks, and before them those of its encoder if there is one."""
-    names = [f".{name}" for name, _ in model.named_modules()]
-    known = {part: any(name.endswith(f".{part}.blocks") for name in names) for part in ("encoder", "decoder")}
-    encoder = [Stack("encoder", "encoder.blocks", ())] if known["encoder"] else []
-    inner = "decoder.blocks" if known["decoder"] else "blocks" if hasattr(model, "blocks") else ""
-    return [*encoder, Stack("decoder", inner, ())]
+    """Of a model of `Residual`s: its blocks."""
+    return [Stack("decoder", "blocks" if hasattr(model, "blocks") else "", ())]
 
 
 def sites_of(model: Any, stacks: Iterable[Stack] | None = None) -> list[ModelSite]:

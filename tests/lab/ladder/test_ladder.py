@@ -197,7 +197,7 @@ def test_a_size_at_which_every_run_failed_is_in_the_tables(processes: Any, ladde
         (["--budgets", "many"], "--budgets takes tokens for each parameter (20) or in all (500k, 4M), got 'many'"),
         (["--budgets", "20000"], "2000 at most; for that many in all write 20k"),
         (["--budgets", "1", "2"], "several --budgets are cool-downs of one trunk: add --optim.schedule wsd"),
-        (["--objective", "denoise"], "--depth sizes models of tokens in one stack, not those of --objective denoise"),
+        (["--objective", "classify"], "--depth sizes models of tokens, not those of --objective classify"),
         (["--budgets", "0.01k"], "make [0] steps of the budgets"),
         (["--rates", "0"], "rates must be positive, got 0"),
         (["--schemes", "gonorm"], "did you mean 'geonorm'?"),

@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from geonorm.cli.arguments import read
 from geonorm.lab.compare.clusters import Machine
 from geonorm.lab.config import Model, Optim, Runtime, TrainCommand, TrainConfig
-from geonorm.lab.data.objectives import span_lengths
 from geonorm.lab.options import Evaluation
 from geonorm.lab.scale import parallel
 from geonorm.lab.scale.plan import flops_per_token, plan
@@ -41,10 +40,6 @@ def held_at_most(config: TrainConfig) -> int:
         if isinstance(shape := model.config, VisionConfig):
             given = torch.zeros(config.batch_size, shape.channels, shape.image_size, shape.image_size)
             targets = torch.zeros(config.batch_size, dtype=torch.long)
-        elif shape.encoder_layers is not None:
-            source, answer = span_lengths(shape.context)
-            given = torch.zeros(config.batch_size, source + answer, dtype=torch.long)
-            targets = given[:, :answer].clone()
         for part, asked in zip(given.split(rows), targets.split(rows), strict=True):
             with parallel.precision(config.runtime, CPU):
                 loss = model.loss(part, asked)
@@ -85,9 +80,6 @@ PEAKS: list[Any] = [
     {"preset": "modern", "scheme": "lambdas"},
     {"model": Model(values="first"), "runtime": Runtime(recompute=True)},
     {"objective": "classify", "model": Model(pool="mean", positions="rope"), "runtime": Runtime(accumulate=2)},
-    {"objective": "denoise", "preset": "nano-t5", "runtime": Runtime(recompute=True)},
-    {"objective": "denoise", "scheme": "pre", "batch_size": 16, "runtime": Runtime(accumulate=2)},
-    {"objective": "denoise", "scheme": "pre", "batch_size": 64, "model": Model(layers=1, encoder_layers=1, hidden=16)},
     *(
         pytest.param(changes, marks=pytest.mark.slow)
         for changes in (
@@ -97,8 +89,6 @@ PEAKS: list[Any] = [
             {"batch_size": 1},
             {"objective": "classify", "preset": "nano-vit"},
             {"objective": "classify", "preset": "nano-vit", "scheme": "pre", "runtime": Runtime(recompute=True)},
-            {"objective": "denoise", "preset": "nano-t5"},
-            {"objective": "denoise", "scheme": "deepnorm", "runtime": Runtime(dtype="bf16")},
         )
     ),
 ]
@@ -205,20 +195,6 @@ def test_flops_of_images_are_those_that_the_operators_do(pool: str) -> None:
     assert 2 * shape.context * (planned - attention) == pytest.approx(
         sum(counted.values()) + pixels, abs=4 * shape.context
     )
-
-
-def test_flops_of_two_stacks_are_those_that_the_operators_do() -> None:
-    """Source and answer have lengths of their own, and cross-attention reads both."""
-    shape = DecoderConfig(scheme="pre", layers=2, encoder_layers=3, kv_heads=2)
-    with torch.device("meta"):
-        planned = flops_per_token(build(shape))
-    (source, answer), model = span_lengths(128), build(shape)
-    given = torch.zeros(2, source + answer, dtype=torch.long)
-    with FlopCounterMode(display=False) as counter:
-        model.loss(given, given[:, :answer]).backward()
-    counted = {str(op): n for op, n in counter.get_flop_counts()["Global"].items() if "attention" not in str(op)}
-    attention = 6 * 128 * (3 * 2 * source**2 + 2 * (answer**2 + 2 * answer * source))
-    assert 2 * (128 * planned - attention) == pytest.approx(sum(counted.values()), abs=2 * 128)
 
 
 def test_largest_batch_is_the_largest() -> None:

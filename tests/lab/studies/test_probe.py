@@ -272,7 +272,6 @@ def test_our_own_run(train: Any, text: Path, tmp_path: Path, capsys: Any) -> Non
 def test_tokens_given_as_arguments_are_those_of_both_stacks(tiny_model: Tiny) -> None:
     subject, ids, mask = Subject(tiny_model("t5")[0]), torch.ones(2, 6).long(), torch.ones(2, 6).long()
     mask[0, :2] = 0
-    assert subject.count({"": ids, "answer": ids[:, :4]}) == 12 + 8
     assert subject.count({"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids[:, :4]}) == 10 + 8
     assert subject.count({"input_ids": ids, "decoder_input_ids": ids, "decoder_attention_mask": mask}) == 12 + 10
     assert subject.count({"inputs_embeds": torch.ones(2, 6, 32), "attention_mask": mask}) == 10
@@ -306,9 +305,7 @@ def test_windows_begin_with_the_token_that_begins_a_text(folder: Path, tmp_path:
 
 
 def test_the_beginning_of_a_text_is_never_masked() -> None:
-    opened: Any = SimpleNamespace(
-        causal=False, two=False, objective=lambda _: MaskedTokens(1, 2, 50), split=lambda ids, _: {"input_ids": ids}
-    )
+    opened: Any = SimpleNamespace(causal=False, objective=lambda: MaskedTokens(1, 2, 50))
     text = torch.randint(3, 50, (40, 12), generator=torch.Generator().manual_seed(0))
     begun = torch.cat((torch.zeros(40, 1).long(), text), 1)
     (plain,), (found,) = reading.ask_masked(opened, [text]), reading.ask_masked(opened, [begun], bos=True)

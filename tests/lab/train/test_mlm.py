@@ -128,6 +128,37 @@ def test_eval_probe_and_generate(models: Path, call: Any, text: Path, tmp_path: 
     )
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_ten_steps_equal_five_and_five(train: Any, losses: Any, after: Any, tmp_path: Path, accumulate: int) -> None:
+    given = [*MLM, "--steps", 10, "--runtime.accumulate", accumulate]
+    assert train(tmp_path / "whole", *given).status == 0
+    with after(5):
+        assert train(tmp_path / "parts", *given).status == 130
+    assert train(tmp_path / "parts", *given).status == 0
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+    weights = [(tmp_path / part / "checkpoints/step-10/model.safetensors").read_bytes() for part in ("whole", "parts")]
+    assert weights[0] == weights[1]
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(train: Any, losses: Any, tmp_path: Path) -> None:
+    """Every row has as many targets as any other, so that the mean of means is the mean."""
+    for accumulate in (1, 4):
+        words = [*MLM, "--steps", 3, "--runtime.accumulate", accumulate]
+        assert train(tmp_path / str(accumulate), *words).status == 0
+    one, four = (losses(tmp_path / str(accumulate)) for accumulate in (1, 4))
+    for a, b in zip(one, four, strict=True):
+        assert a[2] == pytest.approx(b[2], rel=1e-5) and a[4] == pytest.approx(b[4], rel=1e-4)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("positions", ["rope", "none"])
+def test_an_encoder_without_positions_says_so(train: Any, tmp_path: Path, masked: bool, positions: str) -> None:
+    """A decoder without any has its mask; without mask and positions a text is a bag of tokens, which may be meant."""
+    told = train(tmp_path / "run", *(MLM if masked else []), "--steps", 1, "--model.positions", positions)
+    assert told.status == 0
+    assert ("a bag of them" in told.out + told.err) == (positions == "none" and masked)
+
+
 REFUSED = {
     "a preset of encoders": (["--preset", "nano-bert"], "preset nano-bert attends to both sides of a token: it needs "),
     "no room for the mask": (["--objective", "mlm"], "tokenizer has 258 ids but the model's vocabulary is 257: set "),

@@ -8,7 +8,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from itertools import count, pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from .store import discard, new_folder, write_errors
 END = "<|endoftext|>"
 MASK = "<|mask|>"
 MASK_NAMES = (MASK, "[MASK]", "<mask>")
-SENTINEL = "<extra_id_{}>"
 END_NAMES = (END, "<|end_of_text|>", "<|end|>", "<eos>", "</s>", "[SEP]", "<|im_end|>", "<|eot_id|>")
 BPE_FORMAT = 1  # raise it whenever the training below changes
 BPE_CHARACTERS = 16_000_000  # of train text that the own BPE is trained on
@@ -38,16 +37,14 @@ class Tokenizer(ABC):
     """What geonorm needs of a tokenizer.
 
     `eos` is the id put after each document; text never encodes to it, not even text that spells its name. `mask` is
-    the id that hides a token, where there is one; `sentinels` are the ids that stand for spans, in order (T5's names).
-    `fingerprint` is the SHA-256 (hex) of the tokenizer's canonical JSON. `own_end`: the token of `eos` where that does
-    not follow from it.
+    the id that hides a token, where there is one. `fingerprint` is the SHA-256 (hex) of the tokenizer's canonical
+    JSON. `own_end`: the token of `eos` where that does not follow from it.
     """
 
     name: str
     vocab_size: int
     eos: int
     mask: int | None = None
-    sentinels: tuple[int, ...] = ()
     own_end: str | None = None
     json: str
 
@@ -114,10 +111,7 @@ class FileTokenizer(Tokenizer):
         self.eos = self._ids[ends[0]]
         self.own_end = ends[0] if ends[0] not in END_NAMES else None
         self.mask = next((self._ids[token] for token in MASK_NAMES if token in self._ids), None)
-        found = (self._ids.get(SENTINEL.format(number)) for number in count())
-        self.sentinels = tuple(takewhile(lambda token: token is not None, found))
-        names = (ends[0], *MASK_NAMES, *(SENTINEL.format(number) for number in range(len(self.sentinels))))
-        spelled = [name for name in names if self._ids.get(name) in self._encode([name])[0]]
+        spelled = [name for name in (ends[0], *MASK_NAMES) if self._ids.get(name) in self._encode([name])[0]]
         self._spelled = re.compile("|".join(map(re.escape, spelled))) if spelled else None
 
     def encode(self, texts: list[str]) -> list[TokenIds]:
@@ -160,20 +154,20 @@ class FileTokenizer(Tokenizer):
 
 
 def load_tokenizer(
-    spec: str, source: Source, vocab_size: int, cache: Path | None = None, mask: bool = False, sentinels: int = 0
+    spec: str, source: Source, vocab_size: int, cache: Path | None = None, mask: bool = False
 ) -> Tokenizer:
     """Load ``byte``, ``bpe`` (trained on the train text of `source`, cached), a ``tokenizer.json``, or ``owner/name``:
     that of a model on the Hugging Face Hub, where there is a network or it was loaded before.
 
     `vocab_size` is the model's: ``bpe`` fills it exactly, the others must not exceed it (`DataError`). A file
     may be compressed (``.gz``, ``.xz``). mask: with a mask token, which ``bpe`` has among its ids and the others get
-    behind theirs if they have none; sentinels: with at least so many, likewise.
+    behind theirs if they have none.
     """
     tokenizer: Tokenizer
     if spec == "byte":
         tokenizer = ByteTokenizer()
     elif spec == "bpe":
-        special = [END, *([MASK] if mask else []), *(SENTINEL.format(number) for number in range(sentinels))]
+        special = [END, *([MASK] if mask else [])]
         told = " ".join([f"bpe {BPE_FORMAT} {source.fingerprint} {vocab_size}", *special[1:]])
         key = hashlib.sha256(told.encode()).hexdigest()
         cache = cache or cache_folder()
@@ -189,9 +183,7 @@ def load_tokenizer(
         on_hub = HUB_NAME.fullmatch(spec) and not path.exists()
         tokenizer = read_hub(spec) if on_hub else read_tokenizer(path)
     if mask and tokenizer.mask is None:
-        tokenizer = add_special(tokenizer, [MASK], "mask")
-    if len(tokenizer.sentinels) < sentinels:
-        tokenizer = add_special(tokenizer, [SENTINEL.format(number) for number in range(sentinels)], "sentinels")
+        tokenizer = add_mask(tokenizer)
     if tokenizer.vocab_size > vocab_size:
         raise DataError(
             f"tokenizer has {tokenizer.vocab_size} ids but the model's vocabulary is {vocab_size}: "
@@ -258,18 +250,18 @@ def parse_tokenizer(path: Path, name: str, text: str) -> FileTokenizer:
         raise DataError(f"{path}: not a tokenizer.json ({reason}): give the file of a fast tokenizer") from error
 
 
-def add_special(tokenizer: Tokenizer, tokens: list[str], what: str) -> FileTokenizer:
-    """The tokenizer with ids for those tokens that it lacks, behind all others. DataError where its ids have a hole:
-    the library would give a new token the id of another."""
+def add_mask(tokenizer: Tokenizer) -> FileTokenizer:
+    """The tokenizer with an id for a mask token behind all others. DataError where its ids have a hole: the library
+    would give the new token the id of another."""
     library: Any = import_extra("tokenizers", "masked language modelling", "train").Tokenizer.from_str(tokenizer.json)
     known: dict[str, int] = library.get_vocab()
-    library.add_special_tokens(tokens)
-    if taken := set(known.values()) & {library.token_to_id(token) for token in tokens if token not in known}:
+    library.add_special_tokens([MASK])
+    if (new := library.token_to_id(MASK)) in known.values():
         raise DataError(
-            f"{tokenizer.name}: {what} would get the id {min(taken)} of another token, as its ids are not 0 to "
+            f"{tokenizer.name}: mask would get the id {new} of another token, as its ids are not 0 to "
             f"{len(known) - 1}: add the token to tokenizer.json"
         )
-    return FileTokenizer(f"{tokenizer.name}+{what}", library.to_str())
+    return FileTokenizer(f"{tokenizer.name}+mask", library.to_str())
 
 
 def train_bpe(source: Source, vocab_size: int, special: list[str]) -> str:

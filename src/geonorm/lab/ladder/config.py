@@ -92,8 +92,8 @@ class LadderConfig(Grid):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.objective in ("denoise", "classify"):
-            raise ConfigError(f"--depth sizes models of tokens in one stack, not those of --objective {self.objective}")
+        if self.objective == "classify":
+            raise ConfigError("--depth sizes models of tokens, not those of --objective classify")
         for name in ("schemes", "depth", "rates"):
             given: list[Any] = getattr(self, name)
             if not given:

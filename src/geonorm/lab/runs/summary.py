@@ -18,8 +18,7 @@ from .run import RunFolder, read_rows
 from .spikes import find_spikes
 
 MORE = """
-    val_accuracy val_top5 val_span_loss val_span_accuracy val_loss_part val_loss_average val_bpb_average
-    val_accuracy_average val_top5_average val_span_loss_average val_span_accuracy_average
+    val_accuracy val_top5 val_loss_part val_loss_average val_bpb_average val_accuracy_average val_top5_average
     val_tokens val_documents val_images val_classes
 """.split()
 """What is measured besides, where it is."""

@@ -25,10 +25,8 @@ from torch.utils._pytree import tree_leaves
 from ...nn.attention import Rope, SelfAttention
 from ...nn.config import VisionConfig
 from ...nn.decoder import Decoder
-from ...nn.encoder_decoder import EncoderDecoder
 from ...nn.vision import VisionTransformer, turns_of_places
 from ...residual import Residual
-from ..data.objectives import span_lengths
 
 Model = Decoder | VisionTransformer
 
@@ -51,8 +49,6 @@ class Piece:
     """Most bytes that its backward pass holds at once beyond `saved`, the gradients of its weights included."""
     block: bool = False
     """Whether it is a block, of which recomputation keeps the input alone."""
-    begun: int = 0
-    """Bytes of gradients that its backward pass begins for other pieces to add to, or, below 0, ends."""
 
     def with_recomputation(self) -> Piece:
         """The same under activation checkpointing: of a block only the input is kept, the backward pass makes the rest
@@ -67,8 +63,8 @@ class Piece:
             one, two = getattr(self, name), getattr(double, name)
             return int(one + (batch - size) * (two - one) / size)
 
-        stream, saved, forward, backward, begun = map(line, ("stream", "saved", "forward", "backward", "begun"))
-        return replace(self, stream=stream, saved=saved, forward=forward, backward=backward, begun=begun)
+        stream, saved, forward, backward = map(line, ("stream", "saved", "forward", "backward"))
+        return replace(self, stream=stream, saved=saved, forward=forward, backward=backward)
 
 
 class Live(TorchDispatchMode):
@@ -102,18 +98,17 @@ def without(model: Model, **others: nn.Module | None) -> Model:
 
 
 class Front(nn.Module):
-    """What stands before the blocks: from ids or images to the stream, and what is added to attention scores."""
+    """What stands before the blocks: from ids or images to the stream."""
 
-    def __init__(self, model: Model, stack: Any) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
-        behind = ("blocks", "exit", "transform", "head", "logits_slot", "entry", "relative", "encoder")
+        behind = ("blocks", "exit", "transform", "head", "logits_slot", "entry")
         self.model = without(model, **dict.fromkeys(behind))
-        self.entry: nn.Module = stack.entry
-        self.relative: nn.Module | None = getattr(stack, "relative", None)
+        self.entry = model.entry
 
-    def forward(self, given: Tensor) -> tuple[Tensor, ...]:
-        x, positions = self.model.begin(given)[:2]
-        return self.entry(x), *([] if self.relative is None else [self.relative(positions, positions)])
+    def forward(self, given: Tensor) -> Tensor:
+        out: Tensor = self.entry(self.model.begin(given)[0])
+        return out
 
 
 class Head(nn.Module):
@@ -122,7 +117,7 @@ class Head(nn.Module):
     def __init__(self, model: Model, targets: Tensor) -> None:
         super().__init__()
         start = ("embed", "position", "embed_norm", "values", "patch", "class_token", "entry", "blocks")
-        self.model = without(model, **dict.fromkeys((*start, "relative", "encoder")))
+        self.model = without(model, **dict.fromkeys(start))
         self.targets = targets
 
     def forward(self, stream: Tensor) -> Tensor:
@@ -141,56 +136,35 @@ class Conditions:
 
 def footprint(model: Model, batch: int, conditions: Conditions) -> list[Piece]:
     """The pieces of a model on the meta device in order, entry, blocks, head, for a micro-batch of `batch` sequences or
-    images; of an encoder and a decoder, those of the one before those of the other. Embedding or patches, entry and
-    exit see their weights in fp32."""
+    images. Embedding or patches, entry and exit see their weights in fp32."""
     with FakeTensorMode():
         given, targets = feed(model, batch)
         head, cast = Head(model, targets), set[str]()
         if model.ends():
             cast = {name for name, p in head.named_parameters() if p is model.head.weight}
-        if not isinstance(model, EncoderDecoder):
-            return count_stack(model, model, given, {}, head, cast, conditions)
-        source, answer = model.reads(given, targets)
-        first = count_stack(model, model.encoder, source, {}, model.encoder.exit, set(), conditions)
-        memory = torch.empty(*source.shape, model.config.width, requires_grad=True)
-        end = first.pop()
-        second = count_stack(model, model, answer, {"memory": memory}, head, cast, conditions)
-    # the encoder's output stays until the decoder's passes are over, and each of its blocks adds to its gradient
-    again = sum(p.numel() for p in model.embed.parameters())
-    second[0] = replace(second[0], weights=second[0].weights - again)
-    end = replace(end, saved=end.saved + memory.nbytes, begun=-memory.nbytes)
-    second[-2] = replace(second[-2], begun=second[-2].begun + memory.nbytes)
-    return [*first, end, *second]
+        return count_stack(model, given, head, cast, conditions)
 
 
-def count_stack(
-    model: Model, stack: Any, given: Tensor, others: dict[str, Any], end: nn.Module, cast: set[str], c: Conditions
-) -> list[Piece]:
-    """The pieces of one stack of blocks, in front of which a model turns what is given into vectors. others: what its
-    blocks are handed beside the stream. cast: the parameters of its end that are seen in the dtype of the blocks."""
+def count_stack(model: Model, given: Tensor, end: nn.Module, cast: set[str], c: Conditions) -> list[Piece]:
+    """The pieces of the stream, in front of which a model turns what is given into vectors. cast: the parameters of its
+    end that are seen in the dtype of the blocks."""
     pieces: dict[str, Piece] = {}
     keys: list[str] = []
-    start = Front(model, stack)
+    start = Front(model)
     first = run_part(start, given, {}, c, set())
     with torch.no_grad(), c.precision():
-        stream, *bias = functional_call(start, stand_ins(start, c, set()), (given,))
-    if bias:
-        others = {**others, "bias": bias[0].requires_grad_()}
-    for block in stack.blocks:
+        stream = functional_call(start, stand_ins(start, c, set()), (given,))
+    for block in model.blocks:
         # blocks that do the same with tensors of the same shapes are counted once
         schemes = [str(module.scheme) for module in block.modules() if isinstance(module, Residual)]
         windows = [module.window for module in block.modules() if isinstance(module, SelfAttention)]
         keys.append(repr((schemes, windows, [(name, tuple(p.shape)) for name, p in block.named_parameters()])))
         if keys[-1] not in pieces:
-            handed = {"positions": turns_of(model, given), **others}
+            handed = {"positions": turns_of(model, given)}
             values = shape_of_values(block, given.shape[0], model.config.context)
             counted = run_part(block, stream, handed, c, set(dict(block.named_parameters())), values)
             pieces[keys[-1]] = replace(counted, block=True)
-    blocks = [pieces[key] for key in keys]
-    if bias:
-        first = replace(first, saved=first.saved + bias[0].nbytes, begun=-bias[0].nbytes)
-        blocks[-1] = replace(blocks[-1], begun=bias[0].nbytes)
-    return [first, *blocks, run_part(end, stream, {}, c, cast)]
+    return [first, *(pieces[key] for key in keys), run_part(end, stream, {}, c, cast)]
 
 
 def feed(model: Model, batch: int) -> tuple[Tensor, Tensor]:
@@ -199,10 +173,6 @@ def feed(model: Model, batch: int) -> tuple[Tensor, Tensor]:
     if isinstance(shape, VisionConfig):
         images = torch.zeros(batch, shape.channels, shape.image_size, shape.image_size)
         return images, torch.zeros(batch, dtype=torch.long)
-    if shape.encoder_layers is not None:
-        source, answer = span_lengths(shape.context)
-        ids = torch.zeros(batch, source + answer, dtype=torch.long)
-        return ids, ids[:, -answer:]
     ids = torch.zeros(batch, shape.context, dtype=torch.long)
     return ids, ids
 
@@ -242,9 +212,6 @@ def run_part(
 ) -> Piece:
     """Forward and backward pass of a part of the model, counted. values: the shape of those that it is handed."""
     tensors = stand_ins(module, conditions, cast)
-    for other in others.values():  # one of the blocks before has begun its gradient
-        if isinstance(other, Tensor) and other.requires_grad and other.grad is None:
-            other.grad = torch.empty_like(other)
     found = [*tensors.values(), *(t for t in tree_leaves(others) if t is not None)]
     gradients = [tensor.grad for tensor in found if tensor.grad is not None]
     with Live([given, *found, *gradients]) as live:

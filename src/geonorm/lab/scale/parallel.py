@@ -38,7 +38,7 @@ would run eagerly, with no more than a warning."""
 def distribute(model: M, runtime: Runtime, device: torch.device) -> M:
     """Moves the model and wraps its blocks and its loss in place; parameter names do not change."""
     model.to(device)
-    for block in model.all_blocks:
+    for block in model.blocks:
         if runtime.recompute:
             block.forward = recompute(block.forward)
         if runtime.compile:
@@ -63,7 +63,7 @@ def loss_of(model: Trunk, runtime: Runtime, device: torch.device, steps: int) ->
     """The loss that is trained for some steps, of a model that lies whole on one rank. In a long run on one CPU thread
     a small model, whose graphs cost as much to call as to work, is compiled whole; with several threads the gradient of
     the embedding would be summed in an order that changes. Whatever observes the model calls it block by block."""
-    small = device.type == "cpu" and runtime.threads == 1 and len(model.all_blocks) <= WHOLE and steps >= PAYS
+    small = device.type == "cpu" and runtime.threads == 1 and len(model.blocks) <= WHOLE and steps >= PAYS
     return torch.compile(model.loss) if runtime.compile and small and not runtime.recompute else model.loss
 
 
@@ -246,7 +246,7 @@ def shard(model: Trunk, runtime: Runtime, mesh: DeviceMesh) -> None:
     def cut(module: nn.Module, policy: MixedPrecisionPolicy) -> None:
         fully_shard(module, mesh=mesh, reshard_after_forward=runtime.reshard, mp_policy=policy, ignored_params=uncut)
 
-    for block in model.all_blocks:
+    for block in model.blocks:
         cut(block, policy)
     for end in model.ends():  # one matrix in two places belongs to the group that holds both
         cut(end, policy if end is model.head else plain)

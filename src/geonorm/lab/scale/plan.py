@@ -12,7 +12,6 @@ receives as well.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -22,7 +21,6 @@ import torch
 from torch import Tensor
 
 from ...nn.config import ModelConfig, VisionConfig
-from ...nn.encoder_decoder import EncoderDecoder
 from ...nn.models import build
 from ...nn.roles import ROLES
 from ...schemes.scales import Scale
@@ -30,7 +28,6 @@ from ...schemes.streams import Connection
 from ...settings import to_dict
 from ..compare.clusters import Machine
 from ..config import Runtime, TrainConfig
-from ..data.objectives import span_lengths
 from ..resolve import resolve
 from .footprint import Conditions, Model, Piece, footprint
 from .world import World
@@ -106,16 +103,12 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
 def flops_per_token(model: Model) -> int:
     """Forward and backward: 6 per parameter of a matrix and vector that it multiplies, those of schemes and norms among
     them, and 12 (heads head_dim) per pair of a query and a key whose score is computed. Not counted: what works number
-    by number, several streams that are mixed among it. Of an encoder and a decoder, by token of the window of which
-    both see a part."""
+    by number, several streams that are mixed among it."""
     shape = model.config
     attention = twice_the_pairs(model) * shape.heads * shape.head_dim
-    if isinstance(model, EncoderDecoder):
-        matrices = sum(weight.numel() * rows for weight, rows in rows_of_two_stacks(model))
-    else:
-        other = rows_outside(shape)
-        matrices = sum(weight.numel() * other.get(role, shape.context) for role, weight, _, _ in model.weights())
-        matrices += sum(weight.numel() * shape.context for weight in matrices_without_role(model))
+    other = rows_outside(shape)
+    matrices = sum(weight.numel() * other.get(role, shape.context) for role, weight, _, _ in model.weights())
+    matrices += sum(weight.numel() * shape.context for weight in matrices_without_role(model))
     return 6 * (matrices + attention) // shape.context
 
 
@@ -132,9 +125,6 @@ def twice_the_pairs(model: Model) -> int:
     """Twice the pairs of query and key of a sequence whose scores are computed, in all blocks: of causal attention
     half, else all, also in blocks with a window, which is a mask over all."""
     shape = model.config
-    if isinstance(model, EncoderDecoder):
-        source, answer = span_lengths(shape.context)
-        return 2 * source**2 * len(model.encoder.blocks) + (answer**2 + 2 * answer * source) * shape.layers
     windows = [shape.window_of(layer) or shape.context for layer in range(shape.layers)]
     halves = sum(1 if shape.causal and window >= shape.context else 2 for window in windows)
     return halves * shape.context**2
@@ -152,19 +142,6 @@ def looked_up(model: Model) -> int:
     """Parameters of tables that multiply nothing: tokens and places look up rows in them."""
     rows = rows_outside(model.config)
     return sum(weight.numel() for role, weight, _, _ in model.weights() if rows.get(role) == 0)
-
-
-def rows_of_two_stacks(model: EncoderDecoder) -> Iterator[tuple[Tensor, int]]:
-    """Every matrix of an encoder and a decoder, and how many vectors it multiplies: tokens of the source in the encoder
-    and where cross-attention makes keys and values of its output, else of the answer."""
-    source, answer = span_lengths(model.config.context)
-    others = rows_outside(model.config)
-    encoder = {id(parameter) for parameter in model.encoder.parameters()}
-    for role, weight, _, site in model.weights():
-        of_source = id(weight) in encoder or (site.kind == "cross" and role in ("k", "v"))
-        yield weight, others.get(role, source if of_source else answer)
-    for weight in matrices_without_role(model):
-        yield weight, source if id(weight) in encoder else answer
 
 
 class Memory:
@@ -236,7 +213,7 @@ class Memory:
             cached += max(0, cast - fixed.saved)
         for piece in reversed(pieces):
             top = max(top, held + piece.backward + (FP32 * piece.weights if fsdp else 0))
-            held += piece.begun - piece.saved
+            held -= piece.saved
             held += 0 if self.adding else FP32 * piece.weights // self.where.shard
         return top
 
@@ -293,7 +270,7 @@ def table(found: dict[str, Any]) -> str:
     rows = [
         (
             "model",
-            f"{found['settings']['scheme']}; {describe_depth(shape)} layers, width {shape['width']}, "
+            f"{found['settings']['scheme']}; {shape['layers']} layers, width {shape['width']}, "
             f"{shape['heads']} heads, hidden {shape['hidden']}, {describe_input(shape)}",
         ),
         ("parameters", f"{found['parameters']:,} ({found['matmul_parameters']:,} in matrices)"),
@@ -330,11 +307,6 @@ def table(found: dict[str, Any]) -> str:
         ),
     ]
     return "\n".join(f"{name:<22} {text}".rstrip() for name, text in rows)
-
-
-def describe_depth(shape: dict[str, Any]) -> str:
-    encoder = shape.get("encoder_layers")
-    return f"{shape['layers']}" if encoder is None else f"{encoder} and {shape['layers']}"
 
 
 def describe_input(shape: dict[str, Any]) -> str:

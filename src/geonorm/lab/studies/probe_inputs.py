@@ -20,7 +20,7 @@ from ...probes.subject import Inputs, Subject
 from ..data import Tokenizer, open_source
 from ..data.images import open_images
 from ..data.objectives import HELD_OUT
-from ..open import Opened, OpenedClassifier, OpenedImages, open_model
+from ..open import Opened, OpenedClassifier, OpenedImages, OpenedRun, open_model
 from ..train.classifiers import ask
 
 WINDOWS, IMAGE_TOKENS = 8, 4096
@@ -48,29 +48,23 @@ def read_data(
     begin = beginning(opened.tokenizer, opened.name) if c.bos else None
     windows = text(data, opened.encode, c.tokens, context, vocabulary(subject), begin).split(c.batch or WINDOWS)
     losses = c.gradients or c.ablate_blocks or c.logit_lens
-    return given_to(opened, windows), ask_masked(opened, windows, c.bos) if losses else None
+    return windows, ask_masked(opened, windows, c.bos) if losses else None
 
 
 def ask_masked(opened: Opened, batches: Sequence[Tensor], bos: bool = False) -> Sequence[Tensor | Inputs]:
-    """What the loss of a model is measured on: ids, of a model of masked tokens masked, of one of missing spans without
-    them, with labels; ids too of an encoder-decoder whose tokenizer has no marks for spans. bos: windows begin with the
-    token that begins a text, which is never masked (a window with spans begins with what is left)."""
-    if opened.causal or (opened.two and not opened.reader.sentinels):
+    """What the loss of a model is measured on: ids, of a model of masked tokens masked, with labels. bos: windows begin
+    with the token that begins a text, which is never masked."""
+    if opened.causal:
         return batches
-    objective, found, number = opened.objective(batches[0].shape[1]), list[Inputs](), 0
-    front = int(bos and not opened.two)
+    objective, found, number = opened.objective(), list[Inputs](), 0
+    front, name = int(bos), "" if isinstance(opened, OpenedRun) else "input_ids"
     for ids in batches:
         windows = torch.cat((ids[:, front:], ids[:, :1]), 1).numpy()  # objectives are handed the token behind a window
         inputs, labels = objective.pairs(windows, [number + row for row in range(len(ids))], HELD_OUT)
         inputs, labels = torch.cat((ids[:, :front], inputs), 1), F.pad(labels, (front, 0), value=IGNORED)
-        found.append({**opened.split(inputs, labels), "labels": labels})
+        found.append({name: inputs, "labels": labels})
         number += len(ids)
     return found
-
-
-def given_to(opened: Opened, batches: Sequence[Tensor]) -> Sequence[Tensor | Inputs]:
-    """What hidden states are measured on: text as it is, but of an encoder-decoder what it was trained on."""
-    return ask_masked(opened, batches) if opened.two else batches
 
 
 def images_of(

@@ -35,7 +35,6 @@ from ..train.evaluate import evaluate_held_out, with_perplexity
 from ..train.images import measure_images
 from ..train.validation import EVALUATION_BATCH
 from .config import EvalConfig, GenerateConfig
-from .fill import fill
 from .tasks import Tasks, adapt_decoder, listener
 
 WINDOW = 2048
@@ -55,7 +54,7 @@ def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
     if isinstance(opened, OpenedImages | OpenedClassifier):
         return {**describe_model(opened), **evaluate_images(opened, c)}
     if tasks is not None and not opened.causal:
-        raise ConfigError(f"{opened.name} predicts {opened.predicts}: --tasks need a model of the next token")
+        raise ConfigError(f"{opened.name} predicts masked tokens: --tasks need a model of the next token")
     context = window(opened, c.context)
     result = describe_model(opened)
     if c.data is not None:
@@ -147,16 +146,15 @@ def evaluate_text(opened: Opened, context: int, data: str, tokens: int | None, l
     whole = not source.own_split and text.sha256 not in trained_on(opened)
     ids = np.concatenate((text.train, text.validation)) if whole else text.validation
     opened.check(int(ids.max()))
-    objective = opened.objective(context)
+    objective = opened.objective()
     check_window(tokens, min(context, len(ids)), "a window")
     batches = validation_batches(ids, max(1, EVALUATION_BATCH // context), context, tokens, objective)
-    scorer, count = opened.model if ours else scorer_of(opened), min(len(ids), tokens or len(ids))
+    scorer = opened.model if ours else Scorer(opened.model, first_token(opened.tokenizer))
+    count = min(len(ids), tokens or len(ids))
     with opened.precision(), show_progress(live, tell=False) as shown:
         read = tell_share(batches, count / context, partial(shown.show, f"{count:,} tokens of {data}"))
         result = with_perplexity(
-            evaluate_held_out(
-                scorer, read, text.token_bytes, opened.device, accuracy=objective.accuracy, spans=objective.spans
-            )
+            evaluate_held_out(scorer, read, text.token_bytes, opened.device, accuracy=objective.accuracy)
         )
     told: dict[str, Any] = {"data": data, "part": "all" if whole else "held-out", "data_sha256": text.sha256}
     if text.sha256 not in trained_on(opened) and (learned := find_training_files(opened, data)):
@@ -204,10 +202,6 @@ class Scorer(nn.Module):
         super().__init__()
         self.model, self.begin = model, begin
 
-    def reads(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        """As of a model of ours."""
-        return (ids,)
-
     def forward(self, ids: Tensor) -> Tensor:
         """Logits of the tokens of windows (rows, tokens)."""
         count = ids.shape[1]
@@ -218,28 +212,7 @@ class Scorer(nn.Module):
         return logits
 
     def loss(self, ids: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        logits = self(*self.reads(ids, targets))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
-
-
-class AnswerScorer(Scorer):
-    """The same of an encoder-decoder: what it is asked for is an answer to a source."""
-
-    def __init__(self, opened: Opened) -> None:
-        super().__init__(opened.model, None)
-        self.opened = opened
-
-    def reads(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.opened.split(ids, targets).values())
-
-    def forward(self, ids: Tensor, answer: Tensor) -> Tensor:  # type: ignore[override]
-        logits: Tensor = self.model(input_ids=ids, decoder_input_ids=answer, use_cache=False).logits.float()
-        return logits
-
-
-def scorer_of(opened: Opened) -> Scorer:
-    """What measures a Hugging Face model."""
-    return AnswerScorer(opened) if opened.two else Scorer(opened.model, first_token(opened.tokenizer))
+        return F.cross_entropy(self(ids).flatten(0, 1), targets.flatten(), reduction=reduction)
 
 
 def generate_text(config: GenerateConfig) -> Iterator[str]:
@@ -248,9 +221,6 @@ def generate_text(config: GenerateConfig) -> Iterator[str]:
     opened = open_model(c.run, device, scheme=c.scheme)
     if isinstance(opened, OpenedImages | OpenedClassifier):
         raise ConfigError(f"{opened.name} tells classes of images apart, so it cannot write text")
-    if opened.two:
-        yield from fill(opened, c)
-        return
     if not opened.causal:
         raise ConfigError(NOT_CAUSAL)
     ids, ends, writer, read = (of_run if isinstance(opened, OpenedRun) else of_transformers)(opened, c.prompt)

@@ -19,14 +19,13 @@ def all_finite(parameter: Tensor) -> bool:
     return bool(torch.isfinite(whole).all())
 
 
-def name_place(model: Trunk, place: ModelSite) -> str:
-    """A site in words, with its stack where there are two."""
-    stack = f"{place.stack} " if hasattr(model, "encoder") else ""
-    return f"{stack}layer {place.site.layer} {place.site.kind}"
+def name_place(place: ModelSite) -> str:
+    """A site in words."""
+    return f"layer {place.site.layer} {place.site.kind}"
 
 
 @torch.no_grad()
-def diagnose(model: Trunk, ids: Tensor, step: int, what: str, targets: Tensor) -> str:
+def diagnose(model: Trunk, ids: Tensor, step: int, what: str) -> str:
     """One line: what went wrong, the step, the first site that overflows or spikes on the batch ids, the clamp rate,
     the smallest |x|."""
     broken = [name for name, p in model.named_parameters() if not all_finite(p)]
@@ -42,17 +41,17 @@ def diagnose(model: Trunk, ids: Tensor, step: int, what: str, targets: Tensor) -
             clamped.append(met.double().mean().item())
 
     with watch(model, look):
-        model(*model.reads(ids, targets))
+        model(ids)
     parts = [f"{what} at step {step}"]
     if broken:
         parts.append(f"{len(broken)} parameters are not finite, first {broken[0]}")
     first = next((place for place, m in moments if not m.finite), None)
     if first is not None:
-        parts.append(f"first site to overflow: {name_place(model, first)}")
+        parts.append(f"first site to overflow: {name_place(first)}")
     else:
         place, largest = max(moments, key=lambda pair: pair[1].largest_update)
         word = "spike" if largest.largest_update > LARGE else "largest update"
-        parts.append(f"{word} at {name_place(model, place)}: |u| = {largest.largest_update:.3g}")
+        parts.append(f"{word} at {name_place(place)}: |u| = {largest.largest_update:.3g}")
     if clamped:
         parts.append(f"clamp rate {sum(clamped) / len(clamped):.1%}")
     parts.append(f"smallest |x| = {min(m.smallest_radius for _, m in moments):.3g}")

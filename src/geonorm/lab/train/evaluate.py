@@ -30,20 +30,18 @@ def evaluate_held_out(
     device: torch.device,
     world: World = ALONE,
     accuracy: bool = False,
-    spans: bool = False,
 ) -> dict[str, float]:
     """val_loss in nats per predicted token, val_bpb in bits per byte of UTF-8 of those tokens (comparable between
     tokenizers where all tokens are predicted), and counts of both; with `accuracy` also val_accuracy, the share of
-    predicted tokens that the model holds for the likeliest; with `spans`, where targets hold tokens that are no
-    text (sentinels, ends), val_span_loss and val_span_accuracy are those of the others alone.
+    predicted tokens that the model holds for the likeliest.
 
-    model: a Decoder, or what has its `loss`, `reads`, `forward`, `eval` and `train`. token_bytes: bytes of each token
+    model: a Decoder, or what has its `loss`, `forward`, `eval` and `train`. token_bytes: bytes of each token
     (vocabulary,); special tokens count 0. Ranks take turns at the batches; every rank gets the same result, that of one
     rank but for the order in which batches are added up in fp64.
     """
     nats = torch.zeros((), dtype=torch.float64, device=device)
-    hits, span_nats, span_hits = nats.clone(), nats.clone(), nats.clone()
-    tokens = size = words = 0
+    hits = nats.clone()
+    tokens = size = 0
     with evaluating(model):
         for ids, targets, counts in share_batches(batches, world):
             given = ids.to(device), targets.to(device)
@@ -59,28 +57,16 @@ def evaluate_held_out(
                 predicted = targets[targets != IGNORED].numpy()
                 tokens += len(predicted)
                 size += int(token_bytes[predicted].sum())
-                if spans:
-                    text = torch.from_numpy(token_bytes[targets.flatten().numpy()] > 0).to(device)
-                    words += int(text.sum())
-                    span_nats += (losses.double() * text).sum()
-                    span_hits += (right * text).sum()
-    sums = [nats.item(), tokens, size, hits.item(), span_nats.item(), words, span_hits.item()]
-    total, count, length, found, *of_spans = world.total(sums)
+    total, count, length, found = world.total([nats.item(), tokens, size, hits.item()])
     tokens, size = int(count), int(length)
     result = {"val_loss": total / tokens, "val_bpb": total / log(2) / max(1, size), "tokens": tokens, "bytes": size}
-    result |= {"val_accuracy": found / tokens} if accuracy else {}
-    return result | (measure_spans(*of_spans) if spans else {})
-
-
-def measure_spans(nats: float, tokens: float, hits: float) -> dict[str, float]:
-    """Of the text in missing spans; no text has no loss."""
-    return {"val_span_loss": nats / tokens, "val_span_accuracy": hits / tokens} if tokens else {}
+    return result | ({"val_accuracy": found / tokens} if accuracy else {})
 
 
 def judge(model: Any, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Nats of every target, and whether the model holds it for the likeliest token: (batch * tokens,), 0 and False
     where it is IGNORED."""
-    logits = model(*model.reads(ids, targets)).flatten(0, 1)
+    logits = model(ids).flatten(0, 1)
     return Decoder.cross_entropy(logits, targets.flatten(), "none"), logits.argmax(-1) == targets.flatten()
 
 
@@ -98,7 +84,6 @@ def with_perplexity(result: dict[str, float]) -> dict[str, Any]:
     return {
         "loss": finite_or_none(loss),
         **({"accuracy": result["val_accuracy"]} if "val_accuracy" in result else {}),
-        **{key[4:]: result[key] for key in ("val_span_loss", "val_span_accuracy") if key in result},
         "perplexity": exp(loss) if loss < 700 else None,
         "bits_per_byte": finite_or_none(result["val_bpb"]),
         "tokens": result["tokens"],

@@ -287,8 +287,7 @@ class Loop:
         with parallel.precision(c.runtime, self.device):
             result = self.validation.on_part(self.model)
             if c.evaluation.trace_tokens:
-                given = self.validation.trace_ids(), self.step, gradients, self.validation.part[0][1]
-                found = trace.trace(self.model, *given)
+                found = trace.trace(self.model, self.validation.trace_ids(), self.step, gradients)
                 run.append(run.trace, found.sites)
                 run.append(run.norms, found.norms)
             if self.step == c.steps:
@@ -349,9 +348,9 @@ class Loop:
 
     def diagnosis(self, trouble: Trouble) -> str:
         """What can be said about a bad step, the same on every rank: from the one whose rows overflow."""
-        ids, targets = self.validation.part[0] if "validation" in trouble.what else self.batch(trouble.step)
+        ids, _ = self.validation.part[0] if "validation" in trouble.what else self.batch(trouble.step)
         with parallel.precision(self.config.runtime, self.device):
-            found = self.world.gather(diagnose(self.model, ids.to(self.device), trouble.step, trouble.what, targets))
+            found = self.world.gather(diagnose(self.model, ids.to(self.device), trouble.step, trouble.what))
         return next((text for text in found if "first site to overflow" in text), found[0])
 
     def finish(self, run: RunFolder, status: str, **more: Any) -> dict[str, Any]:

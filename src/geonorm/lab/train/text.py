@@ -13,7 +13,7 @@ from ...nn.trunk import Trunk
 from ..config import Recipe, TrainConfig
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
 from ..data.batches import Batches, validation_batches
-from ..data.objectives import Objective, count_spans, pick_objective
+from ..data.objectives import Objective, pick_objective
 from ..scale.world import World
 from ..tasks.examination import Examination
 from .validation import Validation
@@ -60,9 +60,8 @@ def load_text(config: Recipe) -> Text:
     shape = config.decoder("pre")
     cache = Path(config.tokens.cache) if config.tokens.cache else None
     source = open_source(config.data)
-    spans = 0 if shape.encoder_layers is None else count_spans(shape.context)[1]
-    tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache, not shape.causal, spans)
+    tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache, not shape.causal)
     tokens = tokenize(source, tokenizer, cache)
     Batches(tokens.train, config.batch_size, shape.context, seed=0)
     next(validation_batches(tokens.validation, 1, shape.context))
-    return Text(tokens, tokenizer, pick_objective(config.objective, tokenizer, shape.context))
+    return Text(tokens, tokenizer, pick_objective(config.objective, tokenizer))

@@ -19,7 +19,7 @@ from ...probes.measures import mean, wide
 from ...residual import Residual
 from ...schemes import Scheme, Site, read_at, write_at
 from ...sites.watch import Gradients as Gradients
-from ...sites.watch import ModelSite, gradient_norms, sites_of, stacks_of, watch, watch_calls
+from ...sites.watch import ModelSite, gradient_norms, sites_of, watch, watch_calls
 from ..scale.parallel import group_alike, local_part, sum_over_ranks
 
 CENTRED: dict[type, bool | None] = {
@@ -38,9 +38,8 @@ class Trace(NamedTuple):
 
 
 @torch.no_grad()
-def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients, targets: Tensor | None = None) -> Trace:
-    """One row per site and one per norm for ids (batch, tokens), in the columns of `probes` but for its quantiles; of a
-    model of two stacks also `stack`. targets: as an objective gives them with the ids, where a model needs to know.
+def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients) -> Trace:
+    """One row per site and one per norm for ids (batch, tokens), in the columns of `probes` but for its quantiles.
 
     Of a site also: what the definition predicts (`predict_step`), which tokens are clamped, the rotation by the site's
     own norm, and the gradient norms of the branch's weights at this step (as `read_gradients`). Norms are those of
@@ -48,7 +47,6 @@ def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients, targets: T
     """
     sites: list[dict[str, Any]] = []
     norms: dict[nn.Module, dict[str, Any]] = {}
-    two = len(stacks_of(model)) > 1
 
     def look(place: ModelSite, x: Tensor, u: Tensor, after: Tensor) -> None:
         residual = place.residual
@@ -60,7 +58,7 @@ def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients, targets: T
         own = [norms[module]["rotation"] for module in residual.own.children() if module in norms]
         sites.append(
             {
-                **about(step, place.scheme, place.site, place.stack if two else None),
+                **about(step, place.scheme, place.site),
                 **without_quantiles(measure.row(), "ratio_p99"),
                 **tangential_quantiles("ratio", before, behind - before),
                 **tangential_quantiles("proposal", before, wide(u)),
@@ -77,31 +75,27 @@ def trace(model: Trunk, ids: Tensor, step: int, gradients: Gradients, targets: T
     def look_at_norm(norm: nn.Module, x: Tensor, y: Tensor) -> None:
         if norm in norms:  # `predict_step` runs it once more, and some schemes use a norm twice
             return
-        site, scheme, name, stack = found[norm]
+        site, scheme, name = found[norm]
         measure = NormMeasure(CENTRED[type(norm)])
         measure.update(wide(x), wide(y), getattr(norm, "weight", None), getattr(norm, "bias", None), filled(x, None))
-        norms[norm] = {**about(step, str(scheme), site, stack), "norm": name, **without_quantiles(measure.row())}
+        norms[norm] = {**about(step, str(scheme), site), "norm": name, **without_quantiles(measure.row())}
 
     with evaluating(model), watch(model, look), watch_calls({norm: norm for norm in found}, look_at_norm):
-        model(*model.reads(ids, targets))
+        model(ids)
     return Trace(sites, list(norms.values()))
 
 
-def about(step: int, scheme: str, site: Site, stack: str | None = None) -> dict[str, Any]:
-    """stack: of a model that has two."""
-    where = {} if stack is None else {"stack": stack}
-    return {"step": step, **where, "scheme": scheme, "layer": site.layer, "kind": site.kind, "t": site.t}
+def about(step: int, scheme: str, site: Site) -> dict[str, Any]:
+    """The first columns of a row: when and where it was measured."""
+    return {"step": step, "scheme": scheme, "layer": site.layer, "kind": site.kind, "t": site.t}
 
 
-def stream_norms(model: Trunk) -> dict[nn.Module, tuple[Site, Scheme, str, str | None]]:
-    """Every norm of the stream that is measured: its site, its scheme, its name there, its stack where there are
-    two."""
-    encoder = getattr(model, "encoder", None)
-    stacks: list[tuple[str | None, Any]] = [("encoder", encoder), ("decoder", model)] if encoder else [(None, model)]
+def stream_norms(model: Trunk) -> dict[nn.Module, tuple[Site, Scheme, str]]:
+    """Every norm of the stream that is measured: its site, its scheme, its name there."""
+    places: list[Any] = [model.entry, *residuals_of(model.blocks), model.exit]
     return {
-        module: (place.site if isinstance(place, End) else place.place(), place.scheme, name, stack)
-        for stack, stream in stacks
-        for place in (stream.entry, *residuals_of(stream.blocks), stream.exit)
+        module: (place.site if isinstance(place, End) else place.place(), place.scheme, name)
+        for place in places
         for name, module in place.own.named_modules()
         if type(module) in CENTRED
     }

@@ -19,11 +19,11 @@ from ..data.batches import validation_batches
 from ..data.objectives import NEXT, About, Objective, Pair
 from ..scale.world import ALONE, World
 from .averaging import Average
-from .evaluate import evaluate_held_out, judge, measure_spans, share_batches
+from .evaluate import evaluate_held_out, judge, share_batches
 
 EVALUATION_BATCH = 4096
 """Tokens of a forward pass in evaluations."""
-MEASURES = ("val_loss", "val_bpb", "val_accuracy", "val_top5", "val_span_loss", "val_span_accuracy")
+MEASURES = ("val_loss", "val_bpb", "val_accuracy", "val_top5")
 MANY = 256
 """Documents beyond which a summary does not list them."""
 
@@ -86,14 +86,12 @@ class Validation(HeldOut):
     ) -> None:
         super().__init__(config, context, len(tokens.validation), device, world)
         self.tokens = tokens
-        self.objective, self.accuracy, self.spans = objective, objective.accuracy, objective.spans
+        self.objective, self.accuracy = objective, objective.accuracy
         self.part = list(validation_batches(tokens.validation, self.rows, context, config.evaluation.tokens, objective))
 
     def on_part(self, model: Any) -> dict[str, Any]:
         """val_loss, val_bpb and, of masked tokens, val_accuracy on the spread part."""
-        result = evaluate_held_out(
-            model, self.part, self.tokens.token_bytes, self.device, self.world, self.accuracy, self.spans
-        )
+        result = evaluate_held_out(model, self.part, self.tokens.token_bytes, self.device, self.world, self.accuracy)
         return {key: result[key] for key in MEASURES if key in result}
 
     @torch.no_grad()
@@ -103,7 +101,6 @@ class Validation(HeldOut):
         text, sizes = self.tokens.validation, torch.from_numpy(self.tokens.token_bytes)
         owners = number_documents(text, int(self.tokens.meta["eos"]))
         sums = torch.zeros(4, int(owners[-1]) + 1, dtype=torch.float64)  # nats, tokens, bytes, hits
-        of_spans = torch.zeros(3, dtype=torch.float64)  # nats, tokens, hits of text alone
         windows = validation_batches(text, self.rows, self.context, objective=self.objective)
         places = validation_batches(owners, self.rows, self.context, objective=About(self.objective))
         with evaluating(model):
@@ -118,14 +115,11 @@ class Validation(HeldOut):
                     predicted = (targets != IGNORED).flatten()
                     length = sizes[targets.flatten().clamp(min=0)] * predicted
                     found = torch.stack((losses, predicted.double(), length.double(), hits))
-                    words = (length > 0).double()
-                    of_spans += torch.stack(((losses * words).sum(), words.sum(), (hits * words).sum()))
                     sums.index_add_(1, owner[0].flatten(), found)
         sums = torch.tensor(self.world.total(sums.flatten().tolist()), dtype=torch.float64).view(4, -1)
         nats, tokens, size, right = (total.item() for total in sums.sum(1))
         result: dict[str, Any] = {"val_loss": nats / tokens, "val_bpb": nats / log(2) / max(1, size)}
         result |= {"val_accuracy": right / tokens} if self.accuracy else {}
-        result |= measure_spans(*self.world.total(of_spans.tolist())) if self.spans else {}
         result["val_tokens"] = int(tokens)
         rows = [
             {"document": number, "tokens": int(count), "loss": total / count}
