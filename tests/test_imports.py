@@ -62,8 +62,8 @@ EXTRAS = """
     transformers datasets vl_convert tensorboard rich tokenizers yaml scipy ray lm_eval triton
 """.split()
 PUBLIC = """
-    parse names Scheme Placement Site Residual geodesic_update Decoder DecoderConfig compare ladder simulate probe
-    GeonormError anatomy dynamics errors hf lab nn norms ops probes report residual schemes sphere
+    parse names Scheme Placement Site Residual geodesic_update Decoder DecoderConfig parameter_groups compare ladder
+    simulate probe GeonormError anatomy dynamics errors hf lab nn norms ops probes report residual schemes sphere
 """.split()
 
 

@@ -20,6 +20,7 @@ PUBLIC = {
     "geodesic_update": "ops",
     "Decoder": "nn",
     "DecoderConfig": "nn",
+    "parameter_groups": "nn",
     "compare": "lab.compare.study",
     "ladder": "lab.ladder.study",
     "simulate": "dynamics.simulate",

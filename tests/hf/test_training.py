@@ -15,9 +15,10 @@ import torch
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
 
+import geonorm  # noqa: E402
 from geonorm import hf, names  # noqa: E402
 from geonorm.hf.export import hf_name  # noqa: E402
-from geonorm.hf.training import decay_parameter_names  # noqa: E402
+from geonorm.hf.training import undecayed  # noqa: E402
 from geonorm.lab.config import Optim  # noqa: E402
 from geonorm.lab.train import optim  # noqa: E402
 from geonorm.nn import Decoder  # noqa: E402
@@ -134,14 +135,13 @@ def test_what_decays_is_what_our_own_optimizer_decays(scheme: str) -> None:
         decoder, model = Decoder(config.shape()), hf.GeoNormForCausalLM(config)
         decayed = {id(p) for p in optim.build_optimizers(decoder, Optim(), 1e-3)[0].param_groups[0]["params"]}
         expected = {hf_name(name) for name, p in decoder.named_parameters() if id(p) in decayed}
-        found = set(decay_parameter_names(model)) & {name for name, _ in model.named_parameters()}
-        assert found == expected
+        assert {name for name, _ in model.named_parameters()} - undecayed(model) == expected
 
 
 def test_trainers_optimizer_has_these_groups_and_the_stock_one_is_warned_of(build: Any, tmp_path: Path) -> None:
     model = build("pre")
     own = trainer(model, tmp_path).create_optimizer()
-    groups = hf.parameter_groups(model, 0.1)
+    groups = geonorm.parameter_groups(model, 5e-5)
     for made, expected in zip(own.param_groups, groups, strict=True):
         assert made["weight_decay"] == expected["weight_decay"]
         assert [id(p) for p in made["params"]] == [id(p) for p in expected["params"]]
@@ -149,30 +149,30 @@ def test_trainers_optimizer_has_these_groups_and_the_stock_one_is_warned_of(buil
     settings: dict[str, Any] = {"callbacks": [hf.ConstrainCallback()], "max_steps": 1, "save_strategy": "no"}
     with pytest.warns(UserWarning, match=r"applies to 5 gains, scalars or embeddings \(model.embed_tokens.weight, "):
         trainer(model, tmp_path, transformers.Trainer, **settings).train()
-    made = (torch.optim.AdamW, {"params": hf.parameter_groups(model, 0.1), "lr": 1e-3})
+    made = (torch.optim.AdamW, {"params": geonorm.parameter_groups(model, 1e-3)})
     trainer(model, tmp_path, transformers.Trainer, optimizer_cls_and_kwargs=made, **settings).train()
 
 
-def test_under_apply_gains_do_not_decay_and_the_stock_models_own_are_left_alone() -> None:
+def test_matrices_alone_decay_before_and_after_apply() -> None:
     config = transformers.LlamaConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=61
     )
     model = transformers.LlamaForCausalLM(config)
-    theirs = {id(p) for name, p in model.named_parameters() if name in set(decay_parameter_names(model))}
-    matrices = {id(p) for p in model.parameters() if p.dim() == 2}
-    assert theirs == matrices
-    hf.apply(model, "peri")
-    groups = hf.parameter_groups(model, 0.1)
-    assert {id(p) for p in groups[0]["params"]} == matrices
-    assert len(groups[1]["params"]) == 9  # two norms at each of four sites, one at the end
-    assert any(".own." in name for name in transformers.Trainer.get_decay_parameter_names(None, model))
+    matrices = {id(p) for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name}
+    for scheme in (None, "peri"):
+        if scheme is not None:
+            hf.apply(model, scheme)
+        decayed, embed, others = geonorm.parameter_groups(model, 1e-3, rates={"embed": 16})
+        assert {id(p) for p in decayed["params"]} == matrices
+        assert embed["params"] == [model.get_input_embeddings().weight] and embed["lr"] == 16e-3
+    assert len(others["params"]) == 9  # two norms at each of four sites, one at the end
 
 
 def test_accelerate_changes_no_bit_of_a_step(build: Any, ids: Any) -> None:
     from accelerate import Accelerator
 
     def step(model: Any, accelerator: Any) -> None:
-        optimizer = torch.optim.AdamW(hf.parameter_groups(model, 0.1), lr=1e-2)
+        optimizer = torch.optim.AdamW(geonorm.parameter_groups(model, 1e-2))
         wrapped = model
         if accelerator is not None:
             wrapped, optimizer = accelerator.prepare(model, optimizer)

@@ -34,7 +34,7 @@ from .vision import (
 )
 
 if TYPE_CHECKING:
-    from .training import ConstrainCallback, Trainer, parameter_groups
+    from .training import ConstrainCallback, Trainer
 
 __all__ = [
     "ConstrainCallback",
@@ -60,7 +60,6 @@ __all__ = [
     "export_vision",
     "layout_of",
     "load_stock",
-    "parameter_groups",
     "restore",
     "to_stock",
 ]
@@ -80,7 +79,7 @@ introduce()
 
 def __getattr__(name: str) -> Any:
     """What builds on transformers.Trainer, which takes a second to import, when it is asked for."""
-    if name in ("ConstrainCallback", "Trainer", "parameter_groups"):
+    if name in ("ConstrainCallback", "Trainer"):
         from . import training
 
         return getattr(training, name)

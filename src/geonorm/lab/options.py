@@ -3,13 +3,17 @@ how text becomes tokens. No torch here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from ..errors import ConfigError
-from ..settings import Count, Natural, NotNegative, Range, Settings, Share
+from ..errors import ConfigError, unknown
+from ..settings import Count, Natural, NotNegative, Positive, Range, Settings, Share, convert_value
 
 Matrix = Literal["q", "k", "v", "o", "up", "gate", "down"]
+RATED = ("embed", "position", "head", "hidden", "q", "k", "v", "o", "up", "gate", "down", "gain")
+"""Roles that may have a learning rate of their own: what nn.roles has, as far as models of text have it."""
+WIDTHLESS = ("embed", "position", "gain")
+"""Roles whose best rate does not depend on the width: no sum over the width stands between them and the stream."""
 LARGE = 0.1
 """A share of every matrix that no step should take: the default of a decay that the learning rate multiplies."""
 Memory = Annotated[float, Range(0, 0.999999)]
@@ -48,11 +52,17 @@ class Optim(Settings):
     """Share of the steps in which wsd decays."""
     floor: Share = 0.1
     """Last learning rate as a share of the highest."""
+    rates: list[str] = field(default_factory=list)
+    """Multipliers of the learning rate by role: embed=16 head=1. Roles: embed, position, head, q k v o up gate down,
+    hidden (all of these), gain (norms, biases, numbers that a scheme learns). In a ladder those of embed, position and
+    gain hold at the preset's width and grow with it, so that their rates stay while that of matrices falls."""
     hold_norms: list[Matrix] = field(default_factory=list)
     """Matrices, by what they are for (o down ...), that are put back to their initial norm after each step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if len(self.multipliers) < len(self.rates):
+            raise ConfigError("optim.rates names a role twice")
         if self.independent and self.name == "sgd":
             raise ConfigError("optim.independent needs a decoupled weight decay: --optim.name adamw or muon")
         if self.independent and self.weight_decay >= LARGE:
@@ -60,6 +70,24 @@ class Optim(Settings):
                 f"optim.independent takes weight_decay, {self.weight_decay:g}, off every matrix in a step, whatever "
                 "the rate: give a share for one step, say --optim.weight_decay 1e-4"
             )
+
+    @property
+    def multipliers(self) -> dict[str, float]:
+        """Of the learning rate, by role. ConfigError for an unknown role or a rate that is not above 0."""
+        multipliers: dict[str, float] = {}
+        for word in self.rates:
+            role, _, number = word.partition("=")
+            if role not in RATED:
+                raise ConfigError(unknown("role of optim.rates", role, RATED))
+            name = f"optim.rates {role}"
+            multipliers[role] = convert_value(name, convert_value(name, number, float, typed=True), Positive)
+        return multipliers
+
+    def at_width(self, ratio: float) -> Optim:
+        """The same for a model `ratio` times as wide, whose learning rate is as many times lower: roles whose best rate
+        does not depend on the width keep theirs."""
+        multipliers = {role: rate * (ratio if role in WIDTHLESS else 1) for role, rate in self.multipliers.items()}
+        return replace(self, rates=[f"{role}={rate:.6g}" for role, rate in multipliers.items()])
 
     def warmup_end(self, steps: int) -> int:
         """The last step of warm-up."""

@@ -14,6 +14,7 @@ PUBLIC = {
     "Decoder": "decoder",
     "VisionTransformer": "vision",
     "generate": "sampling",
+    "parameter_groups": "groups",
 }
 
 __all__ = list(PUBLIC)

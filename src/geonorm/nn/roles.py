@@ -37,6 +37,9 @@ ROLES = {
     "transform": Role(decay=True, hidden=False),
 }
 
+SHARED_ROLES = ("hidden", "gain")
+"""Roles of many parameters: all matrices inside blocks; all that is no matrix, and what belongs to a scheme."""
+
 SLOTS = {
     "attn": ("q", "k", "v", "q_rope", "k_rope"), "cross": ("q", "k", "v", "q_rope", "k_rope"), "mlp": ("up", "gate"),
     "exit": ("logits",),

@@ -17,6 +17,7 @@ from geonorm.errors import CheckpointError, ConfigError
 from geonorm.lab.config import TrainConfig
 from geonorm.lab.ladder.config import LadderConfig, Rule, Size
 from geonorm.lab.ladder.ladder import about, check_sizes, count, outline, run_config
+from geonorm.lab.options import Optim
 from geonorm.lab.runs.speedup import judge_ladder
 from geonorm.lab.scale.plan import looked_up
 from geonorm.report import runs as report_runs
@@ -36,6 +37,18 @@ def ladder(call: Any, tiny: list[str]) -> Any:
     return lambda out, *options: call(
         "ladder", *words, "--rule.least", 32, "--rule.batch", 1e-6, "--out", out, *options
     )
+
+
+def test_rates_of_roles_that_do_not_depend_on_the_width_stay() -> None:
+    """The rate of matrices falls as the width grows; that of the embedding is held by its multiplier."""
+    config = LadderConfig(preset="nano", optim=Optim(rates=["embed=16", "head=2"]))
+    width = geonorm.nn.preset("nano").width
+    for ratio in (0.5, 1, 2):
+        size = Size(4, int(ratio * width), 4, 32, 4, (100,), 1e-2 / ratio)
+        run = run_config(config, size, "pre", 1.0, 0, 0)
+        assert run.optim.multipliers == {"embed": 16 * ratio, "head": 2}
+        assert run.lr * run.optim.multipliers["embed"] == pytest.approx(0.16)
+    assert run_config(replace(config, optim=Optim()), size, "pre", 1.0, 0, 0).optim.rates == []
 
 
 def test_end_to_end_and_extension(

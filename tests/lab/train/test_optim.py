@@ -54,7 +54,7 @@ def test_the_recipe_that_holds_where_nothing_is_said() -> None:
     """A run whose settings are stored keeps its own; a new one must not find another recipe unnoticed."""
     adam = {"name": "adamw", "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "independent": False}
     schedule = {"schedule": "cosine", "warmup": 0.1, "warmup_steps": None, "cooldown": 0.2, "floor": 0.1}
-    assert vars(TrainConfig().optim) == adam | schedule | {"clip": 1.0, "momentum": 0.9, "hold_norms": []}
+    assert vars(TrainConfig().optim) == adam | schedule | {"clip": 1.0, "momentum": 0.9, "hold_norms": [], "rates": []}
     (found,) = optim.build_optimizers(model(), TrainConfig().optim, lr=0.01)
     assert found.defaults["betas"] == (0.9, 0.95) and found.defaults["eps"] == 1e-8
 
@@ -111,9 +111,11 @@ def test_independent_decay_is_the_schedules_alone(name: Any, lr: float) -> None:
     before = weight.detach().clone()
     for parameter in decoder.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    for optimizer in optim.build_optimizers(decoder, Optim(name=name, weight_decay=0.02, independent=True), lr):
+    for optimizer in optim.build_optimizers(
+        decoder, Optim(name=name, weight_decay=0.02, independent=True, rates=["down=4"]), lr
+    ):
         for group in optimizer.param_groups:
-            group["lr"] = lr * 0.25
+            group["lr"] = lr * group["rate"] * 0.25
         optimizer.step()
     torch.testing.assert_close(weight.detach(), before * (1 - 0.02 * 0.25))
     torch.testing.assert_close(decoder.head.weight.norm(), model().head.weight.norm() * 0.995)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...errors import CheckpointError, ConfigError
-from ...nn.config import ModelConfig
+from ...nn.config import ModelConfig, preset
 from ...nn.models import build
 from ...schemes import parse
 from ...schemes.origin import stored
@@ -103,6 +103,9 @@ def run_config(config: LadderConfig, size: Size, scheme: str, rate: float, seed:
         shared["checkpoint"] = replace(config.checkpoint, trunk=True)
         if config.optim.warmup_steps is None:
             shared["optim"] = replace(config.optim, warmup_steps=round(config.optim.warmup * size.steps[0]))
+    if config.optim.rates:
+        optim = shared.get("optim", config.optim)
+        shared["optim"] = optim.at_width(size.width / preset(config.preset).width)
     lr = round_rate(rate * size.lr)
     folders = [
         str(Path(config.out) / "runs" / f"{size.name}-{steps}-{slug(scheme)}-lr{lr:g}-seed{seed}")

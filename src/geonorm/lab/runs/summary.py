@@ -54,7 +54,7 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> di
 def describe(c: TrainConfig, shape: ModelConfig, parameters: int, device: torch.device) -> list[str]:
     """What a run is, in lines: its header."""
     tokens = c.batch_size * shape.context
-    rate = f"lr {c.lr:g}, {c.optim.schedule}"
+    rate = " ".join([f"lr {c.lr:g}", *c.optim.rates]) + f", {c.optim.schedule}"
     blind = shape.positions == "none" and c.objective != "causal"
     return [
         f"{c.scheme}: {parameters:,} parameters ({c.preset}), {c.runtime.dtype} on {device.type}",

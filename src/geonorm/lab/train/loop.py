@@ -249,7 +249,7 @@ class Loop:
         turning = Turning(self.model) if measure else None
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * group["rate"]
             if "skipped" not in row:
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)

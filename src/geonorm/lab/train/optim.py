@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import cos, pi
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import ConfigError
+from ...nn.groups import parameter_groups
 from ...nn.roles import ROLES
 from ...nn.trunk import Trunk
 from ..options import Optim
@@ -15,32 +18,33 @@ from .muon import Muon
 
 
 def build_optimizers(model: Trunk, config: Optim, lr: float) -> list[torch.optim.Optimizer]:
-    """AdamW, SGD, or Muon for matrices inside blocks with AdamW for the rest. Weight decay follows the table of
-    roles."""
-    decayed: list[Tensor] = []
-    hidden: list[Tensor] = []
-    for role, weight, _, _ in model.weights():
-        if config.name == "muon" and ROLES[role].hidden:
-            hidden.append(weight)
-        elif ROLES[role].decay:
-            decayed.append(weight)
-    taken = {id(p) for p in (*decayed, *hidden)}
-    plain = [p for p in model.parameters() if id(p) not in taken]
-    decay = config.weight_decay
+    """AdamW, SGD, or Muon for matrices inside blocks with AdamW for the rest. Weight decay and learning rates go by the
+    roles of the parameters."""
+    if config.independent and lr <= 0:
+        raise ConfigError("optim.independent needs a learning rate above 0")
+    groups = parameter_groups(model, lr, config.weight_decay, config.multipliers)
     if config.independent:  # PyTorch multiplies by the rate of the step, lr times the schedule
-        if lr <= 0:
-            raise ConfigError("optim.independent needs a learning rate above 0")
-        decay /= lr
-    groups = [{"params": decayed, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
-    groups = [group for group in groups if group["params"]]
+        for group in groups:
+            group["weight_decay"] /= group["lr"]
+    hidden: list[dict[str, Any]] = []
+    if config.name == "muon":
+        inside = {id(weight) for role, weight, _, _ in model.weights() if ROLES[role].hidden}
+        hidden = select(groups, lambda p: id(p) in inside)
+        groups = select(groups, lambda p: id(p) not in inside)
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.SGD(groups, lr=lr, momentum=config.momentum)
         if config.name == "sgd"
         else torch.optim.AdamW(groups, lr=lr, betas=config.betas, eps=config.eps, fused=True)
     ]
     if hidden:
-        optimizers.append(Muon(hidden, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(Muon(hidden, lr=lr, adjust_lr_fn="match_rms_adamw"))
     return optimizers
+
+
+def select(groups: list[dict[str, Any]], wanted: Callable[[Tensor], bool]) -> list[dict[str, Any]]:
+    """The groups with the wanted parameters alone; those that have none left go."""
+    parts = [{**group, "params": [p for p in group["params"] if wanted(p)]} for group in groups]
+    return [group for group in parts if group["params"]]
 
 
 def rate_share(config: Optim, step: int, steps: int) -> float:
