@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from geonorm.errors import ConfigError
 from geonorm.hf.block import Exit
 from geonorm.residual import Residual
 
+from ..conftest import CASES
+from ..rows import each
+
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 OWN = {
     **dict.fromkeys(("gemma2", "gemma3_text"), "peri(entry=embedding)"),
@@ -27,9 +31,11 @@ OWN = {
 """The scheme that each family has already; for the others pre(entry=embedding)."""
 
 
+FAMILIES = [family for family in CASES if family != "gemma3"]
+"""Of gemma3 apply wants the text model alone."""
+
+
 def own(family: str) -> str:
-    if family == "gemma3":
-        pytest.skip("apply wants the text model alone")
     return OWN.get(family, "pre(entry=embedding)")
 
 
@@ -43,6 +49,7 @@ def returned(model: Any, inputs: dict[str, Any]) -> Tensor:
     return out.logits if hasattr(out, "logits") else out.last_hidden_state
 
 
+@each("family", FAMILIES)
 @torch.no_grad()
 def test_its_own_scheme_changes_nothing_and_undo_is_exact(family: str, tiny_model: Tiny) -> None:
     scheme = own(family)
@@ -67,9 +74,9 @@ def test_its_own_scheme_changes_nothing_and_undo_is_exact(family: str, tiny_mode
         report.undo()
 
 
+@each("family", FAMILIES)
 def test_under_geonorm(family: str, tiny_model: Tiny) -> None:
     """Radii are kept at every site, no norm is left in the blocks, and every parameter that the pass uses learns."""
-    own(family)
     model, inputs = fresh(tiny_model, family)
     before = sum(p.numel() for p in model.parameters())
     returned(model, inputs).square().mean().backward()
@@ -97,7 +104,7 @@ def test_under_geonorm(family: str, tiny_model: Tiny) -> None:
     assert not set(report.removed) & {name for name, m in model.named_modules() if not isinstance(m, Exit)}
 
 
-@pytest.mark.parametrize("case", ["llama", "gpt2", "bert", "t5", "phi", "opt"])
+@each("case", ["llama", "gpt2", "bert", "t5", "phi", "opt"])
 def test_training_is_the_same_under_its_own_scheme(case: str, tiny_model: Tiny) -> None:
     """Dropout draws the same numbers at the same places; gradients of every matrix are equal."""
     stock, inputs = fresh(tiny_model, case)
@@ -121,8 +128,14 @@ def test_training_is_the_same_under_its_own_scheme(case: str, tiny_model: Tiny) 
     assert gradients[0] == pytest.approx(gradients[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", "hyper(n=2)", "mix(post, pre, share=0.5)", "siamese", "mhc", "attnres"])
-@pytest.mark.parametrize("case", ["llama", "gpt2", "gptj", "t5"])
+@each(
+    "case, scheme",
+    [
+        *((case, "geonorm") for case in ("llama", "gpt2", "gptj", "t5")),
+        *(("llama", scheme) for scheme in ("hyper(n=2)", "mix(post, pre, share=0.5)", "siamese", "mhc", "attnres")),
+        *(("gptj", "attnres"), ("t5", "hyper(n=2)")),  # wide streams where blocks are of another form
+    ],
+)
 @torch.no_grad()
 def test_generation_with_and_without_a_cache(case: str, scheme: str, tiny_model: Tiny) -> None:
     model, inputs = fresh(tiny_model, case)
@@ -140,7 +153,7 @@ def test_generation_with_and_without_a_cache(case: str, scheme: str, tiny_model:
             assert torch.equal(alone[0], with_cache[0, 3:])
 
 
-@pytest.mark.parametrize("case", ["llama", "bert", "gpt2"])
+@each("case", ["llama", "bert", "gpt2"])
 def test_recomputed_blocks_give_the_same_gradients(case: str, tiny_model: Tiny) -> None:
     model, inputs = fresh(tiny_model, case)
     hf.apply(model, "geonorm")
@@ -157,7 +170,7 @@ def test_recomputed_blocks_give_the_same_gradients(case: str, tiny_model: Tiny) 
     assert all(map(torch.equal, *found))
 
 
-@pytest.mark.parametrize("case", ["llama", "gpt2", "bert"])
+@pytest.mark.parametrize("case", ["llama", *(pytest.param(case, marks=pytest.mark.slow) for case in ("gpt2", "bert"))])
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @torch.no_grad()
 def test_one_graph(case: str, tiny_model: Tiny) -> None:
@@ -194,7 +207,7 @@ def test_the_stream_is_wide_in_half_precision(tiny_model: Tiny) -> None:
     assert returned(model, inputs).dtype == torch.float32
 
 
-@pytest.mark.parametrize("before", [False, True])
+@each("family, before", zip(FAMILIES, cycle([False, True]), strict=False))
 @torch.no_grad()
 def test_attentions_are_those_of_the_stock_model(family: str, before: bool, tiny_model: Tiny) -> None:
     """Of every stack, with hidden states; also where transformers has recorded before, and after undo."""

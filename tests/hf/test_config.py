@@ -15,9 +15,11 @@ from geonorm import DecoderConfig, hf  # noqa: E402
 from geonorm.errors import ConfigError  # noqa: E402
 from geonorm.hf.config import NAMES  # noqa: E402
 
+from ..rows import each  # noqa: E402
 
-@pytest.mark.parametrize(
-    ("given", "said"),
+
+@each(
+    "given, said",
     [
         ({"scheem": "pre"}, "unknown key of GeoNormConfig 'scheem': did you mean 'scheme'?"),
         ({"scheme": "geonrom"}, "unknown scheme 'geonrom': did you mean 'geonorm'?"),
@@ -74,8 +76,8 @@ def test_llamas_keys_mean_what_they_mean_there(tmp_path: Path) -> None:
     assert hf.GeoNormConfig(rope_scaling={"type": "default"}, norm_eps=1e-4, rms_norm_eps=1e-4).norm_eps == 1e-4
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
+@each(
+    "given, text",
     [
         ({"rope_type": "linear", "factor": 2.0}, "linear(factor=2)"),
         ({"type": "dynamic", "factor": 4}, "dynamic(factor=4)"),
@@ -98,8 +100,8 @@ def test_rope_parameters_become_a_rule(given: dict[str, Any], text: str, tmp_pat
     assert transformers.AutoConfig.from_pretrained(tmp_path).rotary_scaling == text
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
+@each(
+    "given, said",
     [
         ({"hidden_act": "gelu"}, "of those only silu is built; mlp='gelu' is that without a gate"),
         ({"hidden_act": "tanh"}, "mlp is one of swiglu, gelu, gelu_tanh, relu2"),

@@ -25,7 +25,8 @@ from geonorm.lab.data import NO_TEXT, load_tokenizer  # noqa: E402
 from geonorm.lab.open import open_run  # noqa: E402
 from geonorm.schemes import parse  # noqa: E402
 
-from .fresh import WITHOUT, python  # noqa: E402
+from ..rows import each  # noqa: E402
+from .fresh import SOURCE, WITHOUT, python  # noqa: E402
 
 ALONE = (
     WITHOUT
@@ -43,7 +44,6 @@ torch.save(found, sys.argv[1])
 assert not [name for name in sys.modules if name.split(".")[0] == "geonorm"]
 """
 )
-SOURCE = str(Path(hf.__file__).parents[2])
 FRESH = """
 import sys, torch, geonorm.hf
 from transformers import AutoModelForCausalLM
@@ -130,7 +130,7 @@ def test_card_says_what_was_trained_how_and_with_which_result(run: Path, folder:
     assert "\nlicense: other\nlicense_name: not-stated\n---\n" in text
 
 
-@pytest.mark.parametrize(("layout", "kind"), [("stock", "LlamaForCausalLM"), ("mistral", "MistralForCausalLM")])
+@each("layout, kind", [("stock", "LlamaForCausalLM"), ("mistral", "MistralForCausalLM")])
 def test_a_run_in_a_stock_layout(layout: str, kind: str, run: Path, tmp_path: Path) -> None:
     assert main(["export", str(run), "--to", str(tmp_path / "llama"), "--layout", layout]) == 0
     llama = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama").eval()
@@ -172,7 +172,7 @@ def test_remote_code_loads_alone_with_equal_logits(tmp_path: Path) -> None:
         assert torch.equal(text, ours.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0))
 
 
-@pytest.mark.parametrize("scheme", [*names(), "mix(ngpt, geonorm)"])
+@each("scheme", [*names(), "mix(ngpt, geonorm)"])
 def test_remote_code_of_every_scheme_is_one_file_without_the_package(scheme: str) -> None:
     text = modeling_source(parse(scheme))
     space: dict[str, Any] = {"__name__": f"made_for_{abs(hash(scheme))}"}
@@ -333,8 +333,8 @@ def damaged(run: Path, to: Path, status: str) -> Path:
     return to
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
+@each(
+    "words, said",
     [
         ("RUN", "--to is missing"),
         ("nowhere --to out", "there is no run nowhere"),

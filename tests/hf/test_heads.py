@@ -13,7 +13,9 @@ transformers = pytest.importorskip("transformers")
 
 from geonorm import hf  # noqa: E402
 
-BOTH = pytest.mark.parametrize("causal", [True, False])
+from ..rows import each  # noqa: E402
+
+BOTH = each("causal", [True, False])
 
 
 def make(kind: str, build: Any, causal: bool, **fields: Any) -> Any:
@@ -52,7 +54,7 @@ def test_where_an_answer_begins_and_ends(build: Any, ids: Any, causal: bool) -> 
     torch.testing.assert_close(found.loss, wanted)
 
 
-@pytest.mark.parametrize("kind", ["TokenClassification", "QuestionAnswering"])
+@each("kind", ["TokenClassification", "QuestionAnswering"])
 def test_padding_changes_nothing(build: Any, ids: Any, kind: str) -> None:
     model = make(kind, build, causal=False)
     padded = torch.cat((ids, torch.zeros(2, 4, dtype=ids.dtype)), 1)

@@ -18,6 +18,8 @@ from geonorm.hf.layouts import LAYOUTS, MISSING  # noqa: E402
 from geonorm.lab.data import NO_TEXT, load_tokenizer  # noqa: E402
 from geonorm.nn.config import preset  # noqa: E402
 
+from ..rows import each  # noqa: E402
+
 GPT2 = {
     "norm": "layer", "norm_eps": 1e-5, "bias": True, "mlp": "gelu_tanh", "positions": "learned",
     "tie_word_embeddings": True, "num_key_value_heads": 4,
@@ -108,7 +110,7 @@ def stock(model_type: str, **settings: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", OURS)
+@each("name", OURS)
 def test_a_scheme_becomes_an_architecture_and_comes_back(name: str, build: Any, ids: Any, tmp_path: Path) -> None:
     model_type, fields = OURS[name]
     model = build(**{"scheme": name.split(" ")[0], **fields})
@@ -122,7 +124,7 @@ def test_a_scheme_becomes_an_architecture_and_comes_back(name: str, build: Any, 
     close(again(ids).logits, model(ids).logits)
 
 
-@pytest.mark.parametrize("model_type", THEIRS)
+@each("model_type", THEIRS)
 def test_an_architecture_becomes_a_scheme_and_goes_back(model_type: str, ids: Any, tmp_path: Path) -> None:
     theirs = stock(model_type).double()  # folded gains sum in another order
     theirs.save_pretrained(tmp_path / "theirs")
@@ -194,8 +196,8 @@ def test_scaled_rotation_goes_over_and_back(model_type: str, rule: dict[str, Any
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("model_type", "settings", "every"),
+@each(
+    "model_type, settings, every",
     [
         ("mistral", {}, None),
         ("starcoder2", {}, None),

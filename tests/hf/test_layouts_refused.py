@@ -14,11 +14,12 @@ from geonorm import hf  # noqa: E402
 from geonorm.hf.layouts import LAYOUTS, layouts_of  # noqa: E402
 from geonorm.sites.anatomy import FAMILIES  # noqa: E402
 
+from ..rows import each  # noqa: E402
 from .test_layouts import GPT2, OLD, SIZE, THEIRS, stock  # noqa: E402
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
+@each(
+    "fields, said",
     [
         ({"scheme": "geonorm"}, "geonorm is no architecture of transformers"),
         ({"scheme": "pre(final=none)"}, "pre(final=none) is no architecture of transformers"),
@@ -37,8 +38,8 @@ def test_what_has_no_equal_is_refused(fields: dict[str, Any], said: str, build: 
     assert str(caught.value).startswith(said) and str(caught.value).endswith("use --layout geonorm")
 
 
-@pytest.mark.parametrize(
-    ("model_type", "settings", "said"),
+@each(
+    "model_type, settings, said",
     [
         ("llama", {"hidden_act": "gelu"}, "llama with hidden_act=gelu has no equal here"),
         ("gpt2", {"activation_function": "relu"}, "gpt2 with activation_function=relu has no equal here, only with"),
@@ -87,8 +88,8 @@ def test_settings_without_an_equal_are_refused_by_name(
     assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
+@each(
+    "config, said",
     [
         ("PhiConfig", "phi has a bias of its head, which geonorm's decoder does not have; geonorm.hf.apply"),
         (
@@ -114,7 +115,7 @@ def test_other_architectures_are_refused(config: str, said: str, tmp_path: Path)
     assert str(caught.value).startswith(said)
 
 
-@pytest.mark.parametrize("model_type", sorted(set(FAMILIES) - {layout.model_type for layout in LAYOUTS}))
+@each("model_type", sorted(set(FAMILIES) - {layout.model_type for layout in LAYOUTS}))
 def test_whatever_apply_knows_is_said_to_be_for_it(model_type: str) -> None:
     with pytest.raises(ConfigError, match=r"; geonorm\.hf\.apply changes its residual scheme in place"):
         layouts_of(model_type)

@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from geonorm import hf  # noqa: E402
 
+from ..rows import each  # noqa: E402
 
-@pytest.mark.parametrize("scheme", ["geonorm(learn=affine)", "rezero", "hyper", "geonorm"])
+
+@each("scheme", ["geonorm(learn=affine)", "rezero", "hyper", "geonorm"])
 def test_a_folder_whose_scalars_have_no_dimension_is_read(scheme: str, build: Any, ids: Any, tmp_path: Path) -> None:
     """As versions up to 0.1 wrote them, into the model with a head and the one inside it; saved again they have one."""
     model = build(scheme, norm="dyt")

@@ -21,6 +21,7 @@ from geonorm import hf  # noqa: E402
 from geonorm.hf.config import NAMES  # noqa: E402
 from geonorm.hf.export import adapt, hf_name  # noqa: E402
 
+from ..rows import each  # noqa: E402
 from .conftest import SIZE, train_run  # noqa: E402
 from .fresh import WITHOUT, python  # noqa: E402
 
@@ -42,8 +43,10 @@ def build(scheme: str = "geonorm", **fields: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("scheme", ["geonorm", "post(entry=embedding)", "hyper", "ngpt"])
+@each(
+    "scheme, layout",
+    [("geonorm", "rotary"), ("post(entry=embedding)", "BERT"), ("hyper", "parallel, untied"), ("ngpt", "BERT")],
+)
 def test_it_is_its_model_and_survives_saving(scheme: str, layout: str, ids: Any, tmp_path: Path) -> None:
     model = build(scheme, **LAYOUTS[layout])
     own = Decoder(model.config.shape()).eval()
@@ -71,7 +74,7 @@ def test_one_seed_draws_the_weights_of_the_model() -> None:
     assert set(ours) - same == {"transform.dense.weight", "head.weight"}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each("layout", LAYOUTS)
 def test_padding_at_the_end_and_every_way_to_attend(layout: str, ids: Any) -> None:
     model = build(**LAYOUTS[layout])
     plain = model(ids).logits

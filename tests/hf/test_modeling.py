@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from itertools import product
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ transformers = pytest.importorskip("transformers")
 
 from geonorm import hf  # noqa: E402
 from geonorm.hf.export import adapt, hf_name  # noqa: E402
+
+from ..rows import each  # noqa: E402
 
 EVERY = [
     *names(),
@@ -52,33 +54,29 @@ def greedy(model: Any, ids: Any, **settings: Any) -> Any:
     return model.generate(ids, **settings)
 
 
-@pytest.mark.parametrize("scheme", EVERY)
-def test_every_scheme_is_its_decoder_and_generates_alike_with_and_without_cache(
-    scheme: str, build: Any, ids: Any
+@each("scheme", EVERY)
+def test_every_scheme_is_its_decoder_generates_alike_with_and_without_cache_and_survives_saving(
+    scheme: str, build: Any, ids: Any, tmp_path: Path
 ) -> None:
     model = build(scheme)
     decoder = Decoder(model.config.shape())
     decoder.load_state_dict({name: model.state_dict()[hf_name(name)] for name in decoder.state_dict()})
-    torch.testing.assert_close(model(ids).logits, decoder.eval()(ids), rtol=0, atol=0)
+    logits = model(ids).logits
+    torch.testing.assert_close(logits, decoder.eval()(ids), rtol=0, atol=0)
     found = greedy(model, ids)
     assert found.shape == (2, 14) and torch.equal(found, greedy(model, ids, use_cache=False))
     if scheme in SOME:
         assert torch.equal(found, greedy(model, ids, cache_implementation="static", disable_compile=True))
     one = greedy(model, ids[:1])  # a single token takes its own path through the geodesic step
     assert torch.equal(one, found[:1])
-
-
-@pytest.mark.parametrize("scheme", EVERY)
-def test_every_scheme_survives_saving(scheme: str, build: Any, ids: Any, tmp_path: Path) -> None:
-    model = build(scheme)
     model.save_pretrained(tmp_path)
     again, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
     assert type(again) is hf.GeoNormForCausalLM and again.config.scheme == model.config.scheme
-    assert torch.equal(model(ids).logits, again(ids).logits)
+    assert torch.equal(logits, again(ids).logits)
 
 
-@pytest.mark.parametrize("scheme", EVERY)
+@each("scheme", EVERY)
 def test_one_seed_draws_the_weights_of_the_decoder(scheme: str, build: Any) -> None:
     config = build(scheme).config
     torch.manual_seed(3)
@@ -89,9 +87,7 @@ def test_one_seed_draws_the_weights_of_the_decoder(scheme: str, build: Any) -> N
     assert all(torch.equal(value, theirs[hf_name(name)]) for name, value in ours.items())
 
 
-@pytest.mark.parametrize(
-    ("scheme", "layout"), [*product(["geonorm", "ngpt", "pre(entry=embedding)"], LAYOUTS), ("attnres", "parallel")]
-)
+@each("scheme, layout", [*zip(cycle(["geonorm", "ngpt", "pre(entry=embedding)"]), LAYOUTS), ("attnres", "parallel")])
 def test_every_layout_is_its_decoder_generates_and_survives_saving(
     scheme: str, layout: str, build: Any, ids: Any, tmp_path: Path
 ) -> None:
@@ -108,7 +104,7 @@ def test_every_layout_is_its_decoder_generates_and_survives_saving(
     assert tied == bool(layout == "tied")
 
 
-@pytest.mark.parametrize("scheme", SOME)
+@each("scheme", SOME)
 def test_buffers_and_scalars_that_no_file_holds_are_made_anew(
     scheme: str, build: Any, ids: Any, tmp_path: Path
 ) -> None:
@@ -128,7 +124,7 @@ def test_buffers_and_scalars_that_no_file_holds_are_made_anew(
         assert torch.equal(value, expected), name
 
 
-@pytest.mark.parametrize("scheme", SOME)
+@each("scheme", SOME)
 def test_left_padding_changes_nothing(scheme: str, build: Any, ids: Any) -> None:
     check_left_padding(build(scheme), ids)
 
@@ -163,7 +159,7 @@ def test_what_follows_a_cache_stands_behind_it(build: Any, ids: Any) -> None:
     torch.testing.assert_close(found, model(ids).logits[:, 5:], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("scheme", SOME)
+@each("scheme", SOME)
 def test_attention_backends_agree_and_eager_returns_its_weights(scheme: str, build: Any, ids: Any) -> None:
     model = build(scheme)
     sdpa = model(ids).logits
@@ -176,7 +172,7 @@ def test_attention_backends_agree_and_eager_returns_its_weights(scheme: str, bui
     assert [h.shape for h in out.hidden_states] == [(2, 9, 32)] * 3
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", "siamese"])
+@each("scheme", ["geonorm", "siamese"])
 @torch.no_grad()
 def test_packed_texts_and_an_exported_graph(scheme: str, build: Any, ids: Any) -> None:
     model = build(scheme)
@@ -205,7 +201,7 @@ def nudged(model: Any, layer: int, token: Any) -> Any:
     return model.model.blocks[layer].register_forward_pre_hook(hook)
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", *SEVERAL])
+@each("scheme", ["geonorm", *SEVERAL])
 def test_hidden_states_have_the_gradient_of_a_change_to_the_stream(scheme: str, build: Any, ids: Any) -> None:
     """Against a central difference, in fp64; logits and gradients of parameters are what they are without."""
     model = build(scheme).double()
@@ -236,7 +232,7 @@ def test_hidden_states_have_the_gradient_of_a_change_to_the_stream(scheme: str, 
     assert out.hidden_states[-1].grad is not None
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", *SEVERAL])
+@each("scheme", ["geonorm", *SEVERAL])
 def test_some_hidden_states_alone(scheme: str, build: Any, ids: Any) -> None:
     model = build(scheme)
     whole = model(ids, output_hidden_states=True).hidden_states
@@ -246,7 +242,13 @@ def test_some_hidden_states_alone(scheme: str, build: Any, ids: Any) -> None:
     assert torch.equal(model(ids, output_hidden_states=True, return_dict=False)[2][1], whole[1])
 
 
-@pytest.mark.parametrize("scheme", EVERY)
+COMPILED = ("geonorm", "ngpt", "hyper")
+"""Schemes that are compiled on each change, in all tests together; the others with the slow ones."""
+
+
+@pytest.mark.parametrize(
+    "scheme", [*COMPILED, *(pytest.param(name, marks=pytest.mark.slow) for name in EVERY if name not in COMPILED)]
+)
 def test_every_scheme_is_one_graph(scheme: str, build: Any, ids: Any) -> None:
     model = build(scheme) if scheme in SOME else build(scheme, num_hidden_layers=1)
     torch.compiler.reset()
@@ -255,7 +257,7 @@ def test_every_scheme_is_one_graph(scheme: str, build: Any, ids: Any) -> None:
         torch.testing.assert_close(compiled, model(ids).logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", "hyper"])
+@pytest.mark.parametrize("scheme", ["geonorm", pytest.param("hyper", marks=pytest.mark.slow)])
 def test_decoding_with_a_static_cache_is_one_graph(scheme: str, build: Any, ids: Any) -> None:
     from torch._dynamo.utils import counters
 
@@ -281,7 +283,7 @@ def test_generation_compiles_by_itself_with_a_static_cache(scheme: str, build: A
     assert torch.equal(greedy(model, ids, cache_implementation="static"), greedy(model, ids))
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", "hyper", "ngpt"])
+@each("scheme", ["geonorm", "hyper", "ngpt"])
 def test_beams_and_assisted_decoding(scheme: str, build: Any, ids: Any) -> None:
     model, helper = build(scheme), build("pre", num_hidden_layers=1)
     assert greedy(model, ids, num_beams=3).shape == (2, 14)
@@ -289,7 +291,7 @@ def test_beams_and_assisted_decoding(scheme: str, build: Any, ids: Any) -> None:
     assert torch.equal(greedy(model, ids[:1], assistant_model=helper), greedy(model, ids[:1]))
 
 
-@pytest.mark.parametrize("scheme", SOME)
+@each("scheme", SOME)
 def test_gradient_checkpointing_gives_the_same_gradients(scheme: str, build: Any, ids: Any) -> None:
     plain, saving = build(scheme).train(), build(scheme).train()
     getattr(saving, "activation_checkpointing_enable", saving.gradient_checkpointing_enable)()
@@ -311,8 +313,7 @@ def test_half_precision_keeps_the_stream_wide(build: Any, ids: Any) -> None:
     assert torch.equal(greedy(narrow, ids), greedy(narrow, ids, use_cache=False))
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("scheme", SOME)
+@each("scheme, tied", [*zip(SOME, cycle([True, False])), ("geonorm", False), ("ngpt", False)])
 def test_embeddings_grow(scheme: str, tied: bool, build: Any, ids: Any, tmp_path: Path) -> None:
     model = build(scheme, tie_word_embeddings=tied)
     with torch.no_grad():

@@ -18,6 +18,8 @@ from safetensors.torch import load_file  # noqa: E402
 
 from geonorm import hf, names  # noqa: E402
 
+from ..rows import each  # noqa: E402
+
 SOME = ["geonorm", "pre", "hybrid", "hyper"]
 
 
@@ -80,13 +82,16 @@ def served(folder: Path, ids: Tensor) -> tuple[Tensor, list[str]]:
 
 
 BIASED = {"norm": "layer", "mlp": "gelu", "bias": True}
-FIELDS = [{}, {"tie_word_embeddings": True}, {"block": "parallel", "qk_norm": "full"}]
-POSITIONS = [("geonorm", {**BIASED, "positions": positions}) for positions in ("learned", "none")]
+SERVED: list[tuple[str, dict[str, Any]]] = [
+    *((scheme, {}) for scheme in SOME),
+    ("geonorm", {"tie_word_embeddings": True}),
+    ("geonorm", {"block": "parallel", "qk_norm": "full"}),
+    ("hyper", {"block": "parallel", "tie_word_embeddings": True}),
+    *(("geonorm", {**BIASED, "positions": positions}) for positions in ("learned", "none")),
+]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "fields"), [*((scheme, fields) for scheme in SOME for fields in FIELDS), *POSITIONS]
-)
+@each("scheme, fields", SERVED)
 def test_vllm_computes_the_same_logits(scheme: str, fields: Any, build: Any, ids: Any, tmp_path: Path) -> None:
     model = build(scheme, **fields)
     model.save_pretrained(tmp_path)
@@ -95,8 +100,7 @@ def test_vllm_computes_the_same_logits(scheme: str, fields: Any, build: Any, ids
     torch.testing.assert_close(logits, model(ids[:1]).logits[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("scheme", ["ngpt", "angpt", "mix(pre, ngpt)"])
+@each("scheme, tied", [("ngpt", False), ("ngpt", True), ("angpt", False), ("mix(pre, ngpt)", True)])
 def test_a_scale_on_logits_is_no_part_of_vllm(scheme: str, tied: bool, build: Any, ids: Any, tmp_path: Path) -> None:
     model = build(scheme, tie_word_embeddings=tied)
     with torch.no_grad():
@@ -107,7 +111,7 @@ def test_a_scale_on_logits_is_no_part_of_vllm(scheme: str, tied: bool, build: An
     assert not torch.allclose(logits, model(ids[:1]).logits[0], rtol=0.1)
 
 
-@pytest.mark.parametrize("scheme", [*SOME, "ngpt"])
+@each("scheme", [*SOME, "ngpt"])
 def test_a_model_built_under_init_empty_weights_is_on_meta(scheme: str, build: Any) -> None:
     config = build(scheme, positions="learned").config
     with accelerate.init_empty_weights():
@@ -116,10 +120,10 @@ def test_a_model_built_under_init_empty_weights_is_on_meta(scheme: str, build: A
 
 
 PLACES = [(scheme, "blocks") for scheme in (*names(), "geonorm(learn=affine)")]
-PLACES += [(scheme, disk) for scheme in (*SOME, "ngpt") for disk in ("none", "ends")]
+PLACES += [*((scheme, "ends") for scheme in (*SOME, "ngpt")), ("geonorm", "none"), ("ngpt", "none")]
 
 
-@pytest.mark.parametrize(("scheme", "disk"), PLACES)
+@each("scheme, disk", PLACES)
 def test_device_maps(scheme: str, disk: str, build: Any, ids: Any, tmp_path: Path) -> None:
     model = build(scheme)
     model.save_pretrained(tmp_path / "model", max_shard_size="10KB")
@@ -136,7 +140,7 @@ def test_device_maps(scheme: str, disk: str, build: Any, ids: Any, tmp_path: Pat
     assert torch.equal(again(ids).logits, model(ids).logits)
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", "ngpt", "hyper"])
+@each("scheme", ["geonorm", "ngpt", "hyper"])
 def test_half_precision_from_a_folder_is_half_precision_of_the_model(
     scheme: str, build: Any, ids: Any, tmp_path: Path
 ) -> None:
@@ -149,20 +153,16 @@ def test_half_precision_from_a_folder_is_half_precision_of_the_model(
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers' own
 @pytest.mark.parametrize(
-    "fields",
+    ("scheme", "fields"),
     [
-        {},
-        {"positions": "learned"},
-        {"block": "parallel"},
-        {"sliding_window": 4},
-        {"sliding_window": 4, "full_every": 2},
+        ("geonorm", {"positions": "learned"}),
+        ("geonorm", {"sliding_window": 4, "full_every": 2}),
+        ("ngpt", {"block": "parallel"}),
+        ("siamese", {"sliding_window": 4}),
     ],
 )
-@pytest.mark.parametrize("scheme", ["geonorm", "ngpt", "siamese"])
 def test_continuous_batching_is_generation(scheme: str, fields: dict[str, Any], build: Any) -> None:
     """Requests of different length in one pass over one paged cache, which the attention function fills."""
-    if fields and scheme != "geonorm":
-        pytest.skip("one scheme is enough for the layouts")
     model = build(scheme, **fields)
     prompts = [[3, 4, 5], [7, 8, 9, 10, 11], [12]]
     settings = transformers.GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1, pad_token_id=0)

@@ -23,6 +23,8 @@ from geonorm.lab.config import Optim  # noqa: E402
 from geonorm.lab.train import optim  # noqa: E402
 from geonorm.nn import Decoder  # noqa: E402
 
+from ..rows import each  # noqa: E402
+
 SOME = ["geonorm", "ngpt", "residual_dual"]
 
 
@@ -124,7 +126,7 @@ def test_a_scheme_that_counts_steps_says_when_none_was_counted(build: Any, tmp_p
     assert {int(p) for name, p in model.state_dict().items() if name.endswith(".done")} == {4}
 
 
-@pytest.mark.parametrize("scheme", [*names(), "geonorm(learn=affine)", "mix(ngpt, geonorm)"])
+@each("scheme", [*names(), "geonorm(learn=affine)", "mix(ngpt, geonorm)"])
 def test_what_decays_is_what_our_own_optimizer_decays(scheme: str) -> None:
     shape: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, "vocab_size": 61}
     for fields in (

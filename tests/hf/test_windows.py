@@ -13,12 +13,14 @@ from geonorm import Decoder  # noqa: E402
 from geonorm.hf.export import adapt  # noqa: E402
 from geonorm.nn import generate  # noqa: E402
 
+from ..rows import each  # noqa: E402
+
 FIELDS: list[dict[str, Any]] = [{"sliding_window": 4}, {"sliding_window": 4, "full_every": 2}]
 GREEDY = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("fields", FIELDS)
+@each("fields", FIELDS)
 def test_the_model_is_the_decoder_and_writes_the_same(fields: dict[str, Any], build: Any, ids: Any) -> None:
     torch.manual_seed(0)
     decoder = Decoder(build(**fields).config.shape()).eval()
@@ -31,7 +33,7 @@ def test_the_model_is_the_decoder_and_writes_the_same(fields: dict[str, Any], bu
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("fields", FIELDS)
+@each("fields", FIELDS)
 def test_padding_and_attention_functions(fields: dict[str, Any], build: Any, ids: Any) -> None:
     model = build(**fields)
     wanted = model(ids, output_hidden_states=True)
