@@ -54,3 +54,12 @@ def loader() -> Any:
             return super().construct_mapping(node, deep)
 
     return Plain
+
+
+def list_paths(paths: list[str]) -> str:
+    """`layers.*.norm (24)` for paths that differ in numbers only."""
+    patterns: dict[str, int] = {}
+    for path in paths:
+        key = ".".join("*" if part.isdigit() else part for part in path.split("."))
+        patterns[key] = patterns.get(key, 0) + 1
+    return ", ".join(f"{key} ({count})" for key, count in patterns.items()) or "nothing"

@@ -52,7 +52,7 @@ SHARED = set(
 )
 MACHINE = set("machine.tflops machine.tflops_fp32 machine.mfu machine.bandwidth machine.memory".split())
 PLAN = MACHINE | {"dry_run", "world_size", "json"}
-TRAIN = SHARED | PLAN | set("scheme lr seed resume phase branch".split())
+TRAIN = SHARED | PLAN | set("scheme lr seed resume init_from phase branch".split())
 COMPARE = SHARED | set(
     """schemes lrs seeds tune tune_steps
     jobs launcher ray.address ray.gpus ray.retries slurm.submit slurm.partition

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ConfigError, unknown
 from ..nn.roles import SLOTS
+from ..parsing import list_paths
 from ..residual import Residual
 from ..schemes import Scheme, Site, parse
 from ..sites.anatomy import FAMILIES, blocks_of
@@ -60,15 +61,6 @@ class Report:
             *(f"  note     {note}" for note in self.notes),
         ]
         return "\n".join(lines)
-
-
-def list_paths(paths: list[str]) -> str:
-    """`layers.*.norm (24)` for paths that differ in numbers only."""
-    patterns: dict[str, int] = {}
-    for path in paths:
-        key = ".".join("*" if part.isdigit() else part for part in path.split("."))
-        patterns[key] = patterns.get(key, 0) + 1
-    return ", ".join(f"{key} ({count})" for key, count in patterns.items()) or "nothing"
 
 
 def apply(model: Any, scheme: str | Scheme) -> Report:

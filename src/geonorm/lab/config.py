@@ -157,6 +157,9 @@ class TrainConfig(Recipe):
     """Run directory. One that holds this run is resumed from its newest checkpoint."""
     resume: Literal["auto", "never"] = "auto"
     """auto: go on from the newest checkpoint in --out; never: refuse a directory that holds a run."""
+    init_from: str | None = None
+    """Run, of any scheme, whose newest weights this one begins with where names match; steps and optimizer begin
+    anew."""
     branch: str | None = None
     """Run of the same settings but steps, in whose newest checkpoint before either of the two cools down (wsd,
     checkpoint.trunk) this one begins: the same as without, but for the time."""

@@ -219,24 +219,22 @@ def read_run_settings(path: Path) -> TrainConfig:
         raise
 
 
-def open_run(path: Path, device: torch.device = CPU, step: int | None = None) -> OpenedRun:
+def open_run(path: Path, device: torch.device = CPU) -> OpenedRun:
     """As `open_trained`, of a run on text. ConfigError for one on images."""
-    opened = open_trained(path, device, step)
+    opened = open_trained(path, device)
     if not isinstance(opened, OpenedRun):
         raise ConfigError(f"{path} tells classes of images apart: this needs a model of text")
     return opened
 
 
-def open_trained(path: Path, device: torch.device = CPU, step: int | None = None) -> OpenedRun | OpenedImages:
-    """The model of a run at its newest whole checkpoint, or at that of a step, whatever number of ranks trained it.
-    CheckpointError if the folder holds none."""
+def open_trained(path: Path, device: torch.device = CPU) -> OpenedRun | OpenedImages:
+    """The model of a run at its newest whole checkpoint, whatever number of ranks trained it. CheckpointError if the
+    folder holds none."""
     config = read_run_settings(path)
     parse(stored(config.scheme, read_sources(path), str(path)))
     model = build(config.shape(config.scheme)).to(device)
     folder = path / "checkpoints"
-    if step is not None:
-        checkpoint.load_checkpoint(folder / f"step-{step}", model)
-    elif checkpoint.load_newest(folder, model, None, lambda line: print(line, file=sys.stderr)) is None:
+    if checkpoint.load_newest(folder, model, None, lambda line: print(line, file=sys.stderr)) is None:
         raise CheckpointError(f"{path} holds no checkpoint: let it train first, or put its checkpoints back")
     if isinstance(model, VisionTransformer):
         return OpenedImages(str(path), model.eval(), None, None, device, config)

@@ -39,8 +39,10 @@ def read_last(folder: Path) -> dict[str, Any]:
 
 
 def seen_data(folder: Path) -> set[str]:
-    """sha256 of what a run, and the run that it was converted from, was trained on."""
-    return {sha256 for part in read_parts(folder) if (sha256 := part.get("data_sha256"))}
+    """sha256 of what a run, and the run whose weights it began with, was trained on."""
+    parts = read_parts(folder)
+    before = {sha256 for part in parts for sha256 in (part.get("init_from") or {}).get("data_sha256", ())}
+    return before | {sha256 for part in parts if (sha256 := part.get("data_sha256"))}
 
 
 def read_sources(folder: Path) -> dict[str, dict[str, Any]]:

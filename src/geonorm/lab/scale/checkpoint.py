@@ -147,6 +147,30 @@ def load_checkpoint(
     return state
 
 
+def load_matching(
+    path: Path, model: nn.Module, world: World = ALONE
+) -> tuple[dict[str, Any], list[str], list[str], list[str]]:
+    """Gives a model those weights of a checkpoint that it has by name. Returns the checkpoint's state and the names
+    that were loaded, that the checkpoint lacks, and that it has besides. CheckpointError, on every rank, if no name is
+    there or one has another shape; then nothing was changed."""
+    state = world.together(lambda: read_and_verify(path, world, everything=False))
+    scalars = {name for name, parameter in model.named_parameters() if parameter.shape == (1,)}
+    files = [name for name in sorted(state["sha256"]) if kind_of(name) == "model"]
+    reader = Reader(path, files, lambda key: is_single(key, scalars))
+    saved = {name.partition(".")[2]: about.size for name, about in reader.tensors().items()}
+    weights = {name.partition(".")[2]: tensor for name, tensor in state_of(model, [], world)[0].items()
+               if name.startswith("model.")}  # fmt: skip
+    loaded = [name for name in weights if name in saved]
+    for name in loaded:
+        if saved[name] != weights[name].shape:
+            shapes = f"{list(saved[name])} there, {list(weights[name].shape)} here"
+            raise CheckpointError(f"checkpoint {path} is of a model of another size: {name} is {shapes}")
+    if not loaded:
+        raise CheckpointError(f"checkpoint {path} is of another model: it has no weight of this one")
+    reader.fill({f"model.{name}": weights[name] for name in loaded}, world.size == 1)
+    return state, loaded, [name for name in weights if name not in saved], sorted(saved.keys() - weights.keys())
+
+
 def load_newest(
     folder: Path,
     model: nn.Module,

@@ -40,6 +40,7 @@ from .averaging import Average
 from .branch import LONGER, find_extension, find_trunk
 from .diagnose import diagnose
 from .guard import Diverged, Judge, Trouble
+from .init_from import load_start
 from .load import Data, load_data
 from .matrices import HeldNorms, Turning
 from .signals import stop_signals, stop_unheard
@@ -106,6 +107,7 @@ class Loop:
             model = build(shape)
         self.model = parallel.distribute(model, c.runtime, device if built_on.type == "cpu" else built_on)
         self.spread = parallel.Spread(self.model, c.runtime, world, device, kind, c.steps)
+        self.start = load_start(c, self.model, text.fingerprint, world)
         torch.manual_seed(parallel.own_seed(c.seed, world))
         self.optimizers = parallel.split_groups(optim.build_optimizers(self.model, c.optim, c.lr))
         self.held = HeldNorms(self.model, c.optim.hold_norms)
@@ -135,10 +137,13 @@ class Loop:
             self.say(f"own recipe of {c.scheme}: {', '.join(f'{key} {value:g}' for key, value in departures.items())}")
         if self.resume(run):
             self.say(f"resuming {run.path} at step {self.step} of {c.steps}")
+        elif self.start:
+            self.say(self.start.line)
         run.truncate(self.step)
-        if run.writes and (
-            changed := provenance.record(run.path, self.step, environment.collect(self.device, c.runtime.threads))
-        ):
+        versions = environment.collect(self.device, c.runtime.threads)
+        if self.start and self.step == 0:
+            versions["init_from"] = self.start.record
+        if run.writes and (changed := provenance.record(run.path, self.step, versions)):
             self.say(changed)
         if run.writes:
             self.text.save(run.path)

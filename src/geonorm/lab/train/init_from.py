@@ -1,0 +1,49 @@
+"""A run that begins with the weights of another one, also under another scheme."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError
+from ...nn.trunk import Trunk
+from ...parsing import list_paths
+from ..config import TrainConfig
+from ..runs.provenance import read_last, seen_data
+from ..runs.run import RunFolder
+from ..scale.checkpoint import load_matching, saved_steps
+from ..scale.world import World
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run got its first weights."""
+
+    record: dict[str, Any]
+    """For environment.json: the run, the step, sha256 of the files of weights and of the data behind them."""
+    line: str
+
+
+def load_start(config: TrainConfig, model: Trunk, tokenizer: str, world: World) -> Start | None:
+    """Gives a model the newest weights of the run `init_from`, by name; None where there is no such run, or config.out
+    holds a checkpoint that the run goes on from. CheckpointError, before anything is written, for a run without a
+    checkpoint, with another tokenizer or with weights of another shape; then the model is as it was."""
+    if config.init_from is None or saved_steps(Path(config.out) / "checkpoints"):
+        return None
+    source = RunFolder(Path(config.init_from))
+    settings, steps = source.config(), saved_steps(source.checkpoints)
+    if not steps:
+        raise CheckpointError(f"{source.path} holds no checkpoint yet; let it train first")
+    if read_last(source.path).get("tokenizer_sha256", tokenizer) != tokenizer:
+        raise CheckpointError(
+            f"{source.path} has another tokenizer: add --tokens.tokenizer {source.path / 'tokenizer.json'}"
+        )
+    state, loaded, missing, left = load_matching(source.checkpoints / f"step-{steps[-1]}", model, world)
+    model.constrain()
+    record = {"run": str(source.path.resolve()), "step": steps[-1], "sha256": state["sha256"]}
+    line = (
+        f"begins with the weights of {source.path} at step {steps[-1]} ({settings.scheme}): {len(loaded)} tensors "
+        f"loaded; at their initial values: {list_paths(missing)}; left out: {list_paths(left)}"
+    )
+    return Start({**record, "data_sha256": sorted(seen_data(source.path))}, line)
