@@ -67,7 +67,7 @@ SIMULATE = set(
 )
 PROBE = set(
     """models data tokens context batch gradients ablate_blocks out device dtype one_block tokenizer revision
-    trust_remote_code blocks sublayers norms_only scheme logit_lens bos""".split()
+    trust_remote_code blocks sublayers norms_only scheme bos""".split()
 )
 CHANGED = f"the command line changed: if that is meant, change the lists in {__file__} too"
 

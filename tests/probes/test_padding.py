@@ -67,7 +67,7 @@ def compare(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
         assert one.keys() == other.keys()
         for name, value in one.items():
             loose = 2e-2 if "_p" in name else 1e-4
-            if isinstance(value, float) or name == "top_dims_share":
+            if isinstance(value, float):
                 assert value == pytest.approx(other[name], rel=loose, abs=1e-5), name
             else:
                 assert value == other[name], name

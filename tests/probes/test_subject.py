@@ -23,7 +23,7 @@ def test_a_probe_leaves_modes_and_gradients_alone(tiny_model: Tiny) -> None:
     model(**inputs, labels=inputs["input_ids"]).loss.backward()
     modes = [module.training for module in model.modules()]
     grads = {name: p.grad.clone() for name, p in model.named_parameters()}
-    found = geonorm.probe(model, inputs["input_ids"], gradients=True, ablate_blocks=True, logit_lens=True)
+    found = geonorm.probe(model, inputs["input_ids"], gradients=True, ablate_blocks=True)
     assert all(row["grad_norm"] > 0 for row in found.sites)
     again = geonorm.probe(model, inputs["input_ids"], gradients=True)
     assert [row["grad_norm"] for row in again.sites] == [row["grad_norm"] for row in found.sites]  # without dropout
@@ -46,5 +46,5 @@ def test_the_loss_at_labels_is_the_models_own(case: str, tiny_model: Tiny) -> No
     with torch.no_grad():
         wanted = model(**given).loss
     assert torch.allclose(Subject(model).loss(given), wanted, rtol=1e-5)
-    loss = geonorm.probe(model, given, ablate_blocks=True, logit_lens=True).loss
+    loss = geonorm.probe(model, given, ablate_blocks=True).loss
     assert loss == pytest.approx(wanted.item(), rel=1e-5)

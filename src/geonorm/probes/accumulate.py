@@ -83,10 +83,8 @@ class SiteMeasure:
         self.direction: Tensor | float = 0.0
 
     @torch.no_grad()
-    def update(
-        self, x: Tensor, after: Tensor, u: Tensor | None = None, mask: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """Returns the values of all tokens but padding, (tokens,), by quantity."""
+    def update(self, x: Tensor, after: Tensor, u: Tensor | None = None, mask: Tensor | None = None) -> bool:
+        """Whether there was a token that is not padding."""
         rows, token = flat(x, mask), []
         afters, updates = flat(after, mask), None if u is None else flat(u, mask)
         for part in chunks(rows):
@@ -103,14 +101,14 @@ class SiteMeasure:
             weight = safe_divide(torch.ones_like(radius), radius)
             self.energy = self.energy + (weight.square() @ squares).double()
         if not token:
-            return {}
+            return False
         values = torch.cat(token, 1)
         if self.moments is None:
             self.moments = Moments(tuple(found), x.device)
         self.moments.update(values)
         self.sample.update(rows)
         self.tokens_of_sequences(x, mask, values[0])
-        return dict(zip(self.moments.names, values, strict=True))
+        return True
 
     def tokens_of_sequences(self, x: Tensor, mask: Tensor | None, radius: Tensor) -> None:
         """Sums of directions: over each sequence for the cosine between its tokens, and over all for their mean."""
@@ -129,11 +127,6 @@ class SiteMeasure:
         self.pairs += cosine[many].sum().item()
         self.sequences += int(many.sum())
 
-    def shares(self) -> Tensor:
-        """(dim,): mean over tokens of each dimension's share of |x|^2."""
-        assert isinstance(self.energy, Tensor) and self.moments is not None
-        return self.energy / self.moments.count
-
     def row(self) -> dict[str, Any]:
         """Columns as in trace.jsonl; None: not known, or not finite. Without a token: nothing else."""
         if self.moments is None:
@@ -149,7 +142,8 @@ class SiteMeasure:
         resultant = finite_or_none((self.direction.norm() / n).item())
         found["resultant"] = resultant
         found["concentration"] = None if resultant is None else concentration(resultant, dim)
-        share, where = self.shares().max(0)
+        assert isinstance(self.energy, Tensor)
+        share, where = (self.energy / n).max(0)
         found["top_dim"], found["top_dim_share"] = int(where), finite_or_none(share.item())
         largest = self.moments.high[self.moments.names.index("abs_peak")].item()
         found["abs_max"] = finite_or_none(largest)

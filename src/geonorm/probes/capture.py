@@ -15,7 +15,6 @@ from ..sites.anatomy import BY_HAND, Stack, blocks_of, join_path
 from ..sites.watch import ModelSite, end_kind, module_at, sites_of, stacks_of, watch, watch_calls
 from .accumulate import NormMeasure, SiteMeasure, filled, flat
 from .attention import AttentionMeasure, WatchAttention, counted_queries, first_places
-from .detail import SiteDetail
 from .layers import likeness
 from .norms import NormFacts, channels_first, examine, norms_of
 from .sample import SAMPLE
@@ -111,14 +110,14 @@ class SiteRecord:
     """All that is measured of one site beside its SiteMeasure."""
 
     def __init__(self) -> None:
-        self.detail, self.attention = SiteDetail(), AttentionMeasure()
+        self.attention = AttentionMeasure()
         self.clamped, self.tokens = 0.0, 0
         self.end = Sample(SAMPLE)
         """Of the stream behind the site: the same tokens as the measure's sample in front of it."""
 
-    def row(self, measure: SiteMeasure) -> dict[str, Any]:
+    def row(self) -> dict[str, Any]:
         clamped = self.clamped / self.tokens if self.tokens else None
-        return {**self.detail.row(measure.shares()), **self.attention.row(), "clamped": clamped}
+        return {**self.attention.row(), "clamped": clamped}
 
 
 class Capture:
@@ -210,12 +209,11 @@ class Capture:
         self.asking = False
         x, after = place.seen(x), place.seen(after)
         mask = fit_mask(given, x)
-        tokens = self.sites[place].update(x, after, u, mask)
-        record.detail.update(x, tokens, mask)
-        if clamped is not None and tokens:
+        counts = self.sites[place].update(x, after, u, mask)
+        if clamped is not None and counts:
             chosen = clamped.flatten() if mask is None else clamped[mask]
             record.clamped, record.tokens = record.clamped + chosen.sum().item(), record.tokens + chosen.numel()
-        if tokens and self.last[place.stack] is place:
+        if counts and self.last[place.stack] is place:
             record.end.update(flat(after, mask))
         for mass, seen, peak in self.attended if place.site.kind in ("attn", "parallel") else ():
             counted = counted_queries(given, first_places(given, *seen.shape), seen)
@@ -231,7 +229,7 @@ class Capture:
     def rows(self) -> list[dict[str, Any]]:
         """One row per site that ran, in the columns of trace.jsonl."""
         return [
-            {**place.about, **measure.row(), **self.records[place].row(measure)}
+            {**place.about, **measure.row(), **self.records[place].row()}
             for place, measure in self.sites.items()
             if measure.moments is not None
         ]

@@ -36,8 +36,6 @@ class ProbeConfig(Settings):
     ablate_blocks: bool = False
     """Also the loss without one block or several in a row, and the angle between their ends, on the first 4096 tokens,
     in whole passes."""
-    logit_lens: bool = False
-    """Also the loss if the model ended after each of its blocks, on the first 4096 tokens, in whole passes."""
     bos: bool = False
     """Begin every window with the token that begins a text (of runs of ours: the one that ends the text before)."""
     out: str = "runs/probe"
@@ -71,11 +69,9 @@ class ProbeConfig(Settings):
         if bool(self.blocks) != bool(self.sublayers):
             raise ConfigError("--blocks and --sublayers go together: the list of blocks, and the sites of each")
         if self.norms_only:
-            check_norms_only(self.gradients, self.ablate_blocks, self.logit_lens, by_hand=bool(self.blocks))
+            check_norms_only(self.gradients, self.ablate_blocks, by_hand=bool(self.blocks))
         if self.one_block and (self.gradients or self.ablate_blocks):
             raise ConfigError("--one-block holds no whole model: leave out --gradients and --ablate-blocks")
-        if self.one_block and self.logit_lens:
-            raise ConfigError("--one-block loads no head: leave out --logit-lens")
         self.stacks()
 
     def stacks(self) -> tuple[Stack, ...] | None:
@@ -83,11 +79,9 @@ class ProbeConfig(Settings):
         return (Stack.by_hand(self.blocks, self.sublayers),) if self.blocks else None
 
 
-def check_norms_only(gradients: bool, ablate_blocks: bool, logit_lens: bool, *, by_hand: bool) -> None:
+def check_norms_only(gradients: bool, ablate_blocks: bool, *, by_hand: bool) -> None:
     """ConfigError for what needs residual sites where there are to be none, on the command line and in Python."""
     if gradients or ablate_blocks or by_hand:
         raise ConfigError(
             "--norms-only (sites=False) has no sites: leave out --gradients, --ablate-blocks and --blocks (stacks)"
         )
-    if logit_lens:
-        raise ConfigError("--norms-only (sites=False) knows no blocks: leave out --logit-lens")

@@ -18,9 +18,7 @@ Row = dict[str, Any]
 NOTE = (
     "step: tangential part of x'-x over |x|, mean over tokens and sites; law: the decay that its course over blocks "
     "follows, with R² of the logarithms, and the power of t with its 95 % interval; |cos| to (1, ..., 1) beside the "
-    "same for 64 random directions (5 to 95 % of them) and for the direction that tokens share most; growth: the order "
-    "q at which |x| to the q grows by equal amounts (sqrt 2, linear 1, exponential 0), with its 95 % interval, first "
-    "tokens left out; aligned: share of the growth of |x|² that updates along x have, not their own length; spread: "
+    "same for 64 random directions (5 to 95 % of them) and for the direction that tokens share most; spread: "
     "standard deviation of |x| over tokens before and after the norms of the blocks, geometric means"
 )
 
@@ -35,7 +33,6 @@ class Geometry(SavedStudy):
     norms: dict[str, list[Row]]
     ablation: dict[str, list[Row]]
     layers: dict[str, list[Row]] = field(default_factory=dict)
-    lens: dict[str, list[Row]] = field(default_factory=dict)
     chosen: Sequence[str] = ()
     """Of which models alone, by their names or schemes, in this order; of all where none is named."""
 
@@ -96,10 +93,10 @@ def load(path: Path) -> Geometry:
                 raise ValueError(f"it has not the {count} lines that summary.json counts")
         return found
 
-    names = ("ablation", "layers", "lens")
-    ablation, layers, lens = (rows(f"{name}.jsonl") if (path / f"{name}.jsonl").exists() else {} for name in names)
+    names = ("ablation", "layers")
+    ablation, layers = (rows(f"{name}.jsonl") if (path / f"{name}.jsonl").exists() else {} for name in names)
     sites, norms = rows("trace.jsonl", counts["sites"]), rows("norms.jsonl", counts["norms"])
-    return Geometry(path, summary, sites, norms, ablation, layers, lens)
+    return Geometry(path, summary, sites, norms, ablation, layers)
 
 
 def series_name(model: str, stack: str, stacks: Iterable[str]) -> str:
@@ -121,34 +118,20 @@ def caption(found: Geometry) -> str:
 
 def overview(models: Sequence[Row]) -> tuple[list[str], Cells]:
     """One line per model."""
-    titles = ["model", "type", "scheme", "blocks", "parameters", "tokens", "growth of |x|", "from block 2 on",
-              "aligned", "implied step law", "scale", "R²", "power of t"]  # fmt: skip
+    titles = ["model", "type", "scheme", "blocks", "parameters", "tokens", "implied step law",
+              "scale", "R²", "power of t"]  # fmt: skip
     cells = []
     for model in models:
         for stack, kinds in (model["schedule"] or {"": {}}).items():
             law = kinds.get("all") if kinds else None
             best = law.get(law["best"]) if law else None
-            grown = (model.get("growth") or {}).get(stack) or {}
             cells.append([
                 series_name(model["model"], stack, model["schedule"]), model["model_type"] or model["class"],
                 model["scheme"] or "–", str(model["depth"] or "–"), si(model["parameters"]), si(model["tokens"]),
-                *(growth_of(grown.get(which)) for which in ("all", "later")),
-                figures((grown.get("all") or {}).get("aligned")),
                 "–" if law is None else law["best"].replace("none", "none fits"),
                 *(figures(best[key]) if best else "–" for key in ("alpha", "r2")), power_of(law),
             ])  # fmt: skip
     return titles, cells
-
-
-def growth_of(law: Row | None) -> str:
-    """The law of the stream's length, with the order q at which |x|^q grows evenly and its 95 % interval."""
-    if not law:
-        return "–"
-    if law["order"] is None:
-        return f"{law['best']}, {law['growth']:.3g} times"
-    low, high = ("open" if law[end] is None else f"{law[end]:.1f}" for end in ("low", "high"))
-    name = law["best"].replace("none", "none fits")
-    return f"{name}, q {law['order']:.1f} ({low} to {high})"
 
 
 def power_of(law: Row | None) -> str:
@@ -160,7 +143,7 @@ def power_of(law: Row | None) -> str:
     return f"{-fitted['exponent']:.2f}{between}".replace("-0.00", "0.00")
 
 
-MEANS = ("ratio", "cos_pair", "effective_rank", "kurtosis", "attn_first", "attn_first_null", "clamped")
+MEANS = ("ratio", "cos_pair", "effective_rank", "attn_first", "attn_first_null", "clamped")
 """Of sites."""
 NORM_MEANS = ("rotation", "cos_ones_before", "cos_null_before", "cos_principal_before")
 
@@ -178,7 +161,6 @@ def measures(found: Geometry, name: str) -> Row:
         **{f"norm_spread_{key}": spread.get(key) for key in ("before", "after", "factor")},
         "massive": sum(bool(row["massive"]) for row in rows),
         "sites": len(rows),
-        "first_token": times_the_rest(rows),
     }
 
 
@@ -187,18 +169,13 @@ def records(found: Geometry) -> list[Row]:
     result = []
     for name in found.names:
         model, law = found._model(name), found.schedule(name) or {}
-        stack = next((stack for stack in model.get("schedule") or {} if series_name(
-            model["model"], stack, model["schedule"]) == name), "")  # fmt: skip
         best, power = law.get(str(law.get("best"))) or {}, law.get("power") or {}
-        grown = (model.get("growth") or {}).get(stack) or {}
         result.append({
             "model": name,
             **{key: model.get(key) for key in ("class", "model_type", "scheme", "depth", "parameters", "tokens")},
             "law": law.get("best"), "law_alpha": best.get("alpha"), "law_r2": best.get("r2"),
             **{f"power_{end}": -power[key] if key in power else None
                for end, key in (("of_t", "exponent"), ("low", "high"), ("high", "low"))},
-            **{f"growth_{which}_{key}": (grown.get(which) or {}).get(key)
-               for which in ("all", "later") for key in ("best", "growth", "order", "low", "high", "aligned")},
             **measures(found, name),
         })  # fmt: skip
     return result
@@ -207,8 +184,8 @@ def records(found: Geometry) -> list[Row]:
 def averages(found: Geometry) -> tuple[list[str], Cells]:
     """Means over the sites, and over the norms in blocks, of each series, as a table."""
     titles = ["model", "|x| first", "|x| last", "step", "rotation", "spread of |x| by norms", "|cos| to 1", "its null",
-              "principal", "cos of pairs", "effective rank", "massive", "kurtosis", "first token's |x|",
-              "attention to it", "even attention", "clamped"]  # fmt: skip
+              "principal", "cos of pairs", "effective rank", "massive", "attention to the first token",
+              "even attention", "clamped"]  # fmt: skip
     cells = []
     for name in found.names:
         m = measures(found, name)
@@ -218,18 +195,10 @@ def averages(found: Geometry) -> tuple[list[str], Cells]:
             "–" if m["rotation"] is None else f"{math.degrees(m['rotation']):.1f}°",
             "–" if m["norm_spread_before"] is None else f"{before} to {after} (÷ {factor})",
             *(figures(m[f"cos_{key}"]) for key in ("ones_before", "null_before", "principal_before", "pair")),
-            figures(m["effective_rank"]), f"{m['massive']} of {m['sites']} sites", figures(m["kurtosis"]),
-            "–" if m["first_token"] is None else f"{figures(m['first_token'])} ×",
+            figures(m["effective_rank"]), f"{m['massive']} of {m['sites']} sites",
             *(figures(m[key]) for key in ("attn_first", "attn_first_null", "clamped")),
         ])  # fmt: skip
     return titles, cells
-
-
-def times_the_rest(rows: Sequence[Row]) -> float | None:
-    """The length of first tokens over that of the others, where it is furthest from 1."""
-    factors = [row["radius_first"] / row["radius_rest"] for row in rows
-               if row.get("radius_first") and row.get("radius_rest")]  # fmt: skip
-    return max(factors, key=lambda f: abs(math.log(f))) if factors else None
 
 
 def headline(found: Geometry, name: str) -> str:

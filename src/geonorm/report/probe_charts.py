@@ -69,14 +69,6 @@ def sites(title: str, key: str, unit: str, log: bool, note: str = SHADED) -> Cal
     return draw
 
 
-def stream_length(found: Geometry) -> list[Chart]:
-    """Length of the stream over depth, and apart that of the first token of each sequence."""
-    lines, note = [middle_half("radius")], SHADED
-    if any(row.get("radius_first") is not None for rows in found.sites.values() for row in rows):
-        lines, note = [*lines, Line("radius_first", kind="thin")], f"{SHADED} Thin: first tokens alone."
-    return over_depth(found, "Length of the stream", "|x|", lines, lambda name: found.sites.get(name, []), note, True)
-
-
 def attending(found: Geometry, key: str) -> Callable[[str], list[Row]]:
     """By model, the sites whose attention was seen."""
     return lambda name: [row for row in found.sites.get(name, []) if row.get(key) is not None]
@@ -109,19 +101,6 @@ def layer_likeness(found: Geometry) -> list[Chart]:
                              ("cka", "Likeness to the last stream", "linear CKA, without bias")):  # fmt: skip
         charts += over_depth(found, title, unit, [Line(key)], to_the_end, "In front of block t; 0: nothing in common.")
     return charts
-
-
-def lens(found: Geometry) -> list[Chart]:
-    """Loss if the model ended in front of block t, and how often its first choice is that of the whole model."""
-
-    def ended(name: str) -> list[Row]:
-        return [{**row, "t": row["blocks"] + 1} for row in found.lens.get(name, [])]
-
-    note = "The last point: the whole model."
-    return [
-        *over_depth(found, "Loss if the model ended before block t", "nats per token", [Line("loss")], ended, note),
-        *over_depth(found, "Same first choice as the whole model", "share of tokens", [Line("agreement")], ended, note),
-    ]
 
 
 def implied_steps(found: Geometry) -> list[Chart]:
@@ -221,7 +200,7 @@ FIGURES: dict[str, tuple[str, tuple[Callable[[Geometry], list[Chart]], ...]]] = 
     "norms": (
         "Length of stream and update",
         (
-            stream_length,
+            sites("Length of the stream", "radius", "|x|", True),
             sites("Length of the update", "update_norm", "|u|", True),
         ),
     ),
@@ -239,7 +218,6 @@ FIGURES: dict[str, tuple[str, tuple[Callable[[Geometry], list[Chart]], ...]]] = 
         "Large activations and the sphere",
         (
             sites("Large activations", "peak", "max |x_i| / rms", True),
-            sites("Kurtosis of a token's entries", "kurtosis", "kurtosis (normal: 3)", True),
             sites("Spread of lengths", "radius_cv", "spread of |x| / mean", True),
             sites("Resultant length of directions", "resultant", "resultant length", False),
         ),
@@ -247,7 +225,6 @@ FIGURES: dict[str, tuple[str, tuple[Callable[[Geometry], list[Chart]], ...]]] = 
     "first_token": ("The first token", (attention_sink,)),
     "attention": ("Attention scores", (attention_scores,)),
     "layers": ("Likeness of depths", (layer_likeness,)),
-    "lens": ("Logit lens", (lens,)),
     "clamped": ("Tokens at the ceiling", (sites("Clamped tokens", "clamped", "share of tokens", False, ""),)),
     "gradients": (
         "Gradient norms",

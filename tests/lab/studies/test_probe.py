@@ -86,7 +86,7 @@ def test_a_directory_is_probed_and_the_page_made_again(
     assert summary["kind"] == "probe" and summary["models"][0]["tokens"] == 400
     assert set(summary["models"][0]["schedule"]["decoder"]) == {"attn", "mlp", "all"}
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert page.count('<svg class="chart"') == 23 and "<table>" in page
+    assert page.count('<svg class="chart"') == 22 and "<table>" in page
     assert cli.main(["report", str(out), "--out", str(tmp_path / "again.html")]) == 0
     assert (tmp_path / "again.html").read_text(encoding="utf-8") == page
 
@@ -154,7 +154,7 @@ def test_a_probe_leaves_another_probe_as_it_is(folder: Path, tmp_path: Path, cap
     assert {file.name: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
 
 
-@pytest.mark.parametrize("measure", ["--gradients", "--ablate-blocks", "--logit-lens"])
+@pytest.mark.parametrize("measure", ["--gradients", "--ablate-blocks"])
 def test_what_is_measured_on_the_first_batches_is_another_probe_in_another_batch(
     measure: str, folder: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -338,25 +338,21 @@ def test_a_sink_that_only_the_beginning_of_a_text_shows(folder: Path, bos: bool)
     data = str(folder.parent / "text.txt")
     found = geonorm.probe(model, data, tokenizer=marked, tokens=128, context=16, bos=bos)
     row = found.sites[0]
-    assert row["radius_first"] == pytest.approx(100 if bos else 1, rel=1e-4)
-    assert row["radius_rest"] == pytest.approx(1, rel=1e-4)
+    assert row["radius"] == pytest.approx(1 + 99 / 16 if bos else 1, rel=1e-4)
     assert row["attn_first"] == pytest.approx(1 if bos else row["attn_first_null"], rel=1e-4)
-    assert (row["top_dims"][0] == 0) == bos
+    assert (row["top_dim"] == 0) == bos
 
 
-def test_a_probe_with_its_lens_and_layers(folder: Path, tmp_path: Path) -> None:
+def test_a_probe_with_its_layers(folder: Path, tmp_path: Path) -> None:
     """What is new on disk, in the summary and on the page."""
     words = [folder, "--data", folder.parent / "text.txt", "--tokens", 256, "--context", 32, "--out", tmp_path / "out"]
-    assert command(*words, "--logit-lens") == 0
-    lens, layers = (read(tmp_path / "out" / f"{name}.jsonl") for name in ("lens", "layers"))
-    assert [row["blocks"] for row in lens] == [0, 1, 2, 3] and lens[-1]["agreement"] == 1
+    assert command(*words) == 0
+    layers = read(tmp_path / "out" / "layers.jsonl")
     assert [(row["first"], row["second"]) for row in layers] == [(0, 1), (0, 2), (1, 2), (0, 3), (1, 3), (2, 3)]
     (model,) = json.loads((tmp_path / "out" / "summary.json").read_text())["models"]
-    grown = model["growth"]["decoder"]["all"]
-    assert grown["growth"] > 1 and grown["aligned"] == pytest.approx(0, abs=0.5)
     assert model["norm_spread"] is None  # gains are 1: behind each norm all lengths are one
     page = (tmp_path / "out" / "report.html").read_text()
-    for title in ("Logit lens", "The first token", "Likeness of depths", "growth of |x|"):
+    for title in ("The first token", "Likeness of depths"):
         assert title in page
     assert "Tokens at the ceiling" not in page  # it has none
 

@@ -24,7 +24,6 @@ Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
     [
         ({"gradients": True}, "has no sites"),
         ({"ablate_blocks": True}, "has no sites"),
-        ({"logit_lens": True}, "knows no blocks"),
         ({"stacks": [Stack.by_hand("layers", ["attn:branch=self_attn"])]}, "has no sites"),
     ],
 )
@@ -99,7 +98,7 @@ def test_text_is_cut_into_windows_that_the_model_can_read(case: str, tiny_model:
     assert found.tokens == 128
 
 
-@pytest.mark.parametrize("asked", ["gradients", "ablate_blocks", "logit_lens"])
+@pytest.mark.parametrize("asked", ["gradients", "ablate_blocks"])
 def test_a_probe_of_nothing(asked: str, tiny_model: Tiny) -> None:
     """No token that counts; nothing to predict, where losses are asked for."""
     model, inputs = tiny_model("gpt2")

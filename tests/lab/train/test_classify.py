@@ -186,7 +186,7 @@ def test_eval(run: Path, call: Any, colours: Path, tmp_path: Path) -> None:
 
 
 def test_probe(run: Path, call: Any, colours: Path, text: Path, tmp_path: Path) -> None:
-    words = ["--gradients", "--ablate-blocks", "--logit-lens", "--tokens", 75]
+    words = ["--gradients", "--ablate-blocks", "--tokens", 75]
     done = call("probe", run, "--data", colours, *words, "--out", tmp_path / "probe")
     assert done.status == 0, done.err
     (one,) = json.loads((tmp_path / "probe/summary.json").read_text())["models"]

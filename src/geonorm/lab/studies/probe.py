@@ -1,6 +1,6 @@
 """Probes of models on text: `geonorm probe` and geonorm.probe.
 
-DIR/config.yaml  environment.json  trace.jsonl  norms.jsonl  [ablation.jsonl]  [layers.jsonl]  [lens.jsonl]
+DIR/config.yaml  environment.json  trace.jsonl  norms.jsonl  [ablation.jsonl]  [layers.jsonl]
 summary.json  report.html  figures/
 """
 
@@ -23,9 +23,6 @@ from ...errors import CheckpointError, ConfigError
 from ...parsing import finite_row
 from ...probes import load
 from ...probes.config import ProbeConfig, check_norms_only
-from ...probes.growth import growth
-from ...probes.lens import logit_lens as lens_of
-from ...probes.lens import single_windows
 from ...probes.measures import pool_spreads
 from ...probes.schedule import implied
 from ...probes.subject import Inputs, Subject, ablation, given_batches, measure_gradients
@@ -43,10 +40,10 @@ from .simulate import save
 
 Told = Callable[[str, float], None]
 ABLATION_TOKENS = 4096
-"""The depth use and the logit lens are measured on the first batches that have as many."""
+"""The depth use is measured on the first batches that have as many."""
 VOLATILE = ("out", "device", "batch", "one_block")
 """Settings under which a probe measures the same, the batch unless something is measured on the first batches alone."""
-OPTIONAL = {"ablation.jsonl": "ablation", "layers.jsonl": "layers", "lens.jsonl": "lens"}
+OPTIONAL = {"ablation.jsonl": "ablation", "layers.jsonl": "layers"}
 """Files that are there only where something was measured for them, and what they hold of a Probe."""
 
 
@@ -55,8 +52,8 @@ class Probe(Result):
     """What was measured of one model. Rows are dictionaries: probe.frame("norms") is a table of them.
 
     sites: one row per residual site (columns of trace.jsonl); norms: one per norm; schedule: laws of the implied step
-    size by stack and kind of site; growth: law of the stream's length by stack; layers: likeness of depths; ablation:
-    rows of the depth use; lens: of the logit lens; loss: of the whole model on those tokens, in nats.
+    size by stack and kind of site; layers: likeness of depths; ablation: rows of the depth use; loss: of the
+    whole model on those tokens, in nats.
     """
 
     name: str
@@ -68,9 +65,7 @@ class Probe(Result):
     schedule: dict[str, Any] = field(default_factory=dict)
     ablation: list[dict[str, Any]] = field(default_factory=list)
     loss: float | None = None
-    growth: dict[str, Any] = field(default_factory=dict)
     layers: list[dict[str, Any]] = field(default_factory=list)
-    lens: list[dict[str, Any]] = field(default_factory=list)
 
     def __repr__(self) -> str:
         """A line: the rows themselves are hundreds of numbers each."""
@@ -84,8 +79,7 @@ class Probe(Result):
         return f"Probe({self.name!r}, {self.tokens:,} tokens, {counts or 'no rows'}{law}, {self.seconds:.1f} s)"
 
     def tables(self) -> dict[str, Rows]:
-        tables = {"sites": self.sites, "norms": self.norms, "ablation": self.ablation}
-        return tables | {"layers": self.layers, "lens": self.lens}
+        return {"sites": self.sites, "norms": self.norms, "ablation": self.ablation, "layers": self.layers}
 
     def files(self) -> dict[str, Any]:
         return probe_files([self])
@@ -94,7 +88,7 @@ class Probe(Result):
         """The model in summary.json."""
         found = {
             "model": self.name, **self.about, "tokens": self.tokens, "seconds": self.seconds, "sites": len(self.sites),
-            "norms": len(self.norms), "schedule": self.schedule, "growth": self.growth,
+            "norms": len(self.norms), "schedule": self.schedule,
             "norm_spread": pool_spreads(self.norms), "loss": self.loss,
         }  # fmt: skip
         if single := [row for row in self.ablation if row["blocks"] == 1]:
@@ -115,7 +109,6 @@ def probe(
     batch: int | None = None,
     gradients: bool = False,
     ablate_blocks: bool = False,
-    logit_lens: bool = False,
     bos: bool = False,
     stacks: Sequence[Stack] | None = None,
     sites: bool = True,
@@ -141,13 +134,13 @@ def probe(
     batches: Sequence[Any]
     asked: Sequence[Inputs | Tensor] | None = None
     if not sites:
-        check_norms_only(gradients, ablate_blocks, logit_lens, by_hand=stacks is not None)
+        check_norms_only(gradients, ablate_blocks, by_hand=stacks is not None)
     if not isinstance(model, str | nn.Module):
         raise ConfigError(f"a model is a folder or hub name, or a torch module, not {type(model).__name__}")
     if isinstance(model, str):
         config = ProbeConfig(
             [model], tokens=tokens, context=context, batch=batch, bos=bos, device=device, gradients=gradients,
-            ablate_blocks=ablate_blocks, logit_lens=logit_lens,
+            ablate_blocks=ablate_blocks,
         )  # fmt: skip
         opened = open_probed(run_of(model, scheme), config)
         subject, name = Subject(opened.model, stacks, sites=sites), name or opened.name
@@ -167,8 +160,7 @@ def probe(
     if not isinstance(data, str):
         batches = given_batches(data)
     return measure_model(
-        subject, name, batches, asked, gradients=gradients, ablate_blocks=ablate_blocks, logit_lens=logit_lens,
-        progress=progress,
+        subject, name, batches, asked, gradients=gradients, ablate_blocks=ablate_blocks, progress=progress,
     )  # fmt: skip
 
 
@@ -180,7 +172,6 @@ def measure_model(
     *,
     gradients: bool,
     ablate_blocks: bool,
-    logit_lens: bool,
     progress: Told | None,
 ) -> Probe:
     """batches: what hidden states are measured on; asked: what losses are, where that is something else."""
@@ -208,7 +199,6 @@ def measure_model(
     some, loss, ablated = asked[:most], None, list[dict[str, Any]]()
     if ablate_blocks:
         loss, ablated = ablation(subject, some, lambda share: told(f"{name}: without blocks", share))
-    lens = lens_of(subject, single_windows(some), lambda share: told(f"{name}: lens", share)) if logit_lens else []
     place = itemgetter("stack", "layer", "kind")
     rotations: dict[Any, Any] = {}
     for norm in {row["norm"]: row for row in norms}.values():
@@ -225,7 +215,7 @@ def measure_model(
     }
     seconds = time.perf_counter() - started
     laws, layers = implied(sites), subject.capture.layer_rows()
-    return Probe(name, tokens, seconds, about, sites, norms, laws, ablated, loss, growth(sites), layers, lens)
+    return Probe(name, tokens, seconds, about, sites, norms, laws, ablated, loss, layers)
 
 
 def scheme_of(subject: Subject, sites: Sequence[Mapping[str, Any]]) -> str | None:
@@ -246,7 +236,7 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
         raise CheckpointError(f"{out} is not empty and holds no probe; choose another --out")
     if probed:
         before = asdict(ProbeConfig(config.models)) | stored_settings(out)  # older folders lack newer settings
-        first = config.gradients or config.ablate_blocks or config.logit_lens
+        first = config.gradients or config.ablate_blocks
         but = [name for name in VOLATILE if name != "batch" or not first]
         if differs := first_difference(before, asdict(config), but):
             raise CheckpointError(f"{out} holds a probe with {differs}; choose another --out")
@@ -268,7 +258,7 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
         found.append(
             measure_model(
                 subject, label, batches, asked, gradients=config.gradients, ablate_blocks=config.ablate_blocks,
-                logit_lens=config.logit_lens, progress=progress,
+                progress=progress,
             )
         )  # fmt: skip
         del opened, subject

@@ -47,7 +47,7 @@ def read_data(
     context = min(c.context, opened.context or c.context)
     begin = beginning(opened.tokenizer, opened.name) if c.bos else None
     windows = text(data, opened.encode, c.tokens, context, vocabulary(subject), begin).split(c.batch or WINDOWS)
-    losses = c.gradients or c.ablate_blocks or c.logit_lens
+    losses = c.gradients or c.ablate_blocks
     return windows, ask_masked(opened, windows, c.bos) if losses else None
 
 
