@@ -36,7 +36,7 @@ SHARED = set(
     model.layers model.width model.heads model.kv_heads model.head_width model.hidden model.vocab_size model.context
     model.mlp model.norm model.gains model.norm_bias model.eps model.qk_norm model.bias model.tied model.rope_theta
     model.embed_norm model.transform model.attn_gate model.soft_cap model.rotary model.block model.positions
-    model.qk_scale model.values model.rope_scaling model.attn_dropout model.window model.full_every
+    model.qk_scale model.values model.attn_dropout model.window model.full_every
     model.init model.init_depth
     model.image_size model.patch model.channels model.classes model.pool images.flip images.pad
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown

@@ -55,7 +55,7 @@ def test_what_has_no_equal_is_refused(fields: dict[str, Any], said: str, build: 
         (
             "llama",
             {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}},
-            "unknown model.rope_scaling 'proportional'",
+            "rope_type proportional has no equal here",
         ),
         (
             "llama",
@@ -67,7 +67,7 @@ def test_what_has_no_equal_is_refused(fields: dict[str, Any], said: str, build: 
             "olmo3",
             {
                 "layer_types": ["sliding_attention", "full_attention"],
-                "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}},
+                "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e3}},
             },
             "rope_parameters with sliding_attention=",
         ),

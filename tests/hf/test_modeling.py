@@ -139,18 +139,6 @@ def check_left_padding(model: Any, ids: Any) -> None:
     assert torch.equal(greedy(model, padded, attention_mask=mask)[:, 3:], greedy(model, ids))
 
 
-def test_a_rotation_changes_over_at_the_length_of_the_text_without_padding(build: Any, ids: Any) -> None:
-    """Nine tokens behind three of padding turn by other frequencies from the eleventh token on, not at once."""
-    rope = {"rope_type": "longrope", "original_max_position_embeddings": 10, "factor": 4.0, "rope_theta": 100.0}
-    model = build("pre", rope_parameters={**rope, "short_factor": [1.0] * 4, "long_factor": [9.0, 4.0, 6.0, 3.0]})
-    check_left_padding(model, ids)
-    padded, mask = torch.cat((ids[:, :3], ids), 1), torch.ones(2, 12, dtype=ids.dtype)
-    mask[:, :3] = 0
-    settings = {"attention_mask": mask, "output_scores": True, "return_dict_in_generate": True}
-    cached, whole = (greedy(model, padded, use_cache=cached, **settings) for cached in (True, False))
-    torch.testing.assert_close(cached.scores, whole.scores, rtol=1e-4, atol=1e-5)
-
-
 def test_what_follows_a_cache_stands_behind_it(build: Any, ids: Any) -> None:
     """`generate` counts positions itself; whoever calls the model with a cache need not."""
     model = build("geonorm")

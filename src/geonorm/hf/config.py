@@ -28,7 +28,6 @@ NAMES = {f.name: f.name for f in fields(DecoderConfig)} | {
     "eps": "norm_eps",
     "tied": "tie_word_embeddings",
     "rotary": "partial_rotary_factor",
-    "rope_scaling": "rotary_scaling",
     "attn_dropout": "attention_dropout",
     "window": "sliding_window",
     "causal": "is_causal",
@@ -51,9 +50,9 @@ PLAIN = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tan
 """Words of transformers for what `mlp` says; gated MLPs of other activations are not built."""
 
 
-def read_llama(keys: dict[str, Any], context: int) -> dict[str, Any]:
+def read_llama(keys: dict[str, Any]) -> dict[str, Any]:
     """Takes out of `keys` those that Llama's configuration has and ours has not, and returns the fields of
-    DecoderConfig that they mean in a model of that context. ConfigError for what this model cannot do."""
+    DecoderConfig that they mean. ConfigError for what this model cannot do."""
     found: dict[str, Any] = {}
     for key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"):
         if key in keys:
@@ -77,12 +76,10 @@ def read_llama(keys: dict[str, Any], context: int) -> dict[str, Any]:
     for key in ("rope_scaling", "rope_parameters"):
         given = keys.pop(key, None) or {}
         if not isinstance(given, dict):
-            raise ConfigError(
-                f"{key} must be a mapping as transformers has it, got {given!r}; a text is rotary_scaling"
-            )
+            raise ConfigError(f"{key} must be a mapping as transformers has it, got {given!r}")
         rope |= given
     if rope:
-        found |= read_rope(rope, context)
+        found |= read_rope(rope)
     return found
 
 
@@ -171,7 +168,7 @@ class GeoNormConfig(UnderScheme, ShapeFields):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for key, value in read_llama(kwargs, self.max_position_embeddings).items():
+        for key, value in read_llama(kwargs).items():
             theirs, standard = NAMES[key], DEFAULTS[key]
             if (own := getattr(self, theirs)) not in (standard, value):
                 raise ConfigError(f"{theirs} {own!r} and what a key of another family says, {value!r}, differ")

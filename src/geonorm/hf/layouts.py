@@ -14,11 +14,10 @@ from typing import Any
 
 from ..errors import ConfigError, unknown
 from ..nn.config import DecoderConfig
-from ..nn.rope_scaling import KINDS, rule_name
 from ..schemes import enter_as, parse
 from ..sites.anatomy import FAMILIES, Stack, anatomy
 from .config import NAMES, layer_types
-from .rope import FULL, ROPE, SLIDING, read_by_window, read_rope
+from .rope import FULL, SLIDING, read_by_window, read_rope
 
 GATED = {"swiglu": "silu"}
 PLAIN = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -53,8 +52,6 @@ class Layout:
     """Whether a head can be of another width than width / heads."""
     rotary: bool = False
     """Whether a part of each head can be rotated."""
-    scalings: tuple[str, ...] = tuple(KINDS)
-    """The kinds of scaled rotation that it has."""
     windows: tuple[str, ...] = ()
     """How they say that tokens see the nearest ones alone; nothing where they cannot."""
     by_window: bool = False
@@ -143,10 +140,6 @@ class Layout:
             found.append(f"head_width={config.head_dim}, not {usual:g}")
         if config.rotary != 1 and not self.rotary:
             found.append(f"rotary={config.rotary:g}, not 1")
-        if (rule := config.scaling) is not None and rule_name(rule) not in self.scalings:
-            found.append(f"rope_scaling={rule}, not None or {' or '.join(self.scalings)}")
-        elif rule is not None and not (rule.windows or self.by_window):
-            found.append(f"rope_scaling={rule}, not the same in windows")
         if config.window is not None and not self.windows:
             found.append(f"window={config.window}, not None")
         elif config.full_every is not None and "layer_types" not in self.windows:
@@ -181,7 +174,7 @@ LAYOUTS = (
     Layout("qwen2", LLAMA, head_width=True, windows=(*WINDOW, *BY_LAYER, "use_sliding_window")),
     Layout(
         "phi3", {QKV: "qkv_proj", "o": "o_proj", "gate up": "gate_up_proj", "down": "down_proj"},
-        windows=WINDOW, rotary=True, scalings=("longrope",),
+        windows=WINDOW, rotary=True,
     ),
     Layout(
         "qwen3", HEAD_NORMS | LLAMA, shape={"qk_norm": "head"}, windows=(*WINDOW, *BY_LAYER, "use_sliding_window"),
@@ -332,12 +325,9 @@ def read_shape(theirs: Any, layout: Layout) -> DecoderConfig:
         refuse(layout.called("mlp"), activation, " or ".join(layout.mlp.values()))
     width, heads = theirs.hidden_size, theirs.num_attention_heads
     if fixed["positions"] == "rope":
-        given = theirs.rope_parameters, theirs.max_position_embeddings
-        rope = {
-            "rotary": 1.0,
-            **(read_by_window(*given, theirs.layer_types) if layout.by_window else read_rope(*given)),
-        }
-        fixed |= {name: float(value) if name in ROPE else value for name, value in rope.items()}
+        given = theirs.rope_parameters
+        rope = read_by_window(given, theirs.layer_types) if layout.by_window else read_rope(given)
+        fixed |= {"rotary": 1.0, **{name: float(value) for name, value in rope.items()}}
         if fixed["rotary"] != 1 and not layout.rotary:  # it rotates all, whatever its configuration says
             refuse("partial_rotary_factor", fixed["rotary"], 1.0)
     fixed |= read_windows(theirs, layout)

@@ -27,7 +27,6 @@ from ..errors import ConfigError
 from ..nn.attention import rotary_of
 from ..nn.decoder import Transform, slot_on_logits
 from ..nn.roles import base_std, linear, matrices
-from ..nn.rope_scaling import LongRope
 from ..nn.trunk import End
 from ..nn.values import Handing
 from ..residual import Residual
@@ -175,7 +174,7 @@ class GeoNormModel(TokenFront, Stream, GeoNormPreTrainedModel):
         super().__init__(config)
         c = config.shape()
         self.add_front(c)
-        self.rotary, self.scaling, self.layer_types = rotary_of(c), c.scaling, layer_types(c)
+        self.rotary, self.layer_types = rotary_of(c), layer_types(c)
         self.add_stream(LAYERS[c.block], c.layers, c.sublayers)
 
     @merge_with_config_defaults
@@ -274,31 +273,7 @@ class GeoNormLanguageModel(GeoNormPreTrainedModel):
         return embedding
 
 
-def shared_padding(mask: Any) -> int:
-    """By how many tokens of a mask (batch, tokens) the longest text of the batch is shorter."""
-    return int((mask == 0).sum(-1).min()) if isinstance(mask, Tensor) and mask.dim() == 2 else 0
-
-
-class GeoNormGenerationMixin(GenerationMixin):
-    """What writes a text with a cache."""
-
-    def prepare_inputs_for_generation(
-        self, input_ids: Tensor, inputs_embeds: Tensor | None = None, **kwargs: Any
-    ) -> Any:
-        """As transformers does it; where a rotation for long texts turns all tokens anew, so are keys and values.
-        ConfigError for such a rotation and vectors in the place of ids, which are not there to be turned anew."""
-        rule, cache = self.model.scaling, kwargs.get(CACHE)
-        if inputs_embeds is not None and isinstance(rule, LongRope):
-            raise ConfigError("longrope turns a long text anew, from its ids: generate from input_ids")
-        if rule is not None and cache is not None:
-            # positions count from the first token that is no padding
-            padding = shared_padding(kwargs.get("attention_mask"))
-            if rule.renews(cache.get_seq_length() - padding, input_ids.shape[1] - padding):
-                kwargs[CACHE] = kwargs["next_sequence_length"] = None
-        return super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
-
-
-class GeoNormForCausalLM(GeoNormLanguageModel, GeoNormGenerationMixin):
+class GeoNormForCausalLM(GeoNormLanguageModel, GenerationMixin):
     """The language model that predicts the next token, and writes."""
 
     is_causal = True

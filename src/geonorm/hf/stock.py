@@ -21,7 +21,7 @@ from ..probes.load import one_line, with_weights
 from .config import GeoNormConfig, layer_types
 from .layouts import QKV, SHARED, TOKENS, Layout, join_names, layout_for, layout_of, read_shape
 from .modeling import GeoNormForCausalLM, language_model
-from .rope import ORIGINAL, write_by_window, write_rope
+from .rope import write_by_window, write_rope
 
 EMBEDDING = "model.embed_tokens.weight"
 Weights = dict[str, Tensor]
@@ -81,9 +81,7 @@ def stock_config(config: GeoNormConfig, layout: Layout) -> Any:
     settings[layout.called("mlp") or ""] = layout.mlp[shape.mlp]
     if layout.positions is None:
         write = write_by_window if layout.by_window else write_rope
-        settings["rope_parameters"] = rope = write(shape, layout.rotary)
-        if ORIGINAL in rope and hasattr(transformers.CONFIG_MAPPING[layout.model_type], ORIGINAL):
-            settings[ORIGINAL] = rope[ORIGINAL]  # Phi-3 believes this one
+        settings["rope_parameters"] = write(shape, layout.rotary)
     windows = {
         "sliding_window": shape.window,
         "use_sliding_window": shape.window is not None,

@@ -15,23 +15,18 @@ from ..norms import RMSNorm, transformed
 from ..schemes import Scheme, Site, slot_at
 from .config import DecoderConfig, TrunkConfig
 from .roles import linear
-from .rope_scaling import RopeScaling, unscaled_frequencies
 from .values import mix_of
 
-Rope = tuple[Tensor, ...]
-"""(cos, sin); behind them those for blocks with a window, where these turn otherwise."""
+Rope = tuple[Tensor, Tensor]
+"""(cos, sin)."""
 
 
-def rope(positions: Tensor, dim: int, theta: float, scaling: RopeScaling | None = None, context: int = 0) -> Rope:
-    """(cos, sin) of shape (..., tokens, dim / 2) in fp32 for integer positions (..., tokens), dim of a head rotated.
-    scaling: the rule for long texts, which may ask for the model's context; blocks with a window may go without it."""
+def rope(positions: Tensor, dim: int, theta: float) -> Rope:
+    """(cos, sin) of shape (..., tokens, dim / 2) in fp32 for integer positions (..., tokens), dim of a head rotated."""
     exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
-    if scaling is None:
-        angles = positions.float().unsqueeze(-1) * unscaled_frequencies(theta, exponents)
-        return angles.cos(), angles.sin()
-    angles = positions.float().unsqueeze(-1) * scaling.frequencies(exponents, theta, context, positions.max() + 1)
-    table = angles.cos() * scaling.sharpness(), angles.sin() * scaling.sharpness()
-    return table if scaling.windows else (*table, *rope(positions, dim, theta))
+    # 1 / theta^e and not theta^-e, to the last bit what transformers computes
+    angles = positions.float().unsqueeze(-1) * (1.0 / theta**exponents)
+    return angles.cos(), angles.sin()
 
 
 def rotary_of(config: DecoderConfig) -> Callable[[Tensor], Rope] | None:
@@ -39,7 +34,7 @@ def rotary_of(config: DecoderConfig) -> Callable[[Tensor], Rope] | None:
     c = config
     if c.positions != "rope":
         return None
-    return partial(rope, dim=c.rotary_dim, theta=c.rope_theta, scaling=c.scaling, context=c.context)
+    return partial(rope, dim=c.rotary_dim, theta=c.rope_theta)
 
 
 def rotate(x: Tensor, positions: Rope) -> Tensor:
@@ -152,7 +147,7 @@ class SelfAttention(nn.Module):
         """RoPE, if there is one, and the slot behind it; returns (batch, heads, tokens, head_dim)."""
         y = y.transpose(1, 2)
         if positions is not None:
-            y = rotate(y, positions[:2] if self.window is None else positions[-2:])
+            y = rotate(y, positions)
         return self.slots[name](y.transpose(1, 2)).transpose(1, 2) if name in self.slotted else y
 
     def forward(self, y: Tensor, positions: Rope | None, values: Tensor | None = None, **context: Any) -> Any:

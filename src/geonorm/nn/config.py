@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from ..errors import ConfigError, unknown
 from ..settings import Count, NotNegative, Positive, Range, Settings
-from .rope_scaling import RopeScaling, read_scaling
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,6 @@ class TrunkConfig(Settings):
     """Base of the rotary position encoding."""
     rotary: float = 1.0
     """Share of each head that is rotated, its first dimensions (GPT-NeoX)."""
-    rope_scaling: str | None = None
-    """How rotation is slowed for texts longer than those of training: linear(factor=2), dynamic(factor=2),
-    yarn(factor=4, original=2048), llama3(factor=8, original=8192) or longrope(factor=4, short_factor=1 ...,
-    long_factor=2 ..., original=4096) with a number a rotary pair; not at all when not given."""
     causal: bool = True
     """Whether a token sees those before it alone. --objective says so for a run."""
     init: Literal["fan_in", "neox", "gpt2", "zero", "nanochat"] = "fan_in"
@@ -100,13 +95,6 @@ class TrunkConfig(Settings):
             )
         if self.rotary != 1 and self.positions != "rope":
             raise ConfigError(f"model.rotary {self.rotary:g} needs model.positions=rope, not {self.positions}")
-        if (rule := self.scaling) is not None:
-            if self.positions != "rope":
-                raise ConfigError(f"model.rope_scaling {rule} needs model.positions=rope, not {self.positions}")
-            rule.fit(self.rotary_dim, self.rope_theta)
-            if not rule.windows and self.window is None:
-                raise ConfigError(f"model.rope_scaling {rule} needs model.window: it leaves blocks with a window alone")
-            object.__setattr__(self, "rope_scaling", str(rule))
         if self.window is not None and not self.causal:
             raise ConfigError(f"model.window {self.window} needs a model whose tokens see those before them alone")
         if self.full_every is not None and self.window is None:
@@ -128,11 +116,6 @@ class TrunkConfig(Settings):
     def window_of(self, layer: int) -> int | None:
         """Tokens that a token sees in that block, or None for all."""
         return None if self.full_every is not None and (layer + 1) % self.full_every == 0 else self.window
-
-    @property
-    def scaling(self) -> RopeScaling | None:
-        """The rule of `rope_scaling`."""
-        return None if self.rope_scaling is None else read_scaling(self.rope_scaling)
 
     @property
     def sublayers(self) -> int:
@@ -187,8 +170,6 @@ class VisionConfig(TrunkConfig):
             raise ConfigError("model.causal is for tokens: patches of an image have no order")
         if self.image_size % self.patch:
             raise ConfigError(f"model.image_size {self.image_size} must be a multiple of model.patch {self.patch}")
-        if self.rope_scaling is not None:
-            raise ConfigError("model.rope_scaling is for texts longer than those of training: an image has its size")
         if self.values == "token":
             raise ConfigError("model.values token needs tokens of a vocabulary; for images choose own or first")
         if self.positions == "rope" and self.rotary_dim % 4:

@@ -36,12 +36,9 @@ def generate(
     if not temperature >= 0 or (top_k is not None and top_k < 1):
         raise ConfigError("temperature must be at least 0 and top_k at least 1")
     with evaluating(model):
-        room, rule = ids.shape[1] + tokens, model.config.scaling
-        cache = model.new_cache(room) if cached else None
+        cache = model.new_cache(ids.shape[1] + tokens) if cached else None
         fresh = ids
         for _ in range(tokens):
-            if cache and rule and rule.renews(past := cache[0].length, past + fresh.shape[1]):
-                cache, fresh = model.new_cache(room), ids
             logits = model(fresh if cached else ids, cache)[:, -1].float()
             fresh = sample(logits, temperature, top_k, generator)
             ids = torch.cat((ids, fresh), dim=1)

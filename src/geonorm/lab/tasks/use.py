@@ -279,9 +279,7 @@ def generate_cached(
 
 def renews(model: Any, past: int, tokens: int) -> bool:
     """Whether a text that grows so turns all its tokens anew (longrope), so that what is kept of them is of no use."""
-    rule, config = getattr(model.base_model, "scaling", None), model.config
-    if rule is not None:  # of ours
-        return bool(rule.renews(past, tokens))
+    config = model.config
     rope = getattr(config, "rope_parameters", None) or {}
     original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", 0)
     return rope.get("rope_type") == "longrope" and past <= (original or 0) < tokens
