@@ -157,7 +157,7 @@ def test_table(tmp_path: Path) -> None:
     )
     chosen = [c for c in choose_candidates(candidates(CPU)[0], config.only) if not c.compiled]
     rows = [row for dtype in config.dtypes for row in measured(chosen, (48, 32), dtype, config, {})]
-    show.print_tables(rows[: len(rows) // 2], show.OPS, said.append)
+    show.print_tables(rows[: len(rows) // 2], said.append)
     text = "\n".join(said)
     assert "48 x 32 fp32 both" in text and "48 x 32 fp32 fwd" in text and "best peer: add + rms_norm" in text
     for row in rows:

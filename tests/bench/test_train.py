@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,39 +143,8 @@ class GPT(torch.nn.Module):
 
 def test_nanogpt_beside_ours(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     (tmp_path / "model.py").write_text(NANOGPT)
-    tiny = preset("nano-gpt2", layers=1, width=16, heads=2, hidden=64, vocab_size=32, context=8)
-    monkeypatch.setattr(train, "preset", lambda name, **changes: tiny)
-    config = TrainBench(preset="nano-gpt2", nanogpt=str(tmp_path), batch_size=2, modes=["eager"], pairs=6)
-    said: list[str] = []
-    found = train.bench_train(config, said.append)
-    assert [row["scheme"] for row in found["rows"]] == ["pre", "geonorm", "nanoGPT"]
-    ours, _, theirs = found["rows"]
-    assert theirs["ratio"] == (1.0, 1.0, 1.0) and theirs["parameters"] == 32 * 32 and ours["ratio"] != (1.0, 1.0, 1.0)
-    assert found["setting"]["baseline"] == "nanoGPT" and found["setting"]["mlp"] == "gelu"
-    assert "nanogpt" in found["setting"] and "nanoGPT at " in said[0] and not capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "model.py cannot be read"),
-        ("class GPT: ...", "has no class GPTConfig"),
-        ("class GPT: ...\nclass GPTConfig: ...", "GPTConfig\\(\\) takes no arguments"),
-        ("class GPT: ...\nclass GPTConfig: ...\nimport nowhere", "No module named 'nowhere'"),
-        ("class GPT", "expected .:."),
-    ],
-)
-def test_what_is_no_nanogpt_is_refused(tmp_path: Path, monkeypatch: Any, text: str | None, message: str) -> None:
-    monkeypatch.undo()
-    if text is not None:
-        (tmp_path / "model.py").write_text(text)
-    config = TrainBench(preset="nano-gpt2", nanogpt=str(tmp_path), modes=["eager"])
-    with pytest.raises(ConfigError, match=f"^--nanogpt .* is no checkout of nanoGPT: .*{message}"):
-        train.bench_train(config, lambda line: None)
-
-
-def test_nanogpt_needs_its_own_shape(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.undo()
-    (tmp_path / "model.py").write_text(NANOGPT)
-    with pytest.raises(ConfigError, match="needs a preset of nanoGPT's shape: nano-gpt2"):
-        train.bench_train(TrainBench(nanogpt=str(tmp_path)), lambda line: None)
+    script = Path(__file__).parents[2] / "benchmarks" / "nanogpt.py"
+    monkeypatch.setattr("sys.argv", [str(script), str(tmp_path), "--schemes", "pre", "--rounds", "6"])
+    runpy.run_path(str(script), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()[-2:]
+    assert [line.split()[0] for line in lines] == ["pre", "nanoGPT"] and "1.00 (1.00 to 1.00) of nanoGPT's" in lines[1]

@@ -89,7 +89,6 @@ def test_no_text_of_a_file_is_typed(command: str, name: str) -> None:
         ("simulate", {"schemes": [EVIL], "out": "out"}),
         ("schemes", {"name": EVIL}),
         ("bench train", {"baseline": EVIL, "out": "out"}),
-        ("bench norms", {"scheme": EVIL, "out": "out"}),
     ],
 )
 def test_a_scheme_of_a_file_is_refused(command: str, settings: dict[str, Any], capsys: Any) -> None:
@@ -115,7 +114,6 @@ def test_what_stands_on_the_command_line_is_typed(capsys: Any) -> None:
     ("command", "settings", "said"),
     [
         ("probe", {"models": ["model"], "trust_remote_code": True}, ["--trust-remote-code"]),
-        ("bench train", {"nanogpt": "stranger"}, ["--nanogpt", "stranger"]),
         ("compare", {"launcher": "slurm", "slurm": {"submit": True, "time": "01:00"}}, ["--slurm.submit"]),
         ("ladder", {"launcher": "slurm", "slurm": {"submit": "true"}}, ["--slurm.submit"]),
         (

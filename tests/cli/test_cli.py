@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from geonorm.bench.config import NormsBench, OpsBench, TrainBench
+from geonorm.bench.config import OpsBench, TrainBench
 from geonorm.cli import main as cli
 from geonorm.cli.arguments import read
 from geonorm.cli.main import COMMANDS, SchemesConfig, main
@@ -88,11 +88,8 @@ def test_surface_is_frozen() -> None:
     assert set(options(ExportConfig)) == {"run", "to", "layout", "remote_code", "scheme"}, CHANGED
     assert set(options(ReportConfig)) == {"dirs", "out", "format", "schemes", "sort", "figures", "force"}, CHANGED
     assert set(options(OpsBench)) == set("shapes dtypes modes only pairs threads device quick out".split()), CHANGED
-    assert set(options(NormsBench)) == set(
-        "dtypes passes modes preset scheme batch_size shapes quick pairs threads device out".split()
-    ), CHANGED
     assert set(options(TrainBench)) == set(
-        "schemes baseline preset batch_size context modes dtype llama nanogpt pairs threads device out".split()
+        "schemes baseline preset batch_size context modes dtype llama pairs threads device out".split()
     ), CHANGED
     assert set(options(DataConfig)) == {"action", "source", "tokenizer", "vocab_size", "cache"}, CHANGED
 
@@ -163,7 +160,7 @@ def test_help_does_not_import_torch() -> None:
 import sys, time
 from geonorm.cli.main import main
 for words in ("--help", "train --help", "compare --help", "ladder -h", "eval -h", "schemes --help", "simulate -h",
-              "bench -h", "export -h", "bench ops -h", "bench train -h", "bench norms -h", "train --help-all",
+              "bench -h", "export -h", "bench ops -h", "bench train -h", "train --help-all",
               "--completion bash"):
     main(words.split())
 print(sorted({"torch", "numpy", "yaml"} & set(sys.modules)))

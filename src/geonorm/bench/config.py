@@ -38,11 +38,23 @@ class Timing(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowsBench(Timing):
-    """What a benchmark of functions of rows is told."""
+class OpsBench(Timing):
+    """The geodesic update and its peers, tensor by tensor: every candidate is compared with fp64 first, then all take
+    turns. The peer is what Pre-Norm does at the same place, the residual addition and the next RMSNorm."""
+
+    examples = (
+        "geonorm bench ops --quick",
+        "geonorm bench ops --shapes 4096x768 --dtypes bf16 --device cuda --out runs/ops",
+    )
 
     shapes: list[str] = field(default_factory=list)
     """ROWSxDIM, tokens by width, such as 4096x768; a list for the device when not given."""
+    dtypes: list[Literal["fp32", "bf16", "fp16", "mixed"]] = field(default_factory=lambda: ["fp32", "bf16"])
+    """mixed: stream in fp32, update in bf16, as in training with autocast."""
+    modes: list[Literal["fwd", "bwd", "both"]] = field(default_factory=lambda: ["fwd", "bwd", "both"])
+    """Forward pass, backward pass, or one after the other."""
+    only: list[str] = field(default_factory=list)
+    """Candidates whose name contains one of these words, and what they are compared with."""
     quick: bool = False
     """One small shape and 7 rounds, to see that it works."""
 
@@ -59,24 +71,6 @@ class RowsBench(Timing):
     @property
     def rounds(self) -> int:
         return min(self.pairs, QUICK_PAIRS) if self.quick else self.pairs
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpsBench(RowsBench):
-    """The geodesic update and its peers, tensor by tensor: every candidate is compared with fp64 first, then all take
-    turns. The peer is what Pre-Norm does at the same place, the residual addition and the next RMSNorm."""
-
-    examples = (
-        "geonorm bench ops --quick",
-        "geonorm bench ops --shapes 4096x768 --dtypes bf16 --device cuda --out runs/ops",
-    )
-
-    dtypes: list[Literal["fp32", "bf16", "fp16", "mixed"]] = field(default_factory=lambda: ["fp32", "bf16"])
-    """mixed: stream in fp32, update in bf16, as in training with autocast."""
-    modes: list[Literal["fwd", "bwd", "both"]] = field(default_factory=lambda: ["fwd", "bwd", "both"])
-    """Forward pass, backward pass, or one after the other."""
-    only: list[str] = field(default_factory=list)
-    """Candidates whose name contains one of these words, and what they are compared with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,34 +100,6 @@ class TrainBench(Timing):
     """bf16: matrix products in bfloat16 under autocast; weights, norms and the residual stream stay fp32."""
     llama: bool = False
     """Also transformers' Llama of the same shape, eager, in a plain loop."""
-    nanogpt: str | None = None
-    """Checkout of karpathy/nanoGPT, whose model of the same shape is measured too, in the same modes; ratios are to it.
-    Needs --preset nano-gpt2, with GELU by erf in all models, as nanoGPT has it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormsBench(RowsBench):
-    """LayerNorm against RMSNorm, torch's functions and this library's modules: every one is compared with fp64 first,
-    then all take turns; and what share of a training step and of a decoding step a model's norms are."""
-
-    examples = (
-        "geonorm bench norms --quick",
-        "geonorm bench norms --shapes 4096x768 --modes eager --out runs/norms",
-    )
-
-    dtypes: list[Literal["fp32", "bf16", "fp16"]] = field(default_factory=lambda: ["fp32", "bf16"])
-    """Of what is normalised; gains and biases are fp32 in this library's modules, of this type in torch's functions."""
-    passes: list[Literal["fwd", "bwd", "both"]] = field(default_factory=lambda: ["fwd", "bwd", "both"])
-    """Forward pass, backward pass, or one after the other."""
-    modes: list[Literal["eager", "compiled"]] = field(default_factory=lambda: ["eager", "compiled"])
-    """compiled: torch.compile of each norm; block by block in a training step."""
-    preset: str = "nano"
-    """Size of the model whose steps are timed: nano, nano-gpt2, nano-bert, mini, 125m, paper-125m, bert-base, 350m,
-    1.3b, 7b, 70b."""
-    scheme: str = "pre(entry=embedding)"
-    """Residual scheme of that model."""
-    batch_size: Count = 16
-    """Sequences of a training step; one sequence is decoded."""
 
 
 def rows_and_dim(shape: str) -> tuple[int, int]:

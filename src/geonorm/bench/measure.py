@@ -17,7 +17,7 @@ from ..devices import pick_device
 from ..errors import CheckpointError, GeonormError, cause
 from ..lab.runs.run import check_writable, read_object, write_json
 from . import show
-from .config import NormsBench, OpsBench
+from .config import OpsBench
 from .timing import Build, Call, Clock, clock_of, ratio, take_turns
 
 Tensors = tuple[Tensor, ...]
@@ -125,7 +125,7 @@ def check_folder(out: str | None) -> None:
             raise CheckpointError(f"{folder} is not empty and holds no benchmark; choose another --out")
 
 
-def prepare_bench(config: OpsBench | NormsBench) -> tuple[torch.device, Clock]:
+def prepare_bench(config: OpsBench) -> tuple[torch.device, Clock]:
     """What is timed, and by which clock. CheckpointError if `out` cannot be written; leaves nothing."""
     device = pick_device(config.device)
     torch.set_num_threads(config.threads)
@@ -134,18 +134,16 @@ def prepare_bench(config: OpsBench | NormsBench) -> tuple[torch.device, Clock]:
 
 
 def measure_tables(
-    config: OpsBench | NormsBench,
+    config: OpsBench,
     summary: dict[str, Any],
-    choose: Callable[[int], Sequence[Candidate]],
-    modes: Sequence[str],
+    chosen: Sequence[Candidate],
     base: str,
-    columns: show.Columns,
     clock: Clock,
     device: torch.device,
     say: show.Say,
 ) -> None:
     """Every shape and dtype of a benchmark, printed and added to the rows of the summary, which is written after each:
-    what is measured stays, whatever ends the program. choose: the candidates of a width."""
+    what is measured stays, whatever ends the program."""
     if config.out:
         Path(config.out).mkdir(parents=True, exist_ok=True)
     # a compiled backward pass may otherwise overwrite what a second run of it needs
@@ -155,9 +153,9 @@ def measure_tables(
                 place = f"{size[0]} x {size[1]} {dtype}"
                 say(f"\n{place}: compiling, checking, timing {config.rounds} rounds")
                 rows = measure_candidates(
-                    choose(size[1]), size, dtype, modes, config.rounds, clock, device, summary["missing"], base
+                    chosen, size, dtype, config.modes, config.rounds, clock, device, summary["missing"], base
                 )
-                show.print_tables(rows, columns, say)
+                show.print_tables(rows, say)
                 for name in [name for name in summary["missing"] if name.endswith(place)]:
                     say(f"left out: {name} ({summary['missing'][name]})")
                 summary["rows"] += rows

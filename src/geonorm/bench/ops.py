@@ -39,7 +39,7 @@ def bench_ops(config: OpsBench, say: show.Say = print) -> dict[str, Any]:
         "host_microseconds": host_times(chosen, config, device, clock),
     }
     show.print_host_times(summary["host_microseconds"], say)
-    measure_tables(config, summary, lambda dim: chosen, config.modes, PRE, show.OPS, clock, device, say)
+    measure_tables(config, summary, chosen, PRE, clock, device, say)
     if config.out:
         for path in show.draw_figures(summary["rows"], Path(config.out) / "figures", summary["environment"]):
             say(str(path))

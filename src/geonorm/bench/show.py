@@ -17,6 +17,7 @@ Say = Callable[[str], None]
 Row = dict[str, Any]
 Columns = Mapping[str, Callable[[Row], str]]
 """Of a table: titles, and what stands below each for a row."""
+BASE = "add + rms_norm"
 MODES = {"both": "forward + backward", "fwd": "forward", "bwd": "backward"}
 
 
@@ -25,12 +26,12 @@ def number_cell(key: str, factor: float = 1.0, form: str = ".1f") -> Callable[[R
     return lambda row: "" if key not in row else "–" if row[key] is None else format(factor * row[key], form)
 
 
-def ratio_cell(key: str, factor: float = 1.0, form: str = ".2f", unit: str = "") -> Callable[[Row], str]:
+def ratio_cell(key: str) -> Callable[[Row], str]:
     """1.02 (1.00 to 1.04), where there is such a ratio."""
 
     def cell(row: Row) -> str:
-        middle, *ends = ("" if part is None else format(factor * part, form) for part in row.get(key, [None]))
-        return f"{middle}{unit} ({' to '.join(ends)})" if any(ends) else f"{middle}{unit if middle else ''}"
+        middle, *ends = ("" if part is None else f"{part:.2f}" for part in row.get(key, [None]))
+        return f"{middle} ({' to '.join(ends)})" if any(ends) else middle
 
     return cell
 
@@ -39,21 +40,11 @@ def error_cell(*keys: str) -> Callable[[Row], str]:
     return lambda row: " ".join(f"{row['errors'][key]:.0e}" for key in keys) if "errors" in row else ""
 
 
-TIMES: Columns = {"microseconds": number_cell("seconds", 1e6), "ideal MB": number_cell("bytes", 1e-6)}
 OPS: Columns = {
-    **TIMES, "GB/s": number_cell("bandwidth", 1e-9, ".0f"), "of copy": ratio_cell("of_copy"),
+    "microseconds": number_cell("seconds", 1e6), "ideal MB": number_cell("bytes", 1e-6),
+    "GB/s": number_cell("bandwidth", 1e-9, ".0f"), "of copy": ratio_cell("of_copy"),
     "to best peer": ratio_cell("to_peer"), "to Pre-Norm": ratio_cell("to_pre"),
     "to same, gains": ratio_cell("to_gains"), "error out dx du": error_cell("out", "dx", "du"),
-}  # fmt: skip
-NORMS: Columns = {
-    **TIMES, "GB/s": number_cell("bandwidth", 1e-9), "MFLOP": number_cell("flops", 1e-6),
-    "kept MB": number_cell("kept_bytes", 1e-6), "to LayerNorm, torch": ratio_cell("to_eager"),
-    "RMSNorm to it": ratio_cell("rms_to_this"), "error out dx dw": error_cell("out", "dx", "dweight"),
-}  # fmt: skip
-SHARES: Columns = {
-    "mode": lambda row: str(row["mode"]), "norm": lambda row: str(row["norm"]), "norms": number_cell("norms", 1, "d"),
-    "ms a step": number_cell("seconds", 1e3, ".2f"), "of it in norms": ratio_cell("share", 100, ".1f", " %"),
-    "step with RMSNorm to it": ratio_cell("rms_to_this"),
 }  # fmt: skip
 
 
@@ -63,16 +54,15 @@ def format_table(title: str, columns: Columns, rows: Iterable[Row], key: str = "
     return "\n".join(align([[title, *columns], *cells]))
 
 
-def print_tables(rows: list[Row], columns: Columns, say: Say) -> None:
+def print_tables(rows: list[Row], say: Say) -> None:
     """Of one shape and dtype, one a mode."""
     for mode, group in groupby(rows, key=lambda row: row["mode"]):
         entries = list(group)
         first = entries[0]
-        about = f"{first['rows']} x {first['dim']} {first['dtype']} {MODES[mode] if columns is NORMS else mode}"
-        if columns is OPS:
-            peer = next(row["peer"] for row in entries if "peer" in row)
-            about += f"{', data in cache' if first['cached'] else ''}; best peer: {peer}"
-        say("\n" + format_table(about, columns, entries))
+        peer = next(row["peer"] for row in entries if "peer" in row)
+        about = f"{first['rows']} x {first['dim']} {first['dtype']} {mode}"
+        about += f"{', data in cache' if first['cached'] else ''}; best peer: {peer}"
+        say("\n" + format_table(about, OPS, entries))
 
 
 def print_host_times(times: dict[str, dict[str, float]], say: Say) -> None:
@@ -94,10 +84,8 @@ def print_steps(rows: list[Row], baseline: str, say: Say) -> None:
     say(format_table("scheme", columns, rows, "scheme"))
 
 
-def draw_figures(
-    rows: Iterable[Row], folder: Path, environment: dict[str, Any], stem: str = "ops", base: str = "add + rms_norm"
-) -> list[Path]:
-    """One figure per dtype, PNG, SVG and PDF: time over that of eager `base` of every candidate, forward and
+def draw_figures(rows: Iterable[Row], folder: Path, environment: dict[str, Any]) -> list[Path]:
+    """One figure per dtype, PNG, SVG and PDF: time over that of eager `BASE` of every candidate, forward and
     backward; nothing where the drawing library is not installed."""
     if find_spec("vl_convert") is None:
         return []
@@ -110,12 +98,12 @@ def draw_figures(
     for dtype in dict.fromkeys(row["dtype"] for row in counted):
         chosen = [row for row in counted if (row["dtype"], row["mode"]) == (dtype, mode)]
         about = f"{MODES[mode]}, {dtype}, {environment['device']}, torch {environment['torch']}"
-        charts = [panel(chosen, size, base) for size in dict.fromkeys((row["rows"], row["dim"]) for row in chosen)]
-        drawn[f"{stem}_{dtype}"] = figure(charts, about, columns=len(charts))
+        charts = [panel(chosen, size) for size in dict.fromkeys((row["rows"], row["dim"]) for row in chosen)]
+        drawn[f"ops_{dtype}"] = figure(charts, about, columns=len(charts))
     return save_figures(drawn, folder)
 
 
-def panel(rows: list[Row], size: tuple[int, int], base: str) -> Chart:
+def panel(rows: list[Row], size: tuple[int, int]) -> Chart:
     """A row per candidate, ours in colour, with the 95 % interval of its median as a bar."""
     from ..report.style import COLOURS, Look
     from ..report.vega import Axis, Chart
@@ -124,8 +112,8 @@ def panel(rows: list[Row], size: tuple[int, int], base: str) -> Chart:
     ours, peers = (Look(*COLOURS[name], "", "circle") for name in ("vermilion", "ink"))
     ends = [end for row in here.values() for end in row["to_eager"] if end is not None]
     ticks = [tick for tick in (0.125, 0.25, 0.5, 1, 2, 4, 8, 16) if min(ends) / 1.2 <= tick <= max(ends) * 1.2]
-    axis = Axis.around([*ends, 1.0], log=True, labels=ticks, title=f"time over that of eager {base}")
-    title = f"{size[0]} x {size[1]}   (1 = {1e6 * here[base]['seconds']:.0f} µs)"
+    axis = Axis.around([*ends, 1.0], log=True, labels=ticks, title=f"time over that of eager {BASE}")
+    title = f"{size[0]} x {size[1]}   (1 = {1e6 * here[BASE]['seconds']:.0f} µs)"
     looks = {name: ours if row["ours"] else peers for name, row in here.items()}
     chart = Chart(title, axis, None, looks, width=300)
     chart.rule(x=1.0)

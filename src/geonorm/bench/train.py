@@ -27,7 +27,6 @@ from ..schemes import parse
 from . import show
 from .config import TrainBench
 from .measure import check_folder
-from .nanogpt import NanoGPT
 from .timing import Clock, clock_of, ratio, take_turns
 
 WARM_UP = 3
@@ -58,8 +57,6 @@ def bench_train(config: TrainBench, say: show.Say = print) -> dict[str, Any]:
     if len(set(schemes)) < len(schemes):
         raise ConfigError(f"--schemes names a scheme twice, or {config.baseline}, which is always measured")
     shape = preset(config.preset, **({} if config.context is None else {"context": config.context}))
-    rival = NanoGPT(config.nanogpt) if config.nanogpt else None
-    shape = shape if rival is None else rival.shape(shape)
     random = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, shape.vocab_size, (config.batch_size, shape.context + 1), generator=random).to(device)
     ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -67,19 +64,16 @@ def bench_train(config: TrainBench, say: show.Say = print) -> dict[str, Any]:
     say(
         f"{config.preset}: batch {config.batch_size} x context {shape.context} = {count} tokens, vocabulary "
         f"{shape.vocab_size}, {config.dtype}, {config.threads} threads"
-        + (f", nanoGPT at {rival.revision or 'no known revision'}" if rival else "")
     )
     makers: list[Callable[[], Program]] = [
         partial(ours, scheme, mode, shape, config, ids, targets, device) for mode in config.modes for scheme in schemes
     ]
-    if rival is not None:
-        makers += [partial(nanogpt, rival, mode, shape, config, ids, targets, device) for mode in config.modes]
     if config.llama:
         makers.append(partial(llama, shape, config, ids, targets, device))
     programs = [warm_up(make, device) for make in makers]
     samplers = {f"{p.scheme} {p.mode}": partial(one_step, p, clock, device) for p in programs}
     times = take_turns(samplers, config.pairs)
-    base = schemes[0] if rival is None else rival.name
+    base = schemes[0]
     rows = []
     for program in programs:
         own = times[f"{program.scheme} {program.mode}"]
@@ -108,7 +102,6 @@ def bench_train(config: TrainBench, say: show.Say = print) -> dict[str, Any]:
             "pairs": config.pairs,
             "clock": "wall time" if device.type == "cuda" else clock.name,
             "baseline": base,
-            **({} if rival is None else {"nanogpt": rival.revision, "mlp": shape.mlp}),
         },
         "rows": rows,
         "environment": environment.collect(device, config.threads, ""),
@@ -147,23 +140,6 @@ def ours(
         return loss
 
     return Program(scheme, mode, model.parameter_count(), step)
-
-
-def nanogpt(
-    rival: NanoGPT,
-    mode: str,
-    shape: DecoderConfig,
-    config: TrainBench,
-    ids: Tensor,
-    targets: Tensor,
-    device: torch.device,
-) -> Program:
-    """The same step for nanoGPT's model, compiled whole as its own train.py does. It gets the fused AdamW, which
-    its train.py takes on GPUs alone."""
-    torch.manual_seed(0)
-    model = rival.build(shape).train().to(device)
-    forward = torch.compile(model) if mode == "compiled" else model
-    return plain_loop(rival.name, mode, model, lambda: forward(ids, targets)[1], config, device)
 
 
 def llama(shape: DecoderConfig, config: TrainBench, ids: Tensor, targets: Tensor, device: torch.device) -> Program:

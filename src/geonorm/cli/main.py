@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import elsewhere, output
-from ..bench.config import NormsBench, OpsBench, TrainBench
+from ..bench.config import OpsBench, TrainBench
 from ..dynamics.config import SimulateConfig
 from ..errors import ConfigError, GeonormError, is_out_of_memory, unknown
 from ..lab.config import CompareConfig, DataConfig, ExportConfig, Grid, TrainCommand
@@ -239,12 +239,14 @@ def report(options: ReportConfig) -> int:
     return 0
 
 
-def bench(config: OpsBench | TrainBench | NormsBench) -> int:
-    """speed: operations beside their peers (ops), training steps (train), LayerNorm against RMSNorm (norms)"""
-    from ..bench import norms, ops, train
+def bench(config: OpsBench | TrainBench) -> int:
+    """speed: operations beside their peers (ops), training steps (train)"""
+    from ..bench import ops, train
 
-    work: dict[type, Any] = {OpsBench: ops.bench_ops, TrainBench: train.bench_train, NormsBench: norms.bench_norms}
-    work[type(config)](config)
+    if isinstance(config, OpsBench):
+        ops.bench_ops(config)
+    else:
+        train.bench_train(config)
     return 0
 
 
@@ -349,7 +351,6 @@ COMMANDS: dict[str, type[Settings]] = {
     "report": ReportConfig,
     "bench ops": OpsBench,
     "bench train": TrainBench,
-    "bench norms": NormsBench,
     "probe": ProbeConfig,
     "simulate": SimulateConfig,
     "schemes": SchemesConfig,
