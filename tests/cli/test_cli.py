@@ -43,8 +43,7 @@ SHARED = set(
     optim.floor optim.momentum optim.warmup_steps optim.independent optim.hold_norms
     tokens.tokenizer tokens.cache evaluation.every evaluation.tokens evaluation.trace_tokens
     evaluation.tasks evaluation.task_every evaluation.task_limit
-    evaluation.whole evaluation.average checkpoint.minutes checkpoint.every checkpoint.keep checkpoint.best
-    checkpoint.trunk
+    evaluation.whole evaluation.average checkpoint.every checkpoint.keep
     log.to log.project
     guard.nan guard.spike guard.sigmas guard.window guard.limit
     runtime.device runtime.dtype runtime.threads runtime.compile runtime.recompute runtime.accumulate
@@ -52,7 +51,7 @@ SHARED = set(
 )
 MACHINE = set("machine.tflops machine.tflops_fp32 machine.mfu machine.bandwidth machine.memory".split())
 PLAN = MACHINE | {"dry_run", "world_size", "json"}
-TRAIN = SHARED | PLAN | set("scheme lr seed resume init_from phase branch".split())
+TRAIN = SHARED | PLAN | set("scheme lr seed resume init_from branch".split())
 COMPARE = SHARED | set(
     """schemes lrs seeds tune tune_steps
     jobs launcher ray.address ray.gpus ray.retries slurm.submit slurm.partition

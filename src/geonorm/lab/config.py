@@ -104,8 +104,6 @@ class Shared(Settings):
         super().__post_init__()
         if self.optim.name is None:
             object.__setattr__(self, "optim", replace(self.optim, name=TRAINED_WITH.get(self.preset, "adamw")))
-        if self.checkpoint.trunk and self.optim.schedule != "wsd":
-            raise ConfigError(f"checkpoint.trunk needs --optim.schedule wsd, not {self.optim.schedule}")
         if self.objective != "causal" and self.evaluation.tasks:
             raise ConfigError(f"evaluation.tasks need a model of the next token, not --objective {self.objective}")
         if self.objective == "classify" and self.tokens != Tokens():
@@ -161,16 +159,19 @@ class TrainConfig(Recipe):
     """Run, of any scheme, whose newest weights this one begins with where names match; steps and optimizer begin
     anew."""
     branch: str | None = None
-    """Run of the same settings but steps, in whose newest checkpoint before either of the two cools down (wsd,
-    checkpoint.trunk) this one begins: the same as without, but for the time."""
-    phase: Literal["final", "tune"] = "final"
-    """What a comparison uses the run for."""
+    """Run of the same settings but steps, in whose newest checkpoint before either of the two cools down (wsd) this one
+    begins: the same as without, but for the time."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scheme == "preset":
             object.__setattr__(self, "scheme", named(self.preset).scheme)
         directory(self.out)
+
+    @property
+    def phase(self) -> str:
+        """What a comparison uses the run for."""
+        return "tune" if self.seed == TUNING_SEED else "final"
 
 
 @dataclass(frozen=True)

@@ -146,16 +146,10 @@ class Checkpoint(Settings):
     prefix = "checkpoint."
 
     every: Count | None = None
-    """Steps between checkpoints; a fifth of the run when not given. The last step is always saved."""
-    minutes: NotNegative = 10.0
-    """Longest time between checkpoints, where `every` would take longer; 0: no such limit."""
+    """Steps between checkpoints; a fifth of the run when not given. One is saved at the last step, and when ten minutes
+    have passed without."""
     keep: Count = 2
-    """Newest checkpoints kept."""
-    best: bool = False
-    """Save at evaluations that are the best so far too, and keep the best besides the newest."""
-    trunk: bool | None = None
-    """Save before wsd begins to cool down, too, and keep that: longer runs can begin there (branch, or more steps for
-    the same run). When not given, where the schedule is wsd."""
+    """Newest checkpoints kept; of a run under wsd also the one before the cool-down, where longer runs can begin."""
 
 
 @dataclass(frozen=True)

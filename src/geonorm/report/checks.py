@@ -17,7 +17,7 @@ SEEDS_FOR_A_CLAIM = 5
 TOKENS_PER_PARAMETER = 10
 """Below this the order of schemes is that of early training, and known to change."""
 PARAMETER_TOLERANCE = 0.002
-PER_RUN = ("scheme", "seed", "lr", "out", "phase")
+PER_RUN = ("scheme", "seed", "lr", "out")
 """Settings that differ between runs by design."""
 WITHOUT_EFFECT = {
     *VOLATILE, *PER_RUN, "tokens.cache", "checkpoint.every", "evaluation.every", "evaluation.trace_tokens",

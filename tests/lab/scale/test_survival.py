@@ -136,28 +136,6 @@ def test_deleted_data(train: Any, after: Any, text: Path, tmp_path: Path) -> Non
     assert result.status == 0 and "at step 4 of 9" in result.out
 
 
-def test_best_is_kept(tmp_path: Path) -> None:
-    model = Decoder(SMALL)
-    saver = checkpoint.Saver(tmp_path, keep=2, best=True)
-    kept = []
-    for step, loss in ((1, 3.0), (2, 2.0), (3, None), (4, 2.5), (5, 1.5), (6, None), (7, 1.7)):
-        saver.save(step, model, [], {"val_loss": loss})
-        saver.wait()
-        kept.append(checkpoint.saved_steps(tmp_path))
-    saver.close()
-    assert kept == [[1], [1, 2], [2, 3], [2, 3, 4], [4, 5], [5, 6], [5, 6, 7]]
-
-
-def test_best_of_a_run(train: Any, tmp_path: Path) -> None:
-    options = ["--steps", 8, "--evaluation.every", 1, "--checkpoint.every", 8, "--checkpoint.keep", 1, "--lr", 3]
-    options += ["--scheme", "pre", "--optim.schedule", "constant", "--optim.warmup", 1]  # ever higher, then too high
-    assert train(tmp_path / "run", *options, "--checkpoint.best").status == 0
-    evaluated = {row["step"]: row["val_loss"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")}
-    best = min(evaluated, key=evaluated.__getitem__)
-    assert 1 < best < 8
-    assert checkpoint.saved_steps(tmp_path / "run" / "checkpoints") == [best, 8]
-
-
 @each(
     "damage",
     [

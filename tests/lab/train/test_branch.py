@@ -15,7 +15,7 @@ from geonorm.settings import from_dict
 from .saved import same
 
 WSD = ["--optim.schedule", "wsd", "--optim.warmup_steps", 2, "--optim.cooldown", 0.4, "--evaluation.every", 2]
-TRUNK = ["--checkpoint.trunk", "true", "--checkpoint.keep", 1]
+TRUNK = ["--checkpoint.keep", 1]
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,6 @@ def test_a_warm_up_that_grows_with_the_length_shares_nothing(train: Any, tmp_pat
         refused.status == 2
         and "another learning rate at step 1; give both the same --optim.warmup-steps" in refused.err
     )
-    cosine = train(tmp_path / "cosine", "--steps", 10, *TRUNK)
-    assert cosine.status == 2 and "checkpoint.trunk needs --optim.schedule wsd, not cosine" in cosine.err
 
 
 @pytest.mark.parametrize(("average", "last"), [(0.0, 60), (0.2, 60), (0.8, 40)])

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import fields, replace
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError
@@ -167,8 +167,7 @@ def run_config(config: CompareConfig, scheme: str, lr: float, seed: int, tuning:
         shared["steps"] = config.steps_of_tuning
     name = f"{slug(scheme)}-lr{lr:g}-seed{seed}" + ("-tune" if tuning else "")
     out = str(Path(config.out) / "runs" / name)
-    phase: Literal["final", "tune"] = "tune" if tuning else "final"
-    return TrainConfig(**shared, scheme=scheme, lr=lr, seed=seed, out=out, phase=phase)
+    return TrainConfig(**shared, scheme=scheme, lr=lr, seed=seed, out=out)
 
 
 def check_folders(runs: Sequence[TrainConfig]) -> None:
@@ -182,7 +181,7 @@ def check_folders(runs: Sequence[TrainConfig]) -> None:
 
 GRID = {
     "schemes", "seeds", "lrs", "tune", "jobs", "launcher", "out", "depth", "rates", "log.to",
-    "log.project", "checkpoint.trunk",
+    "log.project",
 }  # fmt: skip
 GRID |= {f"{group}.{f.name}" for group, kind in (("ray", Ray), ("slurm", Slurm)) for f in fields(kind)}
 """What may differ when a comparison or a ladder is extended: which runs there are, not what a run is."""

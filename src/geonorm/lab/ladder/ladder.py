@@ -99,10 +99,8 @@ def run_config(config: LadderConfig, size: Size, scheme: str, rate: float, seed:
     shared["model"] = replace(config.model, **shape)
     if config.evaluation.whole is None:  # of all runs the same text, however long they are
         shared["evaluation"] = replace(config.evaluation, whole=False)
-    if len(size.steps) > 1:
-        shared["checkpoint"] = replace(config.checkpoint, trunk=True)
-        if config.optim.warmup_steps is None:
-            shared["optim"] = replace(config.optim, warmup_steps=round(config.optim.warmup * size.steps[0]))
+    if len(size.steps) > 1 and config.optim.warmup_steps is None:
+        shared["optim"] = replace(config.optim, warmup_steps=round(config.optim.warmup * size.steps[0]))
     if config.optim.rates:
         optim = shared.get("optim", config.optim)
         shared["optim"] = optim.at_width(size.width / preset(config.preset).width)

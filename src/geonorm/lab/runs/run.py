@@ -22,8 +22,8 @@ from ...settings import from_dict, to_dict
 from ..config import TrainConfig
 
 VOLATILE = (
-    "out", "resume", "branch", "checkpoint.keep", "checkpoint.best", "checkpoint.minutes", "checkpoint.trunk",
-    "log.to", "log.project", "runtime.accumulate", "runtime.parallel", "runtime.reshard", "runtime.shard_size",
+    "out", "resume", "branch", "checkpoint.keep", "log.to", "log.project",
+    "runtime.accumulate", "runtime.parallel", "runtime.reshard", "runtime.shard_size",
 )  # fmt: skip
 """What a resumed run may say differently: nothing here changes the numbers by more than the order of a sum."""
 LOCK = ".lock"

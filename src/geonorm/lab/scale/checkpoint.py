@@ -12,7 +12,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -37,10 +36,8 @@ NOTHING: Tensors = {}
 class Saver:
     """Saves into one folder, one checkpoint at a time, from a thread of its own."""
 
-    def __init__(
-        self, folder: Path, keep: int, best: bool = False, world: World = ALONE, trunk: int | None = None
-    ) -> None:
-        self.folder, self.keep, self.best, self.world, self.trunk = folder, keep, best, world, trunk
+    def __init__(self, folder: Path, keep: int, world: World = ALONE, trunk: int | None = None) -> None:
+        self.folder, self.keep, self.world, self.trunk = folder, keep, world, trunk
         if world.first:
             folder.mkdir(exist_ok=True)
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -91,19 +88,12 @@ class Saver:
             self.prune(step)
 
     def prune(self, newest: int) -> None:
-        """Removes all but the newest `keep`, that of step `trunk` and, if asked, the one with the lowest validation
-        loss. Those later than `newest` were passed over as corrupt, or belong to steps that were rewound."""
+        """Removes all but the newest `keep` and that of step `trunk`. Those later than `newest` were passed over as
+        corrupt, or belong to steps that were rewound."""
         found = saved_steps(self.folder)
         current = [step for step in found if step <= newest]
         kept = set(current[-self.keep :])
         kept |= {step for step in current if step == self.trunk}
-        if self.best:
-            losses = {}
-            for step in current:
-                with suppress(CheckpointError):
-                    losses[step] = read_state(self.folder / f"step-{step}").get("val_loss")
-            evaluated = [step for step, loss in losses.items() if loss is not None]
-            kept |= {min(evaluated, key=lambda step: (losses[step], -step))} if evaluated else set()
         for old in set(found) - kept:
             shutil.rmtree(self.folder / f"step-{old}", ignore_errors=True)
 

@@ -23,7 +23,7 @@ from ..scale.world import ALONE
 from .averaging import averaging_start
 from .optim import rate_share
 
-APART = (*VOLATILE, "steps", "phase", "evaluation.every", "evaluation.whole", "checkpoint.every")
+APART = (*VOLATILE, "steps", "evaluation.every", "evaluation.whole", "checkpoint.every")
 """What a run and its branch may say differently."""
 LONGER = (*VOLATILE, "steps", "optim.warmup", "optim.warmup_steps", "evaluation.every", "evaluation.whole",
           "checkpoint.every")  # fmt: skip

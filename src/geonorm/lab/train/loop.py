@@ -22,7 +22,7 @@ from ...errors import CheckpointError
 from ...nn.models import build
 from ...ops.available import read_backend
 from ...output import launched
-from ...parsing import finite_or_none, finite_row
+from ...parsing import finite_row
 from ...progress import Pace, Unwatched
 from ...schemes import advance
 from ...settings import to_dict
@@ -44,11 +44,12 @@ from .init_from import load_start
 from .load import Data, load_data
 from .matrices import HeldNorms, Turning
 from .signals import stop_signals, stop_unheard
-from .validation import loss_on_part
 
 Say = Callable[[str], None]
 LATE, STOP, FAILED = 1, 2, 3
 """What a rank may say to the others after a step: a checkpoint is due; it got a signal; its last save has failed."""
+LONGEST_UNSAVED = 600
+"""Seconds between checkpoints, where `checkpoint.every` would take longer."""
 
 
 class Interrupted(Exception):
@@ -121,7 +122,6 @@ class Loop:
         self.log_every = 1 if device.type == "cpu" else 10
         self.step = 0
         self.passed_over = 0  # batches left out when the run was rewound
-        self.best = inf  # validation loss
         self.seconds = 0.0  # of training, without evaluations and checkpoints
         self.begun = time.monotonic()  # less what earlier processes of the run took
         self.pending: list[dict[str, Any]] = []  # rows since the losses were last read
@@ -147,10 +147,9 @@ class Loop:
             self.say(changed)
         if run.writes:
             self.text.save(run.path)
-        keeps = c.optim.schedule == "wsd" if c.checkpoint.trunk is None else c.checkpoint.trunk
-        trunk = c.optim.trunk_end(c.steps) if keeps else None
+        trunk = c.optim.trunk_end(c.steps) if c.optim.schedule == "wsd" else None
         self.world.together(lambda: self.open_loggers(run, more))
-        self.saver = checkpoint.Saver(run.checkpoints, c.checkpoint.keep, c.checkpoint.best, self.world, trunk)
+        self.saver = checkpoint.Saver(run.checkpoints, c.checkpoint.keep, self.world, trunk)
         with stop_signals(launched(), stopped), closing(self.saver), closing(self.loggers):
             try:
                 self.loop(run, shown, stopped)
@@ -174,7 +173,7 @@ class Loop:
         c, pace = self.config, Pace(self.step)
         told = started = saved = time.monotonic()
         if self.step == 0 and "rewind" in (c.guard.nan, c.guard.spike):
-            self.save(run, {})
+            self.save(run)
         while self.step < c.steps:
             step, last = self.step + 1, self.step + 1 == c.steps
             evaluating = last or step % self.evaluate_every == 0
@@ -183,7 +182,7 @@ class Loop:
             reading = evaluating or saving or asking or step % self.log_every == 0
             try:
                 gradients = self.update(evaluating, reading)
-                late = 0 < c.checkpoint.minutes * 60 < time.monotonic() - saved
+                late = time.monotonic() - saved > LONGEST_UNSAVED
                 own = FAILED if self.saver.failed else STOP if stopped else LATE if late else 0
                 signal = (asked := self.world.highest(own)) > LATE
                 if not (reading or asked):
@@ -208,11 +207,8 @@ class Loop:
             if evaluating or (time.monotonic() - told > 15 and not shown.watched):
                 self.say(progress_line(rows[-1], c.steps, left))
                 told = time.monotonic()
-            loss = loss_on_part(rows[-1], inf)
-            better = loss < self.best
-            self.best = min(self.best, loss)
-            if saving or asked or (better and c.checkpoint.best):
-                self.save(run, rows[-1])
+            if saving or asked:
+                self.save(run)
                 saved = time.monotonic()
             if last or signal:
                 self.saver.wait()
@@ -300,15 +296,13 @@ class Loop:
         self.spread.settle()
         return finite_row(result)
 
-    def save(self, run: RunFolder, row: dict[str, Any]) -> None:
+    def save(self, run: RunFolder) -> None:
         """Copies the state; the writing goes on beside the next steps."""
         self.world.together(run.check_there)
         progress = {
             "scheme": self.config.scheme,
             "seconds": self.seconds,
             "wall_seconds": time.monotonic() - self.begun,
-            "val_loss": loss_on_part(row, None),
-            "best": finite_or_none(self.best),
             "passed_over": self.passed_over,
             "guard": self.judge.state(),
             "held": self.held.squares,
@@ -326,7 +320,6 @@ class Loop:
             return False
         self.step, self.seconds = state["step"], state["seconds"]
         self.begun = time.monotonic() - state["wall_seconds"]
-        self.best = inf if state.get("best") is None else state["best"]
         self.passed_over = state.get("passed_over", 0)
         self.held.squares = state.get("held", self.held.squares)  # older checkpoints have none
         if "guard" in state:

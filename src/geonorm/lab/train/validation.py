@@ -133,8 +133,3 @@ def number_documents(tokens: NDArray[Any], eos: int) -> NDArray[np.int64]:
     """The number of the document that each token stands in; its end mark is its last token."""
     ends = np.asarray(tokens) == eos
     return np.cumsum(ends) - ends
-
-
-def loss_on_part(row: dict[str, Any], otherwise: Any) -> Any:
-    """The validation loss of a row of metrics on the part of the text that all evaluations of a run share."""
-    return row.get("val_loss_part", row.get("val_loss", otherwise))
