@@ -40,7 +40,7 @@ SHARED = set(
     model.init model.init_depth
     model.image_size model.patch model.channels model.classes model.pool images.flip images.pad
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
-    optim.floor optim.momentum optim.warmup_steps optim.independent optim.hold_norms
+    optim.floor optim.momentum optim.warmup_steps optim.independent optim.hold_norms optim.rates
     tokens.tokenizer tokens.cache evaluation.every evaluation.tokens evaluation.trace_tokens
     evaluation.tasks evaluation.task_every evaluation.task_limit
     evaluation.whole evaluation.average checkpoint.every checkpoint.keep
