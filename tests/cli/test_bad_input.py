@@ -12,6 +12,8 @@ import pytest
 from geonorm.cli import main as cli
 from geonorm.cli.main import main
 
+from ..rows import each
+
 EXAMPLE = "--model.layers 1 --model.width 16 --model.heads 2 --model.hidden 16 --model.context 16".split()
 BYTES = ["--tokens.tokenizer", "byte", "--model.vocab_size", "257"]
 
@@ -151,7 +153,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("line", "said"), BAD, ids=[line for line, _ in BAD])
+@each("line, said", BAD)
 def test_bad_input_is_one_line_and_leaves_nothing(
     line: str, said: str, capsys: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -172,8 +174,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert out == "" and [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
+@each(
+    "content, said",
     [
         ("stepz: 3", "unknown setting 'stepz': did you mean 'steps'?"),
         ("optim: {lrate: 3}", "unknown setting 'optim.lrate'"),
@@ -201,9 +203,9 @@ def test_bad_config_file(content: str | bytes, said: str, capsys: Any, tmp_path:
     assert said in err and len(err.splitlines()) == 1 and not (tmp_path / "out").exists(), err
 
 
-@pytest.mark.parametrize("verb", ["train", "compare"])
-@pytest.mark.parametrize(
-    ("content", "said"),
+@each("verb", ["train", "compare"])
+@each(
+    "content, said",
     [
         (b"", "empty"),
         (b"text\x00text" * 100, "binary file"),
@@ -238,8 +240,8 @@ def test_faults_of_the_program_are_not_hidden(monkeypatch: Any) -> None:
         main(["train"])
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
+@each(
+    "error, said",
     [
         (
             OSError(28, "No space left on device", "runs/x/metrics.jsonl"),

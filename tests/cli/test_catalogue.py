@@ -17,6 +17,8 @@ from geonorm import names, parse
 from geonorm.cli.catalogue import catalogue, describe_scheme, json_text, look_up
 from geonorm.cli.main import main
 
+from ..rows import each
+
 MARK = "<!-- from here on: geonorm schemes --markdown -->"
 
 
@@ -28,7 +30,7 @@ def test_one_line_per_scheme() -> None:
     assert "t = layer + 1" in catalogue() and "geonorm schemes NAME" in lines[-1]
 
 
-@pytest.mark.parametrize("name", names())
+@each("name", names())
 def test_an_entry_is_complete_and_its_defaults_parse(name: str) -> None:
     about = look_up(name)
     described = ["name", "title", "equation", "source", "claim", "checked", "streams", "planar", "fields"]
@@ -42,7 +44,7 @@ def test_an_entry_is_complete_and_its_defaults_parse(name: str) -> None:
     assert all(field["values"] for field in about["fields"].values())
 
 
-@pytest.mark.parametrize("name", names())
+@each("name", names())
 def test_every_word_a_field_lists_is_valid(name: str) -> None:
     for key, field in look_up(name)["fields"].items():
         for word in field["values"].split(" | "):
@@ -118,8 +120,8 @@ def test_json() -> None:
     assert by_name["geonorm"]["fields"]["max_angle"]["default"] == "pi/4"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
+@each(
+    "arguments, expected",
     [
         ([], catalogue),
         (["peri"], lambda: describe_scheme("peri")),

@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from geonorm.bench.config import OpsBench, TrainBench
 from geonorm.cli import main as cli
 from geonorm.cli.arguments import read
@@ -29,6 +27,8 @@ from geonorm.lab.tasks.config import EvalConfig, GenerateConfig
 from geonorm.probes.config import ProbeConfig
 from geonorm.report.config import ReportConfig
 from geonorm.settings import options
+
+from ..rows import each
 
 VERBS = set("compare ladder train eval generate export report bench simulate probe schemes data".split())
 SHARED = set(
@@ -103,7 +103,7 @@ def plain(help_text: str) -> str:
     return " ".join(re.sub("[\u2500-\u257f]|^[|] | [|]$", " ", help_text, flags=re.MULTILINE).split())
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
+@each("verb", COMMANDS)
 def test_help_all_documents_every_option(verb: str, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("COLUMNS", "120")  # no word is too long for a line
     kind = COMMANDS[verb]
@@ -116,7 +116,7 @@ def test_help_all_documents_every_option(verb: str, capsys: Any, monkeypatch: An
     assert text.startswith(f"usage: geonorm {verb}") and kind.__doc__ and kind.__doc__.split()[0] in text
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
+@each("verb", COMMANDS)
 def test_help_is_short_and_ends_with_two_examples(verb: str, capsys: Any) -> None:
     """What people set first, in the order in which it is named; the examples are commands that could run."""
     kind: Any = COMMANDS[verb]
@@ -136,7 +136,7 @@ def test_help_is_short_and_ends_with_two_examples(verb: str, capsys: Any) -> Non
         read(kind, verb, words[len(verb.split()) :])
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@each("shell", ["bash", "zsh", "fish"])
 def test_a_shell_completes_verbs_options_and_words(shell: str, capsys: Any) -> None:
     assert main(["--completion", shell]) == 0
     out = capsys.readouterr().out

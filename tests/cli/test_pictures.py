@@ -13,6 +13,8 @@ from geonorm.cli.main import main
 from geonorm.cli.pictures import draw
 from geonorm.dynamics.paths import follow_write
 
+from ..rows import each
+
 FIGURES = Path(__file__).parents[2] / "docs" / "figures" / "schemes"
 
 
@@ -30,7 +32,7 @@ def test_the_page_of_schemes_has_a_picture_of_each() -> None:
     assert all(f"(figures/schemes/{name}.svg)" in page for name in names())
 
 
-@pytest.mark.parametrize("name", names())
+@each("name", names())
 def test_pictures_of_the_page_are_those_of_the_definitions(name: str) -> None:
     """Titles, equations, and where each token ends, to a thousandth."""
     spec = draw(name)
