@@ -39,9 +39,10 @@ Published = Mapping[str, tuple[float, float]]
 def place_runs(runs: Sequence[Mapping[str, Any]], grid: Grid) -> list[dict[str, Any]]:
     """The runs of rows that the plan has, each with its size and tokens, which rates and seeds share; also at rates
     that the plan no longer asks for, now that it knows more."""
+    wanted = {run["run"].rpartition("-lr")[0] for run in runs}
     known: dict[str, dict[str, Any]] = {}
     for name, words in grid.items():
-        if (row := name.rpartition("-lr")[0]) not in known:
+        if (row := name.rpartition("-lr")[0]) in wanted - known.keys():
             known[row] = about(read(TrainCommand, "geonorm train", list(words)).run())
     return [{**run, **known[row]} for run in runs if (row := run["run"].rpartition("-lr")[0]) in known]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,11 @@ def test_copies_of_two_sizes_have_two_names() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch silences its compiler's warnings itself
-def test_compiled_candidates_are_right_and_compared_with_compiled() -> None:
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_candidates_are_right_and_compared_with_compiled(
+    compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
     config = OpsBench(shapes=["32x16"], dtypes=["fp32"], modes=["bwd"], pairs=6)
     found = [c for c in candidates(CPU)[0] if c.name in ("geonorm compiled", ops.PRE, f"{ops.PRE} compiled")]
     with functorch.patch(donated_buffer=False):
