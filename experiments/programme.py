@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import csv
 import fcntl
+import hashlib
 import json
 import runpy
 import shlex
@@ -158,7 +159,8 @@ def keep(experiment: Path, out: Path) -> None:
             [step, *(float(f"{row[key]:.5g}") for key in TURNING)] for step, row in metrics.items() if TURNING[0] in row
         ]
         where = find_spikes([row for _, row in sorted(metrics.items())])
-        known[name] = {"run": name, **where, **row, "course": course, "train": train, "turning": turning}
+        origin = read_origin(out / name)
+        known[name] = {"run": name, **where, **row, **origin, "course": course, "train": train, "turning": turning}
     text = "".join(json.dumps(known[name]) + "\n" for name in sorted(known))
     (experiment / "results.jsonl").write_text(text, encoding="utf-8")
     traces = experiment / "traces.csv"
@@ -177,6 +179,21 @@ def keep(experiment: Path, out: Path) -> None:
             seen += [where] if where not in seen else []
     (experiment / "environment.json").write_text(json.dumps(seen, indent=1) + "\n", encoding="utf-8")
     print(f"{experiment}: {len(known)} runs on record, {len(fresh)} of them from {out}")
+
+
+def read_origin(run: Path) -> dict[str, Any]:
+    """Where a run's numbers come from: the commit and the machine of its last part, and a digest of its settings."""
+    file = run / "environment.json"
+    parts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    last = parts[-1] if isinstance(parts, list) else parts
+    config = run / "config.yaml"
+    lines = config.read_text(encoding="utf-8").splitlines() if config.exists() else []
+    settings = "\n".join(line for line in lines if not line.startswith("out:"))
+    return {
+        "commit": last.get("commit"),
+        "machine": last.get("device"),
+        "settings_sha256": hashlib.sha256(settings.encode()).hexdigest(),
+    }
 
 
 def print_table(experiment: Path, out: Path | None) -> None:

@@ -8,6 +8,7 @@ import runpy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -316,3 +317,22 @@ def test_021_goes_on_by_half_octaves_and_asks_for_seeds_at_three_rates() -> None
         known[name] = {**known[name], "val_loss": 3 - known[name]["lr"]}
     more = {name.rpartition("-lr")[2] for name in plan(known) if name not in known}
     assert more == {f"0.017-seed{seed}" for seed in range(11, 15)}
+
+
+def test_022_tunes_the_embedding_apart_and_then_asks_for_fresh_seeds() -> None:
+    """A loss with its minimum at 2.61e-3 and 16 times that for the embedding is found for every scheme."""
+    plan, known = plan_of("022-embedding-rate"), {}
+    for _ in range(30):
+        missing = {name: words for name, words in plan(known).items() if name not in known}
+        for name, words in missing.items():
+            config = read(TrainCommand, "geonorm train", words).run() if len(known) < 40 else None
+            assert config is None or (config.scheme and config.optim.floor == 0 and config.steps == 12_900)
+            rate, embedding = float(words[words.index("--lr") + 1]), words[words.index("--optim.rates") + 1]
+            far = abs(log2(rate / 2.61e-3)) + abs(log2(float(embedding.removeprefix("embed=")) / 16))
+            known[name] = {"lr": rate, "status": "finished", "val_loss": 3.5 + 0.01 * far}
+        if not missing:
+            break
+    final = [name for name in plan(known) if not name.endswith("-seed1000000")]
+    assert len({name.rpartition("-e16-lr")[0] for name in final if "-e16-lr0.00261-" in name}) == 10
+    assert {name.rpartition("-seed")[2] for name in final} == {"20", "21", "22", "23", "24"}
+    assert len(final) == 5 * (10 + 2), "every scheme at its best, two also with the embedding at the matrices' rate"

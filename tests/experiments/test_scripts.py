@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib
 import json
 import runpy
@@ -50,6 +51,8 @@ def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
     run = tmp_path / "out" / "b-lr1-seed0"
     run.mkdir(parents=True)
     (run / "summary.json").write_text(json.dumps({"status": "finished", "val_loss": 1.6}))
+    (run / "environment.json").write_text(json.dumps([{"commit": "a", "device": "x"}, {"commit": "b", "device": "y"}]))
+    (run / "config.yaml").write_text("lr: 1\nout: here\n")
     turned = {
         "angle_o": 0.123456,
         "norm_o": 2.0,
@@ -68,6 +71,8 @@ def test_what_is_kept_of_a_run(tmp_path: Path) -> None:
     assert first == {"run": "a", "val_loss": 1.0} and second["run"] == "b-lr1-seed0"
     assert second["course"] == [[600, 1.5]] and second["train"] == [[500, 4.0], [1000, 2.0]]
     assert second["turning"] == [[600, 0.12346, 2.0, 0.25, 3.0]]
+    assert (second["commit"], second["machine"]) == ("b", "y")
+    assert second["settings_sha256"] == hashlib.sha256(b"lr: 1").hexdigest(), "where a run lies is no setting"
     head, line = (tmp_path / "traces.csv").read_text().splitlines()
     assert head.startswith("run,step,") and line.startswith("b-lr1-seed0,600,,0,mlp,0.5,")
 
@@ -184,7 +189,6 @@ WRONG = {
     ),
     "nothing collected": ("collect.py", ["planned"], "planned has no results.jsonl: name the folder of a comp"),
     "no experiment's folder": ("collect.py", ["nowhere"], "nowhere has no README.md"),
-    "none of the runs": ("014-beyond-decoders/geometry.py", ["nowhere"], "nowhere holds none of the runs"),
 }
 
 

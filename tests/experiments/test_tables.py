@@ -288,23 +288,6 @@ def test_tables_and_figures_of_014(tmp_path: Path) -> None:
     assert "Loss of masked tokens" in drawn[0] and "Gradient over depth" in drawn[1]
 
 
-def test_geometry_of_014_is_told_by_scheme_and_rate() -> None:
-    """Planted: gradients that grow tenfold a block, a first block worth 0.3 of four."""
-    own = runpy.run_path(str(ROOT / "014-beyond-decoders" / "geometry.py"))
-    sites = [{"layer": layer, "grad_norm": 10.0**layer} for layer in range(6) for _ in range(2)]
-    blocks = own["by_block"](sites, "grad_norm", own["geometric"])
-    assert blocks == pytest.approx([10.0**layer for layer in range(6)])
-    assert own["compare_thirds"](blocks) == pytest.approx(1e4) and own["geometric"]([0.0, 0.0]) > 0
-    row = {
-        "run": "mlm-pre-lr0.002-seed0", "family": "mlm", "stack": "decoder", "scheme": "pre", "lr": 2e-3, "loss": 5.0,
-        "angle": [0.5236, 0.0349], "pair": [0.1, 0.9], "ones": 0.8, "turned": None, "turned_plain": None,
-        "gradient": 2.0, "use": [0.3, 0.1, 0.0, 0.02],
-    }  # fmt: skip
-    text = own["tabulate"]([row, {**row, "gradient": 4.0}])
-    assert "| pre | 2e-3 | decoder | 2 | 30 ± 0 | 2 ± 0 | – | – | 0.8 ± 0 |" in text
-    assert "| 3 ± 1 | 0.2 ± 0 | 0.01 ± 0 |" in text
-
-
 def test_heads_of_a_run_that_cannot_be_read_leave_no_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
