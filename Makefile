@@ -8,6 +8,7 @@
 # Before a release:
 #   make test-slow    the slow tests, about half an hour of one core; ARGS=tests/golden takes some of them
 #   make test-oldest  the tests on the oldest versions that pyproject.toml allows, in an environment of its own
+#   make test-newest  the tests of transformers on the newest release that pyproject.toml allows, likewise
 #   make test-ways    recipes of other tools and trackers, with the packages that docs/ways-out.md names, likewise
 #   make mutations    changes the code in 150 places, one at a time, and says which test finds each, half an hour of one core
 # PYTHON picks the interpreter (3.11 to 3.13), VENV the environment's folder, PINS the versions, ARGS is passed on.
@@ -17,11 +18,12 @@ VENV ?= .venv
 PINS ?= constraints.txt
 EXTRAS ?= train,hf,test,dev
 ARGS ?=
+TRANSFORMERS_TESTS := tests/hf tests/parity tests/probes tests/sites tests/lab/tasks
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help compare test test-slow test-oldest test-ways mutations check lint types clean
+.PHONY: help compare test test-slow test-oldest test-newest test-ways mutations check lint types clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -40,6 +42,13 @@ mutations: $(VENV)/.test
 
 test-oldest:
 	$(MAKE) VENV=.venv-oldest PINS=constraints-oldest.txt EXTRAS=train,hf,test test
+
+# what an installer takes today; to allow a new release, raise the bound in pyproject.toml and TESTED in hf/versions.py first
+test-newest:
+	mkdir -p .venv-newest && grep -v "^transformers==" constraints.txt > .venv-newest/pins.txt
+	$(MAKE) VENV=.venv-newest PINS=.venv-newest/pins.txt EXTRAS=train,hf,test .venv-newest/.test
+	.venv-newest/bin/python -m pip install --quiet -c .venv-newest/pins.txt --upgrade -e ".[hf]" transformers
+	$(MAKE) VENV=.venv-newest PINS=.venv-newest/pins.txt EXTRAS=train,hf,test test ARGS="$(or $(ARGS),$(TRANSFORMERS_TESTS))"
 
 # without pins: trackers ask for versions of their own; the page's lines are what is installed
 test-ways:
@@ -71,4 +80,4 @@ $(VENV)/.test: pyproject.toml $(PINS) | $(BIN)/python
 	touch $@ $(VENV)/.train
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-ways runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-ways runs .pytest_cache .mypy_cache .ruff_cache

@@ -49,6 +49,7 @@ class GeoNormVisionConfig(UnderScheme, VisionFields):
     model_type = "geonorm_vision"
 
     scheme_source: dict[str, Any] | None = None
+    geonorm_version: str | None = None
     trained_on_sha256: str | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Where the residual sites of Hugging Face models are: one entry per `model_type`, checked against transformers 5.23.
+"""Where the residual sites of Hugging Face models are: one entry per `model_type`, as of transformers 5.24.
 
 A block of any of these models is a list of sub-layers, and each sub-layer is
 

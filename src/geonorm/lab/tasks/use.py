@@ -263,16 +263,18 @@ def generate_cached(
     model: Any, ids: Tensor, tokens: int, temperature: float, top_k: int | None, generator: torch.Generator
 ) -> Iterator[Tensor]:
     """As `nn.generate`, for a model of transformers."""
+    from ...hf.versions import CACHE
+
     past, fresh = None, ids
     for _ in range(tokens):
         if past is not None and renews(model, past.get_seq_length(), ids.shape[1]):
             past, fresh = None, ids
         try:
-            out = model(fresh, past_key_values=past, use_cache=True)
+            out = model(fresh, use_cache=True, **{CACHE: past})
         except IndexError:  # learned positions have an end
             longest = getattr(model.config, "max_position_embeddings", "unknown")
             raise ConfigError(f"prompt and new tokens are more than the context of this model: {longest}") from None
-        past, fresh = out.past_key_values, sample(out.logits[:, -1].float(), temperature, top_k, generator)
+        past, fresh = getattr(out, CACHE), sample(out.logits[:, -1].float(), temperature, top_k, generator)
         ids = torch.cat((ids, fresh), dim=1)
         yield fresh
 
