@@ -23,7 +23,6 @@ from .modeling import (
     GeoNormModel,
     GeoNormPreTrainedModel,
 )
-from .peft import introduce
 from .stock import load_stock, to_stock
 from .vision import (
     GeoNormForImageClassification,
@@ -74,7 +73,6 @@ transformers.AutoModelForQuestionAnswering.register(GeoNormConfig, GeoNormForQue
 transformers.AutoConfig.register("geonorm_vision", GeoNormVisionConfig, exist_ok=True)
 transformers.AutoModel.register(GeoNormVisionConfig, GeoNormVisionModel, exist_ok=True)
 transformers.AutoModelForImageClassification.register(GeoNormVisionConfig, GeoNormForImageClassification, exist_ok=True)
-introduce()
 
 
 def __getattr__(name: str) -> Any:
