@@ -29,6 +29,7 @@ from geonorm.lab.config import TUNING_SEED, CompareConfig, TrainConfig
 from geonorm.lab.runs.run import RunFolder, lock_folder, read_rows, slug, write_json
 from geonorm.progress import Bars
 
+from ...rows import each
 from ..conftest import results
 
 ROW = set("scheme n lr val_loss_mean val_loss_std difference difference_low difference_high".split())
@@ -121,8 +122,8 @@ def test_all_runs_failed(processes: Any, compare: Any, tmp_path: Path) -> None:
     assert result.status == 2 and "no learning rate finished" in result.out, result
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
+@each(
+    "name, content, said",
     [
         ("thesis.tex", "x", "is not empty and holds no comparison"),
         ("config.yaml", "steps: 4\nscheme: pre\n", "is not empty and holds no comparison"),
@@ -176,26 +177,28 @@ def test_a_run_in_use_is_named_and_tried_again(processes: Any, compare: Any, tmp
     assert [run["status"] for run in results(out)["runs"]] == ["finished"] * 2
 
 
-def test_a_comparison_that_was_killed_goes_on(tiny: list[str], tmp_path: Path) -> None:
+def test_a_comparison_that_was_killed_goes_on(call: Any, tiny: list[str], tmp_path: Path) -> None:
     """The real thing: SIGKILL of the parent alone. Its run saves and ends by itself, and the same command, tried until
     nothing is in use, goes on from there to the end."""
     out = tmp_path / "out"
     options = ["--schemes", "pre", "--seeds", "1", "--jobs", "1", "--steps", "1000", "--evaluation.every", "1000"]
-    command = [sys.executable, "-m", "geonorm", "compare", *tiny, "--out", str(out), *options]
+    command = ["compare", *tiny, "--out", str(out), *options]
     run = out / "runs" / "pre-lr0.005-seed0"
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", "geonorm", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             while not ((run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size):
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.01)
         finally:
             process.kill()
-    ended = subprocess.run(command, capture_output=True, text=True)
-    while "try the same command" in ended.stderr:
-        assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1, ended
+    ended = call(*command)
+    while "try the same command" in ended.err:
+        assert ended.status == 2 and len(ended.err.splitlines()) == 1, ended
         time.sleep(0.2)
-        ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended
+        ended = call(*command)
+    assert ended.status == 0, ended
     log = (out / "configs" / "pre-lr0.005-seed0.log").read_text()
     stopped = re.search(r"stopped at step (\d+) of 1000; saved", log)
     assert stopped and f"at step {stopped[1]} of 1000" in log[stopped.end() :], log

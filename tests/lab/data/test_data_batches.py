@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from geonorm.errors import DataError
 from geonorm.lab.data.batches import Batches, validation_batches
 
+from ...rows import each
+
 TOKENS = np.arange(1000, dtype=np.uint16)
 
 
@@ -46,7 +48,7 @@ def test_order_of_calls_does_not_matter():
     assert len(batches._permutations) <= 2
 
 
-@pytest.mark.parametrize("size", [1, 7, 33, 99])
+@each("size", [1, 7, 33, 99])
 def test_every_block_once_per_epoch(size):
     context, blocks = 10, 99  # 1000 tokens: the last 9 lack a target for a whole block
     batches = Batches(TOKENS, size, context, seed=3)
@@ -65,7 +67,7 @@ def test_seeds_give_other_orders_and_never_change():
     assert Batches(TOKENS, 6, 100, seed=0).at(0)[0][:, 0].tolist() == [0, 200, 100, 800, 500, 400]
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int64])
+@each("dtype", [np.uint16, np.uint32, np.int64])
 def test_token_types(dtype):
     tokens = np.full(50, 60_000, dtype=dtype)
     assert Batches(tokens, 2, 4, 0).at(0)[0].unique().tolist() == [60_000]

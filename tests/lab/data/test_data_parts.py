@@ -14,6 +14,8 @@ import pytest
 from geonorm.errors import DataError
 from geonorm.lab.data import inspect_source, open_source
 
+from ...rows import each
+
 
 def write(folder: Path, names: Iterable[str]) -> Path:
     """Each file holds its own name, as a line of JSON where it is one."""
@@ -29,8 +31,8 @@ def parts(folder: Path) -> list[list[str]]:
     return [list(source.documents(split)) for split in ("train", "validation")]
 
 
-@pytest.mark.parametrize(
-    ("train", "held_out", "others"),
+@each(
+    "train, held_out, others",
     [
         (["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"], ["validation-00000-of-00001.jsonl"], []),
         (["train.txt"], ["valid.txt"], ["test.txt"]),
@@ -68,7 +70,7 @@ def test_parts_may_lie_in_a_folder_called_data(tmp_path: Path) -> None:
     assert len(parts(tmp_path / "deep")[0]) == 1
 
 
-@pytest.mark.parametrize(
+@each(
     "names",
     [
         ["train.py", "test.py", "model.py"],

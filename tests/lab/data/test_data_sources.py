@@ -18,6 +18,8 @@ from geonorm.errors import DataError
 from geonorm.lab.data import corpora, files, inspect_source, open_source, stdlib
 from geonorm.lab.data.split import hold_out, hold_out_stream
 
+from ...rows import each
+
 DOCUMENTS = [f"Document {n}: grüße, 世界, 🌍!\n" + "line\n" * n for n in range(40)]
 
 
@@ -43,7 +45,7 @@ def no_corpora(monkeypatch):
     monkeypatch.delenv("GEONORM_DATA", raising=False)
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".bz2", ".zst"])
+@each("suffix", ["", ".gz", ".xz", ".bz2", ".zst"])
 def test_jsonl_round_trip(tmp_path, suffix):
     path = tmp_path / f"corpus.jsonl{suffix}"
     path.write_bytes(compress(jsonl(), suffix))
@@ -59,8 +61,8 @@ def test_jsonl_takes_the_only_string_field_and_skips_blank_lines_and_mark(tmp_pa
     assert list(files.read_documents(path)) == DOCUMENTS
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "message"),
+@each(
+    "first, second, message",
     [
         ({"title": "a"}, {"title": "b", "text": "long"}, r":2: its text is in 'text', that before it in 'title': put"),
         ({"title": "a", "body": None}, {"title": "b", "body": "long"}, r":2: several string fields .*title, body"),
@@ -85,7 +87,7 @@ def test_parquet_round_trip(tmp_path):
     assert sorted(both(open_source(str(path)))) == sorted(DOCUMENTS)
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@each("suffix", ["", ".gz", ".zst"])
 def test_text_file_holds_out_its_tail(tmp_path, suffix):
     text = "".join(DOCUMENTS) * 5
     path = tmp_path / f"novel.txt{suffix}"
@@ -305,7 +307,7 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_FILES)
+@each("name", BAD_FILES)
 def test_bad_file_is_one_line(tmp_path, name):
     content, message = BAD_FILES[name]
     path = tmp_path / name
@@ -359,7 +361,7 @@ def test_permission_denied_is_one_line(tmp_path, monkeypatch):
 LIBRARIES = [("a.txt.zst", "zstandard"), ("a.parquet", "pyarrow"), ("o/n", "datasets")]
 
 
-@pytest.mark.parametrize(("name", "module"), LIBRARIES)
+@each("name, module", LIBRARIES)
 def test_missing_extra_names_the_extra(tmp_path, monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.chdir(tmp_path)

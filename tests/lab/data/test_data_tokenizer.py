@@ -13,6 +13,8 @@ from geonorm.errors import DataError
 from geonorm.lab.data import load_tokenizer, open_source
 from geonorm.lab.data.tokenizer import BYTE_JSON, ByteTokenizer, FileTokenizer
 
+from ...rows import each
+
 WORDS = "the stream moves on the sphere and the branch proposes an update; 世界 🌍 naïve façade\n"
 
 
@@ -86,7 +88,7 @@ def test_own_bpe_sees_only_train_text(tmp_path):
     assert len(tokenizer.encode(["abab"])[0]) < 4
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+@each("suffix", ["", ".gz", ".xz"])
 def test_save_and_load(tokenizer, source, tmp_path, suffix):
     path = tmp_path / "tokenizer.json"
     tokenizer.save(path)
@@ -152,7 +154,7 @@ def test_text_that_spells_a_token_is_text(bpe, tmp_path, source):
         assert other.tolist() == tokenizer.encode(["ab"])[0].tolist() and other.dtype == whole.dtype
 
 
-@pytest.mark.parametrize("end", [4, 5])
+@each("end", [4, 5])
 def test_a_new_token_never_has_the_id_of_another(tmp_path, source, end):
     library = pytest.importorskip("tokenizers")
     vocabulary = {"</s>": 0, "a": 1, "b": 2, "c": 3, "d": end}

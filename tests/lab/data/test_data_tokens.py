@@ -17,6 +17,8 @@ from geonorm.errors import DataError
 from geonorm.lab.data import inspect_source, load_tokenizer, open_source, tokenize, tokens
 from geonorm.lab.data.tokenizer import ByteTokenizer, FileTokenizer
 
+from ...rows import each
+
 DOCUMENTS = [f"{n} Grüße, 世界 🌍\n\n  indented\n" * (n + 1) for n in range(60)]
 
 
@@ -119,7 +121,7 @@ def test_two_ends_of_one_vocabulary_are_other_data(path, tmp_path):
         assert tokenizer.own_end == end and data.train[-1] == tokenizer.eos == vocabulary[end]
 
 
-@pytest.mark.parametrize("damage", ["truncate", "meta", "remove", "change"])
+@each("damage", ["truncate", "meta", "remove", "change"])
 def test_damaged_cache_is_rebuilt(path, tmp_path, damage):
     source = open_source(str(path))
     first = tokenize(source, ByteTokenizer(), tmp_path)

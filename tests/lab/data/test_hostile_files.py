@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,11 +15,13 @@ from geonorm.elsewhere import cache_folder
 from geonorm.errors import ConfigError, DataError
 from geonorm.lab.data import files
 from geonorm.lab.data.files import open_zstandard
-from geonorm.lab.scale.world import listen, pack, unpack
+from geonorm.lab.scale.world import pack, unpack
 from geonorm.nn.sampling import sample
 from geonorm.parsing import from_json, from_yaml
 from geonorm.report import build
 from geonorm.settings import Settings
+
+from ...rows import each
 
 
 def test_zstandard_is_decompressed_piece_by_piece(tmp_path: Path) -> None:
@@ -77,8 +78,8 @@ def test_parquet_with_other_kinds_of_text(tmp_path: Path) -> None:
             assert list(files.read_documents(path)) == texts
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
+@each(
+    "text, said",
     [
         ("a: &a [1]\nb: *a", "alias"),
         ("a: &a [*a]", "alias"),
@@ -110,8 +111,8 @@ class Some(Settings):
     """Where."""
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
+@each(
+    "words, said",
     [
         (["--steps", "9" * 5000], "a whole number, got 9{20}... of 5000 characters"),
         (["--out", "a\0b"], "NUL character"),
@@ -151,7 +152,7 @@ def test_schemes_with_numbers_that_fp32_has_not_and_with_commas() -> None:
         parse("pre,post")
 
 
-@pytest.mark.parametrize("temperature", [1e-320, 1e-40, 1e-37, 1e-9])
+@each("temperature", [1e-320, 1e-40, 1e-37, 1e-9])
 def test_a_low_temperature_is_the_likeliest_token(temperature: float) -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)) * 100
     assert torch.equal(sample(logits, temperature, None, None), logits.argmax(-1, keepdim=True))
@@ -170,12 +171,6 @@ def test_a_page_takes_the_place_of_a_page_only(tmp_path: Path) -> None:
     assert other.read_text() == "mine"
     build(run, other, force=True)
     assert other.read_text() == page.read_text()
-
-
-def test_the_store_listens_at_its_address_only() -> None:
-    with socket.socket(fileno=listen("127.0.0.1", 0)) as server:
-        assert server.getsockname()[0] == "127.0.0.1"
-    assert listen("203.0.113.1", 0) is None  # no address of this machine: others may know a way to it
 
 
 def test_what_ranks_tell_each_other_is_json() -> None:

@@ -24,6 +24,7 @@ from geonorm.report import runs as report_runs
 from geonorm.report.style import si
 from geonorm.settings import to_dict
 
+from ...rows import each
 from ..conftest import results
 
 BUILD = report.build
@@ -152,7 +153,7 @@ def test_a_folder_has_one_size_of_a_depth_and_width(tmp_path: Path) -> None:
             check_sizes(*given("4", other))
 
 
-@pytest.mark.parametrize(("name", "tables"), [("nano", 1), ("nano-gpt2", 0.125), ("modern", 3)])
+@each("name, tables", [("nano", 1), ("nano-gpt2", 0.125), ("modern", 3)])
 def test_what_is_looked_up_is_not_computed_with(name: str, tables: float) -> None:
     """In tables of vocabulary x width: an untied embedding, positions beside a tied one, two of values besides."""
     config = TrainConfig(preset=name, scheme="pre")
@@ -198,8 +199,8 @@ def test_a_size_at_which_every_run_failed_is_in_the_tables(processes: Any, ladde
     assert size > 10_000 and f"pre at {si(size)} parameters, 320 tokens: 1 run did not finish." in found.out
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
+@each(
+    "options, said",
     [
         (["--depth", "4,6"], "--depth takes whole numbers with blanks between"),
         (["--depth", "4:widht=96"], "unknown setting of --depth 4 'widht': did you mean 'width'?"),

@@ -16,6 +16,8 @@ from geonorm.lab.data.batches import Batches
 from geonorm.lab.open import open_run
 from geonorm.lab.runs.run import RunFolder, read_rows
 
+from ...rows import each
+
 METRICS = {"step", "tokens", "loss", "lr", "grad_norm", "tokens_per_second", "seconds"}
 TRACE = set(
     "step scheme layer kind t radius radius_cv step_norm radial tangential ratio ratio_p99 angle off_plane update_norm "
@@ -128,8 +130,8 @@ def test_finished_run_is_not_run_again(train: Any, tmp_path: Path) -> None:
     assert refused.status == 2 and "already holds a run" in refused.err
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
+@each(
+    "make, said",
     [
         (lambda out: out.write_text("x"), "is a file"),
         (lambda out: (out.mkdir(), (out / "thesis.tex").write_text("x")), "is not empty and holds no run"),

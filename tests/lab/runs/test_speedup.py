@@ -12,6 +12,8 @@ import pytest
 
 from geonorm.lab.runs.speedup import Course, fit_law, judge_ladder, read_speedup
 
+from ...rows import each
+
 BUDGETS = [1e6, 2e6, 4e6, 8e6, 16e6]
 SIZES = {"d3w48": 180_000, "d4w64": 330_000, "d6w96": 860_000}
 Law = Callable[[float, float], float]
@@ -58,8 +60,8 @@ def test_a_planted_speedup_lies_within_its_interval_as_often_as_it_should() -> N
     assert np.median(widths) < 1.5
 
 
-@pytest.mark.parametrize("factor", [0.6, 0.8, 1.25, 1.8])
-@pytest.mark.parametrize("budgets", [BUDGETS, BUDGETS[::2], [4e6, 8e6]])
+@each("factor", [0.6, 0.8, 1.25, 1.8])
+@each("budgets", [BUDGETS, BUDGETS[::2], [4e6, 8e6]])
 def test_without_noise_it_is_read_off_exactly(factor: float, budgets: list[float]) -> None:
     """But for what curves do between points a factor of two or four apart; through two points they are straight."""
     (row,) = judge_ladder(runs(planted(factor), budgets, noise=1e-9), "pre")["speedups"]
@@ -201,7 +203,7 @@ def test_fits_of_a_ladder_have_intervals_over_trunks() -> None:
     assert "needs 4" in row["problem"]
 
 
-@pytest.mark.parametrize(("loss", "place"), [(4.0, 0.0), (3.0, 1.0), (4.1, -math.inf), (2.9, math.inf)])
+@each("loss, place", [(4.0, 0.0), (3.0, 1.0), (4.1, -math.inf), (2.9, math.inf)])
 def test_a_loss_is_found_on_the_curve_or_outside(loss: float, place: float) -> None:
     curve = Course(np.array([0.0, 1.0]), np.array([4.0, 3.0]), np.ones(2))
     assert curve.find(loss) == place

@@ -19,6 +19,8 @@ from geonorm.lab.runs.statistics import (
     seeds_needed,
 )
 
+from ...rows import each
+
 FINITE = st.floats(-1e3, 1e3, allow_nan=False)
 
 
@@ -54,7 +56,7 @@ def test_paired_moves_with_a_shift_and_mirrors(values: list[float], shift: float
     assert mirrored.high == pytest.approx(-interval.low, abs=1e-6)
 
 
-@pytest.mark.parametrize(("effect", "expected"), [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10), (2.0, 5)])
+@each("effect, expected", [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10), (2.0, 5)])
 def test_seeds_needed_matches_published_tables(effect: float, expected: int) -> None:
     """The sample sizes G*Power gives for the paired t-test (two-sided, 5 %, power 0.8)."""
     assert seeds_needed(effect + np.array([-1.0, 0.0, 1.0])) == expected
@@ -82,7 +84,7 @@ def test_seeds_needed_asks_for_more_when_more_power_is_wanted() -> None:
     assert (seeds_needed(values, 0.95) or 0) > (seeds_needed(values, 0.8) or 0)
 
 
-@pytest.mark.parametrize(("n", "rank"), [(6, 1), (10, 2), (20, 6), (40, 14), (100, 40)])
+@each("n, rank", [(6, 1), (10, 2), (20, 6), (40, 14), (100, 40)])
 def test_ratio_interval_uses_the_tabulated_ranks(n: int, rank: int) -> None:
     """Order statistics of the sign test's 95 % interval, as tabulated."""
     median, low, high = ratio_interval(np.arange(n, 0, -1))

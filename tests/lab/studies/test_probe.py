@@ -21,6 +21,8 @@ from geonorm.lab.studies import probe_inputs as reading
 from geonorm.probes.subject import Subject, ablation, measure_gradients
 from geonorm.sites.anatomy import Stack
 
+from ...rows import each
+
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 EVERY = "llama gemma2 olmo2 gpt2 gpt_neox gptj gpt_neo opt opt-post phi bert t5".split()
 WORDS = "the quick brown fox jumps over the lazy dog\n" * 40
@@ -91,9 +93,7 @@ def test_a_directory_is_probed_and_the_page_made_again(
     assert (tmp_path / "again.html").read_text(encoding="utf-8") == page
 
 
-@pytest.mark.parametrize(
-    "words", ["missing", "model", "empty", "tokenizer", "quantised", "pickled", "type", "plain", "out"]
-)
+@each("words", ["missing", "model", "empty", "tokenizer", "quantised", "pickled", "type", "plain", "out"])
 def test_wrong_input_is_one_line_and_writes_nothing(
     words: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,7 +167,7 @@ def test_what_is_measured_on_the_first_batches_is_another_probe_in_another_batch
     assert (tmp_path / "out" / "trace.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("case", ["llama", "gptj", "t5", "gpt_neox"])
+@each("case", ["llama", "gptj", "t5", "gpt_neox"])
 def test_gradients_are_those_of_the_loss(case: str, tiny_model: Tiny) -> None:
     model, inputs = tiny_model(case)
     subject = Subject(model)
@@ -195,7 +195,7 @@ def test_gradients_of_a_mixture_are_those_of_its_experts(case: str, tiny_model: 
         assert row[name] == pytest.approx(weight.grad.norm().item(), rel=1e-5) and row[name] > 0
 
 
-@pytest.mark.parametrize("case", ["llama", "gpt_neo", "t5"])
+@each("case", ["llama", "gpt_neo", "t5"])
 def test_a_block_left_out_is_a_model_without_it(case: str, tiny_model: Tiny) -> None:
     model, inputs = tiny_model(case)
     subject = Subject(model)
@@ -357,9 +357,7 @@ def test_a_probe_with_its_layers(folder: Path, tmp_path: Path) -> None:
     assert "Tokens at the ceiling" not in page  # it has none
 
 
-@pytest.mark.parametrize(
-    "scheme", ["mix(post, geonorm, share=0.5)", "mix(pre, post, share=0.25)", "geonorm(decay=sqrt)"]
-)
+@each("scheme", ["mix(post, geonorm, share=0.5)", "mix(pre, post, share=0.25)", "geonorm(decay=sqrt)"])
 def test_a_model_has_the_name_of_its_own_scheme(scheme: str) -> None:
     """Not that of its first site."""
     shape = geonorm.DecoderConfig(scheme=scheme, layers=2, width=16, heads=2, hidden=16, vocab_size=32)

@@ -16,11 +16,13 @@ from geonorm.nn.models import build
 from geonorm.probes.config import ProbeConfig
 from geonorm.sites.anatomy import Stack
 
+from ...rows import each
+
 Tiny = Callable[[str], tuple[Any, dict[str, Any]]]
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
+@each(
+    "asked, said",
     [
         ({"gradients": True}, "has no sites"),
         ({"ablate_blocks": True}, "has no sites"),
@@ -40,8 +42,8 @@ def test_norms_alone_have_no_sites(asked: dict[str, Any], said: str, tiny_model:
     assert str(python.value) == str(typed.value)
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
+@each(
+    "data, said",
     [
         (torch.arange(8), "data of ids is (batch, tokens) of integers, not (8,) of int64"),
         (torch.zeros(0, 8).long(), "data of ids is (batch, tokens) of integers, not (0, 8) of int64"),

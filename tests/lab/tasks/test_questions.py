@@ -12,6 +12,8 @@ import pytest
 from geonorm.errors import DataError
 from geonorm.lab.tasks import questions
 
+from ...rows import each
+
 PLAIN: dict[str, Any] = {"context": "a", "choices": ["b", "c"], "gold": 1}
 SHARED: dict[str, Any] = {"contexts": ["a", "b"], "choices": ["c", "c"], "gold": 0}
 
@@ -45,7 +47,7 @@ def test_behind_several_contexts_stands_one_continuation(tmp_path: Path) -> None
         questions.check_questions(write(tmp_path / "q.jsonl", SHARED, SHARED | {"choices": ["c", "d"]}))
 
 
-@pytest.mark.parametrize(
+@each(
     "row",
     [
         PLAIN | {"gold": 2},
@@ -59,7 +61,6 @@ def test_behind_several_contexts_stands_one_continuation(tmp_path: Path) -> None
         SHARED | {"contexts": "ab"},
         3,
     ],
-    ids=str,
 )
 def test_every_line_must_be_a_question(row: object, tmp_path: Path) -> None:
     """Not the first alone: the harness ends at a later one in a traceback."""

@@ -23,6 +23,8 @@ from geonorm.lab.tasks.tasks import gold
 from geonorm.lab.train.loop import Loop
 from geonorm.nn import Decoder, DecoderConfig
 
+from ...rows import each
+
 
 @pytest.fixture
 def run(train: Any, tmp_path: Path, text: Path) -> Path:
@@ -163,8 +165,8 @@ def test_generation_of_a_model_folder_is_that_of_its_run(layout: str, train: Any
         assert too_long.status == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
+@each(
+    "options, said",
     [
         (["--tokens", 0], "tokens must be between 1 and 1e+06"),
         (["--tokens", 10**30], "tokens must be between 1 and 1e+06"),
@@ -297,7 +299,7 @@ def test_the_folder_of_a_comparison(
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize(("right", "marked"), [("b", [1]), (2, [2]), ([0, 2], [0, 2])])
+@each("right, marked", [("b", [1]), (2, [2]), ([0, 2], [0, 2])])
 def test_the_right_choice_by_hand(right: Any, marked: list[int]) -> None:
     """Several right ones count together. The harness is not needed for it."""
     scores = [-1.0, -1.5, -0.5, -2.0]

@@ -12,6 +12,7 @@ from geonorm.lab.config import TrainConfig
 from geonorm.lab.train.branch import shared_steps
 from geonorm.settings import from_dict
 
+from ...rows import each
 from .saved import same
 
 WSD = ["--optim.schedule", "wsd", "--optim.warmup_steps", 2, "--optim.cooldown", 0.4, "--evaluation.every", 2]
@@ -60,8 +61,8 @@ def test_a_branch_that_is_stopped_goes_on_by_itself(train: Any, losses: Any, aft
     assert losses(branch) == losses(long) and same(branch, long, 20)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
+@each(
+    "options, said",
     [
         (["--lr", 1e-3], "a run with lr 0.005, not 0.001"),
         (["--optim.warmup_steps", 3], "a run with optim.warmup_steps 2, not 3"),
@@ -89,7 +90,7 @@ def test_a_warm_up_that_grows_with_the_length_shares_nothing(train: Any, tmp_pat
     )
 
 
-@pytest.mark.parametrize(("average", "last"), [(0.0, 60), (0.2, 60), (0.8, 40)])
+@each("average, last", [(0.0, 60), (0.2, 60), (0.8, 40)])
 def test_what_is_shared_ends_where_weights_are_averaged(average: float, last: int) -> None:
     """The mean over the last steps of a run is of its own steps, whichever trunk they lie in."""
     settings = {"optim": {"schedule": "wsd", "warmup_steps": 2, "cooldown": 0.4}, "evaluation": {"average": average}}

@@ -12,6 +12,7 @@ import yaml
 
 from geonorm.lab.train import branch
 
+from ...rows import each
 from .saved import same
 
 WARM = ["--optim.warmup_steps", 2, "--evaluation.every", 2]
@@ -91,8 +92,8 @@ def kept(run: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "said"),
+@each(
+    "first, then, said",
     [
         ([], [], "holds a run with steps 10, not 20: under a cosine every rate after warm-up would have been another"),
         (SCHEDULES["wsd"], [], "add --optim.warmup-steps 1 to extend it"),

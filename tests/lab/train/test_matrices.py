@@ -18,6 +18,8 @@ from geonorm.lab.scale import checkpoint
 from geonorm.lab.train import loop
 from geonorm.lab.train.matrices import HeldNorms, Turning
 
+from ...rows import each
+
 SHAPE: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8}
 
 
@@ -79,7 +81,7 @@ def test_a_constraint_holds_after_every_step(train: Any, tmp_path: Path) -> None
         torch.testing.assert_close(lengths, torch.ones_like(lengths), msg=role)
 
 
-@pytest.mark.parametrize("angle", [0.0, 1e-5, 0.3, 2.0])
+@each("angle", [0.0, 1e-5, 0.3, 2.0])
 def test_the_angle_of_a_step(angle: float) -> None:
     model = Decoder(DecoderConfig(**SHAPE)).double()
     turning = Turning(model)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from geonorm.lab.train.muon import Muon, orthogonalize
+
+from ...rows import each
 
 SHAPES = [(8, 8), (4, 12), (12, 4)]
 
@@ -24,16 +25,16 @@ def steps(kind: type[torch.optim.Muon], shape: tuple[int, int], count: int = 3, 
     return weight.detach()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("nesterov", [True, False])
+@each("shape", SHAPES)
+@each("nesterov", [True, False])
 def test_steps_are_torchs_to_the_rounding_of_bfloat16(shape: tuple[int, int], nesterov: bool) -> None:
     ours, theirs = (steps(kind, shape, nesterov=nesterov) for kind in (Muon, torch.optim.Muon))
     assert 0 < (ours - theirs).norm() / theirs.norm() < 0.02
     assert (steps(Muon, shape, 1) - steps(Muon, shape, 0)).norm() > 0.1
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each("shape", SHAPES)
+@each("dtype", [torch.float32, torch.float64])
 def test_singular_values_go_through_the_polynomial_and_vectors_stay(shape: tuple[int, int], dtype: torch.dtype) -> None:
     """The equation on the singular value decomposition: u, v kept, s -> a s + b s^3 + c s^5, five times."""
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=dtype)

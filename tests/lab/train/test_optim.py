@@ -19,6 +19,8 @@ from geonorm.lab.train import optim, trace
 from geonorm.nn import PRESETS, Decoder, DecoderConfig
 from geonorm.sites.watch import watch
 
+from ...rows import each
+
 SHAPE = {"layers": 2, "width": 16, "heads": 2, "hidden": 16, "vocab_size": 32, "context": 8}
 IDS = torch.arange(2 * 8).view(2, 8)
 
@@ -28,8 +30,8 @@ def model(scheme: str = "geonorm", **changes: Any) -> Decoder:
     return Decoder(DecoderConfig(scheme=scheme, **{**SHAPE, **changes}))
 
 
-@pytest.mark.parametrize(
-    ("settings", "wanted"),
+@each(
+    "settings, wanted",
     [
         ({"schedule": "cosine", "warmup": 0.1, "floor": 0.1}, {1: 0.1, 5: 0.5, 10: 1.0, 55: 0.55, 100: 0.1}),
         ({"schedule": "cosine", "warmup": 0.0, "floor": 0.0}, {50: 0.5, 100: 0.0}),
@@ -102,8 +104,8 @@ def test_weight_decay_goes_by_role() -> None:
     assert found["AdamW 0.3"] | found["AdamW 0.0"] == {name for name, _ in decoder.named_parameters()}
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-@pytest.mark.parametrize("lr", [1e-2, 1e-3])
+@each("name", ["adamw", "muon"])
+@each("lr", [1e-2, 1e-3])
 def test_independent_decay_is_the_schedules_alone(name: Any, lr: float) -> None:
     """With a gradient of 0 a matrix shrinks by weight_decay times the schedule, at any rate."""
     decoder = model()
@@ -130,8 +132,8 @@ def test_independent_decay_needs_a_rate_and_a_decoupled_decay() -> None:
         Optim(independent=True)  # the default is meant for a decay that the rate multiplies
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
+@each(
+    "settings, said",
     [
         ({"warmup_steps": 21}, "warm-up of 21 of 20 steps goes beyond step 20, the end"),
         ({"schedule": "wsd", "warmup": 0.9}, "warm-up of 18 of 20 steps goes beyond step 16, the cool-down"),
@@ -151,7 +153,7 @@ def test_a_warm_up_longer_than_a_tuning_run_is_refused_before_anything_is_writte
         CompareConfig(steps=30, optim=optim, lrs=[1e-3, 2e-3])
 
 
-@pytest.mark.parametrize("settings", [{"warmup_steps": 20}, {"schedule": "wsd", "warmup": 0.8, "cooldown": 0.2}])
+@each("settings", [{"warmup_steps": 20}, {"schedule": "wsd", "warmup": 0.8, "cooldown": 0.2}])
 def test_one_that_ends_at_the_last_moment_is_not(settings: dict[str, Any]) -> None:
     config = TrainConfig(steps=20, optim=Optim(**settings))
     assert max(optim.rate_share(config.optim, step, 20) for step in range(1, 21)) == 1.0
@@ -235,7 +237,7 @@ def test_recomputation_gives_the_same_gradients() -> None:
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), again.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("scheme", ["pre", "post", "geonorm", "ngpt"])
+@each("scheme", ["pre", "post", "geonorm", "ngpt"])
 def test_bfloat16_keeps_the_stream_in_fp32(scheme: str) -> None:
     decoder, runtime = model(scheme), Runtime(dtype="bf16")
     dtypes = []

@@ -32,14 +32,13 @@ def stopped_early(run: Path) -> bool:
     return summary["status"] == "interrupted" and saved == [summary["steps"]] and summary["steps"] < 9
 
 
-@pytest.mark.parametrize(("lines", "last"), [(1, "geonorm: "), (3, "step 5/")])
-def test_closed_pipe(tiny: list[str], tmp_path: Path, lines: int, last: str) -> None:
-    """geonorm train ... | head -1, and | head -3"""
+def test_closed_pipe(tiny: list[str], tmp_path: Path) -> None:
+    """geonorm train ... | head -3"""
     steps = ["--steps", "100000", "--checkpoint.every", "100000", "--evaluation.every", "5"]
     command = [sys.executable, "-m", "geonorm", "train", *tiny, *steps, "--out", str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None and running.stderr is not None
-        assert [running.stdout.readline() for _ in range(lines)][-1].startswith(last)
+        assert [running.stdout.readline() for _ in range(3)][-1].startswith("step 5/")
         running.stdout.close()
         err = running.stderr.read()
     assert running.returncode == 130 and "saved in" in err and len(err.splitlines()) == 1, err

@@ -19,6 +19,8 @@ from geonorm.schemes import Pre, names, read_at, write_at
 from geonorm.schemes.registry import REGISTRY
 from geonorm.sites.watch import watch
 
+from ...rows import each
+
 IDS = torch.arange(3 * 8).view(3, 8) % 32
 
 
@@ -47,7 +49,7 @@ def hooks(decoder: Decoder) -> int:
     return sum(len(module._forward_hooks) + len(module._backward_hooks) for module in decoder.modules())
 
 
-@pytest.mark.parametrize("scheme", names())
+@each("scheme", names())
 def test_every_scheme_has_a_trace_that_joins_up(scheme: str) -> None:
     decoder = model(scheme)
     decoder.train()
@@ -83,7 +85,7 @@ def test_geometry_that_the_schemes_promise() -> None:
     assert [row["scheme"] for row in mixed] == ["post", "post", "pre", "pre"]
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", "geonorm(max_angle=1e-3)", "geonorm(decay=constant, learn=gain)"])
+@each("scheme", ["geonorm", "geonorm(max_angle=1e-3)", "geonorm(decay=constant, learn=gain)"])
 def test_the_angle_of_a_geodesic_step_is_its_law(scheme: str) -> None:
     """The angle is linear in h, clamped or not, so first order is exact."""
     for row in lab.trace(model(scheme), IDS, 1, {}).sites:
@@ -91,7 +93,7 @@ def test_the_angle_of_a_geodesic_step_is_its_law(scheme: str) -> None:
         assert row["law_radius"] == pytest.approx(row["radius_after"], rel=1e-6) and row["law_start"] < 1e-6
 
 
-@pytest.mark.parametrize("scheme", ["pre", "peri", "post", "ngpt", "residual_dual"])
+@each("scheme", ["pre", "peri", "post", "ngpt", "residual_dual"])
 def test_the_law_is_the_limit_of_small_steps(scheme: str) -> None:
     """On the x, u of a site: (measured - law) falls as the square of the update where the law is homogeneous in u, and
     everywhere as the square of h, which is checked through write itself."""
@@ -136,7 +138,7 @@ def test_speed_is_the_scheme_s() -> None:
         assert row["speed"] == pytest.approx(4.0 * 4**0.25, rel=1e-3)
 
 
-@pytest.mark.parametrize(("limit", "share"), [("1e-6", 1.0), ("3.0", 0.0)])
+@each("limit, share", [("1e-6", 1.0), ("3.0", 0.0)])
 def test_share_of_clamped_tokens(limit: str, share: float) -> None:
     rows = lab.trace(model(f"geonorm(decay=constant, max_angle={limit}, alpha=1e-3)" if share == 0 else
                            f"geonorm(decay=constant, max_angle={limit})"), IDS, 1, {}).sites  # fmt: skip
@@ -177,7 +179,7 @@ def test_w2_is_no_matrix_that_a_scheme_puts_inside(monkeypatch: pytest.MonkeyPat
             assert row["grad_w2"] == pytest.approx(down.grad.norm().item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("scheme", names())
+@each("scheme", names())
 def test_every_norm_of_the_stream_has_a_row(scheme: str) -> None:
     decoder = model(scheme)
     rows = lab.trace(decoder, IDS, 5, {}).norms
