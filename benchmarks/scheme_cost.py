@@ -56,7 +56,7 @@ def configured(preset: str = "nano", scheme: str = "pre", **fields: Any) -> Trai
 
 def count(config: TrainConfig) -> dict[str, float]:
     """Parameters, FLOPs and kept bytes a token."""
-    shape = config.decoder(config.scheme)
+    shape = config.shape(config.scheme)
     found = plan(config)
     model, ids = Decoder(shape), torch.zeros(1, shape.context, dtype=torch.long)
     with FlopCounterMode(display=False) as flops:
@@ -76,7 +76,7 @@ def measure(rounds: int, out: Path) -> None:
     rows = []
     for label, fields in ROWS.items():
         config = configured(**fields)
-        shape = config.decoder(config.scheme)
+        shape = config.shape(config.scheme)
         random = torch.Generator().manual_seed(1)
         tokens = torch.randint(0, shape.vocab_size, (BATCH, shape.context + 1), generator=random)
         ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

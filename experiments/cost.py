@@ -44,7 +44,7 @@ def measure(experiment: Path, schemes: list[str], rounds: int) -> dict[str, Any]
     torch.set_num_threads(1)
     clock, mode = clock_of(DEVICE, 1), "compiled" if config.runtime.compile else "eager"
     bench = TrainBench(batch_size=config.batch_size, threads=1)
-    shapes = {scheme: replace(config, scheme=scheme).decoder(scheme) for scheme in schemes}
+    shapes = {scheme: replace(config, scheme=scheme).shape(scheme) for scheme in schemes}
     shape = shapes[schemes[0]]
     tokens = torch.randint(shape.vocab_size, (config.batch_size, shape.context + 1))
     ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

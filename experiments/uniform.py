@@ -56,7 +56,7 @@ def learned_shares(path: Path) -> dict[str, float]:
     run = open_run(path, CPU)
     model, config = run.model, run.config
     torch.manual_seed(config.seed)
-    start = Decoder(config.decoder(config.scheme))
+    start = Decoder(config.shape(config.scheme))
     along: dict[str, float] = {}
     total: dict[str, float] = {}
     for (role, now, _, _), (_, before, _, _) in zip(model.weights(), start.weights(), strict=True):

@@ -35,7 +35,7 @@ def held_out(path: Path) -> torch.Tensor:
     """The same tokens for all runs of a comparison, whose text is one."""
     config = RunFolder(path).config()
     text = load_text(config)
-    return next(validation_batches(text.tokens.validation, 8, config.decoder("pre").context))[0]
+    return next(validation_batches(text.tokens.validation, 8, config.shape("pre").context))[0]
 
 
 def measured(path: Path, ids: torch.Tensor) -> dict[str, Any] | None:

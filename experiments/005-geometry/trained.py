@@ -229,7 +229,7 @@ def main(data: str, folders: list[Path]) -> None:
                 or (summary := RunFolder(run).summary() or {}).get("status") != "finished"
             ):
                 continue
-            blocks = (config := RunFolder(run).config()).decoder(config.scheme).layers
+            blocks = (config := RunFolder(run).config()).shape(config.scheme).layers
             drawn = f"{folder.name}, {summary['scheme']}, {blocks} blocks, drawn"  # whatever the learning rate
             for trained, name in ((False, drawn), (True, f"{folder.name}/{run.name}")):
                 if name not in done:

@@ -38,7 +38,6 @@ SHARED = set(
     model.embed_norm model.transform model.attn_gate model.soft_cap model.rotary model.block model.positions
     model.qk_scale model.values model.attn_dropout model.window model.full_every
     model.init model.init_depth
-    model.image_size model.patch model.channels model.classes model.pool images.flip images.pad
     optim.name optim.weight_decay optim.betas optim.eps optim.clip optim.schedule optim.warmup optim.cooldown
     optim.floor optim.momentum optim.warmup_steps optim.independent optim.hold_norms optim.rates
     tokens.tokenizer tokens.cache evaluation.every evaluation.tokens evaluation.trace_tokens

@@ -24,7 +24,7 @@ def test_no_cell_of_008_is_lost_at_its_first_step(write: str) -> None:
         words = [*own["COMMON"], "--scheme", own["name_cell"](write, decay, ceiling)]
         config = read(TrainCommand, "geonorm train", words).run()
         torch.manual_seed(0)
-        model = Decoder(replace(config.decoder(config.scheme), vocab_size=64))
+        model = Decoder(replace(config.shape(config.scheme), vocab_size=64))
         ids = torch.randint(64, (2, 17))
         model.loss(ids[:, :-1], ids[:, 1:]).backward()
         assert sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None) < 100.0**2

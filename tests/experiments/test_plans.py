@@ -17,7 +17,7 @@ import pytest
 from geonorm.cli.arguments import read
 from geonorm.lab.config import TrainCommand
 from geonorm.lab.data import open_source
-from geonorm.nn.models import build
+from geonorm.nn.decoder import Decoder
 from geonorm.schemes import parse
 
 from .made import ROOT, plan_of
@@ -35,7 +35,7 @@ def test_every_run_of_016_is_a_command() -> None:
     first = {name: list(words) for name, words in grid.items() if "lr0.006" in name}  # reading all takes a minute
     configs = {name: read(TrainCommand, "geonorm train", words).run() for name, words in first.items()}
     assert len(configs) == 25
-    shapes = {name: config.decoder(config.scheme) for name, config in configs.items()}
+    shapes = {name: config.shape(config.scheme) for name, config in configs.items()}
     assert all(parse(config.scheme) for config in configs.values())
     assert {c.optim.name for n, c in configs.items() if n.startswith("modern")} == {"muon"}
     assert {s.init for n, s in shapes.items() if n.startswith("zero")} == {"zero"}
@@ -63,7 +63,7 @@ def test_every_run_of_007_is_a_command() -> None:
     told = [item for item in first.items() if "layers" in item[0] or "hold" in item[0]]
     some = [*list(first.items())[::15], *told[::4]]
     configs = {name: read(TrainCommand, "geonorm train", list(words)).run() for name, words in some}
-    assert {c.decoder(c.scheme).layers for c in configs.values()} == {4, 12}
+    assert {c.shape(c.scheme).layers for c in configs.values()} == {4, 12}
     assert {tuple(c.optim.hold_norms) for n, c in configs.items() if "hold" in n} == {
         ("o", "down"), ("v", "o", "up", "gate", "down"),
     }  # fmt: skip
@@ -88,7 +88,7 @@ def test_every_run_of_008_is_a_command() -> None:
     for places in ((0, 1), (0, 2), (1, 2)):
         assert {tuple(cell[n] for n in places) for cell in some} == {tuple(cell[n] for n in places) for cell in cells}
     configs = [read(TrainCommand, "geonorm train", list(words)).run() for words in list(grid.values())[::9]]
-    shapes = [config.decoder(config.scheme) for config in configs]
+    shapes = [config.shape(config.scheme) for config in configs]
     assert {(shape.layers, shape.gains) for shape in shapes} == {(12, False)}
     assert sum(name.startswith("geonorm-") and "alpha" not in name for name in grid) == 8 + 4 + 2 + 3
     for words in grid.values():
@@ -132,7 +132,7 @@ def test_every_run_of_009_is_a_command_and_branches_from_one_before() -> None:
             assert own == other[: len(own)]
     some = [list(words) for name, words in first.items() if "-geonorm-" in name and "lr0.003" in name]
     configs = [read(TrainCommand, "geonorm train", words).run() for words in some]
-    assert {c.decoder(c.scheme).context * c.batch_size for c in configs} == {512}
+    assert {c.shape(c.scheme).context * c.batch_size for c in configs} == {512}
     assert {c.steps for c in configs} == {2000, 4000, 8000, 16000} and {c.optim.schedule for c in configs} == {"wsd"}
 
     def known(name: str) -> dict[str, Any]:
@@ -171,10 +171,10 @@ def test_every_run_of_010_is_a_command_of_twenty_tokens_a_parameter() -> None:
     assert len(grid) == (2 * 4 + 2) * 3
     for words in list(grid.values())[::7]:
         config = read(TrainCommand, "geonorm train", list(words)).run()
-        shape = config.decoder(config.scheme)
+        shape = config.shape(config.scheme)
         assert shape.width == 16 * shape.layers == 16 * shape.heads
         tokens = config.steps * config.batch_size * shape.context
-        assert tokens / build(shape).parameter_count() == pytest.approx(20, rel=0.01)
+        assert tokens / Decoder(shape).parameter_count() == pytest.approx(20, rel=0.01)
 
 
 def test_010_asks_for_half_octaves_with_the_raw_entry_and_for_seeds_where_one_is_best() -> None:
@@ -209,7 +209,7 @@ def test_every_run_of_011_is_a_command() -> None:
     some = [*list(first.items())[:: len(first) // 6], *list(wide.items())[:2]]
     configs = [read(TrainCommand, "geonorm train", list(words)).run() for _, words in some]
     assert {c.optim.warmup for c in configs} == {0.1, 0.0} and {c.steps * c.batch_size for c in configs} == {8000}
-    assert {c.decoder(c.scheme).head_dim for c in configs} == {16}
+    assert {c.shape(c.scheme).head_dim for c in configs} == {16}
 
 
 def test_every_run_of_018_is_a_command_on_text_that_can_be_predicted_in_part(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_every_run_of_018_is_a_command_on_text_that_can_be_predicted_in_part(tmp
     assert len(grid) == 2 * 3 * 4 * 2 * 3
     configs = [read(TrainCommand, "geonorm train", list(words)).run() for words in list(grid.values())[:48:5]]
     assert {c.data.rpartition("/")[2] for c in configs} == {"books", "copy", "addition"}
-    assert {(s.width, s.heads) for s in (c.decoder(c.scheme) for c in configs)} == {(4, 1), (64, 4)}
+    assert {(s.width, s.heads) for s in (c.shape(c.scheme) for c in configs)} == {(4, 1), (64, 4)}
     made = runpy.run_path(str(ROOT / "018-norms" / "tasks.py"))
     made["LINES"].update(train=(2, 50), validation=(1, 20))
     made["main"](tmp_path)
@@ -252,7 +252,7 @@ def test_every_run_of_020_is_a_command_that_changes_one_field() -> None:
     changed = [[f.name for f in fields(base) if getattr(scheme, f.name) != getattr(base, f.name)] for scheme in schemes]
     assert sorted(map(len, changed)) == [0, *[1] * 19]
     configs = [read(TrainCommand, "geonorm train", list(words)).run() for words in list(grid.values())[::19]]
-    assert {c.decoder(c.scheme).init for c in configs} == {"neox"} and {c.steps for c in configs} == {4000}
+    assert {c.shape(c.scheme).init for c in configs} == {"neox"} and {c.steps for c in configs} == {4000}
 
 
 def test_every_run_of_013_is_a_command_of_the_regime_that_it_shares_with_016() -> None:

@@ -42,7 +42,7 @@ def test_100_asks_for_the_paper_s_two_first_and_every_run_is_complete_by_itself(
     assert [(c.scheme, c.lr) for c in configs] == [
         (f"{name}(entry=embedding)", lr) for lr in (6e-4, 1.2e-3) for name in ("pre", "geonorm")
     ]
-    shape = configs[0].decoder(configs[0].scheme)
+    shape = configs[0].shape(configs[0].scheme)
     assert (shape.width, shape.layers, shape.norm, shape.mlp, shape.bias, shape.init) == (
         768, 12, "layer", "gelu", True, "neox",
     )  # fmt: skip

@@ -95,11 +95,6 @@ if "GEONORM_THEIRS" in os.environ:
         return type("TestMasked", (CausalLMModelTest, unittest.TestCase), body)
 
     TestMasked = masked()
-    from common_vision import vision_case  # type: ignore[import-not-found]
-
-    for scheme in SCHEMES:
-        globals()[f"TestVision{scheme.capitalize()}"] = vision_case(scheme)
-
     for scheme in GENERATION:
         left = {test for test in TESTS if not hasattr(GenerationTesterMixin, test)}
         globals()[f"Test{scheme.capitalize()}"] = case(scheme, left)

@@ -34,9 +34,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.net
-@pytest.mark.parametrize(
-    "scheme", ["geonorm", "ngpt", "hyper", "masked", "bothgeonorm", "bothngpt", "bothhyper", "visionGeonorm"]
-)
+@pytest.mark.parametrize("scheme", ["geonorm", "ngpt", "hyper", "masked"])
 def test_common_tests_of_transformers(scheme: str, source: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.md"
     words = [str(source), "--table", str(table), "-k", f"Test{scheme[0].upper()}{scheme[1:]}"]

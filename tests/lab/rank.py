@@ -29,14 +29,14 @@ from geonorm.cli.main import main
 from geonorm.lab.resolve import resolve
 from geonorm.lab.scale import checkpoint, parallel, world
 from geonorm.lab.train import loop as train
-from geonorm.nn.models import build
+from geonorm.nn.decoder import Decoder
 from geonorm.settings import from_dict
 
 
 def run(patch: pytest.MonkeyPatch, dtype: str, *command: str) -> int:
     """geonorm train, for fp64 with a model in double precision."""
     if dtype == "fp64":
-        patch.setattr(train, "build", lambda shape: build(shape).double())
+        patch.setattr(train, "Decoder", lambda shape: Decoder(shape).double())
     return main(list(command))
 
 
@@ -58,7 +58,7 @@ def spoilt(patch: pytest.MonkeyPatch, bad_rank: str, position: str, *command: st
 def stuck(patch: pytest.MonkeyPatch, bad_rank: str, step: str, how: str, where: str, *command: str) -> int:
     """geonorm train in which one rank does not come back from reading a batch, or preparing the data: it sleeps, the
     process is stopped or gone, or it is out of memory."""
-    batch, load = train.Loop.batch, train.load_data
+    batch, load = train.Loop.batch, train.load_text
     if how in ("asleep", "stopped"):
         patch.setattr(world, "TIMEOUT", timedelta(seconds=6))
 
@@ -83,7 +83,7 @@ def stuck(patch: pytest.MonkeyPatch, bad_rank: str, step: str, how: str, where: 
         return batch(loop, at)
 
     if where == "preparing the data":
-        patch.setattr(train, "load_data", wait)
+        patch.setattr(train, "load_text", wait)
     else:
         patch.setattr(train.Loop, "batch", stay)
     return main(list(command))
@@ -93,7 +93,7 @@ def born(patch: pytest.MonkeyPatch, out: str, settings: dict[str, Any]) -> int:
     """Builds a model for this world; the first rank writes its initial weights, whole, and every rank what it held at
     most while it built, by the records of PyTorch's allocator, in bytes; then takes two steps."""
     config = from_dict(train.TrainConfig, settings)
-    text = train.load_data(config)
+    text = train.load_text(config)
     torch.use_deterministic_algorithms(True)  # memory that nobody fills is not a number
     with train.join_world(torch.device("cpu")) as ranks:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
@@ -120,7 +120,7 @@ def gather(patch: pytest.MonkeyPatch, folder: str, out: str, settings: dict[str,
     config = from_dict(train.TrainConfig, settings)
     device = torch.device("cpu")
     with train.join_world(device) as ranks:
-        loop = train.Loop(resolve(config, ranks), train.load_data(config), device, print, ranks)
+        loop = train.Loop(resolve(config, ranks), train.load_text(config), device, print, ranks)
         checkpoint.load_checkpoint(train.Path(folder), loop.model, loop.optimizers, ranks)
         tensors, _ = checkpoint.state_of(loop.model, loop.optimizers, ranks)
         whole = {name: t.full_tensor() if isinstance(t, parallel.DTensor) else t for name, t in tensors.items()}

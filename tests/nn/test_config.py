@@ -10,7 +10,7 @@ import torch
 from geonorm.errors import ConfigError
 from geonorm.nn import PRESETS, DecoderConfig, preset
 from geonorm.nn.config import GATED
-from geonorm.nn.models import build
+from geonorm.nn.decoder import Decoder
 
 from ..rows import each
 
@@ -37,7 +37,7 @@ from ..rows import each
 def test_parameter_counts_of_presets(name: str, low: float, high: float, scheme: str) -> None:
     config = preset(name, scheme=scheme)
     with torch.device("meta"):
-        model = build(config)
+        model = Decoder(config)
     assert all(p.is_meta for p in model.parameters()), "a model on the meta device must cost no memory"
     assert low < model.parameter_count() < high
     c, mats = config, 3 if config.mlp in GATED else 2
@@ -107,7 +107,7 @@ def test_unknown_names_point_to_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown field of model 'layer': did you mean 'layers'"):
         preset("nano", layer=3)
     with pytest.raises(ConfigError, match="unknown scheme 'geonrom'"):
-        build(preset("nano", scheme="geonrom"))
+        Decoder(preset("nano", scheme="geonrom"))
 
 
 @pytest.mark.parametrize("changes", [{"mlp": "swigul"}, {"qk_norm": "heads"}, {"norm": "rsm"}, {"positions": "learnt"}])

@@ -9,19 +9,20 @@ import torch
 import torch.nn.functional as F
 
 from geonorm.errors import ConfigError
-from geonorm.nn import VisionConfig, VisionTransformer, preset, vision_preset
-from geonorm.nn.config import named
+from geonorm.nn import VisionConfig, VisionTransformer
 from geonorm.nn.roles import ROLES
 from geonorm.nn.vision import cut_patches, turns_of_places
 
 from ..rows import each
 
-TINY: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "hidden": 24, "image_size": 8, "classes": 5}
+VIT: dict[str, Any] = {"mlp": "gelu", "norm": "layer", "eps": 1e-12, "bias": True, "positions": "learned"}
+"""What ViT is under pre(entry=embedding), but for its size."""
+TINY: dict[str, Any] = {**VIT, "layers": 2, "width": 16, "heads": 2, "hidden": 24, "image_size": 8, "classes": 5}
 
 
 def tiny(**changes: Any) -> VisionTransformer:
     torch.manual_seed(0)
-    return VisionTransformer(vision_preset("nano-vit", **{**TINY, **changes})).double()
+    return VisionTransformer(VisionConfig(**{**TINY, **changes})).double()
 
 
 def pixels(rows: int = 3) -> torch.Tensor:
@@ -96,12 +97,9 @@ def test_weights_name_every_matrix_once_and_are_drawn_from_the_seed() -> None:
     )  # along the model's dimension, as what writes to the stream
 
 
-def test_a_preset_of_tokens_lends_its_stream() -> None:
-    found = vision_preset("mini", scheme="pre", patch=8)
-    assert isinstance(found, VisionConfig) and not found.causal
-    assert (found.layers, found.width, found.mlp, found.positions, found.context) == (12, 192, "swiglu", "rope", 17)
-    assert vision_preset("vit-base").context == 197 and named("vit-small").width == 384
-    counted = sum(p.numel() for p in VisionTransformer(vision_preset("nano-vit", scheme="pre")).parameters())
+def test_parameters_are_counted_by_hand() -> None:
+    assert VisionConfig(image_size=224, patch=16).context == 197
+    counted = sum(p.numel() for p in VisionTransformer(VisionConfig(scheme="pre", hidden=512, **VIT)).parameters())
     assert counted == 809_354 == 4 * 198_272 + 6_272 + 128 + 65 * 128 + 256 + 1_290
 
 
@@ -112,17 +110,14 @@ def test_a_preset_of_tokens_lends_its_stream() -> None:
         ({"causal": True}, "patches of an image have no order"),
         ({"values": "token"}, "needs tokens of a vocabulary"),
         ({"positions": "rope", "width": 12}, "must be a multiple of 4"),
-        ({"vocab_size": 7}, "field of model 'vocab_size'"),
         ({"pool": "max"}, "'max'"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        vision_preset("nano-vit", **{**TINY, **changes})
+        VisionConfig(**{**TINY, **changes})
 
 
-def test_presets_and_images_of_the_other_kind_are_refused() -> None:
-    with pytest.raises(ConfigError, match="nano-vit reads images: it needs --objective classify"):
-        preset("nano-vit")
+def test_images_of_another_size_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"images must be \(batch, 3, 8, 8\), got \(1, 3, 9, 8\)"):
         tiny()(torch.zeros(1, 3, 9, 8))

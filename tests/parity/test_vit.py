@@ -1,16 +1,15 @@
-"""ViT, layer by layer, logits and gradients: the preset nano-vit under pre(entry=embedding) is transformers'
-ViTForImageClassification with the same weights."""
+"""ViT, layer by layer, logits and gradients: a vision transformer in its layout, under pre(entry=embedding), is
+transformers' ViTForImageClassification with the same weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from geonorm.nn import VisionTransformer, vision_preset
+from geonorm.nn import VisionConfig, VisionTransformer
 from geonorm.norms import LayerNorm
 
 from .conftest import streams
@@ -48,9 +47,9 @@ def pairs(ours: VisionTransformer, theirs: nn.Module) -> list[tuple[Tensor, Tens
 
 
 def test_streams_logits_loss_and_gradients(agree: Callable[..., None]) -> None:
-    shape = replace(
-        vision_preset("nano-vit", scheme="pre(entry=embedding)"),
-        layers=3, width=32, hidden=48, image_size=16, classes=7,
+    shape = VisionConfig(
+        scheme="pre(entry=embedding)", layers=3, width=32, hidden=48, image_size=16, classes=7, mlp="gelu",
+        norm="layer", eps=1e-12, bias=True, positions="learned",
     )  # fmt: skip
     settings = transformers.ViTConfig(
         hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, image_size=16, patch_size=4,

@@ -14,7 +14,7 @@ except ImportError as error:
 from .apply import Report, apply, restore
 from .card import card
 from .config import GeoNormConfig
-from .export import adapt, export, export_vision
+from .export import adapt, export
 from .heads import GeoNormForQuestionAnswering, GeoNormForSequenceClassification, GeoNormForTokenClassification
 from .layouts import layout_of
 from .modeling import (
@@ -24,13 +24,6 @@ from .modeling import (
     GeoNormPreTrainedModel,
 )
 from .stock import load_stock, to_stock
-from .vision import (
-    GeoNormForImageClassification,
-    GeoNormVisionConfig,
-    GeoNormVisionModel,
-    GeoNormVisionPreTrainedModel,
-    adapt_vision,
-)
 
 if TYPE_CHECKING:
     from .training import ConstrainCallback, Trainer
@@ -39,24 +32,18 @@ __all__ = [
     "ConstrainCallback",
     "GeoNormConfig",
     "GeoNormForCausalLM",
-    "GeoNormForImageClassification",
     "GeoNormForMaskedLM",
     "GeoNormForQuestionAnswering",
     "GeoNormForSequenceClassification",
     "GeoNormForTokenClassification",
     "GeoNormModel",
     "GeoNormPreTrainedModel",
-    "GeoNormVisionConfig",
-    "GeoNormVisionModel",
-    "GeoNormVisionPreTrainedModel",
     "Report",
     "Trainer",
     "adapt",
-    "adapt_vision",
     "apply",
     "card",
     "export",
-    "export_vision",
     "layout_of",
     "load_stock",
     "restore",
@@ -70,9 +57,6 @@ transformers.AutoModelForMaskedLM.register(GeoNormConfig, GeoNormForMaskedLM, ex
 transformers.AutoModelForSequenceClassification.register(GeoNormConfig, GeoNormForSequenceClassification, exist_ok=True)
 transformers.AutoModelForTokenClassification.register(GeoNormConfig, GeoNormForTokenClassification, exist_ok=True)
 transformers.AutoModelForQuestionAnswering.register(GeoNormConfig, GeoNormForQuestionAnswering, exist_ok=True)
-transformers.AutoConfig.register("geonorm_vision", GeoNormVisionConfig, exist_ok=True)
-transformers.AutoModel.register(GeoNormVisionConfig, GeoNormVisionModel, exist_ok=True)
-transformers.AutoModelForImageClassification.register(GeoNormVisionConfig, GeoNormForImageClassification, exist_ok=True)
 
 
 def __getattr__(name: str) -> Any:

@@ -5,26 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..nn.config import ModelConfig, VisionConfig
+from ..nn.config import DecoderConfig
 from ..schemes import parse
 
 POINTS = 12
 """Rows of the loss table."""
 
 
-def task_of(shape: ModelConfig) -> tuple[str, str, str]:
-    """The task by the hub's name, the model, what its losses are of."""
-    if isinstance(shape, VisionConfig):
-        return "image-classification", "vision transformer", "image"
-    return (
-        ("text-generation", "language model", "token")
-        if shape.causal
-        else ("fill-mask", "language model", "masked token")
-    )
+def task_of(shape: DecoderConfig) -> tuple[str, str]:
+    """The task by the hub's name, and what its losses are of."""
+    return ("text-generation", "token") if shape.causal else ("fill-mask", "masked token")
 
 
 def card(
-    shape: ModelConfig,
+    shape: DecoderConfig,
     settings: dict[str, Any],
     summary: dict[str, Any],
     environment: dict[str, Any],
@@ -35,19 +29,17 @@ def card(
     """Markdown with the header that the hub reads. settings, summary, environment, rows: what the run directory holds
     in config.yaml, summary.json, environment.json and metrics.jsonl; model_type: the architecture of the folder."""
     scheme = parse(shape.scheme)
-    task, what, predicted = task_of(shape)
-    bits, right = summary.get("val_bpb"), summary.get("val_accuracy")
-    measured = f"{number(bits)} bits per byte" if bits is not None else f"an accuracy of {right or 0:.1%}"
+    task, predicted = task_of(shape)
     parts = [
         f"---\nlibrary_name: transformers\npipeline_tag: {task}\ntags: [geonorm, residual-scheme]\n"
         "license: other\nlicense_name: not-stated\n---",
-        f"# A {summary['parameters'] / 1e6:.3g}M-parameter {what} under the residual scheme `{scheme}`",
+        f"# A {summary['parameters'] / 1e6:.3g}M-parameter language model under the residual scheme `{scheme}`",
         f"`{scheme.about.equation}`  \n({scheme.about.source})" if scheme.about.equation else "",
         "## Load it\n\n```python\n" + usage(model_type, remote_code, shape) + "\n```",
         "## How it was trained\n\n" + facts(shape, settings, summary, environment),
         "## Loss\n\n" + loss_table(rows),
         f"Loss in nats per {predicted}; the last value on held-out text is {number(summary['val_loss'])}, which is "
-        f"{measured}. Spikes of the loss: {summary['spikes']}, of the gradient norm: "
+        f"{number(summary['val_bpb'])} bits per byte. Spikes of the loss: {summary['spikes']}, of the gradient norm: "
         f"{summary['grad_spikes']}. One run with one seed: it says nothing about "
         "the noise between seeds.",
         f"## Data and licence\n\nTrained on `{Path(settings['data']).name}` alone. The run states no licence: whoever "
@@ -58,15 +50,9 @@ def card(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def usage(model_type: str, remote_code: bool, shape: ModelConfig) -> str:
+def usage(model_type: str, remote_code: bool, shape: DecoderConfig) -> str:
     first = "" if model_type != "geonorm" or remote_code else "import geonorm.hf  # registers the architecture\n"
     trust = ", trust_remote_code=True" if remote_code else ""
-    if isinstance(shape, VisionConfig):
-        return (
-            f"{first}from transformers import pipeline\n\n"
-            'tell = pipeline("image-classification", "FOLDER")\n'
-            'print(tell("image.png"))'
-        )
     if not shape.causal:
         return (
             f"{first}from transformers import pipeline\n\n"
@@ -82,20 +68,13 @@ def usage(model_type: str, remote_code: bool, shape: ModelConfig) -> str:
     )
 
 
-def facts(shape: ModelConfig, settings: dict[str, Any], summary: dict[str, Any], environment: dict[str, Any]) -> str:
-    reads = (
-        f"patches of {shape.patch} x {shape.patch} in images of {shape.image_size} x {shape.image_size}, "
-        f"{shape.classes} classes"
-        if isinstance(shape, VisionConfig)
-        else f"vocabulary {shape.vocab_size}{', tied' if shape.tied else ''}, context {shape.context}"
-    )
-    what = "" if isinstance(shape, VisionConfig) else " of its tokens"
+def facts(shape: DecoderConfig, settings: dict[str, Any], summary: dict[str, Any], environment: dict[str, Any]) -> str:
     kv = f", {shape.groups} of keys and values" if shape.groups != shape.heads else ""
     table = {
         "shape": f"{shape.layers} layers, width {shape.width}, {shape.heads} heads{kv}, {shape.mlp} MLP of "
-        f"{shape.hidden}, {reads}",
+        f"{shape.hidden}, vocabulary {shape.vocab_size}{', tied' if shape.tied else ''}, context {shape.context}",
         "parameters": f"{summary['parameters']:,}",
-        "data": f"`{Path(settings['data']).name}`, sha256{what} {environment['data_sha256']}",
+        "data": f"`{Path(settings['data']).name}`, sha256 of its tokens {environment['data_sha256']}",
         "tokens seen": f"{summary['tokens']:,} in {summary['steps']:,} steps",
         "seed": summary["seed"],
         "learning rate": f"{summary['lr']:g} ({settings['optim']['name']}, {settings['optim']['schedule']})",

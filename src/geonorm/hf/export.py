@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from tokenizers.processors import TemplateProcessing
 
 from ..errors import CheckpointError, ConfigError, cause
 from ..nn.decoder import Decoder
-from ..nn.vision import VisionTransformer
 from ..schemes import parse
 from .config import GeoNormConfig
 from .layouts import architecture
@@ -24,7 +22,6 @@ from .loading import share_weights
 from .modeling import GeoNormForCausalLM, GeoNormForMaskedLM
 from .remote import FILE, auto_map, modeling_source
 from .stock import to_stock
-from .vision import adapt_vision
 
 
 def adapt(decoder: Decoder, **tokens: Any) -> GeoNormForCausalLM | GeoNormForMaskedLM:
@@ -119,27 +116,6 @@ def export(
         model.generation_config = transformers.GenerationConfig(**{"pad_token_id": end, **tokens})
     files = {"README.md": card, FILE: source}
     return put_folder(model, to, files, fast_tokenizer(tokenizer, end, decoder.config.context, mask), shard)
-
-
-def export_vision(
-    model: VisionTransformer, classes: Sequence[str], to: Path, card: str = "", trained_on: str | None = None
-) -> Path:
-    """The same for a vision transformer; classes: names of its logits. The folder says how images become pixel_values:
-    the square in the middle, scaled to the model's size, from -1 to 1. ConfigError if it is not empty."""
-    check_target(to)
-    names = [*classes, *(f"class {i}" for i in range(len(classes), model.config.classes))]
-    found = adapt_vision(
-        model, id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)}
-    )  # fmt: skip
-    note_data(found, trained_on)
-    size = model.config.image_size
-    processor = {
-        "image_processor_type": "CLIPImageProcessor", "do_convert_rgb": True, "do_resize": True,
-        "size": {"shortest_edge": size}, "resample": 2, "do_center_crop": True,
-        "crop_size": {"height": size, "width": size}, "do_rescale": True, "rescale_factor": 1 / 255,
-        "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
-    }  # fmt: skip
-    return put_folder(found, to, {"README.md": card, "preprocessor_config.json": json.dumps(processor, indent=2)})
 
 
 def note_data(model: Any, sha256: str | None) -> None:

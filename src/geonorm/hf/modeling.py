@@ -74,7 +74,7 @@ class GeoNormPreTrainedModel(ReadsFolders, PreTrainedModel):
             site = module.place()
             for matrix in matrices(module.branch):
                 self.draw(matrix, module.scheme, site)
-        elif isinstance(module, nn.Embedding) or getattr(module, "role", None) in ("head", "transform", "patch"):
+        elif isinstance(module, nn.Embedding) or getattr(module, "role", None) in ("head", "transform"):
             end = self.ends()[getattr(module, "role", None) in ("head", "transform")]
             self.draw(module, end.scheme, end.site)
         elif belongs_to_scheme(module):

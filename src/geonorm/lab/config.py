@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, ClassVar, Literal
 
 from ..errors import ConfigError
-from ..nn.config import DecoderConfig, ModelConfig, named
+from ..nn.config import DecoderConfig, preset
 from ..settings import Count, Needs, NotNegative, Range, Settings
 from .compare.clusters import Machine, Ray, Slurm
 from .needs import LAUNCHED, NEEDS
-from .options import Checkpoint, Evaluation, Images, Log, Optim, Tokens
+from .options import Checkpoint, Evaluation, Log, Optim, Tokens
 from .shapes import Goal, Model, shape_of
 
 MAX_SEED = 2**63 - 1
@@ -81,19 +81,16 @@ class Shared(Settings):
 
     preset: str = "nano"
     """Size of the model: nano, nano-gpt2, nano-bert, modern, mini, 125m, paper-125m, bert-base, modern-d12,
-    350m, 1.3b, 7b, 70b; of images nano-vit, vit-small, vit-base, or the stream of any other."""
+    350m, 1.3b, 7b, 70b."""
     data: str = "stdlib"
-    """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in).
-    Images: a folder of folders, one for each class, .npz files of JPEGs, CIFAR-10's .bin files."""
+    """Text: a file, a folder, JSONL, Parquet, a corpus in $GEONORM_DATA, a Hugging Face dataset, stdlib (built in)."""
     objective: Goal = "causal"
-    """What is trained: causal, the next token; mlm, 15 % of the tokens, masked, by a model that sees both sides;
-    classify, the classes of images."""
+    """What is trained: causal, the next token; mlm, 15 % of the tokens, masked, by a model that sees both sides."""
     recipe: Literal["shared", "own"] = "shared"
     """own: each scheme departs from the shared recipe as its paper asks (`geonorm schemes NAME`)."""
     model: Model = field(default_factory=Model)  # type: ignore[valid-type]
     optim: Optim = field(default_factory=Optim)
     tokens: Tokens = field(default_factory=Tokens)
-    images: Images = field(default_factory=Images)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     guard: Guard = field(default_factory=Guard)
@@ -106,21 +103,10 @@ class Shared(Settings):
             object.__setattr__(self, "optim", replace(self.optim, name=TRAINED_WITH.get(self.preset, "adamw")))
         if self.objective != "causal" and self.evaluation.tasks:
             raise ConfigError(f"evaluation.tasks need a model of the next token, not --objective {self.objective}")
-        if self.objective == "classify" and self.tokens != Tokens():
-            raise ConfigError("tokens.* say how text becomes tokens: leave them out with --objective classify")
-        if self.objective != "classify" and self.images != Images():
-            raise ConfigError(f"images.* say how images are changed: leave them out with --objective {self.objective}")
 
-    def shape(self, scheme: str) -> ModelConfig:
+    def shape(self, scheme: str) -> DecoderConfig:
         """The model under a scheme: the preset with the given fields replaced."""
         return shape_of(self.preset, self.objective, scheme, self.model)
-
-    def decoder(self, scheme: str) -> DecoderConfig:
-        """The same where it has to be a model of tokens; ConfigError for any other."""
-        found = self.shape(scheme)
-        if not isinstance(found, DecoderConfig):
-            raise ConfigError(f"this is for models of tokens, not for --objective {self.objective}")
-        return found
 
 
 @dataclass(frozen=True)
@@ -165,7 +151,7 @@ class TrainConfig(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scheme == "preset":
-            object.__setattr__(self, "scheme", named(self.preset).scheme)
+            object.__setattr__(self, "scheme", preset(self.preset).scheme)
         directory(self.out)
 
     @property

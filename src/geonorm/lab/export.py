@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import hf
-from ..errors import ConfigError
-from ..hf.export import check_target, export, export_vision
+from ..hf.export import check_target, export
 from ..hf.layouts import architecture, check_layout
 from ..settings import to_dict
 from .config import ExportConfig
-from .open import FinishedRun, OpenedImages, open_trained, read_finished, run_of
+from .open import open_run, read_finished, run_of
 from .runs.provenance import seen_data
-from .train.images import read_classes
 
 
 def export_run(options: ExportConfig) -> list[str]:
@@ -23,9 +21,7 @@ def export_run(options: ExportConfig) -> list[str]:
     check_layout(options.layout)
     path = Path(run_of(options.run, options.scheme))
     record = read_finished(path)
-    run = open_trained(path)
-    if isinstance(run, OpenedImages):
-        return export_images(run, options, record)
+    run = open_run(path)
     shape = run.model.config
     model_type = architecture(shape, options.layout)
     text = hf.card(shape, to_dict(run.config), *record, model_type, options.remote_code)
@@ -36,15 +32,3 @@ def export_run(options: ExportConfig) -> list[str]:
     how = f"{str(to)!r}, trust_remote_code=True" if options.remote_code else repr(str(to))
     kind = "CausalLM" if shape.causal else "MaskedLM"
     return [str(to), f"load it: import {ours}transformers; transformers.AutoModelFor{kind}.from_pretrained({how})"]
-
-
-def export_images(run: OpenedImages, options: ExportConfig, record: FinishedRun) -> list[str]:
-    """The same for a run on images."""
-    if options.layout != "geonorm" or options.remote_code:
-        given = "--remote-code" if options.remote_code else f"--layout {options.layout}"
-        raise ConfigError(f"{given} is for models of text: leave it out")
-    text = hf.card(run.model.config, to_dict(run.config), *record)
-    path = Path(run.name)
-    to = export_vision(run.model, read_classes(path), Path(options.to), text, " ".join(sorted(seen_data(path))))
-    load = f"transformers.AutoModelForImageClassification.from_pretrained({str(to)!r})"
-    return [str(to), f"load it: import geonorm.hf, transformers; {load}"]

@@ -15,8 +15,6 @@ import torch
 from .. import elsewhere
 from ..errors import CheckpointError, ConfigError, DataError, near_folder
 from ..nn.decoder import Decoder
-from ..nn.models import build
-from ..nn.vision import VisionTransformer
 from ..probes import load
 from ..schemes import parse, stored
 from .config import TrainConfig
@@ -117,21 +115,6 @@ class OpenedRun(Opened):
 
 
 @dataclass(frozen=True)
-class OpenedImages(Opened):
-    """The model of a run that tells classes of images apart, in its last state; it has no tokenizer."""
-
-    model: VisionTransformer
-    config: TrainConfig
-
-    @property
-    def causal(self) -> bool:
-        return False
-
-    def precision(self) -> AbstractContextManager[Any]:
-        return parallel.precision(self.config.runtime, self.device)
-
-
-@dataclass(frozen=True)
 class OpenedClassifier(Opened):
     """A model of transformers that tells classes of images apart; it has no tokenizer."""
 
@@ -176,10 +159,11 @@ def open_model(
             raise ConfigError(
                 f"{name} is a run: --{asked} is for models of transformers; leave it out, or open them apart"
             )
-        return open_trained(Path(name), device)
-    if causal and settings.is_encoder_decoder:
-        raise ConfigError(f"{name} is an encoder-decoder: this needs a model of the next token, or of masked tokens")
+        return open_run(Path(name), device)
     images = load.tells_images(settings)
+    if causal and (images or settings.is_encoder_decoder):
+        kind = "a model of images" if images else "an encoder-decoder"
+        raise ConfigError(f"{name} is {kind}: this needs a model of the next token, or of masked tokens")
     if images and tokenizer is not None:
         raise ConfigError(f"{name} reads images: it has no tokenizer, leave out --tokenizer")
     own = load.load_processor(name, **hub) if images else load.load_model_tokenizer(tokenizer or name, **hub)
@@ -220,24 +204,14 @@ def read_run_settings(path: Path) -> TrainConfig:
 
 
 def open_run(path: Path, device: torch.device = CPU) -> OpenedRun:
-    """As `open_trained`, of a run on text. ConfigError for one on images."""
-    opened = open_trained(path, device)
-    if not isinstance(opened, OpenedRun):
-        raise ConfigError(f"{path} tells classes of images apart: this needs a model of text")
-    return opened
-
-
-def open_trained(path: Path, device: torch.device = CPU) -> OpenedRun | OpenedImages:
     """The model of a run at its newest whole checkpoint, whatever number of ranks trained it. CheckpointError if the
     folder holds none."""
     config = read_run_settings(path)
     parse(stored(config.scheme, read_sources(path), str(path)))
-    model = build(config.shape(config.scheme)).to(device)
+    model = Decoder(config.shape(config.scheme)).to(device)
     folder = path / "checkpoints"
     if checkpoint.load_newest(folder, model, None, lambda line: print(line, file=sys.stderr)) is None:
         raise CheckpointError(f"{path} holds no checkpoint: let it train first, or put its checkpoints back")
-    if isinstance(model, VisionTransformer):
-        return OpenedImages(str(path), model.eval(), None, None, device, config)
     shape = model.config
     tokenizer = load_tokenizer(str(path / "tokenizer.json"), NO_TEXT, shape.vocab_size)
     return OpenedRun(str(path), model.eval(), tokenizer, shape.context, device, config)

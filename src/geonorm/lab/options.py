@@ -181,16 +181,3 @@ class Tokens(Settings):
     """byte, bpe (trained on the training text, as many tokens as model.vocab_size), or a tokenizer.json."""
     cache: str | None = None
     """Folder of prepared tokens; $GEONORM_CACHE or ~/.cache/geonorm when not given."""
-
-
-@dataclass(frozen=True)
-class Images(Settings):
-    """How images of the training data are changed each time they are seen."""
-
-    prefix = "images."
-
-    pad: Natural | None = None
-    """Pixels of black around an image, of which a part of the old size is cut out anywhere; an eighth of
-    model.image_size when not given, 0: none."""
-    flip: bool = True
-    """Whether every second image, by chance, is seen in a mirror."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..devices import memory_of_machine
 from ..errors import ConfigError
-from ..nn.config import ModelConfig
+from ..nn.config import DecoderConfig
 from ..nn.roles import check_start
 from ..schemes import Scheme, parse
 from .config import TrainConfig
@@ -25,7 +25,7 @@ class Resolved:
     scheme: Scheme
     departures: dict[str, float]
     """What the scheme's own recipe sets, if the run asks for it: keys weight_decay, warmup, lr, clip."""
-    shape: ModelConfig
+    shape: DecoderConfig
     layout: str
     """none, ddp or fsdp on the ranks of a world; empty where no world is known."""
 
@@ -46,12 +46,12 @@ def resolve(config: TrainConfig, world: World | None = None) -> Resolved:
     return Resolved(config, scheme, departures, shape, kind)
 
 
-def check_memory(shape: ModelConfig) -> None:
+def check_memory(shape: DecoderConfig) -> None:
     """ConfigError for a model that this machine cannot hold while it trains on the CPU: building it would take hours,
     and the system end the process without a word. By the matrices that every block has and the embedding, their
     gradients included, in fp32: less than is needed."""
     block = 2 * shape.width * (shape.heads * shape.head_dim + shape.hidden)
-    least = 8 * (shape.layers * block + shape.width * getattr(shape, "vocab_size", 0))
+    least = 8 * (shape.layers * block + shape.width * shape.vocab_size)
     there = memory_of_machine()
     if least > there > 0:
         raise ConfigError(

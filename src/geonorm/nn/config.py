@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Annotated, Any, Literal
@@ -154,7 +153,7 @@ class VisionConfig(TrunkConfig):
     causal: bool = False
     """Off: patches have no order."""
     image_size: Count = 32
-    """Height and width of an image in pixels; images of other sizes are scaled and cut to it."""
+    """Height and width of an image in pixels."""
     patch: Count = 4
     """Height and width of a patch in pixels."""
     channels: Count = 3
@@ -187,9 +186,6 @@ class VisionConfig(TrunkConfig):
     def context(self) -> int:
         """Tokens of the stream: patches, and the token that the head reads."""
         return self.side**2 + (self.pool == "token")
-
-
-ModelConfig = DecoderConfig | VisionConfig
 
 
 GATED = ("swiglu", "geglu")
@@ -228,50 +224,12 @@ PRESETS: dict[str, DecoderConfig] = {
 }
 
 
-VIT: dict[str, Any] = {"mlp": "gelu", "norm": "layer", "eps": 1e-12, "bias": True, "positions": "learned"}
-"""What ViT is under pre(entry=embedding), but for its size."""
-
-VISION_PRESETS: dict[str, VisionConfig] = {
-    "nano-vit": VisionConfig(hidden=512, **VIT),
-    "vit-small": VisionConfig(
-        layers=12, width=384, heads=6, hidden=1536, image_size=224, patch=16, classes=1000, **VIT
-    ),
-    "vit-base": VisionConfig(
-        layers=12, width=768, heads=12, hidden=3072, image_size=224, patch=16, classes=1000, **VIT
-    ),
-}
-
-
-def named(name: str) -> ModelConfig:
-    """The model of that name, whatever it reads; ConfigError names the nearest."""
-    every: dict[str, ModelConfig] = {**PRESETS, **VISION_PRESETS}
-    if name not in every:
-        raise ConfigError(unknown("preset", name, every))
-    return every[name]
-
-
 def preset(name: str, **changes: Any) -> DecoderConfig:
-    """The named model of tokens with fields replaced; ConfigError names the nearest preset or field."""
-    found = named(name)
-    if not isinstance(found, DecoderConfig):
-        raise ConfigError(f"preset {name} reads images: it needs --objective classify")
-    check_fields(DecoderConfig, changes)
-    return replace(found, **changes)
-
-
-def vision_preset(name: str, **changes: Any) -> VisionConfig:
-    """The same for models of images. Of a preset of tokens it takes all that both have: the stream."""
-    found = named(name)
-    check_fields(VisionConfig, changes)
-    if isinstance(found, VisionConfig):
-        return replace(found, **changes)
-    shared = {f.name: getattr(found, f.name) for f in fields(TrunkConfig)}
-    return VisionConfig(**{**shared, "causal": False, **changes})
-
-
-def check_fields(kind: type[TrunkConfig], changes: Iterable[str]) -> None:
-    """ConfigError where a kind of model has no field of that name."""
-    known = {f.name for f in fields(kind)}
+    """The named model with fields replaced; ConfigError names the nearest preset or field."""
+    if name not in PRESETS:
+        raise ConfigError(unknown("preset", name, PRESETS))
+    known = {f.name for f in fields(DecoderConfig)}
     for key in changes:
         if key not in known:
             raise ConfigError(unknown("field of model", key, known))
+    return replace(PRESETS[name], **changes)

@@ -184,8 +184,6 @@ def tokens_of_image(config: Any) -> int | None:
     not of ours; None for one that reads none, or does not say."""
     if hasattr(config, "image_size") and isinstance(context := getattr(config, "context", None), int):
         return context
-    if getattr(config, "model_type", None) == "geonorm_vision":
-        return int(config.shape().context)
     size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
     return (size // patch) ** 2 + 1 if isinstance(size, int) and isinstance(patch, int) else None
 

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from statistics import fmean
 
 from ..lab.runs.run import flatten
 from . import comparison_charts as charts
@@ -30,10 +29,6 @@ TABLE_NOTE = (
     "brackets those that most other runs have not at the same batch. "
     "Speeds are not compared: runs share a machine (geonorm bench train measures them in turns).</p>"
 )
-CLASSES_NOTE = (
-    "<p>Share of the held-out images of a class that are given it, mean over the runs that the table above counts; "
-    "all held-out images, after the last step.</p>"
-)
 NO_TRACE = "No trace was recorded in these runs, so the geometry of the stream cannot be shown."
 
 
@@ -46,7 +41,6 @@ def report_comparison(comparison: SavedComparison, place: Mapping[str, int]) -> 
     sections = [
         Section("Noise and differences", [_charts(noise, NO_LOSS)], "wide"),
         Section("Table", [html_table(titles, cells, place), TABLE_NOTE.format(family=comparison.rows[0]["family"])]),
-        *_classes(comparison),
         Section("Training", [_charts(training, NO_METRICS)]),
         Section("Geometry of the stream", [_charts(charts.geometry(comparison), NO_TRACE)]),
         Section("Stability", [_stability(comparison), _charts(charts.gradient_course(comparison), NO_METRICS)]),
@@ -68,24 +62,6 @@ def report_comparison(comparison: SavedComparison, place: Mapping[str, int]) -> 
         records=comparison.rows,
         figures=charts.figures_of(comparison),
     )
-
-
-def _classes(comparison: SavedComparison) -> list[Section]:
-    """Top-1 accuracy of images, a row a class and a column a scheme; nothing where no run measured that."""
-    found: dict[str, dict[str, list[float]]] = {}
-    counts: dict[str, int] = {}
-    for scheme in comparison.names:
-        for run in comparison.drawn(scheme):
-            for row in run.summary.get("val_classes") or ():
-                found.setdefault(row["class"], {}).setdefault(scheme, []).append(row["accuracy"])
-                counts[row["class"]] = row["images"]
-    if not found:
-        return []
-    cells = [
-        [name, str(counts[name]), *(f"{fmean(by[s]):.1%}" if s in by else "–" for s in comparison.names)]
-        for name, by in found.items()
-    ]
-    return [Section("Accuracy by class", [html_table(["class", "images", *comparison.names], cells), CLASSES_NOTE])]
 
 
 def _charts(found: list[Chart], otherwise: str) -> str | list[Chart]:

@@ -20,12 +20,6 @@ EARLY = 0.15
 """Share of training that may leave the frame."""
 
 
-def nats(comparison: SavedComparison) -> str:
-    """The unit of its losses."""
-    images = any(run.config.get("objective") == "classify" for run in comparison.runs)
-    return "nats per image" if images else "nats per token"
-
-
 def final_loss(comparison: SavedComparison) -> list[Chart]:
     """Final loss of every run at each scheme's best learning rate."""
     rows = comparison.rows
@@ -37,7 +31,7 @@ def final_loss(comparison: SavedComparison) -> list[Chart]:
     note = (
         "Each mark is one run at its scheme's best learning rate; the bar is the 95 % interval of the mean over seeds."
     )
-    axis = Axis.around(values, title=f"final validation loss ({nats(comparison)})")
+    axis = Axis.around(values, title="final validation loss (nats per token)")
     chart = Chart("Noise between seeds", axis, None, comparison.looks, note)
     for row in rows:
         runs = comparison.counted(row["scheme"])
@@ -67,7 +61,7 @@ def differences(comparison: SavedComparison) -> list[Chart]:
     if len(rows) > 1:
         note += f" With {len(rows)} comparisons, expect about {0.05 * len(rows):.2g} to miss 0 by chance alone; "
         note += "the table has p adjusted for that."
-    axis = Axis.around(values, title=f"difference to {comparison.baseline}, {nats(comparison)} (left of 0 is better)")
+    axis = Axis.around(values, title=f"difference to {comparison.baseline}, nats per token (left of 0 is better)")
     chart = Chart("Paired differences", axis, None, comparison.looks, note)
     chart.rule(x=0.0)
     for row in rows:
@@ -93,7 +87,7 @@ def losses(comparison: SavedComparison) -> list[Chart]:
         late = [float(loss) for curve in curves for loss in curve.mean[curve.x >= EARLY * curve.x[-1]]]
         end = max(float(curve.x[-1]) for pair in drawn.values() for curve in pair if curve)
         x = Axis(0.0, end * 1.02, title=unit, form=form)
-        y = Axis(*_window(min(late), max(late), 0.04, 0.05), title=f"loss ({nats(comparison)})")
+        y = Axis(*_window(min(late), max(late), 0.04, 0.05), title="loss (nats per token)")
         note = (
             "Validation loss, on what every evaluation sees, with markers and the range of seeds, training loss thin. "
             "The start leaves the frame, as may what diverged."
@@ -125,7 +119,7 @@ def gaps(comparison: SavedComparison) -> list[Chart]:
         f"Validation loss less that of {comparison.baseline}, paired by seed; "
         "the band is the 95 % interval at each point."
     )
-    title, unit = "Difference in the course of training", f"difference ({nats(comparison)})"
+    title, unit = "Difference in the course of training", "difference (nats per token)"
     return _courses(comparison, title, unit, drawn, note, "95 %", rules=[0.0], early=EARLY)
 
 
@@ -190,7 +184,7 @@ def _rates(comparison: SavedComparison, rows: Sequence[Row], what: str) -> list[
     x = Axis.around(tried, log=True, margin=0.08, form=RATE, title="learning rate", labels=labels)
     low = min(found)
     high = min(max(found), low + 4 * max(median(found) - low, 0.02))
-    y = Axis(*_window(low, high, 0.1, 0.01), title=f"{what} ({nats(comparison)})")
+    y = Axis(*_window(low, high, 0.1, 0.01), title=f"{what} (nats per token)")
     note = "Ringed: the rate the scheme is judged at. A cross at the top: some run there did not finish."
     if max(found) > y.high:
         judged = {row["scheme"]: row["lrs"].get(row["lr"]) or low for row in rows}

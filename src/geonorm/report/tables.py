@@ -178,13 +178,13 @@ def asked_for(comparison: SavedComparison, rows: Sequence[Row]) -> list[str]:
     told = [row for row in rows if row.get("val_accuracy_mean") is not None]
     if not told:
         return []
-    return ["losses of masked tokens" if any(row["val_bpb_mean"] is not None for row in told) else "losses of images"]
+    return ["losses of masked tokens"]
 
 
 def accuracy(row: Row) -> str:
-    """Mean share of masked tokens, or of images, that were told right, where that was trained."""
-    share, five = row.get("val_accuracy_mean"), row.get("val_top5_mean")
-    return "–" if share is None else f"{share:.1%}" + ("" if five is None else f" (top-5 {five:.1%})")
+    """Mean share of masked tokens that were told right, where that was trained."""
+    share = row.get("val_accuracy_mean")
+    return "–" if share is None else f"{share:.1%}"
 
 
 def learning_rate(row: Row) -> str:

@@ -157,7 +157,7 @@ def test_a_folder_has_one_size_of_a_depth_and_width(tmp_path: Path) -> None:
 def test_what_is_looked_up_is_not_computed_with(name: str, tables: float) -> None:
     """In tables of vocabulary x width: an untied embedding, positions beside a tied one, two of values besides."""
     config = TrainConfig(preset=name, scheme="pre")
-    shape = config.decoder("pre")
+    shape = config.shape("pre")
     assert about(config)["embedding"] == tables * shape.vocab_size * shape.width
     for scheme in (name for name in geonorm.names() if name != "pre"):
         assert looked_up(outline(replace(shape, scheme=scheme))) == about(config)["embedding"], scheme
@@ -211,7 +211,6 @@ def test_a_size_at_which_every_run_failed_is_in_the_tables(processes: Any, ladde
         (["--budgets", "many"], "--budgets takes tokens for each parameter (20) or in all (500k, 4M), got 'many'"),
         (["--budgets", "20000"], "2000 at most; for that many in all write 20k"),
         (["--budgets", "1", "2"], "several --budgets are cool-downs of one trunk: add --optim.schedule wsd"),
-        (["--objective", "classify"], "--depth sizes models of tokens, not those of --objective classify"),
         (["--budgets", "0.01k"], "make [0] steps of the budgets"),
         (["--rates", "0"], "rates must be positive, got 0"),
         (["--schemes", "gonorm"], "did you mean 'geonorm'?"),

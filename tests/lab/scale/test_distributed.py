@@ -208,57 +208,21 @@ def test_settings_that_do_not_fit_two_ranks(settings: dict[str, Any], said: str)
     assert resolve(TrainConfig(), World()).layout == "none"
 
 
-@pytest.fixture
-def images(tmp_path: Path) -> Path:
-    """Noise of two classes, 8 by 8 pixels."""
-    from PIL import Image
-
-    random = torch.Generator().manual_seed(0)
-    for name in ("cat", "dog"):
-        (folder := tmp_path / "images" / name).mkdir(parents=True)
-        for i in range(12):
-            pixels = torch.randint(256, (8, 8, 3), generator=random, dtype=torch.uint8)
-            Image.fromarray(pixels.numpy()).save(folder / f"{i}.png")
-    return tmp_path / "images"
+MASKED = [*STEPS, "--checkpoint.every", 5, "--scheme", "geonorm(learn=gain)", "--objective", "mlm",
+          "--model.vocab_size", 258]  # fmt: skip
 
 
-OBJECTIVES: dict[str, list[Any]] = {
-    "classify": [
-        "--objective", "classify", "--preset", "nano-vit", "--model.layers", 2, "--model.width", 16, "--model.heads", 2,
-        "--model.hidden", 16, "--model.image_size", 8, "--evaluation.tokens", 64, "--runtime.device", "cpu",
-    ],
-}  # fmt: skip
-MEASURED = {"classify": ("val_accuracy",)}
-
-
-@pytest.fixture
-def objective_runs(ranks: Any, images: Path, tmp_path: Path) -> Any:
-    """As `runs`, for images."""
-
-    def start(objective: str, name: str, size: int, *more: Any, dtype: str = "fp32") -> Any:
-        words = [*STEPS, "--checkpoint.every", 5, "--scheme", "geonorm(learn=gain)", *OBJECTIVES[objective], *more]
-        last = {word: i for i, word in enumerate(words) if str(word).startswith("--")}  # of a word given twice the last
-        kept = [part for word, i in last.items() for part in (word, words[i + 1])]
-        given = ["--data", images, "--runtime.tensorboard", "false", "--out", tmp_path / name]
-        return ranks("run", size, dtype, "train", *map(str, [*kept, *given]))
-
-    return start
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize(
     ("kind", "more"), [("fsdp", SHARDED), pytest.param("ddp", ["--runtime.accumulate", 2], marks=pytest.mark.slow)]
 )
-def test_other_objectives_on_two_ranks(
-    objective: str, kind: str, more: list[Any], objective_runs: Any, tmp_path: Path
-) -> None:
+def test_masked_tokens_on_two_ranks(kind: str, more: list[Any], runs: Any, tmp_path: Path) -> None:
     """Against one rank: losses, gradients and all that is measured within 1e-9 in fp64; traces have the same rows."""
     for name, size, words in (("alone", 1, []), (kind, 2, more)):
-        ended = objective_runs(objective, name, size, *words, dtype="fp64").wait()
+        ended = runs(name, size, *MASKED, *words, dtype="fp64").wait()
         assert [r.status for r in ended] == [0] * size and all(r.err == "" for r in ended), (name, ended)
     assert len(set(numbers(tmp_path / "alone", "loss"))) == 10
     expected = list(read_rows(tmp_path / "alone" / "trace.jsonl"))
-    for key in ("loss", "grad_norm", "val_loss", *MEASURED[objective]):
+    for key in ("loss", "grad_norm", "val_loss", "val_accuracy", "val_bpb"):
         found, alone = numbers(tmp_path / kind, key), numbers(tmp_path / "alone", key)
         assert alone and found == pytest.approx(alone, rel=1e-9, abs=0), key
     trace = list(read_rows(tmp_path / kind / "trace.jsonl"))
@@ -268,17 +232,14 @@ def test_other_objectives_on_two_ranks(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_run_of_another_objective_goes_on_in_another_world(
-    objective: str, objective_runs: Any, tmp_path: Path
-) -> None:
+def test_a_run_on_masked_tokens_goes_on_in_another_world(runs: Any, tmp_path: Path) -> None:
     """FSDP on two ranks to step 5, then one rank to the end: the losses of the uninterrupted run."""
-    assert all(not r.status for r in objective_runs(objective, "two", 2, *SHARDED).wait())
+    assert all(not r.status for r in runs("two", 2, *MASKED, *SHARDED).wait())
     whole, run = numbers(tmp_path / "two", "loss"), tmp_path / "one"
     shutil.copytree(tmp_path / "two", run)
     shutil.rmtree(run / "checkpoints" / "step-10")
     (run / "summary.json").unlink()
-    (ended,) = objective_runs(objective, "one", 1).wait()
+    (ended,) = runs("one", 1, *MASKED).wait()
     assert ended.status == 0 and "at step 5 of 10" in ended.out, ended
     assert numbers(run, "loss")[:5] == whole[:5] and numbers(run, "loss") == pytest.approx(whole, rel=1e-5)
 

@@ -12,7 +12,7 @@ import torch
 
 import geonorm
 from geonorm.errors import ConfigError
-from geonorm.nn.models import build
+from geonorm.nn.decoder import Decoder
 from geonorm.probes.config import ProbeConfig
 from geonorm.sites.anatomy import Stack
 
@@ -65,7 +65,7 @@ def test_data_that_cannot_be_read(data: Any, said: str, tiny_model: Tiny) -> Non
 
 @pytest.mark.parametrize("data", [torch.arange(8), torch.rand(2, 8), torch.full((2, 8), 31), torch.ones(2, 0).long()])
 def test_data_that_our_models_cannot_read(data: torch.Tensor) -> None:
-    model = build(geonorm.DecoderConfig(layers=1, width=16, heads=2, vocab_size=31, context=16))
+    model = Decoder(geonorm.DecoderConfig(layers=1, width=16, heads=2, vocab_size=31, context=16))
     assert geonorm.probe(model, torch.ones(2, 8, dtype=torch.int32)).sites
     with pytest.raises(ConfigError, match=r"data of ids is|data has ids from"):
         geonorm.probe(model, data)
@@ -93,7 +93,7 @@ def test_failures_of_measuring_are_not_the_datas(tiny_model: Tiny, monkeypatch: 
 def test_text_is_cut_into_windows_that_the_model_can_read(case: str, tiny_model: Tiny, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("abcdefgh" * 40)
     ours = geonorm.DecoderConfig(layers=1, width=16, heads=2, vocab_size=31, context=16)
-    model = build(ours) if case == "ours" else tiny_model("gpt2")[0]
+    model = Decoder(ours) if case == "ours" else tiny_model("gpt2")[0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("geonorm.lab.studies.probe.encode_running", lambda _, text: [ord(c) - 90 for c in text])
         found = geonorm.probe(model, str(tmp_path / "text.txt"), tokenizer=object(), tokens=128)

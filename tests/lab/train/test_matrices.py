@@ -38,9 +38,9 @@ def test_norms_are_held_and_others_are_free(train: Any, tmp_path: Path) -> None:
     free = open_run(tmp_path / "free").model
     held = open_run(tmp_path / "held")
     kept, config = held.model, held.config
-    begun = norms(Decoder(config.decoder(config.scheme)))
+    begun = norms(Decoder(config.shape(config.scheme)))
     torch.manual_seed(0)
-    begun = norms(Decoder(config.decoder(config.scheme)))
+    begun = norms(Decoder(config.shape(config.scheme)))
     for role, values in norms(kept).items():
         if role in ("o", "down"):
             assert values == pytest.approx(begun[role], rel=1e-6)

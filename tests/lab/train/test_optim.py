@@ -67,15 +67,15 @@ def test_modern_brings_its_scheme_and_its_optimizer() -> None:
         if not shape.causal:
             continue
         config, own = TrainConfig(preset=name), ("lambdas", "muon") if "modern" in name else ("geonorm", "adamw")
-        assert (config.scheme, config.optim.name, config.decoder(config.scheme).scheme) == (*own, own[0])
+        assert (config.scheme, config.optim.name, config.shape(config.scheme).scheme) == (*own, own[0])
     given = TrainConfig(preset="modern", scheme="geonorm", optim=Optim(name="adamw", clip=0.5))
     assert (given.scheme, given.optim.name, given.optim.clip) == ("geonorm", "adamw", 0.5)
-    assert given.decoder("geonorm").values == "token" and given.decoder("geonorm").soft_cap == 15
+    assert given.shape("geonorm").values == "token" and given.shape("geonorm").soft_cap == 15
     assert CompareConfig(preset="modern").optim.name == "muon"
 
 
 def test_a_switch_of_the_model_that_is_set_to_false_is_given() -> None:
-    assert not TrainConfig(model=Model(gains=False)).decoder("pre").gains
+    assert not TrainConfig(model=Model(gains=False)).shape("pre").gains
 
 
 def test_schedule_of_one_step() -> None:

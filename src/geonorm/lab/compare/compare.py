@@ -35,7 +35,7 @@ from ..runs.run import (
 )
 from ..runs.statistics import aggregate
 from ..scale.world import ALONE
-from ..train.load import load_data
+from ..train.text import load_text
 from .clusters import Ray, Slurm
 from .team import Say, Team, make_team, outcome
 
@@ -80,7 +80,7 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
             raise ConfigError(f"--schemes names {scheme} twice")
     check_directory(out, config)
     # once, here: the runs find the tokens in the cache
-    text = load_data(max(samples, key=lambda sample: sample.batch_size))
+    text = load_text(max(samples, key=lambda sample: sample.batch_size))
     provenance = Provenance.of(config, text.sha256, text.fingerprint, dict.fromkeys(run.scheme for run in samples))
     for settings in sorted((out / "runs").glob("*/config.yaml")):
         provenance.check(settings.parent)

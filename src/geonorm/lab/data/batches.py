@@ -14,34 +14,11 @@ from .objectives import HELD_OUT, NEXT, Objective, Pair
 KEPT_EPOCHS = 2  # a batch can straddle two epochs
 
 
-class Shuffled:
-    """The order of training data: row j of step s is sample i = s * batch_size + j, and sample i is the item at place i
-    of an endless list: one seeded permutation of all items per epoch. Ranks ask for their rows of the one global
-    batch, so neither resuming nor another world size reorders data."""
-
-    def __init__(self, items: int, batch_size: int, seed: int) -> None:
-        self.items, self.batch_size, self.seed = items, batch_size, seed
-        self._permutations: dict[int, NDArray[np.int64]] = {}
-
-    def pick(self, step: int, rows: slice | range | None = None) -> tuple[list[int], list[int]]:
-        """Numbers of the samples of a step, and of the items that they are; `rows` picks some of the global batch."""
-        samples = step * self.batch_size + np.arange(self.batch_size)[rows if rows is not None else slice(None)]
-        places = ((int(i) // self.items, int(i) % self.items) for i in samples)
-        return [int(i) for i in samples], [int(self._permutation(epoch)[place]) for epoch, place in places]
-
-    def _permutation(self, epoch: int) -> NDArray[np.int64]:
-        if epoch not in self._permutations:
-            while len(self._permutations) >= KEPT_EPOCHS:
-                del self._permutations[min(self._permutations)]
-            # sorting raw bits: numpy keeps the stream of a bit generator for ever, that of `permutation` it may change
-            bits = np.random.Philox(key=np.array([self.seed, epoch], dtype=np.uint64)).random_raw(self.items)
-            self._permutations[epoch] = np.argsort(bits, kind="stable")
-        return self._permutations[epoch]
-
-
-class Batches(Shuffled):
+class Batches:
     """Training batches: which tokens stand in row j of step s depends on the seed and nothing else. The tokens are cut
-    into blocks of `context`, which are the items."""
+    into blocks of `context`; row j of step s is sample i = s * batch_size + j, and sample i is the block at place i of
+    an endless list: one seeded permutation of all blocks per epoch. Ranks ask for their rows of the one global batch,
+    so neither resuming nor another world size reorders data."""
 
     def __init__(
         self, tokens: NDArray[Any], batch_size: int, context: int, seed: int, objective: Objective = NEXT
@@ -49,9 +26,9 @@ class Batches(Shuffled):
         """tokens: 1-d, of any integer type. Raises `DataError` where they do not fill one batch."""
         if batch_size < 1 or context < 1 or seed < 0:
             raise DataError(f"batch size {batch_size}, context {context}, seed {seed}: give sizes >= 1 and a seed >= 0")
-        self.blocks = count_blocks(tokens, context)
-        super().__init__(self.blocks, batch_size, seed)
+        self.blocks, self.batch_size, self.seed = count_blocks(tokens, context), batch_size, seed
         self.tokens, self.context, self.objective = tokens, context, objective
+        self._permutations: dict[int, NDArray[np.int64]] = {}
         if self.blocks < batch_size:
             raise DataError(
                 f"{len(tokens)} tokens give {self.blocks} windows of {context} but a batch "
@@ -66,6 +43,21 @@ class Batches(Shuffled):
         """
         samples, blocks = self.pick(step, rows)
         return self.objective.pairs(cut_windows(self.tokens, blocks, self.context), samples, self.seed)
+
+    def pick(self, step: int, rows: slice | range | None = None) -> tuple[list[int], list[int]]:
+        """Numbers of the samples of a step, and of the blocks that they are; `rows` picks some of the global batch."""
+        samples = step * self.batch_size + np.arange(self.batch_size)[rows if rows is not None else slice(None)]
+        places = ((int(i) // self.blocks, int(i) % self.blocks) for i in samples)
+        return [int(i) for i in samples], [int(self._permutation(epoch)[place]) for epoch, place in places]
+
+    def _permutation(self, epoch: int) -> NDArray[np.int64]:
+        if epoch not in self._permutations:
+            while len(self._permutations) >= KEPT_EPOCHS:
+                del self._permutations[min(self._permutations)]
+            # sorting raw bits: numpy keeps the stream of a bit generator for ever, that of `permutation` it may change
+            bits = np.random.Philox(key=np.array([self.seed, epoch], dtype=np.uint64)).random_raw(self.blocks)
+            self._permutations[epoch] = np.argsort(bits, kind="stable")
+        return self._permutations[epoch]
 
 
 def validation_batches(
@@ -83,15 +75,10 @@ def validation_batches(
     blocks = count_blocks(tokens, context)
     if blocks == 0:
         raise DataError(f"{len(tokens)} validation tokens do not fill one window of {context}: use more text")
-    for numbers in pick_evenly(blocks, None if max_tokens is None else max_tokens // context, batch_size):
-        yield objective.pairs(cut_windows(tokens, numbers, context), numbers, HELD_OUT)
-
-
-def pick_evenly(items: int, most: int | None, batch_size: int) -> Iterator[list[int]]:
-    """Numbers of at most `most` of so many items, but of at least one, spread evenly over all, a batch at a time."""
-    count = items if most is None else min(items, max(1, most))
+    count = blocks if max_tokens is None else min(blocks, max(1, max_tokens // context))
     for start in range(0, count, batch_size):
-        yield [place * items // count for place in range(start, min(start + batch_size, count))]
+        numbers = [place * blocks // count for place in range(start, min(start + batch_size, count))]
+        yield objective.pairs(cut_windows(tokens, numbers, context), numbers, HELD_OUT)
 
 
 def count_blocks(tokens: NDArray[Any], context: int) -> int:

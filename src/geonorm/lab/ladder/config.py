@@ -92,8 +92,6 @@ class LadderConfig(Grid):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.objective == "classify":
-            raise ConfigError("--depth sizes models of tokens, not those of --objective classify")
         for name in ("schemes", "depth", "rates"):
             given: list[Any] = getattr(self, name)
             if not given:

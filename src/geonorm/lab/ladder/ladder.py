@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ...errors import CheckpointError, ConfigError
-from ...nn.config import ModelConfig, preset
-from ...nn.models import build
+from ...nn.config import DecoderConfig, preset
+from ...nn.decoder import Decoder
 from ...schemes import parse
 from ...schemes.origin import stored
 from ..compare.compare import begin_study, check_directory, order_schemes, read_runs, repeat_command, round_rate
@@ -82,7 +82,7 @@ def check_sizes(config: LadderConfig, sizes: Sequence[Size]) -> None:
     check_directory(out := Path(config.out), config)
     for settings in sorted(out.glob("runs/*/config.yaml")):
         run = RunFolder(settings.parent).config()
-        shape = run.decoder(run.scheme)
+        shape = run.shape(run.scheme)
         known = asked.get(f"d{shape.layers}w{shape.width}")
         own = shape.heads, shape.hidden, run.batch_size
         if known and (own != (known.heads, known.hidden, known.batch_size) or run.steps not in known.steps):
@@ -125,19 +125,19 @@ def baseline_of(config: LadderConfig) -> str:
 
 def count(config: LadderConfig, baseline: str, shape: dict[str, Any]) -> int:
     """Parameters of the baseline at a size, all of them."""
-    return outline(replace(config.decoder(baseline), **shape)).parameter_count()
+    return outline(replace(config.shape(baseline), **shape)).parameter_count()
 
 
-def outline(shape: ModelConfig) -> Any:
+def outline(shape: DecoderConfig) -> Any:
     """The model of a shape, without storage."""
     with torch.device("meta"):
-        return build(shape)
+        return Decoder(shape)
 
 
 def about(config: TrainConfig, parameters: int | None = None) -> dict[str, Any]:
     """Where a run stands on the ladder, by its settings. Its scheme, which owns no table, is not built: a folder may
     name any. parameters: as the run counted them; of one that never did, those of its shape under Pre-Norm."""
-    shape = config.decoder("pre")
+    shape = config.shape("pre")
     model = outline(shape)
     return {
         "size": f"d{shape.layers}w{shape.width}",

@@ -327,7 +327,7 @@ def _row(scheme: str, group: list[Summary], choice: Choice, reference: str, base
     difference = paired_interval(differences)
     is_reference = scheme == reference
     compared = bool(differences) and not is_reference
-    bpb, accuracy, top5 = (_finite(runs, key) for key in ("val_bpb", "val_accuracy", "val_top5"))
+    bpb, accuracy = (_finite(runs, key) for key in ("val_bpb", "val_accuracy"))
     return {
         "scheme": scheme,
         "baseline": reference,
@@ -341,7 +341,6 @@ def _row(scheme: str, group: list[Summary], choice: Choice, reference: str, base
         "val_loss_high": loss.high,
         "val_bpb_mean": float(np.mean(bpb)) if bpb else None,
         "val_accuracy_mean": float(np.mean(accuracy)) if accuracy else None,
-        **({"val_top5_mean": float(np.mean(top5))} if top5 else {}),
         "difference": difference.mean if compared else 0.0 if is_reference and runs else None,
         "difference_low": difference.low if compared else None,
         "difference_high": difference.high if compared else None,

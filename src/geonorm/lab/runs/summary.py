@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...nn.config import ModelConfig
+from ...nn.config import DecoderConfig
 from ...parsing import finite_row
 from ...progress import span
 from ..config import TrainConfig
@@ -18,8 +18,7 @@ from .run import RunFolder, read_rows
 from .spikes import find_spikes
 
 MORE = """
-    val_accuracy val_top5 val_loss_part val_loss_average val_bpb_average val_accuracy_average val_top5_average
-    val_tokens val_documents val_images val_classes
+    val_accuracy val_loss_part val_loss_average val_bpb_average val_accuracy_average val_tokens val_documents
 """.split()
 """What is measured besides, where it is."""
 
@@ -51,7 +50,7 @@ def summarise(run: RunFolder, about: dict[str, Any], device: torch.device) -> di
     return summary
 
 
-def describe(c: TrainConfig, shape: ModelConfig, parameters: int, device: torch.device) -> list[str]:
+def describe(c: TrainConfig, shape: DecoderConfig, parameters: int, device: torch.device) -> list[str]:
     """What a run is, in lines: its header."""
     tokens = c.batch_size * shape.context
     rate = " ".join([f"lr {c.lr:g}", *c.optim.rates]) + f", {c.optim.schedule}"
@@ -80,10 +79,8 @@ def progress_line(row: dict[str, Any], steps: int, left: float | None) -> str:
 
 
 def result_line(summary: dict[str, Any]) -> str:
-    """What a run came to: its held-out loss, and bits per byte of text or the accuracy of images."""
-    bits = summary["val_bpb"]
-    also = f"accuracy {summary['val_accuracy']:.1%}" if bits is None else f"bits per byte {bits:.4f}"
-    return f"val_loss {summary['val_loss']:.4f}  {also}"
+    """What a run came to: its held-out loss and bits per byte."""
+    return f"val_loss {summary['val_loss']:.4f}  bits per byte {summary['val_bpb']:.4f}"
 
 
 def peak_memory(device: torch.device) -> int:

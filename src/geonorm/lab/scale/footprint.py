@@ -23,12 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ...nn.attention import Rope, SelfAttention
-from ...nn.config import VisionConfig
 from ...nn.decoder import Decoder
-from ...nn.vision import VisionTransformer, turns_of_places
 from ...residual import Residual
-
-Model = Decoder | VisionTransformer
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,7 @@ class Live(TorchDispatchMode):
         self.now -= size
 
 
-def without(model: Model, **others: nn.Module | None) -> Model:
+def without(model: Decoder, **others: nn.Module | None) -> Decoder:
     """The same model, its modules shared, with others in the place of some."""
     shell = copy(model)
     shell._modules = {**model._modules, **others}
@@ -98,9 +94,9 @@ def without(model: Model, **others: nn.Module | None) -> Model:
 
 
 class Front(nn.Module):
-    """What stands before the blocks: from ids or images to the stream."""
+    """What stands before the blocks: from ids to the stream."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Decoder) -> None:
         super().__init__()
         behind = ("blocks", "exit", "transform", "head", "logits_slot", "entry")
         self.model = without(model, **dict.fromkeys(behind))
@@ -114,9 +110,9 @@ class Front(nn.Module):
 class Head(nn.Module):
     """What follows the blocks: exit, head and cross entropy, on the stream."""
 
-    def __init__(self, model: Model, targets: Tensor) -> None:
+    def __init__(self, model: Decoder, targets: Tensor) -> None:
         super().__init__()
-        start = ("embed", "position", "embed_norm", "values", "patch", "class_token", "entry", "blocks")
+        start = ("embed", "position", "embed_norm", "values", "entry", "blocks")
         self.model = without(model, **dict.fromkeys(start))
         self.targets = targets
 
@@ -134,18 +130,18 @@ class Conditions:
     adding: bool
 
 
-def footprint(model: Model, batch: int, conditions: Conditions) -> list[Piece]:
-    """The pieces of a model on the meta device in order, entry, blocks, head, for a micro-batch of `batch` sequences or
-    images. Embedding or patches, entry and exit see their weights in fp32."""
+def footprint(model: Decoder, batch: int, conditions: Conditions) -> list[Piece]:
+    """The pieces of a model on the meta device in order, entry, blocks, head, for a micro-batch of `batch` sequences.
+    Embedding, entry and exit see their weights in fp32."""
     with FakeTensorMode():
-        given, targets = feed(model, batch)
-        head, cast = Head(model, targets), set[str]()
+        ids = torch.zeros(batch, model.config.context, dtype=torch.long)
+        head, cast = Head(model, ids), set[str]()
         if model.ends():
             cast = {name for name, p in head.named_parameters() if p is model.head.weight}
-        return count_stack(model, given, head, cast, conditions)
+        return count_stack(model, ids, head, cast, conditions)
 
 
-def count_stack(model: Model, given: Tensor, end: nn.Module, cast: set[str], c: Conditions) -> list[Piece]:
+def count_stack(model: Decoder, given: Tensor, end: nn.Module, cast: set[str], c: Conditions) -> list[Piece]:
     """The pieces of the stream, in front of which a model turns what is given into vectors. cast: the parameters of its
     end that are seen in the dtype of the blocks."""
     pieces: dict[str, Piece] = {}
@@ -167,20 +163,8 @@ def count_stack(model: Model, given: Tensor, end: nn.Module, cast: set[str], c: 
     return [first, *(pieces[key] for key in keys), run_part(end, stream, {}, c, cast)]
 
 
-def feed(model: Model, batch: int) -> tuple[Tensor, Tensor]:
-    """What a model is given, and its targets."""
-    shape = model.config
-    if isinstance(shape, VisionConfig):
-        images = torch.zeros(batch, shape.channels, shape.image_size, shape.image_size)
-        return images, torch.zeros(batch, dtype=torch.long)
-    ids = torch.zeros(batch, shape.context, dtype=torch.long)
-    return ids, ids
-
-
-def turns_of(model: Model, given: Tensor) -> Rope | None:
+def turns_of(model: Decoder, given: Tensor) -> Rope | None:
     """The turns of the positions of what a model is given."""
-    if isinstance(model, VisionTransformer):
-        return turns_of_places(model.config, given.device) if model.config.positions == "rope" else None
     return None if model.rotary is None else model.rotary(torch.arange(given.shape[1]))
 
 

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...nn.config import ModelConfig, VisionConfig
-from ...nn.models import build
+from ...nn.config import DecoderConfig
+from ...nn.decoder import Decoder
 from ...nn.roles import ROLES
 from ...schemes.scales import Scale
 from ...schemes.streams import Connection
@@ -29,7 +29,7 @@ from ...settings import to_dict
 from ..compare.clusters import Machine
 from ..config import Runtime, TrainConfig
 from ..resolve import resolve
-from .footprint import Conditions, Model, Piece, footprint
+from .footprint import Conditions, Piece, footprint
 from .world import World
 
 FP32, BF16 = 4, 2
@@ -56,7 +56,7 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
     where = Division(setup.layout, shard, ranks // shard)
     micro = config.batch_size // (ranks * runtime.accumulate)
     with torch.device("meta"):
-        model = build(shape)
+        model = Decoder(shape)
     operations = flops_per_token(model)
     tokens = config.batch_size * shape.context
     memory = Memory(model, config, where)
@@ -100,7 +100,7 @@ def plan(config: TrainConfig, ranks: int = 1, machine: Machine | None = None) ->
     }
 
 
-def flops_per_token(model: Model) -> int:
+def flops_per_token(model: Decoder) -> int:
     """Forward and backward: 6 per parameter of a matrix and vector that it multiplies, those of schemes and norms among
     them, and 12 (heads head_dim) per pair of a query and a key whose score is computed. Not counted: what works number
     by number, several streams that are mixed among it."""
@@ -112,7 +112,7 @@ def flops_per_token(model: Model) -> int:
     return 6 * (matrices + attention) // shape.context
 
 
-def matrices_without_role(model: Model) -> list[Tensor]:
+def matrices_without_role(model: Decoder) -> list[Tensor]:
     """Those that a scheme or a norm owns, which multiply every vector of their stack; no scales, which may be laid out
     by heads, nor mixtures of streams, neither of which multiplies vectors."""
     known = {id(weight) for _, weight, _, _ in model.weights()}
@@ -121,7 +121,7 @@ def matrices_without_role(model: Model) -> list[Tensor]:
     return [weight for weight in model.parameters() if weight.dim() == 2 and id(weight) not in known]
 
 
-def twice_the_pairs(model: Model) -> int:
+def twice_the_pairs(model: Decoder) -> int:
     """Twice the pairs of query and key of a sequence whose scores are computed, in all blocks: of causal attention
     half, else all, also in blocks with a window, which is a mask over all."""
     shape = model.config
@@ -130,15 +130,13 @@ def twice_the_pairs(model: Model) -> int:
     return halves * shape.context**2
 
 
-def rows_outside(shape: ModelConfig) -> dict[str, int]:
+def rows_outside(shape: DecoderConfig) -> dict[str, int]:
     """Of matrices outside the blocks by role: how many vectors of a sequence they multiply, where that is not each."""
-    looked_up = dict.fromkeys(("position", "values", "class_token"), 0)
-    if isinstance(shape, VisionConfig):
-        return looked_up | {"patch": shape.side**2, "head": 1}
+    looked_up = dict.fromkeys(("position", "values"), 0)
     return looked_up | ({} if shape.tied else {"embed": 0})  # a tied embedding multiplies as the head
 
 
-def looked_up(model: Model) -> int:
+def looked_up(model: Decoder) -> int:
     """Parameters of tables that multiply nothing: tokens and places look up rows in them."""
     rows = rows_outside(model.config)
     return sum(weight.numel() for role, weight, _, _ in model.weights() if rows.get(role) == 0)
@@ -147,7 +145,7 @@ def looked_up(model: Model) -> int:
 class Memory:
     """Bytes that a rank holds in a step, for any number of sequences in a pass."""
 
-    def __init__(self, model: Model, config: TrainConfig, where: Division) -> None:
+    def __init__(self, model: Decoder, config: TrainConfig, where: Division) -> None:
         self.where, self.runtime = where, config.runtime
         self.adding = where.kind == "ddp" or (where.kind == "none" and config.runtime.accumulate > 1)
         half = config.runtime.dtype == "bf16"
@@ -271,7 +269,8 @@ def table(found: dict[str, Any]) -> str:
         (
             "model",
             f"{found['settings']['scheme']}; {shape['layers']} layers, width {shape['width']}, "
-            f"{shape['heads']} heads, hidden {shape['hidden']}, {describe_input(shape)}",
+            f"{shape['heads']} heads, hidden {shape['hidden']}, vocabulary {shape['vocab_size']}, "
+            f"context {shape['context']}",
         ),
         ("parameters", f"{found['parameters']:,} ({found['matmul_parameters']:,} in matrices)"),
         (
@@ -307,12 +306,6 @@ def table(found: dict[str, Any]) -> str:
         ),
     ]
     return "\n".join(f"{name:<22} {text}".rstrip() for name, text in rows)
-
-
-def describe_input(shape: dict[str, Any]) -> str:
-    if "image_size" in shape:
-        return f"images of {shape['image_size']} pixels in patches of {shape['patch']}, {shape['classes']} classes"
-    return f"vocabulary {shape['vocab_size']}, context {shape['context']}"
 
 
 def binary(count: int) -> str:

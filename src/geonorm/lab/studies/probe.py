@@ -31,11 +31,10 @@ from ...schemes import parse
 from ...sites.anatomy import Stack
 from ..config import TrainConfig
 from ..data import open_source
-from ..data.images import open_images
 from ..open import encode_running, read_settings, run_of
 from ..runs import environment
 from ..runs.run import check_writable, first_difference, is_unused, stored_settings
-from .probe_inputs import WINDOWS, beginning, open_probed, read_data, text, vocabulary
+from .probe_inputs import WINDOWS, beginning, find_images, open_probed, read_data, text, vocabulary
 from .simulate import save
 
 Told = Callable[[str, float], None]
@@ -245,11 +244,10 @@ def probe_models(config: ProbeConfig, progress: Told | None = None) -> list[Prob
     kinds = set[bool]()
     for name in models:  # what can be known to be wrong without loading is known first
         known = read_settings(name, causal=False, revision=config.revision, trust_remote_code=config.trust_remote_code)
-        ours = isinstance(known, TrainConfig)
-        kinds.add(known.objective == "classify" if ours else load.tells_images(known))
+        kinds.add(not isinstance(known, TrainConfig) and load.tells_images(known))
     if len(kinds) > 1:
         raise ConfigError("some of these models read images, others text: probe them apart")
-    open_images(config.data) if kinds == {True} else open_source(config.data)
+    find_images(config.data) if kinds == {True} else open_source(config.data)
     found = []
     for name, label in zip(models, short_names(models), strict=True):
         opened = open_probed(name, config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,19 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...devices import pick_device
-from ...errors import ConfigError, DataError
+from ...errors import ConfigError, DataError, cause
 from ...nn.trunk import IGNORED
 from ...probes.blockwise import load_one_block
 from ...probes.config import ProbeConfig
-from ...probes.subject import Inputs, Subject
+from ...probes.subject import Inputs, Subject, tokens_of_image
 from ..data import Tokenizer, open_source
-from ..data.images import open_images
+from ..data.files import import_extra
 from ..data.objectives import HELD_OUT
-from ..open import Opened, OpenedClassifier, OpenedImages, OpenedRun, open_model
-from ..train.classifiers import ask
+from ..open import Opened, OpenedClassifier, OpenedRun, open_model
 
 WINDOWS, IMAGE_TOKENS = 8, 4096
 """Of a forward pass, where nobody says. An image has few tokens: eight of them cost much the same as hundreds."""
+IMAGES = frozenset(".jpg .jpeg .png .webp .bmp .gif .tif .tiff .ppm".split())
+"""How names of image files end."""
 
 
 def open_probed(name: str, config: ProbeConfig) -> Opened:
@@ -42,12 +44,14 @@ def read_data(
 ) -> tuple[Sequence[Tensor | Inputs], Sequence[Tensor | Inputs] | None]:
     """Text or images for an opened model, in batches: what hidden states are measured on, and what losses are, if any
     is asked for and that is something else."""
-    if isinstance(opened, OpenedImages | OpenedClassifier):
-        return images_of(opened, data, c.tokens, c.batch, c.bos)
+    losses = c.gradients or c.ablate_blocks
+    if isinstance(opened, OpenedClassifier):
+        if c.bos:
+            raise ConfigError("--bos is of text: an image has no token that begins it")
+        return images_of(opened, data, c.tokens, c.batch, losses)
     context = min(c.context, opened.context or c.context)
     begin = beginning(opened.tokenizer, opened.name) if c.bos else None
     windows = text(data, opened.encode, c.tokens, context, vocabulary(subject), begin).split(c.batch or WINDOWS)
-    losses = c.gradients or c.ablate_blocks
     return windows, ask_masked(opened, windows, c.bos) if losses else None
 
 
@@ -67,21 +71,57 @@ def ask_masked(opened: Opened, batches: Sequence[Tensor], bos: bool = False) -> 
     return found
 
 
+def find_images(data: str) -> list[Path]:
+    """The image files of a folder of folders, one for each class, in the order of their names. DataError where there is
+    none."""
+    files = sorted(path for path in Path(data).expanduser().glob("*/**/*") if path.suffix.lower() in IMAGES)
+    if not files:
+        raise DataError(f"{data} holds no images: give a folder of folders with images, one for each class")
+    return files
+
+
 def images_of(
-    opened: OpenedImages | OpenedClassifier, data: str, tokens: int, batch: int | None, bos: bool = False
-) -> tuple[list[Tensor | Inputs], list[Inputs]]:
-    """Held-out images in batches, spread over all of them, as many as make so many tokens; and the same with labels.
-    DataError where their classes are not the model's."""
-    if bos:
-        raise ConfigError("--bos is of text: an image has no token that begins it")
-    images = open_images(data)
-    asked = ask(opened, images)
-    batch = batch or max(1, IMAGE_TOKENS // asked.tokens)
-    found = list(asked.batches(images.validation, batch, max(1, tokens // asked.tokens)))
-    if isinstance(opened, OpenedImages):
-        return [given for given, _ in found], [{"": given, "labels": labels} for given, labels in found]
-    named = [{"pixel_values": given.to(opened.model.dtype)} for given, _ in found]
-    return list(named), [{**given, "labels": labels} for given, (_, labels) in zip(named, found, strict=True)]
+    opened: OpenedClassifier, data: str, tokens: int, batch: int | None, losses: bool
+) -> tuple[list[Inputs], list[Inputs] | None]:
+    """Images in batches, spread over all of them, as many as make so many tokens; for losses the same with labels."""
+    each = tokens_of_image(opened.model.config)
+    if each is None:
+        raise ConfigError(f"{opened.name} does not say how many patches it makes of an image")
+    files = find_images(data)
+    count, size = min(len(files), max(1, tokens // each)), batch or max(1, IMAGE_TOKENS // each)
+    chosen = [files[place * len(files) // count] for place in range(count)]
+    groups = [chosen[first : first + size] for first in range(0, count, size)]
+    pixels: list[Inputs] = [{"pixel_values": pixels_of(opened, group)} for group in groups]
+    if not losses:
+        return pixels, None
+    labels = [labels_of(opened, group) for group in groups]
+    return pixels, [{**inputs, "labels": classes} for inputs, classes in zip(pixels, labels, strict=True)]
+
+
+def pixels_of(opened: OpenedClassifier, files: Sequence[Path]) -> Tensor:
+    """What the model's own processor makes of images: (images, channels, height, width)."""
+    try:
+        pixels: Tensor = opened.processor([read_image(path) for path in files], return_tensors="pt")["pixel_values"]
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigError(f"the processor of {opened.name} makes no pixels of images ({cause(error)[:200]})") from None
+    return pixels.to(opened.model.dtype)
+
+
+def read_image(path: Path) -> Any:
+    images = import_extra("PIL.Image", f"{path}: reading images", "train")
+    try:
+        with images.open(path) as image:
+            return image.convert("RGB")
+    except Exception as error:  # Pillow raises a dozen kinds for damage, by format
+        raise DataError(f"{path}: cannot be decoded ({cause(error)[:120]}): replace or remove it") from None
+
+
+def labels_of(opened: OpenedClassifier, files: Sequence[Path]) -> Tensor:
+    """The classes of images, by the names of their folders. DataError for one that the model does not know."""
+    known = {str(name): int(number) for number, name in opened.model.config.id2label.items()}
+    if strange := next((path.parent.name for path in files if path.parent.name not in known), None):
+        raise DataError(f"class {strange!r} is none of {opened.name} (id2label): give images of its classes")
+    return torch.tensor([known[path.parent.name] for path in files])
 
 
 def text(

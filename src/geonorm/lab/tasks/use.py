@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,17 @@ from torch import Tensor, nn
 from ...devices import pick_device
 from ...errors import CheckpointError, ConfigError, DataError
 from ...nn.sampling import NOT_CAUSAL, generate, sample
-from ...parsing import finite_or_none
 from ...probes.load import predicts_masked
 from ...progress import Pace, show_progress
 from ..data import Tokenizer, open_source, tokenize
 from ..data.batches import validation_batches
 from ..data.files import sha256_of
-from ..data.images import open_images
 from ..data.objectives import Pair
 from ..data.sources import find_local
-from ..open import Opened, OpenedClassifier, OpenedImages, OpenedRun, open_model
+from ..open import Opened, OpenedRun, open_model
 from ..runs.provenance import seen_data
 from ..runs.run import check_writable
-from ..train.classifiers import ask
 from ..train.evaluate import evaluate_held_out, with_perplexity
-from ..train.images import measure_images
 from ..train.validation import EVALUATION_BATCH
 from .config import EvalConfig, GenerateConfig
 from .tasks import Tasks, adapt_decoder, listener
@@ -51,8 +46,6 @@ def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
             raise CheckpointError(f"{out} is not empty and holds no evaluation; choose another --out")
     tasks = Tasks(c.tasks, c.limit) if c.tasks else None
     opened = open_model(c.model, pick_device(c.device), scheme=c.scheme)
-    if isinstance(opened, OpenedImages | OpenedClassifier):
-        return {**describe_model(opened), **evaluate_images(opened, c)}
     if tasks is not None and not opened.causal:
         raise ConfigError(f"{opened.name} predicts masked tokens: --tasks need a model of the next token")
     context = window(opened, c.context)
@@ -75,7 +68,7 @@ def evaluate(c: EvalConfig, live: bool = False) -> dict[str, Any]:
 
 
 def describe_model(opened: Opened) -> dict[str, Any]:
-    if isinstance(opened, OpenedRun | OpenedImages):
+    if isinstance(opened, OpenedRun):
         return {"run": opened.name, "scheme": opened.config.scheme}
     config = opened.model.config
     return {"model": opened.name, "model_type": config.model_type, "scheme": getattr(config, "scheme", None)}
@@ -84,37 +77,11 @@ def describe_model(opened: Opened) -> dict[str, Any]:
 def trained_on(opened: Opened) -> set[str]:
     """sha256 of all data of a run, or of the run that a folder was exported from. Empty where nothing says
     it."""
-    if not isinstance(opened, OpenedRun | OpenedImages):
+    if not isinstance(opened, OpenedRun):
         return set((getattr(opened.model.config, "trained_on_sha256", None) or "").split())
     with suppress(CheckpointError):  # a run that does not say
         return seen_data(Path(opened.name))
     return set()
-
-
-def evaluate_images(opened: OpenedImages | OpenedClassifier, c: EvalConfig) -> dict[str, Any]:
-    """Loss in nats per image, top-1 (accuracy) and top-5, and top-1 by class: on the held-out part where the images
-    come with one or are what the run was trained on, else on all of them."""
-    if c.tasks or c.data is None:
-        raise ConfigError(f"{opened.name} tells classes of images apart: --tasks need a model of the next token")
-    if c.context is not None:
-        raise ConfigError("--context is of text: an image is read whole")
-    images = open_images(c.data)
-    asked = ask(opened, images)
-    held_out = images.own_split or images.sha256 in trained_on(opened)
-    parts = [images.validation] if held_out else [images.train, images.validation]
-    rows, total = max(1, EVALUATION_BATCH // asked.tokens), sum(map(len, parts))
-    check_window(c.tokens, asked.tokens, "an image")
-    most = total if c.tokens is None else c.tokens // asked.tokens
-    batches = chain.from_iterable(asked.batches(part, rows, max(1, most * len(part) // total)) for part in parts)
-    with opened.precision():
-        found = measure_images(asked.model, batches, asked.classes, opened.device)
-    return {
-        "data": c.data,
-        "part": "held-out" if len(parts) == 1 else "all",
-        "data_sha256": images.sha256,
-        **{name: finite_or_none(found.get(f"val_{name}")) for name in ("loss", "accuracy", "top5", "images")},
-        "classes": found["val_classes"],
-    }
 
 
 def check_window(asked: int | None, least: int, what: str) -> None:
@@ -219,8 +186,6 @@ def generate_text(config: GenerateConfig) -> Iterator[str]:
     """The prompt and then new text of a run or a Hugging Face model, piece by piece as it is decoded."""
     c, device = config, pick_device(config.device)
     opened = open_model(c.run, device, scheme=c.scheme)
-    if isinstance(opened, OpenedImages | OpenedClassifier):
-        raise ConfigError(f"{opened.name} tells classes of images apart, so it cannot write text")
     if not opened.causal:
         raise ConfigError(NOT_CAUSAL)
     ids, ends, writer, read = (of_run if isinstance(opened, OpenedRun) else of_transformers)(opened, c.prompt)

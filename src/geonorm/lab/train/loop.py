@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...devices import pick_device, subnormals_as_zero
 from ...errors import CheckpointError
-from ...nn.models import build
+from ...nn.decoder import Decoder
 from ...ops.available import read_backend
 from ...output import launched
 from ...parsing import finite_row
@@ -41,9 +41,9 @@ from .branch import LONGER, find_extension, find_trunk
 from .diagnose import diagnose
 from .guard import Diverged, Judge, Trouble
 from .init_from import load_start
-from .load import Data, load_data
 from .matrices import HeldNorms, Turning
 from .signals import stop_signals, stop_unheard
+from .text import Text, load_text
 
 Say = Callable[[str], None]
 LATE, STOP, FAILED = 1, 2, 3
@@ -74,7 +74,7 @@ def train(
         if device.type == "cpu":
             check_memory(config.shape(config.scheme))
         setup = resolve(config, world)
-        loop = Loop(setup, world.in_turn(lambda: load_data(config)), device, say, world)
+        loop = Loop(setup, world.in_turn(lambda: load_text(config)), device, say, world)
         provenance = Provenance.of(config, loop.text.sha256, loop.text.fingerprint, [config.scheme])
         silent, longer = RunFolder(Path(config.out), writes=False), world.together(lambda: find_extension(config))
         but = LONGER if longer else VOLATILE
@@ -96,7 +96,7 @@ def train(
 class Loop:
     """State of one training run on one rank."""
 
-    def __init__(self, setup: Resolved, text: Data, device: torch.device, say: Say, world: World = ALONE) -> None:
+    def __init__(self, setup: Resolved, text: Text, device: torch.device, say: Say, world: World = ALONE) -> None:
         c = setup.config
         self.config, self.setup, shape, kind = c, setup, setup.shape, setup.layout
         self.world = world
@@ -105,7 +105,7 @@ class Loop:
         self.batches, self.validation = text.batches(c, shape), text.validation(c, shape, device, world)
         torch.manual_seed(c.seed)
         with torch.device(built_on := parallel.build_device(kind)):
-            model = build(shape)
+            model = Decoder(shape)
         self.model = parallel.distribute(model, c.runtime, device if built_on.type == "cpu" else built_on)
         self.spread = parallel.Spread(self.model, c.runtime, world, device, kind, c.steps)
         self.start = load_start(c, self.model, text.fingerprint, world)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch
 
-from ...nn.config import ModelConfig
+from ...nn.config import DecoderConfig
 from ...nn.decoder import Decoder
-from ...nn.trunk import Trunk
 from ..config import Recipe, TrainConfig
 from ..data import TokenData, Tokenizer, load_tokenizer, open_source, tokenize
 from ..data.batches import Batches, validation_batches
@@ -35,17 +34,16 @@ class Text:
     def fingerprint(self) -> str:
         return self.tokenizer.fingerprint
 
-    def batches(self, c: TrainConfig, shape: ModelConfig) -> Batches:
+    def batches(self, c: TrainConfig, shape: DecoderConfig) -> Batches:
         return Batches(self.tokens.train, c.batch_size, shape.context, c.seed, self.objective)
 
-    def validation(self, c: TrainConfig, shape: ModelConfig, device: torch.device, world: World) -> Validation:
+    def validation(self, c: TrainConfig, shape: DecoderConfig, device: torch.device, world: World) -> Validation:
         return Validation(self.tokens, c, shape.context, device, world, self.objective)
 
-    def examine(self, c: TrainConfig, model: Trunk) -> Examination | None:
+    def examine(self, c: TrainConfig, model: Decoder) -> Examination | None:
         """The tasks that are asked while the model trains, if any are."""
         if not c.evaluation.tasks:
             return None
-        assert isinstance(model, Decoder)
         return Examination(c, model, self.tokenizer)
 
     def save(self, folder: Path) -> None:
@@ -57,7 +55,7 @@ class Text:
 def load_text(config: Recipe) -> Text:
     """Tokens for a run or comparison; prepares and caches them on first use. DataError for anything unusable, too few
     tokens for one batch or one validation window included."""
-    shape = config.decoder("pre")
+    shape = config.shape("pre")
     cache = Path(config.tokens.cache) if config.tokens.cache else None
     source = open_source(config.data)
     tokenizer = load_tokenizer(config.tokens.tokenizer, source, shape.vocab_size, cache, not shape.causal)

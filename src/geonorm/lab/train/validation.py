@@ -16,64 +16,20 @@ from ...nn.trunk import IGNORED
 from ..config import TrainConfig
 from ..data import TokenData
 from ..data.batches import validation_batches
-from ..data.objectives import NEXT, About, Objective, Pair
+from ..data.objectives import NEXT, About, Objective
 from ..scale.world import ALONE, World
 from .averaging import Average
 from .evaluate import evaluate_held_out, judge, share_batches
 
 EVALUATION_BATCH = 4096
 """Tokens of a forward pass in evaluations."""
-MEASURES = ("val_loss", "val_bpb", "val_accuracy", "val_top5")
+MEASURES = ("val_loss", "val_bpb", "val_accuracy")
 MANY = 256
 """Documents beyond which a summary does not list them."""
 
 
-class HeldOut:
-    """What is held out of the data of one run, and measured. A kind of data fills in `part`, and says what is measured
-    on that and on all."""
-
-    part: list[Pair]
-    """Batches spread over all of it."""
-
-    def __init__(self, config: TrainConfig, context: int, size: int, device: torch.device, world: World) -> None:
-        """context: tokens of a row of a batch; size: tokens of all that is held out."""
-        self.context, self.device, self.world = context, device, world
-        self.rows = max(1, EVALUATION_BATCH // context)
-        self.trace_tokens = config.evaluation.trace_tokens
-        cheap = 3 * size <= config.steps * config.batch_size * context
-        self.whole = cheap if config.evaluation.whole is None else config.evaluation.whole
-        """Whether all of it is measured at the end."""
-
-    def trace_ids(self) -> Tensor:
-        """Whole rows of the part, spread over it, at least one."""
-        ids = torch.cat([ids for ids, _ in self.part])
-        count = min(len(ids), max(1, self.trace_tokens // self.context))
-        return ids[torch.arange(count) * len(ids) // count].to(self.device)
-
-    def on_part(self, model: Any) -> dict[str, Any]:
-        """Those of MEASURES that there are on the spread part."""
-        raise NotImplementedError(f"{type(self).__name__} must say what is measured")
-
-    def on_all(self, model: Any) -> dict[str, Any]:
-        """The same on all that is held out, and what is measured there alone."""
-        raise NotImplementedError(f"{type(self).__name__} must say what is measured at the end")
-
-    def at_the_end(self, model: Any, part: float, average: Average, settle: Callable[[], None]) -> dict[str, Any]:
-        """What `on_all` returns, if all is measured, and where the weights were averaged, the same with `_average`
-        behind the name. `part`: the loss on the part, kept beside it."""
-        measure = self.on_all if self.whole else self.on_part
-        result = {**measure(model), "val_loss_part": part} if self.whole else {}
-        if average.means:
-            settle()
-            with average.apply():
-                mean = measure(model)
-                settle()
-            result |= {f"{key}_average": mean[key] for key in MEASURES if key in mean}
-        return result
-
-
-class Validation(HeldOut):
-    """The held-out text of one run."""
+class Validation:
+    """The held-out text of one run, and what is measured on it."""
 
     def __init__(
         self,
@@ -84,10 +40,21 @@ class Validation(HeldOut):
         world: World = ALONE,
         objective: Objective = NEXT,
     ) -> None:
-        super().__init__(config, context, len(tokens.validation), device, world)
-        self.tokens = tokens
+        self.tokens, self.context, self.device, self.world = tokens, context, device, world
         self.objective, self.accuracy = objective, objective.accuracy
+        self.rows = max(1, EVALUATION_BATCH // context)
+        self.trace_tokens = config.evaluation.trace_tokens
+        cheap = 3 * len(tokens.validation) <= config.steps * config.batch_size * context
+        self.whole = cheap if config.evaluation.whole is None else config.evaluation.whole
+        """Whether all of it is measured at the end."""
         self.part = list(validation_batches(tokens.validation, self.rows, context, config.evaluation.tokens, objective))
+        """Batches spread over all of it."""
+
+    def trace_ids(self) -> Tensor:
+        """Whole rows of the part, spread over it, at least one."""
+        ids = torch.cat([ids for ids, _ in self.part])
+        count = min(len(ids), max(1, self.trace_tokens // self.context))
+        return ids[torch.arange(count) * len(ids) // count].to(self.device)
 
     def on_part(self, model: Any) -> dict[str, Any]:
         """val_loss, val_bpb and, of masked tokens, val_accuracy on the spread part."""
@@ -127,6 +94,19 @@ class Validation(HeldOut):
             if count
         ]
         return result | ({"val_documents": rows} if len(rows) <= MANY else {})
+
+    def at_the_end(self, model: Any, part: float, average: Average, settle: Callable[[], None]) -> dict[str, Any]:
+        """What `on_all` returns, if all is measured, and where the weights were averaged, the same with `_average`
+        behind the name. `part`: the loss on the part, kept beside it."""
+        measure = self.on_all if self.whole else self.on_part
+        result = {**measure(model), "val_loss_part": part} if self.whole else {}
+        if average.means:
+            settle()
+            with average.apply():
+                mean = measure(model)
+                settle()
+            result |= {f"{key}_average": mean[key] for key in MEASURES if key in mean}
+        return result
 
 
 def number_documents(tokens: NDArray[Any], eos: int) -> NDArray[np.int64]:
