@@ -39,14 +39,14 @@ LAYOUTS = {  # what may be combined with what: names to draw from, and the field
 
 
 def value_of(hint: Any, layout: str, levels: int) -> st.SearchStrategy[Any]:
-    """Any valid value of a field. Numbers in (0, 1] are valid for every field there is."""
+    """Any valid value of a field. Numbers from 1e-6 to 1 are valid for every field there is."""
     choices: list[st.SearchStrategy[Any]] = []
     for option in members(hint):
         if get_origin(option) is Literal:
             choices.append(st.sampled_from(get_args(option)))
         elif option is float:
-            fractions = st.sampled_from([1.0, 0.5, pi / 4, pi / 8, 3 * pi / 16, 1 / 3, 1e-3, 2**-40])
-            choices.append(fractions | st.floats(1e-9, 1))
+            fractions = st.sampled_from([1.0, 0.5, pi / 4, pi / 8, 3 * pi / 16, 1 / 3, 1e-3, 2**-19])
+            choices.append(fractions | st.floats(1e-6, 1))
         elif option is int:
             choices.append(st.integers(1, 8))
         else:
