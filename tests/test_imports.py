@@ -59,7 +59,7 @@ FREE_OF_TORCH = """
     lab.runs.spikes lab.runs.statistics lab.studies.simulate report report.config bench.config
 """.split()
 EXTRAS = """
-    transformers datasets vl_convert tensorboard rich tokenizers yaml scipy ray lm_eval triton
+    transformers datasets vl_convert tensorboard rich tokenizers yaml scipy ray submitit lm_eval triton
 """.split()
 PUBLIC = """
     parse names Scheme Placement Site Residual geodesic_update Decoder DecoderConfig parameter_groups compare ladder

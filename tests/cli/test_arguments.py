@@ -114,8 +114,8 @@ def test_what_stands_on_the_command_line_is_typed(capsys: Any) -> None:
     ("command", "settings", "said"),
     [
         ("probe", {"models": ["model"], "trust_remote_code": True}, ["--trust-remote-code"]),
-        ("compare", {"launcher": "slurm", "slurm": {"submit": True, "time": "01:00"}}, ["--slurm.submit"]),
-        ("ladder", {"launcher": "slurm", "slurm": {"submit": "true"}}, ["--slurm.submit"]),
+        ("compare", {"launcher": "submitit", "slurm": {"setup": "x", "time": 60}}, ["--slurm.setup", "x"]),
+        ("ladder", {"launcher": "submitit", "slurm": {"options": ["wrap=x"]}}, ["--slurm.options", "wrap=x"]),
         (
             "compare",
             {"launcher": "ray", "ray": {"address": "ray://stranger:10001"}},
@@ -131,12 +131,12 @@ def test_a_file_does_not_start_what_runs_code(command: str, settings: dict[str, 
 
 
 def test_another_launcher_goes_on_with_the_settings_of_one() -> None:
-    file = file_of(launcher="slurm", slurm={"submit": True, "time": "01:00"}, ray={"gpus": 2})
+    file = file_of(launcher="submitit", slurm={"time": 60}, ray={"gpus": 2})
     kind = COMMANDS["compare"]
-    config = read(kind, "geonorm", ["--config", file, "--launcher", "local", "--slurm.submit", "false"])
-    assert (config.launcher, config.slurm.submit, config.slurm.time, config.ray.gpus) == ("local", False, "01:00", 2)
-    with pytest.raises(ConfigError, match=r"^--slurm.submit does nothing here, it needs --launcher slurm: "):
-        read(kind, "geonorm", ["--config", file, "--launcher", "local", "--slurm.submit"])
+    config = read(kind, "geonorm", ["--config", file, "--launcher", "local"])
+    assert (config.launcher, config.slurm.time, config.ray.gpus) == ("local", 60, 2)
+    with pytest.raises(ConfigError, match=r"^--slurm.time does nothing here, it needs --launcher submitit: "):
+        read(kind, "geonorm", ["--config", file, "--launcher", "local", "--slurm.time", "60"])
 
 
 def test_a_word_of_trust_that_means_nothing_is_refused() -> None:

@@ -53,8 +53,7 @@ PLAN = MACHINE | {"dry_run", "world_size", "json"}
 TRAIN = SHARED | PLAN | set("scheme lr seed resume init_from branch".split())
 COMPARE = SHARED | set(
     """schemes lrs seeds tune tune_steps
-    jobs launcher ray.address ray.gpus ray.retries slurm.submit slurm.partition
-    slurm.account slurm.time slurm.gpus slurm.memory slurm.options slurm.setup slurm.retries""".split()
+    jobs launcher ray.address ray.gpus slurm.time slurm.gpus slurm.options slurm.setup""".split()
 )
 LADDER = (COMPARE - set("steps batch_size lrs tune tune_steps".split())) | set(
     "depth budgets rates rule.width rule.head rule.batch rule.least rule.rate rule.highest".split()

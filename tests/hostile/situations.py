@@ -276,8 +276,7 @@ REPORTS = [
 COMPARISONS = [
     s(f"{COMPARE} --jobs 0", "jobs must be at least 1"),
     s(f"{COMPARE} --seeds 2000000", "seeds must be between"),
-    s(f"{COMPARE} --launcher slurm --slurm.gpus -1", "slurm.gpus"),
-    s(f"{COMPARE} --launcher slurm --slurm.submit", "sbatch is not here"),
+    s(f"{COMPARE} --launcher submitit --slurm.gpus -1", "slurm.gpus"),
     s(f"{COMPARE}", "not empty", files={"out/runs/a.txt": "mine"}),
     s("bench ops --shapes 99999999999x99999999999 --quick --out out", "shape"),
     s("bench ops --out text.txt", "text.txt"),

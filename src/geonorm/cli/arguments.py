@@ -42,7 +42,7 @@ OURS = (
 """Options that every command has."""
 SCHEMES = ("scheme", "schemes", "baseline")
 """Settings that name the schemes of a run, whose folder may keep their source."""
-BY_HAND = ("trust_remote_code", "slurm.submit", "ray.address")
+BY_HAND = ("trust_remote_code", "slurm.setup", "slurm.options", "ray.address")
 """Settings that start code which is not of this package, or say where: in a file they are not believed."""
 PATHS = ("out", "to", "figures", "cache", "tokens.cache")
 """What is written: `--out=~/runs` reaches us as it is typed."""

@@ -146,7 +146,6 @@ def ladder(config: LadderConfig) -> int:
 def study(config: Grid, run: Callable[..., dict[str, Any]], table: Callable[[Path, dict[str, Any]], list[str]]) -> int:
     """Makes the runs of a study, then its page, and prints its table."""
     from .. import report
-    from ..lab.compare.team import Submitted
     from ..lab.train.loop import Interrupted
 
     try:
@@ -154,9 +153,6 @@ def study(config: Grid, run: Callable[..., dict[str, Any]], table: Callable[[Pat
     except Interrupted as stop:
         output.complain(str(stop))
         return 130
-    except Submitted as said:
-        print(said)
-        return 0
     failed = [run for run in results["runs"] if run["status"] not in ("finished", "diverged")]
     if len(failed) < len(results["runs"]):
         out = Path(config.out)

@@ -213,8 +213,8 @@ class Grid(Shared):
     """Directory of the comparison."""
     jobs: Count | None = None
     """Runs at a time; as many as the machine has cores for (CPU) or devices (GPU) when not given."""
-    launcher: Literal["local", "ray", "slurm"] = "local"
-    """Where runs are started: as processes on this machine, as tasks of a Ray cluster, as a SLURM array."""
+    launcher: Literal["local", "submitit", "ray"] = "local"
+    """Where runs are started: as processes on this machine, as jobs of SLURM, as tasks of a Ray cluster."""
     ray: Ray = field(default_factory=Ray)
     slurm: Slurm = field(default_factory=Slurm)
 

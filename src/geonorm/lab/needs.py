@@ -45,8 +45,8 @@ NEEDS: Needs = {
 }
 """Of a run."""
 LAUNCHED: Needs = {
-    f"{name}.{field.name}": (f"--launcher {name}", partial(has_launcher, name))
-    for name, group in (("ray", Ray), ("slurm", Slurm))
+    f"{name}.{field.name}": (f"--launcher {launcher}", partial(has_launcher, launcher))
+    for launcher, name, group in (("ray", "ray", Ray), ("submitit", "slurm", Slurm))
     for field in fields(group)
 }
 """Of where the runs of a study are made: a folder keeps these while others go on with it."""

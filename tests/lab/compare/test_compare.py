@@ -23,7 +23,7 @@ import yaml
 from geonorm import report
 from geonorm.errors import CheckpointError, ConfigError
 from geonorm.lab.compare import compare as lab
-from geonorm.lab.compare import local
+from geonorm.lab.compare import team
 from geonorm.lab.compare.team import done
 from geonorm.lab.config import TUNING_SEED, CompareConfig, TrainConfig
 from geonorm.lab.runs.run import RunFolder, lock_folder, read_rows, slug, write_json
@@ -228,7 +228,7 @@ class FakeTeam:
 def tuned(team: FakeTeam, *, tune: bool = True, lrs: tuple[float, ...] = (1e-3, 2e-3, 4e-3)) -> dict[str, float]:
     schemes = list(team.best)
     config = CompareConfig(schemes=schemes, lrs=list(lrs), tune=tune, steps=10)
-    return lab.tune(team, config, schemes)  # type: ignore[arg-type]
+    return lab.tune(team, config, schemes)
 
 
 def test_tuning_extends_towards_the_best_until_it_is_interior() -> None:
@@ -299,12 +299,12 @@ def test_bars_of_runs_in_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     from rich.console import Console
 
     clock = [100.0]
-    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(team, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     schemes = ["pre", "geonorm(decay=sqrt, max_angle=pi/8, update=norm)"]
     configs = [lab.run_config(CompareConfig(out=str(tmp_path), steps=10_000), s, 1e-3, 7) for s in schemes]
-    workers = [local.Worker(config, None, 0) for config in configs]  # type: ignore[arg-type]
+    workers = [team.Job(config, None, 0, 0) for config in configs]
     waiting = [replace(configs[0], seed=8, out=str(tmp_path / "runs" / "waits"))]
-    phase = local.Phase([*configs, *waiting], workers, waiting)
+    phase = team.Phase([*configs, *waiting], workers, waiting)
     console = Console(width=80, file=io.StringIO(), force_terminal=True)
     bars = Bars(console)
 
@@ -321,7 +321,7 @@ def test_bars_of_runs_in_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         run.path.mkdir(parents=True)
         rows = [{"step": i, "loss": loss, "tokens_per_second": 5e3, "val_loss": 2.5} for i in range(1, 7501)]
         run.append(run.metrics, rows)
-        assert 0 < len(local.last_rows(run.metrics)) < 2000
+        assert 0 < len(team.last_rows(run.metrics)) < 2000
     clock[0] += 60
     whole, plain, long = drawn()
     assert "1:00" in whole  # half of 30,000 steps in a minute
@@ -339,7 +339,7 @@ def test_what_the_page_says_repeats_it(
     """In the directory of the first command, word for word: with a relative path of the data, after a tuning. Where
     nobody watches, lines say how far it is."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(local, "QUIET", 0.0)
+    monkeypatch.setattr(team, "QUIET", 0.0)
     Path("small.txt").write_text(text.read_text())
     monkeypatch.setattr(report, "build", BUILD)
     words = [word.replace(str(text), "small.txt") for word in tiny] + ["--schemes", "pre", "post", "--seeds", "1"]

@@ -248,16 +248,6 @@ def test_a_recipe_with_a_rate_or_warm_up_of_its_own_is_no_rung(
     assert ladder(tmp_path / "out", *words).status == 0
 
 
-def test_slurm_goes_on_with_the_ladder(ladder: Any, tmp_path: Path) -> None:
-    """Every budget is a phase: an array, and behind it the same ladder again."""
-    out = tmp_path / "ladder"
-    words = ["--depth", 1, "--budgets", "0.32k", "0.64k", "--seeds", 2, *WSD, "--launcher", "slurm"]
-    done = ladder(out, *words)
-    assert done.status == 0 and "4 runs: sbatch" in done.out
-    assert f"geonorm ladder --config {out / 'config.yaml'}" in (out / "slurm" / "next.sh").read_text()
-    assert "-10-" in (out / "slurm" / "runs.sh").read_text() and "-20-" not in (out / "slurm" / "runs.sh").read_text()
-
-
 def test_from_python(processes: Any, text: Path, tmp_path: Path) -> None:
     small = {"width": 16, "heads": 2, "hidden": 16, "context": 16, "vocab_size": 257}
     settings: dict[str, Any] = {"model": small, "tokens": {"tokenizer": "byte"}, "rule": {"least": 32, "batch": 1e-6}}

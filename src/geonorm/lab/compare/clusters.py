@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from ...errors import ConfigError
-from ...settings import Natural, NotNegative, Range, Settings
+from ...settings import Count, Natural, NotNegative, Range, Settings
 
 Amount = Annotated[float, Range(1e-6, 1e9)]
 
@@ -41,37 +41,24 @@ class Ray(Settings):
     the cluster that runs on this machine, else a new one."""
     gpus: NotNegative | None = None
     """GPUs of a run, also a share of one; 1 when not given, if the cluster has any and the device is not cpu."""
-    retries: Natural = 3
-    """How often a run is started again after its worker died or it failed; it goes on from its newest checkpoint."""
 
 
 @dataclass(frozen=True)
 class Slurm(Settings):
-    """--launcher slurm: every phase (tuning, its extensions, final runs) is a job array, one run a task."""
+    """--launcher submitit: every run is a job of SLURM; where there is no SLURM, processes of this machine."""
 
     prefix = "slurm."
 
-    submit: bool = False
-    """Submit the array, and behind it a job that goes on with the next phase, by sbatch; else only write the script."""
-    partition: str | None = None
-    """Partition."""
-    account: str | None = None
-    """Account that is charged."""
-    time: str | None = None
-    """Time limit of one task, as sbatch reads it; a run that reaches it is saved and submitted again."""
+    time: Count = 1440
+    """Time limit of a job in minutes; a run that reaches it is saved and submitted again."""
     gpus: Natural | None = None
     """GPUs of a run, one rank on each; when not given 1 with --runtime.device cuda, else none."""
-    memory: str | None = None
-    """Memory of a run, as sbatch reads it (16G)."""
     options: list[str] = field(default_factory=list)
-    """Further options of sbatch, each a word without its dashes (qos=high constraint=a100)."""
+    """Options of sbatch (partition=gpu account=lab mem=16G qos=high)."""
     setup: str | None = None
     """Line of shell before a run, such as `module load cuda`."""
-    retries: Natural = 3
-    """How often a run is submitted again that ended without getting further."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in (*vars(self).items(), *(("options", word) for word in self.options)):
-            if isinstance(value, str) and ("\n" in value or not value.strip()):
-                raise ConfigError(f"slurm.{name} must be one line of text, got {value!r}")
+        if bad := [word for word in self.options if not all(word.partition("=")[::2])]:
+            raise ConfigError(f"slurm.options are name=value, got {bad[0]!r}")

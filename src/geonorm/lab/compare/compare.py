@@ -48,9 +48,8 @@ def compare(
 ) -> dict[str, Any]:
     """Runs what is missing and returns the content of results.json; `command` is what repeats it.
 
-    Raises GeonormError for bad input before anything is written, Interrupted after Ctrl-C with every run saved, and
-    Submitted when the runs are left to SLURM. A run that fails stops no other: its status says so, and the next call
-    tries it again.
+    Raises GeonormError for bad input before anything is written, and Interrupted after Ctrl-C with every run saved. A
+    run that fails stops no other: its status says so, and the next call tries it again.
     """
     schemes = [str(parse(scheme)) for scheme in config.schemes]
     runs = [run_config(config, scheme, lr, 0) for lr in config.lrs for scheme in schemes]
@@ -73,7 +72,7 @@ def begin_study(config: Grid, samples: list[TrainConfig], say: Say, live: bool) 
         for sample in samples if config.launcher == "local" and device.type == "cpu" else ():
             check_memory(sample.shape(sample.scheme))
     for sample in samples:
-        resolve(sample, None if config.launcher == "slurm" else ALONE)  # a job of Slurm may have several ranks
+        resolve(sample, None if config.launcher == "submitit" else ALONE)  # a job of Slurm may have several ranks
     schemes = [str(parse(scheme)) for scheme in config.schemes]
     for scheme in schemes:
         if schemes.count(scheme) > 1:

@@ -1,33 +1,21 @@
 """Tasks of a Ray cluster, or of one that is made on this machine for the comparison.
 
-Every task is one run in a worker process of its own, told by the files that any run is told by; nothing but paths and a
-number travels through Ray. A run whose worker dies is started again by Ray and goes on from its newest checkpoint.
+Every task is one run in a worker process of its own; nothing but texts travels through Ray.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import socket
-import traceback
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from ... import elsewhere
-from ...errors import ConfigError, GeonormError, cause
-from ...schemes import parse, sources_of, stored
-from ...settings import from_dict
+from ...errors import ConfigError, cause
 from ..config import Grid, TrainConfig
-from ..train.loop import Interrupted, train
-from .team import Say, Team, done, last_line
+from .task import RunFailed, arguments, train_one
+from .team import Job, Say, Team
 
-CARRIED = ("GEONORM_DATA", "GEONORM_CACHE", "GEONORM_BACKEND", "HOME", "XDG_CACHE_HOME")
-"""Variables that a worker takes over: where text and caches are, and which kernels run."""
-
-
-class RunFailed(Exception):
-    """A run ended without a result; the message is its last line."""
+RETRIES = 3
+"""How often a run is started again after its worker died or it failed; it goes on from its newest checkpoint."""
 
 
 class OnRay(Team):
@@ -53,63 +41,28 @@ class OnRay(Team):
                 self.close()
                 message = f"a run needs {wanted:g} {what} of one node, and no node of the Ray cluster has as many"
                 raise ConfigError(message)
-
-    def work(self, configs: list[TrainConfig]) -> None:
-        ray, threads = self.ray, self.config.runtime.threads
-        task = ray.remote(
-            num_cpus=threads, num_gpus=self.gpus, max_retries=self.config.ray.retries, retry_exceptions=[RunFailed],
+        self.jobs = config.jobs or int(max(1, ray.cluster_resources().get("CPU", 1) // config.runtime.threads))
+        self.task = ray.remote(
+            num_cpus=config.runtime.threads, num_gpus=self.gpus, max_retries=RETRIES, retry_exceptions=[RunFailed],
             max_calls=1,  # a process of its own for every run: nothing of one stays in the memory of a GPU
         )(train_one)  # fmt: skip
-        carried = {name: os.environ[name] for name in CARRIED if name in os.environ} | self.variables()
-        waiting = list(configs)
-        running: dict[Any, TrainConfig] = {}
+
+    def start(self, config: TrainConfig, place: int) -> Any:
+        return self.task.remote(*arguments(self, config))
+
+    def ended(self, job: Job) -> bool:
+        if not self.ray.wait([job.handle], timeout=0)[0]:
+            return False
         try:
-            while waiting or running:
-                while waiting and len(running) < (self.config.jobs or len(configs)):
-                    config = waiting.pop(0)
-                    path, log = self.settings(config).absolute(), self.log(config).absolute()
-                    sources = sources_of(parse(config.scheme)).values()
-                    typed = [about["sha256"] for about in sources if about["sha256"]]  # what no other machine can know
-                    running[task.remote(os.getcwd(), str(path), str(log), carried, typed)] = config
-                ended, _ = ray.wait(list(running), timeout=1.0)
-                for reference in ended:
-                    config = running.pop(reference)
-                    try:
-                        ray.get(reference)
-                    except ray.exceptions.RayError as error:
-                        with open(self.log(config), "a") as file:  # a worker that died could not say it
-                            file.write(f"{cause(getattr(error, 'cause', None) or error)}\n")
-                    self.report(config)
-                if self.unheard:
-                    raise KeyboardInterrupt
-        except (KeyboardInterrupt, SystemExit):  # Ray turns SIGTERM into the latter; a closed pipe is the former
-            for reference in running:
-                ray.cancel(reference, force=False)
-            ray.wait(list(running), num_returns=len(running), timeout=60)
-            raise self.interrupted() from None
+            self.ray.get(job.handle)
+        except self.ray.exceptions.RayError as error:
+            with open(self.log(job.config), "a") as file:  # a worker that died could not say it
+                file.write(f"{cause(getattr(error, 'cause', None) or error)}\n")
+        return True
+
+    def cancel(self, job: Job, kill: bool) -> None:
+        self.ray.cancel(job.handle, force=kill)
 
     def close(self) -> None:
         if self.joined:
             self.ray.shutdown()
-
-
-def train_one(folder: str, settings: str, log: str, environment: dict[str, str], typed: list[str]) -> None:
-    """The task: what `geonorm train --config` does in `folder`, its output in `log`. RunFailed if it left no result."""
-    import yaml
-
-    os.environ.update(environment)
-    os.chdir(folder)
-    config: TrainConfig = from_dict(TrainConfig, yaml.safe_load(Path(settings).read_text(encoding="utf-8")))
-    with open(log, "a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
-        print(f"worker {os.getpid()} on {socket.gethostname()}")
-        try:
-            for sha256 in typed:
-                elsewhere.remember(sha256)
-            parse(stored(config.scheme, None, settings))
-            train(config)
-        except (GeonormError, Interrupted) as end:
-            print(end)
-        except Exception:
-            traceback.print_exc()
-    if not done(config):
-        raise RunFailed(last_line(Path(log)))

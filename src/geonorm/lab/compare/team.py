@@ -1,40 +1,112 @@
-"""Where the runs of a comparison are executed: processes of this machine, tasks of a Ray cluster, a SLURM array.
+"""Where the runs of a comparison are executed: processes of this machine, tasks of a Ray cluster, jobs of SLURM.
 
 A team runs configs and hands back their summaries; all teams leave the same directory, and none repeats what is
-finished:
+finished. What differs is how a run is started, seen to have ended, and stopped:
 
     DIR/configs/NAME.yaml  DIR/configs/NAME.log  DIR/runs/NAME/
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ...output import columns
-from ...progress import NAME, shorten
+from ...progress import NAME, Pace, Unwatched, shorten, show_progress, span
 from ...settings import to_dict
 from ..config import Grid, TrainConfig
-from ..runs.run import RunFolder, write_settings
+from ..runs.run import RunFolder, check_free, rows_of, write_settings
+from ..runs.summary import loss_text
 from ..train.loop import Interrupted
-from ..train.signals import stop_unheard
+from ..train.signals import handle_signals, stop_unheard
 
 Say = Callable[[str], None]
 LONGEST = 1000
 """Characters of a line where nobody watches: names of runs are whole."""
 
 
-KINDS = {"local": ("local", "Local"), "ray": ("on_ray", "OnRay"), "slurm": ("slurm", "OnSlurm")}
+QUIET = 60.0
+"""Seconds after which a line says how far the runs are, where nobody watches bars."""
+KINDS = {"local": ("local", "Local"), "ray": ("on_ray", "OnRay"), "submitit": ("on_submitit", "OnSubmitit")}
 
 
-class Submitted(Exception):
-    """The runs are another system's work now; the message says how to go on."""
+@dataclass
+class Job:
+    """A run in progress: what the launcher knows it by, its place among the jobs at a time, its steps at the start."""
+
+    config: TrainConfig
+    handle: Any
+    place: int
+    step: int
+
+
+class Phase:
+    """Runs that are made together, and how far they are. The lists of those in progress and of those that wait are
+    the team's own."""
+
+    def __init__(self, configs: list[TrainConfig], jobs: list[Job], waiting: list[TrainConfig]) -> None:
+        self.configs, self.jobs, self.waiting = configs, jobs, waiting
+        self.total = sum(config.steps for config in configs)
+        self.pace = Pace(self.made(), clock=time.monotonic)
+
+    @property
+    def name(self) -> str:
+        return "tuning runs" if self.configs[0].phase == "tune" else "final runs"
+
+    @property
+    def header(self) -> str:
+        steps = sorted({config.steps for config in self.configs})
+        return f"{self.name}: {len(self.configs)} of {' to '.join(map(str, steps[:: max(1, len(steps) - 1)]))} steps"
+
+    def made(self) -> int:
+        """Steps of all of them that are made; of a run that has ended all."""
+        return self.total - sum(config.steps - steps_made(config) for config in self.going())
+
+    def going(self) -> list[TrainConfig]:
+        return [job.config for job in self.jobs] + self.waiting
+
+    def place(self) -> str:
+        """How far all are, behind a line on one."""
+        return f" ({len(self.configs) - len(self.going())} of {len(self.configs)}{self.left(self.made())})"
+
+    def left(self, made: int) -> str:
+        left = self.pace.left(made, self.total)
+        return f", {span(left)} left" if left else ""
+
+    def line(self) -> str:
+        """How far all are, in a line of its own."""
+        made = self.made()
+        return f"{self.name}: step {made:,} of {self.total:,} in all{self.left(made)}"
+
+    def show(self, shown: Unwatched) -> None:
+        """A bar for all of them, and one for each in progress."""
+        made, waiting = self.made(), f"{len(self.waiting)} runs waiting"
+        shown.show(self.name, made / self.total, waiting, self.pace.left(made, self.total))
+        for config in (job.config for job in self.jobs):
+            rows = last_rows(RunFolder(Path(config.out)).metrics)
+            last = rows[-1] if rows else {"step": 0}
+            val = next((row["val_loss"] for row in reversed(rows) if row.get("val_loss") is not None), None)
+            said = f"{last['step']}/{config.steps}" + (f" {loss_text(last)}" if rows else "")
+            said += "" if val is None else f" val {val:.4f}"
+            shown.show(Path(config.out).name, last["step"] / config.steps, said)
+
+
+def steps_made(config: TrainConfig) -> int:
+    """Steps that a run has made so far."""
+    rows = last_rows(RunFolder(Path(config.out)).metrics)
+    return int(rows[-1]["step"]) if rows else 0
 
 
 class Team:
-    """Runs training processes. A subclass says how: `work` returns when every one of its configs has ended."""
+    """Runs training processes, `jobs` at a time. A subclass says how one is started, has ended, and is stopped."""
+
+    jobs: int
+    wait = 1.0
+    """Seconds between two looks at the jobs."""
 
     def __init__(self, out: Path, config: Grid, say: Say, live: bool) -> None:
         self.out, self.config, self.live = out, config, live
@@ -43,6 +115,7 @@ class Team:
         self.asked: list[TrainConfig] = []
         self.schemes: list[str] = []  # of this command, as they write themselves
         self.order: list[str] = []  # of all in the folder, the baseline first
+        self.stopped = False
 
     def run(self, configs: list[TrainConfig]) -> list[dict[str, Any]]:
         """Runs what is not finished yet and returns the summaries in order. A run that died has status failed."""
@@ -54,8 +127,70 @@ class Team:
             self.work(waiting)
         return [outcome(c) for c in configs]
 
-    def work(self, configs: list[TrainConfig]) -> None:
+    def start(self, config: TrainConfig, place: int) -> Any:
+        """Starts a run; `place` is a number below `jobs` that no other run in progress has."""
         raise NotImplementedError
+
+    def ended(self, job: Job) -> bool:
+        """Whether the process of a run has ended. What it could not say itself is now in its log."""
+        raise NotImplementedError
+
+    def goes_on(self, job: Job) -> bool:
+        """Whether a run that has ended is started again."""
+        return False
+
+    def cancel(self, job: Job, kill: bool) -> None:
+        """Makes a run save and end, or end at once."""
+        raise NotImplementedError
+
+    def work(self, configs: list[TrainConfig]) -> None:
+        """Returns when every one of these runs has ended."""
+        for config in configs:
+            check_free(Path(config.out), "a run whose comparison was killed saves and ends: then try the same command")
+        waiting = list(configs)
+        jobs: list[Job] = []
+        phase = Phase(configs, jobs, waiting)
+        self.say(f"{phase.header}, {self.jobs} at a time")
+        told = time.monotonic()
+        with show_progress(self.live, tell=False) as shown, handle_signals(lambda number, frame: self.stop(jobs)):
+            try:
+                while waiting or jobs:
+                    while waiting and len(jobs) < self.jobs and not self.stopped:
+                        taken = {job.place for job in jobs}
+                        place = next(i for i in range(self.jobs) if i not in taken)
+                        config = waiting.pop(0)
+                        jobs.append(Job(config, self.start(config, place), place, steps_made(config)))
+                        if self.stopped:  # the signal came while the run was being started
+                            self.cancel(jobs[-1], kill=False)
+                    if self.stopped and not jobs:
+                        break
+                    time.sleep(self.wait)
+                    for job in [job for job in jobs if self.ended(job)]:
+                        jobs.remove(job)
+                        shown.drop(Path(job.config.out).name)
+                        if not self.stopped and self.goes_on(job):
+                            waiting.insert(0, job.config)
+                        elif not self.stopped or done(job.config):
+                            self.report(job.config, phase.place())
+                            told = time.monotonic()
+                    if self.unheard and not self.stopped:
+                        self.stop(jobs)
+                    if shown.watched:
+                        phase.show(shown)
+                    elif time.monotonic() - told > QUIET:
+                        self.say(phase.line())
+                        told = time.monotonic()
+            finally:  # whatever happens here, no run goes on alone
+                for job in jobs:
+                    self.cancel(job, kill=False)
+        if self.stopped:
+            raise self.interrupted()
+
+    def stop(self, jobs: list[Job]) -> None:
+        """Tells the runs to save and end; at the second time it kills them."""
+        for job in jobs:
+            self.cancel(job, kill=self.stopped)
+        self.stopped = True
 
     def interrupted(self) -> Interrupted:
         return Interrupted(f"stopped; every run is saved in {self.out}; the same command goes on from there")
@@ -122,3 +257,13 @@ def last_line(path: Path) -> str:
     except OSError:
         return "no output"
     return lines[-1] if lines else "no output"
+
+
+def last_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows in the last 64 KiB of a file of metrics."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - 2**16))
+            return list(rows_of(file.read().decode(errors="replace").splitlines()))
+    except OSError:
+        return []
