@@ -280,10 +280,15 @@ for name in geonorm.EXTRAS:
         getattr(geonorm, name)
     except GeonormError as error:
         print(error)
+try:
+    simulate(schemes=["pre"], tokens=2, dim=2, time=1.0, points=8, seeds=1).plot()
+except GeonormError as error:
+    print(error)
 """
     environment = os.environ | {"PYTHONPATH": str(SOURCE.parent)}
     out = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    told = out.stdout.splitlines()
+    *told, figures = out.stdout.splitlines()
+    assert figures.startswith("plot() needs scipy") and figures.endswith(": pip install 'geonorm[train]'")
     assert [line.split(" needs ")[0] for line in told] == [f"geonorm.{name}" for name in geonorm.EXTRAS]
     for line, extra in zip(told, geonorm.EXTRAS.values(), strict=True):
         assert line.endswith(f": pip install 'geonorm[{extra}]'")

@@ -53,9 +53,12 @@ class Result:
 
     def plot(self, figure: str | None = None) -> Any:
         """A figure of the report (`report.vega.Figure`: shown by notebooks, .save("name.pdf")), the first if none is
-        named. Raises GeonormError for a figure that is not there."""
+        named. Raises GeonormError for a figure that is not there, or without what draws it."""
         with self.folder() as place:
-            drawn = import_module("geonorm.report").draw(place)
+            try:
+                drawn = import_module("geonorm.report").draw(place)
+            except ModuleNotFoundError as error:
+                raise GeonormError(f"plot() needs {error.name}: pip install 'geonorm[train]'") from None
         if not drawn:
             raise GeonormError("there is nothing to draw yet")
         name = next(iter(drawn)) if figure is None else figure

@@ -360,7 +360,7 @@ def test_refusals(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [name for name, _ in model.named_parameters()]
     for subject, scheme, said in [
         (nn.Linear(2, 2), "geonorm", "apply changes transformers models, not Linear"),
-        (mamba, "geonorm", "unknown model family 'mamba'"),
+        (mamba, "geonorm", "apply does not know the family 'mamba'"),
         (ours, "geonorm", "its scheme is a field of its configuration"),
         (quantised, "geonorm", "is quantised"),
         (patched, "geonorm", "wrapped"),

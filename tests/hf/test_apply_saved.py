@@ -18,6 +18,7 @@ pytest.importorskip("transformers")
 
 import transformers
 
+import geonorm
 from geonorm import hf
 from geonorm.errors import ConfigError
 from geonorm.schemes import names, parse
@@ -139,11 +140,13 @@ def test_what_is_in_the_folder(tiny_model: Tiny, tmp_path: Path) -> None:
         transformers.LlamaConfig.from_pretrained(tmp_path)
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     assert config.num_hidden_layers == 3 and isinstance(config, transformers.LlamaConfig)
+    assert config.auto_map == {} and "auto_map" not in content["stock"]  # TRL reads it from every configuration
+    assert config.geonorm_version == content["geonorm_version"] == geonorm.__version__
     config.save_pretrained(tmp_path / "again")
     assert json.loads((tmp_path / "again/config.json").read_text())["stock"] == content["stock"]
     content["stock_type"] = "lama"
     (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="did you mean 'llama'"):
+    with pytest.raises(ConfigError, match=r"unknown stock_type in config\.json: 'lama' \(valid: bert"):
         transformers.AutoConfig.from_pretrained(tmp_path)
 
 
@@ -170,6 +173,28 @@ def test_precision_and_tied_weights_survive(tmp_path: Path) -> None:
     assert {p.dtype for p in again.parameters()} == {torch.bfloat16}
     assert again.lm_head.weight is again.model.embed_tokens.weight
     assert torch.equal(returned(again, inputs), returned(model, inputs))
+
+
+@pytest.mark.parametrize(("case", "inner"), [("llama", "model"), ("gemma3", "model.language_model")])
+def test_a_model_with_an_applied_one_inside_is_not_saved_as_stock(
+    case: str, inner: str, tiny_model: Tiny, tmp_path: Path
+) -> None:
+    """The part alone is: it loads again, and gives the whole the logits that it had."""
+    model, inputs = tiny_model(case)
+    model = copy.deepcopy(model)
+    model.save_pretrained(tmp_path / "stock")
+    report = hf.apply(model.get_submodule(inner), "geonorm")
+    with pytest.raises(ConfigError, match=f"stock {type(model).__name__}, but {inner} in it is under geonorm: save"):
+        model.save_pretrained(tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()
+    model.get_submodule(inner).save_pretrained(tmp_path / "part")
+    again = type(model).from_pretrained(tmp_path / "stock").eval()
+    assert not torch.allclose(returned(again, inputs), returned(model, inputs), atol=0.1)
+    again.set_submodule(inner, transformers.AutoModel.from_pretrained(tmp_path / "part").eval())
+    again.tie_weights()
+    assert torch.equal(returned(again, inputs), returned(model, inputs))
+    report.undo()
+    model.save_pretrained(tmp_path / "whole")
 
 
 def test_another_process_loads_it_only_as_what_it_is(tiny_model: Tiny, tmp_path: Path) -> None:

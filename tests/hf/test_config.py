@@ -53,6 +53,7 @@ def test_scheme_becomes_canonical_and_attributes_that_are_no_keys_stay_behind(tm
     again = transformers.AutoConfig.from_pretrained(tmp_path)
     assert json.loads(again.to_json_string()) == json.loads(config.to_json_string())
     assert "note" not in config.to_dict()
+    assert config.auto_map == {} and "auto_map" not in config.to_dict()  # TRL reads it from every configuration
 
 
 LLAMA = {

@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 
 from transformers.dynamic_module_utils import get_class_from_dynamic_module  # noqa: E402
 
+import geonorm  # noqa: E402
 from geonorm import Decoder, DecoderConfig, hf  # noqa: E402
 from geonorm.hf import versions  # noqa: E402
 from geonorm.hf.versions import CACHE, TESTED  # noqa: E402
@@ -103,6 +104,8 @@ def test_a_folder_with_its_own_code(tmp_path: Path) -> None:
     folder = hf.export(
         Decoder(DecoderConfig(**shape)).eval(), tokenizer.json, 256, tmp_path / "model", remote_code=True
     )
+    config = transformers.AutoConfig.from_pretrained(folder)
+    assert config.geonorm_version == geonorm.__version__
     kind = get_class_from_dynamic_module("modeling_geonorm.GeoNormForCausalLM", folder)
     assert kind.__module__.startswith("transformers_modules")
     check(kind.from_pretrained(folder), kind.from_pretrained(folder))

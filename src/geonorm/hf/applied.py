@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from functools import cache
+from functools import cache, wraps
 from typing import Any, ClassVar
 
 from torch import nn
@@ -20,7 +20,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import output_capturing
 
 from .. import __version__
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError
 from ..nn.trunk import End
 from ..residual import Residual
 from ..schemes import parse, sources_of
@@ -50,7 +50,7 @@ class AppliedConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         family = config_dict.get("stock_type")
         if family not in FAMILIES:
-            raise ConfigError(unknown("stock_type in config.json:", str(family), FAMILIES))
+            raise ConfigError(f"unknown stock_type in config.json: {family!r} (valid: {', '.join(sorted(FAMILIES))})")
         stock: Any = CONFIG_MAPPING[family]
         return config_class(stock).from_dict(config_dict, **kwargs)
 
@@ -68,7 +68,7 @@ class AppliedFields(Derived):
         if "stock" in flat:
             stock = flat["stock"]
             flat = {key: value for key, value in flat.items() if key not in {"stock", *cls.guarded()}} | stock
-        return super().from_dict({**flat, "model_type": TYPE}, **kwargs)  # type: ignore[misc]
+        return super().from_dict({"auto_map": {}, **flat, "model_type": TYPE}, **kwargs)  # type: ignore[misc]
 
     @classmethod
     def guarded(cls) -> set[str]:
@@ -77,6 +77,8 @@ class AppliedFields(Derived):
     def to_diff_dict(self) -> dict[str, Any]:
         """What config.json holds."""
         flat = {**super().to_diff_dict(), "geonorm_version": __version__}  # type: ignore[misc]
+        if not flat.get("auto_map"):
+            flat.pop("auto_map", None)
         top = {key: flat[key] for key in (*ABOVE, *OURS) if key in flat}
         guard = f"no stock {self.stock_type} but one under {self.scheme}: import geonorm.hf, then use an Auto class"
         rest = {key: value for key, value in flat.items() if key not in top}
@@ -142,6 +144,7 @@ def is_applied(model: Any) -> bool:
 def dress(model: Any, scheme: str, family: str) -> None:
     """Makes the model, and every model inside it, of the type that says what it is; configurations are copied first,
     because other models may share them."""
+    guard_saving()
     forget_hooks(model)
     copies: dict[int, Any] = {}
     stock: Any = type(model.config)
@@ -164,6 +167,26 @@ def dress(model: Any, scheme: str, family: str) -> None:
             module.__class__ = applied_class(kind, made)
         record_outputs(module)
         vars(module).update(_tp_plan={}, _pp_plan={}, _weight_conversions=[])  # they name the stock paths
+
+
+@cache
+def guard_saving() -> None:
+    """From now on a stock model that holds an applied one refuses to be saved as what it no longer is. The inner model
+    does not know its owner, and transformers has no hook before a save, so the method itself gets a check."""
+    save = PreTrainedModel.save_pretrained
+
+    @wraps(save)
+    def save_pretrained(self: Any, *args: Any, **settings: Any) -> None:
+        if not is_applied(self) and not getattr(self, "_hf_peft_config_loaded", False):  # adapters are saved alone
+            for path, module in self.named_modules():
+                if is_applied(module):
+                    raise ConfigError(
+                        f"the folder would say that this is a stock {type(self).__name__}, but {path} in it is under "
+                        f"{module.config.scheme}: save that part alone, or apply the scheme to the whole model"
+                    )
+        save(self, *args, **settings)
+
+    PreTrainedModel.save_pretrained = save_pretrained
 
 
 def stock_config(worn: Any, before: Any) -> Any:

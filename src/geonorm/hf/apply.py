@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError
 from ..nn.roles import SLOTS
 from ..parsing import list_paths
 from ..residual import Residual
@@ -168,7 +168,9 @@ def check_model(model: Any) -> None:
     if family.startswith("geonorm"):
         raise ConfigError(f"{name} is geonorm's own model: its scheme is a field of its configuration")
     if family not in FAMILIES:
-        raise ConfigError(unknown("model family", family, FAMILIES))
+        raise ConfigError(
+            f"apply does not know the family {family!r} of this {name}, only {', '.join(sorted(FAMILIES))}"
+        )
     if getattr(model, "hf_quantizer", None) is not None or getattr(model.config, "quantization_config", None):
         raise ConfigError(f"this {name} is quantised: apply the scheme to the full-precision model")
     found = stacks_of(model)

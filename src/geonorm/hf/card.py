@@ -59,9 +59,11 @@ def usage(model_type: str, remote_code: bool, shape: DecoderConfig) -> str:
             f'fill = pipeline("fill-mask", "FOLDER"{trust})\n'
             'print(fill(f"Once upon a {fill.tokenizer.mask_token}"))'
         )
+    # AutoTokenizer reads the configuration first, and asks before it runs the code that this names
+    auto = "PreTrainedTokenizerFast" if remote_code else "AutoTokenizer"
     return (
-        f"{first}from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})\n'
+        f"{first}from transformers import AutoModelForCausalLM, {auto}\n\n"
+        f'tokenizer = {auto}.from_pretrained("FOLDER")\n'
         f'model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})\n'
         'ids = tokenizer("Once", return_tensors="pt").input_ids\n'
         "print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))"

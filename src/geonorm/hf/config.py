@@ -126,7 +126,7 @@ class UnderScheme:
         behind, and can be no stumbling block to whoever loads it."""
         parent: Any = super()
         known = THEIRS.union(f.name for f in fields(self))  # type: ignore[arg-type]
-        saved = {key: value for key, value in parent.to_dict().items() if key in known}
+        saved = {key: value for key, value in parent.to_dict().items() if key in known and (value or key != "auto_map")}
         return {**saved, "geonorm_version": __version__}
 
 
@@ -183,7 +183,7 @@ class GeoNormConfig(UnderScheme, ShapeFields):
         if self.num_key_value_heads is None:  # type: ignore[has-type]
             self.num_key_value_heads = self.num_attention_heads
         self.shape()
-        super().__post_init__(**kwargs)
+        super().__post_init__(**{"auto_map": {}, **kwargs})  # TRL reads it whether there is one or not
 
     @property
     def layer_types(self) -> list[str]:

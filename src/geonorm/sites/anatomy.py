@@ -292,7 +292,7 @@ def anatomy(config: Any) -> tuple[Stack, ...]:
     """
     name = getattr(config, "stock_type", None) or getattr(config, "model_type", None)  # what a scheme was applied to
     if name not in FAMILIES:
-        raise ConfigError(f"{unknown('model type', str(name), FAMILIES)}; or {BY_HAND}")
+        raise ConfigError(f"unknown model type {name!r} (valid: {', '.join(sorted(FAMILIES))}); or {BY_HAND}")
     family = FAMILIES[name]
     return (family,) if isinstance(family, Stack) else family(config)
 
