@@ -171,6 +171,13 @@ def test_the_number_of_schemes_is_right() -> None:
     assert f"geonorm has {len(schemes)} of them" in README
 
 
+def test_which_scheme_when_is_words_and_links() -> None:
+    page = (ROOT / "docs" / "schemes.md").read_text(encoding="utf-8")
+    rows = page[page.index("| you want |") :].partition("\n\n")[0].splitlines()[2:]
+    assert 5 < len(rows) <= 8 and all(re.search(r"\]\([^)]+\) \|$", row) for row in rows)
+    assert not [row for row in rows if re.search(r"\d", re.sub(r"\]\([^)]*\)", "]", row))]
+
+
 def intervals(text: str) -> set[tuple[str, ...]]:
     """Every "(a to b)" of a text: its two ends without signs, the smaller first, as sentences turn them round."""
     found = re.findall(r"\(([−+]?[\d.]+) to ([−+]?[\d.]+)\)", text)
